@@ -12,7 +12,7 @@ setup(
     license="Apache-2.0",
     python_requires=">=3.11,<3.14",
     classifiers=[f"Programming Language :: Python :: {version}" for version in ("3.11", "3.12", "3.13")],
-    packages=find_packages(include=["edl*", "master*", "ps*", "trainer*", "model_zoo*"]),
+    packages=find_packages(include=["edl", "edl.*"]),
     entry_points={"console_scripts": ["edl = edl.cli:main"]},
     # What the master and the command line need; an image of the master has no TensorFlow.
     install_requires=[

@@ -27,18 +27,18 @@ from edl.contract.own_modules import module_command
 from edl.contract.workers import WORKER_ENVIRONMENT, worker_environment
 from edl.errors import EdlError
 from edl.log import log_at
+from edl.master import journal
+from edl.master.backends.base import Backend
+from edl.master.backends.external import External
+from edl.master.backends.processes import ForkServer, Launcher, Memories, Processes, Spawn
+from edl.master.backends.servers import Plan, ServerProcesses
+from edl.master.loop import Master
+from edl.master.servers import NoServers, ParameterServers
+from edl.master.service import serve, token_for
+from edl.master.spec import JobSpec
+from edl.master.undecided import Undecided
 from edl.signals import to_handle
 from edl.text import plain
-from master import journal
-from master.backends.base import Backend
-from master.backends.external import External
-from master.backends.processes import ForkServer, Launcher, Memories, Processes, Spawn
-from master.backends.servers import Plan, ServerProcesses
-from master.loop import Master
-from master.servers import NoServers, ParameterServers
-from master.service import serve, token_for
-from master.spec import JobSpec
-from master.undecided import Undecided
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -104,7 +104,7 @@ async def _by_hand(spec: JobSpec, output: Path, listen: str, salvage: Path | Non
 
 
 async def _kubernetes(output: Path, listen: str, metrics: str) -> int:
-    from master.in_cluster import ReleaseMaster  # with lightkube, which only an image for clusters has
+    from edl.master.in_cluster import ReleaseMaster  # with lightkube, which only an image for clusters has
 
     release = ReleaseMaster(output, listen, metrics)
     _on_signals(lambda _: release.leave())
@@ -122,9 +122,9 @@ def processes(master: Master, output: Path, token: str) -> Callable[[str], Backe
         }  # fmt: skip
         environment.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
         arguments = ["--master", address]
-        launcher: Launcher = Spawn([*module_command("trainer"), *arguments], environment)
+        launcher: Launcher = Spawn([*module_command("edl.trainer"), *arguments], environment)
         if master.spec.config.local.start_method == "fork":
-            launcher = ForkServer(module_command("trainer.forkserver"), arguments, environment)
+            launcher = ForkServer(module_command("edl.trainer.forkserver"), arguments, environment)
         memories = Memories() if master.spec.config.elastic.memory_copy else None
         return Processes(master.emit, launcher, output / artifacts.LOGS, memories)
 

@@ -18,9 +18,9 @@ import structlog
 
 from edl.kubernetes.client import Api
 from edl.listener import Listener
-from master.backends.base import Tasks
-from master.backends.kubernetes import LeaderElection, Place, until_answered
-from master.rpc.standby import StandbyServer
+from edl.master.backends.base import Tasks
+from edl.master.backends.kubernetes import LeaderElection, Place, until_answered
+from edl.master.rpc.standby import StandbyServer
 
 log = structlog.get_logger()
 T = TypeVar("T")

@@ -40,9 +40,8 @@ from edl.kubernetes.pods import Pod
 from edl.kubernetes.timing import Timing
 from edl.listener import Listener
 from edl.log import log_at
-from edl.tls import certificate_for
-from master.backends.base import Tasks
-from master.backends.kubernetes import (
+from edl.master.backends.base import Tasks
+from edl.master.backends.kubernetes import (
     EndedRun,
     Found,
     Installed,
@@ -51,19 +50,20 @@ from master.backends.kubernetes import (
     ServerSet,
     until_answered,
 )
-from master.candidate import Candidate
-from master.core import events as ev
-from master.core import past
-from master.http.metrics import Metrics
-from master.http.server import Server
-from master.loop import Master
-from master.rpc.resting import RestingServer
-from master.rpc.standby import vouches
-from master.servers import Named, NoServers, ParameterServers
-from master.servers import end as end_servers
-from master.service import serve, token_for
-from master.spec import Invalid, JobSpec, Wanted
-from master.undecided import Undecided
+from edl.master.candidate import Candidate
+from edl.master.core import events as ev
+from edl.master.core import past
+from edl.master.http.metrics import Metrics
+from edl.master.http.server import Server
+from edl.master.loop import Master
+from edl.master.rpc.resting import RestingServer
+from edl.master.rpc.standby import vouches
+from edl.master.servers import Named, NoServers, ParameterServers
+from edl.master.servers import end as end_servers
+from edl.master.service import serve, token_for
+from edl.master.spec import Invalid, JobSpec, Wanted
+from edl.master.undecided import Undecided
+from edl.tls import certificate_for
 
 log = structlog.get_logger()
 

@@ -29,11 +29,11 @@ from edl.contract.journals import Head, JournalDamaged, JournalReader, Link, hea
 from edl.contract.phases import WorkerState
 from edl.errors import ConfigError, EdlError
 from edl.full_disk import PASSING
-from master.core import effects as ef
-from master.core import events as ev
-from master.core import past, snapshot
-from master.core.job import Job
-from master.spec import JobSpec
+from edl.master.core import effects as ef
+from edl.master.core import events as ev
+from edl.master.core import past, snapshot
+from edl.master.core.job import Job
+from edl.master.spec import JobSpec
 
 MOST_WAITING = 64 << 20  # bytes; some hours of a large job
 SEGMENT = 1 << 20  # bytes of lines: a new master reads so much in less than half a second

@@ -20,16 +20,16 @@ from edl.contract.phases import Phase
 from edl.contract.reasons import Severity
 from edl.errors import ConfigError
 from edl.log import log_at
-from master.backends.base import Backend
-from master.core import effects as ef
-from master.core import events as ev
-from master.core import past, view
-from master.core.job import Job
-from master.journal import Journal
-from master.rpc.server import Server
-from master.servers import NoServers, ParameterServers
-from master.spec import JobSpec, Wanted
-from master.telemetry import Telemetry
+from edl.master.backends.base import Backend
+from edl.master.core import effects as ef
+from edl.master.core import events as ev
+from edl.master.core import past, view
+from edl.master.core.job import Job
+from edl.master.journal import Journal
+from edl.master.rpc.server import Server
+from edl.master.servers import NoServers, ParameterServers
+from edl.master.spec import JobSpec, Wanted
+from edl.master.telemetry import Telemetry
 
 log = structlog.get_logger()
 NEWS = 50  # notices that a late watcher still gets

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from edl.contract import artifacts
 from edl.errors import EdlError
+from edl.master import journal
+from edl.master.core import view
 from edl.text import plain
-from master import journal
-from master.core import view
 
 # What the core does not know of: messages that are refused at the door, and the journal itself.
 OUTSIDE = ("foreign_messages", "journal")

@@ -22,9 +22,9 @@ from edl import tls
 from edl.contract import vital
 from edl.contract.proto import ps_pb2 as pb
 from edl.contract.proto import ps_pb2_grpc as rpc
-from master.core import effects as ef
-from master.core import events as ev
-from master.core.servers import HANGS
+from edl.master.core import effects as ef
+from edl.master.core import events as ev
+from edl.master.core.servers import HANGS
 
 LOOK_SECONDS = 1.0  # between two questions to a server
 AGAIN_SECONDS = 0.25  # between two to one that did not answer

@@ -25,15 +25,15 @@ from edl.contract.tokens import Tokens
 from edl.errors import EdlError
 from edl.full_disk import places
 from edl.listener import Listener
-from master.backends.base import Backend
-from master.core import effects as ef
-from master.core import events as ev
-from master.core import snapshot
-from master.journal import Journal
-from master.loop import Master
-from master.rpc.authority import Alone, Authority
-from master.rpc.server import Server
-from master.servers import NoServers, ParameterServers
+from edl.master.backends.base import Backend
+from edl.master.core import effects as ef
+from edl.master.core import events as ev
+from edl.master.core import snapshot
+from edl.master.journal import Journal
+from edl.master.loop import Master
+from edl.master.rpc.authority import Alone, Authority
+from edl.master.rpc.server import Server
+from edl.master.servers import NoServers, ParameterServers
 
 log = structlog.get_logger()
 

@@ -20,9 +20,9 @@ from itertools import accumulate
 from edl.config import Config
 from edl.contract.heartbeats import Staleness
 from edl.contract.ids import WorkerId
-from master.core import events as ev
-from master.core.events import Heartbeat
-from master.core.training import fullest
+from edl.master.core import events as ev
+from edl.master.core.events import Heartbeat
+from edl.master.core.training import fullest
 
 PROGRESS_SECONDS = 10.0  # between two words of it to the core
 NOBODY = WorkerId(-1)

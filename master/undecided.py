@@ -14,10 +14,10 @@ from collections.abc import Callable
 from typing import Any
 
 from edl.contract import vital
+from edl.master.core import effects as ef
+from edl.master.core import events as ev
+from edl.master.servers import Emit, NoServers, ParameterServers
 from edl.text import plain
-from master.core import effects as ef
-from master.core import events as ev
-from master.servers import Emit, NoServers, ParameterServers
 
 
 class Undecided:

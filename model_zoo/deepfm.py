@@ -10,8 +10,8 @@ import keras
 import numpy as np
 
 import edl.layers
-from model_zoo.datasets import clicks
-from model_zoo.datasets.clicks import data
+from edl.zoo.datasets import clicks
+from edl.zoo.datasets.clicks import data
 
 __all__ = ["data", "feed", "model"]
 

@@ -1,4 +1,4 @@
-"""`python -m ps`: where a parameter server's process begins. Wiring only: flags, signals, where it listens.
+"""`python -m edl.ps`: a parameter server's process. Only wiring: flags, signals, where it listens.
 
 Exit codes: 0 it was asked to end (SIGTERM, SIGINT; with --attached, the end of standard input), and all that
 it was told is in its log, if it writes one; 2 it could not be started.
@@ -30,7 +30,7 @@ GRACE_SECONDS = 2.0  # for calls that go on when the server is to end
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m ps", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m edl.ps", description=__doc__)
     parser.add_argument("--index", type=int, default=0, help="which server this is, from 0")
     parser.add_argument("--servers", type=int, default=0, help="how many there are; default: workers say so")
     parser.add_argument("--listen", default="127.0.0.1:0", metavar="HOST:PORT")
@@ -52,7 +52,7 @@ def main(argv: list[str] | None = None) -> int:
     log_at(args.log_level)
     try:
         if args.compile:
-            from ps import native  # noqa: F401
+            from edl.ps import native  # noqa: F401
 
             return 0
         if args.log_dir is None:
@@ -67,8 +67,8 @@ def main(argv: list[str] | None = None) -> int:
 
 
 async def _serve(args: argparse.Namespace) -> int:
-    from ps.durable import Server
-    from ps.service import OPTIONS, READING, Service
+    from edl.ps.durable import Server
+    from edl.ps.service import OPTIONS, READING, Service
 
     log = structlog.get_logger()
     tokens = Tokens(os.environ.get("EDL_TOKEN", ""), args.token_file, log.info)

@@ -17,12 +17,12 @@ from edl.contract.arrangement import Arrangement
 from edl.contract.proto import ps_pb2 as pb
 from edl.contract.ranges import RangeSet
 from edl.contract.wire import Bytes
-from ps.errors import Invalid, Misplaced
-from ps.log import Damaged
-from ps.rearranging import FETCH, FETCHED, PAGE, Rearranging
-from ps.storage import Capture, Gradients, Records, Storage, read
-from ps.taking import Fate, Leases, Pushed, Rules, Taking, Update
-from ps.taking_records import (
+from edl.ps.errors import Invalid, Misplaced
+from edl.ps.log import Damaged
+from edl.ps.rearranging import FETCH, FETCHED, PAGE, Rearranging
+from edl.ps.storage import Capture, Gradients, Records, Storage, read
+from edl.ps.taking import Fate, Leases, Pushed, Rules, Taking, Update
+from edl.ps.taking_records import (
     decided,
     kept_of,
     ranges_of,

@@ -22,13 +22,13 @@ from edl.checkpoints.manifest import Part
 from edl.contract.arrangement import Arrangement
 from edl.contract.proto import ps_pb2 as pb
 from edl.contract.wire import Bytes
-from ps.any_order import AnyOrder
-from ps.errors import Invalid, Misplaced, Refused, Unavailable
-from ps.log import AnotherRun, Damaged, Log, NoLog
-from ps.ring_order import RingOrder
-from ps.staging import Steps
-from ps.storage import HEAD, SNAPSHOT_BYTES, TABLES, Capture, Records, Storage, ids_of, tables_of
-from ps.table import Table
+from edl.ps.any_order import AnyOrder
+from edl.ps.errors import Invalid, Misplaced, Refused, Unavailable
+from edl.ps.log import AnotherRun, Damaged, Log, NoLog
+from edl.ps.ring_order import RingOrder
+from edl.ps.staging import Steps
+from edl.ps.storage import HEAD, SNAPSHOT_BYTES, TABLES, Capture, Records, Storage, ids_of, tables_of
+from edl.ps.table import Table
 
 
 class Way(Protocol):

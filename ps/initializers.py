@@ -16,8 +16,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ps import native
-from ps.errors import Invalid
+from edl.ps import native
+from edl.ps.errors import Invalid
 
 # Of a normal distribution that is cut at two standard deviations, its own standard deviation; as Keras has
 # it.

@@ -31,7 +31,7 @@ from typing import Any
 import xxhash
 
 from edl.contract.wire import Bytes
-from ps.errors import Unavailable
+from edl.ps.errors import Unavailable
 
 HEAD = struct.Struct("<IIII")
 _OWN = struct.Struct("<I")  # its last number

@@ -14,8 +14,8 @@ import numpy as np
 from edl.contract.arrangement import Arrangement, moves
 from edl.contract.buckets import BUCKETS, bucket_of
 from edl.contract.proto import ps_pb2 as pb
-from ps.errors import Invalid
-from ps.table import Copy, Table
+from edl.ps.errors import Invalid
+from edl.ps.table import Copy, Table
 
 INT64, FLOAT32 = np.dtype("<i8"), np.dtype("<f4")
 

@@ -17,7 +17,7 @@ import math
 
 import numpy as np
 
-from ps.compiled import IDS, VALUES, copy, numba, prefetch, types
+from edl.ps.compiled import IDS, VALUES, copy, numba, prefetch, types
 
 ZEROS, ONES, CONSTANT, UNIFORM, NORMAL, TRUNCATED = range(6)  # kinds of initial rows
 META = 3  # numbers for each slot: id, last step, count

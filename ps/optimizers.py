@@ -15,9 +15,9 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from ps import native
-from ps.errors import Invalid
-from ps.initializers import serialized
+from edl.ps import native
+from edl.ps.errors import Invalid
+from edl.ps.initializers import serialized
 
 f32 = np.float32
 Rates: TypeAlias = Callable[[np.float32, int], tuple[np.float32, ...]]

@@ -25,7 +25,7 @@ from edl.checkpoints import tensors as files_of_tensors
 from edl.checkpoints.manifest import Manifest
 from edl.contract.proto import ps_pb2 as pb
 from edl.errors import CheckpointDamaged, CheckpointError
-from ps.table import Copy, Table
+from edl.ps.table import Copy, Table
 
 ROOM = 8 << 20  # bytes that are read at once
 NOTHING: Mapping[str, Any] = MappingProxyType({})

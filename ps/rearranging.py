@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from edl.contract.arrangement import Arrangement
 from edl.contract.proto import ps_pb2 as pb
-from ps.errors import Misplaced, OutOfMemory, Stale
-from ps.moving import Incoming, Outgoing
-from ps.storage import Storage
+from edl.ps.errors import Misplaced, OutOfMemory, Stale
+from edl.ps.moving import Incoming, Outgoing
+from edl.ps.storage import Storage
 
 FETCH, PAGE, FETCHED = b"f", b"p", b"w"  # what a record is, by its first byte: no way has these letters
 

@@ -13,11 +13,11 @@ from typing import Any
 from edl.contract.arrangement import Arrangement
 from edl.contract.proto import ps_pb2 as pb
 from edl.contract.wire import Bytes
-from ps.errors import Misplaced, Stale
-from ps.log import Damaged
-from ps.rearranging import FETCH, FETCHED, PAGE, Rearranging
-from ps.staging import Apply, Commit, Effect, Steps, TakeBack
-from ps.storage import Capture, Gradients, Records, Storage, read
+from edl.ps.errors import Misplaced, Stale
+from edl.ps.log import Damaged
+from edl.ps.rearranging import FETCH, FETCHED, PAGE, Rearranging
+from edl.ps.staging import Apply, Commit, Effect, Steps, TakeBack
+from edl.ps.storage import Capture, Gradients, Records, Storage, read
 
 # What a record is, by its first byte.
 SETTLE, COMMIT, STAGE = b"S", b"C", b"G"

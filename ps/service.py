@@ -42,10 +42,10 @@ from edl.contract.wire import Bytes, Pieces, carried, varint
 from edl.errors import CheckpointError
 from edl.listener import OPTIONS as LISTENER_OPTIONS
 from edl.listener import Reading
-from ps.conversation import Conversations
-from ps.durable import Server
-from ps.errors import Invalid, Misplaced, OutOfMemory, Refused, Stale, Unavailable, Unreadable, Unsettled
-from ps.storage import Capture
+from edl.ps.conversation import Conversations
+from edl.ps.durable import Server
+from edl.ps.errors import Invalid, Misplaced, OutOfMemory, Refused, Stale, Unavailable, Unreadable, Unsettled
+from edl.ps.storage import Capture
 
 T = TypeVar("T")
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"

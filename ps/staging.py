@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
-from ps.errors import Invalid, Misplaced, Stale, Unsettled
+from edl.ps.errors import Invalid, Misplaced, Stale, Unsettled
 
 
 @dataclass(frozen=True)

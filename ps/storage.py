@@ -31,10 +31,10 @@ from edl.contract.bounds import violation
 from edl.contract.proto import ps_pb2 as pb
 from edl.contract.wire import Bytes
 from edl.errors import CheckpointError
-from ps import parts
-from ps.errors import Invalid, Misplaced, OutOfMemory, Unavailable, Unreadable
-from ps.log import Base, Damaged, Log, NoLog
-from ps.table import Copy, Table
+from edl.ps import parts
+from edl.ps.errors import Invalid, Misplaced, OutOfMemory, Unavailable, Unreadable
+from edl.ps.log import Base, Damaged, Log, NoLog
+from edl.ps.table import Copy, Table
 
 SNAPSHOT_BYTES = 512 << 20  # of a log, at the least, before a snapshot replaces it
 SNAPSHOT_TIMES = 2  # so often the memory of the tables, too

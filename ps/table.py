@@ -17,8 +17,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from edl.contract.proto import ps_pb2 as pb
-from ps import initializers, native, optimizers
-from ps.errors import Invalid
+from edl.ps import initializers, native, optimizers
+from edl.ps.errors import Invalid
 
 META = native.META
 LEAST_INDEX = 1 << 10  # pairs

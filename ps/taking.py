@@ -19,7 +19,7 @@ from itertools import islice
 from typing import Any
 
 from edl.contract.ranges import RangeSet
-from ps.errors import Invalid, Misplaced, Stale
+from edl.ps.errors import Invalid, Misplaced, Stale
 
 SILENT_SECONDS = 20.0  # a worker that said nothing for so long has lost what it holds
 SILENT_TIMES = 5.0  # or for so many times what a step takes, if that is more

@@ -13,8 +13,8 @@ from typing import Any
 
 from edl.contract.proto import ps_pb2 as pb
 from edl.contract.ranges import RangeSet
-from ps.errors import Invalid, Unavailable
-from ps.taking import Kept, Taking
+from edl.ps.errors import Invalid, Unavailable
+from edl.ps.taking import Kept, Taking
 
 _LENGTH = struct.Struct("<I")
 

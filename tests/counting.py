@@ -15,12 +15,12 @@ from typing import Any
 import numpy as np
 
 from edl.contract.layout import Layout, Part
-from trainer import control
-from trainer.data import BadRecord, Batch
-from trainer.described import Described
-from trainer.metric_values import Value
-from trainer.ring.base import Ring
-from trainer.roles import Commit, Table
+from edl.trainer import control
+from edl.trainer.data import BadRecord, Batch
+from edl.trainer.described import Described
+from edl.trainer.metric_values import Value
+from edl.trainer.ring.base import Ring
+from edl.trainer.roles import Commit, Table
 
 
 class CountingLearner:

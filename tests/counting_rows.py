@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
+from edl.trainer import control
+from edl.trainer.data import Batch
+from edl.trainer.roles import Commit, Rows, Table
 from tests.counting import CountingLearner
-from trainer import control
-from trainer.data import Batch
-from trainer.roles import Commit, Rows, Table
 
 SGD = {"class_name": "SGD", "config": {"learning_rate": 1.0}}
 ZEROS = {"class_name": "Zeros", "config": {}}

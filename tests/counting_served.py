@@ -10,10 +10,10 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from edl.errors import ModelError
+from edl.trainer.data import Batch
+from edl.trainer.roles import Rows, StepGradients, Table
 from tests.counting import CountingLearner
 from tests.counting_rows import SGD, TABLE, ZEROS
-from trainer.data import Batch
-from trainer.roles import Rows, StepGradients, Table
 
 DIM = 8  # of a dense row
 DENSE = Table("edl/dense", DIM, json.dumps(ZEROS), json.dumps(SGD))

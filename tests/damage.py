@@ -16,7 +16,7 @@ from edl import audit
 from edl.contract import artifacts
 from edl.contract.journals import Link
 from edl.errors import EdlError
-from master import replay
+from edl.master import replay
 
 Entries = list[dict[str, Any]]
 JOURNALS = 1000

@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from edl.contract.proto import ps_pb2 as pb
-from ps.durable import Server
-from ps.errors import Misplaced, Refused, Stale, Unavailable, Unsettled
+from edl.ps.durable import Server
+from edl.ps.errors import Misplaced, Refused, Stale, Unavailable, Unsettled
+from edl.trainer.ring.base import RingBroken
+from edl.trainer.server_link import ServerAway, ServerRefused
 from tests.parameter_servers import RUN
-from trainer.ring.base import RingBroken
-from trainer.server_link import ServerAway, ServerRefused
 
 
 class RootDied(Exception):

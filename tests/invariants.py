@@ -18,11 +18,11 @@ from typing import Any
 
 from edl.contract.ids import Generation, WorkerId
 from edl.contract.reasons import Reason
-from master.core import effects as ef
-from master.core import events as ev
-from master.core.failures import OUTSIDE_SIGNALS
-from master.core.job import Job
-from master.core.timeouts import ends
+from edl.master.core import effects as ef
+from edl.master.core import events as ev
+from edl.master.core.failures import OUTSIDE_SIGNALS
+from edl.master.core.job import Job
+from edl.master.core.timeouts import ends
 
 
 class Watchdog:

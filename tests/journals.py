@@ -9,11 +9,11 @@ from functools import partial
 from pathlib import Path
 
 from edl.contract import artifacts
-from master.core import events as ev
-from master.core import snapshot, view
-from master.core.job import Job
-from master.journal import SEGMENT, Journal
-from master.spec import JobSpec
+from edl.master.core import events as ev
+from edl.master.core import snapshot, view
+from edl.master.core.job import Job
+from edl.master.journal import SEGMENT, Journal
+from edl.master.spec import JobSpec
 from tests.stories import Story
 
 RUN = "a run"

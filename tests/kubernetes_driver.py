@@ -11,10 +11,10 @@ from edl import config
 from edl.config import values
 from edl.contract.ids import RunId, WorkerId
 from edl.kubernetes.client import Api
-from master.backends.kubernetes import Found, Installed, Kubernetes, Place
-from master.core import effects as ef
-from master.core import events as ev
-from master.spec import JobSpec, Wanted
+from edl.master.backends.kubernetes import Found, Installed, Kubernetes, Place
+from edl.master.core import effects as ef
+from edl.master.core import events as ev
+from edl.master.spec import JobSpec, Wanted
 
 
 def job_values(*sets: str) -> dict[str, Any]:

@@ -82,7 +82,7 @@ def command(
 ) -> tuple[list[str], dict[str, str]]:
     """What starts a master of the release edl, and its environment."""
     words = ["--backend", "kubernetes", "--output", str(output), "--metrics", metrics, "--listen", listen]
-    return [sys.executable, "-m", "master", *words], os.environ | {
+    return [sys.executable, "-m", "edl.master", *words], os.environ | {
         "EDL_NAMESPACE": namespace, "EDL_RELEASE": "edl", "EDL_FULLNAME": "edl", "POD_NAME": pod,
         "EDL_MASTER_ADDRESS": "nowhere:1", "EDL_TOKEN": TOKEN, **env,
     }  # fmt: skip

@@ -23,13 +23,13 @@ from edl.contract.heartbeats import Staleness
 from edl.contract.ids import WorkerId
 from edl.contract.layout import Layout
 from edl.contract.steps import Steps
-from master.core import effects as ef
-from master.core import events as ev
-from master.core import snapshot, view
-from master.core.job import Job
-from master.journal import SEGMENT, Journal
-from master.spec import JobSpec
-from master.telemetry import PROGRESS_SECONDS
+from edl.master.core import effects as ef
+from edl.master.core import events as ev
+from edl.master.core import snapshot, view
+from edl.master.core.job import Job
+from edl.master.journal import SEGMENT, Journal
+from edl.master.spec import JobSpec
+from edl.master.telemetry import PROGRESS_SECONDS
 
 RUN = "a month"
 BREATH = 0.0005  # seconds between what two workers say

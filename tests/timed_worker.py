@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from edl.contract.workers import WORKER_ENVIRONMENT
-from trainer import __main__ as worker
-from trainer.telemetry import Telemetry
+from edl.trainer import __main__ as worker
+from edl.trainer.telemetry import Telemetry
 
 
 def main() -> int:

@@ -22,10 +22,10 @@ from edl.contract.exit_codes import WorkerExit
 from edl.contract.proto import edl_pb2 as pb
 from edl.contract.workers import ASKED_BACKEND, WORKER_ENVIRONMENT
 from edl.exit_announcements import announce_as_told
-from trainer.last_words import traced
-from trainer.memory_copy import MemoryCopy
-from trainer.session.client import MasterStream, NoMaster
-from trainer.termination import become_subreaper, end_children, leave, when_asked_to_end
+from edl.trainer.last_words import traced
+from edl.trainer.memory_copy import MemoryCopy
+from edl.trainer.session.client import MasterStream, NoMaster
+from edl.trainer.termination import become_subreaper, end_children, leave, when_asked_to_end
 
 HEARTBEATS = 6  # in the time after which the master takes a worker for dead
 LOOK_SECONDS = 0.5  # between two looks of a worker that has been asked to end
@@ -98,7 +98,7 @@ def work(stream: MasterStream, start: Start, memory: MemoryCopy | None = None, b
         stream.session.warn(
             f"KERAS_BACKEND is {backend}, and edl trains with Keras' TensorFlow backend: it is not used"
         )
-    from trainer.build import build  # takes seconds, in which the master already knows of this worker
+    from edl.trainer.build import build  # takes seconds, in which the master already knows of this worker
 
     worker = build(stream, memory)
     start.over(worker.config.elastic.grace_period_seconds)

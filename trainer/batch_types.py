@@ -15,8 +15,8 @@ import keras
 import tensorflow as tf
 
 from edl.errors import DataError
-from trainer import arrays
-from trainer.data import Batch
+from edl.trainer import arrays
+from edl.trainer.data import Batch
 
 
 class BatchTypes:

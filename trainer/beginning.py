@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 import numpy as np
 
-from trainer.checkpointing import Checkpointing
-from trainer.ledger import Ledger
-from trainer.state import State
+from edl.trainer.checkpointing import Checkpointing
+from edl.trainer.ledger import Ledger
+from edl.trainer.state import State
 
 
 class Beginning:

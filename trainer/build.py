@@ -26,41 +26,48 @@ from edl.contract.proto import edl_pb2 as pb
 from edl.contract.steps import Steps
 from edl.errors import ModelError
 from edl.layers.embedding import keep_rows_elsewhere, saved_tables
-from trainer import output_lock, user_model
-from trainer.build_frozen import build_frozen
-from trainer.build_learner import TRIED_RECORDS, advised, explained, learner_of, model_of, served_learner_of
-from trainer.build_servers import connected, servers_of, step_servers_of
-from trainer.callback_rules import accepted
-from trainer.callbacks import Callbacks
-from trainer.checkpointing import of_job
-from trainer.data import Batch, Batches
-from trainer.evaluation import RingEvaluation
-from trainer.evaluation_metrics import EvaluationMetrics
-from trainer.export import Exporter
-from trainer.exports.verification import Ahead, Verification
-from trainer.graphs import keep_xla_explicit
-from trainer.history import HistoryFiles, as_json
-from trainer.last_words import described
-from trainer.learner import KerasLearner
-from trainer.log import log
-from trainer.memory_copy import MemoryCopy
-from trainer.own_step import OwnStepLearner
-from trainer.records import Records
-from trainer.rehearsal import refuse_empty, rehearse
-from trainer.ring.horovod import HorovodRing
-from trainer.served_worker import ServedWorker
-from trainer.session.client import MasterStream
-from trainer.step_servers import StepServers
-from trainer.store_retry import tried_again
-from trainer.stretch import Stretch
-from trainer.telemetry import Telemetry
-from trainer.termination import end_children, leave
-from trainer.user_model import UserModel
-from trainer.warm_start import of_job as warm_start_of_job
-from trainer.warm_start import saved_counts
-from trainer.warm_up import warm_up
-from trainer.watchdog import STARTUP_TIMEOUT, Compute, Computing, Limit, Watch, Watchdog
-from trainer.worker import Worker
+from edl.trainer import output_lock, user_model
+from edl.trainer.build_frozen import build_frozen
+from edl.trainer.build_learner import (
+    TRIED_RECORDS,
+    advised,
+    explained,
+    learner_of,
+    model_of,
+    served_learner_of,
+)
+from edl.trainer.build_servers import connected, servers_of, step_servers_of
+from edl.trainer.callback_rules import accepted
+from edl.trainer.callbacks import Callbacks
+from edl.trainer.checkpointing import of_job
+from edl.trainer.data import Batch, Batches
+from edl.trainer.evaluation import RingEvaluation
+from edl.trainer.evaluation_metrics import EvaluationMetrics
+from edl.trainer.export import Exporter
+from edl.trainer.exports.verification import Ahead, Verification
+from edl.trainer.graphs import keep_xla_explicit
+from edl.trainer.history import HistoryFiles, as_json
+from edl.trainer.last_words import described
+from edl.trainer.learner import KerasLearner
+from edl.trainer.log import log
+from edl.trainer.memory_copy import MemoryCopy
+from edl.trainer.own_step import OwnStepLearner
+from edl.trainer.records import Records
+from edl.trainer.rehearsal import refuse_empty, rehearse
+from edl.trainer.ring.horovod import HorovodRing
+from edl.trainer.served_worker import ServedWorker
+from edl.trainer.session.client import MasterStream
+from edl.trainer.step_servers import StepServers
+from edl.trainer.store_retry import tried_again
+from edl.trainer.stretch import Stretch
+from edl.trainer.telemetry import Telemetry
+from edl.trainer.termination import end_children, leave
+from edl.trainer.user_model import UserModel
+from edl.trainer.warm_start import of_job as warm_start_of_job
+from edl.trainer.warm_start import saved_counts
+from edl.trainer.warm_up import warm_up
+from edl.trainer.watchdog import STARTUP_TIMEOUT, Compute, Computing, Limit, Watch, Watchdog
+from edl.trainer.worker import Worker
 
 MOST_TOLD = 1_000  # epochs of the history in the summary, which a ConfigMap has to hold
 MEBIBYTE = 1 << 20

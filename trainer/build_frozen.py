@@ -17,29 +17,29 @@ from edl.contract.evaluation import PREDICTED
 from edl.contract.layout import Layout, Part
 from edl.contract.proto import edl_pb2 as pb
 from edl.errors import ConfigError, DataError, ModelError
-from trainer.batch_types import tensor_tree
-from trainer.data import Batch, Batches
-from trainer.evaluation import RingEvaluation
-from trainer.evaluation_metrics import EvaluationMetrics
-from trainer.frozen import FrozenLearner, Predictor
-from trainer.last_words import described, traced
-from trainer.ledger import Ledger
-from trainer.local_rows import LocalRows
-from trainer.lookups import Lookups
-from trainer.model_support import refuse_unless_compiled
-from trainer.prediction import DONE, FORMATS, Book, PredictionError, PredictionFiles, RingPrediction
-from trainer.records import Records
-from trainer.ring.base import Ring, RingBroken
-from trainer.roles import Evaluation, Start
-from trainer.servers import ParameterServers
-from trainer.session.client import MasterStream
-from trainer.session.orders import FormRing
-from trainer.session.state import Session
-from trainer.telemetry import Telemetry
-from trainer.user_model import UserModel
-from trainer.warm_start import of_job as warm_start_of_job
-from trainer.watchdog import Compute, Watch, Watchdog
-from trainer.worker import Worker
+from edl.trainer.batch_types import tensor_tree
+from edl.trainer.data import Batch, Batches
+from edl.trainer.evaluation import RingEvaluation
+from edl.trainer.evaluation_metrics import EvaluationMetrics
+from edl.trainer.frozen import FrozenLearner, Predictor
+from edl.trainer.last_words import described, traced
+from edl.trainer.ledger import Ledger
+from edl.trainer.local_rows import LocalRows
+from edl.trainer.lookups import Lookups
+from edl.trainer.model_support import refuse_unless_compiled
+from edl.trainer.prediction import DONE, FORMATS, Book, PredictionError, PredictionFiles, RingPrediction
+from edl.trainer.records import Records
+from edl.trainer.ring.base import Ring, RingBroken
+from edl.trainer.roles import Evaluation, Start
+from edl.trainer.servers import ParameterServers
+from edl.trainer.session.client import MasterStream
+from edl.trainer.session.orders import FormRing
+from edl.trainer.session.state import Session
+from edl.trainer.telemetry import Telemetry
+from edl.trainer.user_model import UserModel
+from edl.trainer.warm_start import of_job as warm_start_of_job
+from edl.trainer.watchdog import Compute, Watch, Watchdog
+from edl.trainer.worker import Worker
 
 SAMPLE_RECORDS = 5  # to build, trace and try the model with
 MEBIBYTE = 1 << 20

@@ -16,16 +16,16 @@ import tensorflow as tf
 from edl.config import Config
 from edl.errors import ModelError, UserCodeError
 from edl.layers.embedding import Embedding
-from trainer.data import Batch
-from trainer.last_words import described
-from trainer.learner import KerasLearner
-from trainer.model_support import has_own_step, refuse_unless_compiled
-from trainer.overlapped_step import RingSums
-from trainer.own_step import OwnStepLearner
-from trainer.replaced import replaced
-from trainer.served_learner import ServedLearner
-from trainer.session.client import MasterStream
-from trainer.user_model import UserModel
+from edl.trainer.data import Batch
+from edl.trainer.last_words import described
+from edl.trainer.learner import KerasLearner
+from edl.trainer.model_support import has_own_step, refuse_unless_compiled
+from edl.trainer.overlapped_step import RingSums
+from edl.trainer.own_step import OwnStepLearner
+from edl.trainer.replaced import replaced
+from edl.trainer.served_learner import ServedLearner
+from edl.trainer.session.client import MasterStream
+from edl.trainer.user_model import UserModel
 
 TRIED_RECORDS = 5  # to build, trace and try the model with: so that it divides into two unlike parts
 

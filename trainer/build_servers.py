@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from edl.config import Config
 from edl.errors import ModelError
-from trainer.learner import KerasLearner
-from trainer.own_step import OwnStepLearner
-from trainer.ring.base import Ring
-from trainer.server_link import Interrupt, Link, ServerLink
-from trainer.servers import ParameterServers
-from trainer.session.client import MasterStream
-from trainer.step_servers import StepServers
+from edl.trainer.learner import KerasLearner
+from edl.trainer.own_step import OwnStepLearner
+from edl.trainer.ring.base import Ring
+from edl.trainer.server_link import Interrupt, Link, ServerLink
+from edl.trainer.servers import ParameterServers
+from edl.trainer.session.client import MasterStream
+from edl.trainer.step_servers import StepServers
 
 
 def servers_of(

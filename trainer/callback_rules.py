@@ -14,7 +14,7 @@ from keras import callbacks as k
 
 from edl.config import Config
 from edl.errors import ModelError
-from trainer.scalars import Scalars
+from edl.trainer.scalars import Scalars
 
 HOOKS = ("on_train_begin", "on_epoch_begin", "on_test_end", "on_epoch_end", "on_train_end")  # that are called
 # fit() calls them, too, but here there is no such moment. (It never calls those of predict().)

@@ -14,7 +14,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from trainer.captured import attributes_of, distinct, metric_variables, plain
+from edl.trainer.captured import attributes_of, distinct, metric_variables, plain
 
 DEPTH = 3  # of objects within objects
 MOST = 1000  # elements of a list that are looked at: more are data

@@ -26,15 +26,15 @@ import numpy as np
 from keras import callbacks as k
 
 from edl.errors import ModelError, UserCodeError
-from trainer import snapshot
-from trainer.callback_rules import is_overridden, name_of
-from trainer.callback_variables import reachable
-from trainer.epochs import Epochs, Turn, columns
-from trainer.last_words import described
-from trainer.metric_values import Value, value_of
-from trainer.plain_values import NotPlain, decode, encode
-from trainer.scalars import Scalars
-from trainer.watchdog import Watch, unwatched
+from edl.trainer import snapshot
+from edl.trainer.callback_rules import is_overridden, name_of
+from edl.trainer.callback_variables import reachable
+from edl.trainer.epochs import Epochs, Turn, columns
+from edl.trainer.last_words import described
+from edl.trainer.metric_values import Value, value_of
+from edl.trainer.plain_values import NotPlain, decode, encode
+from edl.trainer.scalars import Scalars
+from edl.trainer.watchdog import Watch, unwatched
 
 # Of a process, and not of the job: what the model and the file are there.
 NOT_KEPT = {"_model", "params", "model"}

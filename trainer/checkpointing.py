@@ -51,15 +51,15 @@ from edl.contract.proto import edl_pb2 as pb
 from edl.contract.ranges import RangeSet
 from edl.contract.steps import Steps
 from edl.errors import DataError, ModelError
-from trainer.described import Described
-from trainer.digests import digest, drained
-from trainer.epochs import MEMORY, Epochs, without_memory
-from trainer.ledger import Ledger
-from trainer.log import log
-from trainer.ring.base import RingBroken
-from trainer.roles import PartNotWritten, PartsOfServers
-from trainer.session.state import Session
-from trainer.store_retry import tried_again
+from edl.trainer.described import Described
+from edl.trainer.digests import digest, drained
+from edl.trainer.epochs import MEMORY, Epochs, without_memory
+from edl.trainer.ledger import Ledger
+from edl.trainer.log import log
+from edl.trainer.ring.base import RingBroken
+from edl.trainer.roles import PartNotWritten, PartsOfServers
+from edl.trainer.session.state import Session
+from edl.trainer.store_retry import tried_again
 
 T = TypeVar("T")
 NICE = 10  # of the thread that writes

@@ -13,7 +13,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from trainer.graphs import compiled
+from edl.trainer.graphs import compiled
 
 DIM = 256
 

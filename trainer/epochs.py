@@ -17,8 +17,8 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from edl.checkpoints import Manifest, Variable
-from trainer.metric_values import Value, mapped
-from trainer.plain_values import LENGTH, decode, encode
+from edl.trainer.metric_values import Value, mapped
+from edl.trainer.plain_values import LENGTH, decode, encode
 
 MEMORY = "callbacks"  # what they remember, among the tensors of a checkpoint
 

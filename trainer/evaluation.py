@@ -14,9 +14,9 @@ import numpy as np
 
 from edl.contract.evaluation import EvaluationPlan, Pass
 from edl.contract.layout import Part
-from trainer.data import Batch, Batches
-from trainer.metric_values import Value
-from trainer.watchdog import Computing, uncounted
+from edl.trainer.data import Batch, Batches
+from edl.trainer.metric_values import Value
+from edl.trainer.watchdog import Computing, uncounted
 
 
 class Metrics(Protocol):

@@ -16,13 +16,13 @@ from typing import Any
 import keras
 import numpy as np
 
-from trainer.batch_types import divided, tensor_tree
-from trainer.data import Batch
-from trainer.lookups import Lookups
-from trainer.metric_values import Value, values_of
-from trainer.model_support import flat_logs, moving, output_losses
-from trainer.reading_step import Following, ReadingStep, nothing_follows
-from trainer.training_metrics import counted_metrics, shown_names
+from edl.trainer.batch_types import divided, tensor_tree
+from edl.trainer.data import Batch
+from edl.trainer.lookups import Lookups
+from edl.trainer.metric_values import Value, values_of
+from edl.trainer.model_support import flat_logs, moving, output_losses
+from edl.trainer.reading_step import Following, ReadingStep, nothing_follows
+from edl.trainer.training_metrics import counted_metrics, shown_names
 
 TOLERANCE = 1e-4
 

@@ -31,7 +31,7 @@ import tensorflow as tf
 from keras.src import backend
 
 from edl.errors import ModelError
-from trainer.loss_terms import Kind, Term, Terms, Verdict
+from edl.trainer.loss_terms import Kind, Term, Terms, Verdict
 
 TOLERANCE = 1e-3  # float32 adds up in another order: some 1e-5. What is no mean is 1e-2 and more off
 HALF_TOLERANCE = 5e-2

@@ -22,18 +22,18 @@ import keras
 from edl.contract import artifacts
 from edl.contract.proto import edl_pb2 as pb
 from edl.errors import EdlError, UserCodeError
-from trainer import saved_file
-from trainer.exports import catalog, formats, samples
-from trainer.exports.verification import Verification
-from trainer.last_words import described, traced
-from trainer.local_evaluation import evaluate
-from trainer.log import log
-from trainer.metric_values import Value, as_numbers
-from trainer.model_saving import FAILURES, Kept, keep, may_pass, secure, temporary, write_whole
-from trainer.ring.base import RingBroken
-from trainer.session.state import Session
-from trainer.user_model import UserModel
-from trainer.watchdog import Hung, Limit, Watch
+from edl.trainer import saved_file
+from edl.trainer.exports import catalog, formats, samples
+from edl.trainer.exports.verification import Verification
+from edl.trainer.last_words import described, traced
+from edl.trainer.local_evaluation import evaluate
+from edl.trainer.log import log
+from edl.trainer.metric_values import Value, as_numbers
+from edl.trainer.model_saving import FAILURES, Kept, keep, may_pass, secure, temporary, write_whole
+from edl.trainer.ring.base import RingBroken
+from edl.trainer.session.state import Session
+from edl.trainer.user_model import UserModel
+from edl.trainer.watchdog import Hung, Limit, Watch
 
 # The parts of the end, as the master knows them.
 SAVING, EXPORTING, VERIFICATION, EVALUATION = "saving", "export", "verification", "evaluation"

@@ -1,6 +1,6 @@
 """A model out of a checkpoint, or a trained one, in a format that is asked for: `edl export`.
 
-    python -m trainer.export_checkpoint < REQUEST
+    python -m edl.trainer.export_checkpoint < REQUEST
 
 Promise: what comes out is the model that would be saved if the training ended at that step. It is built by
 the job's own module, as a worker builds it, and nothing of it is trained. It needs no ring and no master.
@@ -25,20 +25,20 @@ from edl.checkpoints import Checkpoint, Loaded, Store
 from edl.config import Config
 from edl.errors import CheckpointError, ConfigError, EdlError, ModelError
 from edl.layers.embedding import keep_rows_elsewhere
-from trainer import saved_file, user_model
-from trainer.build_learner import TRIED_RECORDS, learner_of
-from trainer.epochs import without_memory
-from trainer.exports import formats, samples
-from trainer.exports.fresh import FAILURES, built
-from trainer.exports.verification import Found, Verification
-from trainer.last_words import described
-from trainer.learner import KerasLearner
-from trainer.own_step import OwnStepLearner
-from trainer.records import Records
-from trainer.replaced import replaced
-from trainer.saved_rows import RowsOfCheckpoint, dims
-from trainer.served_learner import DENSE, ServedLearner
-from trainer.user_model import UserModel
+from edl.trainer import saved_file, user_model
+from edl.trainer.build_learner import TRIED_RECORDS, learner_of
+from edl.trainer.epochs import without_memory
+from edl.trainer.exports import formats, samples
+from edl.trainer.exports.fresh import FAILURES, built
+from edl.trainer.exports.verification import Found, Verification
+from edl.trainer.last_words import described
+from edl.trainer.learner import KerasLearner
+from edl.trainer.own_step import OwnStepLearner
+from edl.trainer.records import Records
+from edl.trainer.replaced import replaced
+from edl.trainer.saved_rows import RowsOfCheckpoint, dims
+from edl.trainer.served_learner import DENSE, ServedLearner
+from edl.trainer.user_model import UserModel
 
 
 @dataclass(frozen=True)

@@ -27,9 +27,9 @@ from edl.config import Config
 from edl.config.types import prepare
 from edl.exit_announcements import Announcement, announce_to
 from edl.full_disk import log_file
-from trainer import __main__ as worker_main
-from trainer import build  # noqa: F401  TensorFlow, Keras, and all of the worker
-from trainer.termination import become_subreaper, end_children
+from edl.trainer import __main__ as worker_main
+from edl.trainer import build  # noqa: F401  TensorFlow, Keras, and all of the worker
+from edl.trainer.termination import become_subreaper, end_children
 
 
 def main() -> None:

@@ -17,13 +17,13 @@ import keras
 import tensorflow as tf
 
 from edl.errors import ModelError
-from trainer import rows
-from trainer.batch_norm import synchronized
-from trainer.captured import metric_variables
-from trainer.inner_sum import InnerSum
-from trainer.lookups import Given, Recorder
-from trainer.loss_terms import Terms, Verdict
-from trainer.model_support import computes_its_own_loss, is_plain, moving, output, output_losses
+from edl.trainer import rows
+from edl.trainer.batch_norm import synchronized
+from edl.trainer.captured import metric_variables
+from edl.trainer.inner_sum import InnerSum
+from edl.trainer.lookups import Given, Recorder
+from edl.trainer.loss_terms import Terms, Verdict
+from edl.trainer.model_support import computes_its_own_loss, is_plain, moving, output, output_losses
 
 
 class Forward:

@@ -12,17 +12,17 @@ import numpy as np
 import tensorflow as tf
 
 from edl.errors import ModelError
-from trainer import control, snapshot
-from trainer.batch_types import divided, tensor_tree
-from trainer.data import Batch
-from trainer.described import Described
-from trainer.fingerprint import fingerprint
-from trainer.lookups import Lookups
-from trainer.metric_values import Value
-from trainer.model_support import moving
-from trainer.reading_step import Following, ReadingStep, nothing_follows
-from trainer.ring.base import Vector
-from trainer.roles import Commit, Table
+from edl.trainer import control, snapshot
+from edl.trainer.batch_types import divided, tensor_tree
+from edl.trainer.data import Batch
+from edl.trainer.described import Described
+from edl.trainer.fingerprint import fingerprint
+from edl.trainer.lookups import Lookups
+from edl.trainer.metric_values import Value
+from edl.trainer.model_support import moving
+from edl.trainer.reading_step import Following, ReadingStep, nothing_follows
+from edl.trainer.ring.base import Vector
+from edl.trainer.roles import Commit, Table
 
 AT_ONCE = 256  # records that are predicted in one call
 

@@ -15,9 +15,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from edl.contract import artifacts
-from trainer.epochs import columns
-from trainer.log import log
-from trainer.metric_values import Value, mapped
+from edl.trainer.epochs import columns
+from edl.trainer.log import log
+from edl.trainer.metric_values import Value, mapped
 
 PAUSE_SECONDS = 2.0  # an epoch may take but a moment
 

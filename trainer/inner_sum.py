@@ -25,7 +25,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import tensorflow as tf
 
-from trainer.ring.base import RingBroken, Vector
+from edl.trainer.ring.base import RingBroken, Vector
 
 
 class InnerSum:

@@ -15,8 +15,7 @@ from types import TracebackType
 import edl
 from edl.errors import EdlError
 
-OURS = Path(edl.__file__).parents[1]  # where edl and the trainer are
-PARTS = ("edl", "trainer", "master", "ps")
+OURS = Path(edl.__file__).parent
 LIBRARIES = frozenset({"site-packages", "dist-packages", "lib-dynload"})
 STANDARD = Path(traceback.__file__).parent  # Python's own library
 # Errors that code makes by itself. What files, networks and memory do (OSError, MemoryError) may pass.
@@ -90,7 +89,7 @@ def _frames(found: TracebackType | None) -> Iterator[tuple[str, int, str]]:
 def _is_of_a_library(file: Path) -> bool:
     if file.name.startswith("<") or LIBRARIES & set(file.parts) or file.is_relative_to(STANDARD):
         return True
-    return file.is_relative_to(OURS) and file.relative_to(OURS).parts[0] in PARTS
+    return file.is_relative_to(OURS) and file.relative_to(OURS).parts[0] != "zoo"  # models are user code
 
 
 def _said(text: str) -> str:

@@ -29,31 +29,31 @@ import numpy as np
 import tensorflow as tf
 
 from edl.errors import DataError, ModelError
-from trainer import arrays, control, snapshot
-from trainer.batch_types import BatchTypes, divided, tensor_tree
-from trainer.captured import distinct, is_generator, metric_variables, plain, undone
-from trainer.data import Batch
-from trainer.described import Described
-from trainer.fingerprint import fingerprint
-from trainer.inner_sum import InnerSum
-from trainer.local_rows import LocalRows
-from trainer.lookups import Lookups
-from trainer.loss_terms import BROKEN_ASSUMPTION
-from trainer.metric_values import Value
-from trainer.model_support import (
+from edl.trainer import arrays, control, snapshot
+from edl.trainer.batch_types import BatchTypes, divided, tensor_tree
+from edl.trainer.captured import distinct, is_generator, metric_variables, plain, undone
+from edl.trainer.data import Batch
+from edl.trainer.described import Described
+from edl.trainer.fingerprint import fingerprint
+from edl.trainer.inner_sum import InnerSum
+from edl.trainer.local_rows import LocalRows
+from edl.trainer.lookups import Lookups
+from edl.trainer.loss_terms import BROKEN_ASSUMPTION
+from edl.trainer.metric_values import Value
+from edl.trainer.model_support import (
     moving,
     output,
     refuse_fixed_batches,
     refuse_unless_compiled,
     refuse_unless_float32,
 )
-from trainer.overlapped_step import CannotOverlap, OverlappedStep, RingSums
-from trainer.ring.base import Vector
-from trainer.roles import Commit, Rows, Table
-from trainer.step_graphs import SEEDS, NeedsTotals, StepGraphs
-from trainer.training_metrics import TrainingMetrics
-from trainer.trial import Inexact, try_model
-from trainer.vector_step import VectorStep
+from edl.trainer.overlapped_step import CannotOverlap, OverlappedStep, RingSums
+from edl.trainer.ring.base import Vector
+from edl.trainer.roles import Commit, Rows, Table
+from edl.trainer.step_graphs import SEEDS, NeedsTotals, StepGraphs
+from edl.trainer.training_metrics import TrainingMetrics
+from edl.trainer.trial import Inexact, try_model
+from edl.trainer.vector_step import VectorStep
 
 
 class KerasLearner:

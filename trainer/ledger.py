@@ -15,10 +15,10 @@ import numpy as np
 from edl.contract.proto import edl_pb2 as pb
 from edl.contract.ranges import RangeSet
 from edl.errors import EdlError
-from trainer.control import Agreed
-from trainer.epochs import Epochs
-from trainer.metric_values import Value
-from trainer.roles import Commit
+from edl.trainer.control import Agreed
+from edl.trainer.epochs import Epochs
+from edl.trainer.metric_values import Value
+from edl.trainer.roles import Commit
 
 # Of what travels; 1: with ranges of records instead of steps; 2: without bad records; 3: or rounds; 4: or the
 # last commit.

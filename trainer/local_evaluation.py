@@ -11,10 +11,10 @@ import keras
 from edl.contract.evaluation import FINAL
 from edl.contract.ranges import Range
 from edl.data import Reader
-from trainer.metric_values import Value, values_of
-from trainer.records import Records
-from trainer.user_model import UserModel
-from trainer.watchdog import Watch
+from edl.trainer.metric_values import Value, values_of
+from edl.trainer.records import Records
+from edl.trainer.user_model import UserModel
+from edl.trainer.watchdog import Watch
 
 EVALUATION_BATCH = 256  # records
 

@@ -25,8 +25,8 @@ import tensorflow as tf
 
 from edl.errors import DataError, ModelError
 from edl.layers.embedding import Embedding, rows_from
-from trainer import served_tables
-from trainer.roles import Begun, Commit, Rows, RowsAhead
+from edl.trainer import served_tables
+from edl.trainer.roles import Begun, Commit, Rows, RowsAhead
 
 MOST_PLAIN = 1 << 28  # bytes of a table that is saved as Keras does, with rows that nobody has learned
 

@@ -29,7 +29,7 @@ import tensorflow as tf
 from keras.src.losses import loss as keras_loss
 
 from edl.errors import ModelError
-from trainer.model_support import of_keras
+from edl.trainer.model_support import of_keras
 
 
 class Kind(Enum):

@@ -24,9 +24,9 @@ import tensorflow as tf
 from tensorflow.python.ops import control_flow_v2_func_graphs as control_flow
 
 from edl.errors import ModelError
-from trainer import rows
-from trainer.inner_sum import InnerSum
-from trainer.ring.base import Vector
+from edl.trainer import rows
+from edl.trainer.inner_sum import InnerSum
+from edl.trainer.ring.base import Vector
 
 SUMMED = ("float32", "float16", "bfloat16")  # all of them as float32
 CONDITIONAL = (

@@ -22,7 +22,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from trainer.ledger import Ledger
+from edl.trainer.ledger import Ledger
 
 PAGE = 4096
 OF_WHAT = slice(0, 32)  # SHA-256 of run, model and sizes

@@ -19,7 +19,7 @@ import numpy as np
 
 from edl.contract import artifacts
 from edl.full_disk import PASSING
-from trainer import saved_file
+from edl.trainer import saved_file
 
 FAILURES = (Exception, SystemExit)  # what the user's code may raise
 

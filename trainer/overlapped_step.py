@@ -27,12 +27,12 @@ from typing import Any, Protocol
 import numpy as np
 import tensorflow as tf
 
-from trainer import arrays, control
-from trainer.data import Batch
-from trainer.graphs import concrete, flat
-from trainer.model_support import is_scaled
-from trainer.roles import Commit
-from trainer.step_graphs import HasRows, Layout, NeedsTotals, StepGraphs, turns
+from edl.trainer import arrays, control
+from edl.trainer.data import Batch
+from edl.trainer.graphs import concrete, flat
+from edl.trainer.model_support import is_scaled
+from edl.trainer.roles import Commit
+from edl.trainer.step_graphs import HasRows, Layout, NeedsTotals, StepGraphs, turns
 
 SMALL = 1 << 16  # bytes: a gradient of fewer travels with the others of its kind
 LATE = 1 << 22  # bytes: the last gradient, of fewer, is told to Horovod together with the rest

@@ -45,14 +45,14 @@ import numpy as np
 import tensorflow as tf
 
 from edl.errors import ModelError
-from trainer import control, snapshot
-from trainer.data import Batch
-from trainer.described import Described
-from trainer.fingerprint import fingerprint
-from trainer.lookups import Lookups
-from trainer.metric_values import Value, values_of
-from trainer.own_step_graphs import OwnStepGraphs, tensors_of
-from trainer.roles import Commit, Rows, Table
+from edl.trainer import control, snapshot
+from edl.trainer.data import Batch
+from edl.trainer.described import Described
+from edl.trainer.fingerprint import fingerprint
+from edl.trainer.lookups import Lookups
+from edl.trainer.metric_values import Value, values_of
+from edl.trainer.own_step_graphs import OwnStepGraphs, tensors_of
+from edl.trainer.roles import Commit, Rows, Table
 
 
 class OwnStepLearner(OwnStepGraphs):

@@ -16,9 +16,9 @@ import numpy as np
 import tensorflow as tf
 
 from edl.errors import ModelError
-from trainer import arrays, control
-from trainer.batch_norm import is_synchronized, synchronized
-from trainer.captured import (
+from edl.trainer import arrays, control
+from edl.trainer.batch_norm import is_synchronized, synchronized
+from edl.trainer.captured import (
     assigned_in,
     attributes_of,
     depends_on,
@@ -29,13 +29,13 @@ from trainer.captured import (
     plain,
     read_in,
 )
-from trainer.data import Batch
-from trainer.graphs import compiled, concrete
-from trainer.lookups import Lookups
-from trainer.mean_gradients import MeanGradients
-from trainer.model_support import flat_logs, is_half
-from trainer.ring.base import Vector
-from trainer.trial import Inexact, Run, try_own_step
+from edl.trainer.data import Batch
+from edl.trainer.graphs import compiled, concrete
+from edl.trainer.lookups import Lookups
+from edl.trainer.mean_gradients import MeanGradients
+from edl.trainer.model_support import flat_logs, is_half
+from edl.trainer.ring.base import Vector
+from edl.trainer.trial import Inexact, Run, try_own_step
 
 
 class OwnStepGraphs:

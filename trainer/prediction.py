@@ -28,8 +28,8 @@ from edl.contract.artifacts import write_whole
 from edl.contract.evaluation import EvaluationPlan, Pass
 from edl.contract.layout import Part
 from edl.errors import DataError, EdlError
-from trainer.data import Batch
-from trainer.metric_values import Value
+from edl.trainer.data import Batch
+from edl.trainer.metric_values import Value
 
 BOOK = "predictions.json"
 Outputs = Mapping[str, np.ndarray]

@@ -21,11 +21,11 @@ import numpy as np
 import tensorflow as tf
 
 from edl.errors import DataError, ModelError
-from trainer import arrays
-from trainer.data import Batch
-from trainer.log import log
-from trainer.lookups import Asked, Lookups
-from trainer.model_support import output
+from edl.trainer import arrays
+from edl.trainer.data import Batch
+from edl.trainer.log import log
+from edl.trainer.lookups import Asked, Lookups
+from edl.trainer.model_support import output
 
 NOT_HERE = DataError, ModelError, tf.errors.OpError, ValueError, TypeError  # told when the batch is computed
 Following = Callable[[], Batch | None]

@@ -14,10 +14,10 @@ from edl.contract.layout import Layout, Part
 from edl.contract.order import Order
 from edl.data import RandomAccess, Reader
 from edl.errors import DataError
-from trainer.arrays import kind_of, nbytes, protected, standard
-from trainer.data import BadRecord, Batch, named
-from trainer.last_words import described
-from trainer.watchdog import Watch, unwatched
+from edl.trainer.arrays import kind_of, nbytes, protected, standard
+from edl.trainer.data import BadRecord, Batch, named
+from edl.trainer.last_words import described
+from edl.trainer.watchdog import Watch, unwatched
 
 SAMPLE = 16  # records, to see how large one is
 MOST_BAD = 1000  # at the beginning of the data: more cannot be a few that one may leave out

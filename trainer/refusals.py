@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from edl.errors import DataError, EdlError
-from trainer.control import Agreed, Sums
-from trainer.data import BadRecord, Batch
-from trainer.ledger import LedgerBroken
-from trainer.ring.base import RingBroken
+from edl.trainer.control import Agreed, Sums
+from edl.trainer.data import BadRecord, Batch
+from edl.trainer.ledger import LedgerBroken
+from edl.trainer.ring.base import RingBroken
 
 
 class NonFinite(EdlError):

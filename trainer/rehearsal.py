@@ -18,14 +18,14 @@ import numpy as np
 from edl import scratch
 from edl.contract import artifacts
 from edl.errors import DataError, EdlError, UserCodeError
-from trainer import saved_file
-from trainer.exports import formats, room
-from trainer.exports.verification import BASE_BYTES, COPIES
-from trainer.last_words import described
-from trainer.local_evaluation import evaluate
-from trainer.model_saving import FAILURES, disk_error
-from trainer.user_model import UserModel
-from trainer.watchdog import Watch
+from edl.trainer import saved_file
+from edl.trainer.exports import formats, room
+from edl.trainer.exports.verification import BASE_BYTES, COPIES
+from edl.trainer.last_words import described
+from edl.trainer.local_evaluation import evaluate
+from edl.trainer.model_saving import FAILURES, disk_error
+from edl.trainer.user_model import UserModel
+from edl.trainer.watchdog import Watch
 
 BATCH = 2  # records; two batches are taken, the first and the last
 

@@ -16,12 +16,12 @@ from edl.contract.arrangement import Arrangement
 from edl.contract.evaluation import Pass
 from edl.contract.layout import Part
 from edl.errors import CheckpointError
-from trainer import control
-from trainer.data import Batch
-from trainer.described import Described
-from trainer.epochs import Epochs, Turn
-from trainer.metric_values import Value
-from trainer.ring.base import RingBroken
+from edl.trainer import control
+from edl.trainer.data import Batch
+from edl.trainer.described import Described
+from edl.trainer.epochs import Epochs, Turn
+from edl.trainer.metric_values import Value
+from edl.trainer.ring.base import RingBroken
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,13 +15,13 @@ from edl.config import Config
 from edl.contract.evaluation import FINAL, Pass
 from edl.contract.layout import Part
 from edl.contract.proto import edl_pb2 as pb
-from trainer import control
-from trainer.last_words import described
-from trainer.ledger import Ledger
-from trainer.metric_values import Value, as_numbers
-from trainer.ring.base import RingBroken
-from trainer.roles import Evaluation
-from trainer.session.state import Session
+from edl.trainer import control
+from edl.trainer.last_words import described
+from edl.trainer.ledger import Ledger
+from edl.trainer.metric_values import Value, as_numbers
+from edl.trainer.ring.base import RingBroken
+from edl.trainer.roles import Evaluation
+from edl.trainer.session.state import Session
 
 
 class Rounds:

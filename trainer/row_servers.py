@@ -15,12 +15,12 @@ import numpy as np
 
 from edl.contract.arrangement import Arrangement
 from edl.contract.proto import edl_pb2 as pb
-from trainer.beginning import Beginning
-from trainer.ring.base import Ring, broadcast_bytes, broadcast_text
-from trainer.roles import Servers
-from trainer.session.orders import FormRing
-from trainer.session.state import Session
-from trainer.state import State
+from edl.trainer.beginning import Beginning
+from edl.trainer.ring.base import Ring, broadcast_bytes, broadcast_text
+from edl.trainer.roles import Servers
+from edl.trainer.session.orders import FormRing
+from edl.trainer.session.state import Session
+from edl.trainer.state import State
 
 
 def adopt(ring: Ring, root: int, servers: Any, why: str = "") -> str:

@@ -19,15 +19,15 @@ from collections.abc import Callable
 
 import numpy as np
 
-from trainer import control, snapshot
-from trainer.data import Batch
-from trainer.described import Described
-from trainer.last_words import described
-from trainer.learner import KerasLearner
-from trainer.log import log
-from trainer.own_step import OwnStepLearner
-from trainer.ring.base import RingBroken
-from trainer.roles import SampleLoss
+from edl.trainer import control, snapshot
+from edl.trainer.data import Batch
+from edl.trainer.described import Described
+from edl.trainer.last_words import described
+from edl.trainer.learner import KerasLearner
+from edl.trainer.log import log
+from edl.trainer.own_step import OwnStepLearner
+from edl.trainer.ring.base import RingBroken
+from edl.trainer.roles import SampleLoss
 
 SAME = 1e-5  # relative: a GPU may add up in another order
 ROUNDING = 2.0**-10  # relative: twice what TF32 and float16 round off

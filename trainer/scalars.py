@@ -15,7 +15,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from trainer.metric_values import as_numbers, values_of
+from edl.trainer.metric_values import as_numbers, values_of
 
 VALIDATION = "val_"
 

@@ -20,16 +20,16 @@ import keras
 import numpy as np
 
 from edl.errors import ModelError
-from trainer import control
-from trainer.captured import distinct
-from trainer.data import Batch
-from trainer.dense_rows import DIM, DenseRows
-from trainer.learner import KerasLearner
-from trainer.model_support import moving
-from trainer.plain_values import decode, encode
-from trainer.roles import StepGradients, Table
-from trainer.served_tables import OPTIMIZERS, ZEROS
-from trainer.step_graphs import Layout
+from edl.trainer import control
+from edl.trainer.captured import distinct
+from edl.trainer.data import Batch
+from edl.trainer.dense_rows import DIM, DenseRows
+from edl.trainer.learner import KerasLearner
+from edl.trainer.model_support import moving
+from edl.trainer.plain_values import decode, encode
+from edl.trainer.roles import StepGradients, Table
+from edl.trainer.served_tables import OPTIMIZERS, ZEROS
+from edl.trainer.step_graphs import Layout
 
 DENSE, MOVING = "edl/dense", "edl/moving"  # tables; no layer of Keras has such a name
 ADDED = json.dumps(

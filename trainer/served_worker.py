@@ -28,21 +28,21 @@ import numpy as np
 
 from edl.contract.layout import Part
 from edl.contract.proto import edl_pb2 as pb
-from trainer import control
-from trainer.checkpointing import Place
-from trainer.epochs import Epochs, Turn
-from trainer.ledger import Ledger
-from trainer.log import log
-from trainer.metric_values import as_numbers
-from trainer.refusals import check
-from trainer.ring.base import RingBroken, broadcast_bytes
-from trainer.roles import Callbacks, TrainedOn
-from trainer.row_servers import adopt
-from trainer.server_link import ServerRefused
-from trainer.session.orders import FormRing
-from trainer.step_servers import NOWHERE
-from trainer.stretch import Stretch
-from trainer.worker import Worker
+from edl.trainer import control
+from edl.trainer.checkpointing import Place
+from edl.trainer.epochs import Epochs, Turn
+from edl.trainer.ledger import Ledger
+from edl.trainer.log import log
+from edl.trainer.metric_values import as_numbers
+from edl.trainer.refusals import check
+from edl.trainer.ring.base import RingBroken, broadcast_bytes
+from edl.trainer.roles import Callbacks, TrainedOn
+from edl.trainer.row_servers import adopt
+from edl.trainer.server_link import ServerRefused
+from edl.trainer.session.orders import FormRing
+from edl.trainer.step_servers import NOWHERE
+from edl.trainer.stretch import Stretch
+from edl.trainer.worker import Worker
 
 
 class ServedWorker(Worker):

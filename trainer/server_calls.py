@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any, Generic, TypeVar
 
-from trainer.ring.base import RingBroken
-from trainer.server_link import Pending, ServerAway
+from edl.trainer.ring.base import RingBroken
+from edl.trainer.server_link import Pending, ServerAway
 
 T = TypeVar("T")
 

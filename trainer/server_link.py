@@ -27,10 +27,10 @@ from edl.contract.proto import ps_pb2 as pb
 from edl.contract.proto import ps_pb2_grpc as rpc
 from edl.contract.rows import OPTIONS
 from edl.errors import CheckpointError, EdlError
-from trainer.conversation import Conversation
-from trainer.log import log
-from trainer.ring.base import RingBroken
-from trainer.roles import PartNotWritten
+from edl.trainer.conversation import Conversation
+from edl.trainer.log import log
+from edl.trainer.ring.base import RingBroken
+from edl.trainer.roles import PartNotWritten
 
 SERVICE = "edl.ParameterServer"
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.02, 1.0

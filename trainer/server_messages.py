@@ -14,7 +14,7 @@ from edl.contract.arrangement import Arrangement
 from edl.contract.proto import ps_pb2 as pb
 from edl.contract.rows import IDS, Shares, encoded, put
 from edl.errors import EdlError
-from trainer.roles import Commit, Start, Table
+from edl.trainer.roles import Commit, Start, Table
 
 
 def tables_told(

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 from edl.contract.arrangement import Arrangement
 from edl.contract.proto import ps_pb2 as pb
-from trainer.roles import Commit
+from edl.trainer.roles import Commit
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,10 +31,10 @@ from edl.contract.arrangement import Arrangement
 from edl.contract.heartbeats import ServerWait
 from edl.contract.proto import ps_pb2 as pb
 from edl.contract.rows import IDS, PAGE_BYTES, VALUES, Shares, encoded, put
-from trainer.ring.base import RingBroken
-from trainer.roles import Commit, Start, Table
-from trainer.server_calls import Begun
-from trainer.server_link import (
+from edl.trainer.ring.base import RingBroken
+from edl.trainer.roles import Commit, Start, Table
+from edl.trainer.server_calls import Begun
+from edl.trainer.server_link import (
     Interrupt,
     Link,
     Pending,
@@ -44,7 +44,7 @@ from trainer.server_link import (
     ServerRefused,
     Writing,
 )
-from trainer.server_messages import (
+from edl.trainer.server_messages import (
     commit_told,
     ids_asked,
     part_of,
@@ -53,7 +53,7 @@ from trainer.server_messages import (
     start_told,
     tables_told,
 )
-from trainer.server_positions import Positions, why_behind
+from edl.trainer.server_positions import Positions, why_behind
 
 TIMEOUT_SECONDS = 3.0
 NOBODY_SECONDS = 0.25  # between two questions whether any server answers

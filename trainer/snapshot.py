@@ -19,8 +19,8 @@ import numpy as np
 import tensorflow as tf
 
 from edl.errors import ModelError
-from trainer import digests
-from trainer.described import Described
+from edl.trainer import digests
+from edl.trainer.described import Described
 
 LARGE = 1 << 20  # bytes of a part that is worth not being copied
 

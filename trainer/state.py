@@ -23,16 +23,16 @@ import numpy as np
 from edl.contract.proto import edl_pb2 as pb
 from edl.contract.steps import Steps
 from edl.errors import ModelError
-from trainer import control
-from trainer.epochs import Turn
-from trainer.ledger import Ledger
-from trainer.memory_copy import MemoryCopy
-from trainer.metric_values import Value
-from trainer.ring.base import Arrival, Ring, broadcast_parts
-from trainer.roles import Commit, Learner, Servers
-from trainer.rounds import Rounds
-from trainer.session.orders import FormRing
-from trainer.session.state import Session
+from edl.trainer import control
+from edl.trainer.epochs import Turn
+from edl.trainer.ledger import Ledger
+from edl.trainer.memory_copy import MemoryCopy
+from edl.trainer.metric_values import Value
+from edl.trainer.ring.base import Arrival, Ring, broadcast_parts
+from edl.trainer.roles import Commit, Learner, Servers
+from edl.trainer.rounds import Rounds
+from edl.trainer.session.orders import FormRing
+from edl.trainer.session.state import Session
 
 KEPT = 256 << 20  # bytes of sums that a member keeps, or as many as its state has, while that is on its way
 AT_ONCE = 2  # steps that it applies in the time of one, so that nobody waits for it long

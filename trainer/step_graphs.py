@@ -28,19 +28,19 @@ import numpy as np
 import tensorflow as tf
 
 from edl.errors import ModelError
-from trainer.batch_norm import is_synchronized
-from trainer.batch_types import BatchTypes
-from trainer.captured import distinct, read_in, refuse_assigned
-from trainer.control import Sums
-from trainer.data import Batch
-from trainer.exactness import Findings
-from trainer.forward import Forward
-from trainer.fused_updates import fused
-from trainer.inner_sum import InnerSum
-from trainer.lookups import Given, Lookups, Recorder
-from trainer.model_support import is_scaled, output_losses
-from trainer.roles import Commit
-from trainer.training_metrics import TrainingMetrics
+from edl.trainer.batch_norm import is_synchronized
+from edl.trainer.batch_types import BatchTypes
+from edl.trainer.captured import distinct, read_in, refuse_assigned
+from edl.trainer.control import Sums
+from edl.trainer.data import Batch
+from edl.trainer.exactness import Findings
+from edl.trainer.forward import Forward
+from edl.trainer.fused_updates import fused
+from edl.trainer.inner_sum import InnerSum
+from edl.trainer.lookups import Given, Lookups, Recorder
+from edl.trainer.model_support import is_scaled, output_losses
+from edl.trainer.roles import Commit
+from edl.trainer.training_metrics import TrainingMetrics
 
 
 class NeedsTotals(Exception):

@@ -35,12 +35,12 @@ from edl.contract.arrangement import Arrangement
 from edl.contract.proto import ps_pb2 as pb
 from edl.contract.ranges import Range, RangeSet
 from edl.contract.rows import IDS, PAGE_BYTES, VALUES, Shares, encoded
-from trainer.ring.base import RingBroken
-from trainer.roles import Pulled, Start, StepGradients, Table, TrainedOn, Whole
-from trainer.server_link import Interrupt, Link, Request, ServerRefused
-from trainer.server_messages import ids_asked, put_together, start_told
-from trainer.server_positions import Going, going
-from trainer.servers import ParameterServers
+from edl.trainer.ring.base import RingBroken
+from edl.trainer.roles import Pulled, Start, StepGradients, Table, TrainedOn, Whole
+from edl.trainer.server_link import Interrupt, Link, Request, ServerRefused
+from edl.trainer.server_messages import ids_asked, put_together, start_told
+from edl.trainer.server_positions import Going, going
+from edl.trainer.servers import ParameterServers
 
 LAST = 1 << 62  # more steps than any job has
 NOWHERE = -1  # no step: rows need not move

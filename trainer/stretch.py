@@ -28,16 +28,16 @@ import numpy as np
 from edl.config import Config
 from edl.contract.arrangement import Arrangement
 from edl.contract.steps import Steps
-from trainer.data import Batch, Batches
-from trainer.ledger import Ledger
-from trainer.log import log
-from trainer.plain_values import decode, encode
-from trainer.refusals import NonFinite
-from trainer.ring.base import RingBroken
-from trainer.roles import Pulled, StepGradients, Table, Whole
-from trainer.session.state import Session
-from trainer.telemetry import Telemetry
-from trainer.watchdog import Computing, uncounted
+from edl.trainer.data import Batch, Batches
+from edl.trainer.ledger import Ledger
+from edl.trainer.log import log
+from edl.trainer.plain_values import decode, encode
+from edl.trainer.refusals import NonFinite
+from edl.trainer.ring.base import RingBroken
+from edl.trainer.roles import Pulled, StepGradients, Table, Whole
+from edl.trainer.session.state import Session
+from edl.trainer.telemetry import Telemetry
+from edl.trainer.watchdog import Computing, uncounted
 
 Values: TypeAlias = Sequence[tuple[np.ndarray, np.ndarray]]  # of each table: ids, and rows
 AT_ONCE = 2  # steps that a worker holds: one that it makes, and one whose records are read meanwhile

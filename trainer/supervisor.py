@@ -1,4 +1,4 @@
-"""`python -m trainer.supervisor`: process 1 of a worker's pod. It imports what a worker needs, and is forked.
+"""`python -m edl.trainer.supervisor`: process 1 of a worker's pod. It imports the trainer, and forks workers.
 
     import ─▶ fork the worker ─▶ wait for its end ─▶ it crashed: fork the next one, at once
                                                      else: end as it did
@@ -33,7 +33,7 @@ from edl.contract.exit_codes import WorkerExit
 from edl.contract.workers import WORKER_ENVIRONMENT
 from edl.exit_announcements import Announcement, announce, announce_to
 from edl.signals import to_handle
-from trainer.termination import (
+from edl.trainer.termination import (
     ASKING,
     PR_SET_PDEATHSIG,
     become_subreaper,
@@ -178,8 +178,8 @@ def main() -> int:
 
     from edl.config import Config
     from edl.config.types import prepare
-    from trainer import __main__ as worker
-    from trainer import build  # noqa: F401  TensorFlow, Keras, and all of the worker
+    from edl.trainer import __main__ as worker
+    from edl.trainer import build  # noqa: F401  TensorFlow, Keras, and all of the worker
 
     prepare(Config)
     arguments: list[str] = []

@@ -12,11 +12,11 @@ from edl.contract.evaluation import Pass
 from edl.contract.heartbeats import Staleness
 from edl.contract.proto import edl_pb2 as pb
 from edl.contract.steps import Steps
-from trainer.control import Agreed
-from trainer.data import BadRecord
-from trainer.epochs import Epochs
-from trainer.log import log
-from trainer.session.state import EpochLoss, Progress, Session
+from edl.trainer.control import Agreed
+from edl.trainer.data import BadRecord
+from edl.trainer.epochs import Epochs
+from edl.trainer.log import log
+from edl.trainer.session.state import EpochLoss, Progress, Session
 
 LOG_SECONDS = 10.0
 NEAR_SECONDS = 6.0  # before the last step: about what a process takes to import TensorFlow

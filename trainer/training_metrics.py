@@ -18,12 +18,12 @@ from typing import Any
 import keras
 import numpy as np
 
-from trainer import arrays, batch_types
-from trainer.batch_types import BatchTypes
-from trainer.captured import undone
-from trainer.data import Batch
-from trainer.metric_values import Value, values_of
-from trainer.model_support import output, output_losses
+from edl.trainer import arrays, batch_types
+from edl.trainer.batch_types import BatchTypes
+from edl.trainer.captured import undone
+from edl.trainer.data import Batch
+from edl.trainer.metric_values import Value, values_of
+from edl.trainer.model_support import output, output_losses
 
 TOLERANCE = 1e-4
 

@@ -16,13 +16,13 @@ import numpy as np
 import tensorflow as tf
 
 from edl.errors import ModelError
-from trainer import arrays, batch_types, exactness
-from trainer.batch_types import BatchTypes
-from trainer.data import Batch
-from trainer.exactness import Findings, Trial, tried
-from trainer.forward import Forward
-from trainer.loss_terms import Verdict
-from trainer.model_support import is_half, is_plain
+from edl.trainer import arrays, batch_types, exactness
+from edl.trainer.batch_types import BatchTypes
+from edl.trainer.data import Batch
+from edl.trainer.exactness import Findings, Trial, tried
+from edl.trainer.forward import Forward
+from edl.trainer.loss_terms import Verdict
+from edl.trainer.model_support import is_half, is_plain
 
 
 @dataclass(frozen=True)

@@ -18,16 +18,16 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from trainer import batch_types, control, rows
-from trainer.captured import attributes_of
-from trainer.data import Batch
-from trainer.forward import Forward
-from trainer.graphs import compiled, concrete, flat
-from trainer.model_support import is_scaled
-from trainer.ring.base import Vector
-from trainer.roles import Commit
-from trainer.step_graphs import HasRows, Layout, NeedsTotals, StepGraphs, turns
-from trainer.trial import halves
+from edl.trainer import batch_types, control, rows
+from edl.trainer.captured import attributes_of
+from edl.trainer.data import Batch
+from edl.trainer.forward import Forward
+from edl.trainer.graphs import compiled, concrete, flat
+from edl.trainer.model_support import is_scaled
+from edl.trainer.ring.base import Vector
+from edl.trainer.roles import Commit
+from edl.trainer.step_graphs import HasRows, Layout, NeedsTotals, StepGraphs, turns
+from edl.trainer.trial import halves
 
 HERE = "CPU:0"  # where arrays can be read without a copy
 

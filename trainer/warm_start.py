@@ -34,13 +34,13 @@ from edl.checkpoints import Checkpoint, CheckpointError, Manifest, Tensor, one_o
 from edl.config import Config
 from edl.errors import ConfigError, EdlError, ModelError
 from edl.layers.embedding import Embedding
-from trainer import snapshot
-from trainer.described import Described
-from trainer.epochs import without_memory
-from trainer.last_words import described as in_words
-from trainer.log import log
-from trainer.roles import Start, Table
-from trainer.saved_rows import counted, counted_in_file, dims, dims_in_file, tables, weights_in
+from edl.trainer import snapshot
+from edl.trainer.described import Described
+from edl.trainer.epochs import without_memory
+from edl.trainer.last_words import described as in_words
+from edl.trainer.log import log
+from edl.trainer.roles import Start, Table
+from edl.trainer.saved_rows import counted, counted_in_file, dims, dims_in_file, tables, weights_in
 
 FILES = (".keras", ".weights.h5")  # as Keras saves models, and weights
 MOST_NAMED = 5  # variables that do not fit

@@ -9,17 +9,17 @@ from typing import Any
 from edl.config import Config
 from edl.contract.layout import Layout, Part
 from edl.contract.proto import edl_pb2 as pb
-from trainer.data import Batch, Batches
-from trainer.learner import KerasLearner
-from trainer.own_step import OwnStepLearner
-from trainer.records import Records
-from trainer.ring.base import Ring, RingBroken
-from trainer.roles import SampleLoss
-from trainer.sample_loss import sample_loss
-from trainer.session.orders import FormRing
-from trainer.session.state import Session
-from trainer.telemetry import Telemetry
-from trainer.worker import Worker
+from edl.trainer.data import Batch, Batches
+from edl.trainer.learner import KerasLearner
+from edl.trainer.own_step import OwnStepLearner
+from edl.trainer.records import Records
+from edl.trainer.ring.base import Ring, RingBroken
+from edl.trainer.roles import SampleLoss
+from edl.trainer.sample_loss import sample_loss
+from edl.trainer.session.orders import FormRing
+from edl.trainer.session.state import Session
+from edl.trainer.telemetry import Telemetry
+from edl.trainer.worker import Worker
 
 SAMPLE_RECORDS = 2  # to warm up with
 

@@ -26,7 +26,7 @@ from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
 
 from edl.contract.exit_codes import WorkerExit
-from trainer.termination import leave
+from edl.trainer.termination import leave
 
 STEP_TIMEOUT, STARTUP_TIMEOUT = "elastic.stepTimeoutSeconds", "elastic.startupTimeoutSeconds"
 LOOKS = 4  # that the watchdog makes within the time that a call may take

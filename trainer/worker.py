@@ -72,24 +72,24 @@ from edl.contract.evaluation import Pass
 from edl.contract.layout import Part
 from edl.contract.proto import edl_pb2 as pb
 from edl.errors import EdlError
-from trainer import control
-from trainer.beginning import Beginning
-from trainer.checkpointing import Checkpointing, Place
-from trainer.data import Batch, Batches
-from trainer.epochs import Turn
-from trainer.ledger import Ledger
-from trainer.memory_copy import MemoryCopy
-from trainer.metric_values import Value, as_numbers
-from trainer.refusals import check, refuse_nonfinite, refuse_too_many_bad
-from trainer.ring.base import Ring, RingBroken
-from trainer.roles import Callbacks, Evaluation, Learner, SampleLoss, Servers, TrainedOn
-from trainer.rounds import Rounds
-from trainer.row_servers import RowServers
-from trainer.session.orders import End, Export, FormRing, WriteCheckpoint
-from trainer.session.state import Session
-from trainer.state import State
-from trainer.telemetry import Telemetry
-from trainer.watchdog import Computing, uncounted
+from edl.trainer import control
+from edl.trainer.beginning import Beginning
+from edl.trainer.checkpointing import Checkpointing, Place
+from edl.trainer.data import Batch, Batches
+from edl.trainer.epochs import Turn
+from edl.trainer.ledger import Ledger
+from edl.trainer.memory_copy import MemoryCopy
+from edl.trainer.metric_values import Value, as_numbers
+from edl.trainer.refusals import check, refuse_nonfinite, refuse_too_many_bad
+from edl.trainer.ring.base import Ring, RingBroken
+from edl.trainer.roles import Callbacks, Evaluation, Learner, SampleLoss, Servers, TrainedOn
+from edl.trainer.rounds import Rounds
+from edl.trainer.row_servers import RowServers
+from edl.trainer.session.orders import End, Export, FormRing, WriteCheckpoint
+from edl.trainer.session.state import Session
+from edl.trainer.state import State
+from edl.trainer.telemetry import Telemetry
+from edl.trainer.watchdog import Computing, uncounted
 
 
 class StatesDiffer(EdlError):

@@ -26,7 +26,7 @@
 {{- $env = concat $env (include "edl.tlsEnv" .root | fromYamlArray) -}}
 {{- $mounts = concat $mounts (include "edl.tlsMount" .root | fromYamlArray) -}}
 {{- $volumes = concat $volumes (include "edl.tlsVolume" .root | fromYamlArray) -}}
-{{- $program := eq $v.elastic.warmProcess "none" | ternary "trainer" "trainer.supervisor" -}}
+{{- $program := eq $v.elastic.warmProcess "none" | ternary "edl.trainer" "edl.trainer.supervisor" -}}
 {{- $container := dict "command" (list "python" "-P" "-m" $program) "env" $env -}}
 {{- with $v.checkpoint.existingSecret -}}
   {{- $_ := set $container "envFrom" (list (dict "secretRef" (dict "name" .))) -}}

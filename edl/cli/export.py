@@ -146,7 +146,7 @@ def _of_checkpoints(directory: str, step: int | None) -> dict[str, Any]:
 def _run(request: dict[str, Any]) -> int:
     """Have a process with TensorFlow do it; its exit code."""
     done = subprocess.run(
-        module_command("trainer.export_checkpoint"),
+        module_command("edl.trainer.export_checkpoint"),
         input=json.dumps(request).encode(), env={**os.environ, **ENVIRONMENT},
     )  # fmt: skip
     return done.returncode if done.returncode >= 0 else 1

@@ -17,7 +17,7 @@ from pathlib import Path
 from edl.config import model_check
 from edl.errors import EdlError, ModelError
 
-ZOO = "model_zoo"
+ZOO = "edl.zoo"
 
 
 def zoo() -> dict[str, str]:
@@ -32,7 +32,7 @@ def check(module: str) -> None:
     """Refuse a model.module that does not exist.
 
     Args:
-        module: a name of the zoo, a dotted module, or the path of a Python file; as in `trainer.user_model`.
+        module: a name of the zoo, a dotted module, or the path of a Python file; as in `edl.trainer.user_model`.
 
     Raises:
         ModelError: it does not exist, or the file is not a model.
@@ -80,6 +80,8 @@ def _is_file(path: Path) -> bool:
 def _hint(module: str) -> str:
     """What may have been meant: a file that lies here, or a similar name of the zoo."""
     near = difflib.get_close_matches(module, zoo(), 1)
+    if (name := module.removeprefix("model_zoo.")) != module and name in zoo():
+        near = [f"{ZOO}.{name}"]
     file = Path(f"{module.replace('.', os.sep)}.py")
     meant = [f".{os.sep}{file}"] if _is_file(file) else near
     return f"did you mean {meant[0]}?" if meant else ""

@@ -23,7 +23,7 @@ def prove(output: Path, elsewhere: Elsewhere | None = None) -> str:
     verdict = audit(output, elsewhere)
     # The proof needs few of the numbers in summary.json: the master's core computes all of them again.
     replayed = subprocess.run(
-        [*module_command("master.replay"), str(output)], capture_output=True, text=True, errors="replace"
+        [*module_command("edl.master.replay"), str(output)], capture_output=True, text=True, errors="replace"
     )
     if replayed.returncode:
         raise AuditFailed(replayed.stderr.strip().removeprefix("edl replay: "))

@@ -114,7 +114,7 @@ def master(
     lock = _prepare(output, merged, salvage, may_exist=latest.is_orphaned(output))
     os.set_inheritable(lock, True)  # what this process becomes goes on holding it
     latest.remember(output)
-    _become("master", [*_arguments(output, salvage), "--listen", listen, "--backend", "external"])
+    _become("edl.master", [*_arguments(output, salvage), "--listen", listen, "--backend", "external"])
 
 
 def worker(
@@ -137,7 +137,7 @@ def worker(
     if token_from is not None:
         os.environ["EDL_TOKEN"] = artifacts.read_contact(token_from).token
     os.environ.update(worker_environment(os.environ))
-    _become("trainer", ["--master", master, "--worker", str(identity)])
+    _become("edl.trainer", ["--master", master, "--worker", str(identity)])
 
 
 class _Interrupts:
@@ -179,7 +179,7 @@ def _start(output: Path, salvage: Path | None, lock: int, detached: bool) -> sub
     (output / artifacts.LOGS).mkdir(exist_ok=True)
     with open(output / artifacts.LOGS / "master.log", "wb") as log:
         return subprocess.Popen(
-            [*module_command("master"), *arguments, *([] if detached else ["--attached"])],
+            [*module_command("edl.master"), *arguments, *([] if detached else ["--attached"])],
             stdin=subprocess.DEVNULL if detached else subprocess.PIPE, stdout=subprocess.PIPE, stderr=log,
             start_new_session=True, pass_fds=[lock],
         )  # fmt: skip

@@ -24,7 +24,7 @@ ENDED: Final = frozenset({Phase.Succeeded, Phase.Failed, Phase.Stopped})
 
 
 class WorkerState(StrEnum):
-    """Where a worker is in its life; `master.core.workers` has the transitions."""
+    """Where a worker is in its life; `edl.master.core.workers` has the transitions."""
 
     PENDING = "pending"  # requested from the backend, not running yet
     STARTING = "starting"  # its process runs

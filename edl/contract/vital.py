@@ -14,8 +14,6 @@ import traceback
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from edl.contract.own_modules import PACKAGES
-
 FAILED = 1  # exit code
 _end: Callable[[BaseException], None] | None = None  # None: no entry point of the product has begun here
 
@@ -65,7 +63,7 @@ def _is_ours(args: threading.ExceptHookArgs) -> bool:
     while frame is not None and frame.tb_frame.f_globals.get("__name__") == "threading":
         frame = frame.tb_next
     module = str(frame.tb_frame.f_globals.get("__name__", "")) if frame is not None else ""
-    return module.partition(".")[0] in PACKAGES
+    return module.startswith("edl.") and not module.startswith("edl.zoo.")  # models are user code
 
 
 def _died(what: str, error: BaseException) -> None:

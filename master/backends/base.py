@@ -33,9 +33,9 @@ from typing import Any, Protocol, TypeAlias
 import structlog
 
 from edl.contract.ids import WorkerId
+from edl.master.core import effects as ef
+from edl.master.core import events as ev
 from edl.text import plain
-from master.core import effects as ef
-from master.core import events as ev
 
 log = structlog.get_logger()
 MOST_LINE = 500  # characters

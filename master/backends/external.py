@@ -9,9 +9,9 @@ from __future__ import annotations
 import sys
 
 from edl.contract.ids import WorkerId
-from master.backends.base import Emit
-from master.core import effects as ef
-from master.core import events as ev
+from edl.master.backends.base import Emit
+from edl.master.core import effects as ef
+from edl.master.core import events as ev
 
 
 class External:

@@ -29,9 +29,9 @@ from edl.contract.ids import WorkerId
 from edl.errors import EdlError
 from edl.exit_announcements import VARIABLE, Announcement
 from edl.full_disk import log_file
-from master.backends.base import Emit, Tasks, described, last_line
-from master.core import effects as ef
-from master.core import events as ev
+from edl.master.backends.base import Emit, Tasks, described, last_line
+from edl.master.core import effects as ef
+from edl.master.core import events as ev
 
 MARK = "EDL_WORKER_MARK"  # in the environment of a worker, and of all processes that it starts
 MEMORY = "edl-state"  # its name, for people who look into /proc

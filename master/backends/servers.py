@@ -26,10 +26,10 @@ from typing import Any
 
 from edl.contract import artifacts
 from edl.contract.own_modules import module_command
-from master.backends.base import Tasks, described, last_line
-from master.core import effects as ef
-from master.core import events as ev
-from master.servers import RESTARTING, Emit, Further, Watch
+from edl.master.backends.base import Tasks, described, last_line
+from edl.master.core import effects as ef
+from edl.master.core import events as ev
+from edl.master.servers import RESTARTING, Emit, Further, Watch
 
 REFUSED = 2  # exit code: its arguments are invalid, or its address is taken
 MOST_IN_VAIN = 5  # starts in a row that come to nothing
@@ -124,7 +124,7 @@ class ServerProcesses:
         patience: float = math.inf,
     ):
         self._emit, self._plan, self._token = emit, plan, token
-        self._command, self._environment = command or module_command("ps"), environment
+        self._command, self._environment = command or module_command("edl.ps"), environment
         self._servers = [_Server(index) for index in range(plan.servers)]
         self._watch = Watch(emit, lambda: token, plan.servers, restarts=True)
         self._tasks = Tasks()

@@ -21,11 +21,11 @@ from dataclasses import dataclass
 from edl.contract.ids import WorkerId
 from edl.contract.phases import Phase
 from edl.contract.reasons import Reason
+from edl.master.core import effects as ef
+from edl.master.core import events as ev
+from edl.master.core import membership, training
+from edl.master.core.state import State
 from edl.text import how_many
-from master.core import effects as ef
-from master.core import events as ev
-from master.core import membership, training
-from master.core.state import State
 
 CAUSES = "bad memory, or an operation whose result depends on the machine"
 MOST_NAMED = 8  # workers in a sentence

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from master.core.workers import WorkerRecord
+from edl.master.core.workers import WorkerRecord
 
 GAIN = 1.15  # so much faster, at least, makes it worth to form the ring anew
 SETTLE_SECONDS = 10.0  # of a ring's life before it is judged; speeds are measured in it

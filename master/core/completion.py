@@ -10,13 +10,13 @@ from __future__ import annotations
 from edl.contract.evaluation import FINAL
 from edl.contract.phases import Phase
 from edl.contract.reasons import Reason
+from edl.master.core import agreement, membership
+from edl.master.core import effects as ef
+from edl.master.core import events as ev
+from edl.master.core.state import State
+from edl.master.core.training import in_words, reach
+from edl.master.core.workers import WorkerRecord
 from edl.text import how_many
-from master.core import agreement, membership
-from master.core import effects as ef
-from master.core import events as ev
-from master.core.state import State
-from master.core.training import in_words, reach
-from master.core.workers import WorkerRecord
 
 SAVING = "saving"  # the name of that part, in `PartFailed`
 

@@ -122,10 +122,10 @@ class Evaluation:
 
 @dataclass(frozen=True, slots=True)
 class Past:
-    """What a job has done under earlier masters of its run, for its summary (`master.core.past`).
+    """What a job has done under earlier masters of its run, for its summary (`edl.master.core.past`).
 
     Args:
-        seconds: by kind (`master.core.goodput`), up to the last change of the kind.
+        seconds: by kind (`edl.master.core.goodput`), up to the last change of the kind.
         doing: the kind since then.
         kept_useful_seconds: seconds of training up to the newest checkpoint.
         changes: how many rings were formed.
@@ -447,7 +447,7 @@ class Closed:
     why: str
 
 
-# --- events: what heartbeats come to (`master.telemetry`)
+# --- events: what heartbeats come to (`edl.master.telemetry`)
 
 
 @dataclass(frozen=True, slots=True)

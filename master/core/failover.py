@@ -12,9 +12,9 @@ Nobody starts anew while a worker that may hold the state can still come back.
 from __future__ import annotations
 
 from edl.contract.ids import WorkerId
-from master.core import events as ev
-from master.core.ring import Ring
-from master.core.workers import IN, OUT, UP, Pool, WorkerRecord
+from edl.master.core import events as ev
+from edl.master.core.ring import Ring
+from edl.master.core.workers import IN, OUT, UP, Pool, WorkerRecord
 
 
 class Failover:

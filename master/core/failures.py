@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 from edl.contract.exit_codes import BLAME, WorkerExit
 from edl.contract.ids import WorkerId
-from master.core import events as ev
-from master.core.workers import WorkerRecord
+from edl.master.core import events as ev
+from edl.master.core.workers import WorkerRecord
 
 # Sent from outside; the program is not to blame.
 OUTSIDE_SIGNALS = frozenset({"SIGKILL", "SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT"})

@@ -29,7 +29,7 @@ from dataclasses import replace
 
 from edl.contract.phases import Phase, WorkerState
 from edl.contract.reasons import Reason
-from master.core import (
+from edl.master.core import (
     agreement,
     completion,
     membership,
@@ -41,10 +41,10 @@ from master.core import (
     stopping,
     training,
 )
-from master.core import effects as ef
-from master.core import events as ev
-from master.core.state import State
-from master.core.workers import UP, WorkerRecord
+from edl.master.core import effects as ef
+from edl.master.core import events as ev
+from edl.master.core.state import State
+from edl.master.core.workers import UP, WorkerRecord
 
 # What is said of a state that does not count any more. That a member has left the ring is still news.
 CLAIMS = (ev.JoinedRing, ev.EpochEnded, ev.Evaluated)

@@ -6,11 +6,11 @@ from collections.abc import Callable
 
 from edl.contract.phases import Phase, WorkerState
 from edl.contract.reasons import Reason
-from master.core import effects as ef
-from master.core import events as ev
-from master.core.failures import MOST_IN_VAIN, Failure, nobody_knows_why, own_fault
-from master.core.state import SUSPENDED_AT_ZERO, State
-from master.core.workers import DRAINING, OUT, Kind, WorkerRecord
+from edl.master.core import effects as ef
+from edl.master.core import events as ev
+from edl.master.core.failures import MOST_IN_VAIN, Failure, nobody_knows_why, own_fault
+from edl.master.core.state import SUSPENDED_AT_ZERO, State
+from edl.master.core.workers import DRAINING, OUT, Kind, WorkerRecord
 
 COPY_SECONDS = 10.0  # for the next process in a crashed worker's place to greet, with its copy of the state
 HUNG_GRACE_SECONDS = 1.0  # for a silent process: its copy of the state is free when it has been killed

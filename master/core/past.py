@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from master.core import events as ev
-from master.core.failures import Failure
-from master.core.ring import Earlier
-from master.core.state import State
+from edl.master.core import events as ev
+from edl.master.core.failures import Failure
+from edl.master.core.ring import Earlier
+from edl.master.core.state import State
 
 
 def of(job: State) -> ev.Past:

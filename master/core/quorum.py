@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from edl.contract.ids import WorkerId
+from edl.master.core.workers import DRAINING, WorkerRecord
 from edl.text import how_many
-from master.core.workers import DRAINING, WorkerRecord
 
 MOST_TAKERS = 4  # for each who gives: beyond that it is quicker if all wait for one broadcast
 

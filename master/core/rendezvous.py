@@ -11,11 +11,11 @@ from dataclasses import replace
 from edl.contract.ids import WorkerId
 from edl.contract.phases import WorkerState
 from edl.contract.reasons import Reason
-from master.core import balance, completion, patience, servers, training
-from master.core import effects as ef
-from master.core.quorum import Limits, RingPlan, candidates, plan_ring, too_few
-from master.core.state import State
-from master.core.workers import DRAINING, IN, NO_RING, OUT, Kind, WorkerRecord
+from edl.master.core import balance, completion, patience, servers, training
+from edl.master.core import effects as ef
+from edl.master.core.quorum import Limits, RingPlan, candidates, plan_ring, too_few
+from edl.master.core.state import State
+from edl.master.core.workers import DRAINING, IN, NO_RING, OUT, Kind, WorkerRecord
 
 MOST_NAMED = 8  # workers in the cause of a change
 

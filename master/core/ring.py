@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 
 from edl.contract.ids import Generation, WorkerId
 from edl.contract.reasons import Reason
-from master.core import effects as ef
-from master.core import events as ev
-from master.core.workers import IN, NO_RING, Pool, WorkerRecord
+from edl.master.core import effects as ef
+from edl.master.core import events as ev
+from edl.master.core.workers import IN, NO_RING, Pool, WorkerRecord
 
 KEPT_CHANGES = 100  # a job that runs for a month has ten thousand
 

@@ -9,10 +9,10 @@ apply the gradients of one model to another. A worker that reports no loss is no
 from __future__ import annotations
 
 from edl.contract.ids import WorkerId
+from edl.master.core import events as ev
+from edl.master.core.state import State
+from edl.master.core.workers import WorkerRecord
 from edl.text import numbered
-from master.core import events as ev
-from master.core.state import State
-from master.core.workers import WorkerRecord
 
 MOST_NAMED = 8  # workers in a sentence
 

@@ -13,10 +13,10 @@ from __future__ import annotations
 
 from edl.contract import modes
 from edl.contract.reasons import Reason
-from master.core import effects as ef
-from master.core import events as ev
-from master.core.state import Away, State
-from master.core.workers import WorkerRecord
+from edl.master.core import effects as ef
+from edl.master.core import events as ev
+from edl.master.core.state import Away, State
+from edl.master.core.workers import WorkerRecord
 
 HANGS = "not answering"  # its process is there, as far as is known
 # A process that has answered no Probe for so long hangs, and is restarted. A busy server answers Probes. What

@@ -12,11 +12,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from edl.contract.reasons import Reason
+from edl.master.core import effects as ef
+from edl.master.core import membership
+from edl.master.core.state import Silence, State
+from edl.master.core.workers import UP, WorkerRecord
 from edl.text import how_many
-from master.core import effects as ef
-from master.core import membership
-from master.core.state import Silence, State
-from master.core.workers import UP, WorkerRecord
 
 # Of silence. Until then Kubernetes has deleted the pods of a lost node, and a virtual machine has been moved
 # or restarted: a worker that is silent for longer will hardly come back.

@@ -30,7 +30,7 @@ from pydantic import BaseModel
 
 from edl.config import Config
 from edl.contract import evaluation, heartbeats, layout, phases, ranges, reasons, steps
-from master.core import (
+from edl.master.core import (
     checkpoints,
     effects,
     events,
@@ -45,7 +45,7 @@ from master.core import (
     timeouts,
     workers,
 )
-from master.core.job import Job
+from edl.master.core.job import Job
 
 Json: TypeAlias = Any  # as `json` takes and gives it
 

@@ -16,16 +16,16 @@ from edl.contract.phases import Phase
 from edl.contract.ranges import RangeSet
 from edl.contract.reasons import Reason
 from edl.contract.steps import Steps
-from master.core import effects as ef
-from master.core import events as ev
-from master.core.checkpoints import Checkpoints, Farewell
-from master.core.failover import Failover
-from master.core.failures import Failure, RestartBackoff
-from master.core.goodput import Goodput
-from master.core.quorum import Limits
-from master.core.ring import Ring
-from master.core.timeouts import Timeouts
-from master.core.workers import NO_RING, Pool
+from edl.master.core import effects as ef
+from edl.master.core import events as ev
+from edl.master.core.checkpoints import Checkpoints, Farewell
+from edl.master.core.failover import Failover
+from edl.master.core.failures import Failure, RestartBackoff
+from edl.master.core.goodput import Goodput
+from edl.master.core.quorum import Limits
+from edl.master.core.ring import Ring
+from edl.master.core.timeouts import Timeouts
+from edl.master.core.workers import NO_RING, Pool
 
 SUSPENDED = "suspended"
 SUSPENDED_AT_ZERO = (

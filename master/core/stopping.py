@@ -13,11 +13,11 @@ from dataclasses import replace
 
 from edl.contract.phases import Phase
 from edl.contract.reasons import Reason
-from master.core import events as ev
-from master.core import training
-from master.core.checkpoints import Farewell
-from master.core.state import State
-from master.core.workers import OUT, Kind
+from edl.master.core import events as ev
+from edl.master.core import training
+from edl.master.core.checkpoints import Farewell
+from edl.master.core.state import State
+from edl.master.core.workers import OUT, Kind
 
 LAST_SECONDS = 60.0  # that a job whose deadline has passed may take to write its state
 

@@ -1,7 +1,7 @@
 """The timeouts of a worker: everything that time alone brings about for one is here, but its silence.
 
 A worker that is pending for lack of capacity has no timeout. Who falls silent is noticed where the streams
-are heard (`master.telemetry`), and told as an event.
+are heard (`edl.master.telemetry`), and told as an event.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from edl.config import Elastic
 from edl.contract.ids import WorkerId
-from master.core.workers import PENDING, Pool, WorkerRecord
+from edl.master.core.workers import PENDING, Pool, WorkerRecord
 
 
 def ends(w: WorkerRecord, elastic: Elastic) -> float | None:

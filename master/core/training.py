@@ -12,11 +12,11 @@ from edl.contract.evaluation import FINAL
 from edl.contract.layout import Layout
 from edl.contract.reasons import Reason
 from edl.contract.steps import Steps
+from edl.master.core import effects as ef
+from edl.master.core import events as ev
+from edl.master.core.state import State, TrainTask
+from edl.master.core.workers import NO_RING
 from edl.text import how_many
-from master.core import effects as ef
-from master.core import events as ev
-from master.core.state import State, TrainTask
-from master.core.workers import NO_RING
 
 BAD_TOLD = 20  # bad records of which people are told one by one
 

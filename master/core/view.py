@@ -14,12 +14,12 @@ from typing import Any
 
 from edl.contract.heartbeats import Staleness
 from edl.contract.ids import WorkerId
+from edl.master.core import events as ev
+from edl.master.core import servers, silence, training
+from edl.master.core.job import Job
+from edl.master.core.ring import Change
+from edl.master.core.workers import OUT, UP
 from edl.text import numbered
-from master.core import events as ev
-from master.core import servers, silence, training
-from master.core.job import Job
-from master.core.ring import Change
-from master.core.workers import OUT, UP
 
 MOST_NAMED = 5  # workers, where more do not help
 

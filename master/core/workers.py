@@ -20,7 +20,7 @@ from edl.contract.ids import Generation, WorkerId
 from edl.contract.phases import WorkerState
 from edl.contract.ranges import RangeSet
 from edl.errors import EdlError
-from master.core import events as ev
+from edl.master.core import events as ev
 
 NEXT = {
     (WorkerState.PENDING, "seen"): WorkerState.STARTING,

@@ -17,8 +17,8 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
 import edl
 from edl.contract.phases import WorkerState
-from master.core import effects as ef
-from master.core import events as ev
+from edl.master.core import effects as ef
+from edl.master.core import events as ev
 
 STATES = [state for state in WorkerState if state is not WorkerState.GONE]
 

@@ -15,8 +15,8 @@ from itertools import groupby
 
 from edl.contract.ids import WorkerId
 from edl.contract.proto import edl_pb2 as pb
-from master.core import effects as ef
-from master.core import events as ev
+from edl.master.core import effects as ef
+from edl.master.core import events as ev
 
 KEPT = 2  # attempts: the manifest of one may be on its way while the parts of the next come
 

@@ -15,8 +15,8 @@ from edl.contract.ids import Generation, WorkerId
 from edl.contract.layout import Layout
 from edl.contract.proto import edl_pb2 as pb
 from edl.contract.ranges import RangeSet
-from master.core import effects as ef
-from master.core import events as ev
+from edl.master.core import effects as ef
+from edl.master.core import events as ev
 
 
 def event_of(worker: WorkerId, message: pb.FromWorker) -> ev.Event | ev.Heartbeat | None:

@@ -13,7 +13,7 @@ import grpc
 
 from edl.contract.proto import edl_pb2 as pb
 from edl.listener import Context, Listener
-from master.rpc.refusing import RefusingServer
+from edl.master.rpc.refusing import RefusingServer
 
 
 class RestingServer(RefusingServer):

@@ -20,7 +20,7 @@ from edl.contract.proto import edl_pb2 as pb
 from edl.contract.proto import edl_pb2_grpc as rpc
 from edl.errors import EdlError
 from edl.listener import OPTIONS, Context, Listener
-from master.rpc.refusing import RefusingServer
+from edl.master.rpc.refusing import RefusingServer
 
 
 class StandbyServer(RefusingServer, rpc.StandbyServicer):

@@ -30,9 +30,9 @@ def check_imports() -> None:
         "sklearn.datasets",
         "h5py",
         "edl.cli",
-        "trainer.build",
-        "trainer.forkserver",
-        "model_zoo.digits",
+        "edl.trainer.build",
+        "edl.trainer.forkserver",
+        "edl.zoo.digits",
     ):
         check(f"import {name}", lambda name=name: importlib.import_module(name).__name__)
     # A process that has loaded the driver cannot fork workers that use it.

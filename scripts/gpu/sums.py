@@ -18,8 +18,8 @@ def rank(number: int, ranks: int, port: int) -> None:
     """Sum on the GPU if there is one; rank 0 prints the seconds."""
     import tensorflow as tf
 
-    from trainer.graphs import concrete
-    from trainer.ring.horovod import HorovodRing
+    from edl.trainer.graphs import concrete
+    from edl.trainer.ring.horovod import HorovodRing
 
     ring = HorovodRing(port, "lo", f"rank-{number}", store_secret=os.environ["SUMS_SECRET"])
     began = time.time()
@@ -52,7 +52,7 @@ def rank(number: int, ranks: int, port: int) -> None:
 
 
 def main(ranks: int) -> None:
-    from trainer.session.kvstore import KeyValueStore
+    from edl.trainer.session.kvstore import KeyValueStore
 
     loop = asyncio.new_event_loop()
     threading.Thread(target=loop.run_forever, daemon=True).start()

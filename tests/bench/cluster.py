@@ -85,7 +85,7 @@ class Job:
         for process in sorted(psutil.process_iter(), key=psutil.Process.create_time, reverse=True):
             try:
                 words = process.cmdline()[1:4]
-                if words[:2] != ["-P", "-m"] or words[2].partition(".")[0] != "trainer":
+                if words[:2] != ["-P", "-m"] or not words[2].startswith("edl.trainer"):
                     continue
                 its = process.environ()
             except psutil.Error:

@@ -19,9 +19,9 @@ from edl import audit
 from edl.config import values
 from edl.contract import artifacts
 from edl.errors import EdlError
-from master import journal, replay
-from master.core import effects as ef
-from master.core import events as ev
+from edl.master import journal, replay
+from edl.master.core import effects as ef
+from edl.master.core import events as ev
 from tests.month import BusyMonth, Month, keep, summarize
 from tests.month import journal as opened
 

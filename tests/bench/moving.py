@@ -21,10 +21,10 @@ from edl.checkpoints import Store
 from edl.checkpoints.manifest import Manifest
 from edl.contract.arrangement import Arrangement, moves
 from edl.contract.buckets import BUCKETS
-from trainer.roles import Commit, StepGradients, Table
-from trainer.server_link import Interrupt, Link, ServerLink
-from trainer.servers import ParameterServers
-from trainer.step_servers import NOWHERE, StepServers
+from edl.trainer.roles import Commit, StepGradients, Table
+from edl.trainer.server_link import Interrupt, Link, ServerLink
+from edl.trainer.servers import ParameterServers
+from edl.trainer.step_servers import NOWHERE, StepServers
 
 DIM, STEP_ROWS = 16, 100_000
 ADAM = {"class_name": "Adam", "config": {"learning_rate": 0.01}}
@@ -38,7 +38,7 @@ class Process:
         file.unlink(missing_ok=True)
         self.process = subprocess.Popen(
             [
-                sys.executable, "-m", "ps", "--index", str(index), "--listen", address, "--run-id", "run",
+                sys.executable, "-m", "edl.ps", "--index", str(index), "--listen", address, "--run-id", "run",
                 "--log-dir", str(where / f"log-{index}"), "--checkpoint-dir", str(where / "checkpoints"),
                 "--address-file", str(file),
             ],

@@ -35,11 +35,11 @@ import grpc
 import numpy as np
 
 from edl.contract.proto import ps_pb2 as pb
-from ps.service import OPTIONS
+from edl.ps.service import OPTIONS
+from edl.trainer.conversation import Conversation
 from tests.bench import ps_limits, ps_recovery, ps_training, report
 from tests.bench.memory import AtHand
 from tests.bench.report import Row, say
-from trainer.conversation import Conversation
 
 DIMS = (8, 16, 64)
 COUNTS = (1_000, 10_000, 100_000)
@@ -69,7 +69,7 @@ class Server(Protocol):
 
 
 class Ours:
-    """`python -m ps`, called as workers do."""
+    """`python -m edl.ps`, called as workers do."""
 
     name = "edl"
 
@@ -232,8 +232,8 @@ def _started(dim: int, directory: Path, stack: contextlib.ExitStack) -> Iterator
 
     (directory / "token").write_text("bench")
     ours = process(
-        sys.executable, "-m", "ps", "--run-id", "bench", "--token-file", directory / "token", "--log-level",
-        "warning", "--log-dir", directory / "log", "--address-file", directory / "address",
+        sys.executable, "-m", "edl.ps", "--run-id", "bench", "--token-file", directory / "token",
+        "--log-level", "warning", "--log-dir", directory / "log", "--address-file", directory / "address",
     )  # fmt: skip
     yield Ours(ours.pid, channel(_until(lambda: (directory / "address").read_text())), dim)
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}

@@ -27,7 +27,7 @@ import psutil
 
 from edl.contract.proto import ps_pb2 as pb
 from edl.contract.proto import ps_pb2_grpc
-from ps.service import OPTIONS
+from edl.ps.service import OPTIONS
 from tests.bench.report import Row, say
 
 PARTS = ("memory", "recovery")
@@ -38,7 +38,7 @@ RUN = "bench"
 
 
 class Process:
-    """`python -m ps`, with a log of its own."""
+    """`python -m edl.ps`, with a log of its own."""
 
     def __init__(self, directory: Path, stack: contextlib.ExitStack):
         (directory / "token").write_text(RUN)
@@ -46,8 +46,8 @@ class Process:
         address.unlink(missing_ok=True)
         self.began_at = time.perf_counter()
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "ps", "--run-id", RUN, "--token-file", directory / "token", "--log-level",
-             "warning", "--log-dir", directory / "log", "--address-file", address],
+            [sys.executable, "-m", "edl.ps", "--run-id", RUN, "--token-file", directory / "token",
+             "--log-level", "warning", "--log-dir", directory / "log", "--address-file", address],
         )  # fmt: skip
         stack.callback(self.process.wait)
         stack.callback(self.process.kill)

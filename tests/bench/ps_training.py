@@ -66,7 +66,7 @@ class Training:
         }
         self._log = open(self.output / "master.log", "wb")
         self.master = subprocess.Popen(
-            [sys.executable, "-m", "master", "--values", str(self.output / "values.json"),
+            [sys.executable, "-m", "edl.master", "--values", str(self.output / "values.json"),
              "--output", str(self.output)],
             stdout=subprocess.PIPE, stderr=self._log, env=environment, cwd=ROOT, start_new_session=True,
         )  # fmt: skip

@@ -98,9 +98,9 @@ class RedisRows:
 
 def main() -> int:
     from edl.layers.embedding import keep_rows_elsewhere
-    from trainer import control
-    from trainer.data import Batch
-    from trainer.learner import KerasLearner
+    from edl.trainer import control
+    from edl.trainer.data import Batch
+    from edl.trainer.learner import KerasLearner
 
     keep_rows_elsewhere()
     numbers, ids, clicked = timed_deepfm.drawn("train")

@@ -28,10 +28,10 @@ from edl.client import Client
 from edl.config import values
 from edl.contract import artifacts
 from edl.contract.workers import worker_environment
+from edl.trainer.session.kvstore import KeyValueStore
 from tests.bench import large_joins, report
 from tests.bench.journal import MOST_WAIT, Journal
 from tests.bench.report import Row, p95
-from trainer.session.kvstore import KeyValueStore
 
 ROOT = Path(__file__).parents[2]
 HERE = Path(__file__).parent
@@ -60,7 +60,7 @@ class OurJob:
         self.log = open(self.output / "master.log", "wb")
         arguments = ["--values", self.output / "values.json", "--output", self.output]
         self.master = subprocess.Popen(
-            [sys.executable, "-m", "master", *arguments],
+            [sys.executable, "-m", "edl.master", *arguments],
             stdout=subprocess.PIPE, stderr=self.log, env=environment, cwd=ROOT, start_new_session=True,
         )  # fmt: skip
         assert self.master.stdout is not None

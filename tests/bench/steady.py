@@ -28,13 +28,13 @@ from edl import config
 from edl.config import values
 from edl.contract.layout import Layout, Part
 from edl.contract.steps import Steps
-from trainer.build_learner import learner_of
-from trainer.data import Batch, Batches
-from trainer.ring.horovod import HorovodRing
-from trainer.session.orders import FormRing
-from trainer.session.state import Session
-from trainer.telemetry import Telemetry
-from trainer.worker import Worker
+from edl.trainer.build_learner import learner_of
+from edl.trainer.data import Batch, Batches
+from edl.trainer.ring.horovod import HorovodRing
+from edl.trainer.session.orders import FormRing
+from edl.trainer.session.state import Session
+from edl.trainer.telemetry import Telemetry
+from edl.trainer.worker import Worker
 
 WARM = 6  # steps that are not measured
 MOST = 1 << 40  # records: more than there is time for

@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 
 import edl
-from model_zoo import deepfm
-from model_zoo.datasets import clicks
+from edl.zoo import deepfm
+from edl.zoo.datasets import clicks
 
 model = deepfm.model
 

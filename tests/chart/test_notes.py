@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from edl.config import model_check
-from master.spec import JobSpec, checked
+from edl.master.spec import JobSpec, checked
 from tests.chart.conftest import CHART, Helm, Rendered
 
 

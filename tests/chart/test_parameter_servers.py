@@ -23,7 +23,7 @@ from edl.config import values
 from edl.errors import ConfigError
 from edl.kubernetes.names import Names
 from edl.kubernetes.pods import SERVER_INDEX
-from master.core.servers import HANG_SECONDS, LAST_COPY_SECONDS
+from edl.master.core.servers import HANG_SECONDS, LAST_COPY_SECONDS
 from tests.chart.conftest import ROOT, Helm, Object, Refused, Rendered
 
 FILE = "hybrid-values.yaml"
@@ -58,7 +58,7 @@ def test_a_server_that_hangs_fails_its_liveness_probe(helm: Helm, tmp_path: Path
     files = ["--log-dir", str(tmp_path / "log"), "--alive-file", str(alive)]
     environment = {**os.environ, "EDL_TOKEN": "a-token", "PYTHONPATH": str(ROOT)}
     assert fails()
-    server = psutil.Popen([sys.executable, "-P", "-m", "ps", *files], cwd=ROOT, env=environment)
+    server = psutil.Popen([sys.executable, "-P", "-m", "edl.ps", *files], cwd=ROOT, env=environment)
     try:
         until(lambda: not fails())
         server.suspend()

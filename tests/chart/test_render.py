@@ -72,7 +72,7 @@ def test_the_workers_pod_needs_only_a_name(rendered: dict[str, Rendered]) -> Non
     [container] = pod["spec"]["containers"]
     assert (container["name"], container["command"]) == (
         "worker",
-        ["python", "-P", "-m", "trainer.supervisor"],
+        ["python", "-P", "-m", "edl.trainer.supervisor"],
     )
     env = {e["name"]: e.get("value") for e in container["env"]}
     assert env["EDL_MASTER"] == "edl-master.default.svc:8500"
@@ -214,7 +214,7 @@ def test_the_overlay_is_merged_by_name(rendered: dict[str, Rendered], helm: Helm
                         "worker.podTemplate.spec.containers[0].stdin=true").worker  # fmt: skip
     [container] = pod["spec"]["containers"]
     assert container["stdin"] is True
-    assert container["command"] == ["python", "-P", "-m", "trainer"]
+    assert container["command"] == ["python", "-P", "-m", "edl.trainer"]
 
 
 def test_a_variable_in_the_overlay_takes_no_other_away(helm: Helm) -> None:

@@ -17,8 +17,8 @@ from edl.contract.exit_codes import WorkerExit
 from edl.contract.ids import WorkerId
 from edl.kubernetes.client import Api
 from edl.kubernetes.timing import Timing
-from master.backends.kubernetes import Place
-from master.core import events as ev
+from edl.master.backends.kubernetes import Place
+from edl.master.core import events as ev
 from tests import kubernetes_driver
 from tests.cluster.cluster import Cluster, Namespace, Object
 from tests.kubernetes_driver import Driven, job_values

@@ -99,13 +99,15 @@ def test_images_hold_what_their_side_needs_and_no_more(namespace: Any, images: A
     master = look(
         namespace,
         images["master"],
-        "master ps edl grpc numba tensorflow keras horovod trainer model_zoo pytest",
+        "edl.master edl.ps edl grpc numba tensorflow keras horovod edl.trainer edl.zoo pytest trainer ps",
     )
-    assert master["modules"] == ["master", "ps", "edl", "grpc", "numba"]
+    assert master["modules"] == ["edl.master", "edl.ps", "edl", "grpc", "numba"]
     worker = look(
-        namespace, images["worker"], "trainer edl model_zoo tensorflow horovod master ps pytest mypy"
+        namespace,
+        images["worker"],
+        "edl.trainer edl edl.zoo tensorflow horovod edl.master edl.ps pytest trainer ps",
     )
-    assert worker["modules"] == ["trainer", "edl", "model_zoo", "tensorflow", "horovod"]
+    assert worker["modules"] == ["edl.trainer", "edl", "edl.zoo", "tensorflow", "horovod"]
     assert master["size"] <= WORKER_SHARE * worker["size"], (master["size"], worker["size"])
     for found in (master, worker):
         assert found["uid"] == 12345
@@ -121,10 +123,12 @@ def test_images_hold_what_their_side_needs_and_no_more(namespace: Any, images: A
 
 def test_a_worker_starts_where_nothing_can_be_written(namespace: Any, images: Any) -> None:
     code = (
-        "import trainer.__main__, trainer.worker, trainer.learner, trainer.ring.horovod, trainer.user_model\n"
+        "import edl.trainer.__main__, edl.trainer.worker, edl.trainer.learner\n"
+        "from edl.trainer import user_model\n"
+        "from edl.trainer.ring.horovod import HorovodRing\n"
         "import horovod, importlib.util, sklearn.datasets, pyarrow.csv\n"
-        "trainer.user_model.load('digits')\n"
-        "ring = trainer.ring.horovod.HorovodRing(0, 'lo', 'one')\n"
+        "user_model.load('digits')\n"
+        "ring = HorovodRing(0, 'lo', 'one')\n"
         "ring.form(0, 1); import tensorflow as tf; print(ring.reduce(tf.constant([3.0]))); ring.close()\n"
         "print([m for m in ('runner', 'spark', 'ray') if importlib.util.find_spec('horovod.' + m)])\n"
     )
@@ -145,7 +149,7 @@ def test_the_image_itself_names_a_user_who_is_not_root(namespace: Any, images: A
 
 
 def test_the_master_answers_in_its_image(namespace: Any, images: Any) -> None:
-    assert "--backend" in output(namespace, images["master"], "python", "-m", "master", "--help")
+    assert "--backend" in output(namespace, images["master"], "python", "-m", "edl.master", "--help")
     assert "zoo" in output(namespace, images["master"], "edl", "--help")
 
 

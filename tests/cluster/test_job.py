@@ -355,7 +355,7 @@ def test_the_master_is_killed_and_the_next_one_takes_over(job: Release) -> None:
     kills: list[Callable[[Object], object]] = [
         lambda master: namespace.kubectl(*delete, master["metadata"]["name"]),
         lambda master: namespace.kubectl(*delete, master["metadata"]["name"], "--grace-period=0", "--force"),
-        lambda master: os.kill(process(master, "master"), signal.SIGKILL),
+        lambda master: os.kill(process(master, "edl.master"), signal.SIGKILL),
     ]
     for times, kill in enumerate(kills, before + 1):
         kill(job.master())
@@ -369,7 +369,7 @@ def test_when_all_workers_are_killed_at_once_no_step_is_lost(job: Release) -> No
     job.until(lambda data: json.loads(data["status.json"])["step"] > 0)  # there is something to be kept
     workers = job.namespace.get("pods", "-l", WORKERS)
     had = json.loads(job.status["status.json"])
-    for worker in [process(pod, "trainer.supervisor", forked=True) for pod in workers]:
+    for worker in [process(pod, "edl.trainer.supervisor", forked=True) for pod in workers]:
         os.kill(worker, signal.SIGKILL)
     job.told("was kept in memory", reason=Reason.Restored)
     job.until(lambda data: set(members(data)).isdisjoint(members({"status.json": json.dumps(had)})))

@@ -73,7 +73,7 @@ def test_workers_and_servers_are_killed_and_every_row_counts_its_record(
     # A process that crashes: its log is in the pod, and nothing is lost.
     at = step_after(job, 0)
     before = server(job, 0)
-    os.kill(process(before, "ps"), signal.SIGKILL)
+    os.kill(process(before, "edl.ps"), signal.SIGKILL)
     at = step_after(job, at)
     again = server(job, 0)
     assert again["metadata"]["uid"] == before["metadata"]["uid"]

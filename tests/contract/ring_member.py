@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from trainer.ring.base import Ring, RingBroken
+from edl.trainer.ring.base import Ring, RingBroken
 
 
 def serve(ring: Ring, next_order: Callable[[], str], say: Callable[[str], None]) -> None:
@@ -81,8 +81,8 @@ def _obey(ring: Ring, order: list[str], say: Callable[[str], None]) -> str:
 def _graph(ring: Ring) -> Callable[[float], np.ndarray]:
     import tensorflow as tf
 
-    from trainer.graphs import compiled
-    from trainer.inner_sum import InnerSum
+    from edl.trainer.graphs import compiled
+    from edl.trainer.inner_sum import InnerSum
 
     total = InnerSum(ring.reduce)
     graph = compiled(lambda x: total(total(x) + 1.0), tf.TensorSpec([1], tf.float32))
@@ -97,8 +97,8 @@ def _graph(ring: Ring) -> Callable[[float], np.ndarray]:
 def _two_sums(ring: Ring) -> Callable[[float, float], list[float]]:
     import tensorflow as tf
 
-    from trainer.graphs import concrete
-    from trainer.ring.horovod import HorovodRing
+    from edl.trainer.graphs import concrete
+    from edl.trainer.ring.horovod import HorovodRing
 
     assert isinstance(ring, HorovodRing)
     total = ring.in_graph
@@ -117,8 +117,8 @@ def _two_sums(ring: Ring) -> Callable[[float, float], list[float]]:
 def _half(ring: Ring) -> Callable[[float], float]:
     import tensorflow as tf
 
-    from trainer.graphs import concrete
-    from trainer.ring.horovod import HorovodRing
+    from edl.trainer.graphs import concrete
+    from edl.trainer.ring.horovod import HorovodRing
 
     assert isinstance(ring, HorovodRing)
     total = ring.in_graph
@@ -134,8 +134,8 @@ def _half(ring: Ring) -> Callable[[float], float]:
 def _kept(ring: Ring, value: float) -> list[float]:
     import tensorflow as tf
 
-    from trainer.graphs import concrete
-    from trainer.ring.horovod import HorovodRing
+    from edl.trainer.graphs import concrete
+    from edl.trainer.ring.horovod import HorovodRing
 
     assert isinstance(ring, HorovodRing)
     total = ring.in_graph
@@ -155,8 +155,8 @@ def _room(ring: Ring, mebibytes: int) -> int:
     """In MiB."""
     import tensorflow as tf
 
-    from trainer.graphs import concrete
-    from trainer.ring.horovod import HorovodRing
+    from edl.trainer.graphs import concrete
+    from edl.trainer.ring.horovod import HorovodRing
 
     assert isinstance(ring, HorovodRing)
     total = ring.in_graph
@@ -183,7 +183,7 @@ def _peak() -> int:
 def main() -> None:
     os.environ.update(TF_CPP_MIN_LOG_LEVEL="3", HOROVOD_GLOO_TIMEOUT_SECONDS="60")
     os.environ["TF_NUM_INTEROP_THREADS"] = "1"  # as few as a job can have
-    from trainer.ring.horovod import HorovodRing
+    from edl.trainer.ring.horovod import HorovodRing
 
     port, name, secret = int(sys.argv[1]), sys.argv[2], sys.argv[3]
     ring = HorovodRing(port, os.environ.get("EDL_RING_INTERFACE", "lo"), name, store_secret=secret)

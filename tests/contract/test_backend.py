@@ -17,11 +17,11 @@ import pytest
 
 from edl.contract.exit_codes import WorkerExit
 from edl.contract.ids import WorkerId
-from master.backends.base import Backend
-from master.backends.external import External
-from master.backends.processes import ForkServer, Memories, Processes, Spawn
-from master.core import effects as ef
-from master.core import events as ev
+from edl.master.backends.base import Backend
+from edl.master.backends.external import External
+from edl.master.backends.processes import ForkServer, Memories, Processes, Spawn
+from edl.master.core import effects as ef
+from edl.master.core import events as ev
 from tests.fakes.backend import FakeBackend
 from tests.fakes.kubernetes_api import serving
 from tests.process.small_server import SECOND, driving, install

@@ -16,9 +16,9 @@ from typing import Protocol
 
 import pytest
 
+from edl.trainer.ring.local import Circle, LocalRing
+from edl.trainer.session.kvstore import KeyValueStore
 from tests.contract.ring_member import serve
-from trainer.ring.local import Circle, LocalRing
-from trainer.session.kvstore import KeyValueStore
 
 ROOT = Path(__file__).parents[2]
 MEMBERS = 3

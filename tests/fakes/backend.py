@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from edl.contract.ids import WorkerId
-from master.backends.base import Emit
-from master.core import effects as ef
-from master.core import events as ev
+from edl.master.backends.base import Emit
+from edl.master.core import effects as ef
+from edl.master.core import events as ev
 
 Later: TypeAlias = Callable[[float, Callable[[], None]], object]
 

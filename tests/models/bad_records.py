@@ -3,8 +3,8 @@
 import numpy as np
 
 import edl
-from model_zoo.counting import RECORDS, model
-from model_zoo.counting import feed as plain_feed
+from edl.zoo.counting import RECORDS, model
+from edl.zoo.counting import feed as plain_feed
 
 __all__ = ["data", "feed", "model"]
 

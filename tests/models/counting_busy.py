@@ -5,8 +5,8 @@ import time
 
 import numpy as np
 
-from model_zoo.counting import data, model
-from model_zoo.counting import feed as plain_feed
+from edl.zoo.counting import data, model
+from edl.zoo.counting import feed as plain_feed
 
 __all__ = ["data", "feed", "model"]
 

@@ -13,8 +13,8 @@ from pathlib import Path
 import keras
 from counting_faulty import feed as wait_and_obey
 
-from model_zoo import counting
-from model_zoo.counting import data
+from edl.zoo import counting
+from edl.zoo.counting import data
 
 __all__ = ["data", "feed", "model"]
 

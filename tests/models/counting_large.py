@@ -9,7 +9,7 @@ import os
 import keras
 from counting_faulty import data, feed  # a worker finds what lies beside the model's file
 
-from model_zoo.counting import RECORDS, Count, MinusOutput
+from edl.zoo.counting import RECORDS, Count, MinusOutput
 
 __all__ = ["data", "feed", "model"]
 

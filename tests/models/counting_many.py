@@ -19,7 +19,7 @@ import keras
 import tensorflow as tf
 from counting_faulty import data, feed  # a worker finds what lies beside the model's file
 
-from model_zoo.counting import RECORDS, Count, MinusOutput
+from edl.zoo.counting import RECORDS, Count, MinusOutput
 
 __all__ = ["data", "feed", "model"]
 

@@ -10,7 +10,7 @@ import keras
 import tensorflow as tf
 from counting_faulty import data, feed  # a worker finds what lies beside the model's file
 
-from model_zoo.counting import RECORDS, Count
+from edl.zoo.counting import RECORDS, Count
 
 __all__ = ["data", "feed", "model"]
 

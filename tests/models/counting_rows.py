@@ -16,7 +16,7 @@ from counting_faulty import feed as obeying_feed  # a worker finds what lies bes
 
 import edl
 import edl.layers
-from model_zoo.counting import RECORDS, MinusOutput
+from edl.zoo.counting import RECORDS, MinusOutput
 
 DIM = 2
 TABLE = "counts"

@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 
 from edl.contract.proto import edl_pb2 as pb
-from model_zoo.counting import data, model
-from model_zoo.counting import feed as plain_feed
-from trainer.session.client import MasterStream
+from edl.trainer.session.client import MasterStream
+from edl.zoo.counting import data, model
+from edl.zoo.counting import feed as plain_feed
 
 __all__ = ["data", "feed", "model"]
 

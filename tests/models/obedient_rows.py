@@ -11,7 +11,7 @@ import numpy as np
 
 import edl
 import edl.layers
-from model_zoo.counting import RECORDS, MinusOutput
+from edl.zoo.counting import RECORDS, MinusOutput
 
 GO = Path("/var/lib/edl/go")  # in the output directory: for all workers at once
 IDLE_SECONDS = 0.5  # in each step

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from model_zoo.counting import data, model
+from edl.zoo.counting import data, model
 
 __all__ = ["data", "feed", "model"]
 

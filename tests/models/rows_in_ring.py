@@ -8,7 +8,7 @@ import numpy as np
 from counting_faulty import feed as obeying_feed  # a worker finds what lies beside the model's file
 
 import edl
-from model_zoo.counting import RECORDS
+from edl.zoo.counting import RECORDS
 
 IDS, PLACES = 50, 4
 

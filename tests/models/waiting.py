@@ -4,7 +4,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from model_zoo.digits import data, model
+from edl.zoo.digits import data, model
 
 __all__ = ["data", "feed", "model"]
 

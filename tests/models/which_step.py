@@ -7,7 +7,7 @@ The learning rate is the number of the step, and the gradient of a record's weig
 import keras
 from counting_faulty import data, feed  # a worker finds what lies beside the model's file
 
-from model_zoo.counting import RECORDS, Count, MinusOutput
+from edl.zoo.counting import RECORDS, Count, MinusOutput
 
 __all__ = ["BASE", "BATCH", "data", "feed", "model"]
 

@@ -26,12 +26,12 @@ from edl.config import values
 from edl.contract import artifacts
 from edl.contract.ids import RunId
 from edl.contract.reasons import Reason
-from master.__main__ import processes, servers_of
-from master.core import effects as ef
-from master.core import events as ev
-from master.loop import Master
-from master.service import serve
-from master.spec import JobSpec, checked
+from edl.master.__main__ import processes, servers_of
+from edl.master.core import effects as ef
+from edl.master.core import events as ev
+from edl.master.loop import Master
+from edl.master.service import serve
+from edl.master.spec import JobSpec, checked
 from tests.evidence import CRASHES, check_weights
 from tests.fakes.kubernetes_api import KubernetesApi, serving
 from tests.process.release_commands import Cluster, commanded

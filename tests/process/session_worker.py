@@ -19,9 +19,9 @@ from typing import Any, NoReturn
 
 from edl.contract.layout import Layout
 from edl.contract.proto import edl_pb2 as pb
-from trainer.session.client import MasterStream
-from trainer.session.orders import End, FormRing
-from trainer.session.state import Progress
+from edl.trainer.session.client import MasterStream
+from edl.trainer.session.orders import End, FormRing
+from edl.trainer.session.state import Progress
 
 STEP_SECONDS = 0.05
 LAYOUT = Layout(1_000_000)

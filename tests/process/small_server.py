@@ -18,7 +18,7 @@ from lightkube.config.models import Cluster, User
 
 from edl.kubernetes.client import Api
 from edl.kubernetes.timing import Timing
-from master.backends.kubernetes import Installed, Place
+from edl.master.backends.kubernetes import Installed, Place
 from tests import kubernetes_driver
 from tests.fakes.kubernetes_api import NAMESPACE, KubernetesApi
 from tests.kubernetes_driver import Driven, job_values

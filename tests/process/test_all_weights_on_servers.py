@@ -139,7 +139,7 @@ def evaluated(job: Running) -> dict[str, float]:
     """What Keras makes of the saved model and the held-out records."""
     import keras
 
-    from model_zoo import digits
+    from edl.zoo import digits
 
     model = keras.models.load_model(job.output / artifacts.MODEL)
     reader = digits.data("test")

@@ -20,8 +20,8 @@ from edl.checkpoints import Store
 from edl.client import Client
 from edl.contract import artifacts
 from edl.contract.reasons import Reason
-from master.core import events as ev
-from master.core import view
+from edl.master.core import events as ev
+from edl.master.core import view
 from tests.checkpoints import write
 from tests.evidence import check_weights
 from tests.process.conftest import ROOT, Running

@@ -455,7 +455,7 @@ def test_calls_without_the_token_or_of_another_run_are_refused() -> None:
 def test_a_model_comes_with_the_values_and_files_of_the_folder_replace_nothing(tmp_path: Path) -> None:
     for name in ("edl.py", "master.py", "trainer.py", "logging.py", "keras.py"):
         (tmp_path / name).write_text("raise SystemExit('a file of the current folder was run')\n")
-    (tmp_path / "of_the_project.py").write_text("from model_zoo.digits import data, model as zoo\n")
+    (tmp_path / "of_the_project.py").write_text("from edl.zoo.digits import data, model as zoo\n")
     source = "from of_the_project import data, zoo\n\ndef model():\n    return zoo()\n"
     (tmp_path / "mine.yaml").write_text(json.dumps({"model": {"source": source}, "training": {"epochs": 1}}))
     done = edl("run", "-f", "mine.yaml", "--set", "workers=1", "--output", "job", check=True)

@@ -13,9 +13,9 @@ import pytest
 import edl
 from edl.contract.layout import Layout, Part
 from edl.errors import DataError
-from trainer import control
-from trainer.data import Batch, Batches
-from trainer.records import Records
+from edl.trainer import control
+from edl.trainer.data import Batch, Batches
+from edl.trainer.records import Records
 
 ALONE = Part.even(0, 1)
 

@@ -15,12 +15,12 @@ import pytest
 import edl
 from edl.contract import artifacts
 from edl.contract.proto import edl_pb2 as pb
+from edl.trainer import export, local_evaluation, model_saving
+from edl.trainer.ring.base import RingBroken
+from edl.trainer.session.state import Session
+from edl.trainer.user_model import UserModel
+from edl.trainer.watchdog import Watchdog, unwatched
 from tests.process.test_saved_file import dense
-from trainer import export, local_evaluation, model_saving
-from trainer.ring.base import RingBroken
-from trainer.session.state import Session
-from trainer.user_model import UserModel
-from trainer.watchdog import Watchdog, unwatched
 
 pytestmark = pytest.mark.process
 

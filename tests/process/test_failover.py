@@ -19,9 +19,9 @@ import pytest
 from edl.client import Client
 from edl.contract import artifacts
 from edl.errors import EdlError
+from edl.trainer.output_lock import PER_RUN
 from tests.evidence import check_weights
 from tests.process.conftest import MODELS, ROOT, Orders
-from trainer.output_lock import PER_RUN
 
 EDL = [sys.executable, "-m", "edl.cli"]
 MODEL = str(MODELS / "counting_faulty.py")

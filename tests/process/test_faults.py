@@ -14,7 +14,7 @@ import pytest
 from edl.audit import audit
 from edl.contract import artifacts
 from edl.contract.reasons import Reason
-from master.core import effects as ef
+from edl.master.core import effects as ef
 from tests.evidence import saved_weights
 
 A_Job = Callable[..., Any]

@@ -8,7 +8,7 @@ from typing import Any
 import keras
 import pytest
 
-from trainer.fingerprint import fingerprint
+from edl.trainer.fingerprint import fingerprint
 
 pytestmark = pytest.mark.waits
 

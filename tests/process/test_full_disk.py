@@ -15,7 +15,7 @@ import pytest
 from edl import audit
 from edl.contract import artifacts
 from edl.contract.reasons import Reason
-from master.core import view
+from edl.master.core import view
 from tests.evidence import check_weights
 from tests.process.conftest import ROOT, Running
 from tests.process.test_saved import A_Job

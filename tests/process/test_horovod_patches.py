@@ -21,7 +21,7 @@ import pytest
 import pytest_asyncio
 from aiohttp import web
 
-from trainer.session.kvstore import KeyValueStore
+from edl.trainer.session.kvstore import KeyValueStore
 
 ROOT = Path(__file__).parents[2]
 ROOM = 128  # MiB

@@ -34,12 +34,12 @@ exec "$@"
 JOB = f"""
 import subprocess, sys
 output, values = sys.argv[1:]
-command = [sys.executable, "-m", "master", "--backend", "external", "--listen", "[{ADDRESS}]:8500"]
+command = [sys.executable, "-m", "edl.master", "--backend", "external", "--listen", "[{ADDRESS}]:8500"]
 command += ["--output", output, "--values", values]
 master = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
 address = master.stdout.readline().strip()
 assert address == "[{ADDRESS}]:8500", address
-workers = [subprocess.Popen([sys.executable, "-m", "trainer", "--master", address]) for _ in range(2)]
+workers = [subprocess.Popen([sys.executable, "-m", "edl.trainer", "--master", address]) for _ in range(2)]
 sys.exit(master.wait() or max(worker.wait() for worker in workers))
 """
 

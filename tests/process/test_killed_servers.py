@@ -22,7 +22,7 @@ import pytest
 from edl.checkpoints import Manifest, Part, Store
 from edl.contract.proto import ps_pb2 as pb
 from edl.contract.proto import ps_pb2_grpc
-from ps.durable import Server
+from edl.ps.durable import Server
 from tests.parameter_servers import RUN, commit, pull, settle, stage, tables
 from tests.unit.test_parameter_server_log import begin, content, train
 
@@ -52,7 +52,7 @@ class Process:
         (self._directory / "address").unlink(missing_ok=True)
         with open(self._directory / "output", "ab") as output:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "ps", "--servers", "1",
+                [sys.executable, "-m", "edl.ps", "--servers", "1",
                  "--run-id", RUN, "--token-file", self._directory / "token",
                  "--log-dir", self._directory / "log", "--checkpoint-dir", self._directory / "checkpoints",
                  "--address-file", self._directory / "address", *self._more],
@@ -187,7 +187,9 @@ def test_a_server_killed_at_any_moment_ends_as_one_that_nobody_has_killed(
 
 def test_a_server_that_cannot_be_started_says_why(tmp_path: Path) -> None:
     def run(*args: Any) -> tuple[int, str]:
-        done = subprocess.run([sys.executable, "-m", "ps", *map(str, args)], capture_output=True, text=True)
+        done = subprocess.run(
+            [sys.executable, "-m", "edl.ps", *map(str, args)], capture_output=True, text=True
+        )
         return done.returncode, done.stderr
 
     (tmp_path / "token").write_text("token")

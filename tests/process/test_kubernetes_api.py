@@ -20,9 +20,9 @@ from edl.contract.reasons import Reason
 from edl.errors import ConfigError
 from edl.kubernetes.client import Api, ApiError
 from edl.kubernetes.timing import Timing
-from master.backends.kubernetes import Place
-from master.core import effects as ef
-from master.core import events as ev
+from edl.master.backends.kubernetes import Place
+from edl.master.core import effects as ef
+from edl.master.core import events as ev
 from tests.fakes.kubernetes_api import NAMESPACE, KubernetesApi, serving
 from tests.kubernetes_driver import Driven
 from tests.process.small_server import SECOND, a_status, driving, install

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from edl.kubernetes import overrides
-from master.core import events as ev
+from edl.master.core import events as ev
 from tests.fakes.kubernetes_api import KubernetesApi
 from tests.process.small_server import POD, a_status, driving, install
 

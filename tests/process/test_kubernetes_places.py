@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from edl.contract.ids import WorkerId
-from master.core import events as ev
+from edl.master.core import events as ev
 from tests.fakes.kubernetes_api import KubernetesApi
 from tests.kubernetes_driver import Driven
 from tests.process.small_server import PACE, SECOND, driving

@@ -14,9 +14,9 @@ from edl.contract.ids import WorkerId
 from edl.contract.workers import worker_environment
 from edl.errors import ConfigError
 from edl.kubernetes.timing import Timing
-from master.backends.kubernetes import backend
-from master.backends.kubernetes.labels import Labels
-from master.core import events as ev
+from edl.master.backends.kubernetes import backend
+from edl.master.backends.kubernetes.labels import Labels
+from edl.master.core import events as ev
 from tests.fakes.kubernetes_api import KubernetesApi
 from tests.kubernetes_driver import Driven, job_values
 from tests.process.small_server import PACE, SECOND, a_status, driving, install

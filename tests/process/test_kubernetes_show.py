@@ -14,9 +14,9 @@ from structlog.testing import capture_logs
 
 import edl
 from edl.contract.reasons import Reason
-from master.backends.kubernetes import EndedRun
-from master.core import effects as ef
-from master.core import events as ev
+from edl.master.backends.kubernetes import EndedRun
+from edl.master.core import effects as ef
+from edl.master.core import events as ev
 from tests.fakes.kubernetes_api import KubernetesApi
 from tests.kubernetes_driver import job_values
 from tests.process.small_server import PACE, SECOND, a_status, driving, install, opened

@@ -17,8 +17,8 @@ import pytest
 import yaml
 
 import edl
-from master.http.metrics import Metrics
-from master.http.server import Page, Server
+from edl.master.http.metrics import Metrics
+from edl.master.http.server import Page, Server
 from tests.kubernetes_master import MasterProcess, Pages
 from tests.process.small_release import Release, until
 

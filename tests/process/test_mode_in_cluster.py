@@ -61,7 +61,7 @@ async def parameter_server(folder: Path, listen: str) -> AsyncIterator[None]:
     folder.mkdir()
     (folder / "token").write_text(TOKEN)
     words = ["--index", "0", "--token-file", str(folder / "token"), "--log-dir", str(folder / "log")]
-    process = await asyncio.create_subprocess_exec(sys.executable, "-m", "ps", *words, "--listen", listen)
+    process = await asyncio.create_subprocess_exec(sys.executable, "-m", "edl.ps", *words, "--listen", listen)
     try:
         yield
     finally:

@@ -32,7 +32,10 @@ def a_master_without_workers(directory: Path, *sets: str) -> Iterator[artifacts.
     (directory / "values.json").write_text(json.dumps(values.load([], sets)))
     words = ["--values", directory / "values.json", "--output", directory / "job", "--backend", "external"]
     with subprocess.Popen(
-        [sys.executable, "-m", "master", *words], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, cwd=ROOT
+        [sys.executable, "-m", "edl.master", *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        cwd=ROOT,
     ) as master:
         try:
             assert master.stdout is not None

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from edl.contract import artifacts
-from master.core import events as ev
+from edl.master.core import events as ev
 from tests.journals import keep
 from tests.process.release_commands import EDL, Cluster, says
 from tests.stories import Story

@@ -20,10 +20,10 @@ import numpy as np
 import pytest
 
 from edl.checkpoints import Store
+from edl.trainer.servers import ParameterServers
 from tests.unit.test_checkpointing import configured
 from tests.unit.test_servers_of_a_ring import W, end, stop, write
 from tests.workers import BATCH, POSITIONS, STEPS, come_to_sum, ring_of
-from trainer.servers import ParameterServers
 
 RUN_ID = "run-1"
 
@@ -40,7 +40,7 @@ class Process:
         file = self.where / f"address-{self.index}"
         file.unlink(missing_ok=True)
         command = [
-            sys.executable, "-m", "ps", "--index", str(self.index), "--servers", str(self.servers),
+            sys.executable, "-m", "edl.ps", "--index", str(self.index), "--servers", str(self.servers),
             "--listen", self.address or "127.0.0.1:0", "--run-id", RUN_ID,
             "--log-dir", str(self.where / f"log-{self.index}"), "--checkpoint-dir", str(self.checkpoints),
             "--address-file", str(file),

@@ -20,8 +20,8 @@ from edl import audit
 from edl.contract import artifacts
 from edl.contract.reasons import Reason
 from edl.contract.tokens import for_reading
+from edl.master import replay
 from edl.serving import Client
-from master import replay
 from tests.evidence import saved_weights
 from tests.process.conftest import Running
 from tests.process.test_saved import A_Job

@@ -20,12 +20,12 @@ from edl.contract.proto import edl_pb2 as pb
 from edl.contract.proto import edl_pb2_grpc as rpc
 from edl.contract.tokens import Tokens
 from edl.listener import Listener
-from master.core import effects as ef
-from master.core import events as ev
-from master.rpc.authority import Alone
-from master.rpc.server import Server
-from trainer.session.client import MasterStream
-from trainer.session.orders import End
+from edl.master.core import effects as ef
+from edl.master.core import events as ev
+from edl.master.rpc.authority import Alone
+from edl.master.rpc.server import Server
+from edl.trainer.session.client import MasterStream
+from edl.trainer.session.orders import End
 
 pytestmark = pytest.mark.waits
 
@@ -95,7 +95,7 @@ async def test_a_token_is_changed_while_the_master_runs(tmp_path: Path) -> None:
 async def test_a_worker_whose_token_is_unknown_says_so_by_its_exit_code() -> None:
     server = Server(Idle(), Listener(Tokens("a-token")), "{}", "")
     port = await server.start("127.0.0.1:0")
-    command = [sys.executable, "-m", "trainer", "--master", f"127.0.0.1:{port}", "--worker", "0"]
+    command = [sys.executable, "-m", "edl.trainer", "--master", f"127.0.0.1:{port}", "--worker", "0"]
     worker = await asyncio.create_subprocess_exec(
         *command, env={**os.environ, "EDL_TOKEN": "an-older-one"}, stderr=asyncio.subprocess.PIPE
     )

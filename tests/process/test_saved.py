@@ -12,8 +12,8 @@ import pytest
 
 from edl import audit
 from edl.contract import artifacts
-from master.core import effects as ef
-from master.core import events as ev
+from edl.master.core import effects as ef
+from edl.master.core import events as ev
 from tests.process.conftest import Running
 
 pytestmark = pytest.mark.process

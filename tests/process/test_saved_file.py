@@ -8,7 +8,7 @@ from typing import Any
 import keras
 import pytest
 
-from trainer import saved_file
+from edl.trainer import saved_file
 
 pytestmark = pytest.mark.process
 

@@ -14,7 +14,7 @@ from edl import audit
 from edl.checkpoints import Store
 from edl.contract.exit_codes import WorkerExit
 from edl.contract.reasons import Reason
-from master.core import effects as ef
+from edl.master.core import effects as ef
 from tests.process.test_saved import A_Job
 
 pytestmark = pytest.mark.process

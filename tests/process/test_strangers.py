@@ -17,7 +17,7 @@ import pytest
 
 from edl.contract.tokens import for_reading
 from edl.listener import PERMISSION_DENIED, UNAUTHENTICATED
-from trainer.session.kvstore import KeyValueStore
+from edl.trainer.session.kvstore import KeyValueStore
 
 pytestmark = pytest.mark.waits
 ROOT = Path(__file__).parents[2]
@@ -31,7 +31,7 @@ import asyncio, sys
 from pathlib import Path
 from edl.contract.tokens import Tokens
 from edl.listener import Listener
-from master.rpc.server import Server
+from edl.master.rpc.server import Server
 from tests.process.test_rpc import Idle
 
 async def serve():
@@ -96,7 +96,7 @@ STRANGER, READER = "wrong", for_reading("token")
             [(f"/edl.Master/{call}", STRANGER) for call in ("Work", "Stop", "Watch")],
         ),
         (
-            ["-m", "ps", "--log-dir", "{log}", "--address-file", "{address}"],
+            ["-m", "edl.ps", "--log-dir", "{log}", "--address-file", "{address}"],
             [
                 *(
                     (f"/edl.ParameterServer/{call}", STRANGER)

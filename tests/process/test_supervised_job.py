@@ -57,7 +57,7 @@ async def pods(release: Release, address: str, folder: Path) -> AsyncIterator[di
         env = {e["name"]: e["value"] for e in release.server.pod(name)["spec"]["containers"][0]["env"]}
         with open(folder / f"{name}.log", "wb") as log:
             process = await asyncio.create_subprocess_exec(
-                sys.executable, "-m", "trainer.supervisor", stdout=log, stderr=log,
+                sys.executable, "-m", "edl.trainer.supervisor", stdout=log, stderr=log,
                 env={**os.environ, **env, "EDL_MASTER": address, "EDL_TOKEN": TOKEN,
                      "TF_CPP_MIN_LOG_LEVEL": "2", "PYTHONUNBUFFERED": "1"},
             )  # fmt: skip

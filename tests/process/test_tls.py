@@ -17,9 +17,9 @@ from edl.contract import artifacts
 from edl.contract.tokens import Tokens, for_reading
 from edl.errors import EdlError, MasterUnavailable
 from edl.listener import Listener
+from edl.master.rpc.server import Server
 from edl.probe import probe
 from edl.serving import Client as Reader
-from master.rpc.server import Server
 from tests.certificates import Authority
 from tests.process.small_release import until
 from tests.process.test_probe import a_master_without_workers

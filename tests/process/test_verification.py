@@ -20,13 +20,13 @@ import tensorflow as tf
 import edl
 from edl.contract import artifacts
 from edl.errors import ConfigError, EdlError, UserCodeError
-from trainer import export
-from trainer.exports import formats, room, samples
-from trainer.exports.verification import Verification, environment
-from trainer.rehearsal import rehearse
-from trainer.session.state import Session
-from trainer.user_model import UserModel
-from trainer.watchdog import unwatched
+from edl.trainer import export
+from edl.trainer.exports import formats, room, samples
+from edl.trainer.exports.verification import Verification, environment
+from edl.trainer.rehearsal import rehearse
+from edl.trainer.session.state import Session
+from edl.trainer.user_model import UserModel
+from edl.trainer.watchdog import unwatched
 
 pytestmark = pytest.mark.process
 SECONDS = 90.0

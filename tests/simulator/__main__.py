@@ -8,7 +8,7 @@ from collections import Counter
 
 import tests.simulator
 from edl.contract.reasons import Reason
-from master.core import effects as ef
+from edl.master.core import effects as ef
 from tests.simulator import soak
 from tests.simulator.servers import GONES, KINDS_OF_JOBS
 from tests.simulator.world import SimulationFailed, World

@@ -24,12 +24,12 @@ from edl.contract.phases import Phase
 from edl.contract.proto import edl_pb2 as pb
 from edl.contract.reasons import Reason
 from edl.contract.steps import Steps
-from master.core import effects as ef
-from master.core import events as ev
-from master.core import view
+from edl.master.core import effects as ef
+from edl.master.core import events as ev
+from edl.master.core import view
+from edl.trainer.served_worker import ServedWorker
 from tests.invariants import replayed
 from tests.simulator.worker import FLIP, Sim
-from trainer.served_worker import ServedWorker
 
 if TYPE_CHECKING:
     from tests.simulator.world import World

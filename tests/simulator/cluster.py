@@ -25,7 +25,7 @@ from edl.kubernetes import pods
 from edl.kubernetes.client import Api
 from edl.kubernetes.names import MASTER_PORT, Names
 from edl.kubernetes.timing import Timing
-from master.backends.kubernetes import Place
+from edl.master.backends.kubernetes import Place
 from tests.simulator.network import Network, Pipe
 from tests.simulator.processes import Process
 

@@ -6,7 +6,7 @@ from collections.abc import Generator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from ps.log import Base, Damaged, Log
+from edl.ps.log import Base, Damaged, Log
 
 
 @dataclass

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from edl.contract.ids import Generation, WorkerId
 from edl.contract.layout import Layout
 from edl.errors import ModelError
-from master.core import events as ev
+from edl.master.core import events as ev
 from tests.simulator import masters
 from tests.simulator.worker import FLIP, MOST_EPOCHS, Sim
 

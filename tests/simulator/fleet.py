@@ -12,14 +12,14 @@ from edl.contract.exit_codes import WorkerExit
 from edl.contract.ids import WorkerId
 from edl.contract.layout import Layout
 from edl.contract.proto import edl_pb2 as pb
-from master.core import effects as ef
-from master.core import events as ev
-from master.rpc.messages import event_of
+from edl.master.core import effects as ef
+from edl.master.core import events as ev
+from edl.master.rpc.messages import event_of
+from edl.trainer.memory_copy import MemoryCopy
+from edl.trainer.ring.base import RingBroken
+from edl.trainer.session.state import Session
+from edl.trainer.worker import StatesDiffer
 from tests.simulator.worker import FLIP, MOST_EPOCHS, Bell, Sim
-from trainer.memory_copy import MemoryCopy
-from trainer.ring.base import RingBroken
-from trainer.session.state import Session
-from trainer.worker import StatesDiffer
 
 if TYPE_CHECKING:
     from tests.simulator.world import World

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING
 
 from edl.contract.ids import WorkerId
 from edl.contract.reasons import Reason
-from master.core import effects as ef
-from master.core import events as ev
-from master.core.job import Job
-from master.rpc.checkpoint_parts import CheckpointParts
-from master.rpc.messages import message_of
-from master.telemetry import Telemetry
+from edl.master.core import effects as ef
+from edl.master.core import events as ev
+from edl.master.core.job import Job
+from edl.master.rpc.checkpoint_parts import CheckpointParts
+from edl.master.rpc.messages import message_of
+from edl.master.telemetry import Telemetry
 from tests.invariants import Watchdog
 
 if TYPE_CHECKING:

@@ -22,23 +22,23 @@ from edl.contract.proto import edl_pb2 as pb
 from edl.contract.reasons import Reason
 from edl.kubernetes.client import ApiError
 from edl.kubernetes.names import MASTER_PORT
-from master import loop
-from master.backends.kubernetes.leader_election import Superseded
-from master.candidate import Candidate
-from master.core import effects as ef
-from master.core import events as ev
-from master.core.job import Job
-from master.rpc.server import Server
-from master.rpc.standby import vouches
-from master.spec import JobSpec
+from edl.master import loop
+from edl.master.backends.kubernetes.leader_election import Superseded
+from edl.master.candidate import Candidate
+from edl.master.core import effects as ef
+from edl.master.core import events as ev
+from edl.master.core.job import Job
+from edl.master.rpc.server import Server
+from edl.master.rpc.standby import vouches
+from edl.master.spec import JobSpec
+from edl.trainer.session.client import MasterStream
+from edl.trainer.session.state import Session
 from tests.invariants import Watchdog
 from tests.simulator.cluster import API, HOSTS, SERVICE, Cluster, SimulatedApi, place
 from tests.simulator.fleet import Fleet
 from tests.simulator.network import Channel, Network, Pipe, Wire
 from tests.simulator.processes import Process
 from tests.simulator.worker import Bell, Sim
-from trainer.session.client import MasterStream
-from trainer.session.state import Session
 
 if TYPE_CHECKING:
     from tests.simulator.world import World

@@ -14,11 +14,11 @@ import numpy as np
 
 from edl.contract.ids import Generation, WorkerId
 from edl.contract.proto import edl_pb2 as pb
-from master.core import effects as ef
+from edl.master.core import effects as ef
+from edl.trainer.ring.base import RingBroken
+from edl.trainer.ring.local import Circle, Coming, Slot
 from tests.simulator.servers import SimServers
 from tests.simulator.worker import Sim
-from trainer.ring.base import RingBroken
-from trainer.ring.local import Circle, Coming, Slot
 
 if TYPE_CHECKING:
     from tests.simulator.world import World

@@ -11,10 +11,10 @@ import grpc
 
 from edl.contract.proto import ps_pb2 as pb
 from edl.errors import CheckpointError
+from edl.trainer.conversation import Failed
+from edl.trainer.roles import PartNotWritten
+from edl.trainer.server_link import _ANSWERS, AWAY, Interrupt, ServerLink
 from tests.simulator.server_processes import LATENCY, Place
-from trainer.conversation import Failed
-from trainer.roles import PartNotWritten
-from trainer.server_link import _ANSWERS, AWAY, Interrupt, ServerLink
 
 if TYPE_CHECKING:
     from tests.simulator.worker import Sim

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from edl.contract.arrangement import Arrangement
-from ps.durable import Server
+from edl.ps.durable import Server
 from tests.counting_served import DIM
 
 if TYPE_CHECKING:

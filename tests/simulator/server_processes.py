@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import grpc
 
-from ps.durable import Server
-from ps.service import Service
+from edl.ps.durable import Server
+from edl.ps.service import Service
+from edl.trainer.conversation import Failed
 from tests.simulator.disk import Disk, MemoryLog
 from tests.simulator.processes import Process
-from trainer.conversation import Failed
 
 if TYPE_CHECKING:
     from tests.simulator.servers import Servers

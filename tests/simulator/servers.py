@@ -18,15 +18,15 @@ import grpc
 from edl.contract.arrangement import Arrangement
 from edl.contract.proto import ps_pb2 as pb
 from edl.contract.reasons import Reason
-from master.core import effects as ef
-from master.core import events as ev
-from master.servers import ANSWER_SECONDS, LOOK_SECONDS, Named, Watch
+from edl.master.core import effects as ef
+from edl.master.core import events as ev
+from edl.master.servers import ANSWER_SECONDS, LOOK_SECONDS, Named, Watch
+from edl.trainer.conversation import Failed
+from edl.trainer.servers import ParameterServers
+from edl.trainer.step_servers import StepServers
 from tests.simulator import server_checks
 from tests.simulator.server_calls import SimInterrupt, SimLink
 from tests.simulator.server_processes import LATENCY, RUN, Place
-from trainer.conversation import Failed
-from trainer.servers import ParameterServers
-from trainer.step_servers import StepServers
 
 if TYPE_CHECKING:
     from tests.simulator.worker import Sim

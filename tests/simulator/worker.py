@@ -14,19 +14,19 @@ from greenlet import getcurrent, greenlet
 
 from edl.contract.evaluation import FINAL, EvaluationPlan
 from edl.contract.ids import WorkerId
+from edl.trainer.checkpointing import Checkpointing
+from edl.trainer.data import Batches
+from edl.trainer.evaluation import RingEvaluation
+from edl.trainer.memory_copy import MemoryCopy
+from edl.trainer.ring.local import Circle, LocalRing
+from edl.trainer.served_worker import ServedWorker
+from edl.trainer.step_servers import StepServers
+from edl.trainer.stretch import Stretch
+from edl.trainer.telemetry import Telemetry
+from edl.trainer.worker import Worker
 from tests.counting import AtOnce, CountingLearner, CountingMetrics, Positions
 from tests.counting_rows import CountingRows
 from tests.counting_served import CountingServed
-from trainer.checkpointing import Checkpointing
-from trainer.data import Batches
-from trainer.evaluation import RingEvaluation
-from trainer.memory_copy import MemoryCopy
-from trainer.ring.local import Circle, LocalRing
-from trainer.served_worker import ServedWorker
-from trainer.step_servers import StepServers
-from trainer.stretch import Stretch
-from trainer.telemetry import Telemetry
-from trainer.worker import Worker
 
 if TYPE_CHECKING:
     from tests.simulator.fleet import Fleet

@@ -13,9 +13,9 @@ from structlog.testing import capture_logs
 from edl import config
 from edl.checkpoints import Store
 from edl.config import values
-from master.core import effects as ef
-from master.core import events as ev
-from master.core.job import Job
+from edl.master.core import effects as ef
+from edl.master.core import events as ev
+from edl.master.core.job import Job
 from tests.invariants import Watchdog
 from tests.simulator.checks import Checks
 from tests.simulator.clock import Clock

@@ -9,11 +9,11 @@ import pytest
 from edl.contract.ids import WorkerId
 from edl.contract.phases import Phase
 from edl.contract.reasons import Reason
-from master.core import effects as ef
-from master.core import events as ev
-from master.core import view
-from master.core.agreement import Difference, difference
-from master.core.snapshot import dump, load
+from edl.master.core import effects as ef
+from edl.master.core import events as ev
+from edl.master.core import view
+from edl.master.core.agreement import Difference, difference
+from edl.master.core.snapshot import dump, load
 from tests.stories import Story, finish, of, only
 
 

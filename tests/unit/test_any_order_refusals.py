@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from edl.contract.proto import ps_pb2 as pb
-from ps.errors import Invalid, Misplaced, OutOfMemory, Unavailable
+from edl.ps.errors import Invalid, Misplaced, OutOfMemory, Unavailable
 from tests import counting_steps as counting
 from tests.any_order import Start, begun, content, copied, push, steps, take
 from tests.parameter_servers import RUN, stage

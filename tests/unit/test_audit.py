@@ -14,9 +14,9 @@ from edl.contract.books import AuditFailed, Books
 from edl.contract.ids import Generation, WorkerId
 from edl.contract.order import Layout
 from edl.contract.ranges import RangeSet
-from master.core import effects as ef
-from master.core import events as ev
-from master.core.job import Job
+from edl.master.core import effects as ef
+from edl.master.core import events as ev
+from edl.master.core.job import Job
 from tests.checkpoints import write
 from tests.invariants import Watchdog
 from tests.journals import keep

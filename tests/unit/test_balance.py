@@ -1,15 +1,15 @@
-"""How a step is divided over the members of a ring: `master.core.balance`."""
+"""How a step is divided over the members of a ring: `edl.master.core.balance`."""
 
 from __future__ import annotations
 
 import pytest
 
 from edl.contract.ids import WorkerId
-from master.core import balance
-from master.core import effects as ef
-from master.core import events as ev
-from master.core.workers import WorkerRecord
-from master.telemetry import Telemetry
+from edl.master.core import balance
+from edl.master.core import effects as ef
+from edl.master.core import events as ev
+from edl.master.core.workers import WorkerRecord
+from edl.master.telemetry import Telemetry
 from tests.stories import Story, of, only
 
 

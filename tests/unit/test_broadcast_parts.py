@@ -7,8 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from trainer.ring.base import broadcast_parts
-from trainer.ring.local import Circle, LocalRing
+from edl.trainer.ring.base import broadcast_parts
+from edl.trainer.ring.local import Circle, LocalRing
 
 RANKS, ROOT, TOGETHER = 3, 1, 10
 

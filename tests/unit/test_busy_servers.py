@@ -16,14 +16,14 @@ import pytest
 from edl.contract.proto import ps_pb2 as pb
 from edl.contract.tokens import Tokens
 from edl.listener import Listener
-from master import servers as of_master
-from master.core import events as ev
-from master.servers import Watch
-from ps.durable import Server
-from ps.service import OPTIONS, READING, Service
+from edl.master import servers as of_master
+from edl.master.core import events as ev
+from edl.master.servers import Watch
+from edl.ps.durable import Server
+from edl.ps.service import OPTIONS, READING, Service
+from edl.trainer import server_link
+from edl.trainer.server_link import Interrupt, ServerAway, ServerLink
 from tests.parameter_servers import RUN, pull, settle, stage, tables
-from trainer import server_link
-from trainer.server_link import Interrupt, ServerAway, ServerLink
 
 pytestmark = pytest.mark.waits
 SECONDS = 60.0  # for what must happen

@@ -21,15 +21,15 @@ import grpc
 import numpy as np
 import pytest
 
-import ps.service
-import ps.storage
 from edl.checkpoints import Part
 from edl.contract.arrangement import Arrangement
 from edl.contract.buckets import bucket_of
 from edl.contract.proto import ps_pb2 as pb
 from edl.contract.proto import ps_pb2_grpc
-from ps.durable import Server
-from ps.service import OPTIONS, Service
+from edl.ps import service as calls_of_ps
+from edl.ps import storage
+from edl.ps.durable import Server
+from edl.ps.service import OPTIONS, Service
 from tests import counting_steps as counting
 from tests.cancelled_calls import Cancelling
 from tests.parameter_servers import RUN, batch, commit, pull, settle, stage, tables
@@ -53,8 +53,8 @@ Requests = Sequence[tuple[str, Any]]
 @pytest.fixture(autouse=True)
 def everything_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each call waits for the other thread, and a snapshot is due again and again."""
-    monkeypatch.setattr(ps.service, "SMALL", 0)
-    monkeypatch.setattr(ps.storage, "SNAPSHOT_TIMES", 0)
+    monkeypatch.setattr(calls_of_ps, "SMALL", 0)
+    monkeypatch.setattr(storage, "SNAPSHOT_TIMES", 0)
 
 
 @pytest.fixture

@@ -20,15 +20,15 @@ from edl.contract.layout import Layout
 from edl.contract.proto import edl_pb2 as pb
 from edl.contract.steps import Steps
 from edl.errors import ConfigError, DataError, ModelError, StoreUnavailable
+from edl.trainer.checkpointing import Checkpointing, Place, deal
+from edl.trainer.data import Batches
+from edl.trainer.evaluation import RingEvaluation
+from edl.trainer.ring.local import Circle
+from edl.trainer.roles import PartNotWritten, PartsOfServers
+from edl.trainer.store_retry import tried_again
+from edl.trainer.worker import StatesDiffer
 from tests.counting import AtOnce, CountingLearner, CountingMetrics, Positions
 from tests.workers import BATCH, POSITIONS, SIZE, A, Held, come_to_sum, ring_of
-from trainer.checkpointing import Checkpointing, Place, deal
-from trainer.data import Batches
-from trainer.evaluation import RingEvaluation
-from trainer.ring.local import Circle
-from trainer.roles import PartNotWritten, PartsOfServers
-from trainer.store_retry import tried_again
-from trainer.worker import StatesDiffer
 
 LAYOUT = Layout(SIZE)
 

@@ -9,8 +9,8 @@ from sklearn.metrics import roc_auc_score
 import edl
 from edl.data.base import RandomAccess
 from edl.data.criteo import MISSING
-from model_zoo.datasets import clicks
-from model_zoo.datasets.clicks import FIELDS, Clicks
+from edl.zoo.datasets import clicks
+from edl.zoo.datasets.clicks import FIELDS, Clicks
 
 
 @pytest.fixture(autouse=True)

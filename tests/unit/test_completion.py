@@ -1,4 +1,4 @@
-"""The end of a job: `master.core.completion`. What is trained is saved, and never trained again."""
+"""The end of a job: `edl.master.core.completion`. What is trained is saved, and never trained again."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import pytest
 
 from edl.contract.ids import WorkerId
 from edl.contract.reasons import Reason
-from master.core import effects as ef
-from master.core import events as ev
-from master.core import view
+from edl.master.core import effects as ef
+from edl.master.core import events as ev
+from edl.master.core import view
 from tests.invariants import replayed
 from tests.stories import Story, finish, of, only
 

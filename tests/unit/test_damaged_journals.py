@@ -15,9 +15,10 @@ from edl import audit
 from edl.contract import artifacts
 from edl.contract.journals import Link
 from edl.errors import EdlError
-from master import replay
-from master.core import effects as ef
-from master.core import events as ev
+from edl.master import replay
+from edl.master.core import effects as ef
+from edl.master.core import events as ev
+from edl.trainer.exports import catalog
 from tests.damage import (
     JOURNALS,
     Entries,
@@ -30,7 +31,6 @@ from tests.damage import (
 )
 from tests.journals import keep, whole_story
 from tests.stories import Story
-from trainer.exports import catalog
 
 Edit = Callable[[list[bytes]], list[bytes]]
 

@@ -14,7 +14,7 @@ import pytest
 from edl import audit
 from edl.contract import artifacts
 from edl.contract.journals import JournalReader, Link
-from master import replay
+from edl.master import replay
 from tests.damage import (
     JOURNALS,
     Entries,

@@ -14,16 +14,16 @@ from edl.contract.layout import Layout
 from edl.contract.proto import edl_pb2 as pb
 from edl.contract.reasons import Reason
 from edl.contract.steps import Steps
-from master.core import effects as ef
-from master.core import events as ev
-from master.core import snapshot, view
+from edl.master.core import effects as ef
+from edl.master.core import events as ev
+from edl.master.core import snapshot, view
+from edl.trainer.data import Batch, Batches
+from edl.trainer.evaluation import RingEvaluation
+from edl.trainer.ledger import Evaluated, Ledger
+from edl.trainer.ring.local import Circle
 from tests.counting import AtOnce, CountingMetrics, Positions
 from tests.stories import Story, of, only
 from tests.workers import A, Held, come_to_sum, ring_of
-from trainer.data import Batch, Batches
-from trainer.evaluation import RingEvaluation
-from trainer.ledger import Evaluated, Ledger
-from trainer.ring.local import Circle
 
 FIRST, SECOND = WorkerId(0), WorkerId(1)
 STEPS = Steps(records=12, batch=4)  # three in an epoch

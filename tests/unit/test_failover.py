@@ -9,10 +9,10 @@ from edl.config import values
 from edl.contract.ids import Generation, WorkerId
 from edl.contract.layout import Layout
 from edl.contract.reasons import Reason
-from master.core import effects as ef
-from master.core import events as ev
-from master.core import past, view
-from master.core.job import Job
+from edl.master.core import effects as ef
+from edl.master.core import events as ev
+from edl.master.core import past, view
+from edl.master.core.job import Job
 from tests.invariants import Watchdog
 from tests.stories import Story
 

@@ -1,4 +1,4 @@
-"""Who is charged for an end, and how long replacements are put off: `master.core.failures`, without a job."""
+"""Who is charged for an end, and how long replacements are put off: `edl.master.core.failures`, without a job."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import pytest
 
 from edl.contract.exit_codes import WorkerExit
 from edl.contract.ids import WorkerId
-from master.core.events import Gone
-from master.core.failures import LONGEST_PAUSE_SECONDS, RestartBackoff, nobody_knows_why, own_fault
-from master.core.workers import WorkerRecord
+from edl.master.core.events import Gone
+from edl.master.core.failures import LONGEST_PAUSE_SECONDS, RestartBackoff, nobody_knows_why, own_fault
+from edl.master.core.workers import WorkerRecord
 
 ID = WorkerId(1)
 

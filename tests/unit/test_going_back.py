@@ -10,8 +10,8 @@ from edl import audit
 from edl.audit import AuditFailed
 from edl.contract.ids import WorkerId
 from edl.contract.reasons import Reason
-from master.core import events as ev
-from master.core import view
+from edl.master.core import events as ev
+from edl.master.core import view
 from tests.journals import keep
 from tests.stories import Story
 from tests.unit.test_audit import verdict

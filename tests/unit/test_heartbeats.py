@@ -1,4 +1,4 @@
-"""What becomes of heartbeats: `master.telemetry`, without a core; and what the status shows of them."""
+"""What becomes of heartbeats: `edl.master.telemetry`, without a core; and what the status shows of them."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from edl.config import values
 from edl.contract.heartbeats import ServerWait, Staleness
 from edl.contract.ids import Generation, WorkerId
 from edl.contract.layout import Layout
-from master.core import effects as ef
-from master.core import events as ev
-from master.core import view
-from master.http.metrics import Metrics
-from master.telemetry import PROGRESS_SECONDS, Telemetry
+from edl.master.core import effects as ef
+from edl.master.core import events as ev
+from edl.master.core import view
+from edl.master.http.metrics import Metrics
+from edl.master.telemetry import PROGRESS_SECONDS, Telemetry
 from tests.stories import Story
 from tests.unit.test_snapshot import kept
 

@@ -10,10 +10,10 @@ from edl.contract.ids import Generation, WorkerId
 from edl.contract.layout import Layout
 from edl.contract.proto import edl_pb2 as pb
 from edl.contract.reasons import Reason
-from master.core import effects as ef
-from master.core import events as ev
-from master.core import view
-from master.rpc.checkpoint_parts import CheckpointParts
+from edl.master.core import effects as ef
+from edl.master.core import events as ev
+from edl.master.core import view
+from edl.master.rpc.checkpoint_parts import CheckpointParts
 from tests.stories import Story, finish, of, only
 
 SECONDS = 10.0

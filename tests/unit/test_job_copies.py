@@ -6,9 +6,9 @@ from edl.contract.ids import Generation, WorkerId
 from edl.contract.layout import Layout
 from edl.contract.ranges import RangeSet
 from edl.contract.reasons import Reason
-from master.core import effects as ef
-from master.core import events as ev
-from master.core.membership import COPY_SECONDS
+from edl.master.core import effects as ef
+from edl.master.core import events as ev
+from edl.master.core.membership import COPY_SECONDS
 from tests.stories import Story, finish, of, only
 
 NEVER_SILENT = {"heartbeatTimeoutSeconds": 10**6}

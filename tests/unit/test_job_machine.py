@@ -23,10 +23,10 @@ from edl.config import values
 from edl.contract.ids import Generation, WorkerId
 from edl.contract.layout import Layout
 from edl.contract.steps import Steps
-from master.core import effects as ef
-from master.core import events as ev
-from master.core import view
-from master.core.job import Job
+from edl.master.core import effects as ef
+from edl.master.core import events as ev
+from edl.master.core import view
+from edl.master.core.job import Job
 from tests.invariants import Watchdog, replayed
 
 BASE = values.defaults()

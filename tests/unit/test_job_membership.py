@@ -6,10 +6,10 @@ import pytest
 
 from edl.contract.ids import WorkerId
 from edl.contract.reasons import Reason
-from master.core import effects as ef
-from master.core import events as ev
-from master.core import view
-from master.core.failures import MOST_IN_VAIN
+from edl.master.core import effects as ef
+from edl.master.core import events as ev
+from edl.master.core import view
+from edl.master.core.failures import MOST_IN_VAIN
 from tests.stories import Story, of, only
 
 

@@ -7,8 +7,8 @@ import pytest
 from edl.contract.ids import WorkerId
 from edl.contract.phases import Phase
 from edl.contract.reasons import Reason
-from master.core import effects as ef
-from master.core import events as ev
+from edl.master.core import effects as ef
+from edl.master.core import events as ev
 from tests.stories import Story, of, only
 
 

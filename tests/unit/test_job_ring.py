@@ -6,9 +6,9 @@ import pytest
 
 from edl.contract.ids import Generation, WorkerId
 from edl.contract.reasons import Reason
-from master.core import effects as ef
-from master.core import events as ev
-from master.core import view
+from edl.master.core import effects as ef
+from edl.master.core import events as ev
+from edl.master.core import view
 from tests.stories import Story, of, only
 
 

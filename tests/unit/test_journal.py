@@ -25,12 +25,12 @@ from edl.contract.ids import RunId, WorkerId
 from edl.contract.journals import JournalReader, segments
 from edl.contract.reasons import Reason
 from edl.errors import EdlError
-from master import journal, replay
-from master.core import effects as ef
-from master.core import events as ev
-from master.core import snapshot
-from master.loop import Master
-from master.spec import JobSpec
+from edl.master import journal, replay
+from edl.master.core import effects as ef
+from edl.master.core import events as ev
+from edl.master.core import snapshot
+from edl.master.loop import Master
+from edl.master.spec import JobSpec
 from tests import month
 from tests.month import BusyMonth, Month
 

@@ -13,8 +13,8 @@ import tensorflow as tf
 
 from edl.contract.proto import edl_pb2 as pb
 from edl.errors import DataError, UserCodeError
-from trainer import last_words
-from trainer.session.state import Session
+from edl.trainer import last_words
+from edl.trainer.session.state import Session
 
 
 class Silent(Exception):

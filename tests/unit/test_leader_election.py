@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from edl.kubernetes.timing import Timing
-from master.backends.kubernetes.leader_election import Rival, why_take
-from master.backends.kubernetes.masters import Whereabouts
+from edl.master.backends.kubernetes.leader_election import Rival, why_take
+from edl.master.backends.kubernetes.masters import Whereabouts
 
 PACE = Timing()
 HERE, LEAVING, GONE = Whereabouts

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from edl.contract.ids import WorkerId
 from edl.contract.ranges import RangeSet
-from master.core.leases import LeaseBook
+from edl.master.core.leases import LeaseBook
 
 A, B = WorkerId(1), WorkerId(2)
 

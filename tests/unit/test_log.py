@@ -11,11 +11,11 @@ import sys
 import aiohttp
 import pytest
 
-from trainer.session.kvstore import KeyValueStore
+from edl.trainer.session.kvstore import KeyValueStore
 
 CODE = """
 import logging, os, sys
-from trainer import log
+from edl.trainer import log
 log.follow(sys.argv[1])
 log.log.info("loss 0.5")
 log.log.warning("mixed records")

@@ -17,14 +17,14 @@ import pytest
 
 from edl.contract.arrangement import Arrangement
 from edl.contract.proto import ps_pb2 as pb
-from ps.errors import Misplaced, Stale
+from edl.ps.errors import Misplaced, Stale
+from edl.trainer.ring.base import RingBroken
+from edl.trainer.roles import StepGradients, Table
+from edl.trainer.server_positions import Going
+from edl.trainer.step_servers import NOWHERE, StepServers
 from tests import counting_steps as counting
 from tests.direct_servers import DirectLink, RootDied, World
 from tests.parameter_servers import ADAM, RUN
-from trainer.ring.base import RingBroken
-from trainer.roles import StepGradients, Table
-from trainer.server_positions import Going
-from trainer.step_servers import NOWHERE, StepServers
 
 STEPS, MOST = 96, 4
 TABLES = (

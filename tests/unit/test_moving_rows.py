@@ -15,11 +15,11 @@ import pytest
 
 from edl.contract.arrangement import Arrangement, moves
 from edl.contract.buckets import BUCKETS
+from edl.trainer.ring.base import RingBroken
+from edl.trainer.roles import Commit, Table
+from edl.trainer.servers import ParameterServers
 from tests.direct_servers import RootDied, World
 from tests.parameter_servers import RUN
-from trainer.ring.base import RingBroken
-from trainer.roles import Commit, Table
-from trainer.servers import ParameterServers
 
 IDS, MOST = 300, 4
 SGD = {"class_name": "SGD", "config": {"learning_rate": 1.0}}

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from typing import Any
 
 from edl.contract.proto import ps_pb2 as pb
-from master.core import effects as ef
-from master.core import events as ev
-from master.servers import Named
+from edl.master.core import effects as ef
+from edl.master.core import events as ev
+from edl.master.servers import Named
 
 
 class A:

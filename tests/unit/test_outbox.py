@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from edl.contract import addresses
 from edl.contract.ids import WorkerId
 from edl.contract.proto import edl_pb2 as pb
-from master.rpc.outbox import Letter, Outbox
-from master.rpc.rendezvous import Rendezvous
-from trainer.session.kvstore import parts
+from edl.master.rpc.outbox import Letter, Outbox
+from edl.master.rpc.rendezvous import Rendezvous
+from edl.trainer.session.kvstore import parts
 
 
 def letter(generation: int = 0, **body: object) -> Letter:

@@ -14,8 +14,8 @@ import pytest
 
 from edl.contract.buckets import server_of
 from edl.contract.proto import ps_pb2 as pb
-from ps.durable import Server
-from ps.errors import Misplaced
+from edl.ps.durable import Server
+from edl.ps.errors import Misplaced
 from tests import counting_steps as counting
 from tests.any_order import STEPS, Start, begin, begun, content, copied, counts, expect, push, steps
 from tests.parameter_servers import RUN

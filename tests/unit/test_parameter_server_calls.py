@@ -17,10 +17,10 @@ from edl.contract.proto import ps_pb2 as pb
 from edl.contract.proto import ps_pb2_grpc
 from edl.contract.tokens import Tokens, for_reading
 from edl.listener import Listener
-from master.servers import end
-from ps.durable import Server
-from ps.service import OPTIONS, READING, Service
-from ps.storage import Capture
+from edl.master.servers import end
+from edl.ps.durable import Server
+from edl.ps.service import OPTIONS, READING, Service
+from edl.ps.storage import Capture
 from tests import counting_steps as counting
 from tests.parameter_servers import RUN, commit, pull, settle, stage, tables
 

@@ -15,9 +15,9 @@ import pytest
 from edl.checkpoints import Manifest, Store
 from edl.contract.buckets import server_of
 from edl.contract.proto import ps_pb2 as pb
-from ps import log as logs
-from ps.durable import Server
-from ps.errors import Invalid, Misplaced, OutOfMemory, Unavailable, Unreadable
+from edl.ps import log as logs
+from edl.ps.durable import Server
+from edl.ps.errors import Invalid, Misplaced, OutOfMemory, Unavailable, Unreadable
 from tests.parameter_servers import RUN, SGD, UNIFORM, commit, pull, settle, stage, tables
 
 Content = tuple[Any, ...]

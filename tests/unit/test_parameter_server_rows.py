@@ -13,8 +13,8 @@ import pytest
 
 from edl.contract.buckets import server_of
 from edl.contract.proto import ps_pb2 as pb
-from ps.errors import Invalid
-from ps.table import Copy, Table
+from edl.ps.errors import Invalid
+from edl.ps.table import Copy, Table
 
 FIRST_UNIFORM = [0.04919939488172531, -0.011195012368261814]
 FIRST_NORMAL = [1.0271937847137451, -1.8052595853805542]

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ps.errors import Invalid, Misplaced, Refused, Stale, Unsettled
-from ps.staging import Apply, Commit, Effect, GoBack, Steps, TakeBack
+from edl.ps.errors import Invalid, Misplaced, Refused, Stale, Unsettled
+from edl.ps.staging import Apply, Commit, Effect, GoBack, Steps, TakeBack
 
 
 def commit(step: int, skipped: bool = False, scale: float = 1.0) -> Commit:

@@ -12,11 +12,11 @@ from edl.contract.ids import WorkerId
 from edl.contract.phases import Phase
 from edl.contract.proto import ps_pb2 as pb
 from edl.contract.reasons import Reason
-from master.core import effects as ef
-from master.core import events as ev
-from master.core import view
-from master.http.metrics import Metrics
-from master.servers import Named, Watch, _Server
+from edl.master.core import effects as ef
+from edl.master.core import events as ev
+from edl.master.core import view
+from edl.master.http.metrics import Metrics
+from edl.master.servers import Named, Watch, _Server
 from tests.stories import Story
 
 

@@ -9,9 +9,9 @@ import pytest
 
 from edl.config import values
 from edl.contract.ids import RunId, WorkerId
-from master.backends.kubernetes import Found
-from master.in_cluster import Plan, Refuse, Rest, Train, plan
-from master.spec import Invalid, JobSpec
+from edl.master.backends.kubernetes import Found
+from edl.master.in_cluster import Plan, Refuse, Rest, Train, plan
+from edl.master.spec import Invalid, JobSpec
 
 NEW = RunId("new")
 WORKERS = ((WorkerId(2), "edl-worker-2"),)

@@ -14,10 +14,10 @@ from edl.exit_announcements import termination_message
 from edl.kubernetes import pods
 from edl.kubernetes.client import ApiError
 from edl.kubernetes.names import Names
-from master.backends.kubernetes.exit_cause import exit_cause
-from master.backends.kubernetes.pod_template import Identity, excluding, render
-from master.backends.kubernetes.retry import refusal
-from master.core import events as ev
+from edl.master.backends.kubernetes.exit_cause import exit_cause
+from edl.master.backends.kubernetes.pod_template import Identity, excluding, render
+from edl.master.backends.kubernetes.retry import refusal
+from edl.master.core import events as ev
 
 W = WorkerId(3)
 

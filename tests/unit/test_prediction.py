@@ -17,15 +17,15 @@ from edl.config import values
 from edl.contract.ids import Generation, WorkerId
 from edl.contract.layout import Layout
 from edl.contract.steps import Steps
-from master.core import effects as ef
-from master.core import events as ev
-from master.core import view
+from edl.master.core import effects as ef
+from edl.master.core import events as ev
+from edl.master.core import view
+from edl.trainer.data import Batch
+from edl.trainer.prediction import DONE, FORMATS, Book, PredictionError, PredictionFiles, RingPrediction
+from edl.trainer.ring.local import Circle
 from tests.counting import AtOnce
 from tests.stories import Story, of, only
 from tests.workers import A, ring_of
-from trainer.data import Batch
-from trainer.prediction import DONE, FORMATS, Book, PredictionError, PredictionFiles, RingPrediction
-from trainer.ring.local import Circle
 
 RECORDS, PART = 95, 3  # two rounds of 16 parts
 BOOK = Book(RECORDS, PART, "a model", "its weights", "npz")

@@ -1,4 +1,4 @@
-"""Who is in the next ring, and who gives the state: decisions of `master.core.quorum`, without a job."""
+"""Who is in the next ring, and who gives the state: decisions of `edl.master.core.quorum`, without a job."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edl.contract.ids import WorkerId
-from master.core.quorum import MOST_TAKERS, Limits, RingPlan, candidates, plan_ring
-from master.core.workers import WorkerRecord
+from edl.master.core.quorum import MOST_TAKERS, Limits, RingPlan, candidates, plan_ring
+from edl.master.core.workers import WorkerRecord
 
 
 def a_worker(id: int, state: str = "member", step: int | None = None, stopped: bool = False) -> WorkerRecord:

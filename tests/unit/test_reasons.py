@@ -5,7 +5,7 @@ from __future__ import annotations
 from pydantic import TypeAdapter
 
 from edl.contract.reasons import Reason, Severity, Share
-from master.core import effects as ef
+from edl.master.core import effects as ef
 
 
 def test_a_reason_has_the_same_name_in_python_and_for_programs() -> None:

@@ -1,4 +1,4 @@
-"""The present ring: how it is left, and what is told of it. `master.core.ring`, without a job."""
+"""The present ring: how it is left, and what is told of it. `edl.master.core.ring`, without a job."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import pytest
 
 from edl.contract.ids import Generation, WorkerId
 from edl.contract.reasons import Reason
-from master.core import effects as ef
-from master.core import events as ev
-from master.core.ring import KEPT_CHANGES, Earlier, Ring
-from master.core.workers import IN, OUT, UP, Pool
+from edl.master.core import effects as ef
+from edl.master.core import events as ev
+from edl.master.core.ring import KEPT_CHANGES, Earlier, Ring
+from edl.master.core.workers import IN, OUT, UP, Pool
 
 BOTH = (WorkerId(0), WorkerId(1))
 

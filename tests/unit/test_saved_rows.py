@@ -10,11 +10,11 @@ import pytest
 
 from edl.checkpoints import Store
 from edl.errors import CheckpointDamaged, CheckpointError, ModelError
+from edl.trainer import saved_rows
+from edl.trainer.roles import Table
 from tests.checkpoints import write as write_plain
 from tests.unit.test_rows_of_a_checkpoint import counted as expected
 from tests.unit.test_rows_of_a_checkpoint import write
-from trainer import saved_rows
-from trainer.roles import Table
 
 
 def newest(directory: Path) -> saved_rows.Checkpoint:

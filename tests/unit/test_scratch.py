@@ -13,10 +13,10 @@ import pytest
 
 from edl import scratch
 from edl.contract.ids import WorkerId
-from master.backends.processes import Processes, Spawn
-from master.core import effects as ef
-from master.core import events as ev
-from trainer import user_model
+from edl.master.backends.processes import Processes, Spawn
+from edl.master.core import effects as ef
+from edl.master.core import events as ev
+from edl.trainer import user_model
 
 HOLDS = """
 import os, sys

@@ -9,8 +9,8 @@ import pytest
 
 from edl.contract.arrangement import Arrangement
 from edl.contract.proto import ps_pb2 as pb
-from trainer.roles import Commit
-from trainer.server_positions import Going, Positions, going, has_dropped, why_behind
+from edl.trainer.roles import Commit
+from edl.trainer.server_positions import Going, Positions, going, has_dropped, why_behind
 
 STEP = 7
 TWO, TWICE = Arrangement(2), Arrangement(3, 2)

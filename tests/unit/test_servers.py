@@ -15,12 +15,12 @@ import pytest
 
 from edl.checkpoints import CheckpointError, Store
 from edl.contract.proto import ps_pb2 as pb
+from edl.trainer import server_link
+from edl.trainer.ring.base import RingBroken
+from edl.trainer.roles import Commit, PartNotWritten, Table
+from edl.trainer.server_link import ServerAway, ServerLink, ServerRefused, TokenRefused
+from edl.trainer.servers import ParameterServers
 from tests.fakes.parameter_server import FakeServer, Listening, Refused
-from trainer import server_link
-from trainer.ring.base import RingBroken
-from trainer.roles import Commit, PartNotWritten, Table
-from trainer.server_link import ServerAway, ServerLink, ServerRefused, TokenRefused
-from trainer.servers import ParameterServers
 
 WORDS, PLACES = Table("words", 2, "{}", "{}"), Table("places", 3, "{}", "{}", min_count=4, ttl_steps=5)
 SECONDS = 30.0

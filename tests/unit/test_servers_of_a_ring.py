@@ -12,6 +12,12 @@ from edl.checkpoints import Store
 from edl.config import Config
 from edl.contract.proto import edl_pb2 as pb
 from edl.errors import ModelError
+from edl.trainer.checkpointing import Checkpointing
+from edl.trainer.data import Batches
+from edl.trainer.ring.base import RingBroken
+from edl.trainer.servers import ParameterServers
+from edl.trainer.telemetry import Telemetry
+from edl.trainer.worker import Worker
 from tests.counting import AtOnce, Positions
 from tests.counting_rows import CountingRows, counts
 from tests.fakes.parameter_server import FakeServer, Listening, rows_of
@@ -27,12 +33,6 @@ from tests.workers import (
     come_to_sum,
     ring_of,
 )  # fmt: skip
-from trainer.checkpointing import Checkpointing
-from trainer.data import Batches
-from trainer.ring.base import RingBroken
-from trainer.servers import ParameterServers
-from trainer.telemetry import Telemetry
-from trainer.worker import Worker
 
 
 class Servers:

@@ -24,9 +24,9 @@ from edl.contract.proto import ps_pb2_grpc
 from edl.contract.tokens import Tokens, for_reading
 from edl.errors import EdlError
 from edl.listener import Listener
+from edl.ps.durable import Server
+from edl.ps.service import OPTIONS, READING, Service
 from edl.serving import Changed, Client, text_ids
-from ps.durable import Server
-from ps.service import OPTIONS, READING, Service
 from tests.parameter_servers import RUN, SGD, UNIFORM, commit, settle, tables
 
 pytestmark = pytest.mark.waits

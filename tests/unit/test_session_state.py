@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from edl.contract.proto import edl_pb2 as pb
-from trainer.session.state import SessionState
+from edl.trainer.session.state import SessionState
 
 DATA = pb.Layout(records=100, block=7, shards=64)
 

@@ -26,7 +26,7 @@ sys.exit(128 + interrupts.number if interrupts.process.wait() else 1)
 """
 MASTER = """
 import asyncio, sys
-from master.__main__ import _on_signals
+from edl.master.__main__ import _on_signals
 
 async def main():
     ended = asyncio.get_running_loop().create_future()
@@ -39,7 +39,7 @@ sys.exit(128 + getattr(__import__("signal"), name))
 """
 WORKER = """
 import os, signal, time
-from trainer.termination import when_asked_to_end
+from edl.trainer.termination import when_asked_to_end
 when_asked_to_end(lambda name: os._exit(128 + getattr(signal, name)))
 print("ready", flush=True)
 while True:

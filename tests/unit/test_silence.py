@@ -8,10 +8,10 @@ from edl.contract.ids import Generation, WorkerId
 from edl.contract.layout import Layout
 from edl.contract.phases import Phase
 from edl.contract.reasons import Reason
-from master.core import effects as ef
-from master.core import events as ev
-from master.core import view
-from master.core.silence import MOST_SECONDS
+from edl.master.core import effects as ef
+from edl.master.core import events as ev
+from edl.master.core import view
+from edl.master.core.silence import MOST_SECONDS
 from tests.stories import Story, of, only
 
 SILENCE = 3.0  # after which a worker counts as silent

@@ -9,18 +9,18 @@ from edl.contract import steps as edl_steps
 from edl.contract.proto.ps_pb2 import Progress
 from edl.contract.reasons import Reason
 from edl.contract.wire import Bytes
-from master.backends.kubernetes import LeaderElection
-from master.core import agreement, completion, training
-from master.core import effects as ef
-from ps.any_order import AnyOrder
-from ps.staging import Steps
-from ps.taking import Taking
+from edl.master.backends.kubernetes import LeaderElection
+from edl.master.core import agreement, completion, training
+from edl.master.core import effects as ef
+from edl.ps.any_order import AnyOrder
+from edl.ps.staging import Steps
+from edl.ps.taking import Taking
+from edl.trainer import step_servers
+from edl.trainer.servers import ParameterServers
 from tests.simulator import masters, servers
 from tests.simulator.faults import KINDS, MOMENTS, RARE
 from tests.simulator.worker import FLIP
 from tests.simulator.world import SimulationFailed, World
-from trainer import step_servers
-from trainer.servers import ParameterServers
 
 SEEDS = 400
 SEEDS_OF_A_KIND = {1: 8, 2: 5}  # by the number of masters: a run with two takes longer

@@ -1,4 +1,4 @@
-"""The core's state as JSON and back: `master.core.snapshot`."""
+"""The core's state as JSON and back: `edl.master.core.snapshot`."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from pydantic import BaseModel
 
 from edl import config
 from edl.config import values
-from master.core import events as ev
-from master.core import snapshot
-from master.core.job import Job
-from master.core.quorum import Limits
+from edl.master.core import events as ev
+from edl.master.core import snapshot
+from edl.master.core.job import Job
+from edl.master.core.quorum import Limits
 from tests.journals import whole_story
 from tests.simulator.world import World
 from tests.stories import Story

@@ -6,10 +6,10 @@ from typing import Any
 
 from edl.contract.ids import WorkerId
 from edl.contract.reasons import Reason
-from master.core import effects as ef
-from master.core import events as ev
-from master.core import view
-from master.core.job import Job
+from edl.master.core import effects as ef
+from edl.master.core import events as ev
+from edl.master.core import view
+from edl.master.core.job import Job
 from tests.stories import Story, of, only
 from tests.unit.test_job_checkpoints import a_story, whole
 from tests.unit.test_job_copies import all_crash, greets, ready

@@ -15,16 +15,16 @@ from edl.config import values
 from edl.contract.layout import Part
 from edl.contract.proto import edl_pb2 as to_master
 from edl.contract.proto import ps_pb2 as pb
+from edl.trainer.data import Batch, Batches
+from edl.trainer.ledger import Ledger
+from edl.trainer.refusals import NonFinite
+from edl.trainer.ring.base import RingBroken
+from edl.trainer.roles import Pulled, Start, StepGradients, Table, Whole
+from edl.trainer.session.state import Session
+from edl.trainer.step_servers import StepServers
+from edl.trainer.stretch import AT_ONCE, Stretch
+from edl.trainer.telemetry import Telemetry
 from tests.counting import AtOnce, Positions
-from trainer.data import Batch, Batches
-from trainer.ledger import Ledger
-from trainer.refusals import NonFinite
-from trainer.ring.base import RingBroken
-from trainer.roles import Pulled, Start, StepGradients, Table, Whole
-from trainer.session.state import Session
-from trainer.step_servers import StepServers
-from trainer.stretch import AT_ONCE, Stretch
-from trainer.telemetry import Telemetry
 
 SIZE, BATCH = 12, 4  # three steps in an epoch
 TABLE = Table("counts", 1, "{}", "{}")

@@ -18,13 +18,13 @@ import psutil
 import pytest
 
 from edl.contract.exit_codes import ANNOUNCED, WorkerExit
-from trainer.supervisor import CRASH_LOOP, Ended
+from edl.trainer.supervisor import CRASH_LOOP, Ended
 
 SECONDS = 20.0
 # Its worker does what the next line of a file says, after it has told of itself. Time passes as it says, too.
 SUPERVISED = """
 import json, os, pathlib, signal, subprocess, sys, time
-from trainer import supervisor, termination
+from edl.trainer import supervisor, termination
 script, said = (pathlib.Path(a) for a in sys.argv[1:])
 clock = [0.0]
 

@@ -9,9 +9,9 @@ import pytest
 from edl.contract.heartbeats import ServerWait
 from edl.contract.proto import edl_pb2 as pb
 from edl.contract.steps import Steps
-from trainer.control import Agreed
-from trainer.session.state import EpochLoss, Progress, Session
-from trainer.telemetry import LOG_SECONDS, STALENESS_STEPS, Telemetry
+from edl.trainer.control import Agreed
+from edl.trainer.session.state import EpochLoss, Progress, Session
+from edl.trainer.telemetry import LOG_SECONDS, STALENESS_STEPS, Telemetry
 
 STEPS = Steps(100, 8)  # 13 in an epoch
 LOSS, METRICS = 2.5, {"accuracy": 0.5}  # of each epoch

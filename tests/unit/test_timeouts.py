@@ -1,4 +1,4 @@
-"""How long a worker is waited for: `master.core.timeouts`, without a job."""
+"""How long a worker is waited for: `edl.master.core.timeouts`, without a job."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import pytest
 from edl import config
 from edl.config import values
 from edl.contract.ids import WorkerId
-from master.core import timeouts
-from master.core.timeouts import Timeouts
-from master.core.workers import Pool, WorkerRecord
+from edl.master.core import timeouts
+from edl.master.core.timeouts import Timeouts
+from edl.master.core.workers import Pool, WorkerRecord
 
 ELASTIC = config.parse(
     values.merge(values.defaults(), {"elastic": {"startupTimeoutSeconds": 60, "heartbeatTimeoutSeconds": 4}})

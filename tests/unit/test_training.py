@@ -1,13 +1,13 @@
-"""The task of a job: how far it is, and how people change it while it runs. `master.core.training`."""
+"""The task of a job: how far it is, and how people change it while it runs. `edl.master.core.training`."""
 
 from __future__ import annotations
 
 from edl.contract.ids import Generation, WorkerId
 from edl.contract.layout import Layout
 from edl.contract.reasons import Reason
-from master.core import effects as ef
-from master.core import events as ev
-from master.core import view
+from edl.master.core import effects as ef
+from edl.master.core import events as ev
+from edl.master.core import view
 from tests.invariants import replayed
 from tests.stories import Story, finish, of, only
 

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from trainer.ring.transfer import PIECE, Giver, Offer, StateDamaged, TransferFailed, take
+from edl.trainer.ring.transfer import PIECE, Giver, Offer, StateDamaged, TransferFailed, take
 
 SIZES = (0, 1, 8, PIECE - 1, PIECE, 2 * PIECE + 3)
 

@@ -13,8 +13,9 @@ from edl.contract.layout import Layout
 from edl.contract.proto import edl_pb2 as pb
 from edl.contract.reasons import Reason
 from edl.errors import UserCodeError
-from master.core import effects as ef
-from master.core import events as ev
+from edl.master.core import effects as ef
+from edl.master.core import events as ev
+from edl.trainer.epochs import Epochs, Turn
 from tests.stories import Story, of, only
 from tests.unit.test_checkpointing import Writer, write
 from tests.workers import (
@@ -28,7 +29,6 @@ from tests.workers import (
     joining_at_step_2,
     ring_of,
 )
-from trainer.epochs import Epochs, Turn
 
 PER_EPOCH = SIZE // BATCH
 

@@ -8,16 +8,16 @@ import sys
 from pathlib import Path
 
 from edl.contract.ids import WorkerId
-from master.backends.processes import Processes, Spawn
-from master.core import effects as ef
-from master.core import events as ev
+from edl.master.backends.processes import Processes, Spawn
+from edl.master.core import effects as ef
+from edl.master.core import events as ev
 
 ROOT = Path(__file__).parents[2]
 # Nobody listens there: a worker whose link lives looks for its master for half a minute.
 WORKER = """
 import sys
-from trainer import __main__ as worker
-from trainer.session.kvstore import KeyValueStore
+from edl.trainer import __main__ as worker
+from edl.trainer.session.kvstore import KeyValueStore
 
 async def start(self):
     raise AttributeError("the link broke")

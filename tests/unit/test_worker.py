@@ -9,13 +9,13 @@ import pytest
 
 from edl.contract.order import Layout, Part
 from edl.contract.proto import edl_pb2 as pb
+from edl.trainer import control
+from edl.trainer.data import Batch
+from edl.trainer.ledger import Ledger, LedgerBroken
+from edl.trainer.ring.local import Circle
+from edl.trainer.session.orders import End
 from tests.counting import CountingLearner, Positions
 from tests.workers import BATCH, POSITIONS, SIZE, STEPS, A, Broken, Held, come_to_sum, ring_of
-from trainer import control
-from trainer.data import Batch
-from trainer.ledger import Ledger, LedgerBroken
-from trainer.ring.local import Circle
-from trainer.session.orders import End
 
 
 def test_two_workers_train_all_steps_and_leave_together_with_one_state() -> None:

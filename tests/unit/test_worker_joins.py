@@ -10,6 +10,9 @@ import pytest
 from edl.contract.order import Layout
 from edl.contract.proto import edl_pb2 as pb
 from edl.contract.ranges import RangeSet
+from edl.trainer.ledger import Ledger, LedgerBroken
+from edl.trainer.ring.local import Circle, LocalRing
+from edl.trainer.session.orders import FormRing
 from tests.workers import (
     EPOCHS,
     POSITIONS,
@@ -23,9 +26,6 @@ from tests.workers import (
     joining_at_step_2,
     ring_of,
 )
-from trainer.ledger import Ledger, LedgerBroken
-from trainer.ring.local import Circle, LocalRing
-from trainer.session.orders import FormRing
 
 
 def test_a_newcomer_takes_the_state_and_the_root_keeps_it() -> None:

@@ -6,9 +6,9 @@ from typing import Any
 
 from edl.contract.order import Layout
 from edl.contract.proto import edl_pb2 as pb
+from edl.trainer.session.orders import End, FormRing
 from tests.counting import CountingLearner
 from tests.workers import BATCH, SIZE, A, Held, come_to_sum, ring_of
-from trainer.session.orders import End, FormRing
 
 
 def held_pair(**order: Any) -> list[A]:

@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from edl.contract import artifacts
-from trainer.exports.formats import files_of
+from edl.trainer.exports.formats import files_of
 
 
 def write(output: Path, exports: Mapping[str, Path], verified: Collection[str]) -> bytes:

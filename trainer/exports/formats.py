@@ -19,7 +19,7 @@ import tensorflow as tf
 
 from edl.contract.artifacts import FORMATS
 from edl.errors import ConfigError
-from trainer import arrays, saved_file
+from edl.trainer import arrays, saved_file
 
 KERAS_NAMES = {"savedmodel": "tf_saved_model", "onnx": "onnx"}
 # What Keras and we import for a format, beside TensorFlow.

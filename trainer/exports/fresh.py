@@ -1,6 +1,6 @@
 """A fresh process that loads what was exported, as whoever receives it will, and compares what comes out.
 
-    python -m trainer.exports.fresh REQUEST RESULT
+    python -m edl.trainer.exports.fresh REQUEST RESULT
 
 Both are descriptors of files in memory. Imports at once, which takes seconds; then waits for a line on its
 standard input, which says that the request is there. When its standard input ends before that, nobody needs
@@ -25,10 +25,10 @@ import numpy as np
 import tensorflow as tf
 
 from edl.layers import rows_to_be_loaded
-from trainer import saved_file, user_model
-from trainer.exports import samples
-from trainer.exports.samples import KERAS_TOLERANCE, OTHER_TOLERANCE, Sample
-from trainer.last_words import described
+from edl.trainer import saved_file, user_model
+from edl.trainer.exports import samples
+from edl.trainer.exports.samples import KERAS_TOLERANCE, OTHER_TOLERANCE, Sample
+from edl.trainer.last_words import described
 
 FAILURES = (Exception, SystemExit)  # what the user's code may raise
 NO_MEMORY = (MemoryError, tf.errors.ResourceExhaustedError)

@@ -15,10 +15,10 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from trainer import saved_file
-from trainer.records import Records
-from trainer.user_model import UserModel
-from trainer.watchdog import Watch, unwatched
+from edl.trainer import saved_file
+from edl.trainer.records import Records
+from edl.trainer.user_model import UserModel
+from edl.trainer.watchdog import Watch, unwatched
 
 RECORDS = 8
 KERAS_TOLERANCE, OTHER_TOLERANCE = 1e-5, 1e-4  # of the largest value of an output

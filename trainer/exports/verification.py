@@ -23,8 +23,8 @@ import keras
 
 from edl.contract.own_modules import module_command
 from edl.errors import EdlError
-from trainer.exports import formats, room, samples
-from trainer.last_words import clean
+from edl.trainer.exports import formats, room, samples
+from edl.trainer.last_words import clean
 
 BASE_BYTES = 500 << 20  # of a process with TensorFlow and Keras
 COPIES = 3  # of what is in a file, while it is loaded
@@ -74,7 +74,7 @@ class Verification:
         self._asked_at = 0.0
         self._names: list[str] = []
         self._process = subprocess.Popen(
-            [*module_command("trainer.exports.fresh"), str(self._request), str(self._result)],
+            [*module_command("edl.trainer.exports.fresh"), str(self._request), str(self._result)],
             stdin=subprocess.PIPE, stdout=self._log, stderr=self._log, env=environment(threads),
             pass_fds=(self._request, self._result),
         )  # fmt: skip

@@ -41,11 +41,11 @@ from tensorflow.core.framework import attr_value_pb2
 from tensorflow.python.eager import context as tf_context
 
 from edl.contract.exit_codes import WorkerExit
-from trainer import snapshot
-from trainer.graphs import compiled
-from trainer.ring.base import Prepare, RingBroken
-from trainer.ring.transfer import Giver, Offer, TransferFailed, give_way, take
-from trainer.termination import leave, shielded
+from edl.trainer import snapshot
+from edl.trainer.graphs import compiled
+from edl.trainer.ring.base import Prepare, RingBroken
+from edl.trainer.ring.transfer import Giver, Offer, TransferFailed, give_way, take
+from edl.trainer.termination import leave, shielded
 
 LOOPBACK = "lo"
 INTERNET = (socket.AF_INET, socket.AF_INET6)

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from trainer.ring.base import Prepare, RingBroken, Vector
+from edl.trainer.ring.base import Prepare, RingBroken, Vector
 
 
 @dataclass(slots=True, eq=False)

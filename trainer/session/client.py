@@ -35,10 +35,10 @@ from edl.contract.proto import ADMITTED, STANDS_BY
 from edl.contract.proto import edl_pb2 as pb
 from edl.contract.proto import edl_pb2_grpc as rpc
 from edl.errors import EdlError
-from trainer import log
-from trainer.session.kvstore import KeyValueStore, parts
-from trainer.session.standbys import Connect, Standbys
-from trainer.session.state import Session
+from edl.trainer import log
+from edl.trainer.session.kvstore import KeyValueStore, parts
+from edl.trainer.session.standbys import Connect, Standbys
+from edl.trainer.session.state import Session
 
 OPTIONS = [
     ("grpc.max_receive_message_length", 64 << 20),

@@ -21,8 +21,8 @@ from edl.contract.heartbeats import ServerWait, Staleness
 from edl.contract.layout import Layout
 from edl.contract.proto import edl_pb2 as pb
 from edl.errors import EdlError, UserCodeError
-from trainer import last_words
-from trainer.session.orders import End, Export, FormRing, Order, WriteCheckpoint
+from edl.trainer import last_words
+from edl.trainer.session.orders import End, Export, FormRing, Order, WriteCheckpoint
 
 NO_GENERATION = -1
 NOTED_SECONDS = 5.0

@@ -18,13 +18,13 @@ backend          the adapter itself: effects become pods, pods become events
 ended_run        what is left to do for a run that has ended
 """
 
-from master.backends.kubernetes.backend import Kubernetes
-from master.backends.kubernetes.ended_run import EndedRun
-from master.backends.kubernetes.installed import Installed
-from master.backends.kubernetes.leader_election import LeaderElection
-from master.backends.kubernetes.release import Found, Place
-from master.backends.kubernetes.retry import until_answered
-from master.backends.kubernetes.server_set import ServerSet
+from edl.master.backends.kubernetes.backend import Kubernetes
+from edl.master.backends.kubernetes.ended_run import EndedRun
+from edl.master.backends.kubernetes.installed import Installed
+from edl.master.backends.kubernetes.leader_election import LeaderElection
+from edl.master.backends.kubernetes.release import Found, Place
+from edl.master.backends.kubernetes.retry import until_answered
+from edl.master.backends.kubernetes.server_set import ServerSet
 
 __all__ = [
     "EndedRun", "Found", "Installed", "Kubernetes", "LeaderElection", "Place", "ServerSet", "until_answered",

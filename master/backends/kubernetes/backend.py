@@ -21,20 +21,20 @@ from edl.contract.ids import RunId, WorkerId
 from edl.errors import ConfigError
 from edl.kubernetes import overrides, pods
 from edl.kubernetes.client import ApiError
-from master.backends.base import Tasks, described
-from master.backends.kubernetes.event_recorder import EventRecorder
-from master.backends.kubernetes.installed import Installed
-from master.backends.kubernetes.labels import Labels
-from master.backends.kubernetes.leader_election import Superseded
-from master.backends.kubernetes.nodes import Nodes
-from master.backends.kubernetes.places import Places
-from master.backends.kubernetes.pod_control import PodCreation, PodDeletion
-from master.backends.kubernetes.pod_template import Identity, digest, excluding, render
-from master.backends.kubernetes.status import Snapshot, Status
-from master.backends.kubernetes.workers import WorkerPod, Workers
-from master.core import effects as ef
-from master.core import events as ev
-from master.spec import JobSpec, Wanted
+from edl.master.backends.base import Tasks, described
+from edl.master.backends.kubernetes.event_recorder import EventRecorder
+from edl.master.backends.kubernetes.installed import Installed
+from edl.master.backends.kubernetes.labels import Labels
+from edl.master.backends.kubernetes.leader_election import Superseded
+from edl.master.backends.kubernetes.nodes import Nodes
+from edl.master.backends.kubernetes.places import Places
+from edl.master.backends.kubernetes.pod_control import PodCreation, PodDeletion
+from edl.master.backends.kubernetes.pod_template import Identity, digest, excluding, render
+from edl.master.backends.kubernetes.status import Snapshot, Status
+from edl.master.backends.kubernetes.workers import WorkerPod, Workers
+from edl.master.core import effects as ef
+from edl.master.core import events as ev
+from edl.master.spec import JobSpec, Wanted
 
 log = structlog.get_logger()
 

@@ -14,13 +14,13 @@ from typing import Any
 import structlog
 
 from edl.kubernetes import pods
+from edl.master.backends.base import Tasks
+from edl.master.backends.kubernetes.installed import Installed
+from edl.master.backends.kubernetes.pod_control import PodDeletion
+from edl.master.backends.kubernetes.status import Data, condition, read, write
+from edl.master.core import events as ev
+from edl.master.spec import Invalid, JobSpec
 from edl.text import how_many
-from master.backends.base import Tasks
-from master.backends.kubernetes.installed import Installed
-from master.backends.kubernetes.pod_control import PodDeletion
-from master.backends.kubernetes.status import Data, condition, read, write
-from master.core import events as ev
-from master.spec import Invalid, JobSpec
 
 log = structlog.get_logger()
 

@@ -11,7 +11,7 @@ from edl.contract.exit_codes import WorkerExit
 from edl.contract.ids import WorkerId
 from edl.exit_announcements import announced_in
 from edl.kubernetes import pods
-from master.core import events as ev
+from edl.master.core import events as ev
 
 NOT_ITS_FAULT: Mapping[int, str] = {
     WorkerExit.PEER_BROKEN: "its peers broke the ring",

@@ -16,10 +16,10 @@ from edl.errors import ConfigError
 from edl.kubernetes import overrides, pods
 from edl.kubernetes.client import Api
 from edl.kubernetes.informer import Informer, Object
-from master.backends.kubernetes.release import Found, Left, Place, made_for, template_of, values_of
-from master.backends.kubernetes.retry import until_answered
-from master.backends.kubernetes.status import read
-from master.spec import Invalid, JobSpec, Wanted, checked
+from edl.master.backends.kubernetes.release import Found, Left, Place, made_for, template_of, values_of
+from edl.master.backends.kubernetes.retry import until_answered
+from edl.master.backends.kubernetes.status import read
+from edl.master.spec import Invalid, JobSpec, Wanted, checked
 
 log = structlog.get_logger()
 

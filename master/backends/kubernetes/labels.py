@@ -19,8 +19,8 @@ from edl.contract.phases import WorkerState
 from edl.kubernetes import pods
 from edl.kubernetes.client import WHENEVER, Api, ApiError
 from edl.kubernetes.rate_limit import Backoff
-from master.backends.kubernetes.release import Place
-from master.backends.kubernetes.workers import WorkerPod, Workers
+from edl.master.backends.kubernetes.release import Place
+from edl.master.backends.kubernetes.workers import WorkerPod, Workers
 
 log = structlog.get_logger()
 

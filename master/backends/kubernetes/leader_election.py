@@ -38,8 +38,8 @@ import structlog
 from edl.kubernetes.client import URGENT, Api, ApiError
 from edl.kubernetes.informer import Informer, Object
 from edl.kubernetes.timing import Timing
-from master.backends.kubernetes.masters import Masters, Whereabouts
-from master.backends.kubernetes.release import Place, made_for
+from edl.master.backends.kubernetes.masters import Masters, Whereabouts
+from edl.master.backends.kubernetes.release import Place, made_for
 
 log = structlog.get_logger()
 

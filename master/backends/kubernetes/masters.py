@@ -16,7 +16,7 @@ from edl.kubernetes import pods
 from edl.kubernetes.client import SOON, Api, ApiError
 from edl.kubernetes.informer import Informer
 from edl.kubernetes.names import MASTER_PORT
-from master.backends.kubernetes.release import Place
+from edl.master.backends.kubernetes.release import Place
 
 
 class Whereabouts(Enum):

@@ -25,10 +25,10 @@ from edl.contract.ids import WorkerId
 from edl.contract.phases import WorkerState
 from edl.kubernetes import pods
 from edl.kubernetes.client import URGENT, Api, ApiError
-from master.backends.kubernetes.exit_cause import NOT_ITS_FAULT, OOM_KILLED, out_of_memory
-from master.backends.kubernetes.release import Place
-from master.backends.kubernetes.workers import WorkerPod, Workers
-from master.core import events as ev
+from edl.master.backends.kubernetes.exit_cause import NOT_ITS_FAULT, OOM_KILLED, out_of_memory
+from edl.master.backends.kubernetes.release import Place
+from edl.master.backends.kubernetes.workers import WorkerPod, Workers
+from edl.master.core import events as ev
 
 log = structlog.get_logger()
 

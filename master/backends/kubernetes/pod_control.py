@@ -16,10 +16,10 @@ from edl.errors import ConfigError
 from edl.kubernetes import pods
 from edl.kubernetes.client import Api, ApiError
 from edl.kubernetes.rate_limit import Backoff
-from master.backends.base import Emit, Tasks, described
-from master.backends.kubernetes.release import Place
-from master.backends.kubernetes.retry import refusal
-from master.core import events as ev
+from edl.master.backends.base import Emit, Tasks, described
+from edl.master.backends.kubernetes.release import Place
+from edl.master.backends.kubernetes.retry import refusal
+from edl.master.core import events as ev
 
 log = structlog.get_logger()
 

@@ -23,8 +23,8 @@ from edl.contract.phases import Phase
 from edl.errors import ConfigError
 from edl.kubernetes import pods
 from edl.kubernetes.names import Names
-from master.core import events as ev
-from master.spec import Invalid, JobSpec, Wanted, checked
+from edl.master.core import events as ev
+from edl.master.spec import Invalid, JobSpec, Wanted, checked
 
 log = structlog.get_logger()
 

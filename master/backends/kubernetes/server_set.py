@@ -14,10 +14,10 @@ from collections.abc import Callable
 from edl.errors import ConfigError
 from edl.kubernetes.client import SOON, Api
 from edl.kubernetes.informer import Informer, Object
-from master.backends.base import Tasks
-from master.backends.kubernetes.release import Place
-from master.backends.kubernetes.retry import until_answered
-from master.core import events as ev
+from edl.master.backends.base import Tasks
+from edl.master.backends.kubernetes.release import Place
+from edl.master.backends.kubernetes.retry import until_answered
+from edl.master.core import events as ev
 
 PART = "the number of parameter servers"
 GROUP = "apis/apps/v1"

@@ -31,10 +31,10 @@ from edl.fast_json import encoded
 from edl.kubernetes.client import SOON, Api, ApiError
 from edl.kubernetes.rate_limit import Backoff
 from edl.kubernetes.texts import cut
+from edl.master.backends.kubernetes.event_recorder import rfc3339_now
+from edl.master.backends.kubernetes.release import PAST, Place
+from edl.master.core import events as ev
 from edl.text import numbered
-from master.backends.kubernetes.event_recorder import rfc3339_now
-from master.backends.kubernetes.release import PAST, Place
-from master.core import events as ev
 
 log = structlog.get_logger()
 

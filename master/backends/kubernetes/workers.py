@@ -18,13 +18,13 @@ from edl.contract.phases import WorkerState
 from edl.contract.reasons import Reason
 from edl.kubernetes import pods
 from edl.kubernetes.timing import Timing
-from master.backends.base import Emit
-from master.backends.kubernetes.event_recorder import EventRecorder
-from master.backends.kubernetes.exit_cause import exit_cause
-from master.backends.kubernetes.installed import Installed
-from master.backends.kubernetes.nodes import Nodes
-from master.backends.kubernetes.pod_control import PodCreation, PodDeletion
-from master.core import events as ev
+from edl.master.backends.base import Emit
+from edl.master.backends.kubernetes.event_recorder import EventRecorder
+from edl.master.backends.kubernetes.exit_cause import exit_cause
+from edl.master.backends.kubernetes.installed import Installed
+from edl.master.backends.kubernetes.nodes import Nodes
+from edl.master.backends.kubernetes.pod_control import PodCreation, PodDeletion
+from edl.master.core import events as ev
 
 log = structlog.get_logger()
 

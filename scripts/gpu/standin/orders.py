@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from trainer.session.kvstore import KeyValueStore
+from edl.trainer.session.kvstore import KeyValueStore
 
 ORDERS = Path(os.environ["FAKE_NCCL_ORDERS"])
 

@@ -7,12 +7,12 @@ to make a step, where the variables are and the digest of the state after three 
 import keras
 import tensorflow as tf
 
+from edl.trainer import control
+from edl.trainer.learner import KerasLearner
+from edl.trainer.overlapped_step import SMALL
+from edl.trainer.ring.horovod import HorovodRing
 from tests.process.keras.models import plain
 from tests.process.keras.rings import STEPS, Case, batch
-from trainer import control
-from trainer.learner import KerasLearner
-from trainer.overlapped_step import SMALL
-from trainer.ring.horovod import HorovodRing
 
 UNITS = SMALL // 8  # the first kernel is large, and its gradient a product of matrices
 

@@ -14,12 +14,12 @@ import tensorflow as tf
 
 import edl.layers
 from edl.layers.embedding import rows_elsewhere
+from edl.trainer import control
+from edl.trainer.learner import KerasLearner
+from edl.trainer.local_rows import LocalRows
 from tests.process.keras.models import TOKENS, WEIGHTS, Y, sgd
 from tests.process.keras.rings import STEPS, Case, Meeting, batch, learner_of, parts_of, ring_step
 from tests.process.keras.rings import _given as tensor
-from trainer import control
-from trainer.learner import KerasLearner
-from trainer.local_rows import LocalRows
 
 K = keras.layers
 E = edl.layers.Embedding

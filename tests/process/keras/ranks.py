@@ -8,7 +8,7 @@ from typing import TypeVar
 
 import tensorflow as tf
 
-from trainer.ring.local import Circle, LocalRing
+from edl.trainer.ring.local import Circle, LocalRing
 
 T = TypeVar("T")
 SECONDS = 60

@@ -17,12 +17,12 @@ from keras import callbacks as k
 from edl import config
 from edl.config import values
 from edl.errors import ModelError, UserCodeError
+from edl.trainer.callback_rules import accepted
+from edl.trainer.callbacks import Callbacks
+from edl.trainer.epochs import Epochs, Turn, columns
+from edl.trainer.learner import KerasLearner
 from tests.process.keras.models import X, Y, dense, plain
 from tests.process.keras.rings import Case, Meeting, learner_of, parts_of, ring_step
-from trainer.callback_rules import accepted
-from trainer.callbacks import Callbacks
-from trainer.epochs import Epochs, Turn, columns
-from trainer.learner import KerasLearner
 
 EPOCHS, BATCH = 6, 12
 STEPS = ((0, 12), (12, 24), (24, 30))

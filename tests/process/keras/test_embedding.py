@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from edl.trainer import control
+from edl.trainer.data import Batch
+from edl.trainer.local_rows import LocalRows
 from tests.process.keras.embedding_models import CASES, SIZE, beside
 from tests.process.keras.rings import STEPS, batch, ring_step
 from tests.process.keras.rings import _given as tensor
-from trainer import control
-from trainer.data import Batch
-from trainer.local_rows import LocalRows
 
 
 @pytest.mark.parametrize("name", CASES)

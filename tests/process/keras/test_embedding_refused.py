@@ -9,16 +9,16 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-import ps.initializers
 from edl.errors import DataError, ModelError
 from edl.layers.embedding import rows_elsewhere
+from edl.ps import initializers
+from edl.trainer import control
+from edl.trainer.local_rows import LocalRows
+from edl.trainer.lookups import Lookups
+from edl.trainer.own_step import OwnStepLearner
 from tests.process.keras.embedding_models import CASES, MANY, E, K, beside, first, ids, of, one_id, tokens
 from tests.process.keras.models import TOKENS, Y, sgd
 from tests.process.keras.rings import Case, batch
-from trainer import control
-from trainer.local_rows import LocalRows
-from trainer.lookups import Lookups
-from trainer.own_step import OwnStepLearner
 
 
 def refused(build: Any, data: Any = tokens) -> str:
@@ -78,7 +78,7 @@ def test_rows_of_bounded_ids_begin_with_the_scale_that_keras_gives_the_whole_tab
     assert rows.std() == pytest.approx(theirs.std(), rel=0.03)
     assert np.abs(rows).max() == pytest.approx(np.abs(theirs).max(), rel=0.25)
     assert abs(rows.mean()) < theirs.std() / 20
-    ps.initializers.parse(tables[0].initializer, "t", dim)  # a server takes it
+    initializers.parse(tables[0].initializer, "t", dim)  # a server takes it
 
 
 def test_an_id_out_of_bounds_is_named() -> None:

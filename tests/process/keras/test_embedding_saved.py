@@ -16,13 +16,13 @@ import pytest
 
 import edl.layers
 from edl.layers.embedding import rows_elsewhere
+from edl.trainer import saved_file
+from edl.trainer.evaluation_metrics import EvaluationMetrics
+from edl.trainer.local_rows import LocalRows
+from edl.trainer.ring.base import RingBroken
 from tests.process.keras.embedding_models import CASES, MANY, Beside, E, K, beside, ids, of, one_id
 from tests.process.keras.models import TOKENS, Y, sgd
 from tests.process.keras.rings import Case, Meeting, batch, learner_of
-from trainer import saved_file
-from trainer.evaluation_metrics import EvaluationMetrics
-from trainer.local_rows import LocalRows
-from trainer.ring.base import RingBroken
 
 
 @pytest.fixture(scope="module")

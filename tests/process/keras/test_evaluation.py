@@ -11,15 +11,15 @@ import numpy as np
 import pytest
 
 import edl
+from edl.trainer.evaluation_metrics import EvaluationMetrics
+from edl.trainer.frozen import Predictor
+from edl.trainer.local_evaluation import evaluate
+from edl.trainer.user_model import UserModel
+from edl.trainer.watchdog import unwatched
 from tests.process.keras.models import classes, dense, plain, tagged, tagger, weighted
 from tests.process.keras.own_models import features, guided, points
 from tests.process.keras.rings import Case, batch
 from tests.process.keras.test_training_metrics import CASES, Largest, classifier, same_values
-from trainer.evaluation_metrics import EvaluationMetrics
-from trainer.frozen import Predictor
-from trainer.local_evaluation import evaluate
-from trainer.user_model import UserModel
-from trainer.watchdog import unwatched
 
 ROUNDS = ((0, 7), (7, 8), (8, 23), (23, 30))  # parts of 30 records, of unlike sizes
 

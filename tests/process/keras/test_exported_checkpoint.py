@@ -11,13 +11,13 @@ import pytest
 from edl import config
 from edl.checkpoints import Store, Tensor
 from edl.config import values
+from edl.trainer import user_model
+from edl.trainer.build_learner import learner_of
+from edl.trainer.epochs import MEMORY
+from edl.trainer.export_checkpoint import Alone, Request, export
+from edl.trainer.learner import KerasLearner
+from edl.trainer.records import Records
 from tests.checkpoints import write
-from trainer import user_model
-from trainer.build_learner import learner_of
-from trainer.epochs import MEMORY
-from trainer.export_checkpoint import Alone, Request, export
-from trainer.learner import KerasLearner
-from trainer.records import Records
 
 pytestmark = pytest.mark.process
 SOURCE = """

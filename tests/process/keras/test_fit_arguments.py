@@ -16,15 +16,15 @@ from edl import config
 from edl.config import values
 from edl.contract.layout import Part
 from edl.contract.steps import Steps
+from edl.trainer.build import evaluation_of
+from edl.trainer.epochs import Epochs, columns
+from edl.trainer.exports import samples
+from edl.trainer.learner import KerasLearner
+from edl.trainer.local_evaluation import evaluate
+from edl.trainer.records import Records
+from edl.trainer.user_model import UserModel
+from edl.trainer.watchdog import uncounted, unwatched
 from tests.process.keras.rings import Meeting, ring_step
-from trainer.build import evaluation_of
-from trainer.epochs import Epochs, columns
-from trainer.exports import samples
-from trainer.learner import KerasLearner
-from trainer.local_evaluation import evaluate
-from trainer.records import Records
-from trainer.user_model import UserModel
-from trainer.watchdog import uncounted, unwatched
 
 EPOCHS, BATCH, RING = 4, 12, 2
 chance = np.random.default_rng(0)

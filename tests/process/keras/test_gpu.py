@@ -9,8 +9,8 @@ import keras
 import pytest
 import tensorflow as tf
 
-from trainer.graphs import keep_xla_explicit
-from trainer.ring.horovod import HUNG_SECONDS, OVERDUE, GraphSums, HorovodRing
+from edl.trainer.graphs import keep_xla_explicit
+from edl.trainer.ring.horovod import HUNG_SECONDS, OVERDUE, GraphSums, HorovodRing
 
 
 @pytest.fixture

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from edl.trainer.graphs import compiled
+from edl.trainer.inner_sum import InnerSum
+from edl.trainer.ring.base import RingBroken
+from edl.trainer.ring.local import LocalRing
 from tests.process.keras.ranks import on_ranks
-from trainer.graphs import compiled
-from trainer.inner_sum import InnerSum
-from trainer.ring.base import RingBroken
-from trainer.ring.local import LocalRing
 
 ONE = tf.TensorSpec([1], tf.float32)
 

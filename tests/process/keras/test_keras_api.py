@@ -15,9 +15,9 @@ from keras import callbacks as k
 from edl import config
 from edl.config import flat, values
 from edl.errors import ModelError
+from edl.trainer.callback_rules import BATCHES, HOOKS, TESTS, accepted
 from tests.process.keras.models import X, Y
 from tests.process.keras.test_callbacks import BATCH, EPOCHS, HELD_OUT, Ours, model
-from trainer.callback_rules import BATCHES, HOOKS, TESTS, accepted
 
 ROOT = Path(__file__).parents[3]
 ROWS = tomllib.loads((ROOT / "scripts" / "keras_api.toml").read_text())

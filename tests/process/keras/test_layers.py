@@ -10,9 +10,9 @@ import pytest
 from keras import ops
 
 from edl.errors import ModelError
+from edl.trainer import control
 from tests.process.keras.models import X, Y, dense, plain, sgd, tagged
 from tests.process.keras.rings import Case, Meeting, assert_same, batch, learner_of, parts_of, ring_step
-from trainer import control
 
 K = keras.layers
 

@@ -11,11 +11,11 @@ import keras
 import numpy as np
 import pytest
 
+from edl.trainer.batch_types import BatchTypes
+from edl.trainer.data import Batch
+from edl.trainer.trial import Inexact, try_model
 from tests.process.keras.models import dense, plain
 from tests.process.keras.rings import Case, differences
-from trainer.batch_types import BatchTypes
-from trainer.data import Batch
-from trainer.trial import Inexact, try_model
 
 K, L = keras.layers, keras.losses
 RECORDS = 5

@@ -13,11 +13,11 @@ import pytest
 import tensorflow as tf
 from keras import optimizers as o
 
+from edl.trainer import rows
+from edl.trainer.fused_updates import fused
+from edl.trainer.graphs import concrete
 from tests.process.keras.models import TOKENS, Y, dense, plain, tagged, tagger
 from tests.process.keras.rings import Case, assert_same
-from trainer import rows
-from trainer.fused_updates import fused
-from trainer.graphs import concrete
 
 COLUMNS = {"user": 1, "item": 3, "other": 2}
 PLAIN = {

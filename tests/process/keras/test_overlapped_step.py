@@ -15,18 +15,18 @@ import tensorflow as tf
 from keras import optimizers as o
 
 from edl.errors import ModelError
+from edl.trainer import control
+from edl.trainer.fused_updates import fused
+from edl.trainer.graphs import concrete
+from edl.trainer.learner import KerasLearner
+from edl.trainer.overlapped_step import SMALL, OverlappedStep, finite_as
+from edl.trainer.ring.base import RingBroken
+from edl.trainer.ring.horovod import GraphSums
+from edl.trainer.ring.local import LocalRing
+from edl.trainer.vector_step import VectorStep
 from tests.process.keras.models import dense, plain, sgd, tagged, tagger, weighted
 from tests.process.keras.ranks import on_ranks
 from tests.process.keras.rings import Case, batch
-from trainer import control
-from trainer.fused_updates import fused
-from trainer.graphs import concrete
-from trainer.learner import KerasLearner
-from trainer.overlapped_step import SMALL, OverlappedStep, finite_as
-from trainer.ring.base import RingBroken
-from trainer.ring.horovod import GraphSums
-from trainer.ring.local import LocalRing
-from trainer.vector_step import VectorStep
 
 WIDTH = SMALL // 8  # of float32: both kernels of `wide` are large, its biases are small
 SUMS = 3  # of a step of `wide`

@@ -11,9 +11,9 @@ import pytest
 import tensorflow as tf
 
 from edl.errors import ModelError
+from edl.trainer.data import Batch
+from edl.trainer.own_step import OwnStepLearner
 from tests.process.keras import own_models as zoo
-from trainer.data import Batch
-from trainer.own_step import OwnStepLearner
 
 X, Z = zoo.features(5), zoo.points(5)
 BY_RECORD: dict[str, tuple[Callable[[], keras.Model], Any, Any]] = {

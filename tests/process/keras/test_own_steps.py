@@ -14,14 +14,14 @@ import pytest
 import tensorflow as tf
 
 from edl.errors import ModelError
+from edl.trainer import control
+from edl.trainer.data import Batch
+from edl.trainer.epochs import Epochs
+from edl.trainer.own_step import OwnStepLearner
+from edl.trainer.ring.base import RingBroken
+from edl.trainer.ring.local import LocalRing
 from tests.process.keras import own_models as zoo
 from tests.process.keras.ranks import on_ranks
-from trainer import control
-from trainer.data import Batch
-from trainer.epochs import Epochs
-from trainer.own_step import OwnStepLearner
-from trainer.ring.base import RingBroken
-from trainer.ring.local import LocalRing
 
 RECORDS, STEPS = 12, 4
 RINGS = [[0, 12], [0, 1, 9, 12]]

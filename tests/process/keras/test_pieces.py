@@ -7,15 +7,15 @@ import pytest
 from keras import optimizers as o
 
 from edl.errors import ModelError
+from edl.trainer import control
+from edl.trainer.learner import KerasLearner
+from edl.trainer.overlapped_step import OverlappedStep
+from edl.trainer.ring.local import LocalRing
+from edl.trainer.step_graphs import turns
+from edl.trainer.vector_step import VectorStep
 from tests.process.keras.models import dense, plain, tagged, tagger, weighted
 from tests.process.keras.ranks import on_ranks
 from tests.process.keras.rings import Case, batch
-from trainer import control
-from trainer.learner import KerasLearner
-from trainer.overlapped_step import OverlappedStep
-from trainer.ring.local import LocalRing
-from trainer.step_graphs import turns
-from trainer.vector_step import VectorStep
 
 PIECES = 4
 ENDS = (0, 7, 7, 8, 12)  # where the ranks' parts end: one has no record, and one has fewer than pieces

@@ -10,11 +10,11 @@ import pytest
 from keras import ops
 
 from edl.errors import ModelError
+from edl.trainer import build_learner
+from edl.trainer.ring.horovod import HorovodRing
 from tests.process.keras.models import dense, plain
 from tests.process.keras.own_models import vae
 from tests.process.keras.rings import Case, Meeting, learner_of
-from trainer import build_learner
-from trainer.ring.horovod import HorovodRing
 
 K = keras.layers
 

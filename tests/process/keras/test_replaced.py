@@ -15,12 +15,12 @@ from keras import layers
 import edl.layers
 from edl.errors import ModelError
 from edl.layers.embedding import rows_elsewhere, saved_tables
+from edl.trainer import saved_file
+from edl.trainer.exports import samples
+from edl.trainer.local_rows import LocalRows
+from edl.trainer.replaced import replaced
+from edl.trainer.saved_rows import counted_in_file
 from tests.process.keras.rings import Case, Meeting, learner_of, parts_of, ring_step
-from trainer import saved_file
-from trainer.exports import samples
-from trainer.local_rows import LocalRows
-from trainer.replaced import replaced
-from trainer.saved_rows import counted_in_file
 
 pytestmark = pytest.mark.process
 WORDS, LENGTH, LARGE = 50, 7, 50 * 4

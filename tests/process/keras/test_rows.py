@@ -7,9 +7,9 @@ import pytest
 import tensorflow as tf
 
 from edl.errors import ModelError
+from edl.trainer import rows
+from edl.trainer.ring.local import LocalRing
 from tests.process.keras.ranks import on_ranks
-from trainer import rows
-from trainer.ring.local import LocalRing
 
 MANY = 1 << 35  # rows of a table
 TABLE = tf.TensorSpec([MANY, 3])

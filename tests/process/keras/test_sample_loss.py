@@ -13,14 +13,14 @@ import tensorflow as tf
 
 import edl.layers
 from edl.layers.embedding import rows_elsewhere
+from edl.trainer import control
+from edl.trainer.data import Batch
+from edl.trainer.learner import KerasLearner
+from edl.trainer.own_step import OwnStepLearner
+from edl.trainer.roles import SampleLoss
+from edl.trainer.sample_loss import sample_loss
+from edl.trainer.served_learner import ServedLearner
 from tests.process.keras.own_models import VAE
-from trainer import control
-from trainer.data import Batch
-from trainer.learner import KerasLearner
-from trainer.own_step import OwnStepLearner
-from trainer.roles import SampleLoss
-from trainer.sample_loss import sample_loss
-from trainer.served_learner import ServedLearner
 
 K = keras.layers
 DATA = np.random.default_rng(1)

@@ -21,14 +21,14 @@ from edl.config import values
 from edl.contract.layout import Layout, Part
 from edl.errors import ModelError
 from edl.layers.embedding import rows_elsewhere
-from trainer.data import Batch, Batches
-from trainer.ledger import Ledger
-from trainer.served_learner import ServedLearner
-from trainer.server_link import Interrupt, ServerLink
-from trainer.session.state import Session
-from trainer.step_servers import StepServers
-from trainer.stretch import Stretch
-from trainer.telemetry import Telemetry
+from edl.trainer.data import Batch, Batches
+from edl.trainer.ledger import Ledger
+from edl.trainer.served_learner import ServedLearner
+from edl.trainer.server_link import Interrupt, ServerLink
+from edl.trainer.session.state import Session
+from edl.trainer.step_servers import StepServers
+from edl.trainer.stretch import Stretch
+from edl.trainer.telemetry import Telemetry
 
 RECORDS, BATCH, STEPS = 60, 12, 10  # two epochs of five steps
 RNG = np.random.default_rng(5)
@@ -59,7 +59,7 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[str]]:
     processes = [
         subprocess.Popen(
             [
-                sys.executable, "-m", "ps", "--index", str(index), "--servers", "2",
+                sys.executable, "-m", "edl.ps", "--index", str(index), "--servers", "2",
                 "--listen", "127.0.0.1:0", "--log-dir", str(where / f"log-{index}"),
                 "--address-file", str(file),
             ],

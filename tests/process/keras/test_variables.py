@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from trainer import snapshot
+from edl.trainer import snapshot
 
 TYPES = ("float32", "float64", "float16", "bfloat16", "int8", "uint8", "int32", "int64", "bool")
 SHAPES = ((), (1,), (0, 3), (5, 7))

@@ -14,18 +14,18 @@ import edl.layers
 from edl.checkpoints import Store, Tensor
 from edl.errors import ConfigError, ModelError
 from edl.layers.embedding import rows_elsewhere, saved_tables
+from edl.trainer.data import Batch
+from edl.trainer.frozen import FrozenLearner, Predictor
+from edl.trainer.learner import KerasLearner
+from edl.trainer.local_rows import LocalRows
+from edl.trainer.lookups import Lookups
+from edl.trainer.roles import Start
+from edl.trainer.warm_start import WarmStart, saved_counts
 from tests.checkpoints import manifest_of
 from tests.process.keras.rings import Case, Meeting, learner_of, parts_of, ring_step
 from tests.process.keras.test_warm_start import kept as kept_dense
 from tests.process.keras.test_warm_start import state
 from tests.unit.test_rows_of_a_checkpoint import tensors as of_server
-from trainer.data import Batch
-from trainer.frozen import FrozenLearner, Predictor
-from trainer.learner import KerasLearner
-from trainer.local_rows import LocalRows
-from trainer.lookups import Lookups
-from trainer.roles import Start
-from trainer.warm_start import WarmStart, saved_counts
 
 pytestmark = pytest.mark.process
 TABLE, DIM = "counts", 2

@@ -6,7 +6,7 @@ import keras
 import numpy as np
 import pytest
 
-from model_zoo.datasets import clicks
+from edl.zoo.datasets import clicks
 
 
 @pytest.mark.parametrize("name", ["deepfm", "wide_deep", "dcn_v2"])
@@ -27,7 +27,7 @@ def test_a_model_of_clicks_learns(name: str, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_digits_are_learned_from_ids() -> None:
-    from model_zoo import digits_ids
+    from edl.zoo import digits_ids
 
     keras.utils.set_random_seed(1)
     model = digits_ids.model()
@@ -39,7 +39,7 @@ def test_digits_are_learned_from_ids() -> None:
 
 
 def test_a_model_takes_the_columns_of_criteo(monkeypatch: pytest.MonkeyPatch) -> None:
-    from model_zoo import deepfm
+    from edl.zoo import deepfm
 
     monkeypatch.setenv("EDL_CRITEO", "day_0.txt")  # not opened: only its columns matter here
     monkeypatch.setenv("EDL_CLICKS_BUCKETS", "1000")
