@@ -125,7 +125,7 @@ def processes(master: Master, output: Path, token: str) -> Callable[[str], Backe
         launcher: Launcher = Spawn([*module_command("edl.trainer"), *arguments], environment)
         if master.spec.config.local.start_method == "fork":
             launcher = ForkServer(module_command("edl.trainer.forkserver"), arguments, environment)
-        memories = Memories() if master.spec.config.elastic.memory_copy else None
+        memories = Memories() if master.spec.config.elastic.in_memory_snapshot else None
         return Processes(master.emit, launcher, output / artifacts.LOGS, memories)
 
     return backend

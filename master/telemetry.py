@@ -38,7 +38,7 @@ class Telemetry:
 
     def __init__(self, config: Config) -> None:
         self._silence = config.elastic.heartbeat_timeout_seconds
-        self._by_speed = config.training.balance == "speed"
+        self._by_speed = config.training.load_balancing == "speed"
         self.beats: dict[WorkerId, Heartbeat] = {}  # the last one of each
         self.ahead: ev.Progress | None = None  # what the core has not been told yet
         self._staleness: dict[WorkerId, Staleness] = {}  # as each has told last

@@ -296,7 +296,7 @@ class Stretch:
             began = self._clock()
             with self._computing("step", partial(_named, step, batch), len(batch)):
                 made = self._gradients(step, batch)
-            if made.skipped and self._config.training.non_finite == "stop":
+            if made.skipped and self._config.training.on_non_finite == "stop":
                 raise NonFinite(
                     f"the loss or a gradient is not finite at step {step + 1}, on worker "
                     f"{self._session.worker}, in the {batch}"

@@ -130,7 +130,7 @@ def _build(
     if config.servers or not config.is_decided:
         keep_rows_elsewhere()
     if not config.trains:
-        where, servers = config.checkpoint.from_, connected(config, stream, ring) if config.servers else None
+        where, servers = config.init_from.path, connected(config, stream, ring) if config.servers else None
         with saved_tables(partial(saved_counts, where), where) if servers is None else nullcontext():
             doing.now(f"{name}: model()")
             model = model_of(config, module, stream)
@@ -158,8 +158,8 @@ def _build(
         learner, servers = served, step_servers_of(config, stream, ring)
     else:
         with advised(config, model), explained(module, samples, training.batch_size):
-            learner = learner_of(model, samples, ring, training.inexact_loss, warn, training.accumulate_steps,
-                                 training.compression)  # fmt: skip
+            learner = learner_of(model, samples, ring, training.on_inexact_loss, warn,
+                                 training.accumulate_steps, training.compression)  # fmt: skip
         if not config.is_decided:
             config = config.decided(modes.decided(config.mode, len(learner.tables)))
             session.say(built=pb.Built(tables=len(learner.tables)))

@@ -112,7 +112,7 @@ def served_learner_of(
         )
     how = config.training
     sample = samples[0] if samples else None
-    return ServedLearner(model, sample, samples[1:], how.inexact_loss, warn, how.accumulate_steps)
+    return ServedLearner(model, sample, samples[1:], how.on_inexact_loss, warn, how.accumulate_steps)
 
 
 class Sums(Protocol):

@@ -13,7 +13,7 @@ What follows is also this process's duty, as there is no other:
     orphans        what a worker leaves behind is killed before the next one starts, and zombies are reaped
     its own death  the kernel kills the worker: nobody would be there to tell how that one ends
 
-With elastic.memoryCopy it also holds memory for the state (`memory_copy`), which it never looks at.
+With elastic.inMemorySnapshot it also holds memory for the state (`memory_copy`), which it never looks at.
 """
 
 from __future__ import annotations
@@ -183,7 +183,9 @@ def main() -> int:
 
     prepare(Config)
     arguments: list[str] = []
-    if os.environ.get("EDL_MEMORY_COPY"):  # it has no name, and is gone with this process and its workers
+    if os.environ.get(
+        "EDL_IN_MEMORY_SNAPSHOT"
+    ):  # it has no name, and is gone with this process and its workers
         arguments = ["--memory", f"/proc/self/fd/{os.memfd_create('edl-state')}"]
     supervisor = Supervisor(worker.main, int(os.environ["EDL_WORKER_ID"]), arguments)
     supervisor.handle_signals()

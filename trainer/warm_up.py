@@ -56,7 +56,7 @@ def warm_up(
         RingBroken: the master has ended this worker meanwhile.
     """
     # A loss that is not finite is to be found in training, where the model is the job's.
-    forgiving = config.training.model_copy(update={"non_finite": "skip"})
+    forgiving = config.training.model_copy(update={"on_non_finite": "skip"})
     config = config.model_copy(update={"training": forgiving})
     said: list[pb.FromWorker] = []
     alone = Session(0, said.append, Event())

@@ -397,7 +397,7 @@ class Worker:
         self.report.step_summed(sums.waited)
         agreed = sums.agreed
         check(agreed, state.step, state.round, size, stop - start)
-        if agreed.nonfinite and self.config.training.non_finite == "stop":
+        if agreed.nonfinite and self.config.training.on_non_finite == "stop":
             refuse_nonfinite(batch, sums, state.step, self.session.worker)
         epoch, most = self.steps.epoch(state.step), self.config.data.max_bad_records
         refuse_too_many_bad(agreed, bad, epoch, state.ledger.bad.get(epoch, 0), most)

@@ -22,11 +22,11 @@
   (dict "name" "TF_NUM_INTRAOP_THREADS" "valueFrom" (dict "resourceFieldRef" (dict "resource" "limits.cpu")))
   (dict "name" "POD_NAME" "valueFrom" (dict "fieldRef" (dict "fieldPath" "metadata.name")))
 -}}
-{{- if $v.elastic.memoryCopy }}{{ $env = append $env (dict "name" "EDL_MEMORY_COPY" "value" "true") }}{{ end -}}
+{{- if $v.elastic.inMemorySnapshot }}{{ $env = append $env (dict "name" "EDL_IN_MEMORY_SNAPSHOT" "value" "true") }}{{ end -}}
 {{- $env = concat $env (include "edl.tlsEnv" .root | fromYamlArray) -}}
 {{- $mounts = concat $mounts (include "edl.tlsMount" .root | fromYamlArray) -}}
 {{- $volumes = concat $volumes (include "edl.tlsVolume" .root | fromYamlArray) -}}
-{{- $program := eq $v.elastic.warmProcess "none" | ternary "edl.trainer" "edl.trainer.supervisor" -}}
+{{- $program := $v.elastic.prefork | ternary "edl.trainer.supervisor" "edl.trainer" -}}
 {{- $container := dict "command" (list "python" "-P" "-m" $program) "env" $env -}}
 {{- with $v.checkpoint.existingSecret -}}
   {{- $_ := set $container "envFrom" (list (dict "secretRef" (dict "name" .))) -}}

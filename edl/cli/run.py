@@ -256,12 +256,12 @@ def _merged(
     if model:
         merged = values.merge(merged, {"model": {"module": model, "source": ""}})
     typed = config.parse(merged)
-    places = {"dir": typed.checkpoint.dir, "from": typed.checkpoint.from_}
-    if paths := {key: where for key, where in places.items() if where and "://" not in where}:
-        # Whoever resumes the job may be elsewhere.
-        whole = {key: str(Path(where).resolve()) for key, where in paths.items()}
-        merged = values.merge(merged, {"checkpoint": whole})
-        typed = config.parse(merged)
+    paths = {("checkpoint", "dir"): typed.checkpoint.dir, ("initFrom", "path"): typed.init_from.path}
+    for (section, key), path in paths.items():
+        if path and "://" not in path:
+            # Absolute, because `edl run --resume` may be called in a different directory.
+            merged = values.merge(merged, {section: {key: str(Path(path).resolve())}})
+    typed = config.parse(merged)
     return merged, typed
 
 
@@ -296,14 +296,14 @@ def _check_checkpoints(typed: config.Config, resume: Path | None) -> None:
     elif resume is not None and typed.trains:  # what is predicted is its own checkpoint
         why = f"{where} holds no whole checkpoint" if where else "the job wrote none: checkpoint.dir is empty"
         raise ConfigError(f"--resume {resume}: there is nothing to go on from: {why}")
-    elif source := typed.checkpoint.from_:
+    elif source := typed.init_from.path:
         try:
             if not source.endswith((".keras", ".weights.h5")):
                 one_of(source)
             elif "://" not in source and not Path(source).is_file():
                 raise ConfigError(f"{source}: no such file")
         except (CheckpointError, ConfigError) as error:
-            raise ConfigError(f"checkpoint.from: {error}") from error
+            raise ConfigError(f"initFrom.path: {error}") from error
 
 
 def _prepare(output: Path, merged: dict[str, Any], salvage: Path | None, may_exist: bool = False) -> int:

@@ -109,7 +109,7 @@ class MasterValues(Pod):
 
 
 class WorkerValues(Pod):
-    high_priority_class_name: ObjectName
+    on_demand_priority_class_name: ObjectName
 
 
 class Tls(Section):

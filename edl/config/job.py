@@ -20,7 +20,7 @@ from edl.config import model_check as source_module
 from edl.config.chart import Chart, ServerPod
 from edl.config.messages import in_words, shown
 from edl.config.paths import known, open_maps
-from edl.config.renamed import without_removed
+from edl.config.renamed import without_outdated
 from edl.config.types import (
     AtLeastHalf,
     Count,
@@ -43,7 +43,7 @@ LIVE: dict[str, JsonValue] = {"live": True}
 IN_POD = frozenset({  # frozen values that the chart also writes into the worker's pod
     *(f"{place}.{key}" for place in ("model", "data") for key in ("existingClaim", "hostPath", "mountPath")),
     *(f"checkpoint.{key}" for key in ("dir", "existingClaim", "hostPath", "existingSecret")),
-    "elastic.memoryCopy", "elastic.warmProcess",
+    "elastic.inMemorySnapshot", "elastic.prefork",
 })  # fmt: skip
 RESULT: dict[str, JsonValue] = {"result": True}  # decides which model comes out: fixed once a run has ended
 SHARE: dict[str, JsonValue] = {"allowed": "an integer, at least 0, or a share such as 50%"}
@@ -67,9 +67,9 @@ class Training(Section):
     epochs: Count = Field(ge=1, json_schema_extra=LIVE | RESULT)
     batch_size: Int = Field(ge=1, lt=1 << 24)
     seed: Int = Field(ge=0, lt=1 << 31)
-    non_finite: Literal["stop", "skip"]
-    inexact_loss: Literal["warn", "refuse", "allow"]
-    balance: Literal["even", "speed"]
+    on_non_finite: Literal["stop", "skip"]
+    on_inexact_loss: Literal["warn", "refuse", "allow"]
+    load_balancing: Literal["none", "speed"]
     accumulate_steps: Int = Field(ge=1, lt=1 << 24)
     compression: Literal["none", "float16", "bfloat16"]
 
@@ -92,8 +92,8 @@ class Elastic(Section):
     grace_period_seconds: NotNegative
     master_outage_timeout_seconds: NotNegative
     max_failures: Count = Field(ge=0)
-    warm_process: Literal["none", "imported"]
-    memory_copy: bool
+    prefork: bool
+    in_memory_snapshot: bool
     disk_full_timeout_seconds: NotNegative
 
 
@@ -119,11 +119,14 @@ class Checkpoint(Section):
     best_mode: Literal["min", "max"]
     resume: bool
     force: bool
-    from_: str = Field(alias="from")
-    from_state: Literal["weights", "everything"]
     existing_claim: ObjectName
     existing_secret: ObjectName
     host_path: str
+
+
+class InitFrom(Section):
+    path: str
+    state: Literal["weights", "everything"]
 
 
 def _with_keras(formats: list[str]) -> list[str]:
@@ -171,7 +174,7 @@ class Config(Section):
     max_workers: Count = Field(ge=1, json_schema_extra=LIVE)
     suspend: bool = Field(json_schema_extra=LIVE)
     run_id: RunName
-    high_priority_workers: Share = Field(json_schema_extra=LIVE | SHARE)
+    on_demand_workers: Share = Field(json_schema_extra=LIVE | SHARE)
     ttl_seconds_after_finished: Count = Field(ge=-1, json_schema_extra=LIVE)
     active_deadline_seconds: Count = Field(ge=0, json_schema_extra=LIVE)
     mode: Literal["auto", "train", "allreduce", "hybrid", "ps", "evaluate", "predict"]
@@ -181,6 +184,7 @@ class Config(Section):
     evaluation: Evaluation
     prediction: Prediction
     checkpoint: Checkpoint
+    init_from: InitFrom
     elastic: Elastic
     export: Export
     log_level: Literal["debug", "info", "warning", "error"] = Field(json_schema_extra=LIVE)
@@ -233,11 +237,11 @@ class Config(Section):
         batch = self.prediction.part_records * ROUND_PARTS if predicts else how.batch_size
         return EvaluationPlan(steps, batch, how.steps, how.epochs, how.split, dict(sizes), not self.trains)
 
-    def high_priority(self, workers: int) -> int:
-        """How many of so many workers get the higher priority. A share is rounded up."""
-        said = self.high_priority_workers
-        asked = said if isinstance(said, int) else -(-workers * int(said[:-1]) // 100)
-        return min(asked, workers)
+    def on_demand(self, workers: int) -> int:
+        """Number of on-demand workers among `workers`. A percentage is rounded up."""
+        wanted = self.on_demand_workers
+        count = wanted if isinstance(wanted, int) else -(-workers * int(wanted[:-1]) // 100)
+        return min(count, workers)
 
     @model_validator(mode="after")
     def _possible(self) -> Config:
@@ -283,9 +287,9 @@ RULES = [
         "joinDelaySeconds must be smaller",
     ),
     Rule(
-        ("elastic.memoryCopy", "elastic.warmProcess"),
-        lambda copies, warm: bool(copies) and warm == "none",
-        "the copy is kept by the process that is kept warm (warmProcess must be imported)",
+        ("elastic.inMemorySnapshot", "elastic.prefork"),
+        lambda snapshot, prefork: bool(snapshot) and prefork is False,
+        "the snapshot is held by the preforked process (prefork must be true)",
     ),
     *(
         Rule((f"{place}.existingClaim", f"{place}.hostPath"), _both, "mutually exclusive")
@@ -305,12 +309,12 @@ RULES = [
         "force says how to go on with another run's checkpoints",
     ),
     Rule(
-        ("checkpoint.from", "checkpoint.dir"),
+        ("initFrom.path", "checkpoint.dir"),
         lambda source, where: bool(source) and source.rstrip("/") == where.rstrip("/"),
         "a new training must not write where it begins from (to go on with that one: checkpoint.resume=true)",
     ),
     Rule(
-        ("checkpoint.from", "checkpoint.fromState"),
+        ("initFrom.path", "initFrom.state"),
         lambda source, state: state == "everything" and source.endswith((".keras", ".weights.h5")),
         "a file holds the weights only; everything is in a checkpoint",
     ),
@@ -325,14 +329,14 @@ RULES = [
     Rule(
         ("mode", "checkpoint.dir"),
         lambda mode, where: bool(where) and modes.task_of(mode) != modes.TRAIN,
-        "nothing is trained, so there is nothing to keep (checkpoint.from says with which weights)",
+        "nothing is trained, so there is nothing to keep (initFrom.path says with which weights)",
     ),
     Rule(
-        ("mode", "ps.servers", "checkpoint.from"),
+        ("mode", "ps.servers", "initFrom.path"),
         lambda mode, servers, where: (
             modes.task_of(mode) != modes.TRAIN and modes.servers_of(mode, servers) > 0 and not where
         ),
-        "the servers would have no rows: checkpoint.from says where they are (or set ps.servers=0)",
+        "the servers would have no rows: initFrom.path says where they are (or set ps.servers=0)",
     ),
     *(
         Rule(
@@ -343,10 +347,10 @@ RULES = [
         for key, usual, words in (
             ("data.maxBadRecords", 0, "nobody could say which records are left out: set 0, or mode=hybrid"),
             ("training.compression", "none", "only sums over the ring are compressed: set none"),
-            ("training.balance", "even", "each worker takes as many steps as it can make anyway: set even"),
-            ("elastic.memoryCopy", False, "workers hold no state that is worth a copy: set false"),
+            ("training.loadBalancing", "none", "each worker takes steps at its own speed anyway: set none"),
+            ("elastic.inMemorySnapshot", False, "workers hold no state that is worth a snapshot: set false"),
             (
-                "checkpoint.fromState",
+                "initFrom.state",
                 "weights",
                 "the servers' optimizers count updates of their own: set weights, or mode=hybrid",
             ),
@@ -380,7 +384,7 @@ def parse(values: Mapping[str, Any]) -> Config:
     Raises:
         ConfigError: one line for each mistake.
     """
-    values = without_removed(values) if isinstance(values, Mapping) else values
+    values = without_outdated(values) if isinstance(values, Mapping) else values
     whole = isinstance(values, Mapping) and any(key in values for key in CHART)
     try:
         if whole:

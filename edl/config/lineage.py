@@ -91,5 +91,5 @@ def _why(key: str) -> str:
         )
     return (
         "it cannot change, not even by force, for so many steps would mean other records; to begin another "
-        "training with that state: checkpoint.from"
+        "training with that state: initFrom.path"
     )

@@ -16,7 +16,7 @@ from pydantic_core import ErrorDetails
 from typing_extensions import is_typeddict
 
 from edl.config.paths import keys, known
-from edl.config.renamed import advice
+from edl.config.renamed import advice, word_advice
 
 LIMITS = {
     "minimum": "at least {}",
@@ -48,6 +48,8 @@ def in_words(detail: ErrorDetails, whole: type[BaseModel]) -> str:
     if detail["type"] == "missing":
         return f"{key}: missing value (null removes the default; expected {expected})"
     text = f"{key}: invalid value {shown(detail['input'])} (expected {expected})"
+    if renamed := word_advice(key, detail["input"]):
+        return f"{text}: {renamed}"
     meant = "" if rest else _meant(path, detail["input"], section, whole)
     return f"{text}; did you mean {meant}?" if meant else text
 

@@ -129,7 +129,7 @@ class Embedding(keras.layers.Layer):
             raise ValueError(
                 f"layer {self.name!r} has no input_dim, so any number of ids, but its rows are a variable of "
                 "the model here: train it with mode=auto or mode=hybrid (evaluate and predict with what that "
-                "has saved: checkpoint.from), or give it one: "
+                "has saved: initFrom.path), or give it one: "
                 f"Embedding({self.dim}, input_dim=...). To load what was trained into it in a program of "
                 "your own, make and call the model in `with edl.layers.rows_to_be_loaded():`"
             )

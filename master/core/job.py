@@ -531,7 +531,7 @@ class Job(State):
                 self.kept_useful_seconds += self.goodput.without_master  # which is useful time now
                 self.goodput.ring_was_kept(self.now)
             # Parts by speed are not told by those who have them.
-            if whole and not self.ring.closing and self.config.training.balance == "even":
+            if whole and not self.ring.closing and self.config.training.load_balancing == "none":
                 self._keep_the_ring()
                 return True
             self.ring.lost_member = not whole

@@ -177,7 +177,9 @@ def _count_copies(job: State) -> bool:
         job.pool.take_copy(job.pool[worker], copy)
     if copies:
         step = max(copy.step for copy in copies.values())
-        job.notice(Reason.Restored, f"the state of step {step:,} was kept in memory (elastic.memoryCopy)")
+        job.notice(
+            Reason.Restored, f"the state of step {step:,} was kept in memory (elastic.inMemorySnapshot)"
+        )
     return bool(copies)
 
 
@@ -234,7 +236,7 @@ def _publish(job: State, plan: RingPlan, root: WorkerRecord) -> None:
         job.pool.change(w, "placed" if w.state == WorkerState.READY else "", place=IN)
     job.reason = f"{plan.reason} (ring {job.ring.generation})"
     job.goodput.turn("starting" if first else "re-forming", job.now)
-    job.ring.shares = balance.shares(members, job.config.training.balance == "speed")
+    job.ring.shares = balance.shares(members, job.config.training.load_balancing == "speed")
     job.servers.due, job.servers.ordered, job.servers.lost = "", job.servers.wanted, False
     job.do(
         ef.Form(

@@ -215,7 +215,7 @@ class State:
     @property
     def copies_count(self) -> bool:
         """Whether a state that was left in memory may be the job's. Nobody knows of which ring a copy is."""
-        return self.config.elastic.memory_copy and not self.trust.not_of
+        return self.config.elastic.in_memory_snapshot and not self.trust.not_of
 
     def useful_seconds(self, at: float) -> float:
         """Seconds of training until `at`, as if nothing had changed between `at` and the last change."""

@@ -323,9 +323,9 @@ class Storage:
         try:
             checkpoint_shard.read_start(start, self.tables, self.has, self.check_room)
         except CheckpointError as error:
-            raise Unreadable(f"checkpoint.from: {error}") from error
+            raise Unreadable(f"initFrom.path: {error}") from error
         except OSError as error:
-            raise Unreadable(f"checkpoint.from: {start.directory}: {error}") from error
+            raise Unreadable(f"initFrom.path: {start.directory}: {error}") from error
 
     def keep_beginning(self, name: str, beginning: Records) -> None:
         """The rows as they are become a file of this name, with which the log begins: whole, or not at all.
@@ -342,7 +342,7 @@ class Storage:
             )
         except OSError as error:
             raise Unavailable(
-                f"the rows of checkpoint.from cannot be kept in {self.log.directory}: {error}"
+                f"the rows of initFrom.path cannot be kept in {self.log.directory}: {error}"
             ) from error
         self.log.begin(Base(self.owner, 0, "snapshot", 0, snapshot=path.name), beginning)
 

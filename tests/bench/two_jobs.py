@@ -57,7 +57,7 @@ class Side:
 
 SIDES = {
     "elastic": Side({}, SLOTS - GANG),
-    "shared": Side({"highPriorityWorkers": str(SLOTS // 2)}, SLOTS // 2),
+    "shared": Side({"onDemandWorkers": str(SLOTS // 2)}, SLOTS // 2),
     "gang": Side({"minWorkers": str(GANG), GATE: "edl.test/gang"}, 0),
 }
 

@@ -99,7 +99,7 @@ def test_a_job_that_does_not_train_has_as_many_servers_as_it_says(helm: Helm) ->
         assert rendered.one("NetworkPolicy", "edl-ps") and rendered.one("Service", "edl-ps")
         return count
 
-    assert replicas("mode=predict", "ps.servers=3", "checkpoint.from=s3://a/b") == 3
+    assert replicas("mode=predict", "ps.servers=3", "initFrom.path=s3://a/b") == 3
     assert replicas("mode=hybrid") == replicas("mode=ps") == 2
 
 

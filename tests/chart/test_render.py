@@ -32,7 +32,7 @@ def test_a_whole_number_stays_one_however_large(helm: Helm) -> None:
 @pytest.mark.parametrize(
     "change",
     ["workers=7", "suspend=true", "training.epochs=9", "worker.resources.limits.memory=9Gi", "logLevel=debug",
-     "model.source=x", "worker.image.tag=v9", "highPriorityWorkers=1", "elastic.joinDelaySeconds=0.5"],
+     "model.source=x", "worker.image.tag=v9", "onDemandWorkers=1", "elastic.joinDelaySeconds=0.5"],
 )  # fmt: skip
 def test_a_change_of_job_or_workers_does_not_touch_the_master(helm: Helm, change: str) -> None:
     before, after = helm.template("token.value=x"), helm.template("token.value=x", change)
@@ -90,7 +90,7 @@ def test_the_workers_pod_needs_only_a_name(rendered: dict[str, Rendered]) -> Non
 def test_some_workers_may_have_a_higher_priority(
     helm: Helm, said: str, classes: dict[str, str | None]
 ) -> None:
-    data = helm.template(f"highPriorityWorkers={said}").job["data"]
+    data = helm.template(f"onDemandWorkers={said}").job["data"]
     pods = {key: yaml.safe_load(text)["spec"] for key, text in data.items() if key.startswith("worker")}
     assert {key: spec.get("priorityClassName") for key, spec in pods.items()} == classes
     for spec in pods.values():
@@ -210,7 +210,7 @@ def test_the_overlay_is_merged_by_name(rendered: dict[str, Rendered], helm: Helm
         names = [v["name"] for v in pod["spec"]["volumes"]]
         assert [n for n in names if n != "token"] == ["tmp", "output", "certificates", "scratch"]
         assert pod["spec"]["volumes"][0]["emptyDir"] == {"sizeLimit": "1Gi"}
-    pod = helm.template("worker.podTemplate.spec.containers[0].name=worker", "elastic.warmProcess=none",
+    pod = helm.template("worker.podTemplate.spec.containers[0].name=worker", "elastic.prefork=false",
                         "worker.podTemplate.spec.containers[0].stdin=true").worker  # fmt: skip
     [container] = pod["spec"]["containers"]
     assert container["stdin"] is True

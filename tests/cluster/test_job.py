@@ -41,7 +41,7 @@ def prepare(namespace: Namespace, folder: Path) -> dict[str, str]:
     """A certificate as cert-manager would write it; the job's whole traffic with its master then is TLS."""
     files = certificate(namespace, Authority.new(folder / "authority"), folder / "certificate")
     namespace.kubectl("create", "secret", "generic", SECRET, *files)
-    more = {"admissionPolicy.enabled": "true", "elastic.memoryCopy": "true"}
+    more = {"admissionPolicy.enabled": "true", "elastic.inMemorySnapshot": "true"}
     return {"tls.existingSecret": SECRET, **more}
 
 

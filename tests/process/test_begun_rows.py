@@ -47,7 +47,7 @@ async def test_rows_go_from_job_to_job_also_when_a_server_loses_them_at_once(
         await counted(job, 1)
     shutil.rmtree(job.output)
 
-    begun = f"checkpoint.from={where}", "checkpoint.fromState=everything"
+    begun = f"initFrom.path={where}", "initFrom.state=everything"
     async with a_job("mode=hybrid", "ps.servers=1", *begun, epochs=30, **sets) as job:
         await job.ring_of(1)
         await job.stepping()
@@ -60,14 +60,14 @@ async def test_rows_go_from_job_to_job_also_when_a_server_loses_them_at_once(
 
     more = tmp_path / "more"
     kept = f"checkpoint.dir={more}", "checkpoint.steps=100", "evaluation.epochs=0"
-    async with a_job("mode=ps", "ps.servers=3", *kept, f"checkpoint.from={model}", epochs=20, **sets) as job:
+    async with a_job("mode=ps", "ps.servers=3", *kept, f"initFrom.path={model}", epochs=20, **sets) as job:
         await job.ring_of(1)
         await job.stepping()
         await kill_server(job, 1)  # whose log has the rows
         await counted(job, 51)
     shutil.rmtree(job.output)
 
-    begun = f"checkpoint.from={more}", "ps.servers=2", "prediction.partRecords=2"
+    begun = f"initFrom.path={more}", "ps.servers=2", "prediction.partRecords=2"
     (tmp_path / "orders" / "idle").touch()
     sets["workers"] = 2
     async with a_job("mode=predict", *begun, **sets) as job:

@@ -249,7 +249,7 @@ def test_a_job_is_resumed_after_a_stop_and_after_a_kill_of_everything_with_other
     assert check_weights(fourth / artifacts.MODEL, RECORDS, 3) == ""
 
     # A training of its own begins with these weights: they say how often each record is in them, in all.
-    begins = f"workers=2,training.epochs=1,training.seed=9,local.startMethod=fork,checkpoint.from={where}"
+    begins = f"workers=2,training.epochs=1,training.seed=9,local.startMethod=fork,initFrom.path={where}"
     with jobs.run(model, "--set", begins) as (job, fifth):
         assert job.stdout is not None
         said = job.stdout.read()
@@ -274,11 +274,11 @@ def test_a_job_is_resumed_after_a_stop_and_after_a_kill_of_everything_with_other
 
 def test_a_warm_start_from_nothing_or_from_another_model_ends_before_the_first_step(tmp_path: Path) -> None:
     jobs = Jobs(tmp_path)
-    nothing = jobs.command("run", "digits", "--set", f"checkpoint.from={tmp_path / 'none'}")
-    assert nothing.returncode == 2 and "checkpoint.from" in nothing.stderr, nothing
+    nothing = jobs.command("run", "digits", "--set", f"initFrom.path={tmp_path / 'none'}")
+    assert nothing.returncode == 2 and "initFrom.path" in nothing.stderr, nothing
     assert "no whole checkpoint found" in nothing.stderr
     write(Store.open(str(tmp_path / "other")), 7)
-    sets = f"workers=1,checkpoint.from={tmp_path / 'other'}"
+    sets = f"workers=1,initFrom.path={tmp_path / 'other'}"
     refused = jobs.command("run", "counting", "--set", sets, "--output", str(tmp_path / "out"))
     assert refused.returncode == 1, refused
     assert f"count/count is float32 [{RECORDS}] here, and missing there" in refused.stdout

@@ -177,7 +177,7 @@ async def test_a_job_that_is_not_finite_stops_and_names_the_records(a_job: A_Job
 
 async def test_a_step_that_is_not_finite_can_be_skipped_by_all_alike(a_job: A_Job) -> None:
     async with a_job(
-        "training.nonFinite=skip", workers=2, model="not_finite.py", records=400, epochs=2
+        "training.onNonFinite=skip", workers=2, model="not_finite.py", records=400, epochs=2
     ) as job:
         summary = await job.end()
     assert summary["phase"] == "Succeeded"

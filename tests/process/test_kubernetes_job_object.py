@@ -67,7 +67,7 @@ async def test_a_pod_that_waits_is_replaced_when_the_release_makes_other_ones(se
 
 async def test_a_share_of_the_workers_has_the_higher_priority(server: KubernetesApi) -> None:
     high = {**POD, "spec": {**POD["spec"], "priorityClassName": "high"}}  # type: ignore[dict-item]
-    install(server, "workers=4", "highPriorityWorkers=50%", **{"worker-high.yaml": yaml.safe_dump(high)})
+    install(server, "workers=4", "onDemandWorkers=50%", **{"worker-high.yaml": yaml.safe_dump(high)})
     async with driving(server) as job:
         await job.running(0, 1, 2, 3)
 

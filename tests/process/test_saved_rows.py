@@ -56,11 +56,11 @@ def test_a_model_with_rows_on_servers_is_evaluated_and_predicts_with_and_without
     assert 0 < np.isin(ids, known).mean() < 1, "some ids are to be known, and some are not"
     expected = keras_model.evaluate(ids, labels, verbose=0, return_dict=True)
 
-    said, output = ends(jobs, "mode=evaluate", "workers=2", f"checkpoint.from={trained / artifacts.MODEL}")
+    said, output = ends(jobs, "mode=evaluate", "workers=2", f"initFrom.path={trained / artifacts.MODEL}")
     assert artifacts.read_summary(output)["metrics"] == pytest.approx(expected, rel=1e-5), said
 
     (newest,) = Store.open(str(where)).checkpoints()[-1:]
-    begun = f"checkpoint.from={where / newest.directory}"
+    begun = f"initFrom.path={where / newest.directory}"
     said, output = ends(jobs, "mode=predict", "ps.servers=1", "workers=1", begun)
     np.testing.assert_allclose(predicted(output), outputs, rtol=1e-6, atol=1e-6)
     assert f"the prediction begins with the weights of the checkpoint of step {newest.step}" in said

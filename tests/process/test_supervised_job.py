@@ -30,7 +30,7 @@ pytestmark = [pytest.mark.process, pytest.mark.timeout(120)]
 
 VALUES = (
     "model.module=counting", "training.epochs=100000", "training.batchSize=8", "local.threads=1",
-    "elastic.warmProcess=imported",
+    "elastic.prefork=true",
 )  # fmt: skip
 
 
@@ -133,7 +133,7 @@ async def test_when_all_workers_are_killed_at_once_no_step_is_lost(a_job: Callab
     seed = random.randrange(1 << 30)
     print(f"seed {seed}")
     chance = random.Random(seed)
-    async with a_job("elastic.memoryCopy=true", epochs=6) as job:
+    async with a_job("elastic.inMemorySnapshot=true", epochs=6) as job:
         lost: set[int] = set()
         for _ in range(int(os.environ.get("EDL_KILLS", "3"))):
             members = await job.ring_of(3, without=lost)

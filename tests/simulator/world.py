@@ -103,7 +103,7 @@ class World:
             "data": {"maxBadRecords": len(self.bad)},
             "elastic": {"heartbeatTimeoutSeconds": self.silence, "startupTimeoutSeconds": 10,
                         "joinDelaySeconds": join, "gracePeriodSeconds": grace,
-                        "maxFailures": self.most_failures, "memoryCopy": self.copies is not None},
+                        "maxFailures": self.most_failures, "inMemorySnapshot": self.copies is not None},
         })  # fmt: skip
         has_servers = not (hours or flips) and (
             seed % WITH_SERVERS == WITH_SERVERS - 4 if masters == 1 else chosen and seed // TWO_MASTERS % 2
@@ -158,7 +158,7 @@ class World:
             }  # fmt: skip
         if kind in ("ps", "ps-copies", GONE_COPIES) or job["mode"] == "ps":
             self.bad, self.copies = set(), None
-            elastic = {**job.get("elastic", {}), "memoryCopy": False}
+            elastic = {**job.get("elastic", {}), "inMemorySnapshot": False}
             job |= {"mode": "ps", "data": {"maxBadRecords": 0}, "elastic": elastic}
             ps |= {"gradsToWait": others.choice((1, 1, 1, 2, 3)), "maxStaleness": others.choice((0, 0, 1, 3)),
                    "scaleRateByStaleness": others.random() < 0.3,

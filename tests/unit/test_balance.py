@@ -58,10 +58,10 @@ def test_what_the_shares_are_made_of_gains_nothing_more() -> None:
 
 
 def job_by(way: str, *, workers: int = 2) -> Story:
-    """A running job with this `training.balance`."""
+    """A running job with this `training.loadBalancing`."""
     story = Story(workers=workers, joinDelaySeconds=0.5)
     config = story.job.config
-    training = config.training.model_copy(update={"balance": way})
+    training = config.training.model_copy(update={"load_balancing": way})
     story.job.config = config.model_copy(update={"training": training})
     story.telemetry = Telemetry(story.job.config)
     return story.running()
@@ -112,7 +112,7 @@ def test_when_the_slow_one_has_recovered_the_parts_are_even_again() -> None:
 
 def test_workers_alike_are_left_in_peace_and_so_is_who_did_not_ask_for_it() -> None:
     assert not of(beats(job_by("speed"), 100, 95, seconds=30), ef.Leave)
-    story = job_by("even")
+    story = job_by("none")
     assert not of(beats(story, 100, 10, seconds=30), ef.Leave)
     story.tell(ev.Leaving(WorkerId(0), "SIGTERM"))
     story.ready(2)
@@ -135,7 +135,7 @@ def test_a_ring_that_is_formed_anyhow_has_the_parts_of_now_and_a_newcomer_the_mi
 
 def test_a_ring_that_is_not_up_yet_is_not_judged() -> None:
     story = Story(workers=2, joinDelaySeconds=0.5)
-    training = story.job.config.training.model_copy(update={"balance": "speed"})
+    training = story.job.config.training.model_copy(update={"load_balancing": "speed"})
     story.job.config = story.job.config.model_copy(update={"training": training})
     story.telemetry = Telemetry(story.job.config)
     story.ready(0, 1)

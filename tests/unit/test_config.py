@@ -14,7 +14,7 @@ from pydantic import BaseModel
 from edl import config
 from edl.config import values
 from edl.config.paths import keys
-from edl.config.renamed import REMOVED, RENAMED
+from edl.config.renamed import REMOVED, RENAMED, UNCHANGED
 from edl.errors import ConfigError
 
 SCHEMA = json.loads((Path(values.DEFAULTS).parent / "values.schema.json").read_text())
@@ -53,9 +53,11 @@ training: {seed: -1} | training.seed | at least 0
 training: {seed: 2147483648} | training.seed | less than 2147483648
 training: null | training | missing value
 training: {epochs: null} | training.epochs | missing value
-training: {nonFinite: ignore} | training.nonFinite | stop, skip
-training: {balance: fair} | training.balance | even, speed
-training: {inexactLoss: no} | training.inexactLoss | warn, refuse, allow
+training: {onNonFinite: ignore} | training.onNonFinite | stop, skip
+training: {loadBalancing: fair} | training.loadBalancing | none, speed
+training: {loadBalancing: even} | training.loadBalancing | renamed; use none
+elastic: {prefork: imported} | elastic.prefork | renamed; use true
+training: {onInexactLoss: no} | training.onInexactLoss | warn, refuse, allow
 data: {shuffle: 'yes please'} | data.shuffle | true or false
 data: {shuffle: 1} | data.shuffle | true or false
 data: {bufferMebibytes: 0} | data.bufferMebibytes | at least 1
@@ -73,9 +75,9 @@ elastic: {heartbeatTimeoutSeconds: '0.4'} | elastic.heartbeatTimeoutSeconds | at
 elastic: {startupTimeoutSeconds: '0.0'} | elastic.startupTimeoutSeconds | more than 0
 elastic: {joinDelaySeconds: '-0.5'} | elastic.joinDelaySeconds | at least 0
 elastic: {joinDelaySeconds: '0.5s'} | elastic.joinDelaySeconds | a number
-highPriorityWorkers: 120% | highPriorityWorkers | or a share such as 50%
-highPriorityWorkers: -1 | highPriorityWorkers | or a share such as 50%
-highPriorityWorkers: half | highPriorityWorkers | or a share such as 50%
+onDemandWorkers: 120% | onDemandWorkers | or a share such as 50%
+onDemandWorkers: -1 | onDemandWorkers | or a share such as 50%
+onDemandWorkers: half | onDemandWorkers | or a share such as 50%
 ttlSecondsAfterFinished: -2 | ttlSecondsAfterFinished | at least -1
 model: {source: 3} | model.source | a string
 data: {mountPath: data} | data.mountPath | an absolute path
@@ -147,20 +149,20 @@ IMPOSSIBLE = [
     ("{workers: 9, maxWorkers: 8}", "workers is 9 and maxWorkers is 8"),
     ("{workers: 2, minWorkers: 3}", "workers is 2 and minWorkers is 3"),
     ("{mode: ps, data: {maxBadRecords: 3}}", 'mode is "ps" and data.maxBadRecords is 3'),
-    ("{mode: ps, training: {balance: speed}}", 'mode is "ps" and training.balance is "speed"'),
+    ("{mode: ps, training: {loadBalancing: speed}}", 'mode is "ps" and training.loadBalancing is "speed"'),
     ("{mode: ps, training: {compression: float16}}", 'mode is "ps" and training.compression is "float16"'),
     (
-        "{mode: ps, checkpoint: {from: /c, fromState: everything}}",
-        'mode is "ps" and checkpoint.fromState is "everything"',
+        "{mode: ps, initFrom: {path: /c, state: everything}}",
+        'mode is "ps" and initFrom.state is "everything"',
     ),
     (
         "{mode: predict, ps: {servers: 2}}",
-        'mode is "predict" and ps.servers is 2 and checkpoint.from is ""',
+        'mode is "predict" and ps.servers is 2 and initFrom.path is ""',
     ),
     ("{mode: hybrid, ps: {servers: 1, replicas: 2}}", "ps.servers is 1 and ps.replicas is 2"),
     (
-        "{mode: ps, elastic: {memoryCopy: true, warmProcess: imported}}",
-        'mode is "ps" and elastic.memoryCopy is true',
+        "{mode: ps, elastic: {inMemorySnapshot: true, prefork: true}}",
+        'mode is "ps" and elastic.inMemorySnapshot is true',
     ),
     (
         "elastic: {joinDelaySeconds: 180}",
@@ -306,8 +308,19 @@ def test_every_renamed_key_is_refused_with_the_new_one(old: str) -> None:
     with pytest.raises(ConfigError) as refusal:
         config.parse(merged(json.dumps(values)))
     assert str(refusal.value) == f"{old}: renamed; use {RENAMED[old]}"
-    with pytest.raises(jsonschema.ValidationError, match=f"'renamed; use {RENAMED[old]}' was expected"):
+    with pytest.raises(jsonschema.ValidationError, match=f"'renamed; use {RENAMED[old]}'"):
         jsonschema.validate(merged(json.dumps(values)), SCHEMA)
+
+
+def test_a_renamed_key_with_the_default_of_the_oldest_chart_is_accepted() -> None:
+    # `helm upgrade --reuse-values` brings it.
+    oldest = config.flat(values.load_file(values.DEFAULTS.parents[1] / "scripts" / "values-0.1.0.yaml"))
+    assert {key: oldest[key] for key in RENAMED if key in oldest} == UNCHANGED
+    now = config.flat(values.defaults())
+    assert {key: now[RENAMED[key]] for key in UNCHANGED} == UNCHANGED
+    old = values.merge(values.defaults(), {"training": {"nonFinite": "stop"}, "highPriorityWorkers": 0})
+    jsonschema.validate(old, SCHEMA)
+    assert config.parse(old) == config.parse(values.defaults())
 
 
 def test_a_long_value_is_cut() -> None:
@@ -407,7 +420,7 @@ def test_combinations_with_a_decimal_as_text_are_judged_too() -> None:
     [(0, 4, 0), (1, 4, 1), (9, 4, 4), ("50%", 4, 2), ("50%", 5, 3), ("100%", 3, 3), ("0%", 3, 0)],
 )
 def test_a_share_of_the_workers_is_rounded_up(said: int | str, of: int, meant: int) -> None:
-    assert config.parse(merged(f"highPriorityWorkers: {said}")).high_priority(of) == meant
+    assert config.parse(merged(f"onDemandWorkers: {said}")).on_demand(of) == meant
 
 
 JSON = st.recursive(
@@ -450,8 +463,8 @@ def test_live_values_may_change_and_the_others_may_not() -> None:
         merged("{workers: 2, logLevel: debug, training: {epochs: 3}, local: {startMethod: fork}}")
     )
     assert config.frozen_changes(old, new) == ["local.startMethod"]
-    other = config.parse(merged("{training: {epochs: 3, batchSize: 64, balance: speed}}"))
-    assert config.frozen_changes(old, other) == ["training.balance", "training.batchSize"]
+    other = config.parse(merged("{training: {epochs: 3, batchSize: 64, loadBalancing: speed}}"))
+    assert config.frozen_changes(old, other) == ["training.batchSize", "training.loadBalancing"]
 
 
 def test_values_that_do_nothing_any_more_are_accepted_and_change_nothing() -> None:

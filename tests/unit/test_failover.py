@@ -25,11 +25,12 @@ class NewMaster:
 
     def __init__(
         self, *adopted: int, next_id: int = 0, pending: tuple[int, ...] = (), workers: int = 3, safe: int = 0,
-        balance: str = "even", began_with: str = "", prompt: tuple[int, ...] = (), mode: str = "auto",
+        load_balancing: str = "none", began_with: str = "", prompt: tuple[int, ...] = (), mode: str = "auto",
         past: ev.Past | None = None, active_seconds: float = 0.0,
     ):  # fmt: skip
         overrides = {
-            "mode": mode, "workers": workers, "training": {"epochs": 1, "batchSize": 10, "balance": balance},
+            "mode": mode, "workers": workers,
+            "training": {"epochs": 1, "batchSize": 10, "loadBalancing": load_balancing},
             "elastic": {"joinDelaySeconds": 0, "startupTimeoutSeconds": 60},
         }  # fmt: skip
         self.job = Job(config.parse(values.merge(values.defaults(), overrides)))
@@ -197,7 +198,7 @@ def test_a_member_that_is_lost_after_that_breaks_it_as_any_other_ring() -> None:
 
 
 def test_a_ring_whose_parts_are_by_speed_is_left_at_a_step_boundary() -> None:
-    new = NewMaster(0, 1, 2, next_id=3, balance="speed")
+    new = NewMaster(0, 1, 2, next_id=3, load_balancing="speed")
     assert of([e for w in (0, 1, 2) for e in new.back(w)], ef.Leave) == [ef.Leave(Generation(7), (0, 1, 2))]
     assert of(new.out(0, 1, 2), ef.Form)
 

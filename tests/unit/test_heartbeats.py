@@ -22,9 +22,9 @@ FIRST, SECOND, THIRD = WorkerId(0), WorkerId(1), WorkerId(2)
 RING = Generation(1)
 
 
-def telemetry(*ready: int, at: float = 100.0, balance: str = "even") -> Telemetry:
+def telemetry(*ready: int, at: float = 100.0, load_balancing: str = "none") -> Telemetry:
     """Of workers that got ready; each may be silent for 4 seconds."""
-    overrides = {"elastic": {"heartbeatTimeoutSeconds": 4}, "training": {"balance": balance}}
+    overrides = {"elastic": {"heartbeatTimeoutSeconds": 4}, "training": {"loadBalancing": load_balancing}}
     t = Telemetry(config.parse(values.merge(values.defaults(), overrides)))
     for worker in ready:
         said = ev.Ready(WorkerId(worker), Layout(100))
@@ -76,7 +76,7 @@ def test_before_what_may_be_the_rings_last_moment_it_is_told_how_far_the_ring_is
 
 
 def test_a_ring_that_stands_still_is_no_news() -> None:
-    t = telemetry(0, 1, balance="speed")
+    t = telemetry(0, 1, load_balancing="speed")
     assert list(t.hears(beat(0, 3, loss=0.5, speed=100.0), 100.0))
     assert not [e for i in range(60) for e in t.hears(beat(0, 3, loss=0.5, speed=100.0), 101.0 + i)]
 
@@ -93,7 +93,7 @@ def test_what_is_said_of_an_older_ring_or_of_none_is_no_progress() -> None:
 
 
 def test_speeds_are_told_where_they_count_and_only_when_they_are_others() -> None:
-    t = telemetry(0, 1, balance="speed")
+    t = telemetry(0, 1, load_balancing="speed")
     assert list(t.hears(beat(0, 1, speed=100.0), 100.0)) == [ev.Progress(RING, 1, speeds={FIRST: 100.0})]
     list(t.hears(beat(0, 2, speed=104.0), 101.0))
     list(t.hears(beat(1, 2, speed=50.0), 101.0))

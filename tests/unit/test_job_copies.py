@@ -30,7 +30,7 @@ def ready(story: Story, worker: int, step: int | None, checkpoint: int = 0) -> l
 
 def all_crash(checkpoint: dict[str, str] | None = None) -> Story:
     """Workers 0 and 1 have trained to step 5 or 6, and their processes are gone; 2 and 3 follow them."""
-    story = Story(workers=2, checkpoint=checkpoint, memoryCopy=True, **NEVER_SILENT).running(0)
+    story = Story(workers=2, checkpoint=checkpoint, inMemorySnapshot=True, **NEVER_SILENT).running(0)
     story.ready(1)
     story.out(0)
     story.up(step=1)
@@ -64,7 +64,7 @@ def test_nobody_starts_anew_while_one_with_a_copy_is_starting_and_it_is_not_wait
 
 
 def test_who_is_ready_without_a_copy_waits_a_moment_for_the_next_process_of_who_had_the_state() -> None:
-    story = Story(workers=1, memoryCopy=True).running()
+    story = Story(workers=1, inMemorySnapshot=True).running()
     story.tell(ev.Scale(2))
     story.kill(0)
     assert of(story.ready(1), ef.Form) == []
@@ -135,7 +135,7 @@ def test_copies_of_one_step_may_be_of_two_rings_so_one_of_them_is_the_state() ->
 
 
 def test_a_late_copy_is_nothing_where_parameter_servers_are_with_a_ring_that_trains() -> None:
-    story = Story(workers=2, mode="hybrid", memoryCopy=True, **NEVER_SILENT).running(0)
+    story = Story(workers=2, mode="hybrid", inMemorySnapshot=True, **NEVER_SILENT).running(0)
     ring = story.job.ring
     story.tell(ev.JoinedRing(WorkerId(0), ring.generation, 3, servers=1))
     story.tell(ev.Hello(WorkerId(1), brings_state=True))
@@ -153,14 +153,14 @@ def test_a_later_checkpoint_is_preferred() -> None:
 
 
 def test_a_job_that_was_trained_to_its_end_is_saved_from_a_copy() -> None:
-    story = Story(workers=1, memoryCopy=True).running()
+    story = Story(workers=1, inMemorySnapshot=True).running()
     story.kill(0)
     greets(story, 1)
     assert only(ready(story, 1, 10), ef.Export).worker == 1
 
 
 def test_when_who_was_saving_is_lost_and_no_copy_comes_the_job_ends_by_the_time_alone() -> None:
-    story = Story(workers=2, memoryCopy=True, **NEVER_SILENT).running()
+    story = Story(workers=2, inMemorySnapshot=True, **NEVER_SILENT).running()
     finish(story)
     story.tell(ev.Saved(WorkerId(0), "model.keras"))
     story.kill(1)

@@ -55,7 +55,7 @@ def test_a_job_has_servers_that_needs_them_or_that_does_not_train_and_says_how_m
     assert servers("mode=hybrid", "ps.servers=3") == 3
     assert servers("mode=hybrid") == servers("mode=ps") == servers("mode=hybrid", "ps.replicas=2") == 2
     assert servers("ps.servers=3") == servers("mode=allreduce") == servers("mode=evaluate") == 0
-    assert servers("mode=predict", "ps.servers=3", "checkpoint.from=m.keras") == 3
+    assert servers("mode=predict", "ps.servers=3", "initFrom.path=m.keras") == 3
 
 
 def test_rates_are_of_the_time_between_two_answers_and_a_restart_is_seen() -> None:

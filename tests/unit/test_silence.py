@@ -173,7 +173,7 @@ def test_a_silent_worker_ends_with_its_job() -> None:
 
 
 def test_a_worker_that_is_given_up_in_the_end_leaves_its_copy_of_the_state() -> None:
-    story = trained(10, memoryCopy=True)
+    story = trained(10, inMemorySnapshot=True)
     effects = quiet(story, 14.1)
     assert only(effects, ef.Delete) == ef.Delete(WorkerId(0), 1.0), "a process that hangs is killed soon"
     story.tell(ev.Gone(WorkerId(0), signal="SIGKILL"), ev.Hello(WorkerId(1), brings_state=True))

@@ -189,7 +189,7 @@ def test_what_is_not_finite_ends_the_job_or_is_left_out() -> None:
     a.learner.fails = True
     with pytest.raises(NonFinite, match="at step 1, on worker 0, in the records 0, 1, 2, 3"):
         a.run()
-    b = A(training={"nonFinite": "skip"})
+    b = A(training={"onNonFinite": "skip"})
     b.learner.fails = True
     assert b.run(1)
     (warned,) = [m.warned.text for m in b.said if m.WhichOneof("body") == "warned"]

@@ -24,7 +24,7 @@ class Infinite(CountingLearner):
 
 
 def by_policy(policy: str) -> config.Config:
-    training = CONFIG.training.model_copy(update={"non_finite": policy})
+    training = CONFIG.training.model_copy(update={"on_non_finite": policy})
     return CONFIG.model_copy(update={"training": training})
 
 

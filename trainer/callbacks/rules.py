@@ -78,12 +78,12 @@ def _used(callback: Any, config: Config, notify: Callable[[str], None]) -> k.Cal
     if kind is k.ProgbarLogger:
         return None
     if kind is k.TerminateOnNaN:
-        if config.training.non_finite != "stop":
+        if config.training.on_non_finite != "stop":
             raise ModelError(
-                f"callbacks(): {name} contradicts training.nonFinite={config.training.non_finite}; "
-                "training.nonFinite=stop ends the job at a loss or gradient that is not finite"
+                f"callbacks(): {name} contradicts training.onNonFinite={config.training.on_non_finite}; "
+                "training.onNonFinite=stop ends the job at a loss or gradient that is not finite"
             )
-        notify(f"{name} is not called: training.nonFinite=stop does what it is for")
+        notify(f"{name} is not called: training.onNonFinite=stop does what it is for")
         return None
     if kind is k.BackupAndRestore:
         if not config.checkpoint.dir:

@@ -1,7 +1,7 @@
 """A warm start: a new training that begins with what another one has learned.
 
-`checkpoint.from` is another training's checkpoints, or one of them, or a file that Keras has saved. Of these
-`checkpoint.fromState` takes the weights (with moving averages; the optimizer begins anew), or everything. The
+`initFrom.path` is another training's checkpoints, or one of them, or a file that Keras has saved. Of these
+`initFrom.state` takes the weights (with moving averages; the optimizer begins anew), or everything. The
 job's own records are counted from the first one, whatever those weights have seen.
 
 Only who begins a training reads it, once. What does not fit is refused before, variable by variable; then
@@ -82,7 +82,7 @@ class WarmStart:
     """Of a job.
 
     Args:
-        where: `checkpoint.from`.
+        where: `initFrom.path`.
         everything: optimizer included.
         tell: takes a line about what has been taken over.
         work: what begins with it: the training.
@@ -173,7 +173,7 @@ class WarmStart:
         if not found and (others := self._other_averages(there, renamed)):
             ours = optimizer._model_variables_moving_average[0].path
             raise ModelError(
-                f"checkpoint.from: the averages of the weights (use_ema) in {self.where} have other names "
+                f"initFrom.path: the averages of the weights (use_ema) in {self.where} have other names "
                 f"than those of this model: {others[0]} there, {ours} here. Without them, the weights would "
                 "be others than those of the trained model"
             )
@@ -226,7 +226,7 @@ class WarmStart:
                 raise ModelError(
                     f"{place} has the rows of {table.name!r} as a variable (mode=train), with what the "
                     "optimizer keeps for all of them: that cannot be brought to servers. With "
-                    "checkpoint.fromState=weights the rows can, and the optimizer begins anew"
+                    "initFrom.state=weights the rows can, and the optimizer begins anew"
                 )
 
     def _with_rows(self, checkpoint: Checkpoint) -> list[Embedding]:
@@ -277,7 +277,7 @@ class WarmStart:
         if self.everything and not layers and manifest.model != self.learner.fingerprint():
             raise ModelError(
                 f"{place} is of another model: its layers, loss or optimizer differ from those of this one. "
-                "With checkpoint.fromState=weights the optimizer begins anew"
+                "With initFrom.state=weights the optimizer begins anew"
             )
 
     # --- from a file of Keras
@@ -301,7 +301,7 @@ class WarmStart:
         ]
         self.learner.take_over(self.learner.prepared(parts))
         if error is not None:
-            raise CheckpointError(f"checkpoint.from: {self.where}: {in_words(error)}") from error
+            raise CheckpointError(f"initFrom.path: {self.where}: {in_words(error)}") from error
         if self.servers is not None:
             self.servers.begin_with(Start(rows=rows))
         return f"the weights of {self.where}"
@@ -326,11 +326,11 @@ class WarmStart:
     def _compare_file(self, path: Path) -> None:
         there = dims_in_file(path) if self.learner.tables else {}
         for table in self.learner.tables:
-            _refuse_rows(f"checkpoint.from: {self.where}", table, there.get(table.name))
+            _refuse_rows(f"initFrom.path: {self.where}", table, there.get(table.name))
         with scratch.directory() as directory:
             own = directory / "own.weights.h5"
             self.model.save_weights(own)
-            _refuse(f"checkpoint.from: {self.where}", _stored(own), _stored(path))
+            _refuse(f"initFrom.path: {self.where}", _stored(own), _stored(path))
 
 
 @contextmanager
@@ -344,7 +344,7 @@ def local_file(where: str) -> Iterator[Path]:
     try:
         if "://" not in where:
             if not Path(where).is_file():
-                raise ConfigError(f"checkpoint.from: {where}: no such file on this worker")
+                raise ConfigError(f"initFrom.path: {where}: no such file on this worker")
             yield Path(where)
             return
         import fsspec  # only who has such an address needs it
@@ -357,11 +357,11 @@ def local_file(where: str) -> Iterator[Path]:
     except EdlError:
         raise
     except Exception as error:  # whatever the client of a store says
-        raise CheckpointError(f"checkpoint.from: {where}: {in_words(error)}") from error
+        raise CheckpointError(f"initFrom.path: {where}: {in_words(error)}") from error
 
 
 def saved_counts(where: str) -> dict[str, int]:
-    """Of each layer whose rows were on parameter servers, how many `checkpoint.from` has: to be known when
+    """Of each layer whose rows were on parameter servers, how many `initFrom.path` has: to be known when
     the model is built.
 
     Raises:
@@ -376,7 +376,7 @@ def saved_counts(where: str) -> dict[str, int]:
         try:
             return counted_in_file(path)
         except CheckpointError as error:
-            raise CheckpointError(f"checkpoint.from: {error}") from error
+            raise CheckpointError(f"initFrom.path: {error}") from error
 
 
 def of_job(
@@ -384,13 +384,13 @@ def of_job(
     servers: Servers | None = None,
 ) -> WarmStart | None:  # fmt: skip
     """The warm start of a job; None: it begins with what model() returns."""
-    checkpoint = config.checkpoint
-    if not checkpoint.from_:
+    source = config.init_from
+    if not source.path:
         return None
     # Servers of a model that is not trained keep nothing but rows.
-    everything = checkpoint.from_state == "everything" and (config.trains or servers is None)
+    everything = source.state == "everything" and (config.trains or servers is None)
     work = WORK.get(config.mode, TRAINING)
-    return WarmStart(checkpoint.from_, everything, model, learner, tell, work, servers)
+    return WarmStart(source.path, everything, model, learner, tell, work, servers)
 
 
 def _is_file(where: str) -> bool:
@@ -398,7 +398,7 @@ def _is_file(where: str) -> bool:
 
 
 def _place(manifest: Manifest, where: str) -> str:
-    return f"checkpoint.from: the checkpoint of step {manifest.step:,} in {where}"
+    return f"initFrom.path: the checkpoint of step {manifest.step:,} in {where}"
 
 
 def _variable(layer: Embedding) -> str:
@@ -460,6 +460,6 @@ def _stored(path: Path) -> dict[str, str]:
             file.visititems(note)
     except (OSError, KeyError, zipfile.BadZipFile) as error:
         raise CheckpointError(
-            f"checkpoint.from: {path.name} is not a file that Keras has saved: {error}"
+            f"initFrom.path: {path.name} is not a file that Keras has saved: {error}"
         ) from error
     return found

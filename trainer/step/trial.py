@@ -28,7 +28,7 @@ from edl.trainer.step.loss_terms import Verdict
 
 @dataclass(frozen=True)
 class Inexact:
-    """What is done about a model that a ring does not train as Keras would (training.inexactLoss)."""
+    """What is done about a model that a ring does not train as Keras would (training.onInexactLoss)."""
 
     choice: str = "warn"  # warn, refuse or allow
     warn: Callable[[str], None] = print
@@ -54,7 +54,7 @@ class Inexact:
             why.append(f"its loss or a layer mixes the records of a batch: {'; '.join(findings)}")
         words = (
             f"a ring does not train this model as Keras alone would, because {'; and because '.join(why)}. "
-            "What comes out depends on the number of workers (training.inexactLoss: allow accepts that, "
+            "What comes out depends on the number of workers (training.onInexactLoss: allow accepts that, "
             "refuse ends such a job at its start)"
         )
         if self.choice == "refuse":

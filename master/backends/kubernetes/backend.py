@@ -96,7 +96,7 @@ class Kubernetes:
             run.run_id, run.emit, installed.found.next_id, api.pace, self._nodes, self._creation,
             self._deletion, self.events,
         )  # fmt: skip
-        self._places = Places(api, place, self._workers, run.spec.config.elastic.warm_process != "none")
+        self._places = Places(api, place, self._workers, run.spec.config.elastic.prefork)
         self._labels = Labels(api, place, self._workers, self._now)
 
     # --- the backend
@@ -216,7 +216,7 @@ class Kubernetes:
         place, workers = self._place, self._workers
         highs = sum(o.high for o in workers if o is not w and not o.over.is_set())
         config = self._run.spec.config
-        most = config.high_priority(config.workers)
+        most = config.on_demand(config.workers)
         w.high = self._installed.has_priorities and highs < most
         identity = Identity(
             place.names, place.release, workers.run_id, place.address, self._installed.owner()

@@ -437,10 +437,10 @@ def test_what_edl_does_itself_is_left_to_it_with_a_word() -> None:
     given = [k.TerminateOnNaN(), k.BackupAndRestore("there"), k.ProgbarLogger(), [k.RemoteMonitor()]]
     assert [type(one) for one in accepted(given, kept, told.append)] == [k.RemoteMonitor]
     assert told == [
-        "TerminateOnNaN is not called: training.nonFinite=stop does what it is for",
+        "TerminateOnNaN is not called: training.onNonFinite=stop does what it is for",
         "BackupAndRestore is not called: checkpoint.dir does what it is for",
     ]
-    skips = config.parse(values.load([], ["training.nonFinite=skip"]))
+    skips = config.parse(values.load([], ["training.onNonFinite=skip"]))
     with pytest.raises(ModelError, match="TerminateOnNaN contradicts"):
         accepted(k.TerminateOnNaN(), skips, told.append)
 

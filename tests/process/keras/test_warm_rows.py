@@ -1,4 +1,4 @@
-"""`checkpoint.from` of a model whose rows were on parameter servers: who takes them, and who is refused."""
+"""`initFrom.path` of a model whose rows were on parameter servers: who takes them, and who is refused."""
 
 from __future__ import annotations
 
@@ -209,7 +209,7 @@ def test_rows_that_were_a_variable_of_few_ids_are_those_of_the_first_ids(tmp_pat
     np.testing.assert_array_equal(rows, few.model.get_layer(TABLE).embeddings.numpy())
     if kind == "checkpoints":
         _, start, servers = on_servers(tmp_path / kind, everything=True)
-        with pytest.raises(ModelError, match=r"'counts' as a variable .*checkpoint.fromState=weights"):
+        with pytest.raises(ModelError, match=r"'counts' as a variable .*initFrom.state=weights"):
             start.begin()
 
 
