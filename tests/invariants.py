@@ -90,7 +90,7 @@ class Watchdog:
             case ev.LeftRing(_, g) if inside and g == generation:
                 self.outs[event.worker] = event
                 self.holders |= {event.worker} if event.has_state and g > self.distrusted else set()
-        if any(isinstance(e, ef.Notice) and e.reason is Reason.StatesDiffer for e in effects) and any(
+        if any(isinstance(e, ef.Notice) and e.reason is Reason.ReplicaDivergence for e in effects) and any(
             "all go back" in e.text for e in effects if isinstance(e, ef.Notice)
         ):  # nobody's state counts any more
             self.distrusted = job.ring.generation

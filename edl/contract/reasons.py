@@ -1,13 +1,12 @@
-"""The reasons of notices: a name for programs beside each sentence for people.
+"""Reasons of notices: a stable name for programs beside each message for people.
 
-The master gives one with everything that it reports: in its log, in the status, in `edl status`, and as the
-reason of an Event on the release's object. A reason is stable, so alerts and tests may rely on it; the
-text beside it may change at any time.
+The master attaches a reason to each notice: in its log, in the status, in `edl status`, and as the reason of
+an Event on the release's object. Alerts and tests may rely on a reason; the message beside it may change.
 
 Severity and share are columns of this one table:
 
-severity   the type of the Event: Warning where somebody may have to act
-share      Events are rate-limited in two shares, so that many of little weight never delay a weighty one
+severity   the type of the Event: Warning if a person may have to act
+share      Events are rate-limited in two shares, so that many minor Events never delay a major one
 """
 
 from __future__ import annotations
@@ -16,14 +15,14 @@ from enum import Enum, StrEnum
 
 
 class Severity(StrEnum):
-    """The types that Kubernetes has for Events."""
+    """Types of Kubernetes Events."""
 
     NORMAL = "Normal"
     WARNING = "Warning"
 
 
 class Share(Enum):
-    """Which share of the rate limit the Events of a reason are counted in."""
+    """Share of the rate limit in which the Events of a reason are counted."""
 
     MAJOR = "major"
     MINOR = "minor"
@@ -34,7 +33,7 @@ MAJOR, MINOR = Share.MAJOR, Share.MINOR
 
 
 class Reason(StrEnum):
-    """Why people are notified."""
+    """Why a notice was sent."""
 
     severity: Severity
     share: Share
@@ -46,52 +45,64 @@ class Reason(StrEnum):
         return reason
 
     # The ring.
-    RingFormed = "RingFormed", NORMAL, MAJOR  # where there was none
+    RingFormed = "RingFormed", NORMAL, MAJOR  # the first ring, or the first after a pause
     RingReshaped = "RingReshaped", NORMAL, MAJOR
     RingBroken = "RingBroken", WARNING, MAJOR  # before its first step
     RingPending = "RingPending", NORMAL, MAJOR  # too few workers are ready
-    StateLost = "StateLost", WARNING, MAJOR  # every worker that had the state is gone
-    StatesDiffer = "StatesDiffer", WARNING, MAJOR  # of members, which ought to be equal bit for bit
-    WentBack = "WentBack", WARNING, MAJOR  # ring and parameter servers, to what is left of the rows
+    StateLost = "StateLost", WARNING, MAJOR  # every worker that held the state is lost
+    ReplicaDivergence = "ReplicaDivergence", WARNING, MAJOR  # the members' states are not equal bit for bit
+    RolledBack = "RolledBack", WARNING, MAJOR  # ring and parameter servers returned to an earlier step
     Restored = "Restored", NORMAL, MAJOR  # from a checkpoint
-    Forced = "Forced", WARNING, MAJOR  # it goes on from a checkpoint that was made with other values
-    WarmStarted = "WarmStarted", NORMAL, MAJOR  # with what another training has learned
+    IncompatibleResume = (
+        "IncompatibleResume",
+        WARNING,
+        MAJOR,
+    )  # resumed by force from a checkpoint with different values
+    WarmStarted = "WarmStarted", NORMAL, MAJOR  # initial state loaded from initFrom.path
     FailedOver = "FailedOver", NORMAL, MAJOR  # a new master has taken over the workers
 
     # The workers.
     WorkerPending = "WorkerPending", NORMAL, MINOR
     WorkerReady = "WorkerReady", NORMAL, MINOR
     WorkerDraining = "WorkerDraining", NORMAL, MINOR
-    WorkerSilent = "WorkerSilent", WARNING, MAJOR  # and it alone holds the state: it is waited for
-    WorkerAnswers = "WorkerAnswers", NORMAL, MAJOR  # it was silent, and was waited for
+    WorkerUnreachable = (
+        "WorkerUnreachable",
+        WARNING,
+        MAJOR,
+    )  # it alone holds the state, so the job waits for it
+    WorkerRecovered = "WorkerRecovered", NORMAL, MAJOR  # it sends heartbeats again after WorkerUnreachable
     WorkerLost = "WorkerLost", NORMAL, MINOR
     WorkerExited = "WorkerExited", NORMAL, MINOR
     WorkerFailed = "WorkerFailed", WARNING, MAJOR  # charged to the job: see elastic.maxFailures
     RestartBackOff = "RestartBackOff", WARNING, MAJOR  # workers are killed again and again, without progress
     WorkerPreempted = "WorkerPreempted", WARNING, MAJOR
-    PodExists = "PodExists", WARNING, MAJOR  # another pod has the name of a worker's
+    PodExists = "PodExists", WARNING, MAJOR  # a different pod has the name of a worker's pod
     NodeAvoided = "NodeAvoided", WARNING, MAJOR
 
     # The parameter servers.
     ServerReady = "ServerReady", NORMAL, MINOR
     ModeDecided = "ModeDecided", NORMAL, MAJOR  # the model needs parameter servers, which start now
-    ServersMoved = "ServersMoved", NORMAL, MAJOR  # the rows, to another number of servers
-    ServersStay = "ServersStay", WARNING, MAJOR  # the rows could not be moved to another number of servers
-    ServerAwaited = "ServerAwaited", WARNING, MAJOR  # the ring waits for one that does not answer
-    ServerAnswers = "ServerAnswers", NORMAL, MAJOR  # and does so no longer
-    ServerOut = "ServerOut", WARNING, MAJOR  # one is away, and others have its rows, too
-    ServerRestarted = "ServerRestarted", WARNING, MAJOR  # its process hangs, and is killed
-    ServerExited = "ServerExited", WARNING, MAJOR  # another one takes its place; its rows are in its log
+    Resharded = "Resharded", NORMAL, MAJOR  # the rows are on a different number of servers
+    ReshardFailed = "ReshardFailed", WARNING, MAJOR  # the rows stay on the servers where they were
+    ServerUnavailable = (
+        "ServerUnavailable",
+        WARNING,
+        MAJOR,
+    )  # the ring waits for a server that does not answer
+    ServerRecovered = "ServerRecovered", NORMAL, MAJOR  # it answers again after ServerUnavailable
+    ServerRemoved = "ServerRemoved", WARNING, MAJOR  # the ring continues with its replicas
+    ServerRestarted = "ServerRestarted", WARNING, MAJOR  # its process hung and was killed
+    ServerExited = "ServerExited", WARNING, MAJOR  # it is replaced; its rows are in its log
 
-    ModelWarning = "ModelWarning", WARNING, MAJOR  # found before the first step; the training goes on
+    ModelWarning = "ModelWarning", WARNING, MAJOR  # found before the first step; training continues
 
-    BadRecord = "BadRecord", WARNING, MAJOR  # it is left out
+    BadRecord = "BadRecord", WARNING, MAJOR  # it is skipped
 
-    Checkpointed = "Checkpointed", NORMAL, MINOR  # the first one; the status tells of those after it
-    CheckpointsOff = "CheckpointsOff", NORMAL, MAJOR  # nothing is left when all workers are lost
+    Checkpointed = "Checkpointed", NORMAL, MINOR  # the first one; the status has the later ones
+    CheckpointsOff = "CheckpointsOff", NORMAL, MAJOR  # training restarts from scratch if all workers die
     Stopping = "Stopping", NORMAL, MAJOR  # the job ends once its state is in a checkpoint
     DeadlineExceeded = "DeadlineExceeded", WARNING, MAJOR  # activeDeadlineSeconds
-    NotStopped = "NotStopped", WARNING, MAJOR  # it goes on, because it is in none
+    StopFailed = "StopFailed", WARNING, MAJOR  # the job continues, because its state is in no checkpoint
 
     # What people change.
     Scaled = "Scaled", NORMAL, MAJOR
@@ -102,13 +113,13 @@ class Reason(StrEnum):
     SpecRefused = "SpecRefused", WARNING, MAJOR
 
     # The master itself.
-    Degraded = "Degraded", WARNING, MAJOR  # a part of it fails: writing the status, deleting pods, a watch
-    Recovered = "Recovered", NORMAL, MAJOR  # and works again
+    Degraded = "Degraded", WARNING, MAJOR  # a subsystem fails: writing the status, deleting pods, a watch
+    Recovered = "Recovered", NORMAL, MAJOR  # the subsystem works again
 
     # Progress, and the end.
     EpochApplied = "EpochApplied", NORMAL, MINOR
     Saving = "Saving", NORMAL, MAJOR
-    NotSaved = "NotSaved", WARNING, MAJOR  # servers have lost rows of the model: it is trained on
+    SaveFailed = "SaveFailed", WARNING, MAJOR  # servers have lost rows of the model; training continues
     Evaluating = "Evaluating", NORMAL, MAJOR
     Evaluated = "Evaluated", NORMAL, MINOR
     Succeeded = "Succeeded", NORMAL, MAJOR

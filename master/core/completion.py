@@ -139,7 +139,7 @@ def rows_lost(job: State, w: WorkerRecord, event: ev.RowsLost) -> None:
         job.end(Phase.Failed, f"{why}; parameter servers have lost rows while it was saved {times}")
         return
     job.reason = f"{why}; a ring is formed, and trains what is missing"
-    job.notice(Reason.NotSaved, job.reason)
+    job.notice(Reason.SaveFailed, job.reason)
 
 
 def ends_without_holders(job: State) -> bool:

@@ -108,7 +108,7 @@ def _drop(job: State, found: Difference, step: int) -> None:
     more = f" and {len(found.odd) - MOST_NAMED} more" if len(found.odd) > MOST_NAMED else ""
     are = "s" if len(found.odd) > 1 else ""
     job.notice(
-        Reason.StatesDiffer,
+        Reason.ReplicaDivergence,
         f"{_sentence(found, step)}; worker{are} {named}{more} {'are' if are else 'is'} dropped, "
         "the others go on",
     )

@@ -69,7 +69,7 @@ class ServersReady:
 
 
 @dataclass(frozen=True, slots=True)
-class ServerAnswers:
+class ServerRecovered:
     """A parameter server answers again."""
 
     server: int
@@ -77,7 +77,7 @@ class ServerAnswers:
 
 @dataclass(frozen=True, slots=True)
 class ServerAway:
-    """A parameter server has not answered for a while. `ServerAnswers`, or `ServerListens`, ends that."""
+    """A parameter server has not answered for a while. `ServerRecovered`, or `ServerListens`, ends that."""
 
     server: int
     seconds: float  # so far
@@ -559,7 +559,7 @@ Event = (
     | Degraded
     | ServerListens
     | ServersReady
-    | ServerAnswers
+    | ServerRecovered
     | ServerAway
     | ProbeUnanswered
     | ServersGivenUp

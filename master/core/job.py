@@ -119,7 +119,7 @@ class Job(State):
                 said = f"parameter server {event.server} listens{again} after {event.seconds:.1f} s"
                 self.notice(Reason.ServerReady, said)
                 ps.answers(self, event.server)
-            case ev.ServerAnswers():
+            case ev.ServerRecovered():
                 ps.answers(self, event.server)
             case ev.ServersReady():
                 ps.ready(self, event)
@@ -357,7 +357,7 @@ class Job(State):
         for words in event.forced:
             if words not in self.forced:
                 self.forced.append(words)
-                self.notice(Reason.Forced, f"forced: {words}")
+                self.notice(Reason.IncompatibleResume, f"forced: {words}")
         self.pool.change(w, "ready")
         w.ready_at = self.now
         self.backoff.got_ready()

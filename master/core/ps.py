@@ -93,11 +93,11 @@ def have_rows(job: State, event: ev.JoinedRing) -> None:
     if event.out != known.out:
         if out := [str(server) for server in event.out if server not in known.out]:
             job.notice(
-                Reason.ServerOut,
+                Reason.ServerRemoved,
                 f"the ring goes on without parameter server {', '.join(out)}: others have the same rows",
             )
         elif known.out:
-            job.notice(Reason.ServersMoved, "all parameter servers have their rows again")
+            job.notice(Reason.Resharded, "all parameter servers have their rows again")
         known.out = event.out
     formed = job.ring.changes[-1].formed_at
     for server in event.out:
@@ -110,7 +110,7 @@ def have_rows(job: State, event: ev.JoinedRing) -> None:
         _stay(job, known.wanted, event.servers, event.stay)
     elif known.wanted == event.servers != known.arranged and not _moves_later(job):
         if before and before != event.servers:
-            job.notice(Reason.ServersMoved, f"the rows are on {_servers(event.servers)}, {before} before")
+            job.notice(Reason.Resharded, f"the rows are on {_servers(event.servers)}, {before} before")
         _arranged(job, event.servers, event.servers)
 
 
@@ -122,7 +122,7 @@ def given_up(job: State, event: ev.ServersGivenUp) -> None:
 def _stay(job: State, wanted: int, servers: int, why: str) -> None:
     known = job.servers
     known.stay = f"the rows stay on {_servers(servers)}, not {wanted}: {why}"
-    job.notice(Reason.ServersStay, known.stay)
+    job.notice(Reason.ReshardFailed, known.stay)
     known.wanted, known.due = servers, ""
     _arranged(job, servers, wanted)
 
@@ -170,7 +170,7 @@ def tell(job: State) -> None:
     known, waited = job.servers, tuple(_waited(job))
     if waited:
         if {*waited} - {*known.waited}:
-            job.notice(Reason.ServerAwaited, waits(job, job.now))
+            job.notice(Reason.ServerUnavailable, waits(job, job.now))
         if not known.waited:
             known.waited_at = min(known.away[index].since for index in waited)
         known.waited = waited
@@ -178,7 +178,9 @@ def tell(job: State) -> None:
         known.waited = ()
     elif known.waited and not any(index in known.away for index in known.waited):
         seconds = job.now - known.waited_at
-        job.notice(Reason.ServerAnswers, f"{_names(known.waited)} can be called again, after {seconds:.1f} s")
+        job.notice(
+            Reason.ServerRecovered, f"{_names(known.waited)} can be called again, after {seconds:.1f} s"
+        )
         known.waited = ()
 
 

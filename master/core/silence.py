@@ -41,7 +41,7 @@ def begins(job: State, w: WorkerRecord, seconds: float) -> None:
     job.silences[w.id] = Silence(since, job.useful_seconds(since))
     found = loss(job, w)
     if found.records and _until(job, w, found) > job.now:
-        job.notice(Reason.WorkerSilent, _decision(job, w, found))
+        job.notice(Reason.WorkerUnreachable, _decision(job, w, found))
 
 
 def ends(job: State, w: WorkerRecord) -> None:
@@ -50,7 +50,7 @@ def ends(job: State, w: WorkerRecord) -> None:
     if silence is not None:
         seconds = job.now - silence.since
         job.notice(
-            Reason.WorkerAnswers, f"worker {w.id} is heard again after {seconds:.1f} s; its state is kept"
+            Reason.WorkerRecovered, f"worker {w.id} is heard again after {seconds:.1f} s; its state is kept"
         )
 
 

@@ -125,7 +125,7 @@ def _deadline(job: State) -> float | None:
 
 def _give_up(job: State, why: str) -> None:
     job.farewell, job.not_stopped, job.regroup_at = None, why, job.now
-    job.notice(Reason.NotStopped, f"the job is not stopped: {why}")
+    job.notice(Reason.StopFailed, f"the job is not stopped: {why}")
 
 
 def _holds(kind: Kind) -> bool:

@@ -152,7 +152,7 @@ def go_back(job: State, why: str, step: int) -> None:
         records = task.steps.begins_at(max(task.done, step)) - task.steps.begins_at(step)
         are = "is" if records == 1 else "are"
         again = f" of step {step:,}; {how_many(records, 'record')} {are} trained again"
-    job.notice(Reason.StatesDiffer, f"{why}: all go back to the newest checkpoint{again}")
+    job.notice(Reason.ReplicaDivergence, f"{why}: all go back to the newest checkpoint{again}")
     if task is not None:
         task.safe, job.step = min(task.safe, step), step
         reach(job, task, step)
@@ -199,7 +199,7 @@ def went_back(job: State, event: ev.JoinedRing) -> None:
         again = f"{how_many(records, 'record')} {are} trained again, from {place}"
     if job.config.asynchronous:  # it is one server that lacks them
         again = f"up to {how_many(records, 'record')} are trained again, and count where they are missing"
-    job.notice(Reason.WentBack, f"went back to step {step:,}: {event.went_back}; {again}")
+    job.notice(Reason.RolledBack, f"went back to step {step:,}: {event.went_back}; {again}")
     task.safe, job.step = min(task.safe, step), step
     reach(job, task, step)
 

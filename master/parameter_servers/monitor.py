@@ -133,7 +133,7 @@ class Named:
     """Servers that are started elsewhere, at addresses that are known beforehand.
 
     Args:
-        emit: takes ServerAway, ServerAnswers, ServersReady and ServersGivenUp.
+        emit: takes ServerAway, ServerRecovered, ServersReady and ServersGivenUp.
         token: of the job, as it is now.
         address: of the server of this index.
         servers: how many there are to be.
@@ -345,7 +345,7 @@ class Watch:
     """Asks each server now and then what it has and does.
 
     Args:
-        emit: takes ServerAway, ServerAnswers and ProbeUnanswered.
+        emit: takes ServerAway, ServerRecovered and ProbeUnanswered.
         token: of the job, as it is now.
         servers: how many there are.
         looked: is called after each answer.
@@ -481,7 +481,7 @@ class Watch:
         back = server.note(told, now)
         if self._lags(server, told) or back or server.told_away:
             server.told_away = ""
-            self._emit(ev.ServerAnswers(server.index))
+            self._emit(ev.ServerRecovered(server.index))
         self._looked()
 
     def _unanswered(self, server: _Server, asked: float) -> None:

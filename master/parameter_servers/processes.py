@@ -106,7 +106,7 @@ class ServerProcesses:
     """The servers of one job.
 
     Args:
-        emit: takes ServerListens, ServerExited, ServersReady, ServersGivenUp, ServerAnswers, ServerAway and
+        emit: takes ServerListens, ServerExited, ServersReady, ServersGivenUp, ServerRecovered, ServerAway and
             ProbeUnanswered.
         token: of the job.
         command: the server's program; by default `ps` of this installation.

@@ -78,12 +78,12 @@ def test_workers_and_servers_are_killed_and_every_row_counts_its_record(
     again = server(job, 0)
     assert again["metadata"]["uid"] == before["metadata"]["uid"]
     assert again["status"]["containerStatuses"][0]["restartCount"] == 1
-    assert not any(event.startswith(Reason.WentBack) for event in job.events())
+    assert not any(event.startswith(Reason.RolledBack) for event in job.events())
 
     # A pod that is deleted: its log is gone, and ring and servers go on from a checkpoint.
     job.told(reason=Reason.Checkpointed)
     job.namespace.kubectl("delete", "pod", f"{job.full}-ps-1", "--grace-period=0", "--force")
-    job.told(reason=Reason.WentBack, seconds=120)
+    job.told(reason=Reason.RolledBack, seconds=120)
     assert server(job, 1)["metadata"]["uid"]
     job.namespace.kubectl("delete", "pod", job.workers()[0], "--grace-period=0", "--force")
     job.ring_of(3)
@@ -108,9 +108,9 @@ def test_workers_and_servers_are_killed_and_every_row_counts_its_record(
 def has_other_numbers_of_servers(job: Release) -> None:
     """Three and two again, while the job trains: rows move, and pods go when theirs have moved."""
     job.upgrade(ps__servers="3")
-    job.told("the rows are on 3 parameter servers", reason=Reason.ServersMoved, seconds=120)
+    job.told("the rows are on 3 parameter servers", reason=Reason.Resharded, seconds=120)
     job.upgrade(ps__servers="2")
-    job.told("the rows are on 2 parameter servers", reason=Reason.ServersMoved, seconds=120)
+    job.told("the rows are on 2 parameter servers", reason=Reason.Resharded, seconds=120)
     job.namespace.until("pods", lambda pods: not has_server(pods, 2), seconds=90)
 
 
@@ -192,9 +192,9 @@ def test_two_servers_and_four_workers_of_which_one_is_deleted_and_one_preempted(
         server(job, 0)
         # Its log is gone with it.
         namespace.kubectl("delete", "pod", f"{job.full}-ps-0", "--grace-period=0", "--force")
-        job.told("the ring goes on without parameter server 0", reason=Reason.ServerOut)
-        job.told("all parameter servers have their rows again", reason=Reason.ServersMoved, seconds=120)
-        assert not any(event.startswith(Reason.WentBack) for event in job.events())
+        job.told("the ring goes on without parameter server 0", reason=Reason.ServerRemoved)
+        job.told("all parameter servers have their rows again", reason=Reason.Resharded, seconds=120)
+        assert not any(event.startswith(Reason.RolledBack) for event in job.events())
     (output / "go").touch()
     data = job.phase("Succeeded", "Failed", "Stopped", seconds=300)
     assert data["phase"] == "Succeeded", data

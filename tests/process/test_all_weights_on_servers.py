@@ -79,7 +79,7 @@ async def test_nothing_is_lost_with_a_server_that_hangs_and_with_all_workers_at_
         assert job.status["step"] >= before - 1
         summary = await counted(job)
     assert summary["state_losses"] == 0
-    assert not job.noticed(Reason.StateLost) and not job.noticed(Reason.WentBack)
+    assert not job.noticed(Reason.StateLost) and not job.noticed(Reason.RolledBack)
     assert summary["staleness"]["most"] >= summary["staleness"]["median"] >= 0
 
 
@@ -90,9 +90,9 @@ async def test_a_server_that_lost_its_log_has_its_steps_made_again(a_job: A_Job,
         await job.ring_of(2)
         await job.until(lambda: job.status["checkpoint"]["step"] >= 5)
         await lose_server(job, 1)
-        await job.until(lambda: job.noticed(Reason.WentBack))
+        await job.until(lambda: job.noticed(Reason.RolledBack))
         await counted(job)
-    assert "parameter server 1 has lost its log and rows" in job.noticed(Reason.WentBack)[0]
+    assert "parameter server 1 has lost its log and rows" in job.noticed(Reason.RolledBack)[0]
 
 
 async def test_another_job_goes_on_from_its_checkpoint_with_another_number_of_servers(

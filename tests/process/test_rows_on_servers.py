@@ -99,8 +99,8 @@ async def test_workers_and_servers_are_killed_and_every_record_counts_once(a_job
         assert folder.is_dir()
         summary = await counted(job)
     assert summary["state_losses"] == 0
-    assert any("server 1 (not answering" in text for text in job.noticed(Reason.ServerAwaited))
-    assert any("server 1 can be called again" in text for text in job.noticed(Reason.ServerAnswers))
+    assert any("server 1 (not answering" in text for text in job.noticed(Reason.ServerUnavailable))
+    assert any("server 1 can be called again" in text for text in job.noticed(Reason.ServerRecovered))
     exits = job.noticed(Reason.ServerExited)
     assert len(exits) == 2, exits
     assert "parameter server 0 exited: SIGKILL" in exits[0]
@@ -122,7 +122,7 @@ async def test_a_job_that_does_not_say_its_mode_has_servers_if_its_model_needs_t
     assert summary["task"]["mode"] == "hybrid"
     [said] = job.noticed(Reason.ModeDecided)
     assert "1 edl.layers.Embedding: its rows are on 1 parameter server (mode=hybrid" in said
-    assert not job.noticed(Reason.WentBack) and summary["failures"] == []
+    assert not job.noticed(Reason.RolledBack) and summary["failures"] == []
     assert replay.main(str(job.output)) == 0
 
 
@@ -140,7 +140,7 @@ async def test_a_server_that_lost_its_log_takes_the_ring_back_to_a_checkpoint(
         await job.until(lambda: job.job.ring.generation > before and job.ring)
         await job.stepping()
         await counted(job)
-    back = job.noticed(Reason.WentBack)
+    back = job.noticed(Reason.RolledBack)
     assert back and all("step 0:" not in text for text in back), back
 
 

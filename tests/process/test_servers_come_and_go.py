@@ -58,8 +58,8 @@ async def test_servers_become_more_and_fewer_while_workers_come_and_go(a_job: A_
             await on(job, servers)
         summary = await counted(job)
     assert summary["state_losses"] == 0
-    assert not job.noticed(Reason.WentBack)
-    moved = job.noticed(Reason.ServersMoved)
+    assert not job.noticed(Reason.RolledBack)
+    moved = job.noticed(Reason.Resharded)
     said = [f"the rows are on {n} parameter servers" for n in (2, 3, 2)]
     assert [text.split(",")[0] for text in moved] == said
 
@@ -89,7 +89,7 @@ async def test_all_weights_move_while_steps_are_made_in_any_order_and_servers_ar
         await job.stepping()
         job.master.scale(None, 2)
         await on(job, 2)
-        assert not job.noticed(Reason.WentBack), "nobody was killed so far"
+        assert not job.noticed(Reason.RolledBack), "nobody was killed so far"
         job.master.scale(None, 3)
         await job.until(lambda: len(job.status["servers"]) == 3 and all(started(job, i) for i in range(3)))
         for index in (0, 2):
@@ -100,9 +100,9 @@ async def test_all_weights_move_while_steps_are_made_in_any_order_and_servers_ar
         os.kill(started(job, 1), signal.SIGKILL)
         await on(job, 2)
         await counted(job)
-    assert not job.noticed(Reason.WentBack), "what is in a log is not lost"
+    assert not job.noticed(Reason.RolledBack), "what is in a log is not lost"
     said = [f"the rows are on {n} parameter servers" for n in (2, 3, 2)]
-    assert [text.split(",")[0] for text in job.noticed(Reason.ServersMoved)] == said
+    assert [text.split(",")[0] for text in job.noticed(Reason.Resharded)] == said
 
 
 async def process(job: Running, index: int) -> int:
@@ -141,13 +141,13 @@ async def test_with_a_second_copy_a_server_that_is_killed_or_hangs_is_done_witho
             await job.stepping()
         job.kill(members[0])
         await job.ring_of(2, without=members[:1])
-        assert not job.noticed(Reason.WentBack), "one copy is enough"
-        assert len(job.noticed(Reason.ServerOut)) == 3
+        assert not job.noticed(Reason.RolledBack), "one copy is enough"
+        assert len(job.noticed(Reason.ServerRemoved)) == 3
         for pid in [await lose_log(job, index) for index in (0, 1)]:
             os.kill(pid, signal.SIGKILL)
-        await job.until(lambda: job.noticed(Reason.WentBack))
+        await job.until(lambda: job.noticed(Reason.RolledBack))
         await counted(job)
-    assert all("step 0:" not in text for text in job.noticed(Reason.WentBack))
+    assert all("step 0:" not in text for text in job.noticed(Reason.RolledBack))
 
 
 async def test_servers_become_more_and_fewer_with_a_second_copy(a_job: A_Job) -> None:

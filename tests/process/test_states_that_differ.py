@@ -30,7 +30,7 @@ async def test_a_worker_in_whose_memory_a_bit_flips_is_dropped_and_nothing_is_re
         members = await job.ring_of(3)
         job.give("other")  # to the worker that takes the place of the odd one
         job.give("flip")
-        (told,) = await job.until(lambda: job.noticed(Reason.StatesDiffer))
+        (told,) = await job.until(lambda: job.noticed(Reason.ReplicaDivergence))
         (odd,) = [w for w in members if job.fenced(w) is ef.FenceReason.StateDiffers]
         assert f"1 of 3 members held another state; worker {odd} is dropped" in told
         gone = await job.until(lambda: job.gone(odd))
@@ -62,7 +62,7 @@ async def test_of_two_workers_nobody_knows_whose_state_is_right_so_both_go_back_
         await job.ring_of(2)
         await job.until(lambda: job.status["checkpoint"]["step"])
         job.give("flip")
-        (told,) = await job.until(lambda: job.noticed(Reason.StatesDiffer))
+        (told,) = await job.until(lambda: job.noticed(Reason.ReplicaDivergence))
         assert "all go back to the newest checkpoint of step" in told
         await job.until(lambda: job.noticed(Reason.Restored))
         await job.ring_of(2)
@@ -70,4 +70,4 @@ async def test_of_two_workers_nobody_knows_whose_state_is_right_so_both_go_back_
         assert "the newest state was lost once" in audit.audit(job.output)
     assert summary["state_losses"] == 1 and summary["failures"] == []
     assert not job.noticed(Reason.StateLost), "nobody was lost"
-    assert len(job.noticed(Reason.StatesDiffer)) == 1
+    assert len(job.noticed(Reason.ReplicaDivergence)) == 1

@@ -54,7 +54,7 @@ def main() -> int:
         ends[world.job.phase] += 1
         takeovers += world.takeovers
         told = (e for _, _, effects in world.watchdog.history for e in effects)
-        differed += sum(isinstance(e, ef.Notice) and e.reason is Reason.StatesDiffer for e in told)
+        differed += sum(isinstance(e, ef.Notice) and e.reason is Reason.ReplicaDivergence for e in told)
     print(f"{args.seeds} runs, {events} events, {faults.total()} faults: {dict(faults.most_common())}")
     print(
         f"at {dict(moments.most_common())}; {takeovers} times another master took over; "

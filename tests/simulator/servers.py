@@ -305,7 +305,7 @@ class Servers:
         if now - max(since) <= MOVED_SECONDS:
             return
         stays = any(
-            isinstance(effect, ef.Notice) and effect.reason is Reason.ServersStay
+            isinstance(effect, ef.Notice) and effect.reason is Reason.ReshardFailed
             for _, _, effects in self.world.watchdog.history for effect in effects
         )  # fmt: skip
         assert known.have == self.wanted or stays, (

@@ -66,7 +66,7 @@ def test_more_than_half_of_all_decide_and_who_has_told_nothing_does_not_agree(
 def test_a_checkpoint_of_equal_states_is_completed() -> None:
     story = a_story()
     assert only(compared(story, "a", "a", "a"), ef.Commit).step == 5
-    assert not story.noticed(Reason.StatesDiffer)
+    assert not story.noticed(Reason.ReplicaDivergence)
 
 
 def test_a_member_that_differs_from_most_is_dropped_and_replaced_and_the_checkpoint_is_ordered_again() -> (
@@ -81,7 +81,7 @@ def test_a_member_that_differs_from_most_is_dropped_and_replaced_and_the_checkpo
     assert only(effects, ef.Create).worker == 3
     why = "worker 1 holds another state than 2 of 3 members at step 5: bad memory, or an operation whose "
     assert [f.why.startswith(why) for f in story.job.failures] == [True]
-    assert story.noticed(Reason.StatesDiffer) == [
+    assert story.noticed(Reason.ReplicaDivergence) == [
         "at step 5, 1 of 3 members held another state; worker 1 is dropped, the others go on"
     ]
     story.tell(ev.Gone(WorkerId(1), code=3))
@@ -112,7 +112,7 @@ def test_without_a_majority_all_go_back_to_the_newest_checkpoint_whatever_they_h
     whole(story, 3)
     generation = story.job.ring.generation
     assert only(compared(story, "a", "b"), ef.Cut).members == (0, 1)
-    assert "all go back to the newest checkpoint of step 3" in story.noticed(Reason.StatesDiffer)[0]
+    assert "all go back to the newest checkpoint of step 3" in story.noticed(Reason.ReplicaDivergence)[0]
     story.tell(ev.Progress(generation, 9), ev.JoinedRing(WorkerId(0), generation, 0))
     form = only(story.out(0, 1, step=9, broken="cut"), ef.Form)
     assert (form.step, form.sync, form.distrusted) == (3, True, generation)

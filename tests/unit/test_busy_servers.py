@@ -173,5 +173,5 @@ async def test_the_master_says_of_one_that_does_nothing_that_it_does_not_answer(
     assert isinstance(found, ev.ServerAway) and found.seconds >= 0.5
     await until(lambda: not watch.answers(1))
     there.service.goes_on(1)
-    assert isinstance(await asyncio.wait_for(said.get(), SECONDS), ev.ServerAnswers)
+    assert isinstance(await asyncio.wait_for(said.get(), SECONDS), ev.ServerRecovered)
     await asyncio.gather(*work)

@@ -142,13 +142,13 @@ def test_who_finds_rows_lost_when_it_saves_goes_back_with_all_others_in_a_ring_a
     effects = story.tell(ev.RowsLost(FIRST, LOST))
     form = only(effects, ef.Form)
     assert set(form.members) == {FIRST, SECOND} and form.step == 10
-    assert story.noticed(Reason.NotSaved) == [
+    assert story.noticed(Reason.SaveFailed) == [
         f"the model cannot be saved: {LOST}; a ring is formed, and trains what is missing"
     ]
     assert not of(story.tell(ev.RowsLost(FIRST, LOST)), ef.Form), "it has said so twice"
     why = "parameter server 0 has lost its log and rows"
     story.tell(*(ev.JoinedRing(w, form.generation, 4, went_back=why) for w in form.members))
-    assert story.noticed(Reason.WentBack)[0].endswith(
+    assert story.noticed(Reason.RolledBack)[0].endswith(
         "60 records are trained again, from the checkpoint of step 4"
     )
     (export,) = of(finish(story, ("e", "e")), ef.Export)

@@ -32,7 +32,7 @@ def a_story_that_goes_back(step: int) -> Story:
 
 def test_the_master_goes_on_from_the_earlier_step_and_says_why() -> None:
     story = a_story_that_goes_back(2)
-    assert story.noticed(Reason.WentBack) == [
+    assert story.noticed(Reason.RolledBack) == [
         f"went back to step 2: {WHY}; 40 records are trained again, from the checkpoint of step 2"
     ]
     assert (story.job.train.done, story.job.train.safe, story.job.step) == (2, 2, 2)
@@ -41,13 +41,13 @@ def test_the_master_goes_on_from_the_earlier_step_and_says_why() -> None:
 
 
 def test_where_nothing_was_trained_since_that_is_said() -> None:
-    (told,) = a_story_that_goes_back(6).noticed(Reason.WentBack)
+    (told,) = a_story_that_goes_back(6).noticed(Reason.RolledBack)
     assert told == f"went back to step 6: {WHY}; no record is trained again"
 
 
 def test_without_a_checkpoint_it_is_the_beginning() -> None:
     story = a_story_that_goes_back(0)
-    assert story.noticed(Reason.WentBack)[0].endswith("60 records are trained again, from the first record")
+    assert story.noticed(Reason.RolledBack)[0].endswith("60 records are trained again, from the first record")
 
 
 def test_an_evaluation_that_is_made_again_after_its_state_was_lost_is_logged_once() -> None:

@@ -186,7 +186,7 @@ def test_what_was_forced_is_told_once_and_stays_in_the_summary_and_in_how_the_jo
     story.up(step=6)
     finish(story)
     story.tell(ev.Finished(WorkerId(0), {}, "model.keras"))
-    assert story.noticed(Reason.Forced) == [f"forced: {words}"]
+    assert story.noticed(Reason.IncompatibleResume) == [f"forced: {words}"]
     assert story.job.reason.endswith(f"exactly once; forced: {words}")
     assert view.summary(story.job)["forced"] == [words]
 

@@ -117,7 +117,7 @@ def test_an_outage_of_a_server_is_no_cost_of_a_change(answers: bool) -> None:
     story.tell(ev.ServerAway(0, 1.0, "restarting"))
     story.out(0, 1, 2, 3)
     if answers:
-        story.tell(ev.ServerAnswers(0), after=20)
+        story.tell(ev.ServerRecovered(0), after=20)
     for member in story.job.ring.members:
         story.tell(ev.JoinedRing(member, story.job.ring.generation, 1), after=5)
     assert story.job.ring.up

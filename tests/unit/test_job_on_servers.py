@@ -46,7 +46,7 @@ def test_servers_that_went_back_are_told_with_what_is_made_again() -> None:
     assert story.job.ring.generation == g
     why = "parameter server 1 has lost its log and rows"
     story.tell(*(ev.JoinedRing(WorkerId(w), g, 2, went_back=why) for w in (0, 1)))
-    (told,) = story.noticed(Reason.WentBack)
+    (told,) = story.noticed(Reason.RolledBack)
     assert "went back to step 2" in told and why in told and "30 records are trained again" in told
     assert story.job.restarts == 1
 
@@ -89,7 +89,7 @@ def test_a_move_at_a_boundary_is_told_whatever_time_passes_before_it() -> None:
     story.waits(1)
     effects = story.tell(ev.JoinedRing(WorkerId(0), form.generation, 4, servers=3))
     assert only(effects, ef.Arranged) == ef.Arranged(3, wanted=3)
-    assert story.noticed(Reason.ServersMoved)
+    assert story.noticed(Reason.Resharded)
 
 
 def test_rows_that_stay_are_arranged_though_they_were_to_move_later() -> None:

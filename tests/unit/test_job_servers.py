@@ -43,7 +43,7 @@ def test_rows_that_cannot_be_moved_stay_and_nobody_tries_again_and_again() -> No
     story, form = a_ring_with_two_servers()
     effects = story.tell(joined(form, 1, stay="no memory"))
     assert only(effects, ef.Arranged) == ef.Arranged(1, wanted=2)
-    (said,) = told(effects, Reason.ServersStay)
+    (said,) = told(effects, Reason.ReshardFailed)
     assert "stay on 1 parameter server, not 2: no memory" in said
     assert not of(effects + story.waits(60), ef.Leave)
 
@@ -60,11 +60,11 @@ def test_a_number_that_is_asked_for_while_rows_move_is_the_next_one() -> None:
 def test_a_server_that_is_out_is_brought_in_when_it_is_back() -> None:
     story, form = a_ring_with_two_servers()
     effects = story.tell(joined(form, 2, out=(1,)))
-    assert "without parameter server 1" in told(effects, Reason.ServerOut)[0]
-    assert not of(story.tell(ev.ServerAnswers(0)), ef.Leave), "it was never away"
-    assert of(story.tell(ev.ServerAnswers(1)), ef.Leave)
+    assert "without parameter server 1" in told(effects, Reason.ServerRemoved)[0]
+    assert not of(story.tell(ev.ServerRecovered(0)), ef.Leave), "it was never away"
+    assert of(story.tell(ev.ServerRecovered(1)), ef.Leave)
     form = only(story.out(0, step=4), ef.Form)
-    assert "have their rows again" in told(story.tell(joined(form, 2)), Reason.ServersMoved)[0]
+    assert "have their rows again" in told(story.tell(joined(form, 2)), Reason.Resharded)[0]
 
 
 def test_a_server_that_is_back_before_the_ring_has_said_that_it_is_out_is_not_forgotten() -> None:
@@ -78,7 +78,7 @@ def test_servers_that_do_not_come_to_listen_are_given_up_and_the_rows_stay() -> 
     story.tell(joined(form, 2))
     effects = story.tell(ev.ServersGivenUp(3, 2, "parameter server 2 cannot be started: exit code 1"))
     assert only(effects, ef.Arranged).servers == 2
-    (said,) = told(effects, Reason.ServersStay)
+    (said,) = told(effects, Reason.ReshardFailed)
     assert said == view.status(story.job, story.now)["servers_stay"]
     assert said == (
         "the rows stay on 2 parameter servers, not 3: parameter server 2 cannot be started: exit code 1"
@@ -118,14 +118,14 @@ def waits(story: Story, after: float = 0.0) -> str:
 def test_the_ring_is_said_to_wait_for_a_server_until_that_answers(mode: str) -> None:
     story = Story(workers=1, mode=mode).running(0)
     effects = story.tell(ev.ServerAway(0, 1.0, "restarting"))
-    (said,) = told(effects, Reason.ServerAwaited)
+    (said,) = told(effects, Reason.ServerUnavailable)
     assert said == waits(story) == (
         "the ring waits for parameter server 0 (restarting for 1.0 s): it goes on by itself as soon as that "
         "answers; if this lasts, see edl logs ps-0"
     )  # fmt: skip
     assert "restarting for 3.5 s" in waits(story, after=2.5)
-    assert not told(story.waits(30), Reason.ServerAwaited), "once"
-    (said,) = told(story.tell(ev.ServerAnswers(0)), Reason.ServerAnswers)
+    assert not told(story.waits(30), Reason.ServerUnavailable), "once"
+    (said,) = told(story.tell(ev.ServerRecovered(0)), Reason.ServerRecovered)
     assert said.startswith("parameter server 0 can be called again, after 31.0")
     assert not waits(story)
 
@@ -181,7 +181,7 @@ def test_a_server_that_is_out_is_not_waited_for() -> None:
     assert "parameter server 1" in waits(story), "to form it"
     effects = story.tell(joined(form, 2, out=(1,)))
     assert not waits(story)
-    assert not told(effects, Reason.ServerAnswers)
+    assert not told(effects, Reason.ServerRecovered)
 
 
 def test_a_server_that_is_to_have_rows_is_waited_for_only_while_these_move() -> None:
@@ -190,7 +190,7 @@ def test_a_server_that_is_to_have_rows_is_waited_for_only_while_these_move() -> 
     story.tell(ev.ServersReady(1, ("a:1",)))
     story.tell(joined(only(story.out(0, step=4), ef.Form), 1))
     assert not waits(story), "it has no rows"
-    story.tell(ev.ServerAnswers(1), ev.ServersReady(2, ("a:1", "b:1")), ev.ServerAway(1, 1.0, "restarting"))
+    story.tell(ev.ServerRecovered(1), ev.ServersReady(2, ("a:1", "b:1")), ev.ServerAway(1, 1.0, "restarting"))
     form = only(story.out(0, step=5), ef.Form)
     assert "parameter server 1 (restarting" in waits(story)
     story.tell(joined(form, 1, stay="it is away"))

@@ -128,8 +128,8 @@ def test_checkpoints_evaluations_and_servers_of_a_long_job_are_folded_too(
     kept.close()
     month.summarize(lived, kept, tmp_path)
     assert happened["Progress"] > 1000 and happened["Checkpointed"] > 100 and happened["Evaluated"] >= 30
-    assert happened[Reason.ServersMoved] > 10 and happened[Reason.ServerAnswers] > 10
-    assert happened[Reason.WentBack] == 1
+    assert happened[Reason.Resharded] > 10 and happened[Reason.ServerRecovered] > 10
+    assert happened[Reason.RolledBack] == 1
     assert all(found is not None and len(found[1].workers) == 8 for found in adopted) and len(adopted) > 10
     assert MEBIBYTE / 2 < most <= MEBIBYTE
     told = audit.audit(tmp_path)

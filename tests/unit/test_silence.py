@@ -57,14 +57,14 @@ def test_a_silent_worker_that_alone_holds_the_state_is_waited_for_and_goes_on() 
         "worker has been silent for 14 s; delete the worker to go on without its state now"
     )
     assert reason(story) == said
-    assert story.noticed(Reason.WorkerSilent) == [said]
+    assert story.noticed(Reason.WorkerUnreachable) == [said]
     effects = story.tell(ev.Heartbeat(WorkerId(0), story.job.ring.generation, 7), after=0)
-    assert story.noticed(Reason.WorkerAnswers) == ["worker 0 is heard again after 4.5 s; its state is kept"]
+    assert story.noticed(Reason.WorkerRecovered) == ["worker 0 is heard again after 4.5 s; its state is kept"]
     assert reason(story) == "1 worker (ring 1)"
     assert [type(e) for e in effects] == [ef.Notice]
     assert story.noticed(Reason.StateLost) == []
     quiet(story, SILENCE)
-    assert len(story.noticed(Reason.WorkerSilent)) == 2, "its next silence is noticed as well"
+    assert len(story.noticed(Reason.WorkerUnreachable)) == 2, "its next silence is noticed as well"
 
 
 def test_the_wait_ends_when_it_has_cost_as_much_as_the_state_is_worth() -> None:
@@ -98,7 +98,7 @@ def test_the_wait_ends_with_the_process(ends: ev.Event) -> None:
 def test_nothing_is_waited_for_where_nothing_would_be_lost() -> None:
     story = trained(0)
     assert only(quiet(story, SILENCE), ef.Fence).worker == 0
-    assert story.noticed(Reason.WorkerSilent) == []
+    assert story.noticed(Reason.WorkerUnreachable) == []
 
 
 def test_what_is_in_a_checkpoint_is_not_lost() -> None:
@@ -134,7 +134,7 @@ def test_steps_that_another_worker_has_are_not_lost() -> None:
     for _ in range(8):
         story.tell(ev.Heartbeat(WorkerId(1), form.generation, 8), after=0.5)
     assert [f.worker for f in of([e for _, _, es in story.watchdog.history for e in es], ef.Fence)] == [0]
-    assert story.noticed(Reason.WorkerSilent) == story.noticed(Reason.StateLost) == []
+    assert story.noticed(Reason.WorkerUnreachable) == story.noticed(Reason.StateLost) == []
 
 
 def test_of_several_silent_holders_the_last_one_is_waited_for() -> None:

@@ -64,7 +64,7 @@ def test_states_that_silently_differ_are_found_and_every_record_counts_once() ->
         world = World(seed, flips=True)
         world.run()
         told = [e for _, _, effects in world.watchdog.history for e in effects if isinstance(e, ef.Notice)]
-        differed = [e.text for e in told if e.reason is Reason.StatesDiffer]
+        differed = [e.text for e in told if e.reason is Reason.ReplicaDivergence]
         dropped += sum("dropped" in text for text in differed)
         went_back += sum("all go back" in text for text in differed)
     assert dropped > 3 and went_back > 3
@@ -107,7 +107,7 @@ def test_asynchronous_jobs_with_second_copies_do_without_servers_and_count_every
         world = World(seed, servers=kind)
         world.run()
         told = [e for _, _, effects in world.watchdog.history for e in effects if isinstance(e, ef.Notice)]
-        out += sum(e.reason is Reason.ServerOut for e in told)
+        out += sum(e.reason is Reason.ServerRemoved for e in told)
         back += sum("have their rows again" in e.text for e in told)
     assert out > 3 and back > 2
 

@@ -49,7 +49,7 @@ def test_if_it_cannot_be_written_the_job_says_so_and_goes_on() -> None:
     story.out(0, 1, step=5)
     assert only(fails(story, 5), ef.Form).members == (0, 1)
     assert answer(story)["id"] == "7a" and FULL in answer(story)["failed"]
-    assert FULL in story.noticed(Reason.NotStopped)[0]
+    assert FULL in story.noticed(Reason.StopFailed)[0]
     story.up(step=5)
     assert story.job.phase == "Training"
     story.tell(STOP)  # and again, at once, though the store has failed
