@@ -32,7 +32,7 @@ from edl.master.backends.external import External
 from edl.master.backends.processes import ForkServer, Launcher, Memories, Processes, Spawn
 from edl.master.journal import journal
 from edl.master.loop import Master
-from edl.master.parameter_servers.deferred import Undecided
+from edl.master.parameter_servers.deferred import DeferredServers
 from edl.master.parameter_servers.monitor import NoServers, ParameterServers
 from edl.master.parameter_servers.processes import Plan, ServerProcesses
 from edl.master.service import serve, token_for
@@ -134,7 +134,7 @@ def processes(master: Master, output: Path, token: str) -> Callable[[str], Backe
 def servers_of(master: Master, output: Path, listen: str, token: str) -> ParameterServers:
     """The parameter servers of a job on this machine. They listen where the master does."""
     make = partial(_server_processes, master, output, listen, token)
-    return make() if master.spec.config.is_decided else Undecided(master.emit, make)
+    return make() if master.spec.config.is_decided else DeferredServers(master.emit, make)
 
 
 def _server_processes(master: Master, output: Path, listen: str, token: str) -> ParameterServers:
@@ -154,8 +154,8 @@ def _server_processes(master: Master, output: Path, listen: str, token: str) -> 
         config.ps.log,
     )
     environment = {**os.environ, **WORKER_ENVIRONMENT, "PYTHONUNBUFFERED": "1"}
-    patience = config.elastic.startup_timeout_seconds
-    return ServerProcesses(master.emit, plan, token, environment=environment, patience=patience)
+    listen_timeout = config.elastic.startup_timeout_seconds
+    return ServerProcesses(master.emit, plan, token, environment=environment, listen_timeout=listen_timeout)
 
 
 def _collect_seldom() -> None:

@@ -1,8 +1,8 @@
 """The master of one job: one loop that owns the job's state.
 
-Adapters put events into the inbox; the loop hands them to the core one by one, writes the
-journal, and has the effects performed. Nothing else touches the job's state. Which backend, which server
-and which observers there are is wiring, and not decided here.
+Adapters put events into the inbox. The loop passes them to the core one by one, writes the journal, and has
+the adapters perform the effects. Nothing else changes the job's state. The caller chooses backend, server
+and observers.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from edl.log import log_at
 from edl.master.backends.base import Backend
 from edl.master.core import effects as ef
 from edl.master.core import events as ev
-from edl.master.core import past, view
+from edl.master.core import facts, past, view
 from edl.master.core.job import Job
 from edl.master.journal.journal import Journal
 from edl.master.parameter_servers.monitor import NoServers, ParameterServers
@@ -32,19 +32,19 @@ from edl.master.spec import JobSpec, Wanted
 from edl.master.telemetry import Telemetry
 
 log = structlog.get_logger()
-NEWS = 50  # notices that a late watcher still gets
+NEWS = 50  # notices that a new watcher of the status receives
 
 Observer: TypeAlias = Callable[[float, ev.Event, list[ef.Effect]], None]
 
 
 class Master:
-    """Inbox, core, and what people may ask.
+    """Inbox, core and the requests of users.
 
     Args:
-        spec: what the job is to be.
-        run_id: of this run of it.
-        observers: are shown every event with its time and effects, after the journal.
-        adopted: the workers of an earlier master of this run, which may live.
+        spec: the values of the job.
+        run_id: id of this run.
+        observers: called with time, event and effects, after the journal is written.
+        adopted: workers of an earlier master of this run that may be alive.
     """
 
     def __init__(
@@ -60,11 +60,11 @@ class Master:
         self.inbox: asyncio.Queue[ev.Event] = asyncio.Queue()
         self.servers: ParameterServers = NoServers()
         self.abandoned = False
-        self.refused = ""  # what of the values that people want is not applied, in words
+        self.refused = ""  # which wanted values are not applied, in words; empty: none
         self._backend: Backend | None = None  # while it runs
-        self._journal_trouble = ""  # as the core knows it
+        self._journal_trouble = ""  # as reported to the core
         self.news: list[dict[str, Any]] = []
-        if adopted is not None:  # before any of its workers can speak
+        if adopted is not None:  # before any of its workers can connect
             self.emit(adopted)
         self.emit(ev.Begin())
 
@@ -72,16 +72,17 @@ class Master:
     def succeeded(self) -> bool:
         return self.job.phase == Phase.Succeeded
 
-    def emit(self, said: ev.Event | ev.Heartbeat) -> None:
-        """Have the loop handle an event, after all that have come before."""
+    def emit(self, said: ev.Event | facts.Heartbeat) -> None:
+        """Put an event into the inbox."""
         for event in self.telemetry.hears(said, asyncio.get_running_loop().time()):
             self.inbox.put_nowait(event)
 
     async def run(self, backend: Backend, server: Server, journal: Journal) -> None:
-        """From the first event to the end of the job, or until it is abandoned.
+        """Run the job to its end, or until it is abandoned.
 
         Raises:
-            EdlError: the backend cannot start. OSError: the same.
+            EdlError: the backend cannot start.
+            OSError: the backend cannot start.
         """
         try:
             await backend.start()
@@ -92,7 +93,7 @@ class Master:
             await backend.close()
 
     async def live(self, server: Server, backend: Backend, journal: Journal) -> None:
-        """Events in, effects out, until the job has ended, or this master leaves it to another one."""
+        """Process events until the job has ended, or a different master takes over."""
         loop = asyncio.get_running_loop()
         while not self.job.ended:
             event = await self.next_event()
@@ -101,7 +102,7 @@ class Master:
             now = loop.time()
             effects = self.job.handle(event, now)
             journal.note(now, event, effects)
-            if journal.full:  # streams, the Lease and who watches are served while the disk is waited for
+            if journal.full:  # in a thread: streams, the Lease and watchers are served while the disk is slow
                 await asyncio.to_thread(journal.begin_another)
             if journal.trouble != self._journal_trouble:
                 self._journal_trouble = journal.trouble
@@ -118,7 +119,7 @@ class Master:
                 observe(now, event, effects)
 
     def note_news(self, notices: list[ef.Notice], now: float) -> None:
-        """Notices go to the log, and to those who watch the status."""
+        """Write notices to the log and to the status."""
         for notice in notices:
             write = log.warning if notice.reason.severity is Severity.WARNING else log.info
             write(notice.text, reason=str(notice.reason))
@@ -131,7 +132,7 @@ class Master:
         del self.news[:-NEWS]
 
     async def next_event(self) -> ev.Event:
-        """What the inbox has, or who has fallen silent, or a Tick when a deadline of the core comes first."""
+        """Return the next event: from the inbox, of heartbeat timeouts, or a Tick at a deadline."""
         while self.inbox.empty():
             due = self.job.next_deadline()
             silence = self.telemetry.next_deadline()
@@ -161,7 +162,7 @@ class Master:
         }
 
     def scale(self, workers: int | None, servers: int | None = None) -> str:
-        """Ask for another number of workers, or of parameter servers.
+        """Change the number of workers or of parameter servers. Returns a message for the user.
 
         Raises:
             ConfigError: the values do not allow that number.
@@ -181,12 +182,12 @@ class Master:
         return ", ".join(said)
 
     def vacant(self) -> WorkerId | None:
-        """The oldest worker that is needed and that nobody has started."""
+        """The oldest worker that is needed and not started; None if there is none."""
         return self.job.pool.vacant
 
-    async def succeed(self, ended: ev.Gone) -> WorkerId | None:
-        """Which worker follows one that has ended, in its place; None: no one is needed there."""
-        return await self._backend.succeed(ended) if self._backend is not None else None
+    async def replace_in_place(self, ended: ev.Gone) -> WorkerId | None:
+        """Return the id of the worker that replaces an ended one in the same pod; None if none is needed."""
+        return await self._backend.replace_in_place(ended) if self._backend is not None else None
 
     def take(self, wanted: Wanted) -> None:
         """Apply the live values of `wanted`. A change of other values is refused, and the status shows this
@@ -202,7 +203,7 @@ class Master:
         self.emit(ev.Live(new.workers, new.min_workers, new.suspend, new.training.epochs, deadline))
 
     def abandon(self) -> None:
-        """Leave the job as it is: its workers train on, and another master takes over from them."""
+        """Leave the job to a different master; its workers continue to train."""
         self.abandoned = True
         self.emit(ev.Tick())
 
@@ -210,12 +211,12 @@ class Master:
         """Ask the job to end.
 
         Args:
-            checkpoint: once its state is in a checkpoint.
-            force: also if that fails.
-            id: of this asking; the status says with it what has come of it.
+            checkpoint: stop once the state is in a checkpoint.
+            force: stop even if the checkpoint fails.
+            id: id of this request, with which the status reports its outcome.
 
         Raises:
-            ConfigError: the job writes none.
+            ConfigError: the job writes no checkpoints.
         """
         if checkpoint:
             self._checkpoints()
@@ -223,25 +224,25 @@ class Master:
         return "the job ends once its state is in a checkpoint" if checkpoint else "the job is ending"
 
     def checkpoint(self) -> str:
-        """Ask for a checkpoint.
+        """Request a checkpoint. Returns a message for the user.
 
         Raises:
-            ConfigError: the job writes none.
+            ConfigError: the job writes no checkpoints.
         """
         where = self._checkpoints()
         self.emit(ev.CheckpointAsked())
         return f"a checkpoint is written to {where} after one of the next steps"
 
     def _checkpoints(self) -> str:
-        """Where they are."""
+        """The directory or address of the checkpoints."""
         if not (where := self.spec.config.checkpoint.dir):
             raise ConfigError("the job writes no checkpoints: its checkpoint.dir is empty")
         return where
 
-    def past(self) -> ev.Past:
-        """What the job has done, for the summary of the next master."""
+    def past(self) -> facts.Past:
+        """The history of the job, for the summary of the next master."""
         return past.of(self.job)
 
     def summary(self) -> dict[str, Any]:
-        """What is kept of the job."""
+        """The contents of summary.json."""
         return {"run_id": self.run_id, **view.summary(self.job)}

@@ -1,7 +1,7 @@
-"""One job's master with all that belongs to it: output directory, journal, gRPC server, backend, loop.
+"""The master of one job with its output directory, journal, gRPC server, backend and loop.
 
-The caller of `serve` chooses the backend. The directory then holds the journal, the address with its token
-for those who may talk to the master (`artifacts.CONTACT`), and at the end the summary.
+The caller of `serve` chooses the backend. The directory holds the journal, the master's address with its
+token (`artifacts.CONTACT`), and at the end the summary.
 """
 
 from __future__ import annotations
@@ -50,15 +50,15 @@ async def serve(
     authority: Authority = Alone(),  # noqa: B008
     servers: ParameterServers = NoServers(),  # noqa: B008
 ) -> None:
-    """The job from its first to its last moment, or until it is abandoned.
+    """Serve the job until it has ended or is abandoned.
 
     Args:
-        listen: host:port for workers and people.
-        backend: the backend of a master that workers reach at that host:port.
-        workers_stay: the workers outlive this process, and wait for the next master for a while.
-        salvage: where the trained model, the journal and the summary are written when `output` is full.
-        reached_at: the host by which others reach it, if it is not that of `listen`.
-        authority: whether this master may speak to the workers.
+        listen: host:port for workers and users.
+        backend: makes the backend, given the host:port at which workers reach this master.
+        workers_stay: whether workers outlive this process and wait for the next master.
+        salvage: directory for the trained model, the journal and the summary if `output` is full.
+        reached_at: host name of this master for workers and users, if it is not that of `listen`.
+        authority: decides whether this master may send to the workers.
         servers: the job's parameter servers.
 
     Raises:
@@ -95,7 +95,7 @@ async def serve(
             ca = tls.authority() if certificate is not None else ""
             artifacts.write_contact(output, artifacts.Contact(address, token, os.getpid(), ca))
             if not reached_at:
-                print(address, flush=True)  # the parent may now talk to us
+                print(address, flush=True)  # the parent may connect now
             master.servers = servers
             try:
                 await servers.start()
@@ -112,10 +112,10 @@ async def serve(
 
 
 def _keep(journal: Journal, summary: dict[str, Any], output: Path, salvage: Path | None) -> None:
-    """Write the summary; when there is no room for it or for the journal, both of them elsewhere.
+    """Write the summary; if the disk is full, write summary and journal to a different directory.
 
     Raises:
-        OSError: they cannot be written anywhere.
+        OSError: no directory can be written.
     """
     failed: OSError | None = None
     try:
@@ -125,7 +125,10 @@ def _keep(journal: Journal, summary: dict[str, Any], output: Path, salvage: Path
     if failed is None and not journal.trouble:
         return
     if model := summary["model"]:
-        summary = {**summary, "model": str(output.resolve() / model)}  # which need not be in that directory
+        summary = {
+            **summary,
+            "model": str(output.resolve() / model),
+        }  # absolute, because the summary is in a different directory
     for directory in places(salvage):
         try:
             directory.mkdir(parents=True, exist_ok=True)
@@ -135,8 +138,8 @@ def _keep(journal: Journal, summary: dict[str, Any], output: Path, salvage: Path
             failed = error
             continue
         log.warning(f"{output} cannot be written: the summary and the journal are in {directory}")
-        with contextlib.suppress(OSError):  # whoever has started a detached job reads no longer
-            print(directory, flush=True)  # for the parent, and for people
+        with contextlib.suppress(OSError):  # the parent of a detached job has closed the pipe
+            print(directory, flush=True)  # for the parent, and for users
         return
     assert failed is not None
     raise failed
@@ -147,7 +150,7 @@ def _text(summary: dict[str, Any]) -> str:
 
 
 def token_for(output: Path) -> str:
-    """The job's token: from the environment, else of the job in that directory, else a new one."""
+    """The job's token: from EDL_TOKEN, or of the job in that directory, or a new one."""
     if given := Tokens.of_environment(os.environ.get("EDL_TOKEN", ""), str).current:
         return given
     try:

@@ -21,8 +21,8 @@ from edl.config import Config
 from edl.contract.heartbeats import Staleness
 from edl.contract.ids import WorkerId
 from edl.master.core import events as ev
-from edl.master.core.events import Heartbeat
-from edl.master.core.training import fullest
+from edl.master.core.facts import Heartbeat
+from edl.master.core.training import latest_loss
 
 PROGRESS_SECONDS = 10.0  # between two words of it to the core
 NOBODY = WorkerId(-1)
@@ -127,7 +127,7 @@ class Telemetry:
             step=step,
             round=round,
             loss=before.loss if beat.loss is None else beat.loss,
-            epoch_loss=fullest(before.epoch_loss, beat.epoch_loss),
+            epoch_loss=latest_loss(before.epoch_loss, beat.epoch_loss),
         )
 
     def _tell(self, now: float) -> Iterator[ev.Progress]:

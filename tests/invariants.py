@@ -41,7 +41,7 @@ class Watchdog:
         self.copies: dict[WorkerId, ev.LeftRing] = {}  # of the state, that were left to workers
         self.holders: set[WorkerId] = set()  # who has synced, ever; or has a copy that counts
         self.safe = 0  # a step that every member of a ring had
-        self.distrusted = 0  # no state counts that is of this ring, or of one before
+        self.untrusted_up_to = 0  # no state counts that is of this ring, or of one before
         self.checkpoint = 0  # the step of the newest one
         self.stopped: set[WorkerId] = set()
         self.exporter: WorkerId | None = None
@@ -68,11 +68,13 @@ class Watchdog:
                 self.checkpoint = event.step
             case ev.Ready() if starting:
                 self.checkpoint = max(self.checkpoint, event.checkpoint)
-                counts = event.held is not None and not self.distrusted
+                counts = event.held is not None and not self.untrusted_up_to
                 self.copies |= {event.worker: event.held} if counts else {}
             case ev.Resume() if warming:
                 self._note_back(event)
-            case ev.JoinedRing() | ev.Progress() | ev.EpochEnded() if event.generation <= self.distrusted:
+            case ev.JoinedRing() | ev.Progress() | ev.EpochEnded() if (
+                event.generation <= self.untrusted_up_to
+            ):
                 pass
             case ev.JoinedRing(_, g) if inside and g == generation:
                 if event.went_back:
@@ -89,11 +91,11 @@ class Watchdog:
                 self.exporter = None
             case ev.LeftRing(_, g) if inside and g == generation:
                 self.outs[event.worker] = event
-                self.holders |= {event.worker} if event.has_state and g > self.distrusted else set()
+                self.holders |= {event.worker} if event.has_state and g > self.untrusted_up_to else set()
         if any(isinstance(e, ef.Notice) and e.reason is Reason.ReplicaDivergence for e in effects) and any(
             "all go back" in e.text for e in effects if isinstance(e, ef.Notice)
         ):  # nobody's state counts any more
-            self.distrusted = job.ring.generation
+            self.untrusted_up_to = job.ring.generation
             self.safe = min(self.safe, job.checkpoints.step)
             self.holders.clear()
             self.copies.clear()
@@ -249,7 +251,7 @@ class Watchdog:
                 return  # its state is kept
             if job.config.asynchronous:
                 return  # it is on servers
-            if self.distrusted and w is not None and not w.has_state:
+            if self.untrusted_up_to and w is not None and not w.has_state:
                 return  # what it holds is nobody's state any more
             assert heirs, f"worker {worker}, the last holder, was let go"
             assert not old or any(not w.in_ring for w in heirs), "no heir has said that it is out and well"

@@ -14,6 +14,7 @@ from edl.kubernetes.client import Api
 from edl.master.backends.kubernetes import Found, Installed, Kubernetes, Place
 from edl.master.core import effects as ef
 from edl.master.core import events as ev
+from edl.master.core import facts
 from edl.master.spec import JobSpec, Wanted
 
 
@@ -58,8 +59,8 @@ class Driven:
     def summary(self) -> dict[str, Any]:
         return {"phase": self.told["phase"], "step": 7}
 
-    def past(self) -> ev.Past:
-        return ev.Past({}, "starting")
+    def past(self) -> facts.Past:
+        return facts.Past({}, "starting")
 
     def of(self, kind: type, worker: int | None = None) -> list[Any]:
         return [e for e in self.emitted if isinstance(e, kind) and worker in (None, getattr(e, "worker", -1))]

@@ -25,7 +25,7 @@ from edl.contract.layout import Layout
 from edl.contract.steps import Steps
 from edl.master.core import effects as ef
 from edl.master.core import events as ev
-from edl.master.core import snapshot, view
+from edl.master.core import facts, snapshot, view
 from edl.master.core.job import Job
 from edl.master.journal.journal import SEGMENT, Journal
 from edl.master.spec import JobSpec
@@ -143,7 +143,7 @@ class Month:
         self.now += seconds
 
     def _end_epoch(self, epoch: int, after: float = BREATH) -> None:
-        loss, ring = ev.EpochLoss(epoch, self.layout.records, 0.5), self.job.ring
+        loss, ring = facts.EpochLoss(epoch, self.layout.records, 0.5), self.job.ring
         self._tell(ev.EpochEnded(ring.members[0], ring.generation, epoch + 1, loss), after=after)
 
     def _lose(self, worker: WorkerId) -> None:
@@ -275,7 +275,7 @@ class BusyMonth(Month):
     def _progress(self) -> ev.Progress:
         epoch = self.steps.epoch(self.step)
         done = self.step * self.steps.batch - epoch * self.layout.records
-        loss = ev.EpochLoss(epoch, done, self.chance.random()) if done > 0 else None
+        loss = facts.EpochLoss(epoch, done, self.chance.random()) if done > 0 else None
         told = Staleness(64_000, 62.0, 240, 3) if self.job.config.asynchronous else None
         ring = self.job.ring
         return ev.Progress(ring.generation, self.step, self.chance.random(), loss, staleness=told)

@@ -11,6 +11,7 @@ from edl.contract.layout import Layout
 from edl.contract.reasons import Reason
 from edl.master.core import effects as ef
 from edl.master.core import events as ev
+from edl.master.core import facts
 from edl.master.core.job import Job
 from edl.master.telemetry import Telemetry
 from tests.invariants import Watchdog
@@ -44,7 +45,7 @@ class Story:
         self.records, self.now = records, 100.0
         self.tell(ev.Begin())
 
-    def tell(self, *said: ev.Event | ev.Heartbeat, after: float = 0.01) -> list[ef.Effect]:
+    def tell(self, *said: ev.Event | facts.Heartbeat, after: float = 0.01) -> list[ef.Effect]:
         effects = []
         for what in said:
             self.now += after
@@ -97,7 +98,7 @@ class Story:
 
     def beats(self, *workers: int, after: float = 0.0) -> None:
         for w in workers:
-            self.tell(ev.Heartbeat(WorkerId(w), self.job.ring.generation, 1), after=after)
+            self.tell(facts.Heartbeat(WorkerId(w), self.job.ring.generation, 1), after=after)
 
     @property
     def notices(self) -> list[ef.Notice]:

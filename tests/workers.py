@@ -112,7 +112,7 @@ class A:
         self, circle: Circle, generation: int, members: list[int], root: int = 0, *, sync: bool = True,
         epochs: int = EPOCHS, shares: tuple[int, ...] = (), block: int = 1, step: int = 0,
         joining: Sequence[int] = (), round: int = 0, turn: int = 0,
-        distrusted: int = 0, distrust: str = "",
+        untrusted_up_to: int = 0, untrusted_reason: str = "",
     ) -> None:  # fmt: skip
         self.ring.open(circle)
         layout = pb.Layout(records=SIZE, block=block, shards=1)
@@ -120,7 +120,7 @@ class A:
         order = pb.Form(
             members=members, root=root, sync=sync, epochs=epochs, shares=shares or even, layout=layout,
             step=step, joining=joining, round=round, turn=turn,
-            distrusted=distrusted, distrust=distrust,
+            untrusted_up_to=untrusted_up_to, untrusted_reason=untrusted_reason,
         )  # fmt: skip
         self.hears(generation, form=order)
         if not self.thread.is_alive():

@@ -38,7 +38,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--master", required=not address, default=address, metavar="HOST:PORT")
     parser.add_argument("--worker", type=int, default=worker, metavar="ID", help="default: any vacant one")
     parser.add_argument("--run-id", default=os.environ.get("EDL_RUN_ID", ""))
-    parser.add_argument("--succeeds", type=_succession, help=argparse.SUPPRESS)  # of trainer.supervisor
+    parser.add_argument("--predecessor", type=_predecessor, help=argparse.SUPPRESS)  # of trainer.supervisor
     parser.add_argument("--memory", type=MemoryCopy, help=argparse.SUPPRESS)  # of who keeps it: a path
     args = parser.parse_args(argv)
     announce_as_told()
@@ -46,10 +46,10 @@ def main(argv: list[str] | None = None) -> int:
     full_disk.outlive()
     asked = os.environ.pop(ASKED_BACKEND, os.environ.get("KERAS_BACKEND", ""))
     os.environ.update(WORKER_ENVIRONMENT)  # for Keras, which is not imported yet; hashes are seeded earlier
-    token, worker_id = os.environ.get("EDL_TOKEN", ""), -1 if args.succeeds else args.worker
+    token, worker_id = os.environ.get("EDL_TOKEN", ""), -1 if args.predecessor else args.worker
     brings_state = args.memory is not None and args.memory.is_there
     stream = MasterStream(
-        args.master, token, worker_id, args.run_id, succeeds=args.succeeds, brings_state=brings_state
+        args.master, token, worker_id, args.run_id, predecessor=args.predecessor, brings_state=brings_state
     )
     start = Start(stream)
 
@@ -82,8 +82,8 @@ def _fail(stream: MasterStream, error: BaseException, starting: bool) -> None:
     print(traced(error), file=sys.stderr)  # last: a master that was not told reads it there
 
 
-def _succession(text: str) -> pb.Succession:
-    return pb.Succession(**json.loads(text))
+def _predecessor(text: str) -> pb.Predecessor:
+    return pb.Predecessor(**json.loads(text))
 
 
 def work(stream: MasterStream, start: Start, memory: MemoryCopy | None = None, backend: str = "") -> int:

@@ -71,7 +71,7 @@ class Ended:
         return self.code if self.code >= 0 else 128 - self.code
 
     def told(self, place: int) -> dict[str, Any]:
-        """To the master, as the fields of a Succession."""
+        """To the master, as the fields of a Predecessor."""
         if self.out_of_memory and self.code == -signal.SIGKILL:
             return {"place": place, "code": self.exit_code, "why": "OOMKilled"}
         if self.code < 0:
@@ -117,7 +117,7 @@ class Supervisor:
             told = ended.told(self.place)
             print(f"edl supervisor: the worker's process has ended ({_words(told)}); another one follows",
                   file=sys.stderr, flush=True)  # fmt: skip
-            arguments = [*self.arguments, "--succeeds", json.dumps(told)]
+            arguments = [*self.arguments, "--predecessor", json.dumps(told)]
 
     def handle_signals(self) -> None:
         """Pass SIGTERM and SIGINT on to the worker, unless this process was started to ignore them."""

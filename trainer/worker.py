@@ -179,7 +179,7 @@ class Worker:
         self.task, self.is_up = form.epochs, False
         self.place = Place(form.generation, form.members[0], rank, size)
         self.report.ring_formed()
-        if form.distrusted and state.held_in <= form.distrusted:
+        if form.untrusted_up_to and state.held_in <= form.untrusted_up_to:
             state.forget()
         broken = ""
         self.enter(form)
@@ -232,8 +232,10 @@ class Worker:
         behind = not state.is_held or state.ledger.step < form.step  # with a copy that is too old
         if form.sync and form.root == self.session.worker and behind:
             begun = self.beginning.restore(form.step)
-            if form.distrust and not begun:
-                raise StatesDiffer(f"{form.distrust}. There is no checkpoint that they could go back to")
+            if form.untrusted_reason and not begun:
+                raise StatesDiffer(
+                    f"{form.untrusted_reason}. There is no checkpoint that they could go back to"
+                )
         back = self.rows.join(self.ring, form, begun) if self.rows is not None else ""
         if back:
             self.report.went_back()

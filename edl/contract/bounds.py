@@ -21,7 +21,7 @@ ANY = -(1 << 63), (1 << 63) - 1
 # Fields that are not counts, by the name of their message and their own.
 BOUNDS: dict[str, tuple[int, int]] = {
     "Hello.worker": (-1, MOST),  # -1: any vacant id
-    "Succession.code": ANY,  # how a process has exited
+    "Predecessor.code": ANY,  # how a process has exited
     "Answer.code": (0, 16),  # gRPC's
     "ListRequest.after": ANY,  # an id is any int64
     "Steps.bounds": (0, 1 << 62),  # the end of a range that has none

@@ -6,17 +6,17 @@ checks at every line:
 - the line is as it was written: the chain of hashes holds (`edl.journal.format`);
 - what it says does not contradict the lines before it: `edl.journal.proof`;
 
-at every head of a segment, that the books which the master wrote there are those that the lines before it
-give; and at the end, that the model has all steps of all epochs, and the order of each epoch names every
+at every head of a segment, that the proof which the master wrote there equals the proof of the lines before
+it; and at the end, that the model has all steps of all epochs, and the order of each epoch names every
 record once.
 
 exports.json must have the SHA-256 that the worker which wrote it has reported, and the files of the exported
 model must be those that it lists. The checkpoints that this job has completed must be whole, as far as they
 are still there.
 
-Where a master has taken over from another one in the same directory, the books go on. Where the earlier
+Where a master has taken over from another one in the same directory, the proof continues. Where the earlier
 master's journal is not there, as after a failover in a cluster, or where the oldest segments were deleted to
-keep the journal within `journal.maxBytes`, this reading begins with the takeover, or with the books at the
+keep the journal within `journal.maxBytes`, this reading begins with the takeover, or with the proof at the
 oldest head that is left: the verdict says how much it has not seen itself.
 """
 
@@ -39,7 +39,7 @@ from edl.contract.phases import Phase
 from edl.contract.steps import Steps
 from edl.errors import CheckpointDamaged, CheckpointError, EdlError
 from edl.journal.format import JournalDamaged, JournalReader, segments
-from edl.journal.proof import NOT_A_MASTERS, AuditFailed, Books
+from edl.journal.proof import NOT_A_MASTERS, AuditFailed, JournalProof
 from edl.text import how_many, one_line
 
 AT_ONCE = 1 << 20  # positions of an order that are looked at together
@@ -77,17 +77,17 @@ def audit(output: Path, elsewhere: Elsewhere | None = None) -> str:
     summary = artifacts.read_summary(output)
     readers = segments(output)
     first, last = readers[0], readers[-1]
-    books, unseen = _at_head(first), _at_head(first)
+    proof, unseen = _at_head(first), _at_head(first)
     kept = _Kept()
     chain = first.after
     for reader in readers:
         if reader.after != chain:
             raise JournalDamaged(reader.path, 1, "does not go on from the end of the segment before it")
-        _read(reader, books, kept)
+        _read(reader, proof, kept)
         chain = reader.link.chain
     last.check_end(summary)
     try:
-        verdict = _verdict(books, summary)
+        verdict = _verdict(proof, summary)
     except (LookupError, TypeError, ValueError, AttributeError) as error:
         raise EdlError(
             f"{output / artifacts.SUMMARY}: not what a master writes ({type(error).__name__}: {error})"
@@ -97,22 +97,22 @@ def audit(output: Path, elsewhere: Elsewhere | None = None) -> str:
     verdict += _checkpoints(where, kept.checkpoints, elsewhere)
     if unseen.lines:
         verdict += (
-            f"; read here: the last {books.lines - unseen.lines:,} of {books.lines:,} events, from step "
+            f"; read here: the last {proof.lines - unseen.lines:,} of {proof.lines:,} events, from step "
             f"{unseen.safe:,} on; for those before, which are not kept (journal.maxBytes), the proof at "
             f"the head of {first.path.name} stands"
         )
     return f"{verdict}; the journal ends with {chain}"
 
 
-def _at_head(reader: JournalReader) -> Books:
-    """The books that the master has written there."""
+def _at_head(reader: JournalReader) -> JournalProof:
+    """The proof that the master wrote at the head of this segment."""
     try:
-        books = Books.load(reader.head["proof"])
+        proof = JournalProof.load(reader.head["proof"])
     except ValueError as error:
         raise JournalDamaged(reader.path, 1, f"its proof is not one ({error})") from error
-    if books.wrong:
-        raise AuditFailed(f"{reader.path}: line 1: before it, the master has found: {books.wrong}")
-    return books
+    if proof.wrong:
+        raise AuditFailed(f"{reader.path}: line 1: before it, the master has found: {proof.wrong}")
+    return proof
 
 
 @dataclass
@@ -188,18 +188,18 @@ def _checkpoints(directory: str, committed: set[tuple[int, str]], elsewhere: Els
     return f"; {how_many(len(found), 'checkpoint')} as written (SHA-256)"
 
 
-def _read(reader: JournalReader, books: Books, kept: _Kept) -> None:
-    """Go on with the books over a segment, and collect what it says was kept."""
-    if _at_head(reader) != books:
+def _read(reader: JournalReader, proof: JournalProof, kept: _Kept) -> None:
+    """Update the proof with the lines of a segment, and collect what the segment says was kept."""
+    if _at_head(reader) != proof:
         raise AuditFailed(f"{reader.path}: line 1: its proof is not what the lines before it show")
     if reader.begins:
         try:
-            books.begin(reader.head["values"])
+            proof.begin(reader.head["values"])
         except ValueError as error:
             raise JournalDamaged(reader.path, 1, f"not the values of a job ({error})") from error
     for number, entry in reader:
         try:
-            books.note(entry, f"{reader.path}: line {number}")
+            proof.note(entry, f"{reader.path}: line {number}")
             kept.checkpoints |= {(e["step"], e["attempt"]) for e in entry["effects"] if e["type"] == "Commit"}
             if entry["event"]["type"] == "Finished":
                 kept.list_sha256 = entry["event"].get("list_sha256", "")
@@ -209,20 +209,20 @@ def _read(reader: JournalReader, books: Books, kept: _Kept) -> None:
             ) from error
 
 
-def _verdict(books: Books, summary: dict[str, Any]) -> str:
-    if books.layout is None:
+def _verdict(proof: JournalProof, summary: dict[str, Any]) -> str:
+    if proof.layout is None:
         raise AuditFailed(
             f"no record was trained on: the job ended {summary['phase']}: {one_line(summary['reason'])}"
         )
     if len(set(summary["digests"].values())) > 1:
         raise AuditFailed(f"the weights differ between workers: {summary['digests']}")
-    if books.mode != "train":
-        return _passed(books)
-    size = books.layout.records
-    steps = Steps(size, books.batch)
-    order = Order(books.layout, books.seed, books.shuffle, WINDOW)
-    done = max(books.safe, books.kept) if books.exported is None else books.exported
-    end = steps.end(done, books.epochs)
+    if proof.mode != "train":
+        return _passed(proof)
+    size = proof.layout.records
+    steps = Steps(size, proof.batch)
+    order = Order(proof.layout, proof.seed, proof.shuffle, WINDOW)
+    done = max(proof.safe, proof.kept) if proof.exported is None else proof.exported
+    end = steps.end(done, proof.epochs)
     if done < end:
         position = steps.begins_at(done)
         missing = steps.begins_at(end) - position
@@ -239,50 +239,50 @@ def _verdict(books: Books, summary: dict[str, Any]) -> str:
         )
     if (told := summary["task"]["steps_done"]) != done:
         raise AuditFailed(f"{artifacts.SUMMARY} says {told} steps are in the model, the journal says {done}")
-    epochs = steps.epoch(done) if size else books.epochs
+    epochs = steps.epoch(done) if size else proof.epochs
     for epoch in range(epochs if size else 0):
         _check_order(order, epoch)
-    skipped = steps.records_of(books.skipped)
+    skipped = steps.records_of(proof.skipped)
     but = f", except {skipped} skipped records (non-finite)" if skipped else ""
-    if bad := sum(books.bad.values()):
+    if bad := sum(proof.bad.values()):
         if bad != summary["records"]["bad"]:
             raise AuditFailed(
                 f"{artifacts.SUMMARY} says {summary['records']['bad']} bad records, the journal {bad}"
             )
-        unnamed = bad - len(books.named)
-        if books.on_servers:  # of whole steps: servers tell how many, and not which
+        unnamed = bad - len(proof.named)
+        if proof.on_servers:  # of whole steps: servers tell how many, and not which
             but += f", except {bad} skipped records (non-finite)"
         else:
             but += f", except {bad} bad records" + (f", {unnamed} of which nobody has named" * (unnamed > 0))
     text = (
         f"exactly once{but}: {how_many(size, 'record')} x {how_many(epochs, 'epoch')} in "
-        f"{how_many(done, 'step')}, {how_many(books.rings, 'ring')}; "
+        f"{how_many(done, 'step')}, {how_many(proof.rings, 'ring')}; "
         f"{how_many(len(summary['digests']), 'worker')} ended with the same weights"
     )
-    if books.resumed:
-        text += f"; the first {books.resumed:,} steps are of the checkpoint that it went on from"
-    if books.unseen:
+    if proof.resumed:
+        text += f"; the first {proof.resumed:,} steps are of the checkpoint that it went on from"
+    if proof.unseen:
         text += (
-            f"; the first {how_many(books.unseen, 'step')} were made under an earlier master, whose journal "
+            f"; the first {how_many(proof.unseen, 'step')} were made under an earlier master, whose journal "
             "is not here: not proved"
         )
     if forced := summary.get("forced"):
         text += f"; forced, and not proved here: {'; '.join(map(one_line, forced))}"
-    if books.losses:
-        lost = "once" if books.losses == 1 else how_many(books.losses, "time")
+    if proof.losses:
+        lost = "once" if proof.losses == 1 else how_many(proof.losses, "time")
         text += f"; the newest state was lost {lost} and training went on from what was left"
     return text
 
 
-def _passed(books: Books) -> str:
+def _passed(proof: JournalProof) -> str:
     """Of a job that trains nothing."""
-    if not books.evaluated:
+    if not proof.evaluated:
         raise AuditFailed("no pass over all records was completed")
-    ((split, records),) = books.evaluated.items()
-    done = "predicted" if books.mode == "predict" else "evaluated"
+    ((split, records),) = proof.evaluated.items()
+    done = "predicted" if proof.mode == "predict" else "evaluated"
     return (
         f"exactly once: each of the {records:,} records of data({split!r}) is {done}, in "
-        f"{how_many(books.rings, 'ring')}"
+        f"{how_many(proof.rings, 'ring')}"
     )
 
 

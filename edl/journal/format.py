@@ -11,8 +11,8 @@ one before it (`after`), and the summary names the last line of all, so that lin
 end are known too.
 
 A master begins a segment, and goes on in another one whenever one is full. When all of them together would
-be too large, the oldest are deleted. What they have shown is kept at the head of the next: the books over
-all lines before it (`proof`; `edl.journal.proof`), and what the master's core was then (`state`; null
+be too large, the oldest are deleted. The head of the next segment keeps the proof
+of all lines before it (`proof`; `edl.journal.proof`), and the state of the master's core then (`state`; null
 where a master begins, with an empty core). So `edl audit` and `edl replay` go on from any head. `oldest` is
 the number of the oldest segment that was kept when the segment began: if one from there on is missing,
 somebody else has deleted it. Which number a file has: `edl.contract.artifacts`.
@@ -87,7 +87,7 @@ class Head:
         oldest: the number of the oldest segment that is kept.
         after: the last `chain` before it; empty at the beginning of a run.
         values: of the master that writes it, as they were when it began.
-        proof: what `Books.dump` gave after the last line before it; None: there is none before it.
+        proof: what `JournalProof.dump` returned after the line before it; None for the first segment.
         state: what the core was after that line; None: a master begins, with an empty core.
     """
 

@@ -1,18 +1,16 @@
-"""The running proof of a job: what follows from the lines of its journal so far, and from nothing else.
+"""The running proof of a job, computed from the lines of its journal and from nothing else.
 
-It shares no code with the master's decisions. From the events and effects as they were written it keeps its
-own books, and checks at every line:
+It shares no code with the master's decisions. From the recorded events and effects it checks at every line:
 
-- a ring goes on from the step of its root, which never falls below a step that every member of a ring had,
-  unless all who had that one were lost, and that was told;
-- a checkpoint is completed only if no two of its writers have told different digests of their state, and
-  states are given up for an older one only if some have differed;
-- every ring uses the data layout and the number of epochs of the job, and divides each step over its
+- A ring continues from the step of its root. This step never falls below a step that every member of a ring
+  had, unless all workers with that step were lost and the loss was reported.
+- A checkpoint is completed only if no two of its writers reported different digests of their state, and
+  states are discarded for an older one only if some differed.
+- Every ring uses the data layout and the number of epochs of the job, and divides each step over its
   members.
 
-The books are small, whatever the job's length. `edl audit` keeps them over the lines that it reads; the
-master keeps them too and writes them at the head of each segment, so that those before can be deleted: what
-they have shown goes on in the books.
+The size of a proof does not depend on the job's length. `edl audit` updates it over the lines that it reads.
+The master updates it too and writes it at the head of each segment, so earlier segments can be deleted.
 """
 
 from __future__ import annotations
@@ -33,16 +31,16 @@ from edl.errors import EdlError
 Entry = Mapping[str, Any]
 _NONE: Entry = {}
 NOT_A_MASTERS = (LookupError, TypeError, ValueError, AttributeError, AssertionError)
-"""What comes of a line that no master has written."""
+"""Exceptions that a line raises which no master has written."""
 
 
 class AuditFailed(EdlError):
-    """A record was lost or counted twice, or the books do not agree."""
+    """A record was lost or counted twice, or the journal contradicts itself."""
 
 
 @dataclass(frozen=True, slots=True)
 class Out:
-    """What a worker said of its state when it last left a ring."""
+    """State that a worker reported when it last left a ring."""
 
     step: int = 0
     skipped: RangeSet = field(default_factory=RangeSet)  # steps that are not in it
@@ -57,11 +55,11 @@ class Out:
 
 
 @dataclass
-class Books:
-    """What is known after so many lines."""
+class JournalProof:
+    """The proof after `lines` events."""
 
-    lines: int = 0  # events that are in the books
-    wrong: str = ""  # the first thing that a master found wrong with what is deleted by now, if any
+    lines: int = 0  # events that the proof covers
+    wrong: str = ""  # the first error that a master found in deleted segments; empty: none
     epochs: int = 0
     batch: int = 0
     seed: int = 0
@@ -81,7 +79,7 @@ class Books:
     exported: int | None = None  # the step of who saved the model
     kept: int = 0  # the step of a copy of it that is in a file
     differ: bool = False  # whether members have held different states
-    distrusted: int = 0  # no state counts that is of this ring, or of one before
+    untrusted_up_to: int = 0  # states of this ring and of earlier rings are void
     rings: int = 0
     losses: int = 0
     begins: bool = False  # the ring's root had no state, or has it from a checkpoint
@@ -94,21 +92,21 @@ class Books:
     unseen: int = 0  # steps that were made until then, as far as the lines show
 
     @staticmethod
-    def load(kept: Any) -> Books:
-        """The books as `dump` gave them; of nothing: new ones.
+    def load(kept: Any) -> JournalProof:
+        """Load what `dump` returned; None gives a new proof.
 
         Raises:
-            ValueError: they are not books.
+            ValueError: the data is no journal proof.
         """
         try:
-            return _BOOKS.validate_python(kept) if kept is not None else Books()
+            return _ADAPTER.validate_python(kept) if kept is not None else JournalProof()
         except ValidationError as error:
             first = error.errors()[0]
             raise ValueError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from error
 
     def dump(self) -> dict[str, Any]:
-        """Ready for JSON."""
-        kept: dict[str, Any] = _BOOKS.dump_python(self, mode="json")
+        """Convert the proof for JSON."""
+        kept: dict[str, Any] = _ADAPTER.dump_python(self, mode="json")
         return kept
 
     def begin(self, values: Entry) -> None:
@@ -251,8 +249,8 @@ class Books:
 
     def _form(self, form: Entry, lost: bool, where: str) -> None:
         self.rings += 1
-        if form.get("distrusted", 0) > self.distrusted:
-            self._give_up(form["distrusted"], where)
+        if form.get("untrusted_up_to", 0) > self.untrusted_up_to:
+            self._give_up(form["untrusted_up_to"], where)
         self.generation, self.members, self.joined = form["generation"], set(form["members"]), set()
         if Layout(**form["layout"]) != self.layout:
             raise AuditFailed(f"{where}: the ring trains on {form['layout']}, the job on {self.layout}")
@@ -267,12 +265,12 @@ class Books:
         if self.inherited and self.rings == 1 and not self.unseen:
             self.unseen = self.root_step
 
-    def _give_up(self, distrusted: int, where: str) -> None:
+    def _give_up(self, untrusted_up_to: int, where: str) -> None:
         """No member's state counts any more, because they have differed."""
         ends = {(out.step, out.digest) for w, out in self.out.items() if w in self.holders and out.digest}
         if not self.differ and len(ends) == len({step for step, _ in ends}):
             raise AuditFailed(f"{where}: the states of all members are given up, though none has differed")
-        self.distrusted, self.differ = distrusted, False
+        self.untrusted_up_to, self.differ = untrusted_up_to, False
         self.holders.clear()
         self.out.clear()
         self.copies.clear()
@@ -299,4 +297,4 @@ class Books:
         return out.step
 
 
-_BOOKS = TypeAdapter(Books)
+_ADAPTER = TypeAdapter(JournalProof)

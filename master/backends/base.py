@@ -8,9 +8,10 @@ out as events. The contract, which `tests/contract/test_backend.py` holds every 
                   Create(w)   w is started. An id is created once.
                   Delete(w)   w ends: politely, and by force when the grace is over. A worker that is
                               unknown, or is deleted or gone already, is left alone.
-    succeed   A process says how the one before it has ended, of the worker that their common place was made
-              for, and waits for the id of the worker that it is to be. That one's Gone is emitted, if it was
-              not before. None: no worker is needed there, or nobody outlives a worker with this backend.
+    replace_in_place
+              A process in a pod reports how the worker process before it ended, and waits for the id of the
+              worker that it will be. Gone is emitted for the earlier worker, unless it was emitted before.
+              None: no worker is needed there, or pods of this backend do not outlive a worker.
     close     returns when nothing more is emitted. Whether the workers end with it is the backend's own.
 
     Seen      at most once for each worker, before its Gone: it runs. A backend that cannot tell omits it.
@@ -57,7 +58,7 @@ class Backend(Protocol):
     def perform(self, effect: ef.Effect) -> None:
         """Start or end a worker, or whatever else the effect asks of a backend."""
 
-    async def succeed(self, ended: ev.Gone) -> WorkerId | None:
+    async def replace_in_place(self, ended: ev.Gone) -> WorkerId | None:
         """Have another worker live in the place of one that has ended."""
 
     async def close(self) -> None:

@@ -37,7 +37,7 @@ class External:
                 self._gone.add(worker)
                 self._emit(ev.Gone(worker, free=True, why="its exit is not observed"))
 
-    async def succeed(self, ended: ev.Gone) -> WorkerId | None:
+    async def replace_in_place(self, ended: ev.Gone) -> WorkerId | None:
         return None
 
     async def close(self) -> None:

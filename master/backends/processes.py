@@ -337,7 +337,7 @@ class Processes:
                     known.deleted = True
                     self._tasks.start(self._delete(known, grace_period_seconds), partial(self._failed, known))
 
-    async def succeed(self, ended: ev.Gone) -> WorkerId | None:
+    async def replace_in_place(self, ended: ev.Gone) -> WorkerId | None:
         return None
 
     async def close(self) -> None:

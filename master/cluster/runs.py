@@ -55,8 +55,8 @@ from edl.master.core import past
 from edl.master.http.metrics import Metrics
 from edl.master.http.server import Server
 from edl.master.loop import Master
-from edl.master.parameter_servers.deferred import Undecided
-from edl.master.parameter_servers.monitor import Named, NoServers, ParameterServers
+from edl.master.parameter_servers.deferred import DeferredServers
+from edl.master.parameter_servers.monitor import NoServers, ParameterServers, RemoteServers
 from edl.master.parameter_servers.monitor import end as end_servers
 from edl.master.rpc.resting import RestingServer
 from edl.master.rpc.standby import vouches
@@ -284,16 +284,22 @@ class ReleaseMaster:
                     of_chart.keep_between(0, 0)
                 return NoServers()
             config, address = master.spec.config, self._place.server_address.format
-            patience = config.elastic.startup_timeout_seconds
+            listen_timeout = config.elastic.startup_timeout_seconds
             if not config.trains:  # rows do not move: the number is the chart's, and the Role has no right
-                return Named(master.emit, self._token, address, count, patience=patience)
+                return RemoteServers(master.emit, self._token, address, count, listen_timeout=listen_timeout)
             # The chart may have begun with none; and of those that are more, a ring may be making use.
             of_chart.keep_between(count, MOST_SERVERS)
-            return Named(
-                master.emit, self._token, address, count, of_chart.scale, patience, lambda: of_chart.running
+            return RemoteServers(
+                master.emit,
+                self._token,
+                address,
+                count,
+                of_chart.scale,
+                listen_timeout,
+                lambda: of_chart.running,
             )
 
-        return make() if master.spec.config.is_decided else Undecided(master.emit, make)
+        return make() if master.spec.config.is_decided else DeferredServers(master.emit, make)
 
     def _addresses(self, servers: int) -> list[str]:
         return [self._place.server_address.format(index) for index in range(servers)]

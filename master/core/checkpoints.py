@@ -28,13 +28,13 @@ STEPS_PAUSE_SECONDS = 10.0  # after a failure, where time makes no checkpoints
 
 
 @dataclass(frozen=True, slots=True)
-class Farewell:
-    """The job is to end, and its state is to be in a checkpoint before."""
+class PendingStop:
+    """A stop that waits for a checkpoint of the state."""
 
     phase: Phase
     reason: str
-    force: bool = False  # it ends also if that fails
-    until: float | None = None  # and at this time at the latest
+    force: bool = False  # end the job even if the checkpoint fails
+    until: float | None = None  # end the job at this time at the latest
 
 
 @dataclass(slots=True)

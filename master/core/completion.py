@@ -10,7 +10,7 @@ from __future__ import annotations
 from edl.contract.evaluation import FINAL
 from edl.contract.phases import Phase
 from edl.contract.reasons import Reason
-from edl.master.core import consistency, membership
+from edl.master.core import consistency, facts, membership
 from edl.master.core import effects as ef
 from edl.master.core import events as ev
 from edl.master.core.state import State
@@ -135,7 +135,7 @@ def rows_lost(job: State, w: WorkerRecord, event: ev.RowsLost) -> None:
     job.result.rows_lost += not event.trained_on
     if job.result.rows_lost > (most := job.config.elastic.max_failures):
         times = f"{how_many(job.result.rows_lost, 'time')} (elastic.maxFailures is {most})"
-        job.result.failed = (*job.result.failed, ev.PartFailed(SAVING, event.why))
+        job.result.failed = (*job.result.failed, facts.PartFailed(SAVING, event.why))
         job.end(Phase.Failed, f"{why}; parameter servers have lost rows while it was saved {times}")
         return
     job.reason = f"{why}; a ring is formed, and trains what is missing"
@@ -153,12 +153,12 @@ def ends_without_holders(job: State) -> bool:
         if kept_at is not None and task is not None:
             reach(job, task, max(kept_at, task.done))
             job.step = task.done
-        job.result.failed = (*job.result.failed, ev.PartFailed("evaluation", why))
+        job.result.failed = (*job.result.failed, facts.PartFailed("evaluation", why))
         job.end(Phase.Failed, f"evaluation failed: {why}; the trained model is kept: {job.result.model}")
     elif job.result.lost_exporters > job.config.elastic.max_failures:
         lost = job.result.lost_exporters
         why = f"{lost} workers were lost while they saved the model (elastic.maxFailures is {lost - 1})"
-        job.result.failed = (ev.PartFailed("saving", why),)
+        job.result.failed = (facts.PartFailed("saving", why),)
         job.end(Phase.Failed, f"saving failed: {why}")
     return job.ending is not None
 
@@ -183,7 +183,7 @@ def _where(w: WorkerRecord, event: ev.Saved | ev.Finished) -> str:
     return f"{event.model} (written by worker {w.id})" if event.model.startswith("/") else event.model
 
 
-def let_all_go(job: State) -> None:
+def shut_down_workers(job: State) -> None:
     """Nobody is needed any more; when the last worker is gone, the job has ended."""
     assert job.ending is not None
     for w in job.pool.where(lambda kind: not kind.stopped):

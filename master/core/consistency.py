@@ -1,15 +1,15 @@
-"""Whether all members hold the same state: they say its digest with each checkpoint, and at the end.
+"""Divergence check: members report a digest of their state with each checkpoint and at the end.
 
-A bit that flips in one member's memory, or an operation that gives another result on one machine, is nothing
-that a ring would notice: its sums are the same for all. So the digests are compared. Where they differ,
+A flipped bit in one member's memory, or an operation with a different result on one machine, is invisible to
+the all-reduce, whose result is the same for all members. So the digests are compared. If they differ,
 
-- the checkpoint is not completed: its parts may be of different states;
-- if more than half of the members agree, the others are told why and dropped, and the ring goes on without
-  them, with nothing redone;
-- else nobody knows whose state is the job's: all go back to the newest checkpoint, whose members agreed. So
-  they do where a state that differs may have been handed on before it was known.
+- the checkpoint is not completed, because its shards may be of different states;
+- if more than half of the members agree, the others are stopped with the reason, and the ring continues
+  without them and without redoing steps;
+- otherwise the correct state is unknown, and all members roll back to the newest checkpoint, whose members
+  agreed. They also do so if a diverged state may have been sent to new workers before it was detected.
 
-Who has told no digest is not known to differ, and does not count as one who agrees.
+A member without a digest counts neither as diverged nor as agreeing.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ MOST_NAMED = 8  # workers in a sentence
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """States that ought to be equal are not.
+    """Members hold different states.
 
     Args:
-        odd: who differ from more than half of all; none: no state is that of so many.
-        agree: so many hold the state that most hold.
-        of: so many were asked.
+        odd: the workers that differ from the majority; empty if no state has a majority.
+        agree: number of workers that hold the most frequent state.
+        of: number of workers that were compared.
     """
 
     odd: tuple[WorkerId, ...]
@@ -47,10 +47,10 @@ class Difference:
 
 
 def difference(told: Mapping[WorkerId, str]) -> Difference | None:
-    """Between these digests; None: none that is known.
+    """Compare digests; None if no two known digests differ.
 
     Args:
-        told: by who holds the state; "": not known.
+        told: digest of each worker that holds the state; "" if it is unknown.
     """
     counts = Counter(filter(None, told.values()))
     if len(counts) < 2:
@@ -61,15 +61,15 @@ def difference(told: Mapping[WorkerId, str]) -> Difference | None:
 
 
 def at_checkpoint(job: State, event: ev.PartsWritten) -> bool:
-    """All parts of a checkpoint are written: whether it may be completed."""
+    """Decide whether a checkpoint whose shards are all written may be completed."""
     found = difference(_states(event))
     if found is None:
         return True
     known = not job.checkpoints.refuse(event, job.now)
-    since = max(job.trust.not_of, job.trust.renewed - 1)  # up to this ring, states are nobody's any more
+    since = max(job.divergence.untrusted_up_to, job.divergence.renewed - 1)  # states up to this ring are void
     if known or event.generation <= since or job.exporter is not None or job.ending is not None:
         return False
-    if found.odd and job.trust.spread <= event.generation:
+    if found.odd and job.divergence.spread <= event.generation:
         _drop(job, found, event.step)
     else:
         _go_back(job, found, event.step)
@@ -77,7 +77,7 @@ def at_checkpoint(job: State, event: ev.PartsWritten) -> bool:
 
 
 def at_the_end(job: State, step: int, digests: Mapping[WorkerId, str]) -> bool:
-    """The state is complete. Whether all who hold it hold the same one, or do so now."""
+    """Check the complete state. Returns whether all remaining workers in sync agree."""
     found = difference(digests)
     if found is None:
         return True
@@ -89,12 +89,14 @@ def at_the_end(job: State, step: int, digests: Mapping[WorkerId, str]) -> bool:
         return False
     job.result.model, job.result.variables, job.result.kept_at = "", "", None
     _go_back(job, found, step)
-    job.regroup_at = job.now + max(job.config.elastic.join_delay_seconds, 0.1)  # there is no ring to be left
+    job.regroup_at = job.now + max(
+        job.config.elastic.join_delay_seconds, 0.1
+    )  # no ring exists whose end would trigger it
     return False
 
 
 def _states(event: ev.PartsWritten) -> dict[WorkerId, str]:
-    """By who has written a part. Parts of servers are told by a worker, and say nothing of its state."""
+    """Digests by the workers that wrote shards. Shards of servers carry no digest of a worker's state."""
     in_order = (state for state, times in event.states for _ in range(times))
     told = dict.fromkeys(event.writers, "")
     for worker, state in zip(event.writers, in_order, strict=False):
@@ -103,7 +105,7 @@ def _states(event: ev.PartsWritten) -> dict[WorkerId, str]:
 
 
 def _drop(job: State, found: Difference, step: int) -> None:
-    """Go on without those who differ."""
+    """Stop the workers that differ, and continue without them."""
     named = ", ".join(str(w) for w in found.odd[:MOST_NAMED])
     more = f" and {len(found.odd) - MOST_NAMED} more" if len(found.odd) > MOST_NAMED else ""
     are = "s" if len(found.odd) > 1 else ""
@@ -126,16 +128,16 @@ def _drop(job: State, found: Difference, step: int) -> None:
 
 
 def _go_back(job: State, found: Difference, step: int) -> None:
-    """Nobody's state counts any more: the next ring begins with the newest checkpoint."""
-    trust, newest = job.trust, job.checkpoints.step
-    trust.times += 1
-    trust.why, trust.not_of = _sentence(found, step), job.ring.generation
+    """Void all states: the next ring starts from the newest checkpoint."""
+    divergence, newest = job.divergence, job.checkpoints.step
+    divergence.times += 1
+    divergence.why, divergence.untrusted_up_to = _sentence(found, step), job.ring.generation
     most = job.config.elastic.max_failures
-    if trust.times > most:
+    if divergence.times > most:
         job.end(
             Phase.Failed,
-            f"{trust.why}; {how_many(trust.times, 'time')} in a row all would go back to the same checkpoint "
-            f"(elastic.maxFailures is {most})",
+            f"{divergence.why}; {how_many(divergence.times, 'time')} in a row all would go back to the same "
+            f"checkpoint (elastic.maxFailures is {most})",
         )
         return
     for w in job.pool.where(lambda kind: kind.has_state):
@@ -143,7 +145,7 @@ def _go_back(job: State, found: Difference, step: int) -> None:
     job.pool.copies.clear()
     job.pool.bringing.clear()
     job.copies_awaited = 0
-    training.go_back(job, trust.why, newest)
+    training.go_back(job, divergence.why, newest)
     job.close("the states of the members differ", planned=False)
 
 

@@ -47,8 +47,8 @@ class Form:
     addresses: tuple[
         str, ...
     ] = ()  # of them, and of those that have rows now; none: as the workers know them
-    distrusted: int = 0  # no state counts that is of this ring, or of one before
-    distrust: str = ""  # why it does not
+    untrusted_up_to: int = 0  # no state counts that is of this ring, or of one before
+    untrusted_reason: str = ""  # why it does not
 
 
 @dataclass(frozen=True, slots=True)

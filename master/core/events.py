@@ -1,17 +1,18 @@
-"""What can happen to a job. Frozen values, nothing else.
+"""The events of a job, as frozen dataclasses.
 
 Adapters turn the outside world into events; `Job.handle` turns an event into effects (`effects`). Both are
-written to the journal as they are.
+written to the journal unchanged. `facts` has the values that events carry.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from edl.contract.heartbeats import ServerWait, Staleness
+from edl.contract.heartbeats import Staleness
 from edl.contract.ids import Generation, WorkerId
 from edl.contract.layout import Layout
 from edl.contract.ranges import RangeSet
+from edl.master.core.facts import EpochLoss, PartFailed, Past, SampleLoss
 
 # --- events: from the backend that runs the workers
 
@@ -112,48 +113,6 @@ class ServerExited:
 
 
 @dataclass(frozen=True, slots=True)
-class Evaluation:
-    """The last one on a split."""
-
-    step: int
-    records: int
-    metrics: dict[str, float | None]
-
-
-@dataclass(frozen=True, slots=True)
-class Past:
-    """What a job has done under earlier masters of its run, for its summary (`edl.master.core.past`).
-
-    Args:
-        seconds: by kind (`edl.master.core.goodput`), up to the last change of the kind.
-        doing: the kind since then.
-        kept_useful_seconds: seconds of training up to the newest checkpoint.
-        changes: how many rings were formed.
-        stall_seconds: the longest stall of any change.
-        redone_records: over all changes.
-        state_losses: how often the newest state was lost.
-        checkpoint: the step of the newest one; 0: there is none.
-        failures: charged to the job: worker and reason; of many, the last ones.
-        failure_count: of all that were charged.
-        warnings: of the workers, about the model and its data.
-        evaluations: the last one of each split.
-    """
-
-    seconds: dict[str, float]
-    doing: str
-    kept_useful_seconds: float = 0.0
-    changes: int = 0
-    stall_seconds: float = 0.0
-    redone_records: int = 0
-    state_losses: int = 0
-    checkpoint: int = 0
-    failures: tuple[tuple[WorkerId, str], ...] = ()
-    failure_count: int = 0
-    warnings: tuple[str, ...] = ()
-    evaluations: dict[str, Evaluation] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
 class Adopted:
     """Before `Begin`: an earlier master has had this job, and this is what is there of it."""
 
@@ -186,14 +145,6 @@ class Built:
 
     worker: WorkerId
     tables: int  # as in Ready
-
-
-@dataclass(frozen=True, slots=True)
-class SampleLoss:
-    """The loss of the first records with fixed weights: equal on all workers of a job but for rounding."""
-
-    loss: float
-    tolerance: float  # the relative difference that rounding can explain
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,15 +205,6 @@ class Stepped:
     stall_seconds: float  # last step before the change to the first after it; 0 for a newcomer
     redone_records: int  # records of its own that the change made it train again
     wasted_seconds: float  # compute of the step that did not come back
-
-
-@dataclass(frozen=True, slots=True)
-class EpochLoss:
-    """The mean loss of an epoch so far, over the records trained on while a worker was in the ring."""
-
-    epoch: int  # from 0
-    records: int
-    mean: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -333,15 +275,6 @@ class Failed:
     traceback: str = ""
     fatal: bool = False  # no other worker would fare better: fail the job at once
     mistake: bool = False  # of the model's code, while the worker started
-
-
-@dataclass(frozen=True, slots=True)
-class PartFailed:
-    """A part of the end of a job did not work."""
-
-    part: str  # "saving" or "evaluation"
-    why: str
-    traceback: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -578,23 +511,3 @@ Event = (
     | CheckpointAsked
     | Tick
 )
-
-# --- no event
-
-
-@dataclass(frozen=True, slots=True)
-class Heartbeat:
-    """The worker lives. News, not truth: its last step may be in its memory alone. The core gets what many of
-    them come to."""
-
-    worker: WorkerId
-    generation: Generation
-    step: int
-    rate: float = 0.0  # records per second of this worker
-    loss: float | None = None  # of the whole ring's last step
-    memory: int = 0  # bytes resident
-    epoch_loss: EpochLoss | None = None
-    speed: float = 0.0  # records per second of computing: what it could do if it never waited
-    round: int = 0  # of the evaluation after that step
-    staleness: Staleness | None = None  # of its own steps; None: as before
-    waits: ServerWait | None = None

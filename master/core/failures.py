@@ -53,7 +53,7 @@ def own_fault(w: WorkerRecord, gone: ev.Gone) -> str:
     return f"worker {w.id} {how}"
 
 
-def nobody_knows_why(w: WorkerRecord, gone: ev.Gone) -> bool:
+def cause_unknown(w: WorkerRecord, gone: ev.Gone) -> bool:
     """It was killed from outside, its peers broke its ring, or it had no master any more: free, but no
     reason to try again for ever."""
     if w.stopped or w.expected or w.failure_reason:

@@ -1,25 +1,24 @@
-"""One training job: the one door through which the master learns, and what follows.
+"""One training job: the only entry point for events, and the reconciliation after each.
 
-`Job.handle(event, now)` notes what the event says, then reconciles: whatever the state now
-calls for is ordered. Reconciling looks at the state only, never at which event led to it,
-so an event that comes twice or late leads nowhere new.
+`Job.handle(event, now)` records the event, then reconciles: it returns the effects that the new state needs.
+Reconciliation depends on the state only, not on the event, so duplicate and late events are harmless.
 
-A job's life, and where each part of it is:
+The life of a job, and the modules of its parts:
 
     workers are created and get ready       membership.scale, `_on_ready`
-    those who are ready meet in a ring      rendezvous.form; who is in it: quorum
+    ready workers form a ring               rendezvous.form; its members: quorum
     its members train, step by step         training.progress
-    who joins or leaves changes the ring    rendezvous.regroup: left at a step boundary, formed anew
-    who is lost breaks it                   membership.lose, timeouts: cut, formed anew of the others
-    who is silent is lost or waited for     silence
-    who failed is charged, or is not        membership.charge, failures
-    all is applied: one of them saves it    completion.export, completion.saved
-    people end it before that               stopping
-    all are stopped                         completion.let_all_go
+    workers join or leave: re-rendezvous    rendezvous.regroup: at a step boundary
+    a lost worker breaks the ring           membership.lose, timeouts: the ring is cut and formed again
+    a silent worker is awaited or removed   silence
+    failures are charged or excused         membership.charge, failures
+    a member saves the complete model       completion.export, completion.saved
+    a user stops the job early              stopping
+    all workers are stopped                 completion.shut_down_workers
 
-All of that works on one `State`. The truth about progress is in the ring (the number of the step travels
-with the weights); the master takes it from the root at each re-forming and keeps nothing that
-could contradict it. So another master can go on from what the workers tell it: `failover`.
+All modules work on one `State`. The ring is authoritative for progress (the step number is part of the state
+that is synced); the master copies it from the root at each re-rendezvous and keeps nothing that could
+contradict it. So a new master can continue from the reports of the workers: `failover`.
 """
 
 from __future__ import annotations
@@ -32,6 +31,7 @@ from edl.contract.reasons import Reason
 from edl.master.core import (
     completion,
     consistency,
+    facts,
     membership,
     past,
     ps,
@@ -46,30 +46,30 @@ from edl.master.core import events as ev
 from edl.master.core.state import State
 from edl.master.core.workers import UP, WorkerRecord
 
-# What is said of a state that does not count any more. That a member has left the ring is still news.
+# Events about a state that may be void. LeftRing is not among them: it is valid in any case.
 CLAIMS = (ev.JoinedRing, ev.EpochEnded, ev.Evaluated)
-CHECKPOINTS = "writing checkpoints"  # the part of the job that may be degraded
+CHECKPOINTS = "writing checkpoints"  # a subsystem in the status, which may be degraded
 CHECKPOINTS_OFF_WITH_SERVERS = (
-    "there are no checkpoints (checkpoint.dir is empty): when a parameter server loses its log, all steps "
-    "are made again for it"
+    "checkpoints are off; if a parameter server loses its log, training restarts from scratch. Turn them on "
+    "with --set checkpoint.dir=DIR"
 )
 CHECKPOINTS_OFF_WITH_COPIES = (
-    "there are no checkpoints (checkpoint.dir is empty): when both parameter servers that have a row lose "
-    "their logs, all steps are made again"
+    "checkpoints are off; if both parameter servers with a row lose their logs, training restarts from "
+    "scratch. Turn them on with --set checkpoint.dir=DIR"
 )
 CHECKPOINTS_OFF = (
-    "there are no checkpoints (checkpoint.dir is empty): when all workers are lost at once, the training "
-    "starts again from its first record"
+    "checkpoints are off; if all workers die, training restarts from scratch. Turn them on with --set "
+    "checkpoint.dir=DIR"
 )
 
 
 class Job(State):
     """One job. `handle` is the only way to change it."""
 
-    # --- the door
+    # --- events
 
     def handle(self, event: ev.Event, now: float) -> list[ef.Effect]:
-        """Note `event` at time `now` (seconds, never going back) and say what is to be done."""
+        """Apply `event` at time `now` (monotonic seconds) and return the effects."""
         if now - self.now > self.config.elastic.heartbeat_timeout_seconds / 2:
             self.timeouts.excuse(now)
         self.now, self.effects = now, []
@@ -138,7 +138,7 @@ class Job(State):
         return self.effects
 
     def next_deadline(self) -> float | None:
-        """When time alone will call for something: a `Tick` is due then, at the latest."""
+        """Time at which a `Tick` is due if no other event arrives; None: no timeout is running."""
         checkpoint = self.checkpoints.next_deadline()
         copies = self.copies_until if self.copies_awaited else None
         waits = (
@@ -157,7 +157,7 @@ class Job(State):
             times.append(timeout)
         return min(times, default=None)
 
-    # --- what people and the backend say
+    # --- events of users and the backend
 
     def _on_live(self, event: ev.Live) -> None:
         if event.workers != self.target:
@@ -178,7 +178,7 @@ class Job(State):
         self.safe_before, self.active_before = event.safe, event.active_seconds
         self.began_with = event.began_with
         if event.past is not None or event.active_seconds:
-            unknown = ev.Past({}, "useful")
+            unknown = facts.Past({}, "useful")
             past.restore(self, event.past or unknown, event.active_seconds)
         for w in self.failover.begin(event, self.now):
             self.timeouts.watch(w)
@@ -190,7 +190,7 @@ class Job(State):
         w = self.pool.get(event.worker)
         if w is None or w.delay == event.why:
             return
-        if self.pool.delay(w, event.why):  # once for all that wait alike
+        if self.pool.delay(w, event.why):  # once for all workers with the same reason
             self.notice(Reason.WorkerPending, f"worker {w.id} is pending: {event.why}")
 
     def _on_degraded(self, event: ev.Degraded) -> None:
@@ -204,7 +204,7 @@ class Job(State):
             self.notice(Reason.Recovered, f"{event.part} works again")
 
     def _on_server_exited(self, event: ev.ServerExited) -> None:
-        """Its rows are in its log and in checkpoints; the workers wait for the one that takes its place."""
+        """Handle the exit of a server: its rows are in its log and in checkpoints, and workers wait."""
         self.servers.unanswered.pop(event.server, None)
         how = f"parameter server {event.server} exited: {event.why}"
         if event.fatal:
@@ -221,17 +221,17 @@ class Job(State):
                 self._runs(w, "seen")
 
     def _runs(self, w: WorkerRecord, event: str) -> None:
-        """From now on it has to become ready in time."""
+        """Start the startup timeout of a worker."""
         self.pool.change(w, event)
         w.since = self.now
         self.timeouts.watch(w)
 
-    # --- what workers say on their streams
+    # --- events of workers
 
     def _on_message(self, event: ev.WorkerMessage | ev.RingMessage) -> None:
         w = self.pool.get(event.worker)
         if w is None:
-            if not isinstance(event, ev.Closed):  # which only ends what is known to have ended
+            if not isinstance(event, ev.Closed):  # which adds nothing once the worker is lost
                 self.stale += 1
             if isinstance(event, ev.Hello):
                 why = f"worker {event.worker} was removed from the job"
@@ -245,10 +245,10 @@ class Job(State):
                     self.pool.change(w, "hello")
                 if not event.resumes:
                     self._told_its_state(w)
-                if event.brings_state and w.is_starting and not self.trust.not_of:
+                if event.brings_state and w.is_starting and not self.divergence.untrusted_up_to:
                     self.pool.bringing.add(w.id)
                     self.copies_awaited = max(self.copies_awaited - 1, 0)
-                if w.stopped:  # before it could listen; a container's first process misses its SIGTERM, too
+                if w.stopped:  # it was not connected then, and process 1 of a container ignores SIGTERM
                     self.do(ef.Stop(w.id, f"worker {w.id} is not needed any more"))
             case ev.Built():
                 self._fits(w, event.tables)
@@ -286,13 +286,13 @@ class Job(State):
                 self._on_ring_message(w, event)
 
     def _on_ring_message(self, w: WorkerRecord, event: ev.RingMessage) -> None:
-        """It counts only from one who is in the ring that is, and about that ring."""
+        """Handle an event of a ring; only members of the current ring are heard, about this ring."""
         if isinstance(event, ev.LeftRing):
             training.stopped(self, event)
         if not w.in_ring or event.generation != self.ring.generation:
             self.stale += 1
             return
-        if event.generation <= self.trust.not_of and isinstance(event, CLAIMS):
+        if event.generation <= self.divergence.untrusted_up_to and isinstance(event, CLAIMS):
             return
         match event:
             case ev.JoinedRing():
@@ -306,7 +306,7 @@ class Job(State):
             case ev.EpochEnded():
                 training.epoch_ended(self, event)
             case ev.LeftRing():
-                if event.generation <= self.trust.not_of:
+                if event.generation <= self.divergence.untrusted_up_to:
                     event = replace(event, has_state=False)
                 self.pool.left(w, event)
                 self.ring.stops(self.now)
@@ -320,18 +320,18 @@ class Job(State):
             self.pool.change(w, "hello")
         self.checkpoints.step = max(self.checkpoints.step, event.checkpoint)
         if self._admit(w, event):
-            if event.held is not None and not self.trust.not_of:
+            if event.held is not None and not self.divergence.untrusted_up_to:
                 self.pool.copies[w.id] = event.held
                 rendezvous.count_a_late_copy(self, w)
             self.notice(Reason.WorkerReady, f"worker {w.id} is ready after {self.now - w.since:.1f} s")
 
     def _on_warned(self, event: ev.Warned) -> None:
-        if event.text not in self.warnings:  # a replacement may find the same
+        if event.text not in self.warnings:  # a replacement may report the same
             self.warnings.append(event.text)
             self.notice(Reason.ModelWarning, event.text)
 
     def _on_resume(self, w: WorkerRecord, event: ev.Resume) -> None:
-        """A worker of an earlier master tells its present state."""
+        """Handle the state that a worker of an earlier master reports."""
         if w.state != WorkerState.INITIALIZING:
             self.stale += 1
             return
@@ -352,7 +352,7 @@ class Job(State):
         self.failover.awaits_no_longer(w)
 
     def _admit(self, w: WorkerRecord, event: ev.Ready | ev.Resume) -> bool:
-        """The worker can train; False: not this job's model, or not on its data."""
+        """Check a ready worker. Returns False if its model or data differ from the job's."""
         layout = event.layout
         for words in event.forced:
             if words not in self.forced:
@@ -393,14 +393,14 @@ class Job(State):
         return True
 
     def _fits(self, w: WorkerRecord, tables: int) -> bool:
-        """Whether a model of so many tables is one of the job's mode, which the first one decides."""
+        """Check the number of tables against the mode, which the first worker decides if it is auto."""
         if why := ps.decide(self, w, tables):
             membership.failed(self, w, ev.Failed(w.id, why))
         return not why
 
     def _on_joined(self, w: WorkerRecord, event: ev.JoinedRing) -> None:
         change = self.ring.changes[-1]
-        # An outage of a server is no cost of a change: newcomers would wait for many times its length.
+        # The outage of a server is no cost of a change: new workers would wait for many times its length.
         since = change.formed_at if change.stopped_at is None else change.stopped_at
         if w.has_state and not ps.waited_since(self, since):
             self.ring.goes_on(self.now)
@@ -435,14 +435,14 @@ class Job(State):
     def _on_progress(self, event: ev.Progress) -> None:
         if event.generation != self.ring.generation or not self.ring.members:
             return
-        if event.generation <= self.trust.not_of:
+        if event.generation <= self.divergence.untrusted_up_to:
             return
         for worker, speed in event.speeds.items():
             if w := self.pool.get(worker):
                 w.speed, self.judge_at = speed, self.now
         self.step = max(self.step, event.step)
         self.loss = event.loss if event.loss is not None else self.loss
-        self.epoch_loss = training.fullest(self.epoch_loss, event.epoch_loss)
+        self.epoch_loss = training.latest_loss(self.epoch_loss, event.epoch_loss)
         self.staleness = event.staleness or self.staleness
         training.progress(self, event.step)
 
@@ -455,7 +455,7 @@ class Job(State):
             self.notice(Reason.SpecRefused, f"no checkpoint is written: {CHECKPOINTS_OFF}")
 
     def _on_checkpointed(self, event: ev.Checkpointed) -> None:
-        self.trust.times = 0
+        self.divergence.times = 0
         taken_at = self.checkpoints.ordered_at
         self.kept_useful_seconds = self.useful_seconds(self.now if taken_at is None else taken_at)
         if self.checkpoints.is_whole(event, self.now):
@@ -475,26 +475,28 @@ class Job(State):
             self._on_degraded(ev.Degraded(CHECKPOINTS, why))
             stopping.failed(self, why)
 
-    # --- what follows from the state
+    # --- reconciliation
 
     def _reconcile(self) -> None:
-        membership.drop_the_overdue(self)
+        membership.expire_timeouts(self)
         silence.decide(self)
         known = self.ending is None and self._take_over()
-        stopping.meet_the_deadline(self)
+        stopping.enforce_deadline(self)
         if known:
             stopping.proceed(self)
         if self.ending is not None:
-            completion.let_all_go(self)
+            completion.shut_down_workers(self)
             return
-        if self.farewell is not None and not stopping.needs_a_ring(self):
+        if self.pending_stop is not None and not stopping.needs_a_ring(self):
             return
         membership.scale(self)
         if known:
             rendezvous.regroup(self)
             rendezvous.form(self)
-            if self.ending is not None:  # nobody is left who holds what was to be saved; no event may follow
-                completion.let_all_go(self)
+            if (
+                self.ending is not None
+            ):  # no worker holds the state that was to be saved, and no further event may come
+                completion.shut_down_workers(self)
                 return
             on_servers = self.config.asynchronous
             if not (on_servers or self.pool.any(lambda kind: kind.stays and kind.has_state)):
@@ -505,18 +507,16 @@ class Job(State):
             membership.release(self)
 
     def _keep_the_ring(self) -> None:
-        """Its members train on. What only the earlier master knew of it is nothing that they need."""
+        """Keep the ring of an earlier master: its members continue to train."""
         ring = self.ring
         ring.changes[-1].up_seconds, ring.shares = 0.0, (1,) * len(ring.members)
         self.reason = f"a new master took over, and the ring of {len(ring.members)} trains on"
         self.notice(Reason.FailedOver, self.reason)
         self.checkpoints.ring_is_up(self.now)
-        self.do(
-            ef.Train(ring.generation, ring.members, self.epochs)
-        )  # it may not have heard of the last change
+        self.do(ef.Train(ring.generation, ring.members, self.epochs))  # it may not know the last change
 
     def _take_over(self) -> bool:
-        """Whether the ring is known. An earlier master's trains on if it is whole; else it is left."""
+        """Adopt the ring of an earlier master if it is whole, else close it. False: it is not known yet."""
         if self.failover.until is None:
             return True
         missing = self.failover.missing(self.now)
@@ -530,7 +530,7 @@ class Job(State):
             if whole and not self.ring.closing:
                 self.kept_useful_seconds += self.goodput.without_master  # which is useful time now
                 self.goodput.ring_was_kept(self.now)
-            # Parts by speed are not told by those who have them.
+            # Workers do not report their shares, so loadBalancing=speed needs a new ring.
             if whole and not self.ring.closing and self.config.training.load_balancing == "none":
                 self._keep_the_ring()
                 return True

@@ -1,4 +1,4 @@
-"""Which workers belong to the job: created, drained, given up, and charged for failures of their own."""
+"""Membership of the job: create, drain, remove and charge workers."""
 
 from __future__ import annotations
 
@@ -8,16 +8,17 @@ from edl.contract.phases import Phase, WorkerState
 from edl.contract.reasons import Reason
 from edl.master.core import effects as ef
 from edl.master.core import events as ev
-from edl.master.core.failures import MOST_IN_VAIN, Failure, nobody_knows_why, own_fault
+from edl.master.core import facts
+from edl.master.core.failures import MOST_IN_VAIN, Failure, cause_unknown, own_fault
 from edl.master.core.state import SUSPENDED_AT_ZERO, State
 from edl.master.core.workers import DRAINING, OUT, Kind, WorkerRecord
 
-COPY_SECONDS = 10.0  # for the next process in a crashed worker's place to greet, with its copy of the state
-HUNG_GRACE_SECONDS = 1.0  # for a silent process: its copy of the state is free when it has been killed
+COPY_SECONDS = 10.0  # for the next process in a crashed worker's pod to connect with its snapshot
+HUNG_GRACE_SECONDS = 1.0  # for a silent process: its snapshot is available once the process is killed
 
 
-def drop_the_overdue(job: State) -> None:
-    """Give up the workers whose timeouts have passed."""
+def expire_timeouts(job: State) -> None:
+    """Remove the workers whose timeouts have passed."""
     for w in job.timeouts.passed(job.now):
         if w.kill_at is not None:
             job.do(ef.Delete(w.id, 0.0))
@@ -30,7 +31,7 @@ def drop_the_overdue(job: State) -> None:
 
 
 def scale(job: State) -> None:
-    """Have as many workers as the target says: create the missing, drain the newest of too many."""
+    """Create missing workers, or drain the newest ones if there are more than the target."""
     if job.began_at is None or job.exporter is not None:
         return
     staying = job.pool.count(lambda kind: kind.stays)
@@ -43,11 +44,10 @@ def scale(job: State) -> None:
 
 
 def release(job: State) -> None:
-    """Let those go who were asked to leave, but never the last who holds the state: unless that is in a
-    checkpoint, which it is asked to write.
+    """Stop drained workers, except for the last one that holds the state.
 
-    Who is still in the ring that the leaving one has left is no heir yet: it may be frozen,
-    and then what the other takes away is the last copy.
+    That one first writes the state to a checkpoint. A worker that is still in the ring does not count as a
+    successor: it may be frozen, and then the drained worker holds the last copy.
     """
     out = job.pool.where(lambda kind: not (kind.stays or kind.stopped or kind.place != OUT))
     if not out:
@@ -71,14 +71,14 @@ def release(job: State) -> None:
 
 
 def _heard(job: State, test: Callable[[Kind], bool]) -> bool:
-    """Whether there is a worker of this kind that is not silent."""
+    """True if there is a worker of this kind that sends heartbeats."""
     if not job.silences:
         return job.pool.any(test)
     return any(w.id not in job.silences for w in job.pool.where(test))
 
 
 def _keeper(job: State, out: list[WorkerRecord]) -> WorkerRecord | None:
-    """Which worker of a job that is suspended at 0 workers keeps the state; None: the job is not."""
+    """The worker that keeps the state of a job suspended at 0 workers; None for other jobs."""
     if job.pause != SUSPENDED_AT_ZERO:
         return None
     holders = [w for w in out if w.has_state and w.id not in job.silences]
@@ -86,7 +86,7 @@ def _keeper(job: State, out: list[WorkerRecord]) -> WorkerRecord | None:
 
 
 def drain(job: State, w: WorkerRecord, why: str) -> None:
-    """Have the worker leave the job as soon as it can be spared."""
+    """Remove the worker from the job as soon as the state does not depend on it."""
     if w.state == DRAINING:
         return
     job.notice(Reason.WorkerDraining, f"worker {w.id} is draining: {why}")
@@ -99,8 +99,8 @@ def drain(job: State, w: WorkerRecord, why: str) -> None:
 
 
 def stop(job: State, w: WorkerRecord, why: str) -> None:
-    """Tell the worker to end now; it gets the grace to do so."""
-    if w.state in (WorkerState.PENDING, WorkerState.STARTING):  # nobody is listening yet
+    """Order the worker to exit within its grace period."""
+    if w.state in (WorkerState.PENDING, WorkerState.STARTING):  # its process does not listen yet
         job.do(ef.Delete(w.id, job.config.elastic.grace_period_seconds))
     else:
         job.do(ef.Stop(w.id, why))
@@ -110,18 +110,18 @@ def stop(job: State, w: WorkerRecord, why: str) -> None:
 
 
 def give_up(job: State, w: WorkerRecord, reason: ef.FenceReason, why: str) -> None:
-    """Remove a worker that may still run: from now on, whatever it sends is refused."""
+    """Fence and remove a worker that may still run: its later messages are refused."""
     job.do(ef.Fence(w.id, why, reason))
-    w.failure_reason = why  # whatever ends it later, that is not its own doing
+    w.failure_reason = why  # its later exit is not charged again
     lose(job, w, why, hung=reason is ef.FenceReason.HeartbeatTimeout)
 
 
 def lose(job: State, w: WorkerRecord, why: str, delete: bool = True, hung: bool = False) -> None:
-    """The worker is out of the job for good.
+    """Remove the worker from the job for good.
 
     Args:
-        delete: its process may still run.
-        hung: it does, and reacts to nothing: it is killed, and leaves a copy of its state like a crash.
+        delete: delete its process, which may still run.
+        hung: the process runs without reacting; it is killed, and leaves its snapshot as a crash does.
     """
     if not w.stopped:
         if w.is_starting:
@@ -131,7 +131,7 @@ def lose(job: State, w: WorkerRecord, why: str, delete: bool = True, hung: bool 
     grace = job.config.elastic.grace_period_seconds
     if delete:
         job.do(ef.Delete(w.id, min(grace, HUNG_GRACE_SECONDS) if hung and leaves_copy else grace))
-    # Not `closing`: the peers of one that crashes often say that the ring broke before its end is seen.
+    # Not `closing`: the peers of a crashed worker often report a broken ring before its exit is seen.
     w.in_broken_ring = w.in_ring and job.ring.lost_member
     in_ring = w.in_ring
     if leaves_copy:
@@ -149,7 +149,7 @@ def lose(job: State, w: WorkerRecord, why: str, delete: bool = True, hung: bool 
 
 
 def charge(job: State, w: WorkerRecord, why: str, traceback: str = "") -> None:
-    """The job is to blame for this failure; too many of them end it."""
+    """Charge a failure to the job; more than elastic.maxFailures of them fail it."""
     job.failures.append(Failure(w.id, why, traceback))
     job.failure_count += 1
     most = job.config.elastic.max_failures
@@ -160,8 +160,10 @@ def charge(job: State, w: WorkerRecord, why: str, traceback: str = "") -> None:
 
 
 def give_up_evaluation(job: State, why: str) -> bool:
-    """Too many have failed. True: of evaluating what is trained, so it is saved without; the worker that
-    saves it tries once more, alone."""
+    """Skip the evaluation of the trained model if it caused too many failures.
+
+    The worker that saves the model evaluates it alone then. Returns False if no evaluation was due.
+    """
     task = job.train
     holders = job.pool.any(lambda kind: kind.has_state and not kind.stopped)
     if task is None or not task.complete or not task.rounds or job.exporter is not None or not holders:
@@ -171,12 +173,15 @@ def give_up_evaluation(job: State, why: str) -> bool:
     return True
 
 
-def blame_export(job: State, w: WorkerRecord, why: str) -> None:
-    """It failed by its own doing; if it was saving what nobody else holds, to train that again is in vain."""
+def charge_export(job: State, w: WorkerRecord, why: str) -> None:
+    """Fail the job if its exporter failed and no other worker holds the final state.
+
+    Training again would fail at the same point.
+    """
     elsewhere = job.exporter is not None or job.pool.any(lambda kind: kind.has_state)
     if w.exported and job.ending is None and not elsewhere:
         part = "evaluation" if job.result.model else "saving"
-        job.result.failed = (*job.result.failed, ev.PartFailed(part, why))
+        job.result.failed = (*job.result.failed, facts.PartFailed(part, why))
         kept = ", and no other worker holds the trained model"
         if job.result.model:
             kept = f"; the trained model is kept: {job.result.model}"
@@ -184,22 +189,22 @@ def blame_export(job: State, w: WorkerRecord, why: str) -> None:
 
 
 def failed(job: State, w: WorkerRecord, event: ev.Failed) -> None:
-    """The worker has reported a failure that it cannot recover from."""
+    """Handle a failure that a worker reports before it exits."""
     w.failure_reason = event.why
     lose(job, w, event.why)
     if w.stopped:
-        return  # it was ordered to stop: that its work broke off was intended
-    # Where no worker has become ready yet, all would make the same mistake.
+        return  # it was ordered to stop, so the failure is intended
+    # If no worker was ready yet, all workers would fail in the same way.
     if event.fatal or (event.mistake and job.train is None):
         job.traceback = event.traceback
         job.end(Phase.Failed, event.why)
     else:
         charge(job, w, event.why, event.traceback)
-        blame_export(job, w, event.why)
+        charge_export(job, w, event.why)
 
 
 def gone(job: State, event: ev.Gone) -> None:
-    """The worker's process has ended; whether the job is to blame is judged now."""
+    """Handle the exit of a worker's process, and decide whether to charge it to the job."""
     how = event.why or event.signal or f"exit code {event.code}"
     if w := job.pool.get(event.worker):
         lose(job, w, "exited as requested" if w.stopped else how, delete=False)
@@ -208,13 +213,13 @@ def gone(job: State, event: ev.Gone) -> None:
     lost = job.pool.lost.pop(event.worker, None)
     if lost is not None and (why := own_fault(lost, event)):
         charge(job, lost, why)
-        blame_export(job, lost, why)
-    elif lost is not None and nobody_knows_why(lost, event):
+        charge_export(job, lost, why)
+    elif lost is not None and cause_unknown(lost, event):
         _killed(job, lost, how)
 
 
 def _killed(job: State, w: WorkerRecord, how: str) -> None:
-    """It may be bad luck, or the job's own doing (no memory, say): then it happens again and again."""
+    """Back off if workers are killed again and again, for example by a lack of memory."""
     times = job.backoff.was_killed(job.now)
     if times < 2:
         return
@@ -229,5 +234,5 @@ def _killed(job: State, w: WorkerRecord, how: str) -> None:
 
 
 def _seniority(w: WorkerRecord) -> tuple[bool, bool, bool, int]:
-    """Who is kept when the pool shrinks: holders of the state, then the initialized, then the oldest."""
+    """Sort key when the pool shrinks: keep workers in sync first, then ready workers, then the oldest."""
     return (not w.has_state, not w.in_ring, not w.is_ready, w.id)

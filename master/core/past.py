@@ -10,18 +10,18 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from edl.master.core import events as ev
+from edl.master.core import facts
 from edl.master.core.failures import Failure
 from edl.master.core.ring import Earlier
 from edl.master.core.state import State
 
 
-def of(job: State) -> ev.Past:
+def of(job: State) -> facts.Past:
     """What the next master needs to know. It changes with what the job does, not with time alone."""
     total = Earlier(job.ring.earlier.changes, job.ring.earlier.stall_seconds, job.ring.earlier.redone_records)
     for change in job.ring.changes:
         total.add(change)
-    return ev.Past(
+    return facts.Past(
         seconds=dict(job.goodput.seconds),
         doing=job.goodput.kind,
         kept_useful_seconds=job.kept_useful_seconds,
@@ -37,7 +37,7 @@ def of(job: State) -> ev.Past:
     )
 
 
-def until(past: ev.Past, active_seconds: float) -> ev.Past:
+def until(past: facts.Past, active_seconds: float) -> facts.Past:
     """Return the same past with its account up to the earlier master's last sign of life.
 
     Args:
@@ -48,7 +48,7 @@ def until(past: ev.Past, active_seconds: float) -> ev.Past:
     return replace(past, seconds={**past.seconds, past.doing: past.seconds.get(past.doing, 0.0) + added})
 
 
-def restore(job: State, past: ev.Past, active_seconds: float) -> None:
+def restore(job: State, past: facts.Past, active_seconds: float) -> None:
     """Continue the job's accounts.
 
     Args:

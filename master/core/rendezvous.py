@@ -1,7 +1,7 @@
-"""From one ring to the next: when the running one is left, and when the next is formed.
+"""Rendezvous: when the running ring is left, and when the next ring is formed.
 
-Nobody is in two rings. The next one is formed when everybody is out of the last, around a worker that
-holds the state; when that state is complete, there is no next ring, and one of its holders saves it.
+No worker is in two rings. The next ring is formed when all members have left the previous one, around a
+worker in sync. If the state is complete, no further ring is formed, and one worker in sync saves it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ MOST_NAMED = 8  # workers in the cause of a change
 
 
 def regroup(job: State) -> None:
-    """Ask a running ring to leave at a step boundary when another ring is due."""
+    """Order the running ring to leave at a step boundary if a different ring is due."""
     if not job.ring.running or job.train is None:
         return
     if pause := job.pause:
@@ -33,7 +33,7 @@ def regroup(job: State) -> None:
     if job.regroup_at is None or (job.regroup_at > job.now and _late(job)):
         _balance(job)
         return
-    # While members are sent the state, who comes now waits for them, and who leaves hands it over before.
+    # While members receive the state, new workers wait, and a draining member hands the state over first.
     if not job.ring.up and not job.pool.any(lambda kind: kind.state == DRAINING and kind.place == IN):
         return
     wanted = {w.id for w in candidates(list(job.pool), job.ring.members, job.limits)}
@@ -53,9 +53,9 @@ def regroup(job: State) -> None:
 
 
 def _wait_to_join(job: State, newcomers: set[WorkerId]) -> bool:
-    """Whether the ring is not worth changing for them yet."""
+    """True if changing the ring for these new workers does not pay off yet."""
     found = [job.pool[w] for w in newcomers]
-    if any(w.has_state for w in found):  # it may be further than the ring
+    if any(w.has_state for w in found):  # it may be ahead of the ring
         return False
     at = join_policy.until([w.ready_at for w in found], len(job.ring.members), job.ring.stop_seconds)
     job.join_at = at if at > job.now else None
@@ -63,12 +63,12 @@ def _wait_to_join(job: State, newcomers: set[WorkerId]) -> bool:
 
 
 def _late(job: State) -> bool:
-    """Whether somebody is on the way, whom a change may wait for a moment."""
+    """True if a worker is starting, so that a change may wait for it."""
     return job.pool.any(lambda kind: kind.stays and not kind.is_ready)
 
 
 def _balance(job: State) -> None:
-    """Have the ring formed anew if the parts of a step fit its members badly."""
+    """Start a re-rendezvous if the shares of a step do not match the speeds of the members."""
     if job.judge_at is None or not job.ring.up:
         return
     job.judge_at = max(job.judge_at, job.ring.changes[-1].formed_at + balance.SETTLE_SECONDS)
@@ -80,7 +80,7 @@ def _balance(job: State) -> None:
 
 
 def form(job: State) -> None:
-    """Form the next ring as soon as nobody is in one, or have the finished state exported."""
+    """Form the next ring once all workers have left the previous one, or export the complete state."""
     if job.train is None or job.exporter is not None:
         return
     if job.ring.running or job.pool.any(lambda kind: kind.place != OUT):
@@ -93,7 +93,9 @@ def form(job: State) -> None:
         return
     fresh = not job.pool.any(_holds)
     due = job.copies_awaited and job.copies_until > job.now
-    if (job.pool.bringing or due) and not job.pool.any(_survives):  # one of them may have the latest state
+    if (job.pool.bringing or due) and not job.pool.any(
+        _survives
+    ):  # one of their snapshots may be the newest state
         _wait(job, "workers with a copy of the state are initializing")
         return
     if fresh and job.failover.may_hold(job.now):
@@ -102,14 +104,14 @@ def form(job: State) -> None:
     if fresh:
         fresh = not _count_copies(job)
     if fresh and job.regroup_at is not None and job.regroup_at > job.now and _late(job):
-        return  # nobody waits with the state: give those who are late for the start a moment
+        return  # no worker in sync waits, so wait for the workers that are still starting
     limits, task = job.limits, job.train
     if fresh and task.end and completion.ends_without_holders(job):
-        completion.let_all_go(job)  # now: it may be the last event for a while
-        return  # never by training again what has been trained and saved
+        completion.shut_down_workers(job)  # now, because no further event may follow soon
+        return  # what was trained and saved is never trained again
     furthest = max((w.step for w in job.pool.where(_holds)), default=0)
     if not (fresh or job.servers.lost) and task.steps.ended(furthest, task.epochs):
-        limits = Limits(1, limits.max_size)  # nothing is left to train, and one can save it alone
+        limits = Limits(1, limits.max_size)  # nothing is left to train, and one worker can save it alone
     elif pause := job.pause:
         _wait(job, pause)
         return
@@ -126,7 +128,7 @@ def form(job: State) -> None:
         training.go_on_from(job, job.checkpoints.step, checkpoint=True)
     evaluated = root.round >= task.rounds
     nothing_to_do = not (task.end or task.rounds)
-    done = evaluated if root.has_state else nothing_to_do  # a checkpoint is read in a ring
+    done = evaluated if root.has_state else nothing_to_do  # only a ring restores a checkpoint
     if task.complete and done and not job.servers.lost:
         completion.export(job, root)
     else:
@@ -134,14 +136,14 @@ def form(job: State) -> None:
 
 
 def _form_at_servers(job: State) -> None:
-    """The same where the state is on servers (mode=ps): nobody has to hold it, and none is more advanced."""
+    """Form the next ring in mode=ps: the state is on servers, so no worker needs to be in sync."""
     task = job.train
     assert task is not None
     fresh = not job.pool.any(_holds)
     if fresh and job.regroup_at is not None and job.regroup_at > job.now and _late(job):
         return
     if fresh and job.result.model and completion.ends_without_holders(job):
-        completion.let_all_go(job)
+        completion.shut_down_workers(job)
         return
     limits = job.limits
     ended = [w for w in job.pool.where(_holds) if task.steps.ended(w.step, task.epochs)]
@@ -171,7 +173,7 @@ def _holds(kind: Kind) -> bool:
 
 
 def _count_copies(job: State) -> bool:
-    """Nobody holds the state: it is that of copies, which others have left to some. Whether there are any."""
+    """Use in-memory snapshots if no worker holds the state. Returns whether there are any."""
     copies = {w: c for w, c in job.pool.copies.items() if c.step >= job.checkpoints.step}
     for worker, copy in copies.items():
         job.pool.take_copy(job.pool[worker], copy)
@@ -184,7 +186,10 @@ def _count_copies(job: State) -> bool:
 
 
 def count_a_late_copy(job: State, w: WorkerRecord) -> None:
-    """Others hold the state, and go on from an earlier one. Parameter servers go with those in a ring."""
+    """Use a snapshot that arrives late if it is newer than all known states.
+
+    Parameter servers hold the step of a running ring, so then the snapshot is ignored.
+    """
     if job.servers.have and job.ring.members and job.ring.up:
         return
     copy, holders = job.pool.copies[w.id], job.pool.where(_holds)
@@ -194,12 +199,12 @@ def count_a_late_copy(job: State, w: WorkerRecord) -> None:
 
 
 def _survives(kind: Kind) -> bool:
-    """It has the state from a ring that it was in, and not from a copy."""
+    """True if the worker got its state in a ring, and not from a snapshot."""
     return _holds(kind) and kind.state != WorkerState.READY
 
 
 def _plan(job: State, limits: Limits) -> RingPlan:
-    """The next ring. While there are too few for one, as after each event of a start, nobody is looked at."""
+    """Plan the next ring. With too few ready workers, return a plan without members and without a search."""
     here = job.pool.count(lambda kind: kind.is_ready) + job.pool.count(
         lambda kind: kind.state == DRAINING and _holds(kind)
     )
@@ -209,7 +214,7 @@ def _plan(job: State, limits: Limits) -> RingPlan:
 
 
 def _on_their_way(job: State) -> str:
-    """How many workers will be ready later, for people; empty if none will."""
+    """Describe how many workers are starting or pending; empty if none are."""
     counts = {
         "starting": job.pool.count(lambda kind: kind.is_starting and kind.state != WorkerState.PENDING),
         "pending": job.pool.count(lambda kind: kind.state == WorkerState.PENDING),
@@ -225,12 +230,14 @@ def _publish(job: State, plan: RingPlan, root: WorkerRecord) -> None:
     job.ring.form(plan.members, cause, job.now)
     job.waited, job.regroup_at, job.join_at, job.copies_awaited = "", None, None, 0
     job.step = job.train.done
-    known = root.has_state and not job.config.asynchronous  # else where it begins is told by those who join
+    known = (
+        root.has_state and not job.config.asynchronous
+    )  # otherwise the members report where the ring starts
     job.checkpoints.restoring = NO_RING if known else job.ring.generation
     if not known:
-        job.trust.renewed = job.ring.generation
+        job.divergence.renewed = job.ring.generation
     elif plan.sync or plan.joining:
-        job.trust.spread = job.ring.generation
+        job.divergence.spread = job.ring.generation
     members = [job.pool[m] for m in plan.members]
     for w in members:
         job.pool.change(w, "placed" if w.state == WorkerState.READY else "", place=IN)
@@ -243,11 +250,11 @@ def _publish(job: State, plan: RingPlan, root: WorkerRecord) -> None:
             job.ring.generation, plan.members, root.id, plan.sync,
             job.train.epochs, job.ring.shares, job.train.layout, job.train.done, plan.joining,
             root.round, root.turn, job.servers.wanted, job.servers.addresses,
-            job.trust.not_of, job.trust.why,
+            job.divergence.untrusted_up_to, job.divergence.why,
         )
     )  # fmt: skip
     if job.ring.ranks.keys() != {w.id for w in candidates(list(job.pool), plan.members, job.limits)}:
-        job.regroup_at = job.now  # a hand-over: change again as soon as it is done
+        job.regroup_at = job.now  # a hand-over: re-rendezvous as soon as it is done
 
 
 def _wait(job: State, reason: str) -> None:

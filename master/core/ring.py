@@ -1,9 +1,9 @@
-"""The present ring, and the record of those before it.
+"""The current ring, and the record of earlier rings.
 
     formed ──every member up──▶ running ──Leave or Cut──▶ closing ──every member out──▶ formed...
 
-A ring is left at a step boundary where that was planned, and cut where somebody in it was lost;
-what began as planned may still break. Who is in the next one is decided in `quorum`.
+Members leave a ring at a step boundary if the change is planned; the ring is cut if a member is lost. A
+planned change may still break. `quorum` decides the members of the next ring.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ KEPT_CHANGES = 100  # a job that runs for a month has ten thousand
 
 @dataclass(slots=True)
 class Change:
-    """One generation, for the record: who, why, and what the change to it cost."""
+    """The record of one generation: its members, its cause, and the cost of the change to it."""
 
     generation: Generation
     members: tuple[WorkerId, ...]
@@ -29,17 +29,17 @@ class Change:
     planned: bool
     formed_at: float
     from_size: int
-    stopped_at: float | None = None  # when the first member had left the ring before
+    stopped_at: float | None = None  # when the first member left the previous ring
     step: int = 0
-    up_seconds: float | None = None  # from formed to every member up
-    stall_seconds: float = 0.0  # the longest that a survivor waited from step to step
+    up_seconds: float | None = None  # from the formation until every member had the state
+    stall_seconds: float = 0.0  # the longest pause between two steps of a survivor
     redone_records: int = 0
     stepped: set[WorkerId] = field(default_factory=set)
     told: bool = False
-    went_back: bool = False  # with the parameter servers, to what these could
+    went_back: bool = False  # to an earlier step, together with the parameter servers
 
     def note(self, stepped: ev.Stepped) -> bool:
-        """A member's first step came back. False: it had said so before."""
+        """Record a member's first step in this ring. Returns False if it was recorded already."""
         if stepped.worker in self.stepped:
             return False
         self.stepped.add(stepped.worker)
@@ -48,7 +48,7 @@ class Change:
         return True
 
     def tell(self) -> list[ef.Effect]:
-        """The one line that people look for after a change of the ring; once."""
+        """Return one notice about this change, the first time that it is called."""
         if self.told:
             return []
         self.told = True
@@ -65,7 +65,7 @@ class Change:
 
 @dataclass(slots=True)
 class Earlier:
-    """The sum of the changes that are too long ago to be kept one by one."""
+    """Totals of the changes that are too old to be kept one by one."""
 
     changes: int = 0
     stall_seconds: float = 0.0  # the longest of any
@@ -78,50 +78,50 @@ class Earlier:
 
 
 class Ring:
-    """The ring that is; no members: there is none."""
+    """The current ring; without members there is no ring."""
 
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
         self.generation = NO_RING
         self.members: tuple[WorkerId, ...] = ()  # by rank
         self.ranks: dict[WorkerId, int] = {}
-        self.closing = ""  # why it is being left; empty while it runs
-        self.planned = True  # whether it is left at a step boundary
-        self._asked: set[WorkerId] = set()  # to leave it
+        self.closing = ""  # why its members leave it; empty while it runs
+        self.planned = True  # whether its members leave it at a step boundary
+        self._asked: set[WorkerId] = set()  # members that were ordered to leave
         self.lost_member = False  # whether a member has been lost
-        self.stopped_at: float | None = None  # when the first of its members had left it
-        self.stop_seconds = 0.0  # for which the last planned change stopped those who train; 0: not known
+        self.stopped_at: float | None = None  # when the first of its members left
+        self.stop_seconds = 0.0  # how long the last planned change stopped training; 0: unknown
         self.shares: tuple[int, ...] = ()  # of each step, by rank
-        self.changes: list[Change] = []  # the last ones
+        self.changes: list[Change] = []  # the newest KEPT_CHANGES
         self.earlier = Earlier()
 
     @property
     def inside(self) -> list[WorkerRecord]:
-        """The members that live and are in it."""
+        """The live members that are in the ring."""
         return [w for m in self.members if (w := self._pool.get(m)) is not None and w.in_ring]
 
     @property
     def running(self) -> bool:
-        """It was formed, and nobody has been asked to leave it."""
+        """True if the ring was formed and no member was ordered to leave it."""
         return bool(self.members) and not self.closing
 
     @property
     def steps_whole(self) -> bool:
-        """It runs, or is left at a step boundary: what its members have said of their steps is so."""
+        """True if the ring runs or is left at a step boundary, so its members' reported steps are valid."""
         return bool(self.members) and (self.planned or not self.closing)
 
     @property
     def up(self) -> bool:
-        """Every member in it has the state."""
+        """True if every member in the ring holds the state."""
         return not self._pool.any(lambda kind: kind.place == IN)
 
     def form(self, members: tuple[WorkerId, ...], cause: str, now: float) -> None:
-        """The next generation: the last one has been left by everybody."""
+        """Start the next generation. All members must have left the previous one."""
         generation = Generation(self.generation + 1)
         self._begin(Change(generation, members, cause, self.planned, now, len(self.members), self.stopped_at))
 
     def learn(self, generation: Generation, members: tuple[WorkerId, ...], now: float) -> None:
-        """A ring that an earlier master has formed, as its members tell of it."""
+        """Record a ring that an earlier master formed, as its members report it."""
         self.earlier.changes = generation - 1 - len(self.changes)  # each generation is one change
         self._begin(Change(generation, members, "taken over", True, now, len(members), told=True))
 
@@ -131,13 +131,13 @@ class Ring:
         self.closing, self.planned, self.lost_member = "", True, False
         self.stopped_at = None
         if self.changes:
-            self.changes[-1].stepped = set()  # it is over, and told
+            self.changes[-1].stepped = set()  # it is over and was reported
         self.changes.append(change)
         if len(self.changes) > KEPT_CHANGES:
             self.earlier.add(self.changes.pop(0))
 
     def close(self, why: str, planned: bool) -> list[ef.Effect]:
-        """Have every member leave: at a step boundary, or by a cut when the ring is broken."""
+        """Order every member to leave: at a step boundary, or by a cut if the ring is broken."""
         if not self.members:
             return []
         if not self.closing:
@@ -145,12 +145,12 @@ class Ring:
         elif self.planned and not planned:
             self.closing, self.planned = f"{self.closing}; {why}", False
         else:
-            return []  # asked already
+            return []  # ordered already
         self._asked = set()
         return self.ask_the_rest()
 
     def ask_the_rest(self) -> list[ef.Effect]:
-        """Have those leave who were not in it yet when it was closed: under an earlier master they were."""
+        """Order the remaining members to leave: those that were not known yet when the ring was closed."""
         rest = tuple(w.id for w in self.inside if w.id not in self._asked)
         if not self.closing or not rest:
             return []
@@ -158,16 +158,16 @@ class Ring:
         return [ef.Leave(self.generation, rest) if self.planned else ef.Cut(self.generation, rest)]
 
     def stops(self, now: float) -> None:
-        """A member has left it."""
+        """Record that a member has left the ring."""
         if self.stopped_at is None:
             self.stopped_at = now
 
     def goes_on(self, now: float) -> None:
-        """A member that had been in a ring before is in this one."""
+        """Record that a member of the previous ring trains in this one."""
         change = self.changes[-1]
         if change.stopped_at is not None and change.planned and self.running:
             self.stop_seconds = now - change.stopped_at
 
     def dissolve(self) -> None:
-        """Everybody has left it, and no other follows at once."""
+        """Remove the ring: all members have left, and no ring follows at once."""
         self.members, self.ranks, self.closing, self.stopped_at = (), {}, "", None

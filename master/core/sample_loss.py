@@ -9,7 +9,7 @@ apply the gradients of one model to another. A worker that reports no loss is no
 from __future__ import annotations
 
 from edl.contract.ids import WorkerId
-from edl.master.core import events as ev
+from edl.master.core import facts
 from edl.master.core.state import State
 from edl.master.core.workers import WorkerRecord
 from edl.text import numbered
@@ -17,7 +17,7 @@ from edl.text import numbered
 MOST_NAMED = 8  # workers in a sentence
 
 
-def why_refused(job: State, w: WorkerRecord, found: ev.SampleLoss | None) -> str:
+def why_refused(job: State, w: WorkerRecord, found: facts.SampleLoss | None) -> str:
     """Why worker `w`, which reports this loss, cannot train with the others; "" if it can.
 
     The first loss that is reported becomes that of the job.

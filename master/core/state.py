@@ -1,6 +1,6 @@
-"""What the master knows of one job, and nothing about what to do with it.
+"""The state of one job in the master, without the decisions about it.
 
-Only `Job.handle` changes it: the modules beside this one are the parts of that one door.
+Only `Job.handle` changes it; the other modules of this package are parts of that method.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from edl.contract.ranges import RangeSet
 from edl.contract.reasons import Reason
 from edl.contract.steps import Steps
 from edl.master.core import effects as ef
-from edl.master.core import events as ev
-from edl.master.core.checkpoints import Checkpoints, Farewell
+from edl.master.core import facts
+from edl.master.core.checkpoints import Checkpoints, PendingStop
 from edl.master.core.failover import Failover
 from edl.master.core.failures import Failure, RestartBackoff
 from edl.master.core.goodput import Goodput
@@ -36,37 +36,37 @@ SUSPENDED_AT_ZERO = (
 
 @dataclass(slots=True)
 class Result:
-    """What comes out of a job."""
+    """The results of a job."""
 
     metrics: dict[str, float | None] = field(default_factory=dict)
     model: str = ""  # file name in the output directory, or the path of a file elsewhere
-    note: str = ""  # what one has to know to load it
+    note: str = ""  # what a user has to know to load it
     variables: str = ""  # a file with the trained variables, written before the model is saved
-    exports: dict[str, str] = field(default_factory=dict)  # by format: where it is, like `model`
+    exports: dict[str, str] = field(default_factory=dict)  # path by format, like `model`
     kept_at: int | None = (
         None  # the step of `model`, if it is a copy that was kept before the last evaluation
     )
-    failed: tuple[ev.PartFailed, ...] = ()  # what did not work at the end
-    lost_exporters: int = 0  # who were lost while they saved or evaluated
+    failed: tuple[facts.PartFailed, ...] = ()  # failed parts of the end of the job
+    lost_exporters: int = 0  # number of workers lost while they saved or evaluated
     rows_lost: int = 0  # how often parameter servers lost rows while the model was to be saved
     skipped: RangeSet = field(default_factory=RangeSet)  # steps
     bad: int = 0  # records that were left out, over all epochs
-    digests: dict[WorkerId, str] = field(default_factory=dict)  # of the final state, at each who has it
+    digests: dict[WorkerId, str] = field(default_factory=dict)  # of the final state, by worker in sync
     history: dict[str, tuple[float | None, ...]] = field(
         default_factory=dict
-    )  # of the epochs, as `fit` has it
+    )  # metrics of each epoch, as in the History of Keras' fit
 
 
 @dataclass(slots=True)
 class TrainTask:
-    """What the ring works on."""
+    """The task of the ring."""
 
     layout: Layout  # of the data
     steps: Steps
     epochs: int  # to train
-    done: int = 0  # steps that every member of the ring has; the root's, when a ring is formed
-    safe: int = 0  # steps that all in a ring had who had the state: to go on from less is a loss
-    evaluation: EvaluationPlan | None = None  # None: the ring makes none, or no more
+    done: int = 0  # steps that every member of the ring has; those of the root when a ring is formed
+    safe: int = 0  # steps that all members in sync had; continuing from fewer steps is a loss
+    evaluation: EvaluationPlan | None = None  # None: the ring evaluates nothing (more)
 
     @property
     def epochs_done(self) -> int:
@@ -74,7 +74,7 @@ class TrainTask:
 
     @property
     def last_epoch(self) -> int:
-        """How many epochs there will be: one that has begun is trained to its end."""
+        """The number of epochs in the end: an epoch that has begun is completed."""
         return max(self.epochs, self.steps.begun(self.done))
 
     @property
@@ -88,7 +88,7 @@ class TrainTask:
 
     @property
     def rounds(self) -> int:
-        """How many rounds of an evaluation are due where it is now."""
+        """The number of evaluation batches that are due at the present step."""
         return self.evaluation.rounds(self.done, self.epochs) if self.evaluation else 0
 
 
@@ -102,34 +102,36 @@ class Away:
 
 @dataclass(slots=True)
 class Servers:
-    """The parameter servers that are to have the rows, and those that have them."""
+    """The wanted parameter servers, and those that hold the rows."""
 
-    awaited: bool = False  # they start, and no ring is formed before they listen
-    wanted: int = 0  # 0: as many as the workers know
+    awaited: bool = False  # they are starting; no ring is formed before they listen
+    wanted: int = 0  # 0: the number that the workers know
     addresses: tuple[str, ...] = ()
     ordered: int | None = (
-        0  # the ring was formed for so many; 0: as many as the workers know; None: not known
+        0  # the number that the ring was formed for; 0: the number that the workers know; None: unknown
     )
-    have: int = 0  # 0: nobody has said so
-    lost: bool = False  # rows of the trained model, which is not saved yet: a ring goes back with them
-    out: tuple[int, ...] = ()  # of those, that are done without
-    answered: dict[int, float] = field(default_factory=dict)  # when each was last heard to be back
-    due: str = ""  # why the ring is to be formed anew; empty: it is not
-    away: dict[int, Away] = field(default_factory=dict)  # those that do not answer
-    # By server: since when its process has answered no Probe, or when it was last restarted for that.
+    have: int = 0  # 0: not reported yet
+    lost: bool = False  # rows of the trained, unsaved model are lost: a ring rolls back with the servers
+    out: tuple[int, ...] = ()  # of these, the ones that the ring works without
+    answered: dict[int, float] = field(default_factory=dict)  # when each last recovered, by index
+    due: str = ""  # why a re-rendezvous is due; empty: it is not
+    away: dict[int, Away] = field(default_factory=dict)  # servers that do not answer, by index
+    # By index: since when the process has not answered a Probe, or when it was last restarted for that.
     unanswered: dict[int, float] = field(default_factory=dict)
-    waited: tuple[int, ...] = ()  # of these, those that people know to be waited for
-    waited_at: float = 0.0  # since when one is
-    stay: str = ""  # why the rows are not on as many as were wanted last; empty: they are
-    arranged: int = 0  # it was told that these have the rows, since they were wanted
+    waited: tuple[int, ...] = ()  # of these, the ones that were reported as awaited
+    waited_at: float = 0.0  # since when the ring has waited for a server
+    stay: str = ""  # why the last reshard failed; empty: it did not
+    arranged: int = (
+        0  # number of servers that were reported to hold the rows since the last change of `wanted`
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class Silence:
-    """A worker has not been heard.
+    """A worker that sends no heartbeats.
 
     Args:
-        since: when it was heard last.
+        since: time of its last heartbeat.
         useful_seconds: seconds of training in the job until then.
     """
 
@@ -138,71 +140,71 @@ class Silence:
 
 
 @dataclass(slots=True)
-class Trust:
-    """Whose state counts, since members have held different ones."""
+class DivergenceCheck:
+    """Which states are void after members held different ones."""
 
-    not_of: Generation = NO_RING  # none that is of this ring, or of one before
-    why: str = ""  # it does not
-    spread: Generation = NO_RING  # the last ring in which members took the state of others
-    renewed: Generation = NO_RING  # the last ring that began with no member's state
-    times: int = 0  # that all went back for it, since a checkpoint was completed
+    untrusted_up_to: Generation = NO_RING  # states of this ring and of earlier rings are void
+    why: str = ""  # the reason
+    spread: Generation = NO_RING  # the last ring in which members received the state of others
+    renewed: Generation = NO_RING  # the last ring that started without a member's state
+    times: int = 0  # number of rollbacks for this reason since the last completed checkpoint
 
 
 class State:
-    """One job as it is now, and what is to be done about the event in hand."""
+    """The state of one job, and the effects of the event in hand."""
 
     def __init__(self, config: Config) -> None:
         self.config = config
-        self.mode: str = config.mode  # or what it has become
+        self.mode: str = config.mode  # or the decided mode (mode=auto)
         self.target, self.min_size, self.suspended = config.workers, config.min_workers, config.suspend
         self.pool = Pool()
         self.ring = Ring(self.pool)
         self.timeouts = Timeouts(self.pool, config.elastic)
         self.failover = Failover(self.pool, self.ring, config.elastic.startup_timeout_seconds)
         self.epochs = config.training.epochs if config.trains else 0  # to train
-        self.stopped = 0  # with so many the training ends, because a callback wants it; 0: none does
-        self.safe_before = 0  # as an earlier master knew it: TrainTask.safe
-        self.train: TrainTask | None = None  # unknown until a worker has counted the records
+        self.stopped = 0  # epochs after which a callback ended the training; 0: no callback did
+        self.safe_before = 0  # TrainTask.safe as an earlier master knew it
+        self.train: TrainTask | None = None  # None until a worker has counted the records
         self.held_out: dict[str, int] = {}  # records of each split that the ring evaluates on
-        self.model = ""  # the hash of how the first worker that was ready made it
-        self.sample_loss: ev.SampleLoss | None = None  # of the first worker that reported one
-        self.regroup_at: float | None = None  # when the ring is looked at anew: changes come in one go
-        self.join_at: float | None = None  # when it is worth changing the ring for who is ready: `patience`
-        self.judge_at: float | None = None  # when the parts of a step are: members have told other speeds
-        self.silences: dict[WorkerId, Silence] = {}  # of workers that are not heard
-        # Seconds of training until the newest checkpoint was taken: what is later would be done again.
+        self.model = ""  # fingerprint of the model, from the first ready worker
+        self.sample_loss: facts.SampleLoss | None = None  # from the first worker that reported one
+        self.regroup_at: float | None = None  # when membership is reviewed next, so that changes are batched
+        self.join_at: float | None = None  # when a change for the ready workers pays off: `join_policy`
+        self.judge_at: float | None = None  # when the shares of a step are reviewed after changed speeds
+        self.silences: dict[WorkerId, Silence] = {}  # by worker without heartbeats
+        # Useful seconds until the newest checkpoint; later work would be redone.
         self.kept_useful_seconds = 0.0
-        self.copies_awaited = 0  # of the state, which holders that have crashed may have left
-        self.copies_until = 0.0  # they are
-        self.staleness: Staleness | None = None  # where steps come in any order, and some have been told
-        self.waited = ""  # for what, when there was no ring
+        self.copies_awaited = 0  # number of snapshots that crashed workers may have left
+        self.copies_until = 0.0  # the snapshots are awaited until then
+        self.staleness: Staleness | None = None  # in mode=ps, once steps were reported
+        self.waited = ""  # what the job waited for while there was no ring
         self.servers = Servers()
         self.backoff = RestartBackoff()
         self.failures: list[Failure] = []
-        self.failure_count = 0  # of all masters; of earlier ones, the last failures alone are known
+        self.failure_count = 0  # under all masters; `failures` lacks old ones of earlier masters
         self.checkpoints = Checkpoints(config)
-        self.trust = Trust()
-        self.degraded: dict[str, str] = {}  # parts of the backend that do not work, and why
-        self.bad_told = 0  # records, of which people were told
-        self.forced: list[str] = []  # values that are others than those before a checkpoint, in words
-        self.began_with = ""  # of another training
-        self.warnings: list[str] = []  # of the workers, about the model and its data
+        self.divergence = DivergenceCheck()
+        self.degraded: dict[str, str] = {}  # reasons by failing subsystem
+        self.bad_told = 0  # number of bad records that were reported
+        self.forced: list[str] = []  # values that differ from those of the checkpoint, in words
+        self.began_with = ""  # the source of the initial state (initFrom.path)
+        self.warnings: list[str] = []  # from workers, about the model and its data
         self.traceback = ""  # of the failure that ended the job
         self.exporter: WorkerId | None = None
         self.ending: tuple[Phase, str] | None = None  # phase and reason
         self.ended = False
-        self.farewell: Farewell | None = None  # it is to end once its state is kept
-        self.stop_asked = ""  # the id of the last asking for that
-        self.not_stopped = ""  # why that has led to nothing
+        self.pending_stop: PendingStop | None = None  # set while a stop waits for a checkpoint
+        self.stop_request_id = ""  # id of the last request to stop with a checkpoint
+        self.stop_failure = ""  # why that request failed; empty: it did not
         self.result = Result()
         self.step = 0
         self.loss: float | None = None  # of the last step
-        self.epoch_loss: ev.EpochLoss | None = None
+        self.epoch_loss: facts.EpochLoss | None = None
         self.epoch_metrics: dict[str, float | None] = {}  # of the last whole epoch
-        self.evaluations: dict[str, ev.Evaluation] = {}  # by split
+        self.evaluations: dict[str, facts.Evaluation] = {}  # by split
         self.evaluations_told: dict[str, int] = {}  # by split: the newest step whose evaluation was logged
-        self.restarts = 0  # how often all state was lost
-        self.stale = 0  # messages that came too late to mean anything
+        self.restarts = 0  # how often the state was lost entirely
+        self.stale = 0  # number of ignored stale messages
         self.reason = "starting"
         self.began_at: float | None = None
         self.active_before = 0.0  # seconds, under earlier masters
@@ -214,8 +216,8 @@ class State:
 
     @property
     def copies_count(self) -> bool:
-        """Whether a state that was left in memory may be the job's. Nobody knows of which ring a copy is."""
-        return self.config.elastic.in_memory_snapshot and not self.trust.not_of
+        """True if in-memory snapshots may be used; the ring of a snapshot is unknown, so none may be void."""
+        return self.config.elastic.in_memory_snapshot and not self.divergence.untrusted_up_to
 
     def useful_seconds(self, at: float) -> float:
         """Seconds of training until `at`, as if nothing had changed between `at` and the last change."""
@@ -223,15 +225,15 @@ class State:
 
     @property
     def limits(self) -> Limits:
-        """How small and how large a ring may be now."""
+        """The smallest and largest allowed ring."""
         kept = self.checkpoints.enabled and self.target == 0
         return Limits(self.min_size, self.target, kept or self.config.asynchronous)
 
     @property
     def pause(self) -> str:
-        """Why workers that hold the state form no ring to train; empty: they may.
+        """Why workers in sync form no ring; empty if they may.
 
-        A job of 0 workers is suspended. If its state is in no checkpoint and on no server, one worker
+        A job with 0 workers is suspended. If its state is neither in a checkpoint nor on servers, one worker
         keeps it.
         """
         if self.suspended:
@@ -242,7 +244,7 @@ class State:
 
     @property
     def phase(self) -> Phase:
-        """What the job is doing, or how it ended."""
+        """The phase of the job."""
         if self.ending is not None:
             return self.ending[0] if self.ended else Phase.Ending
         if self.exporter is not None:
@@ -260,7 +262,7 @@ class State:
         self.do(ef.Notice(reason, text))
 
     def close(self, why: str, planned: bool) -> None:
-        """Have every member leave the ring: at a step boundary, or by a cut when it is broken."""
+        """Order every member to leave the ring: at a step boundary, or by a cut if it is broken."""
         if self.ring.running:
             self.goodput.turn("re-forming", self.now)
         self.do(*self.ring.close(why, planned))

@@ -1,10 +1,9 @@
-"""A job that is to end before its training is complete, by people's will or by its deadline: at once, or with
-its state kept.
+"""Stop a job before its training is complete, on request or at its deadline: at once, or after a checkpoint.
 
-    asked ──▶ all leave the ring at a step boundary ──▶ the most advanced one writes the state ──▶ the end
+    request ──▶ all leave the ring at a step boundary ──▶ the most advanced worker writes a checkpoint ──▶ end
 
-So nothing that was trained is lost: who goes on from that checkpoint begins where this job has ended.
-If it cannot be written, the job goes on, and says so; unless it was to end anyway.
+A job that resumes from this checkpoint continues at the step where this job ended. If the checkpoint cannot
+be written, the job continues and reports `StopFailed`, unless the stop is forced.
 """
 
 from __future__ import annotations
@@ -15,42 +14,42 @@ from edl.contract.phases import Phase
 from edl.contract.reasons import Reason
 from edl.master.core import events as ev
 from edl.master.core import training
-from edl.master.core.checkpoints import Farewell
+from edl.master.core.checkpoints import PendingStop
 from edl.master.core.state import State
 from edl.master.core.workers import OUT, Kind
 
-LAST_SECONDS = 60.0  # that a job whose deadline has passed may take to write its state
+LAST_SECONDS = 60.0  # for the last checkpoint after the deadline
 
 
 def asked(job: State, event: ev.StopAsked) -> None:
-    """People want the job to end."""
+    """Handle a request to stop the job."""
     if not event.checkpoint:
         job.end(Phase.Stopped, event.why)
         return
-    job.stop_asked, job.not_stopped = event.id, ""
+    job.stop_request_id, job.stop_failure = event.id, ""
     if job.checkpoints.enabled:
-        begin(job, Farewell(Phase.Stopped, event.why, event.force))
+        begin(job, PendingStop(Phase.Stopped, event.why, event.force))
     else:
         _give_up(job, "the job writes no checkpoints (checkpoint.dir is empty)")
 
 
-def begin(job: State, farewell: Farewell) -> None:
-    """End it like this, once its state is kept."""
+def begin(job: State, pending_stop: PendingStop) -> None:
+    """End the job as `pending_stop` says, once its state is in a checkpoint."""
     if job.ending is not None:
         return
-    if job.farewell is None and farewell.phase is Phase.Stopped:
-        job.notice(Reason.Stopping, f"{farewell.reason}: the state is written, and then the job ends")
-    job.farewell = farewell
+    if job.pending_stop is None and pending_stop.phase is Phase.Stopped:
+        job.notice(Reason.Stopping, f"{pending_stop.reason}: the state is written, and then the job ends")
+    job.pending_stop = pending_stop
     job.checkpoints.write_now(job.now)
 
 
 def proceed(job: State) -> None:
-    """What is to be done for it now."""
-    farewell = job.farewell
-    if farewell is None or job.ending is not None:
+    """Take the next action of a pending stop."""
+    pending_stop = job.pending_stop
+    if pending_stop is None or job.ending is not None:
         return
-    if farewell.until is not None and farewell.until <= job.now:
-        job.end(farewell.phase, f"{farewell.reason}; its state could not be written in time")
+    if pending_stop.until is not None and pending_stop.until <= job.now:
+        job.end(pending_stop.phase, f"{pending_stop.reason}; its state could not be written in time")
         return
     if job.ring.running:
         if job.ring.up:  # until then they are sent the state, or restore it
@@ -64,20 +63,22 @@ def proceed(job: State) -> None:
     if not holders:
         newest = job.checkpoints.step
         kept = f"the newest checkpoint is of step {newest:,}" if newest else "there is no checkpoint"
-        job.end(farewell.phase, f"{farewell.reason}; no worker holds its state, {kept}")
+        job.end(pending_stop.phase, f"{pending_stop.reason}; no worker holds its state, {kept}")
         return
     last = max(holders, key=lambda w: (w.step, -w.id))
     if job.checkpoints.has(last.step):
         training.go_on_from(job, last.step)  # so far it is
         job.step = last.step
-        job.end(farewell.phase, f"{farewell.reason}; its state is in the checkpoint of step {last.step:,}")
+        job.end(
+            pending_stop.phase, f"{pending_stop.reason}; its state is in the checkpoint of step {last.step:,}"
+        )
     elif job.exporter is None:  # who saves the model has written the state before
         job.do(*job.checkpoints.write([last], job.now))
 
 
 def needs_a_ring(job: State) -> bool:
-    """Nobody holds the state now, and workers come that bring copies: they take it up in a ring first."""
-    if job.farewell is None or job.pool.any(_holds):
+    """True if the state is only in snapshots, so a ring must load it before the job can stop."""
+    if job.pending_stop is None or job.pool.any(_holds):
         return False
     copies = any(copy.step >= job.checkpoints.step for copy in job.pool.copies.values())
     awaited = job.copies_awaited > 0 and job.copies_until > job.now
@@ -85,36 +86,36 @@ def needs_a_ring(job: State) -> bool:
 
 
 def failed(job: State, why: str) -> None:
-    """The state could not be written."""
-    if (farewell := job.farewell) is None or job.ending is not None:
+    """Handle a checkpoint of a pending stop that could not be written."""
+    if (pending_stop := job.pending_stop) is None or job.ending is not None:
         return
-    if farewell.force:
-        job.end(farewell.phase, f"{farewell.reason}; its state could not be written: {why}")
+    if pending_stop.force:
+        job.end(pending_stop.phase, f"{pending_stop.reason}; its state could not be written: {why}")
     else:
         _give_up(job, why)
 
 
-def meet_the_deadline(job: State) -> None:
-    """End the job if it has been active for as long as is allowed."""
-    at, farewell = _deadline(job), job.farewell
+def enforce_deadline(job: State) -> None:
+    """End the job if it has been active for activeDeadlineSeconds."""
+    at, pending_stop = _deadline(job), job.pending_stop
     if at is None or at > job.now or job.ending is not None:
         return
     until = job.now + LAST_SECONDS
-    if farewell is not None:
-        if farewell.until is None:  # people have asked for its end already
-            job.farewell = replace(farewell, force=True, until=until)
+    if pending_stop is not None:
+        if pending_stop.until is None:  # a stop was requested already
+            job.pending_stop = replace(pending_stop, force=True, until=until)
         return
     why = f"DeadlineExceeded: the job has been active for {job.active_deadline:,} s (activeDeadlineSeconds)"
     job.notice(Reason.DeadlineExceeded, why)
     if job.checkpoints.enabled:
-        begin(job, Farewell(Phase.Failed, why, force=True, until=until))
+        begin(job, PendingStop(Phase.Failed, why, force=True, until=until))
     else:
         job.end(Phase.Failed, why)
 
 
 def deadlines(job: State) -> tuple[float | None, float | None]:
-    """When time alone ends it."""
-    return _deadline(job), job.farewell.until if job.farewell is not None else None
+    """Times of the deadline and of the forced end of a pending stop; None if there is none."""
+    return _deadline(job), job.pending_stop.until if job.pending_stop is not None else None
 
 
 def _deadline(job: State) -> float | None:
@@ -124,7 +125,7 @@ def _deadline(job: State) -> float | None:
 
 
 def _give_up(job: State, why: str) -> None:
-    job.farewell, job.not_stopped, job.regroup_at = None, why, job.now
+    job.pending_stop, job.stop_failure, job.regroup_at = None, why, job.now
     job.notice(Reason.StopFailed, f"the job is not stopped: {why}")
 
 

@@ -14,6 +14,7 @@ from edl.contract.reasons import Reason
 from edl.contract.steps import Steps
 from edl.master.core import effects as ef
 from edl.master.core import events as ev
+from edl.master.core import facts
 from edl.master.core.state import State, TrainTask
 from edl.master.core.workers import NO_RING
 from edl.text import how_many
@@ -69,7 +70,7 @@ def progress(job: State, step: int) -> None:
 
 def epoch_ended(job: State, event: ev.EpochEnded) -> None:
     """Every member has all steps of so many epochs."""
-    job.epoch_loss = fullest(job.epoch_loss, event.loss)
+    job.epoch_loss = latest_loss(job.epoch_loss, event.loss)
     if job.train is not None:
         job.epoch_metrics = event.metrics
         means = ({"loss": event.loss.mean} if event.loss else {}) | event.metrics
@@ -84,7 +85,7 @@ def evaluated(job: State, event: ev.Evaluated) -> None:
     known = job.evaluations.get(event.split)
     if job.train is None or (known is not None and known.step == event.step):
         return
-    job.evaluations[event.split] = ev.Evaluation(event.step, event.records, event.metrics)
+    job.evaluations[event.split] = facts.Evaluation(event.step, event.records, event.metrics)
     # Do not log an evaluation again that is repeated after a loss of state.
     repeated = event.step <= job.evaluations_told.get(event.split, -1)
     job.evaluations_told[event.split] = max(event.step, job.evaluations_told.get(event.split, -1))
@@ -204,7 +205,7 @@ def went_back(job: State, event: ev.JoinedRing) -> None:
     reach(job, task, step)
 
 
-def fullest(known: ev.EpochLoss | None, told: ev.EpochLoss | None) -> ev.EpochLoss | None:
+def latest_loss(known: facts.EpochLoss | None, told: facts.EpochLoss | None) -> facts.EpochLoss | None:
     """Of the latest epoch, what the worker says that has seen the most of it: newcomers have seen less."""
     if known is None or told is None:
         return told or known

@@ -15,7 +15,7 @@ from typing import Any
 from edl.contract.heartbeats import Staleness
 from edl.contract.ids import WorkerId
 from edl.master.core import events as ev
-from edl.master.core import ps, silence, training
+from edl.master.core import facts, ps, silence, training
 from edl.master.core.job import Job
 from edl.master.core.ring import Change
 from edl.master.core.workers import OUT, UP
@@ -27,7 +27,7 @@ MOST_NAMED = 5  # workers, where more do not help
 def status(
     job: Job,
     now: float,
-    beats: Mapping[WorkerId, ev.Heartbeat] = MappingProxyType({}),
+    beats: Mapping[WorkerId, facts.Heartbeat] = MappingProxyType({}),
     ahead: ev.Progress | None = None,
 ) -> dict[str, Any]:
     """The job now: phase, progress, workers, the last changes of the ring, what elasticity cost.
@@ -47,7 +47,7 @@ def status(
         w.id: b for w in job.pool if (b := beats.get(w.id)) and w.in_ring and b.generation == ring.generation
     }
     rate = sum(beat.rate for beat in here.values())
-    loss = training.fullest(job.epoch_loss, ahead.epoch_loss)
+    loss = training.latest_loss(job.epoch_loss, ahead.epoch_loss)
     now_on = _pass(job, ahead)
     return {
         "phase": job.phase,
@@ -95,7 +95,7 @@ def status(
         "began_with": job.began_with,
         "predictions": job.config.prediction.dir if job.config.mode == "predict" else "",
         "checkpoint": _checkpoint(job, now),
-        "stop": {"id": job.stop_asked, "failed": job.not_stopped} if job.stop_asked else None,
+        "stop": {"id": job.stop_request_id, "failed": job.stop_failure} if job.stop_request_id else None,
         "failures": job.failure_count,
         "degraded": dict(job.degraded),
         "waits": ps.waits(job, now) or _waits(here),
@@ -189,7 +189,7 @@ def _checkpoint(job: Job, now: float) -> dict[str, Any] | None:
     return {"dir": job.config.checkpoint.dir, "step": found.step, "seconds_ago": age, "bytes": found.nbytes}
 
 
-def _waits(beats: Mapping[WorkerId, ev.Heartbeat]) -> str:
+def _waits(beats: Mapping[WorkerId, facts.Heartbeat]) -> str:
     """For which server a worker waits though that answers the master; empty: none does."""
     found = [(beat.waits, worker) for worker, beat in beats.items() if beat.waits is not None]
     if not found:

@@ -21,6 +21,7 @@ from edl.contract.phases import WorkerState
 from edl.contract.ranges import RangeSet
 from edl.errors import EdlError
 from edl.master.core import events as ev
+from edl.master.core import facts
 
 NEXT = {
     (WorkerState.PENDING, "seen"): WorkerState.STARTING,
@@ -127,7 +128,7 @@ class WorkerRecord:
     in_broken_ring: bool = False  # when it was lost, its ring had lost somebody else before
     failure_reason: str = ""  # why it is lost: as it reported itself, or the reason why it was given up
     speed: float = 0.0  # records per second of computing; 0: not known
-    sample_loss: ev.SampleLoss | None = None  # as it reported it, once it is admitted
+    sample_loss: facts.SampleLoss | None = None  # as it reported it, once it is admitted
 
     @property
     def kind(self) -> Kind:

@@ -28,7 +28,7 @@ from edl.contract.phases import WorkerState
 from edl.errors import ConfigError, EdlError
 from edl.full_disk import PASSING
 from edl.journal.format import Head, JournalDamaged, JournalReader, Link, head_of, last_chain, segments
-from edl.journal.proof import NOT_A_MASTERS, AuditFailed, Books
+from edl.journal.proof import NOT_A_MASTERS, AuditFailed, JournalProof
 from edl.master.core import effects as ef
 from edl.master.core import events as ev
 from edl.master.core import past, snapshot
@@ -71,10 +71,10 @@ class Journal:
         self._lock = threading.Lock()  # a master that is cancelled closes it while a segment begins
         self._file, self._segment = -1, full_at
         self._earlier: list[tuple[Path, int]] = []  # segments and their bytes
-        self._books, after = self._go_on()
+        self._proof, after = self._go_on()
         self.link = Link(0, after)  # how far it is written
         self._begin(None)
-        self._books.begin(spec.values)
+        self._proof.begin(spec.values)
 
     def write(self, now: float, event: ev.Event, effects: list[ef.Effect]) -> None:
         """Note an event, and go on in another segment when this one is full."""
@@ -139,16 +139,16 @@ class Journal:
         self._flush()
 
     def _note(self, entry: dict[str, Any]) -> None:
-        """Keep the books. What is wrong with them, an audit is to say: the job goes on."""
-        if self._books.wrong:
+        """Update the proof. An error in it is recorded for an audit, and the job continues."""
+        if self._proof.wrong:
             return
         where = f"segment {self._number}, line {self.link.lines}"
         try:
-            self._books.note(entry, where)
+            self._proof.note(entry, where)
         except AuditFailed as error:
-            self._books.wrong = str(error)
+            self._proof.wrong = str(error)
         except NOT_A_MASTERS as error:
-            self._books.wrong = f"{where}: {type(error).__name__}: {error}"
+            self._proof.wrong = f"{where}: {type(error).__name__}: {error}"
 
     def _flush(self) -> None:
         try:
@@ -162,8 +162,8 @@ class Journal:
 
     # --- segments
 
-    def _go_on(self) -> tuple[Books, str]:
-        """From what is there: the books over the segments of this run, and the last `chain` of them."""
+    def _go_on(self) -> tuple[JournalProof, str]:
+        """Load the proof of the existing segments of this run, and the last `chain` of them."""
         directory = self._path.parent
         _delete(directory.glob(f".{self._path.name}.*"))  # half a head, of a master that was killed
         paths = artifacts.journals(directory)
@@ -185,7 +185,7 @@ class Journal:
             if path == self._path and isinstance(said := head_of(path).get("number"), int):
                 self._number = max(said, self._number)  # an earlier edl did not say it
             self._earlier.append((artifacts.segment(directory, self._number), path.stat().st_size))
-        return _books_after(paths[-1]) if paths else (Books(), "")
+        return _proof_after(paths[-1]) if paths else (JournalProof(), "")
 
     def _begin(self, state: Any) -> None:
         """Put a new segment in place, and delete as many of the oldest as there is no room for.
@@ -195,7 +195,7 @@ class Journal:
         """
         most = self._spec.config.journal.max_bytes
         number = self._number + 1
-        proof = self._books.dump() if number > 1 else None
+        proof = self._proof.dump() if number > 1 else None
 
         def sealed(oldest: int) -> tuple[Link, bytes]:
             head = Head(self._run_id, number, oldest, self.link.chain, self._spec.values, proof, state)
@@ -360,19 +360,19 @@ def silent_seconds(output: Path) -> float:
     return max(0.0, time.time() - artifacts.journals(output)[-1].stat().st_mtime)
 
 
-def _books_after(path: Path) -> tuple[Books, str]:
-    """The books after the last line of a segment, and its `chain`. If it cannot be read, they say why."""
+def _proof_after(path: Path) -> tuple[JournalProof, str]:
+    """Return the proof after the last line of a segment, and its `chain`; `wrong` is set on errors."""
     try:
         reader = JournalReader(path)
-        books = Books.load(reader.head["proof"])
+        proof = JournalProof.load(reader.head["proof"])
         if reader.begins:
-            books.begin(reader.head["values"])
+            proof.begin(reader.head["values"])
         for number, entry in reader:
-            if not books.wrong:
-                books.note(entry, f"segment {reader.number}, line {number}")
+            if not proof.wrong:
+                proof.note(entry, f"segment {reader.number}, line {number}")
     except (EdlError, *NOT_A_MASTERS) as error:
-        return Books(wrong=_brief(error)), last_chain(path)
-    return books, reader.link.chain
+        return JournalProof(wrong=_brief(error)), last_chain(path)
+    return proof, reader.link.chain
 
 
 def _run_of(path: Path) -> str:

@@ -1,10 +1,9 @@
-"""The parameter servers of a job of which only its workers can say whether it needs any (mode=auto).
+"""The parameter servers of a job with mode=auto, which has servers only if its model needs them.
 
-Until the core has decided, there are none, and nobody waits for any. Then they are those of a job that had
-them from its beginning.
+Until the core has decided, there are no servers, and nothing waits for them.
 
-Promise: once the core has said that there are servers, it is told when all of them listen, or why they never
-will. A job without servers pays nothing.
+Promise: once the core has decided for servers, it is notified when all of them listen, or why they cannot.
+A job without servers costs nothing.
 """
 
 from __future__ import annotations
@@ -20,12 +19,12 @@ from edl.master.parameter_servers.monitor import Emit, NoServers, ParameterServe
 from edl.text import plain
 
 
-class Undecided:
-    """Those of one job.
+class DeferredServers:
+    """Parameter servers that are made once the mode is decided.
 
     Args:
-        emit: takes ServersReady and ServerExited.
-        make: the servers of the job as it has been decided, which may be none.
+        emit: called with ServersReady and ServerExited.
+        make: makes the servers of the decided job, which may be `NoServers`.
     """
 
     def __init__(self, emit: Emit, make: Callable[[], ParameterServers]):

@@ -129,7 +129,7 @@ class NoServers:
         pass
 
 
-class Named:
+class RemoteServers:
     """Servers that are started elsewhere, at addresses that are known beforehand.
 
     Args:
@@ -144,13 +144,13 @@ class Named:
 
     def __init__(
         self, emit: Emit, token: Callable[[], str], address: Callable[[int], str], servers: int,
-        scale: Callable[[int], None] = lambda servers: None, patience: float = math.inf,
+        scale: Callable[[int], None] = lambda servers: None, listen_timeout: float = math.inf,
         running: Callable[[], int | None] = lambda: 0,
     ):  # fmt: skip
         self._running = running
         self._begins = True  # a ring of an earlier master may be about to move rows to servers that run
         self._emit, self._address, self._wanted, self._scale = emit, address, servers, scale
-        self._further = Further(patience, self._give_up)
+        self._pending = PendingServers(listen_timeout, self._give_up)
         self._scaled = 0
         self._watch = Watch(emit, token, servers, self._looked)
         self._listening = asyncio.Event()  # all that were wanted did, once
@@ -198,7 +198,7 @@ class Named:
             answers = self._told == self._wanted == effect.wanted
             if answers:
                 self._wanted = self._told = effect.servers
-                self._further.forget()
+                self._pending.forget()
             if answers or self._asked == effect.wanted:
                 self._asked = 0
             self._most = max(self._wanted, effect.servers)
@@ -233,17 +233,17 @@ class Named:
         if self._have == self._wanted and not self._asked and (there or 0) <= self._wanted:
             self._begins = False
             self._most = self._wanted
-            self._further.forget()
+            self._pending.forget()
             self._run(self._wanted)
             return  # until another server says otherwise, of a newer generation
         self._most = max(self._most, self._have, there or 0)
         self._find()
         self._run(self._most)
-        self._further.wait_for(self._wanted)
+        self._pending.wait_for(self._wanted)
         if self._watch.answers(self._wanted):
             self._begins = False
             self._told = self._asked = self._wanted
-            self._further.forget()
+            self._pending.forget()
             addresses = tuple(self._address(index) for index in range(self._most))
             self._emit(ev.ServersReady(self._wanted, addresses))
 
@@ -254,11 +254,11 @@ class Named:
         self._emit(ev.ServersGivenUp(self._wanted, self._have, why))
 
     async def close(self, ended: bool) -> None:
-        self._further.forget()
+        self._pending.forget()
         await self._watch.close()
 
 
-class Further:
+class PendingServers:
     """Servers that are to be further ones, while they do not all listen.
 
     Args:
@@ -266,8 +266,8 @@ class Further:
         give_up: is called with these, when they have passed.
     """
 
-    def __init__(self, patience: float, give_up: Callable[[float], None]):
-        self._patience, self._give_up = patience, give_up
+    def __init__(self, listen_timeout: float, give_up: Callable[[float], None]):
+        self._listen_timeout, self._give_up = listen_timeout, give_up
         self._servers = 0
         self._timer: asyncio.TimerHandle | None = None
 
@@ -277,9 +277,9 @@ class Further:
             return
         self.forget()
         self._servers = servers
-        if self._patience < math.inf:
+        if self._listen_timeout < math.inf:
             loop = asyncio.get_running_loop()
-            self._timer = loop.call_later(self._patience, self._give_up, self._patience)
+            self._timer = loop.call_later(self._listen_timeout, self._give_up, self._listen_timeout)
 
     def forget(self) -> None:
         """They listen, or are not wanted any more."""

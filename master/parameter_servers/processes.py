@@ -29,7 +29,7 @@ from edl.contract.own_modules import module_command
 from edl.master.backends.base import Tasks, described, last_line
 from edl.master.core import effects as ef
 from edl.master.core import events as ev
-from edl.master.parameter_servers.monitor import RESTARTING, Emit, Further, Watch
+from edl.master.parameter_servers.monitor import RESTARTING, Emit, PendingServers, Watch
 
 REFUSED = 2  # exit code: its arguments are invalid, or its address is taken
 MOST_IN_VAIN = 5  # starts in a row that come to nothing
@@ -121,7 +121,7 @@ class ServerProcesses:
         token: str,
         command: Sequence[str] = (),
         environment: Mapping[str, str] = os.environ,
-        patience: float = math.inf,
+        listen_timeout: float = math.inf,
     ):
         self._emit, self._plan, self._token = emit, plan, token
         self._command, self._environment = command or module_command("edl.ps"), environment
@@ -130,7 +130,7 @@ class ServerProcesses:
         self._tasks = Tasks()
         self._known = asyncio.Event()  # all addresses are
         self._wanted = self._have = plan.servers
-        self._further = Further(patience, self._too_late)
+        self._pending = PendingServers(listen_timeout, self._too_late)
         self._asked = False  # for that number, and nobody has been told that so many listen
         self._leaving: list[_Server] = []
         self._closing = False
@@ -172,7 +172,7 @@ class ServerProcesses:
         self._watch.resize(len(self._servers))
         for server in more:
             self._start(server)
-        self._further.wait_for(servers)
+        self._pending.wait_for(servers)
         self._tell_if_ready()
 
     def perform(self, effect: ef.Effect) -> None:
@@ -187,7 +187,7 @@ class ServerProcesses:
         # Otherwise the core decided before it learned of the number that is wanted now: that one stands.
         if not self._asked and self._wanted == effect.wanted:
             self._wanted = effect.servers
-            self._further.forget()
+            self._pending.forget()
         needed = max(self._wanted, effect.servers)
         for server in self._servers[needed:]:
             server.leaving = True
@@ -199,7 +199,7 @@ class ServerProcesses:
     def _tell_if_ready(self) -> None:
         if self._asked and all(server.listened for server in self._servers[: self._wanted]):
             self._asked = False
-            self._further.forget()
+            self._pending.forget()
             self._emit(ev.ServersReady(self._wanted, self._addresses()))
 
     def _too_late(self, seconds: float) -> None:
@@ -224,7 +224,7 @@ class ServerProcesses:
     async def close(self, ended: bool) -> None:
         """End them, by force if need be. Returns when none is left."""
         self._closing = True
-        self._further.forget()
+        self._pending.forget()
         await self._watch.close()
         for server in [*self._servers, *self._leaving]:
             _signal(server, signal.SIGTERM)

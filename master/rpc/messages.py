@@ -17,9 +17,10 @@ from edl.contract.proto import edl_pb2 as pb
 from edl.contract.ranges import RangeSet
 from edl.master.core import effects as ef
 from edl.master.core import events as ev
+from edl.master.core import facts
 
 
-def event_of(worker: WorkerId, message: pb.FromWorker) -> ev.Event | ev.Heartbeat | None:
+def event_of(worker: WorkerId, message: pb.FromWorker) -> ev.Event | facts.Heartbeat | None:
     """What a worker's message means, if it is one for the master itself."""
     g = Generation(message.generation)
     match message.WhichOneof("body"):
@@ -70,7 +71,7 @@ def event_of(worker: WorkerId, message: pb.FromWorker) -> ev.Event | ev.Heartbea
             waited = None
             if beat.HasField("waits"):
                 waited = ServerWait(waits.server, waits.call, waits.seconds, waits.why)
-            return ev.Heartbeat(
+            return facts.Heartbeat(
                 worker,
                 g,
                 beat.step,
@@ -119,7 +120,7 @@ def hello_of(worker: WorkerId, hello: pb.Hello) -> ev.Hello:
     return ev.Hello(worker, hello.resumes, hello.brings_state)
 
 
-def ended_before(s: pb.Succession) -> ev.Gone:
+def ended_before(s: pb.Predecessor) -> ev.Gone:
     """How the process before one has ended, of the worker that their place was made for."""
     code = None if s.signal else s.code
     return ev.Gone(WorkerId(s.place), code=code, signal=s.signal, why=s.why)
@@ -129,11 +130,12 @@ def message_of(effect: ef.Effect) -> tuple[Sequence[WorkerId], pb.ToWorker] | No
     """What the effect says, and to whom: the same to all of them; None: it is another adapter's."""
     match effect:
         case ef.Form(generation, members, root, sync, epochs, shares, layout, step, joining, round, turn,
-                     servers, addresses, distrusted, distrust):  # fmt: skip
+                     servers, addresses, untrusted_up_to, untrusted_reason):  # fmt: skip
             form = pb.Form(
                 members=members, root=root, sync=sync, epochs=epochs, shares=shares,
                 layout=pb.Layout(**asdict(layout)), step=step, joining=joining, round=round, turn=turn,
-                servers=servers, addresses=addresses, distrusted=distrusted, distrust=distrust,
+                servers=servers, addresses=addresses, untrusted_up_to=untrusted_up_to,
+                untrusted_reason=untrusted_reason,
             )  # fmt: skip
             return members, pb.ToWorker(generation=generation, form=form)
         case ef.Train(generation, members, epochs):
@@ -165,23 +167,23 @@ def _metrics(metrics: Mapping[str, float]) -> dict[str, float | None]:
     return {name: _finite(value) for name, value in metrics.items()}
 
 
-def _epoch_loss(loss: pb.EpochLoss) -> ev.EpochLoss | None:
+def _epoch_loss(loss: pb.EpochLoss) -> facts.EpochLoss | None:
     mean = _finite(loss.mean)
-    return None if mean is None else ev.EpochLoss(loss.epoch, loss.records, mean)
+    return None if mean is None else facts.EpochLoss(loss.epoch, loss.records, mean)
 
 
-def _sample_loss(message: pb.Ready | pb.Resume) -> ev.SampleLoss | None:
+def _sample_loss(message: pb.Ready | pb.Resume) -> facts.SampleLoss | None:
     if not message.HasField("sample_loss") or (loss := _finite(message.sample_loss.loss)) is None:
         return None
-    return ev.SampleLoss(loss, message.sample_loss.tolerance)
+    return facts.SampleLoss(loss, message.sample_loss.tolerance)
 
 
 def _layout(layout: pb.Layout) -> Layout:
     return Layout(layout.records, layout.block, layout.shards)
 
 
-def _failed(parts: Iterable[pb.PartFailed]) -> tuple[ev.PartFailed, ...]:
-    return tuple(ev.PartFailed(p.part, p.why, p.traceback) for p in parts)
+def _failed(parts: Iterable[pb.PartFailed]) -> tuple[facts.PartFailed, ...]:
+    return tuple(facts.PartFailed(p.part, p.why, p.traceback) for p in parts)
 
 
 def _finite(value: float) -> float | None:

@@ -26,6 +26,7 @@ from edl.contract.proto import edl_pb2_grpc as rpc
 from edl.errors import EdlError
 from edl.master.core import effects as ef
 from edl.master.core import events as ev
+from edl.master.core import facts
 from edl.master.parameter_servers.monitor import NoServers, ParameterServers
 from edl.master.rpc.authority import Alone, Authority
 from edl.master.rpc.checkpoint_parts import CheckpointParts
@@ -54,7 +55,7 @@ class Handler(Protocol):
 
     run_id: RunId
 
-    def emit(self, said: ev.Event | ev.Heartbeat) -> None:
+    def emit(self, said: ev.Event | facts.Heartbeat) -> None:
         """Take what was said, in the order in which it was heard."""
 
     def status(self, now: float) -> dict[str, Any]:
@@ -89,7 +90,7 @@ class Handler(Protocol):
     def vacant(self) -> WorkerId | None:
         """A worker that is needed and that nobody has started, for one that comes without an id."""
 
-    async def succeed(self, ended: ev.Gone) -> WorkerId | None:
+    async def replace_in_place(self, ended: ev.Gone) -> WorkerId | None:
         """The worker that is needed in the place of one that has ended so. Waits a while for one."""
 
 
@@ -111,7 +112,7 @@ class Server(rpc.MasterServicer):
         listener: Listener,
         config_json: str,
         output: str,
-        patience: float = 0.0,
+        outage_timeout: float = 0.0,
         salvage: str = "",
         authority: Authority = Alone(),  # noqa: B008
         servers: ParameterServers = NoServers(),  # noqa: B008
@@ -119,7 +120,7 @@ class Server(rpc.MasterServicer):
         self._servers = servers
         self._addresses: tuple[str, ...] = ()  # of the servers, once they are known
         self._handler, self._run_id, self._authority = handler, handler.run_id, authority
-        self._config_json, self._output, self._patience = config_json, output, patience
+        self._config_json, self._output, self._outage_timeout = config_json, output, outage_timeout
         self._salvage = salvage
         self._listener = listener
         self._telling: asyncio.Task[None] | None = None  # who acts
@@ -154,10 +155,10 @@ class Server(rpc.MasterServicer):
         while True:
             standbys = self._authority.standbys
             if standbys or told:
-                acting = pb.Acting(term=self._authority.term, standbys=standbys)
+                acting = pb.ActiveMaster(term=self._authority.term, standbys=standbys)
                 # Where something waits the authority is in doubt: it need not be said twice.
                 heard = [worker for worker, outbox in self._streams.items() if not len(outbox)]
-                self._send(heard, pb.ToWorker(acting=acting))
+                self._send(heard, pb.ToWorker(active_master=acting))
             told = standbys
             await asyncio.sleep(SAYS_SECONDS)
 
@@ -194,7 +195,7 @@ class Server(rpc.MasterServicer):
 
     def _welcome(self, worker: WorkerId) -> pb.Welcome:
         return pb.Welcome(config=self._config_json, output=self._output, worker=worker,
-                          master_outage_timeout_seconds=self._patience, salvage=self._salvage,
+                          master_outage_timeout_seconds=self._outage_timeout, salvage=self._salvage,
                           rehearse=worker == self._rehearser, servers=self._addresses)  # fmt: skip
 
     def changed(self) -> None:
@@ -259,8 +260,8 @@ class Server(rpc.MasterServicer):
         """Which worker it is; None: none that is needed."""
         if hello.worker >= 0:
             return WorkerId(hello.worker)
-        if hello.HasField("succeeds"):
-            return await self._handler.succeed(ended_before(hello.succeeds))
+        if hello.HasField("predecessor"):
+            return await self._handler.replace_in_place(ended_before(hello.predecessor))
         worker = self._handler.vacant()
         while worker in self._streams:  # of one that came a moment ago: not heard yet
             await asyncio.sleep(0)
@@ -285,10 +286,10 @@ class Server(rpc.MasterServicer):
                 elif worker not in self._fenced and (event := event_of(worker, message)) is not None:
                     self._rehearsed |= worker == self._rehearser and isinstance(event, ev.Ready)
                     self._handler.emit(event)
-                    if isinstance(event, ev.Heartbeat):
+                    if isinstance(event, facts.Heartbeat):
                         self.changed()
                     elif isinstance(event, ev.Saved):
-                        self._send((worker,), pb.ToWorker(noted=pb.Noted()))
+                        self._send((worker,), pb.ToWorker(ack=pb.Ack()))
         outbox.close()
 
     def _meet(self, worker: WorkerId, message: pb.FromWorker) -> None:

@@ -39,7 +39,7 @@ class StandbyServer(RefusingServer, rpc.StandbyServicer):
     ):
         super().__init__(listener)
         self._changed, self._vouch = changed, vouch
-        self._words: dict[object, pb.Word] = {}  # by stream
+        self._words: dict[object, pb.MasterReport] = {}  # by stream
         self._witnesses: set[int] = set()
         self._term = 0
 
@@ -67,7 +67,9 @@ class StandbyServer(RefusingServer, rpc.StandbyServicer):
 
     # --- calls
 
-    async def Witness(self, requests: AsyncIterator[pb.Word], context: Context) -> AsyncIterator[pb.Acting]:
+    async def ReportMasterLost(
+        self, requests: AsyncIterator[pb.MasterReport], context: Context
+    ) -> AsyncIterator[pb.ActiveMaster]:
         await context.send_initial_metadata(((ADMITTED, "yes"),))
         stream = object()
 
@@ -83,14 +85,14 @@ class StandbyServer(RefusingServer, rpc.StandbyServicer):
         try:
             await asyncio.wait((hearing, over), return_when=asyncio.FIRST_COMPLETED)
             if self._term:
-                yield pb.Acting(term=self._term)
+                yield pb.ActiveMaster(term=self._term)
         finally:
             hearing.cancel()
             over.cancel()
             self._words.pop(stream, None)
 
-    async def Vouch(self, request: pb.Renewal, context: Context) -> pb.Vouched:
-        return pb.Vouched(yes=not self._over.is_set() and self._vouch(request.term))
+    async def ConfirmLease(self, request: pb.LeaseRenewal, context: Context) -> pb.LeaseConfirmation:
+        return pb.LeaseConfirmation(yes=not self._over.is_set() and self._vouch(request.term))
 
     async def Watch(self, request: pb.WatchRequest, context: Context) -> AsyncIterator[pb.Status]:
         await self._refuse(context)
@@ -120,7 +122,9 @@ async def vouches(
     metadata = (("authorization", f"Bearer {token}"),)
     try:
         async with connect(address, options) as channel:
-            call = rpc.StandbyStub(channel).Vouch(pb.Renewal(term=term), metadata=metadata, timeout=seconds)
+            call = rpc.StandbyStub(channel).ConfirmLease(
+                pb.LeaseRenewal(term=term), metadata=metadata, timeout=seconds
+            )
             return bool((await call).yes)
     except (grpc.aio.AioRpcError, EdlError):
         return False

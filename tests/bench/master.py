@@ -36,7 +36,7 @@ from edl.contract.tokens import Tokens
 from edl.log import log_at
 from edl.master.core import effects as ef
 from edl.master.core import events as ev
-from edl.master.core import snapshot
+from edl.master.core import facts, snapshot
 from edl.master.core.job import Job
 from edl.master.journal.journal import Journal
 from edl.master.loop import Master
@@ -95,13 +95,13 @@ def core(workers: int) -> Core:
     parsed = config.parse(a_spec(workers))
     job, telemetry, now = Job(parsed), Telemetry(parsed), 0.0
 
-    def tell(said: ev.Event | ev.Heartbeat, after: float = 1e-5) -> None:
+    def tell(said: ev.Event | facts.Heartbeat, after: float = 1e-5) -> None:
         nonlocal now
         now += after
         for event in telemetry.hears(said, now):
             job.handle(event, now)
 
-    def each(say: Callable[[WorkerId], ev.Event | ev.Heartbeat]) -> float:
+    def each(say: Callable[[WorkerId], ev.Event | facts.Heartbeat]) -> float:
         """Seconds of CPU until all members have said it."""
         members = job.ring.members
         began = time.process_time()
@@ -122,7 +122,7 @@ def core(workers: int) -> Core:
     each(lambda m: ev.JoinedRing(m, job.ring.generation, 0))
     start = time.process_time() - began
     stepped = each(lambda m: ev.Stepped(m, job.ring.generation, 1, 0.0, 0, 0.0))
-    beat = min(each(lambda m: ev.Heartbeat(m, job.ring.generation, 1, 1.0, 0.5)) for _ in range(5))
+    beat = min(each(lambda m: facts.Heartbeat(m, job.ring.generation, 1, 1.0, 0.5)) for _ in range(5))
     ticks = time.process_time()
     for _ in range(1000):
         tell(ev.Tick())
@@ -146,8 +146,8 @@ class Counting(Master):
 
     beats = 0
 
-    def emit(self, said: ev.Event | ev.Heartbeat) -> None:
-        self.beats += isinstance(said, ev.Heartbeat)
+    def emit(self, said: ev.Event | facts.Heartbeat) -> None:
+        self.beats += isinstance(said, facts.Heartbeat)
         super().emit(said)
 
 

@@ -57,7 +57,7 @@ class FakeBackend:
                 wait = 0.0 if not process.running else min(grace, self.end_seconds)
                 self._soon(wait, lambda: self._delete(process))
 
-    async def succeed(self, ended: ev.Gone) -> WorkerId | None:
+    async def replace_in_place(self, ended: ev.Gone) -> WorkerId | None:
         return None
 
     async def close(self) -> None:

@@ -29,6 +29,7 @@ from edl.journal import audit
 from edl.master.__main__ import processes, servers_of
 from edl.master.core import effects as ef
 from edl.master.core import events as ev
+from edl.master.core import facts
 from edl.master.loop import Master
 from edl.master.service import serve
 from edl.master.spec import JobSpec, checked
@@ -93,10 +94,10 @@ class Running:
         self._task: asyncio.Task[None] | None = None
         self._emit, self.master.emit = self.master.emit, self._hear  # type: ignore[method-assign]
 
-    def _hear(self, said: ev.Event | ev.Heartbeat) -> None:
+    def _hear(self, said: ev.Event | facts.Heartbeat) -> None:
         """Heartbeats are no events, but tests wait for what they tell."""
         self._emit(said)
-        self.heartbeats += isinstance(said, ev.Heartbeat)
+        self.heartbeats += isinstance(said, facts.Heartbeat)
         self._changed.set()
 
     def _observe(self, now: float, event: ev.Event, effects: list[ef.Effect]) -> None:

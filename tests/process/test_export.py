@@ -56,7 +56,7 @@ def noting(said: list[pb.FromWorker]) -> Session:
 
     def send(message: pb.FromWorker) -> None:
         said.append(message)
-        session.hear(pb.ToWorker(noted=pb.Noted()))
+        session.hear(pb.ToWorker(ack=pb.Ack()))
 
     session = Session(0, send, threading.Event())
     return session

@@ -22,7 +22,7 @@ CRASH = ev.Gone(WorkerId(1), signal="SIGSEGV")  # of the worker that the pod was
 
 def offers(job: Driven, ended: ev.Gone = CRASH) -> asyncio.Task[WorkerId | None]:
     """The supervisor of a pod has another process there."""
-    return asyncio.create_task(job.backend.succeed(ended))
+    return asyncio.create_task(job.backend.replace_in_place(ended))
 
 
 @pytest.mark.parametrize("first", ["the stream ends", "its successor asks"])

@@ -162,7 +162,7 @@ class Reign(Alone):
 
 async def test_a_worker_obeys_no_master_of_a_smaller_term_and_says_which_it_has_seen() -> None:
     def master(reign: Reign) -> Server:
-        return Server(Idle(), Listener(Tokens("a-token")), "{}", "", patience=60.0, authority=reign)
+        return Server(Idle(), Listener(Tokens("a-token")), "{}", "", outage_timeout=60.0, authority=reign)
 
     newer, older, newest = Reign(2), Reign(1), Reign(3)
     server = master(newer)

@@ -146,7 +146,7 @@ async def test_a_further_one_that_does_not_come_to_listen_is_given_up(
     events: asyncio.Queue[ev.Event] = asyncio.Queue()
     servers = ServerProcesses(
         events.put_nowait, Plan(1, "run", tmp_path / "servers", tmp_path, "127.0.0.1"), "a-token",
-        (sys.executable, "-c", FURTHER.format(does=does)), patience=1.0,
+        (sys.executable, "-c", FURTHER.format(does=does)), listen_timeout=1.0,
     )  # fmt: skip
     await servers.start()
     try:

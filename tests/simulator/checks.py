@@ -86,7 +86,9 @@ class Checks:
             return
         given_up = self.world.watchdog.stopped | {e.worker for e in effects if isinstance(e, ef.Fence)}
         there = [w for w in workers.values() if w.alive and not (w.fenced or w.failed)]
-        there = [w for w in there if not form.distrusted or w.worker.state.held_in > form.distrusted]
+        there = [
+            w for w in there if not form.untrusted_up_to or w.worker.state.held_in > form.untrusted_up_to
+        ]
         newest = self.world.job.checkpoints.step  # before which a copy that was left counts for nothing
         there = [w for w in there if not w.from_memory or w.step >= newest]
         kept = [w.id for w in there if w.has_state and w.id not in given_up]

@@ -10,6 +10,7 @@ from edl.contract.ids import Generation, WorkerId
 from edl.contract.layout import Layout
 from edl.errors import ModelError
 from edl.master.core import events as ev
+from edl.master.core import facts
 from tests.simulator import masters
 from tests.simulator.worker import FLIP, MOST_EPOCHS, Sim
 
@@ -179,7 +180,7 @@ class Faults:
                 job = self.world.job
                 ready = ev.Ready(w.id, Layout(self.world.size + 1))
                 if w.id % 2 and job.sample_loss is not None:  # the same records with different contents
-                    loss = ev.SampleLoss(2 * job.sample_loss.loss, 0.01)
+                    loss = facts.SampleLoss(2 * job.sample_loss.loss, 0.01)
                     ready = ev.Ready(w.id, job.train.layout, held_out=job.held_out, sample_loss=loss)
                 fleet.say(w, ready)
 
@@ -188,7 +189,7 @@ class Faults:
         say, old = self.world.fleet.say, Generation(max(0, self.world.job.ring.generation - 1))
         say(w, ev.LeftRing(w.id, old, w.step + 1, True, broken="late"))
         say(w, ev.JoinedRing(w.id, old, w.step + 1))
-        say(w, ev.Heartbeat(w.id, old, w.step + 1))
+        say(w, facts.Heartbeat(w.id, old, w.step + 1))
 
     def _repeat(self, w: Sim) -> None:
         """It says again what it has said."""

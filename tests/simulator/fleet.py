@@ -14,6 +14,7 @@ from edl.contract.layout import Layout
 from edl.contract.proto import edl_pb2 as pb
 from edl.master.core import effects as ef
 from edl.master.core import events as ev
+from edl.master.core import facts
 from edl.master.rpc.messages import event_of
 from edl.trainer.checkpoint.memory_copy import MemoryCopy
 from edl.trainer.ring.base import RingBroken
@@ -62,7 +63,7 @@ class Fleet:
         w.session.state.note(message)
         self.say(w, message)
 
-    def say(self, w: Sim, what: pb.FromWorker | ev.Event | ev.Heartbeat) -> None:
+    def say(self, w: Sim, what: pb.FromWorker | ev.Event | facts.Heartbeat) -> None:
         """The worker says something; it arrives a little later, in order."""
         event = event_of(w.id, what) if isinstance(what, pb.FromWorker) else what
         part = what if isinstance(what, pb.FromWorker) and what.HasField("checkpoint_part") else None

@@ -8,6 +8,7 @@ from edl.contract.ids import WorkerId
 from edl.contract.reasons import Reason
 from edl.master.core import effects as ef
 from edl.master.core import events as ev
+from edl.master.core import facts
 from edl.master.core.job import Job
 from edl.master.rpc.checkpoint_parts import CheckpointParts
 from edl.master.rpc.messages import message_of
@@ -28,7 +29,7 @@ class Master:
         self.job, self.epochs = Job(world.config), world.config.training.epochs  # that are wanted
         self.watchdog, self.telemetry = Watchdog(self.job), Telemetry(world.config)
         self.parts = CheckpointParts()
-        self._inbox: list[ev.Event | ev.Heartbeat] = []  # what waits while it does not listen
+        self._inbox: list[ev.Event | facts.Heartbeat] = []  # what waits while it does not listen
         self._awake_at = 0.0
         self._tick_at: float | None = None
 
@@ -40,7 +41,7 @@ class Master:
 
     # --- events
 
-    def hear(self, said: ev.Event | ev.Heartbeat) -> None:
+    def hear(self, said: ev.Event | facts.Heartbeat) -> None:
         """Something was said to it."""
         if not self.lives:
             return
@@ -49,7 +50,7 @@ class Master:
         else:
             self._hear(said)
 
-    def _hear(self, said: ev.Event | ev.Heartbeat) -> None:
+    def _hear(self, said: ev.Event | facts.Heartbeat) -> None:
         for event in self.telemetry.hears(said, self.clock.now):
             self._tell(event)
         self._set_timer()

@@ -73,8 +73,10 @@ class Delivery:
         self.members = [world.fleet.workers[m] for m in form.members]
         self.lock = nullcontext()
         root = world.fleet.workers[form.root]
-        distrusted = form.distrusted > 0 and root.worker.state.held_in <= form.distrusted
-        has_state = root.has_state and not distrusted and not (root.from_memory and root.step < form.step)
+        untrusted_up_to = form.untrusted_up_to > 0 and root.worker.state.held_in <= form.untrusted_up_to
+        has_state = (
+            root.has_state and not untrusted_up_to and not (root.from_memory and root.step < form.step)
+        )
         self._begins_at = root.step if has_state else None  # None once it has begun
         # Who has no state begins with the newest checkpoint.
         self._at_least = 0 if has_state else world.newest_checkpoint

@@ -20,7 +20,7 @@ from edl.contract.reasons import Reason
 from edl.contract.rows.placement import Arrangement
 from edl.master.core import effects as ef
 from edl.master.core import events as ev
-from edl.master.parameter_servers.monitor import ANSWER_SECONDS, LOOK_SECONDS, Named, Watch
+from edl.master.parameter_servers.monitor import ANSWER_SECONDS, LOOK_SECONDS, RemoteServers, Watch
 from edl.trainer.ps_client.async_client import StepServers
 from edl.trainer.ps_client.client import ParameterServers
 from edl.trainer.ps_client.multiplex import Failed
@@ -64,7 +64,7 @@ class Servers:
         self.places = [Place(self, index) for index in range(self.wanted)]
         self.went_back: list[int] = []  # to which step
         self.judged = False
-        self.backend: SimNamed | None = None
+        self.backend: SimRemoteServers | None = None
 
     @property
     def moves(self) -> bool:
@@ -84,14 +84,14 @@ class Servers:
 
     # --- as their masters see them
 
-    def another_master(self, hear: Callable[[ev.Event], None], acts: Callable[[], bool]) -> SimNamed:
+    def another_master(self, hear: Callable[[ev.Event], None], acts: Callable[[], bool]) -> SimRemoteServers:
         """One that knows what is wanted, and nothing else. Returns what it does about its servers.
 
         Args:
             hear: takes what happens to them.
             acts: whether it still does.
         """
-        self.backend = SimNamed(self, hear, acts)
+        self.backend = SimRemoteServers(self, hear, acts)
         at_once(self.backend.start())
         return self.backend
 
@@ -352,7 +352,7 @@ def at_once(coroutine: Coroutine[Any, Any, Any]) -> Any:
     raise AssertionError("it waits")
 
 
-class SimNamed(Named):
+class SimRemoteServers(RemoteServers):
     """What a master does about its servers."""
 
     def __init__(self, servers: Servers, hear: Callable[[ev.Event], None], acts: Callable[[], bool]):

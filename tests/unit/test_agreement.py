@@ -87,7 +87,7 @@ def test_a_member_that_differs_from_most_is_dropped_and_replaced_and_the_checkpo
     story.tell(ev.Gone(WorkerId(1), code=3))
     assert len(story.job.failures) == 1, "charged once"
     form = only(story.out(0, 2, step=6, broken="cut"), ef.Form)
-    assert (form.members, form.step, form.distrusted) == ((0, 2), 6, 0), "nothing is redone"
+    assert (form.members, form.step, form.untrusted_up_to) == ((0, 2), 6, 0), "nothing is redone"
     assert of(story.up(step=6), ef.Checkpoint), "at once"
     assert view.summary(story.job)["failures"][0]["worker"] == 1
     assert only(compared(story, "a", "a", step=8), ef.Commit).step == 8
@@ -115,11 +115,11 @@ def test_without_a_majority_all_go_back_to_the_newest_checkpoint_whatever_they_h
     assert "all go back to the newest checkpoint of step 3" in story.noticed(Reason.ReplicaDivergence)[0]
     story.tell(ev.Progress(generation, 9), ev.JoinedRing(WorkerId(0), generation, 0))
     form = only(story.out(0, 1, step=9, broken="cut"), ef.Form)
-    assert (form.step, form.sync, form.distrusted) == (3, True, generation)
-    assert form.distrust.startswith("at step 5 the members held different states")
+    assert (form.step, form.sync, form.untrusted_up_to) == (3, True, generation)
+    assert form.untrusted_reason.startswith("at step 5 the members held different states")
     assert not any(w.has_state for w in story.job.pool), "until they have read it"
     again = load(dump(story.job), story.job.config)
-    assert again.trust == story.job.trust
+    assert again.divergence == story.job.divergence
     story.up(step=3)
     assert story.noticed(Reason.Restored) == ["the state of step 3 is restored from d"]
     assert story.noticed(Reason.StateLost) == [], "nobody was lost"
@@ -167,7 +167,7 @@ def test_at_the_end_without_a_majority_all_go_back_and_without_checkpoints_the_j
     effects = finish(story, ("one", "other"))
     effects += story.waits(1.0)
     form = only(effects, ef.Form)
-    assert not of(effects, ef.Export) and (form.step, form.distrusted) == (3, 1)
+    assert not of(effects, ef.Export) and (form.step, form.untrusted_up_to) == (3, 1)
 
     without = a_story(workers=2, checkpoint={})
     assert not of(finish(without, ("one", "other")), ef.Export)

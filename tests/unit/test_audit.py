@@ -14,9 +14,10 @@ from edl.contract.ids import Generation, WorkerId
 from edl.contract.order import Layout
 from edl.contract.ranges import RangeSet
 from edl.journal import audit
-from edl.journal.proof import AuditFailed, Books
+from edl.journal.proof import AuditFailed, JournalProof
 from edl.master.core import effects as ef
 from edl.master.core import events as ev
+from edl.master.core import facts
 from edl.master.core.job import Job
 from tests.checkpoints import write
 from tests.invariants import Watchdog
@@ -177,7 +178,9 @@ def test_a_master_that_takes_over_before_the_first_ring_has_seen_all_steps(tmp_p
     story = Story(workers=1, joinDelaySeconds=0)
     story.job = Job(config.parse(story.values))
     story.watchdog = Watchdog(story.job)
-    story.tell(ev.Adopted((), 0, past=ev.Past({"starting": 3.0}, "starting"), active_seconds=3.0), ev.Begin())
+    story.tell(
+        ev.Adopted((), 0, past=facts.Past({"starting": 3.0}, "starting"), active_seconds=3.0), ev.Begin()
+    )
     assert "earlier master" not in verdict(story.running(0), tmp_path)
 
 
@@ -211,10 +214,10 @@ def test_states_that_differed_are_given_up_for_a_checkpoint_and_the_verdict_says
 def test_a_checkpoint_of_different_states_and_states_that_are_given_up_for_nothing_are_found() -> None:
     parts = {"type": "PartsWritten", "step": 5, "states": [["one", 1], ["", 3], ["other", 1]]}
     with pytest.raises(AuditFailed, match="though its parts are of different states"):
-        Books().note({"event": parts, "effects": [{"type": "Commit"}]}, "line 1")
-    form = {"type": "Form", "distrusted": 1}
+        JournalProof().note({"event": parts, "effects": [{"type": "Commit"}]}, "line 1")
+    form = {"type": "Form", "untrusted_up_to": 1}
     with pytest.raises(AuditFailed, match="line 2: the states of all members are given up, though none has"):
-        Books().note({"event": {"type": "Tick"}, "effects": [form]}, "line 2")
+        JournalProof().note({"event": {"type": "Tick"}, "effects": [form]}, "line 2")
 
 
 def test_checkpoints_of_the_job_that_are_still_there_are_read(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from edl.contract.ids import WorkerId
-from edl.master.core import balance
+from edl.master.core import balance, facts
 from edl.master.core import effects as ef
 from edl.master.core import events as ev
 from edl.master.core.workers import WorkerRecord
@@ -73,7 +73,7 @@ def beats(story: Story, *speeds: float, seconds: float, step: int = 1) -> list[e
     for _ in range(round(seconds)):
         generation, ring = story.job.ring.generation, story.job.ring.members
         for i, (w, speed) in enumerate(zip(ring, speeds, strict=True)):
-            effects += story.tell(ev.Heartbeat(w, generation, step, speed=speed), after=0.0 if i else 1.0)
+            effects += story.tell(facts.Heartbeat(w, generation, step, speed=speed), after=0.0 if i else 1.0)
     return effects
 
 

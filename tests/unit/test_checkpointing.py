@@ -482,7 +482,7 @@ def test_members_whose_state_counts_no_longer_go_back_to_the_checkpoint_whatever
     write(pair, 2)
     come_to_sum(5, *pair)
     cut(pair)
-    ring_of(*pair, generation=2, step=2, distrusted=1, distrust="they differ")
+    ring_of(*pair, generation=2, step=2, untrusted_up_to=1, untrusted_reason="they differ")
     for w in pair:
         assert w.says("joined_ring", 2).step == 2
 
@@ -494,14 +494,14 @@ def test_a_state_that_counts_no_longer_is_not_told_again_when_the_next_ring_brea
     come_to_sum(5, *pair)
     cut(pair)
     pair[1].hears(2, cut=pb.Cut())
-    pair[1].form(Circle(2), 2, [0, 1], distrusted=1, distrust="they differ", step=2)
+    pair[1].form(Circle(2), 2, [0, 1], untrusted_up_to=1, untrusted_reason="they differ", step=2)
     assert not pair[1].says("left_ring", 2).has_state
 
 
 def test_where_there_is_no_checkpoint_to_go_back_to_the_root_says_so(pair: list[Writer]) -> None:
     come_to_sum(2, *pair)
     cut(pair)
-    ring_of(*pair, generation=2, distrusted=1, distrust="they differ")
+    ring_of(*pair, generation=2, untrusted_up_to=1, untrusted_reason="they differ")
     error = pair[0].joined()
     assert isinstance(error, StatesDiffer)
     assert str(error) == "they differ. There is no checkpoint that they could go back to"

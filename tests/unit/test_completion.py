@@ -11,13 +11,13 @@ from edl.contract.ids import WorkerId
 from edl.contract.reasons import Reason
 from edl.master.core import effects as ef
 from edl.master.core import events as ev
-from edl.master.core import view
+from edl.master.core import facts, view
 from tests.invariants import replayed
 from tests.stories import Story, finish, of, only
 
 FIRST, SECOND = WorkerId(0), WorkerId(1)
-BROKEN = ev.PartFailed("evaluation", "ValueError: no such column", "Traceback: mine.py")
-FULL = ev.PartFailed("saving", "[Errno 28] No space left on device")
+BROKEN = facts.PartFailed("evaluation", "ValueError: no such column", "Traceback: mine.py")
+FULL = facts.PartFailed("saving", "[Errno 28] No space left on device")
 
 
 def finishing(workers: int = 2, **elastic: Any) -> Story:

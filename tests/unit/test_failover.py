@@ -11,7 +11,7 @@ from edl.contract.layout import Layout
 from edl.contract.reasons import Reason
 from edl.master.core import effects as ef
 from edl.master.core import events as ev
-from edl.master.core import past, view
+from edl.master.core import facts, past, view
 from edl.master.core.job import Job
 from tests.invariants import Watchdog
 from tests.stories import Story
@@ -26,7 +26,7 @@ class NewMaster:
     def __init__(
         self, *adopted: int, next_id: int = 0, pending: tuple[int, ...] = (), workers: int = 3, safe: int = 0,
         load_balancing: str = "none", began_with: str = "", prompt: tuple[int, ...] = (), mode: str = "auto",
-        past: ev.Past | None = None, active_seconds: float = 0.0,
+        past: facts.Past | None = None, active_seconds: float = 0.0,
     ):  # fmt: skip
         overrides = {
             "mode": mode, "workers": workers,
@@ -131,24 +131,24 @@ def test_the_summary_covers_what_the_job_did_under_earlier_masters() -> None:
 
 def test_the_time_without_a_master_is_no_training_where_the_ring_is_lost() -> None:
     seconds = {"useful": 50.0, "starting": 10.0}
-    new = NewMaster(0, 1, next_id=2, workers=2, past=ev.Past(seconds, "useful"), active_seconds=100.0)
+    new = NewMaster(0, 1, next_id=2, workers=2, past=facts.Past(seconds, "useful"), active_seconds=100.0)
     new.back(0, members=(0, 1))
     new.tell(ev.Gone(WorkerId(1), signal="SIGKILL"))
     goodput = new.job.goodput.at(new.now)
     assert goodput["useful"] == 50.0
     assert goodput["re-forming"] == pytest.approx(40.0, abs=0.1)
     assert sum(goodput.values()) == pytest.approx(view.status(new.job, new.now)["seconds"])
-    idle = NewMaster(0, next_id=1, past=ev.Past({"suspended": 3.0}, "suspended"), active_seconds=10.0)
+    idle = NewMaster(0, next_id=1, past=facts.Past({"suspended": 3.0}, "suspended"), active_seconds=10.0)
     assert idle.job.goodput.at(idle.now)["suspended"] == pytest.approx(10.0, abs=0.1)
 
 
 @pytest.mark.parametrize(
     ("known", "trained"),
-    [(ev.Past({"starting": 100.0}, "useful"), 240), (None, 340)],
+    [(facts.Past({"starting": 100.0}, "useful"), 240), (None, 340)],
     ids=["since the start", "an earlier edl"],
 )
 def test_the_last_holder_is_worth_all_that_it_may_have_trained_without_a_master(
-    known: ev.Past | None, trained: int
+    known: facts.Past | None, trained: int
 ) -> None:
     new = NewMaster(0, 1, next_id=2, workers=2, past=known, active_seconds=340.0)
     new.back(0, members=(0, 1))
@@ -159,13 +159,13 @@ def test_the_last_holder_is_worth_all_that_it_may_have_trained_without_a_master(
 
 
 def test_what_an_earlier_master_has_seen_counts_as_what_it_was() -> None:
-    known = past.until(ev.Past({"starting": 10.0}, "useful"), 60.0)
+    known = past.until(facts.Past({"starting": 10.0}, "useful"), 60.0)
     assert known.seconds == {"starting": 10.0, "useful": 50.0}
     assert past.until(known, 40.0) == known, "clocks differ"
 
 
 def test_failures_under_earlier_masters_count_though_the_last_alone_are_known() -> None:
-    known = ev.Past({}, "useful", failures=((WorkerId(8), "ValueError: bad"),), failure_count=30)
+    known = facts.Past({}, "useful", failures=((WorkerId(8), "ValueError: bad"),), failure_count=30)
     new = NewMaster(0, next_id=9, past=known)
     assert view.status(new.job, new.now)["failures"] == past.of(new.job).failure_count == 30
 
@@ -426,10 +426,10 @@ def test_a_new_master_compares_the_loss_of_a_new_worker_with_that_of_the_workers
     master = NewMaster(0, 1, next_id=2)
     for worker in 0, 1:
         w, members = WorkerId(worker), (WorkerId(0), WorkerId(1))
-        loss = ev.SampleLoss(0.5, 0.01)
+        loss = facts.SampleLoss(0.5, 0.01)
         resume = ev.Resume(w, DATA, Generation(7), members, False, True, None, sample_loss=loss)
         master.tell(ev.Hello(w, resumes=True), resume)
-    master.tell(ev.Hello(WorkerId(2)), ev.Ready(WorkerId(2), DATA, sample_loss=ev.SampleLoss(0.7, 0.01)))
+    master.tell(ev.Hello(WorkerId(2)), ev.Ready(WorkerId(2), DATA, sample_loss=facts.SampleLoss(0.7, 0.01)))
     (failure,) = master.job.failures
     assert failure.why.startswith(
         "worker 2 computes a loss of 0.7 for the first records with fixed weights, "

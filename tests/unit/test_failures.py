@@ -9,7 +9,7 @@ import pytest
 from edl.contract.exit_codes import WorkerExit
 from edl.contract.ids import WorkerId
 from edl.master.core.events import Gone
-from edl.master.core.failures import LONGEST_PAUSE_SECONDS, RestartBackoff, nobody_knows_why, own_fault
+from edl.master.core.failures import LONGEST_PAUSE_SECONDS, RestartBackoff, cause_unknown, own_fault
 from edl.master.core.workers import WorkerRecord
 
 ID = WorkerId(1)
@@ -87,7 +87,7 @@ def test_replacements_of_early_deaths_are_put_off_twice_as_long_each_time() -> N
 def test_killed_from_outside_is_told_from_what_the_backend_can_explain(
     known: dict[str, Any], gone: Gone, so: bool
 ) -> None:
-    assert nobody_knows_why(a_lost_worker(**known), gone) == so
+    assert cause_unknown(a_lost_worker(**known), gone) == so
 
 
 def test_those_who_are_killed_at_one_time_count_as_one_and_a_step_makes_them_forgotten() -> None:

@@ -12,7 +12,7 @@ from edl.contract.ids import Generation, WorkerId
 from edl.contract.layout import Layout
 from edl.master.core import effects as ef
 from edl.master.core import events as ev
-from edl.master.core import view
+from edl.master.core import facts, view
 from edl.master.http.metrics import Metrics
 from edl.master.telemetry import PROGRESS_SECONDS, Telemetry
 from tests.stories import Story
@@ -32,8 +32,8 @@ def telemetry(*ready: int, at: float = 100.0, load_balancing: str = "none") -> T
     return t
 
 
-def beat(worker: int, step: int, generation: int = 1, **more: object) -> ev.Heartbeat:
-    return ev.Heartbeat(WorkerId(worker), Generation(generation), step, **more)  # type: ignore[arg-type]
+def beat(worker: int, step: int, generation: int = 1, **more: object) -> facts.Heartbeat:
+    return facts.Heartbeat(WorkerId(worker), Generation(generation), step, **more)  # type: ignore[arg-type]
 
 
 # --- progress
@@ -50,7 +50,7 @@ def test_the_core_hears_of_the_first_heartbeat_of_a_ring_and_then_now_and_again(
 def test_it_is_told_the_most_that_any_member_has_said() -> None:
     t = telemetry(0, 1)
     list(t.hears(beat(0, 1), 100.0))
-    fuller, newer = ev.EpochLoss(0, 90, 0.7), ev.EpochLoss(0, 20, 0.6)
+    fuller, newer = facts.EpochLoss(0, 90, 0.7), facts.EpochLoss(0, 20, 0.6)
     assert not list(t.hears(beat(0, 7, loss=0.5, epoch_loss=fuller), 101.0))
     assert not list(t.hears(beat(1, 6, loss=0.4, epoch_loss=newer), 101.1))
     left = ev.LeftRing(SECOND, RING, 7, True)
@@ -161,7 +161,7 @@ def test_words_that_end_a_stall_excuse_the_others_too() -> None:
 
 def test_the_status_shows_what_the_core_has_not_been_told() -> None:
     story = Story(workers=2, joinDelaySeconds=0.5).running()
-    loss = ev.EpochLoss(0, 60, 0.7)
+    loss = facts.EpochLoss(0, 60, 0.7)
     story.tell(beat(0, 2, loss=0.9))
     story.tell(beat(0, 7, rate=30.0, loss=0.5, memory=5, epoch_loss=loss), beat(1, 6, rate=20.0, loss=0.5))
     assert story.job.train is not None

@@ -13,7 +13,7 @@ from edl.contract.layout import Layout
 from edl.contract.reasons import Reason
 from edl.master.core import effects as ef
 from edl.master.core import events as ev
-from edl.master.core import snapshot, view
+from edl.master.core import facts, snapshot, view
 from edl.master.core.job import Job
 from tests.invariants import replayed
 from tests.stories import Story, finish, of, only
@@ -105,7 +105,7 @@ def test_a_worker_that_made_another_model_is_refused() -> None:
 
 
 def ready(story: Story, worker: int, loss: float | None, tolerance: float = 0.01) -> list[ef.Effect]:
-    w, found = WorkerId(worker), None if loss is None else ev.SampleLoss(loss, tolerance)
+    w, found = WorkerId(worker), None if loss is None else facts.SampleLoss(loss, tolerance)
     return story.tell(ev.Hello(w), ev.Ready(w, Layout(100), "a", sample_loss=found))
 
 
@@ -170,10 +170,10 @@ def test_a_core_that_is_read_from_the_journal_compares_with_the_same_loss() -> N
     ready(story, 0, 0.5)
     kept = json.loads(json.dumps(snapshot.dump(story.job)))
     again = snapshot.load(kept, story.job.config)
-    assert again.sample_loss == ev.SampleLoss(0.5, 0.01)
+    assert again.sample_loss == facts.SampleLoss(0.5, 0.01)
     for event in (
         ev.Hello(WorkerId(1)),
-        ev.Ready(WorkerId(1), Layout(100), "a", sample_loss=ev.SampleLoss(7, 0)),
+        ev.Ready(WorkerId(1), Layout(100), "a", sample_loss=facts.SampleLoss(7, 0)),
     ):
         again.handle(event, story.now + 1)
     assert "worker 1 computes a loss of 7 " in again.failures[0].why

@@ -72,7 +72,7 @@ def test_they_are_whole_as_often_as_people_want_though_writing_takes_a_while() -
 def test_without_a_directory_there_are_none_and_the_job_says_so_before_it_begins() -> None:
     story = Story(workers=2)
     (told,) = story.noticed(Reason.CheckpointsOff)
-    assert "starts again from its first record" in told
+    assert "training restarts from scratch" in told
     story.running()
     assert not of(story.waits(1000), ef.Checkpoint)
     story.tell(ev.CheckpointAsked())

@@ -25,7 +25,7 @@ from edl.contract.layout import Layout
 from edl.contract.steps import Steps
 from edl.master.core import effects as ef
 from edl.master.core import events as ev
-from edl.master.core import view
+from edl.master.core import facts, view
 from edl.master.core.job import Job
 from tests.invariants import Watchdog, replayed
 
@@ -145,12 +145,12 @@ class Machine:
         self.told = None
         if safe and safe % self.steps.per_epoch == 0:
             epochs = safe // self.steps.per_epoch
-            self.tell(ev.EpochEnded(first, generation, epochs, ev.EpochLoss(epochs - 1, 1, 0.5)))
+            self.tell(ev.EpochEnded(first, generation, epochs, facts.EpochLoss(epochs - 1, 1, 0.5)))
         for r in members:
             self.tell(ev.Stepped(r.id, generation, r.step, 0.1, 1, 0.01))
         for i, r in enumerate(members):
             if r.generation and whom >> i & 1:
-                loss = ev.EpochLoss(self.steps.epoch(max(r.step - 1, 0)), r.step, 0.5)
+                loss = facts.EpochLoss(self.steps.epoch(max(r.step - 1, 0)), r.step, 0.5)
                 self.tell(ev.Progress(generation, r.step, 0.5, loss, {r.id: 1.0 + whom % 5}))
 
     def part_of_a_collective(self, whom: int) -> None:

@@ -24,7 +24,7 @@ from edl.contract.reasons import Reason
 from edl.errors import EdlError
 from edl.journal import audit
 from edl.journal.format import JournalReader, segments
-from edl.journal.proof import Books
+from edl.journal.proof import JournalProof
 from edl.master.core import effects as ef
 from edl.master.core import events as ev
 from edl.master.core import snapshot
@@ -205,13 +205,13 @@ def test_a_master_killed_while_it_begins_a_segment_leaves_a_journal_that_the_nex
         begun += journal.unfinished(output, spec) is not None
         journal.Journal(output / artifacts.JOURNAL, month.RUN, spec, dict).close()
         assert not list(output.glob(".events*")), "half a segment"
-        books, chain = Books(), ""
+        proof, chain = JournalProof(), ""
         for reader in segments(output):
-            assert (reader.after, Books.load(reader.head["proof"])) == (chain, books), reader.path
+            assert (reader.after, JournalProof.load(reader.head["proof"])) == (chain, proof), reader.path
             if reader.begins:
-                books.begin(reader.head["values"])
+                proof.begin(reader.head["values"])
             for line, entry in reader:
-                books.note(entry, str(line))
+                proof.note(entry, str(line))
             assert not reader.torn
             chain = reader.link.chain
         most = max(most, reader.number)

@@ -20,7 +20,7 @@ from edl.master.core import events as ev
 from edl.master.core import snapshot, view
 from edl.master.core.state import State
 from edl.master.loop import Master
-from edl.master.parameter_servers.deferred import Undecided
+from edl.master.parameter_servers.deferred import DeferredServers
 from edl.master.parameter_servers.monitor import NoServers
 from edl.master.spec import JobSpec
 from tests.invariants import replayed
@@ -202,7 +202,7 @@ async def test_servers_are_made_when_it_is_decided_and_told_when_they_listen() -
     events: asyncio.Queue[ev.Event] = asyncio.Queue()
     two = Two()
     made: list[Two] = []
-    servers = Undecided(events.put_nowait, lambda: made.append(two) or two)
+    servers = DeferredServers(events.put_nowait, lambda: made.append(two) or two)
     await servers.start()
     assert (await servers.addresses(), servers.status(), servers.wanted) == ((), [], 0)
     assert not made
@@ -216,11 +216,11 @@ async def test_servers_are_made_when_it_is_decided_and_told_when_they_listen() -
 
 async def test_servers_that_cannot_be_started_are_told_and_those_that_never_listen_are_left() -> None:
     events: asyncio.Queue[ev.Event] = asyncio.Queue()
-    servers = Undecided(events.put_nowait, lambda: Two("No space left on device"))
+    servers = DeferredServers(events.put_nowait, lambda: Two("No space left on device"))
     servers.perform(ef.ModeDecided("hybrid"))
     exited = await events.get()
     assert isinstance(exited, ev.ServerExited) and exited.fatal and "No space left" in exited.why
-    silent = Undecided(events.put_nowait, Two)
+    silent = DeferredServers(events.put_nowait, Two)
     silent.perform(ef.ModeDecided("hybrid"))
     await silent.close(ended=False)
     assert events.empty()
@@ -228,7 +228,7 @@ async def test_servers_that_cannot_be_started_are_told_and_those_that_never_list
 
 async def test_without_servers_nothing_is_told() -> None:
     events: asyncio.Queue[ev.Event] = asyncio.Queue()
-    servers = Undecided(events.put_nowait, NoServers)
+    servers = DeferredServers(events.put_nowait, NoServers)
     servers.perform(ef.ModeDecided("train"))
     assert servers._starting is not None
     await servers._starting

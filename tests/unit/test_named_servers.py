@@ -9,7 +9,7 @@ from typing import Any
 from edl.contract.proto import ps_pb2 as pb
 from edl.master.core import effects as ef
 from edl.master.core import events as ev
-from edl.master.parameter_servers.monitor import Named
+from edl.master.parameter_servers.monitor import RemoteServers
 
 
 class A:
@@ -18,7 +18,7 @@ class A:
     def __init__(self, servers: int, running: Callable[[], int | None] = lambda: 0):
         self.told: list[Any] = []
         self.scaled: list[int] = []
-        self.named = Named(
+        self.named = RemoteServers(
             self.told.append, str, "ps-{}".format, servers, self.scaled.append, running=running
         )
 

@@ -16,7 +16,7 @@ from edl.master.core import effects as ef
 from edl.master.core import events as ev
 from edl.master.core import view
 from edl.master.http.metrics import Metrics
-from edl.master.parameter_servers.monitor import Named, Watch, _Server
+from edl.master.parameter_servers.monitor import RemoteServers, Watch, _Server
 from tests.stories import Story
 
 
@@ -92,10 +92,12 @@ class Pods:
     """Those that the chart has made, as a master sees them that begins in the middle of a move from two to
     three: the values say three, and the rows are on two."""
 
-    def __init__(self, patience: float = math.inf) -> None:
+    def __init__(self, listen_timeout: float = math.inf) -> None:
         self.said: asyncio.Queue[ev.Event] = asyncio.Queue()
         self.scaled: list[int] = []
-        self.servers = Named(self.said.put_nowait, str, "ps-{}".format, 3, self.scaled.append, patience)
+        self.servers = RemoteServers(
+            self.said.put_nowait, str, "ps-{}".format, 3, self.scaled.append, listen_timeout
+        )
         self.answers(0, servers=2)
 
     def answers(self, server: int, servers: int) -> None:
@@ -115,7 +117,7 @@ async def test_a_master_that_begins_in_the_middle_of_a_move_has_it_finished_when
 
 
 async def test_a_master_that_begins_in_the_middle_of_a_move_gives_it_up_when_they_do_not() -> None:
-    pods = Pods(patience=0.05)
+    pods = Pods(listen_timeout=0.05)
     given_up = await asyncio.wait_for(pods.said.get(), 60)
     assert given_up == ev.ServersGivenUp(3, 2, "parameter server 1 does not answer at ps-1 after 0 s")
     pods.servers.perform(ef.Arranged(2, wanted=3))

@@ -14,7 +14,7 @@ from edl.kubernetes import pods
 from edl.master.backends.kubernetes.release import Found, Left
 from edl.master.backends.kubernetes.status import Snapshot, render
 from edl.master.cluster.runs import Rest, Train, plan
-from edl.master.core import events as ev
+from edl.master.core import facts
 from edl.master.spec import Invalid, JobSpec, checked
 from tests.kubernetes_driver import job_values
 from tests.process.small_server import a_status
@@ -48,10 +48,10 @@ def test_a_run_that_goes_on_is_left_by_its_id_and_its_values() -> None:
 
 
 def test_the_next_master_reads_what_the_run_has_done() -> None:
-    past = ev.Past(
+    past = facts.Past(
         {"useful": 12.5, "starting": 2.0}, "useful", 3.0, changes=4, stall_seconds=0.5, redone_records=7,
         state_losses=1, checkpoint=30, failures=((WorkerId(3), "ValueError: é"),), warnings=("inexact",),
-        evaluations={"test": ev.Evaluation(30, 50, {"loss": 0.5, "auc": None})},
+        evaluations={"test": facts.Evaluation(30, 50, {"loss": 0.5, "auc": None})},
     )  # fmt: skip
     written = render(Snapshot(a_status(), RunId("run-1"), {}, 4, "", past=past), None)
     assert Left.read({key: text for key, text in written.items() if text}).past == past

@@ -10,7 +10,7 @@ from edl.contract.phases import Phase
 from edl.contract.reasons import Reason
 from edl.master.core import effects as ef
 from edl.master.core import events as ev
-from edl.master.core import view
+from edl.master.core import facts, view
 from edl.master.core.silence import MOST_SECONDS
 from tests.stories import Story, of, only
 
@@ -33,7 +33,7 @@ def beats(story: Story, seconds: float, step: int) -> None:
     until = story.now + seconds
     while story.now < until - 1e-9:
         pause = min(1.0, until - story.now)
-        story.tell(ev.Heartbeat(WorkerId(0), story.job.ring.generation, step + 1), after=pause)
+        story.tell(facts.Heartbeat(WorkerId(0), story.job.ring.generation, step + 1), after=pause)
 
 
 def quiet(story: Story, seconds: float) -> list[ef.Effect]:
@@ -58,7 +58,7 @@ def test_a_silent_worker_that_alone_holds_the_state_is_waited_for_and_goes_on() 
     )
     assert reason(story) == said
     assert story.noticed(Reason.WorkerUnreachable) == [said]
-    effects = story.tell(ev.Heartbeat(WorkerId(0), story.job.ring.generation, 7), after=0)
+    effects = story.tell(facts.Heartbeat(WorkerId(0), story.job.ring.generation, 7), after=0)
     assert story.noticed(Reason.WorkerRecovered) == ["worker 0 is heard again after 4.5 s; its state is kept"]
     assert reason(story) == "1 worker (ring 1)"
     assert [type(e) for e in effects] == [ef.Notice]
@@ -132,7 +132,7 @@ def test_steps_that_another_worker_has_are_not_lost() -> None:
     story.tell(*(ev.JoinedRing(w, form.generation, 8) for w in form.members))
     story.tell(ev.LeftRing(WorkerId(1), form.generation, 8, True, broken="worker 0 does not answer"))
     for _ in range(8):
-        story.tell(ev.Heartbeat(WorkerId(1), form.generation, 8), after=0.5)
+        story.tell(facts.Heartbeat(WorkerId(1), form.generation, 8), after=0.5)
     assert [f.worker for f in of([e for _, _, es in story.watchdog.history for e in es], ef.Fence)] == [0]
     assert story.noticed(Reason.WorkerUnreachable) == story.noticed(Reason.StateLost) == []
 
@@ -191,6 +191,6 @@ def test_what_was_lost_once_is_not_counted_again() -> None:
     ring = story.job.ring.generation
     story.tell(ev.JoinedRing(WorkerId(1), ring, 0))
     for _ in range(5):
-        story.tell(ev.Heartbeat(WorkerId(1), ring, 3), after=1)
+        story.tell(facts.Heartbeat(WorkerId(1), ring, 3), after=1)
     quiet(story, SILENCE)
     assert "would lose 20 records (5 s of training)" in reason(story)

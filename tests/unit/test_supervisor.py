@@ -116,7 +116,7 @@ def test_who_crashes_is_followed_and_how_is_passed_on(tmp_path: Path) -> None:
     with supervised(tmp_path, "-11", "-9", "75", "0") as it:
         assert it.ends() == 0
         told = [json.loads(w["arguments"][1]) for w in it.workers[1:]]
-        assert [w["arguments"][:1] for w in it.workers[1:]] == [["--succeeds"]] * 3
+        assert [w["arguments"][:1] for w in it.workers[1:]] == [["--predecessor"]] * 3
         assert told == [
             {"place": 7, "signal": "SIGSEGV"},
             {"place": 7, "signal": "SIGKILL"},

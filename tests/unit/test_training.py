@@ -7,7 +7,7 @@ from edl.contract.layout import Layout
 from edl.contract.reasons import Reason
 from edl.master.core import effects as ef
 from edl.master.core import events as ev
-from edl.master.core import view
+from edl.master.core import facts, view
 from tests.invariants import replayed
 from tests.stories import Story, finish, of, only
 
@@ -58,12 +58,12 @@ def test_each_epoch_is_told_once_and_with_its_loss() -> None:
     story = Story(workers=1, joinDelaySeconds=0)
     live(story, 2)
     story.running()
-    story.tell(ev.Progress(Generation(1), 10, loss=0.5, epoch_loss=ev.EpochLoss(0, 90, 0.7)))
+    story.tell(ev.Progress(Generation(1), 10, loss=0.5, epoch_loss=facts.EpochLoss(0, 90, 0.7)))
     assert story.noticed(Reason.EpochApplied) == [], "not every member may have step 10"
-    loss = ev.EpochLoss(0, 100, 0.75)
+    loss = facts.EpochLoss(0, 100, 0.75)
     story.tell(ev.EpochEnded(FIRST, Generation(1), 1, loss, {"accuracy": 0.5, "auc": None}))
     for step in (11, 12):
-        story.tell(ev.Progress(Generation(1), step, loss=0.5, epoch_loss=ev.EpochLoss(1, 10, 0.6)))
+        story.tell(ev.Progress(Generation(1), step, loss=0.5, epoch_loss=facts.EpochLoss(1, 10, 0.6)))
     words = "epoch 1 of 2 is applied: loss 0.7500, accuracy 0.5000, auc not finite"
     assert story.noticed(Reason.EpochApplied) == [words]
     assert (task(story)["epoch"], task(story)["step"]) == (2, 11)

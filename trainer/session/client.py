@@ -82,7 +82,7 @@ class MasterStream:
         token: the job's token.
         worker: this worker's id.
         connect: makes a channel to host:port.
-        succeeds: how the process before this one has ended, whose place it is to have.
+        predecessor: how the process ended whose pod this one takes over.
         brings_state: whether there is a copy of the state that it could begin from.
     """
 
@@ -93,7 +93,7 @@ class MasterStream:
         worker: int,
         run_id: str,
         connect: Connect = tls.aio_channel,
-        succeeds: pb.Succession | None = None,
+        predecessor: pb.Predecessor | None = None,
         brings_state: bool = False,
     ):
         self.session = Session(worker, self._send, threading.Event())
@@ -104,7 +104,7 @@ class MasterStream:
         self.opened_at = 0.0  # when the master's welcome came, of `time.monotonic`
         self.store_port = 0
         self.address, self._token, self._run_id, self._connect = address, token, run_id, connect
-        self._succeeds, self._brings_state = succeeds, brings_state
+        self._predecessor, self._brings_state = predecessor, brings_state
         self._term = 0  # the greatest of a master that it has seen
         self._caller = ""  # who has said that it acts; it is looked for there before all else
         self._patience = 0.0
@@ -137,7 +137,7 @@ class MasterStream:
         Raises:
             NoMaster: it did not come.
         """
-        timeout = timeout if self._succeeds is None else 2 * timeout
+        timeout = timeout if self._predecessor is None else 2 * timeout
         self._thread.start()
         # A master that listens says who this worker is once its parameter servers listen, too. How long a
         # worker may take to start is the master's affair then.
@@ -228,8 +228,8 @@ class MasterStream:
             if message.HasField("hello"):
                 message.hello.term = self._term
                 message.hello.brings_state = self._brings_state
-                if self._succeeds is not None and not self._welcomed.is_set():
-                    message.hello.succeeds.CopyFrom(self._succeeds)
+                if self._predecessor is not None and not self._welcomed.is_set():
+                    message.hello.predecessor.CopyFrom(self._predecessor)
             self._post(message)
         metadata = (("authorization", f"Bearer {self._token}"),)
         admitted: asyncio.Future[bool] = self._loop.create_future()
@@ -321,8 +321,8 @@ class MasterStream:
         self._term = message.term
         self._standbys.hear(message.term)
         match message.WhichOneof("body"):
-            case "acting":
-                self._standbys.name(message.acting.standbys)
+            case "active_master":
+                self._standbys.name(message.active_master.standbys)
             case "welcome":
                 self.config_json, self.output = message.welcome.config, message.welcome.output
                 log.follow(self.config_json)

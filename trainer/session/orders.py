@@ -26,8 +26,8 @@ class FormRing:
     addresses: tuple[
         str, ...
     ] = ()  # of them, and of those that have had some, by index; none: those of before
-    distrusted: int = 0  # no state counts that is of this ring, or of one before
-    distrust: str = ""  # why it does not
+    untrusted_up_to: int = 0  # no state counts that is of this ring, or of one before
+    untrusted_reason: str = ""  # why it does not
 
 
 @dataclass(frozen=True, slots=True)

@@ -106,7 +106,7 @@ class Standbys:
         while True:
             with contextlib.suppress(grpc.aio.AioRpcError, EdlError):
                 async with self._connect(address, options) as channel:
-                    stream = rpc.StandbyStub(channel).Witness(
+                    stream = rpc.StandbyStub(channel).ReportMasterLost(
                         self._words(), metadata=self._metadata, wait_for_ready=True
                     )
                     async for acting in stream:
@@ -115,8 +115,8 @@ class Standbys:
                             self.called.set()
             await asyncio.sleep(AGAIN_SECONDS)
 
-    async def _words(self) -> AsyncIterator[pb.Word]:
+    async def _words(self) -> AsyncIterator[pb.MasterReport]:
         while True:
             changed = self._changed
-            yield pb.Word(worker=self._worker(), term=self._term, lost=self._is_lost)
+            yield pb.MasterReport(worker=self._worker(), term=self._term, lost=self._is_lost)
             await changed.wait()

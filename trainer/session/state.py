@@ -43,13 +43,13 @@ class SessionState:
         """Whether it has said that it is; else there is nothing to tell."""
         return self._ready is not None
 
-    def form(self, generation: int, members: tuple[int, ...], distrusted: int = 0) -> None:
+    def form(self, generation: int, members: tuple[int, ...], untrusted_up_to: int = 0) -> None:
         """It was ordered into this ring.
 
         Args:
-            distrusted: a state of this ring, or of one before, counts no longer.
+            untrusted_up_to: a state of this ring, or of one before, counts no longer.
         """
-        if distrusted and self.generation <= distrusted:
+        if untrusted_up_to and self.generation <= untrusted_up_to:
             self._out = None
         self.generation, self._members, self._up, self._left = generation, members, False, False
 
@@ -292,14 +292,14 @@ class Session:
                 form = message.form
                 members, shares = tuple(form.members), tuple(form.shares)
                 layout = Layout(form.layout.records, form.layout.block, form.layout.shards)
-                self.state.form(generation, members, form.distrusted)
+                self.state.form(generation, members, form.untrusted_up_to)
                 self._tasks.clear()  # what the ring is to do is in the order
                 joining = tuple(form.joining)
                 self._orders.append(
                     FormRing(
                         generation, members, form.root, form.sync, form.epochs, shares, layout,
                         form.step, joining, form.round, form.turn, form.servers, tuple(form.addresses),
-                        form.distrusted, form.distrust,
+                        form.untrusted_up_to, form.untrusted_reason,
                     )
                 )  # fmt: skip
             case "train" if generation == self.state.generation:
@@ -315,7 +315,7 @@ class Session:
                 self._commit(message.commit_checkpoint)
             case "write_checkpoint":
                 self._orders.append(WriteCheckpoint())
-            case "noted":
+            case "ack":
                 self._noted.set()
             case "export":
                 self._orders.append(Export())

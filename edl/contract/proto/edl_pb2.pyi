@@ -81,22 +81,22 @@ class FromWorker(_message.Message):
     def __init__(self, run_id: _Optional[str] = ..., generation: _Optional[int] = ..., hello: _Optional[_Union[Hello, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., key_value: _Optional[_Union[KeyValue, _Mapping]] = ..., joined_ring: _Optional[_Union[JoinedRing, _Mapping]] = ..., stepped: _Optional[_Union[Stepped, _Mapping]] = ..., epoch_ended: _Optional[_Union[EpochEnded, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., left_ring: _Optional[_Union[LeftRing, _Mapping]] = ..., leaving: _Optional[_Union[Leaving, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., finished: _Optional[_Union[Finished, _Mapping]] = ..., resume: _Optional[_Union[Resume, _Mapping]] = ..., saved: _Optional[_Union[Saved, _Mapping]] = ..., warned: _Optional[_Union[Warned, _Mapping]] = ..., bad_records: _Optional[_Union[BadRecords, _Mapping]] = ..., addresses: _Optional[_Union[Addresses, _Mapping]] = ..., checkpoint_part: _Optional[_Union[CheckpointPart, _Mapping]] = ..., checkpoint_failed: _Optional[_Union[CheckpointFailed, _Mapping]] = ..., checkpointed: _Optional[_Union[Checkpointed, _Mapping]] = ..., evaluated: _Optional[_Union[Evaluated, _Mapping]] = ..., history: _Optional[_Union[History, _Mapping]] = ..., warm_started: _Optional[_Union[WarmStarted, _Mapping]] = ..., built: _Optional[_Union[Built, _Mapping]] = ..., rows_lost: _Optional[_Union[RowsLost, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("worker", "version", "resumes", "term", "succeeds", "brings_state")
+    __slots__ = ("worker", "version", "resumes", "term", "predecessor", "brings_state")
     WORKER_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     RESUMES_FIELD_NUMBER: _ClassVar[int]
     TERM_FIELD_NUMBER: _ClassVar[int]
-    SUCCEEDS_FIELD_NUMBER: _ClassVar[int]
+    PREDECESSOR_FIELD_NUMBER: _ClassVar[int]
     BRINGS_STATE_FIELD_NUMBER: _ClassVar[int]
     worker: int
     version: str
     resumes: bool
     term: int
-    succeeds: Succession
+    predecessor: Predecessor
     brings_state: bool
-    def __init__(self, worker: _Optional[int] = ..., version: _Optional[str] = ..., resumes: _Optional[bool] = ..., term: _Optional[int] = ..., succeeds: _Optional[_Union[Succession, _Mapping]] = ..., brings_state: _Optional[bool] = ...) -> None: ...
+    def __init__(self, worker: _Optional[int] = ..., version: _Optional[str] = ..., resumes: _Optional[bool] = ..., term: _Optional[int] = ..., predecessor: _Optional[_Union[Predecessor, _Mapping]] = ..., brings_state: _Optional[bool] = ...) -> None: ...
 
-class Succession(_message.Message):
+class Predecessor(_message.Message):
     __slots__ = ("place", "signal", "code", "why")
     PLACE_FIELD_NUMBER: _ClassVar[int]
     SIGNAL_FIELD_NUMBER: _ClassVar[int]
@@ -509,7 +509,7 @@ class WarmStarted(_message.Message):
     def __init__(self, text: _Optional[str] = ...) -> None: ...
 
 class ToWorker(_message.Message):
-    __slots__ = ("run_id", "generation", "term", "welcome", "form", "key_value", "leave", "cut", "train", "export", "stop", "noted", "addresses", "acting", "checkpoint", "commit_checkpoint", "write_checkpoint")
+    __slots__ = ("run_id", "generation", "term", "welcome", "form", "key_value", "leave", "cut", "train", "export", "stop", "ack", "addresses", "active_master", "checkpoint", "commit_checkpoint", "write_checkpoint")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     TERM_FIELD_NUMBER: _ClassVar[int]
@@ -521,9 +521,9 @@ class ToWorker(_message.Message):
     TRAIN_FIELD_NUMBER: _ClassVar[int]
     EXPORT_FIELD_NUMBER: _ClassVar[int]
     STOP_FIELD_NUMBER: _ClassVar[int]
-    NOTED_FIELD_NUMBER: _ClassVar[int]
+    ACK_FIELD_NUMBER: _ClassVar[int]
     ADDRESSES_FIELD_NUMBER: _ClassVar[int]
-    ACTING_FIELD_NUMBER: _ClassVar[int]
+    ACTIVE_MASTER_FIELD_NUMBER: _ClassVar[int]
     CHECKPOINT_FIELD_NUMBER: _ClassVar[int]
     COMMIT_CHECKPOINT_FIELD_NUMBER: _ClassVar[int]
     WRITE_CHECKPOINT_FIELD_NUMBER: _ClassVar[int]
@@ -538,13 +538,13 @@ class ToWorker(_message.Message):
     train: Train
     export: Export
     stop: Stop
-    noted: Noted
+    ack: Ack
     addresses: Addresses
-    acting: Acting
+    active_master: ActiveMaster
     checkpoint: Checkpoint
     commit_checkpoint: CommitCheckpoint
     write_checkpoint: WriteCheckpoint
-    def __init__(self, run_id: _Optional[str] = ..., generation: _Optional[int] = ..., term: _Optional[int] = ..., welcome: _Optional[_Union[Welcome, _Mapping]] = ..., form: _Optional[_Union[Form, _Mapping]] = ..., key_value: _Optional[_Union[KeyValue, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., cut: _Optional[_Union[Cut, _Mapping]] = ..., train: _Optional[_Union[Train, _Mapping]] = ..., export: _Optional[_Union[Export, _Mapping]] = ..., stop: _Optional[_Union[Stop, _Mapping]] = ..., noted: _Optional[_Union[Noted, _Mapping]] = ..., addresses: _Optional[_Union[Addresses, _Mapping]] = ..., acting: _Optional[_Union[Acting, _Mapping]] = ..., checkpoint: _Optional[_Union[Checkpoint, _Mapping]] = ..., commit_checkpoint: _Optional[_Union[CommitCheckpoint, _Mapping]] = ..., write_checkpoint: _Optional[_Union[WriteCheckpoint, _Mapping]] = ...) -> None: ...
+    def __init__(self, run_id: _Optional[str] = ..., generation: _Optional[int] = ..., term: _Optional[int] = ..., welcome: _Optional[_Union[Welcome, _Mapping]] = ..., form: _Optional[_Union[Form, _Mapping]] = ..., key_value: _Optional[_Union[KeyValue, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., cut: _Optional[_Union[Cut, _Mapping]] = ..., train: _Optional[_Union[Train, _Mapping]] = ..., export: _Optional[_Union[Export, _Mapping]] = ..., stop: _Optional[_Union[Stop, _Mapping]] = ..., ack: _Optional[_Union[Ack, _Mapping]] = ..., addresses: _Optional[_Union[Addresses, _Mapping]] = ..., active_master: _Optional[_Union[ActiveMaster, _Mapping]] = ..., checkpoint: _Optional[_Union[Checkpoint, _Mapping]] = ..., commit_checkpoint: _Optional[_Union[CommitCheckpoint, _Mapping]] = ..., write_checkpoint: _Optional[_Union[WriteCheckpoint, _Mapping]] = ...) -> None: ...
 
 class Welcome(_message.Message):
     __slots__ = ("config", "output", "worker", "master_outage_timeout_seconds", "salvage", "rehearse", "servers")
@@ -565,7 +565,7 @@ class Welcome(_message.Message):
     def __init__(self, config: _Optional[str] = ..., output: _Optional[str] = ..., worker: _Optional[int] = ..., master_outage_timeout_seconds: _Optional[float] = ..., salvage: _Optional[str] = ..., rehearse: _Optional[bool] = ..., servers: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Form(_message.Message):
-    __slots__ = ("members", "root", "sync", "epochs", "shares", "layout", "step", "joining", "round", "turn", "servers", "addresses", "distrusted", "distrust")
+    __slots__ = ("members", "root", "sync", "epochs", "shares", "layout", "step", "joining", "round", "turn", "servers", "addresses", "untrusted_up_to", "untrusted_reason")
     MEMBERS_FIELD_NUMBER: _ClassVar[int]
     ROOT_FIELD_NUMBER: _ClassVar[int]
     SYNC_FIELD_NUMBER: _ClassVar[int]
@@ -578,8 +578,8 @@ class Form(_message.Message):
     TURN_FIELD_NUMBER: _ClassVar[int]
     SERVERS_FIELD_NUMBER: _ClassVar[int]
     ADDRESSES_FIELD_NUMBER: _ClassVar[int]
-    DISTRUSTED_FIELD_NUMBER: _ClassVar[int]
-    DISTRUST_FIELD_NUMBER: _ClassVar[int]
+    UNTRUSTED_UP_TO_FIELD_NUMBER: _ClassVar[int]
+    UNTRUSTED_REASON_FIELD_NUMBER: _ClassVar[int]
     members: _containers.RepeatedScalarFieldContainer[int]
     root: int
     sync: bool
@@ -592,9 +592,9 @@ class Form(_message.Message):
     turn: int
     servers: int
     addresses: _containers.RepeatedScalarFieldContainer[str]
-    distrusted: int
-    distrust: str
-    def __init__(self, members: _Optional[_Iterable[int]] = ..., root: _Optional[int] = ..., sync: _Optional[bool] = ..., epochs: _Optional[int] = ..., shares: _Optional[_Iterable[int]] = ..., layout: _Optional[_Union[Layout, _Mapping]] = ..., step: _Optional[int] = ..., joining: _Optional[_Iterable[int]] = ..., round: _Optional[int] = ..., turn: _Optional[int] = ..., servers: _Optional[int] = ..., addresses: _Optional[_Iterable[str]] = ..., distrusted: _Optional[int] = ..., distrust: _Optional[str] = ...) -> None: ...
+    untrusted_up_to: int
+    untrusted_reason: str
+    def __init__(self, members: _Optional[_Iterable[int]] = ..., root: _Optional[int] = ..., sync: _Optional[bool] = ..., epochs: _Optional[int] = ..., shares: _Optional[_Iterable[int]] = ..., layout: _Optional[_Union[Layout, _Mapping]] = ..., step: _Optional[int] = ..., joining: _Optional[_Iterable[int]] = ..., round: _Optional[int] = ..., turn: _Optional[int] = ..., servers: _Optional[int] = ..., addresses: _Optional[_Iterable[str]] = ..., untrusted_up_to: _Optional[int] = ..., untrusted_reason: _Optional[str] = ...) -> None: ...
 
 class Train(_message.Message):
     __slots__ = ("epochs",)
@@ -638,11 +638,11 @@ class Stop(_message.Message):
     why: str
     def __init__(self, why: _Optional[str] = ...) -> None: ...
 
-class Noted(_message.Message):
+class Ack(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
-class Acting(_message.Message):
+class ActiveMaster(_message.Message):
     __slots__ = ("term", "standbys")
     TERM_FIELD_NUMBER: _ClassVar[int]
     STANDBYS_FIELD_NUMBER: _ClassVar[int]
@@ -650,7 +650,7 @@ class Acting(_message.Message):
     standbys: _containers.RepeatedScalarFieldContainer[str]
     def __init__(self, term: _Optional[int] = ..., standbys: _Optional[_Iterable[str]] = ...) -> None: ...
 
-class Word(_message.Message):
+class MasterReport(_message.Message):
     __slots__ = ("worker", "term", "lost")
     WORKER_FIELD_NUMBER: _ClassVar[int]
     TERM_FIELD_NUMBER: _ClassVar[int]
@@ -660,13 +660,13 @@ class Word(_message.Message):
     lost: bool
     def __init__(self, worker: _Optional[int] = ..., term: _Optional[int] = ..., lost: _Optional[bool] = ...) -> None: ...
 
-class Renewal(_message.Message):
+class LeaseRenewal(_message.Message):
     __slots__ = ("term",)
     TERM_FIELD_NUMBER: _ClassVar[int]
     term: int
     def __init__(self, term: _Optional[int] = ...) -> None: ...
 
-class Vouched(_message.Message):
+class LeaseConfirmation(_message.Message):
     __slots__ = ("yes",)
     YES_FIELD_NUMBER: _ClassVar[int]
     yes: bool

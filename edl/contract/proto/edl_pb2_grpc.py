@@ -285,15 +285,15 @@ class StandbyStub:
         Args:
             channel: A grpc.Channel.
         """
-        self.Witness = channel.stream_stream(
-                '/edl.Standby/Witness',
-                request_serializer=edl_dot_contract_dot_proto_dot_edl__pb2.Word.SerializeToString,
-                response_deserializer=edl_dot_contract_dot_proto_dot_edl__pb2.Acting.FromString,
+        self.ReportMasterLost = channel.stream_stream(
+                '/edl.Standby/ReportMasterLost',
+                request_serializer=edl_dot_contract_dot_proto_dot_edl__pb2.MasterReport.SerializeToString,
+                response_deserializer=edl_dot_contract_dot_proto_dot_edl__pb2.ActiveMaster.FromString,
                 _registered_method=True)
-        self.Vouch = channel.unary_unary(
-                '/edl.Standby/Vouch',
-                request_serializer=edl_dot_contract_dot_proto_dot_edl__pb2.Renewal.SerializeToString,
-                response_deserializer=edl_dot_contract_dot_proto_dot_edl__pb2.Vouched.FromString,
+        self.ConfirmLease = channel.unary_unary(
+                '/edl.Standby/ConfirmLease',
+                request_serializer=edl_dot_contract_dot_proto_dot_edl__pb2.LeaseRenewal.SerializeToString,
+                response_deserializer=edl_dot_contract_dot_proto_dot_edl__pb2.LeaseConfirmation.FromString,
                 _registered_method=True)
 
 
@@ -301,14 +301,14 @@ class StandbyServicer:
     """Of a master that stands by for the one that acts. It refuses the calls of `Master`.
     """
 
-    def Witness(self, request_iterator, context):
+    def ReportMasterLost(self, request_iterator, context):
         """A worker says whether it has lost the acting master. Answered once, and ended: when this one acts.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def Vouch(self, request, context):
+    def ConfirmLease(self, request, context):
         """The acting master asks whether it may go on. For when neither of them has the API server.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -318,15 +318,15 @@ class StandbyServicer:
 
 def add_StandbyServicer_to_server(servicer, server):
     rpc_method_handlers = {
-            'Witness': grpc.stream_stream_rpc_method_handler(
-                    servicer.Witness,
-                    request_deserializer=edl_dot_contract_dot_proto_dot_edl__pb2.Word.FromString,
-                    response_serializer=edl_dot_contract_dot_proto_dot_edl__pb2.Acting.SerializeToString,
+            'ReportMasterLost': grpc.stream_stream_rpc_method_handler(
+                    servicer.ReportMasterLost,
+                    request_deserializer=edl_dot_contract_dot_proto_dot_edl__pb2.MasterReport.FromString,
+                    response_serializer=edl_dot_contract_dot_proto_dot_edl__pb2.ActiveMaster.SerializeToString,
             ),
-            'Vouch': grpc.unary_unary_rpc_method_handler(
-                    servicer.Vouch,
-                    request_deserializer=edl_dot_contract_dot_proto_dot_edl__pb2.Renewal.FromString,
-                    response_serializer=edl_dot_contract_dot_proto_dot_edl__pb2.Vouched.SerializeToString,
+            'ConfirmLease': grpc.unary_unary_rpc_method_handler(
+                    servicer.ConfirmLease,
+                    request_deserializer=edl_dot_contract_dot_proto_dot_edl__pb2.LeaseRenewal.FromString,
+                    response_serializer=edl_dot_contract_dot_proto_dot_edl__pb2.LeaseConfirmation.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -341,7 +341,7 @@ class Standby:
     """
 
     @staticmethod
-    def Witness(request_iterator,
+    def ReportMasterLost(request_iterator,
             target,
             options=(),
             channel_credentials=None,
@@ -354,9 +354,9 @@ class Standby:
         return grpc.experimental.stream_stream(
             request_iterator,
             target,
-            '/edl.Standby/Witness',
-            edl_dot_contract_dot_proto_dot_edl__pb2.Word.SerializeToString,
-            edl_dot_contract_dot_proto_dot_edl__pb2.Acting.FromString,
+            '/edl.Standby/ReportMasterLost',
+            edl_dot_contract_dot_proto_dot_edl__pb2.MasterReport.SerializeToString,
+            edl_dot_contract_dot_proto_dot_edl__pb2.ActiveMaster.FromString,
             options,
             channel_credentials,
             insecure,
@@ -368,7 +368,7 @@ class Standby:
             _registered_method=True)
 
     @staticmethod
-    def Vouch(request,
+    def ConfirmLease(request,
             target,
             options=(),
             channel_credentials=None,
@@ -381,9 +381,9 @@ class Standby:
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/edl.Standby/Vouch',
-            edl_dot_contract_dot_proto_dot_edl__pb2.Renewal.SerializeToString,
-            edl_dot_contract_dot_proto_dot_edl__pb2.Vouched.FromString,
+            '/edl.Standby/ConfirmLease',
+            edl_dot_contract_dot_proto_dot_edl__pb2.LeaseRenewal.SerializeToString,
+            edl_dot_contract_dot_proto_dot_edl__pb2.LeaseConfirmation.FromString,
             options,
             channel_credentials,
             insecure,

@@ -28,12 +28,13 @@ from edl.master.backends.kubernetes.labels import Labels
 from edl.master.backends.kubernetes.leader_election import Superseded
 from edl.master.backends.kubernetes.nodes import Nodes
 from edl.master.backends.kubernetes.pod_control import PodCreation, PodDeletion
-from edl.master.backends.kubernetes.pod_reuse import Places
+from edl.master.backends.kubernetes.pod_reuse import PodReuse
 from edl.master.backends.kubernetes.pod_template import Identity, digest, excluding, render
 from edl.master.backends.kubernetes.status import Snapshot, Status
 from edl.master.backends.kubernetes.workers import WorkerPod, Workers
 from edl.master.core import effects as ef
 from edl.master.core import events as ev
+from edl.master.core import facts
 from edl.master.spec import JobSpec, Wanted
 
 log = structlog.get_logger()
@@ -62,7 +63,7 @@ class Run(Protocol):
     def summary(self) -> dict[str, Any]:
         """What is kept of the job, once it has ended."""
 
-    def past(self) -> ev.Past:
+    def past(self) -> facts.Past:
         """What the job has done, for the next master."""
 
 
@@ -96,7 +97,7 @@ class Kubernetes:
             run.run_id, run.emit, installed.found.next_id, api.pace, self._nodes, self._creation,
             self._deletion, self.events,
         )  # fmt: skip
-        self._places = Places(api, place, self._workers, run.spec.config.elastic.prefork)
+        self._pod_reuse = PodReuse(api, place, self._workers, run.spec.config.elastic.prefork)
         self._labels = Labels(api, place, self._workers, self._now)
 
     # --- the backend
@@ -137,9 +138,9 @@ class Kubernetes:
             case ef.Notice(reason, text):
                 self.events.record(reason, text)
 
-    async def succeed(self, ended: ev.Gone) -> WorkerId | None:
+    async def replace_in_place(self, ended: ev.Gone) -> WorkerId | None:
         """Have another worker live in the pod of one that has crashed, if one is needed."""
-        return await self._places.offer(ended)
+        return await self._pod_reuse.offer(ended)
 
     def observe(self, now: float, event: ev.Event, effects: list[ef.Effect]) -> None:
         """An observer of the master's loop: what people see may have changed."""
@@ -169,7 +170,7 @@ class Kubernetes:
     # --- pods
 
     async def _create(self, w: WorkerPod) -> None:
-        if not await self._places.take(w):
+        if not await self._pod_reuse.take(w):
             await self._workers.create(w, partial(self._rendered, w), self._installed)
         if w.unwanted and w.pod is not None and not w.over.is_set():
             w.asked = True

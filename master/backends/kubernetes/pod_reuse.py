@@ -34,14 +34,14 @@ log = structlog.get_logger()
 
 
 @dataclass(frozen=True, eq=False)
-class Vacancy:
+class IdlePod:
     """A pod whose worker is gone, and who is told which one is the next."""
 
     left_by: WorkerPod
     taken: asyncio.Future[WorkerId]
 
 
-class Places:
+class PodReuse:
     """The pods of a run in which somebody waits to be a worker, and the workers that wait for such a pod.
 
     Args:
@@ -50,8 +50,8 @@ class Places:
 
     def __init__(self, api: Api, place: Place, workers: Workers, supervised: bool):
         self._api, self._place, self._workers, self._supervised = api, place, workers, supervised
-        self._vacant: deque[Vacancy] = deque()
-        self._waiting: deque[asyncio.Future[Vacancy | None]] = deque()
+        self._vacant: deque[IdlePod] = deque()
+        self._waiting: deque[asyncio.Future[IdlePod | None]] = deque()
         workers.on_end.append(self._look_again)
 
     async def offer(self, ended: ev.Gone) -> WorkerId | None:
@@ -63,7 +63,7 @@ class Places:
         w = self._workers.in_pod(self._place.names.worker(ended.worker))
         if w is None or not w.may_go_on:
             return None
-        vacancy = Vacancy(w, asyncio.get_running_loop().create_future())
+        vacancy = IdlePod(w, asyncio.get_running_loop().create_future())
         self._fill(vacancy)
         if not w.over.is_set():
             self._workers.end(w, _cause(w, ended))
@@ -87,7 +87,7 @@ class Places:
                 return True
         return False
 
-    def _fill(self, vacancy: Vacancy) -> None:
+    def _fill(self, vacancy: IdlePod) -> None:
         while self._waiting:
             if not (waiting := self._waiting.popleft()).done():
                 waiting.set_result(vacancy)
@@ -101,12 +101,12 @@ class Places:
             if not (waiting := self._waiting.pop()).done():
                 waiting.set_result(None)
 
-    async def _next(self) -> Vacancy | None:
+    async def _next(self) -> IdlePod | None:
         if self._vacant:
             return self._vacant.popleft()
         if not self._supervised or self._workers.ending <= len(self._waiting):
             return None
-        waiting: asyncio.Future[Vacancy | None] = asyncio.get_running_loop().create_future()
+        waiting: asyncio.Future[IdlePod | None] = asyncio.get_running_loop().create_future()
         self._waiting.append(waiting)
         await asyncio.wait((waiting,), timeout=self._api.pace.mercy)
         if waiting.done():
@@ -114,7 +114,7 @@ class Places:
         self._waiting.remove(waiting)
         return None
 
-    async def _move(self, w: WorkerPod, vacancy: Vacancy) -> bool:
+    async def _move(self, w: WorkerPod, vacancy: IdlePod) -> bool:
         """Write whose pod it is now, and tell who waits in it."""
         before = vacancy.left_by
         if vacancy.taken.done() or not before.may_go_on:

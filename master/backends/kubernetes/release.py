@@ -23,12 +23,12 @@ from edl.contract.phases import Phase
 from edl.errors import ConfigError
 from edl.kubernetes import pods
 from edl.kubernetes.names import Names
-from edl.master.core import events as ev
+from edl.master.core import facts
 from edl.master.spec import Invalid, JobSpec, Wanted, checked
 
 log = structlog.get_logger()
 
-PAST = TypeAdapter(ev.Past)  # as JSON, in the status
+PAST = TypeAdapter(facts.Past)  # as JSON, in the status
 SAYS_NO_VERSION = "0.1.0"  # whose masters did not write it
 
 
@@ -103,7 +103,7 @@ class Left:
     started_at: float = 0.0
     began_with: str = ""
     requested: str = ""
-    past: ev.Past | None = None
+    past: facts.Past | None = None
     written_at: float = 0.0
 
     @classmethod

@@ -33,7 +33,7 @@ from edl.kubernetes.rate_limit import Backoff
 from edl.kubernetes.texts import cut
 from edl.master.backends.kubernetes.event_recorder import rfc3339_now
 from edl.master.backends.kubernetes.release import PAST, Place
-from edl.master.core import events as ev
+from edl.master.core import facts
 from edl.text import numbered
 
 log = structlog.get_logger()
@@ -76,7 +76,7 @@ class Snapshot:
     scale_over: str
     started_at: float = 0.0
     requested: str = ""
-    past: ev.Past | None = None
+    past: facts.Past | None = None
 
 
 @dataclass(frozen=True)
@@ -325,7 +325,7 @@ def render(snapshot: Snapshot, ended: Ended | None) -> Data:
     }
 
 
-def _past(past: ev.Past) -> str:
+def _past(past: facts.Past) -> str:
     """As JSON of bounded length."""
     failures = tuple((worker, cut(why, MAX_LINE)) for worker, why in past.failures[-MAX_TEXTS:])
     warnings = tuple(cut(text, MAX_LINE) for text in past.warnings[:MAX_TEXTS])
