@@ -30,8 +30,9 @@ from edl.master.backends.kubernetes.nodes import Nodes
 from edl.master.backends.kubernetes.pod_control import PodCreation, PodDeletion
 from edl.master.backends.kubernetes.pod_reuse import PodReuse
 from edl.master.backends.kubernetes.pod_template import Identity, digest, excluding, render
+from edl.master.backends.kubernetes.pod_view import WorkerPod
 from edl.master.backends.kubernetes.status import Snapshot, Status
-from edl.master.backends.kubernetes.workers import WorkerPod, Workers
+from edl.master.backends.kubernetes.worker_pods import WorkerPods
 from edl.master.core import effects as ef
 from edl.master.core import events as ev
 from edl.master.core import facts
@@ -93,7 +94,7 @@ class Kubernetes:
         self._nodes = Nodes(api.pace.doubt, self._replace_the_outdated)
         self._creation = PodCreation(api, place, self._blocked)
         self._deletion = PodDeletion(api, place, self._tasks, run.emit)
-        self._workers = Workers(
+        self._workers = WorkerPods(
             run.run_id, run.emit, installed.found.next_id, api.pace, self._nodes, self._creation,
             self._deletion, self.events,
         )  # fmt: skip

@@ -19,8 +19,9 @@ from edl.contract.phases import WorkerState
 from edl.kubernetes import pods
 from edl.kubernetes.client import WHENEVER, Api, ApiError
 from edl.kubernetes.rate_limit import Backoff
+from edl.master.backends.kubernetes.pod_view import WorkerPod
 from edl.master.backends.kubernetes.release import Place
-from edl.master.backends.kubernetes.workers import WorkerPod, Workers
+from edl.master.backends.kubernetes.worker_pods import WorkerPods
 
 log = structlog.get_logger()
 
@@ -56,7 +57,7 @@ class Labels:
         status: the job now, as `view.status` tells it.
     """
 
-    def __init__(self, api: Api, place: Place, workers: Workers, status: Callable[[], dict[str, Any]]):
+    def __init__(self, api: Api, place: Place, workers: WorkerPods, status: Callable[[], dict[str, Any]]):
         self._api, self._place, self._workers, self._status = api, place, workers, status
         self._wake = asyncio.Event()
         self._told: dict[WorkerId, Said] = {}

@@ -1,15 +1,14 @@
-"""The workers of a run and their pods: what happens to a pod becomes `Seen`, `Delayed` or `Gone`.
+"""The table of a run's workers and their pods. Changes of a pod become `Seen`, `Delayed` or `Gone`.
 
-A pod is ours by its UID. Its name tells the worker that it was made for, and as ids are never reused, no two
-pods of a run ever have one name; where another one has, it is not touched, and the worker is given up. A
-worker may also take the place of one whose process has crashed (`places`): the pod is then its own.
+A pod belongs to a worker by its UID. Its name has the id of the worker that it was created for. Ids are never
+reused, so no two pods of a run have the same name. If a foreign pod has the name, it is not touched, and the
+worker is removed. A worker may also continue in the pod of a crashed one (`pod_reuse`).
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 
 import structlog
 
@@ -24,67 +23,23 @@ from edl.master.backends.kubernetes.exit_cause import exit_cause
 from edl.master.backends.kubernetes.installed import Installed
 from edl.master.backends.kubernetes.nodes import Nodes
 from edl.master.backends.kubernetes.pod_control import PodCreation, PodDeletion
+from edl.master.backends.kubernetes.pod_view import PodStage, WorkerPod, classify
 from edl.master.core import events as ev
 
 log = structlog.get_logger()
 
-KEPT = 20  # pods of ended workers that stay for `kubectl logs`; more would only fill the list
+KEPT = 20  # pods of ended workers are kept for `kubectl logs`; older ones are deleted
 
 
-@dataclass(eq=False)
-class WorkerPod:
-    """One worker and its pod."""
-
-    id: WorkerId
-    uid: str = ""  # unknown until the pod is made
-    pod: pods.Pod | None = None
-    high: bool = False
-    making: bool = False  # a create is under way
-    unwanted: bool = False  # to be deleted
-    asked: bool = False  # its deletion has been asked for
-    fenced: bool = False  # it was given up, and may still run
-    seen: bool = False
-    why: str = ""  # it does not run yet
-    disrupted: str = ""  # why Kubernetes takes it away
-    overdue: asyncio.TimerHandle | None = None
-    untaken: asyncio.TimerHandle | None = None
-    over: asyncio.Event = field(default_factory=asyncio.Event)  # `Gone` is said
-    labels: tuple[str, str] = ("", str(WorkerState.STARTING))  # rank and state, as last written
-    labelled_at: float = 0.0
-
-    @property
-    def needs_pod(self) -> bool:
-        """It is needed, and its pod is unknown. (A watch may know a pod before its create is answered.)"""
-        return not self.unwanted and not self.uid and not self.over.is_set()
-
-    @property
-    def may_go_on(self) -> bool:
-        """When the worker's process ends, another one may follow it in the pod."""
-        pod = self.pod
-        return (
-            pod is not None
-            and not self.asked
-            and not self.disrupted
-            and pods.running(pod)
-            and not pods.deleting(pod)
-        )
-
-    @property
-    def kept(self) -> bool:
-        """It has ended, and its pod is there to be read."""
-        pod = self.pod
-        return self.over.is_set() and pod is not None and pods.ended(pod) and not pods.deleting(pod)
-
-
-class Workers:
-    """All workers of a run that are needed, or whose pods are there.
+class WorkerPods:
+    """The workers of a run that are needed or whose pods exist.
 
     Args:
-        emit: takes Seen, Delayed, Gone.
-        next_id: ids below are taken.
-        nodes: what is thought of the nodes; learns of those that do not take up their pods.
-        creation, deletion: create pods, and delete those that nobody needs.
-        events: for people.
+        emit: called with Seen, Delayed and Gone.
+        next_id: the first unused id.
+        nodes: health of the nodes; is notified of nodes that do not start their pods.
+        creation, deletion: create pods, and delete those that are not needed.
+        events: records Kubernetes Events.
     """
 
     def __init__(
@@ -100,10 +55,11 @@ class Workers:
     ):
         self.run_id, self.next_id, self._emit, self._pace, self._nodes = run_id, next_id, emit, pace, nodes
         self._creation, self._deletion, self._events = creation, deletion, events
-        self._ended: list[WorkerId] = []  # whose pods stay; the oldest first
+        self._ended: list[WorkerId] = []  # whose pods are kept, oldest first
         self._all: dict[WorkerId, WorkerPod] = {}
-        self.on_end: list[Callable[[], None]] = []  # called when one is gone
-        self._moved: dict[str, WorkerId] = {}  # by UID of the pod: who lives there now, whatever a watch says
+        self.on_end: list[Callable[[], None]] = []  # called when a worker is gone
+        # The present worker by UID of a reused pod; the watch may report its new labels late.
+        self._moved: dict[str, WorkerId] = {}
 
     def close(self) -> None:
         for w in self:
@@ -126,13 +82,13 @@ class Workers:
 
     @property
     def ending(self) -> int:
-        """How many there are whose streams have ended, and whose processes seem to have."""
+        """Number of workers whose streams ended and whose processes are probably exiting."""
         return sum(
             w.unwanted and w.seen and not w.over.is_set() and not w.fenced and w.may_go_on for w in self
         )
 
     def move(self, w: WorkerPod, before: WorkerPod, pod: pods.Pod) -> None:
-        """It lives in the pod of one that is gone."""
+        """Continue in the pod of `before`, which is gone."""
         self._moved[before.uid] = w.id
         self._all.pop(before.id, None)
         w.high, w.making = before.high, False
@@ -140,30 +96,30 @@ class Workers:
         self.made(w, pod)
 
     def add(self, worker: WorkerId) -> WorkerPod:
-        """One whose pod is to be made."""
+        """Add a worker whose pod will be created."""
         self.next_id = max(self.next_id, worker + 1)
         w = self._all[worker] = WorkerPod(worker, making=True)
         return w
 
     def adopt(self, worker: WorkerId, pod: pods.Pod) -> None:
-        """One whose pod an earlier master has made."""
+        """Add a worker whose pod an earlier master created."""
         labels = pod["metadata"]["labels"]
         w = self._all[worker] = WorkerPod(
             worker, pods.uid(pod), pod, high=labels.get(pods.PRIORITY) == "high",
             labels=(labels.get(pods.RANK, ""), labels.get(pods.STATE, "")),
         )  # fmt: skip
-        if pods.ended(pod):  # that master has told of it, or the adoption leaves it out
+        if pods.ended(pod):  # that master reported it, or the adoption excludes it
             w.over.set()
             self._ended.append(worker)
         else:
             self._look(w, pod, False)
 
     async def create(self, w: WorkerPod, render: Callable[[], pods.Pod], installed: Installed) -> None:
-        """Have its pod made, for as long as it is needed; one that was never made is said to be gone.
+        """Create the pod of a worker while it is needed; emit `Gone` if it was never created.
 
         Args:
-            render: its pod as it is to be created now.
-            installed: learns of the pod before anything is said of it.
+            render: returns the pod to create.
+            installed: is notified of the pod before events about it are emitted.
         """
         name = installed.place.names.worker(w.id)
         if self._creation.blocked:
@@ -180,7 +136,7 @@ class Workers:
             self.end(w, ev.Gone(w.id, free=True, why="it was not started yet"))
 
     def _meet(self, w: WorkerPod, pod: pods.Pod, installed: Installed) -> None:
-        """A pod of its name exists. It is ours if a create came through whose answer did not."""
+        """Handle an existing pod of this name; it is ours if only the response to its creation was lost."""
         if pods.of(pod) == (self.run_id, w.id):
             if not w.uid:
                 installed.pods.learn(pod)
@@ -195,20 +151,20 @@ class Workers:
             self.end(w, ev.Gone(w.id, free=True, why=why))
 
     def blocked(self, why: str) -> None:
-        """Nobody's pod can be created now."""
+        """Report to all workers without a pod why none can be created now."""
         for w in self:
             if w.making:
                 self.delay(w, why)
 
     def made(self, w: WorkerPod, pod: pods.Pod) -> None:
-        """Its pod is there: a create was answered, or the watch was quicker."""
+        """Record the pod of a worker, from the response to its creation or from the watch."""
         if not w.uid:
             w.uid, w.pod = pods.uid(pod), pod
             self.delay(w, "")
-            self._look(w, pod, False)  # it may run already, and then no change would be seen
+            self._look(w, pod, False)  # it may run already, and then the watch reports no change
 
     def changed(self, pod: pods.Pod, vanished: bool) -> None:
-        """A pod is as it is now, or gone."""
+        """Handle a change of a pod, or its deletion."""
         run, worker = pods.of(pod)
         worker = self._moved.get(pods.uid(pod), worker)
         w = self._all.get(worker) if worker is not None and run == self.run_id else None
@@ -221,7 +177,7 @@ class Workers:
         w.pod = pod
         if not w.over.is_set():
             self._look(w, pod, vanished)
-        elif not vanished:  # nobody has taken the place that it left
+        elif not vanished:  # no worker continues in this pod
             self._keep(w)
         if vanished:
             del self._all[w.id]
@@ -231,13 +187,13 @@ class Workers:
             self._creation.look_again()
 
     def delay(self, w: WorkerPod, why: str) -> None:
-        """It does not run yet, and why; "" while that is only a matter of time."""
+        """Report why a worker does not run yet; "" if that is a matter of time."""
         if why != w.why and not w.over.is_set():
             w.why = why
             self._emit(ev.Delayed(w.id, why))
 
     def end(self, w: WorkerPod, gone: ev.Gone) -> None:
-        """Say that it is gone; its pod may stay a while."""
+        """Emit that a worker is gone; its pod may be kept."""
         w.over.set()
         self._creation.look_again()
         for tell in self.on_end:
@@ -250,7 +206,7 @@ class Workers:
             self._keep(w)
 
     def _keep(self, w: WorkerPod) -> None:
-        """Its pod stays for a while, if it has ended, for those who read its log."""
+        """Keep the ended pod of a worker for its logs, and delete the oldest pod beyond KEPT."""
         if not w.kept or w.id in self._ended:
             return
         assert w.pod is not None
@@ -264,7 +220,7 @@ class Workers:
             self._deletion.discard(oldest.pod)
 
     def doubt(self, worker: WorkerId) -> None:
-        """It is not heard of. Where nobody is, the node may be lost, and with it what is put there next."""
+        """Note a worker without heartbeats. If no worker on its node sends any, the node may be lost."""
         w = self._all.get(worker)
         if w is not None:
             w.fenced = True
@@ -278,26 +234,25 @@ class Workers:
                 self._see_it_taken_up(other, other.pod)
 
     def _look(self, w: WorkerPod, pod: pods.Pod, vanished: bool) -> None:
-        if (why := pods.disruption(pod)) and not w.disrupted:
-            w.disrupted = why
-            self._events.record(Reason.WorkerPreempted, f"worker {w.id}: {why}")
-        if vanished or pods.ended(pod):
+        view = classify(pod, vanished)
+        if view.disruption and not w.disrupted:
+            w.disrupted = view.disruption
+            self._events.record(Reason.WorkerPreempted, f"worker {w.id}: {w.disrupted}")
+        if view.stage is PodStage.ENDED:
             self.end(w, exit_cause(w.id, pod, w.asked, w.disrupted))
             return
-        if pods.running(pod):
-            if not w.seen:
-                w.seen, w.why = True, ""
-                self._emit(ev.Seen(w.id, pod["metadata"]["name"]))
-        else:
-            self.delay(w, pods.delay(pod))
+        if view.stage is PodStage.WAITING:
+            self.delay(w, view.delay)
+        elif not w.seen:
+            w.seen, w.why = True, ""
+            self._emit(ev.Seen(w.id, pod["metadata"]["name"]))
         self._see_it_taken_up(w, pod)
-        if pods.deleting(pod) and w.overdue is None:
-            grace = pod["metadata"].get("deletionGracePeriodSeconds") or 0
+        if view.deletion_seconds is not None and w.overdue is None:
             loop = asyncio.get_running_loop()
-            w.overdue = loop.call_later(grace + self._pace.overdue, self._is_overdue, w)
+            w.overdue = loop.call_later(view.deletion_seconds + self._pace.overdue, self._is_overdue, w)
 
     def _is_overdue(self, w: WorkerPod) -> None:
-        """Kubernetes keeps a pod until its node says that it has ended. A lost node never does."""
+        """Give up a deleted pod whose node never confirms its end, because the node is lost."""
         if not w.over.is_set() and w.pod is not None:
             self.end(w, exit_cause(w.id, w.pod, w.asked, w.disrupted, overdue=True))
 
@@ -307,7 +262,7 @@ class Workers:
             w.untaken = loop.call_later(self._pace.untaken, self._is_untaken, w)
 
     def _is_untaken(self, w: WorkerPod) -> None:
-        """No kubelet works on its pod: the worker is replaced, on another node."""
+        """Replace a worker whose pod no kubelet starts, on a different node."""
         if w.over.is_set() or w.pod is None or pods.taken_up(w.pod):
             return
         why = f"node {pods.node(w.pod)} does not answer"
@@ -322,11 +277,11 @@ class Workers:
                 timer.cancel()
 
     def _stranger(self, pod: pods.Pod) -> None:
-        """A pod with our labels that we do not know."""
+        """Delete an unknown pod with the labels of this run."""
         run, worker = pods.of(pod)
         if run != self.run_id or worker is None or worker >= self.next_id:
-            return  # of another master, which may know better
+            return  # of a different master, which may be newer
         if not pods.deleting(pod):
             name = pod["metadata"]["name"]
-            log.warning(f"pod {name} says that it is worker {worker}, which is gone: deleting it")
+            log.warning(f"deleting pod {name}: its worker {worker} no longer exists")
             self._deletion.discard(pod)

@@ -1,0 +1,101 @@
+"""A worker and its pod, and the classification of a pod for the table of workers (`worker_pods`)."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from enum import Enum
+
+from edl.contract.ids import WorkerId
+from edl.contract.phases import WorkerState
+from edl.kubernetes import pods
+
+
+class PodStage(Enum):
+    """How far the pod of a worker is."""
+
+    WAITING = "waiting"  # not scheduled, pulling its image, or not started for a different reason
+    RUNNING = "running"
+    ENDED = "ended"  # it has ended or was deleted
+
+
+@dataclass(frozen=True, slots=True)
+class PodView:
+    """What the table of workers needs to know of a pod.
+
+    Args:
+        stage: how far the pod is.
+        delay: why it does not run yet; empty if that is a matter of time, or if it runs.
+        disruption: why Kubernetes evicts it; empty if it does not.
+        deletion_seconds: its grace period if it is being deleted; None if it is not.
+    """
+
+    stage: PodStage
+    delay: str
+    disruption: str
+    deletion_seconds: float | None
+
+
+def classify(pod: pods.Pod, vanished: bool) -> PodView:
+    """Classify a pod.
+
+    Args:
+        vanished: the pod was deleted; `pod` is its last known version.
+    """
+    stage, delay = PodStage.WAITING, ""
+    if vanished or pods.ended(pod):
+        stage = PodStage.ENDED
+    elif pods.running(pod):
+        stage = PodStage.RUNNING
+    else:
+        delay = pods.delay(pod)
+    grace = (pod["metadata"].get("deletionGracePeriodSeconds") or 0) if pods.deleting(pod) else None
+    return PodView(stage, delay, pods.disruption(pod), grace)
+
+
+@dataclass(eq=False)
+class WorkerPod:
+    """A worker and its pod."""
+
+    id: WorkerId
+    uid: str = ""  # empty until the pod is created
+    pod: pods.Pod | None = None
+    high: bool = False
+    making: bool = False  # its pod is being created
+    unwanted: bool = False  # to be deleted
+    asked: bool = False  # its deletion was requested
+    fenced: bool = False  # it was removed and may still run
+    seen: bool = False
+    why: str = ""  # why it does not run yet
+    disrupted: str = ""  # why Kubernetes evicts it
+    overdue: asyncio.TimerHandle | None = None
+    untaken: asyncio.TimerHandle | None = None
+    over: asyncio.Event = field(default_factory=asyncio.Event)  # set once `Gone` is emitted
+    labels: tuple[str, str] = ("", str(WorkerState.STARTING))  # rank and state, as last written
+    labelled_at: float = 0.0
+
+    @property
+    def needs_pod(self) -> bool:
+        """True if the worker is needed and has no pod yet.
+
+        A watch may report a pod before the request that creates it returns.
+        """
+        return not self.unwanted and not self.uid and not self.over.is_set()
+
+    @property
+    def may_go_on(self) -> bool:
+        """True if a different worker may follow in the pod when this worker's process ends."""
+        pod = self.pod
+        return (
+            pod is not None
+            and not self.asked
+            and not self.disrupted
+            and pods.running(pod)
+            and not pods.deleting(pod)
+        )
+
+    @property
+    def kept(self) -> bool:
+        """True if the worker has ended and its pod still exists for its logs."""
+        pod = self.pod
+        return self.over.is_set() and pod is not None and pods.ended(pod) and not pods.deleting(pod)
