@@ -1,4 +1,4 @@
-"""`edl checkpoints`: what lies in a checkpoint directory, and whether it is whole."""
+"""`edl checkpoints`: list and verify the checkpoints of a directory."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ WHOLE, COMPLETE, UNFINISHED, SUPERSEDED = "whole", "complete (not verified)", "n
 
 
 def _look(checkpoint: Checkpoint, verify: bool) -> tuple[Manifest | None, str]:
-    """What it says of itself, and whether that is so."""
+    """Read the manifest of a checkpoint, and check it. Returns the manifest and what is wrong."""
     if not checkpoint.is_complete:
         return None, SUPERSEDED if checkpoint.is_superseded else UNFINISHED
     manifest = None

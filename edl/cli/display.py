@@ -1,4 +1,4 @@
-"""A job on the screen: redrawn calmly on a terminal, plain lines elsewhere.
+"""Show a job: redrawn in place on a terminal, plain lines elsewhere.
 
 What users, models and Kubernetes have written is never taken for markup, and controls no terminal (`clean`).
 """
@@ -26,7 +26,7 @@ NEWS_LINES = 6
 
 
 class Screen(Console):
-    """Standard output. Text is printed as it is, and nobody who reads it any more is an error."""
+    """Standard output. Text is printed unchanged; a closed pipe is an error."""
 
     def __init__(self) -> None:
         super().__init__(highlight=False, markup=False, emoji=False)
@@ -45,14 +45,14 @@ def clean(value: Any) -> Any:
 
 
 def line(text: str) -> None:
-    """Print one line of somebody else's: on a terminal what it would show at most, elsewhere as it is."""
+    """Print one line of foreign text: without control characters on a terminal, unchanged elsewhere."""
     if sys.stdout.isatty():  # a line that was written over is shown as it ended
         text = plain(text.rstrip("\r").rpartition("\r")[2])
     print(text)
 
 
 def snapshot(job: JobSnapshot) -> None:
-    """Print a job as it is now, or how it has ended."""
+    """Print the status of a job, or its result if it has ended."""
     console = Screen()
     if not console.is_terminal:
         console.width = PLAIN_WIDTH
@@ -135,7 +135,7 @@ def progress_line(status: dict[str, Any]) -> str:
 
 
 def _losses(told: dict[str, Any]) -> str:
-    """Of a status or a summary that has one."""
+    """Losses of a status or a summary, in words."""
     mean = told.get("epoch_loss")
     last = f"{told['loss']:.4f} (last step)"
     return last if mean is None else f"{mean:.4f} (mean of the epoch), {last}"
@@ -166,13 +166,13 @@ def checkpoint(status: dict[str, Any]) -> list[str]:
 
 
 def servers_lines(status: dict[str, Any]) -> list[str]:
-    """Lines about the parameter servers, where there is more to say than what each one does."""
+    """Lines about all parameter servers, beside the table."""
     lines = [f"Servers: {text}" for key in ("waits", "servers_stay") if (text := status.get(key))]
     return lines + [f"staleness: {text}" for text in staleness(status)]
 
 
 def staleness(told: dict[str, Any]) -> list[str]:
-    """Of a status or a summary: how old the weights of the last steps were, where steps come in any order."""
+    """Staleness of the weights of the last steps (mode=ps), from a status or a summary."""
     if not (found := told.get("staleness")):
         return []
     last, again = how_many(found["steps"], "step"), how_many(found["repeated"], "step")
@@ -183,7 +183,7 @@ def staleness(told: dict[str, Any]) -> list[str]:
 
 
 def degraded(status: dict[str, Any]) -> list[str]:
-    """A line for each part of the job that does not work at the moment."""
+    """A line for each subsystem of the job that fails at the moment."""
     return [f"Degraded: {part}: {why}" for part, why in status.get("degraded", {}).items()]
 
 
@@ -210,7 +210,7 @@ def workers_table(status: dict[str, Any]) -> Table:
 
 
 def servers_table(status: dict[str, Any]) -> Table:
-    """One row for each parameter server. The shares of what is pulled show a hot one."""
+    """One row for each parameter server, with its share of the pulled rows, which shows hot servers."""
     table = Table(box=None, pad_edge=False, header_style="dim")
     processes = any(s.get("handle") for s in status["servers"])
     columns = (
@@ -242,7 +242,7 @@ def servers_table(status: dict[str, Any]) -> Table:
 
 
 def duration(seconds: float) -> str:
-    """Seconds as people say them: 42 s, 3:20, 1:02:05."""
+    """Format seconds: 42 s, 3:20, 1:02:05."""
     whole = int(seconds + 0.5)
     if whole < 60:
         return f"{whole} s"
@@ -251,12 +251,12 @@ def duration(seconds: float) -> str:
 
 
 def age(at: str) -> str:
-    """How long ago a time of Kubernetes (RFC 3339) is."""
+    """Format the age of a Kubernetes time (RFC 3339)."""
     return duration(max(0.0, (datetime.now(UTC) - datetime.fromisoformat(at)).total_seconds()))
 
 
 def result(summary: dict[str, Any], kept: str, model: str) -> str:
-    """How a job ended and what elasticity cost, in a few lines.
+    """Summarize in a few lines how a job ended and what elasticity cost.
 
     Args:
         kept: where the summary is.

@@ -1,4 +1,4 @@
-"""`edl export`: a model out of a job's checkpoint, or its trained model in another format."""
+"""`edl export`: write the model of a job's checkpoint, or its trained model in a different format."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def export(
 
 
 def _of_job(output: Path, step: int | None) -> dict[str, Any]:
-    """What of a job is to be exported.
+    """Find the model or checkpoint of a job to export.
 
     Raises:
         EdlError: there is nothing yet.
@@ -102,7 +102,7 @@ def _of_job(output: Path, step: int | None) -> dict[str, Any]:
 
 
 def _have_written(output: Path) -> None:
-    """Have a running job write a checkpoint, and wait for it. One whose master is gone has what it has."""
+    """Make a running job write a checkpoint, and wait for it. A job without a master keeps its newest one."""
     if latest.is_orphaned(output):
         return
     client = Client(artifacts.read_contact(output))
@@ -122,7 +122,7 @@ def _newest(status: dict[str, Any]) -> int:
 
 
 def _of_checkpoints(directory: str, step: int | None) -> dict[str, Any]:
-    """A directory of checkpoints alone: the model is the module that they name.
+    """Find a checkpoint in a directory of checkpoints; the model is the module that it names.
 
     Raises:
         EdlError: there are none, or the module's text was in the values.
@@ -144,7 +144,7 @@ def _of_checkpoints(directory: str, step: int | None) -> dict[str, Any]:
 
 
 def _run(request: dict[str, Any]) -> int:
-    """Have a process with TensorFlow do it; its exit code."""
+    """Export in a process with TensorFlow. Returns its exit code."""
     done = subprocess.run(
         module_command("edl.trainer.export_checkpoint"),
         input=json.dumps(request).encode(), env={**os.environ, **ENVIRONMENT},

@@ -1,4 +1,4 @@
-"""A job of this machine, by its output directory: its files, and its master while it runs."""
+"""A job on this machine, found by its output directory."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Local:
         return JobSnapshot(data, str(self._output), model, self._left(data, model))
 
     def _left(self, data: dict[str, Any], model: str) -> tuple[str, ...]:
-        """What the job will leave, and where."""
+        """Describe the results that the job will write, and where."""
         match data.get("task", {}).get("kind", "train"):
             case "evaluate":
                 return ()
@@ -147,13 +147,13 @@ def _seniority(path: Path) -> tuple[bool, str, int]:
 
 
 class _Log:
-    """A log file that grows."""
+    """A growing log file."""
 
     def __init__(self, path: Path, tail: int | None):
         self._file, self._tail, self._rest = open(path, "rb"), tail, b""
 
     def news(self) -> list[str]:
-        """The lines that were finished since the last call."""
+        """The complete lines since the last call."""
         *lines, self._rest = (self._rest + self._file.read()).split(b"\n")
         if self._tail is not None:
             lines, self._tail = lines[max(len(lines) - self._tail, 0) :], None

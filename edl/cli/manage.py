@@ -1,4 +1,4 @@
-"""The commands about a job that was started: `status`, `logs`, `wait`, `scale`, `checkpoint`, `stop`."""
+"""The commands for a started job: `status`, `logs`, `wait`, `scale`, `checkpoint`, `stop`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TIMED_OUT = 124  # as of the command `timeout`
 
 
 def _seconds(text: str) -> float:
-    """Of a duration such as 90s, 30m, 2h, or seconds without a unit."""
+    """Seconds of a duration such as 90s, 30m or 2h; a number without a unit is in seconds."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([smh]?)", text)
     if not match:
         raise typer.BadParameter(f"invalid duration {text!r} (expected e.g. 90s, 30m, 2h)")
@@ -31,7 +31,7 @@ def _seconds(text: str) -> float:
 
 
 def _workers(text: str) -> int | str:
-    """Of the first argument of `scale`, in whose place a directory may be given."""
+    """Parse the first argument of `scale`: a number of workers, or the directory."""
     try:
         return int(text)
     except ValueError:
@@ -39,7 +39,7 @@ def _workers(text: str) -> int | str:
 
 
 def _in_any_order(command: Callable[..., None]) -> Callable[..., None]:
-    """`scale` WORKERS DIR, DIR WORKERS, or one of them."""
+    """Sort the arguments of `scale`, which are WORKERS and DIR in any order."""
 
     @functools.wraps(command)
     def run(**given: Any) -> None:
@@ -77,10 +77,12 @@ def logs(
     ] = "all",
     follow: Annotated[
         bool,
-        typer.Option("--follow", "-f", help="Show new lines, also of later workers, until the job ends."),
+        typer.Option(
+            "--follow", "-f", help="Show new lines until the job ends, including those of new workers."
+        ),
     ] = False,
     tail: Annotated[
-        int | None, typer.Option("--tail", min=0, help="Only the last lines of each log; default: all.")
+        int | None, typer.Option("--tail", min=0, help="Show only the last lines of each log; default: all.")
     ] = None,
 ) -> None:
     """Show the logs of a job's master, workers and servers."""
@@ -129,7 +131,7 @@ def scale(
         ),
     ] = None,
 ) -> None:
-    """Change how many workers or servers a running job has.
+    """Change the number of workers or servers of a running job.
 
     DIR may also come first.
     """
@@ -138,7 +140,7 @@ def scale(
 
 @about_a_job
 def checkpoint(job: JobHandle) -> None:
-    """Have a running job write a checkpoint now."""
+    """Make a running job write a checkpoint now."""
     display.line(job.checkpoint())
 
 
@@ -151,10 +153,10 @@ def stop(
                      "fails, the job goes on."),
     ] = False,
     force: Annotated[
-        bool, typer.Option("--force", help="With --checkpoint: end the job also if the checkpoint fails.")
+        bool, typer.Option("--force", help="With --checkpoint: stop the job even if the checkpoint fails.")
     ] = False,
 ) -> None:  # fmt: skip
-    """End a running job."""
+    """Stop a running job."""
     if force and not with_checkpoint:
         raise ConfigError("--force: only valid with --checkpoint")
     if not with_checkpoint:

@@ -150,7 +150,7 @@ class Release:
         await self._until(lambda now: now.ended, None)
 
     async def _until(self, reached: Callable[[FoundRelease], bool], seconds: float | None) -> FoundRelease:
-        """The job when it has reached something, or the time is up.
+        """Wait until the job has reached a condition, or the time is up.
 
         Raises:
             EdlError: the release is gone.
@@ -220,7 +220,7 @@ class Release:
         return self._left(found)
 
     def _checkpoints(self) -> str:
-        """Where the job writes them.
+        """The directory or address of the job's checkpoints.
 
         Raises:
             EdlError: it writes none.
@@ -255,7 +255,7 @@ class Release:
         return self._left(found)
 
     async def _token(self) -> str:
-        """From the Secret that the workers' pods have it from."""
+        """Read the token from the Secret that the workers' pods use."""
         name, key = release_status.token_secret(self._found)
         data = (await self._api.get(self._path("secrets", name))).get("data") or {}
         try:
@@ -264,7 +264,7 @@ class Release:
             raise EdlError(f"secret {name}: its key {key!r} holds no token") from error
 
     def _left(self, found: FoundRelease) -> str:
-        """How it has ended, and what there is of it."""
+        """Message about an ended job: its outcome, and what remains of the release."""
         outcome = f"the job has ended: {found.phase}, {found.reason}" if found.ended else "the job is ending"
         left = f"its master, the summary in configmap/{found.names.status}, the logs of ended pods"
         return f"{outcome}\nThe release remains: {left}.\nTo remove it: {_uninstall(found)}"
@@ -274,7 +274,7 @@ class Release:
         await self._api.patch(path, {"data": {key: text}}, SOON)
 
     async def _answer(self, done: Callable[[FoundRelease], bool], what: str) -> FoundRelease:
-        """The job once the master has done what was asked of it.
+        """Wait until the master has handled a request.
 
         Raises:
             EdlError: it is not running, or has not done it in all this time.
@@ -302,7 +302,7 @@ async def _open(account: KubeConfig, access: Access) -> Api:
 
 
 async def _find(api: Api, name: str, namespace: str) -> FoundRelease:
-    """The release of that name, or the one whose objects' names begin so.
+    """Find the release of that name, or the one whose object names start with it.
 
     Raises:
         EdlError: the release does not exist, or has several jobs.
@@ -338,7 +338,7 @@ async def _next(lines: AsyncGenerator[str, None]) -> str | None:
 
 
 def _log(level: str) -> None:
-    """Have messages of at least that level on standard error, as the command's own."""
+    """Print log messages of at least that level on standard error."""
     structlog.configure(
         processors=[lambda _logger, _method, event: f"edl: {plain(str(event['event']))}"],
         wrapper_class=structlog.make_filtering_bound_logger(level),
@@ -347,7 +347,7 @@ def _log(level: str) -> None:
 
 
 def _in_words(error: ApiError, server: str) -> str:
-    """What the user can do about it, and where."""
+    """Message for the user about an error of the Kubernetes API, with advice."""
     if error.status == 401:
         return f"the Kubernetes API at {server} does not accept the credentials: {error.message}"
     if error.status == 403:

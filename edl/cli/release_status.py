@@ -1,4 +1,4 @@
-"""What a release's objects say of its job. Pure: ConfigMaps, pods and Events in, values out.
+"""The status of a release's job, computed from ConfigMaps, pods and Events without I/O.
 
 The chart writes the job's ConfigMap, the master its status, the kubelets the pods; each is believed in
 what only it can know.
@@ -48,7 +48,7 @@ class FoundRelease:
 
     @property
     def told(self) -> Mapping[str, str]:
-        """What the master has written, key by key."""
+        """The data of the status ConfigMap, which the master writes."""
         return self.status.get("data") or {}
 
     @property
@@ -77,20 +77,19 @@ class FoundRelease:
         return in_short
 
     def not_stopped(self, asked: str) -> str:
-        """Why it goes on though it was asked, under this id, to end with a checkpoint; empty: it has not come
-        to that."""
+        """Why the stop request with this id failed; empty if it did not."""
         with suppress(ValueError):
             return not_stopped({"stop": json.loads(self.told.get("stop", "null"))}, asked)
         return ""
 
     @property
     def refused(self) -> str:
-        """What of the chart's values is not applied, and why; empty: all of them are."""
+        """Which of the chart's values are not applied, and why; empty if all are applied."""
         return self.told.get("refused", "")
 
     @property
     def state(self) -> dict[str, Any]:
-        """What the master keeps there for its successor."""
+        """The state that the master stores for its successor."""
         with suppress(ValueError):
             return dict(json.loads(self.told.get("state", "{}")))
         return {}
@@ -116,7 +115,7 @@ class FoundRelease:
 
     @property
     def mode(self) -> str:
-        """What the job does: train, evaluate or predict."""
+        """The task of the job: train, evaluate or predict."""
         with suppress(EdlError):
             told = self.report.get("task", {}).get("kind") or self.values.get("mode") or "train"
             return task_of(str(told))
@@ -143,7 +142,7 @@ class FoundRelease:
         return self._kept(artifacts.PREDICTIONS)
 
     def result(self) -> str:
-        """What the job will leave, and where; a warning, if that will be lost. Empty: nothing but numbers."""
+        """Describe the results of the job, or warn that they will be lost; empty if it has none."""
         match self.mode:
             case "evaluate":
                 return ""
@@ -154,7 +153,7 @@ class FoundRelease:
         return f"model: {where}, once the job succeeds" if where else f"warning: {LOST.format('will be')}"
 
     def _kept(self, name: str) -> str:
-        """Where a file of the output directory is, for people; empty: the directory goes with the pod."""
+        """Place of a file of the output directory, in words; empty if the directory is lost with the pod."""
         try:
             pod = yaml.safe_load(self.job["data"]["worker.yaml"])
             volume = next(v for v in pod["spec"]["volumes"] if v["name"] == "output")
@@ -167,7 +166,7 @@ class FoundRelease:
         return ""
 
     def selector(self, *components: str) -> str:
-        """Of the pods of these components."""
+        """Label selector of the pods of these components."""
         labels = self.job["metadata"]["labels"]
         of = {pods.NAME: labels.get(pods.NAME, ""), pods.INSTANCE: self.release}
         if pods.JOB in labels:  # which older charts did not have
@@ -194,7 +193,7 @@ def token_secret(found: FoundRelease) -> tuple[str, str]:
 def snapshot(
     found: FoundRelease, there: Sequence[Object], happened: Sequence[Object], warnings: Sequence[Object] = ()
 ) -> JobSnapshot:
-    """The job now.
+    """Take a snapshot of the job.
 
     Args:
         there: the pods of master and workers.
@@ -230,18 +229,18 @@ def snapshot(
 
 
 def events(happened: Sequence[Object]) -> list[dict[str, Any]]:
-    """What has happened, the oldest first."""
+    """Sort Events, oldest first."""
     return [_event(e) for e in sorted(happened, key=lambda e: (str(_event(e)["at"]), _version(e)))]
 
 
 def _version(thing: Object) -> int:
-    """The order of writes, for Events of one second; 0 if it is unknown."""
+    """Resource version, which orders Events of the same second; 0 if it is unknown."""
     text = str(thing.get("metadata", {}).get("resourceVersion", ""))
     return int(text) if text.isdecimal() else 0
 
 
 def _latest(happened: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The last ones. Of the epochs, which would push out all else, only the last one counts."""
+    """Select the newest Events, with only the last one about an epoch."""
     epochs = [e for e in happened if e["reason"] == Reason.EpochApplied]
     return [e for e in happened if e not in epochs[:-1]][-MOST_EVENTS:]
 
@@ -252,7 +251,7 @@ def _event(thing: Object) -> dict[str, Any]:
 
 
 def unexplained(there: Sequence[Object]) -> bool:
-    """A pod does not run, or the master's is not there, and no pod says why: Events may."""
+    """True if Events may explain why a pod does not run or the master has no pod."""
     silent = any(not (pods.started(pod) or pods.ended(pod) or pods.delay(pod)) for pod in there)
     return silent or not any(pods.component(pod) == "master" for pod in there)
 
@@ -275,7 +274,7 @@ def master_problem(there: Sequence[Object], name: str = "", warnings: Sequence[O
 
 
 def _why_not(pod: Object, warnings: Sequence[Object]) -> str:
-    """Why a pod does not run yet, as it says itself, or as an Event does; empty while nobody says."""
+    """Why a pod does not run yet, from its status or an Event; empty if unknown."""
     if (why := pods.delay(pod)) or pods.started(pod):
         return why
     name = pod["metadata"]["name"]
@@ -287,7 +286,7 @@ def _about(event: Object) -> str:
 
 
 def _last(warnings: Sequence[Object]) -> str:
-    """What the last one of these Events says; empty if there is none."""
+    """Message of the newest of these Events; empty if there is none."""
     last = max(warnings, key=lambda event: str(_event(event)["at"]), default=None)
     return f"{last['reason']}: {pods.short(last)}" if last is not None else ""
 
@@ -295,7 +294,7 @@ def _last(warnings: Sequence[Object]) -> str:
 def _workers(
     report: Mapping[str, Any], there: Sequence[Object], warnings: Sequence[Object]
 ) -> list[dict[str, Any]]:
-    """What the pods say of the living, and what the master last heard of them."""
+    """Merge the live pods with what the master last reported of the workers."""
     heard = {w["id"]: w for w in report.get("workers", [])}
     numbers = {pods.of(pod)[1] for pod in there}
     # Those whose pod cannot be created, because of a quota or a missing right.

@@ -1,4 +1,4 @@
-"""`edl run`, `edl master`, `edl worker`: the sides of a job as processes of this machine."""
+"""`edl run`, `edl master`, `edl worker`: run a job, its master or a worker on this machine."""
 
 from __future__ import annotations
 
@@ -32,16 +32,19 @@ FileOption = Annotated[
     typer.Option("-f", "--values", help="A values file; repeatable, merged in order; -: standard input."),
 ]
 SetOption = Annotated[
-    list[str], typer.Option("--set", help="Values as in Helm; repeatable: --set workers=3,training.epochs=5")
+    list[str],
+    typer.Option("--set", help="Set values, as with Helm; repeatable: --set workers=3,training.epochs=5"),
 ]
-SetStringOption = Annotated[list[str], typer.Option("--set-string", help="As --set, but always strings.")]
+SetStringOption = Annotated[
+    list[str], typer.Option("--set-string", help="Like --set, but values are always strings.")
+]
 SetFileOption = Annotated[
-    list[str], typer.Option("--set-file", help="As --set, with the text of a file: --set-file key=PATH")
+    list[str], typer.Option("--set-file", help="Like --set, with the text of a file: --set-file key=PATH")
 ]
 SalvageOption = Annotated[
     Path | None,
-    typer.Option("--salvage", help="Where to write the model, the journal and the summary, in a directory of "
-                 "the job's name, when the output directory is full; default: a temporary one."),
+    typer.Option("--salvage", help="Where to write the model, the journal and the summary if the output "
+                 "directory is full, in a subdirectory with the job's name; default: a temporary directory."),
 ]  # fmt: skip
 MOST_NAME = 80  # characters of a model's name in the name of its output directory
 
@@ -55,24 +58,24 @@ def run(
     set_strings: SetStringOption = [],  # noqa: B006
     set_files: SetFileOption = [],  # noqa: B006
     output: Annotated[
-        Path | None, typer.Option("--output", help="The output directory; default: a new one in runs/.")
+        Path | None, typer.Option("--output", help="The output directory; default: a new directory in runs/.")
     ] = None,
     salvage: SalvageOption = None,
     detach: Annotated[
         bool,
-        typer.Option("--detach", help="Return once the job has begun; it goes on by itself. Without this "
+        typer.Option("--detach", help="Return once the job has started, and leave it running. Without this "
                      "option the job ends with this command."),
     ] = False,
     resume: Annotated[
         Path | None,
         typer.Option("--resume", metavar="DIR",
-                     help="Go on with the job of this output directory, from its newest checkpoint, and with "
-                     "its values; others may be given, such as more workers or epochs."),
+                     help="Resume the job of this output directory from its newest checkpoint, with its "
+                     "values. Options such as --set override them, for example with more epochs."),
     ] = None,
     force: Annotated[
         bool,
-        typer.Option("--force", help="With --resume: go on also with another seed or order of the "
-                     "records, or another file of the same model. What was forced is told."),
+        typer.Option("--force", help="With --resume: resume even if the seed, the order of the records or "
+                     "the file of the model has changed. The differences are reported."),
     ] = False,
 ) -> None:  # fmt: skip
     """Train a model on this machine, with workers as processes."""
@@ -99,7 +102,7 @@ def run(
 
 def master(
     output: Annotated[Path, typer.Option("--output", help="The output directory.")],
-    model: Annotated[str, typer.Argument(help="As for `edl run`.")] = "",
+    model: Annotated[str, typer.Argument(help="The model, as for `edl run`.")] = "",
     values_files: FileOption = [],  # noqa: B006
     sets: SetOption = [],  # noqa: B006
     set_strings: SetStringOption = [],  # noqa: B006
@@ -110,9 +113,9 @@ def master(
     """Run only a job's master; start its workers with `edl worker`."""
     Address.parse(listen, "--listen")
     merged, _ = _merged(model, values_files, sets, set_strings, set_files)
-    # In a directory whose master has died, this one goes on with the job.
+    # In the directory of a job whose master has died, this master continues the job.
     lock = _prepare(output, merged, salvage, may_exist=latest.is_orphaned(output))
-    os.set_inheritable(lock, True)  # what this process becomes goes on holding it
+    os.set_inheritable(lock, True)  # the master that replaces this process keeps holding it
     latest.remember(output)
     _become("edl.master", [*_arguments(output, salvage), "--listen", listen, "--backend", "external"])
 
@@ -141,22 +144,22 @@ def worker(
 
 
 class _Interrupts:
-    """Ctrl-C, SIGTERM and a closed terminal: the first ends the job, the next kills its master.
+    """Handle Ctrl-C, SIGTERM and a closed terminal: the first stops the job, the next kills its master.
 
     Signals that this process was started to ignore (`nohup edl run`) stay ignored.
     """
 
     def __init__(self) -> None:
-        self.number = 0  # of the first; 0: there was none
+        self.number = 0  # number of the first signal; 0: none arrived
         self.process: subprocess.Popen[bytes] | None = None
         for number in to_handle((signal.SIGINT, signal.SIGTERM, signal.SIGHUP)):
             signal.signal(number, self._come)
 
     def _come(self, number: int, _: object) -> None:
         again, self.number = self.number, self.number or number
-        if self.process is None:  # nothing has begun
+        if self.process is None:  # the master is not started yet
             raise SystemExit(128 + number)
-        with contextlib.suppress(OSError):  # the terminal may have gone; and print() may be under way
+        with contextlib.suppress(OSError):  # the terminal may be closed, and print() may be interrupted
             os.write(2, b"master killed; the workers exit when they notice\n" if again
                      else b"stopping the job (interrupt again to kill it)\n")  # fmt: skip
         if again:
@@ -166,8 +169,8 @@ class _Interrupts:
 
 
 def _arguments(output: Path, salvage: Path | None) -> list[str]:
-    """Of the job's master."""
-    # Two jobs may be given one directory: none may overwrite the other's model there.
+    """Arguments of the job's master."""
+    # Two jobs may use the same directory, so each has a subdirectory for its model.
     own = ["--salvage", str(salvage / output.resolve().name)] if salvage is not None else []
     return ["--values", str(output / VALUES), "--output", str(output), *own]
 
@@ -266,10 +269,10 @@ def _merged(
 
 
 def _values_of(output: Path) -> Path:
-    """The file with the values of a job that is to be resumed.
+    """The values file of a job to resume.
 
     Raises:
-        EdlError: it still runs, or there is none.
+        EdlError: the job still runs, or the directory holds no job.
     """
     path = output / VALUES
     if not path.exists():
@@ -278,24 +281,24 @@ def _values_of(output: Path) -> Path:
         os.close(artifacts.lock(output))
     except EdlError:
         raise EdlError(f"--resume {output}: the job still runs; end it with `edl stop {output}`") from None
-    except OSError:  # it cannot be written: nobody writes there
+    except OSError:  # the directory cannot be written, so no master runs there
         pass
     return path
 
 
 def _check_checkpoints(typed: config.Config, resume: Path | None) -> None:
-    """Refuse before anything begins what every worker would refuse.
+    """Check before the start what every worker would check.
 
     Raises:
-        ConfigError: there is nothing to go on from, or there are checkpoints of another job.
+        ConfigError: there is no checkpoint to resume from, or the checkpoints belong to a different job.
     """
     where = typed.checkpoint.dir
     found = Store.open(where).checkpoints() if where else []
     if newest := next((c for c in reversed(found) if not c.wrong()), None):
         check_values(where, newest.manifest, typed, "")
-    elif resume is not None and typed.trains:  # what is predicted is its own checkpoint
+    elif resume is not None and typed.trains:  # a prediction job resumes from its own output
         why = f"{where} holds no whole checkpoint" if where else "the job wrote none: checkpoint.dir is empty"
-        raise ConfigError(f"--resume {resume}: there is nothing to go on from: {why}")
+        raise ConfigError(f"--resume {resume}: no checkpoint to resume from: {why}")
     elif source := typed.init_from.path:
         try:
             if not source.endswith((".keras", ".weights.h5")):
@@ -307,10 +310,10 @@ def _check_checkpoints(typed: config.Config, resume: Path | None) -> None:
 
 
 def _prepare(output: Path, merged: dict[str, Any], salvage: Path | None, may_exist: bool = False) -> int:
-    """An output directory of this job's own, with its values in it. Returns its lock (`artifacts.lock`).
+    """Create the output directory and write the job's values there. Returns its lock (`artifacts.lock`).
 
     Raises:
-        EdlError: the directory holds another job, or cannot be written.
+        EdlError: the directory holds a different job, or cannot be written.
     """
     if salvage is not None:
         try:
@@ -321,7 +324,9 @@ def _prepare(output: Path, merged: dict[str, Any], salvage: Path | None, may_exi
         output.mkdir(parents=True, exist_ok=True)
         lock = artifacts.lock(output)
         if (output / artifacts.JOURNAL).exists() and not may_exist:
-            raise EdlError(f"{output}: already holds a job ({artifacts.JOURNAL}); choose another --output")
+            raise EdlError(
+                f"{output}: already holds a job ({artifacts.JOURNAL}); choose a different --output"
+            )
         artifacts.write_whole(output / VALUES, json.dumps(merged, indent=1) + "\n")
     except OSError as error:
         raise EdlError(f"{output}: cannot write: {error.strerror}") from error

@@ -179,7 +179,7 @@ def push(
 
 
 def _check_model(directory: Path) -> None:
-    """Check the model that values.yaml names, if it is a file of this folder.
+    """Check the model that values.yaml names, if it is a file in this folder.
 
     Raises:
         ModelError: it does not exist, or is not a model.
@@ -201,7 +201,7 @@ def _check_model(directory: Path) -> None:
 
 
 def _secrets(directory: Path, extra_index: str) -> list[str]:
-    """Options that give the build this machine's access to the package index. The image keeps no trace."""
+    """Build options with this machine's access to the package index, which the image does not keep."""
     mine = configparser.RawConfigParser()
     mine.read([os.environ.get("PIP_CONFIG_FILE", "/etc/pip.conf"), Path.home() / ".config/pip/pip.conf"])
     said = dict(mine["global"]) if mine.has_section("global") else {}
@@ -241,7 +241,7 @@ def _tool() -> str:
 
 
 def _run(tool: str, command: list[str], failed: str) -> None:
-    """Run it, with its output shown.
+    """Run a command and show its output.
 
     Raises:
         EdlError: it failed.
@@ -253,6 +253,6 @@ def _run(tool: str, command: list[str], failed: str) -> None:
 
 
 def _split(image: str) -> tuple[str, str]:
-    """Repository and tag. A colon before the last slash is a port's."""
+    """Split an image into repository and tag; a colon before the last slash separates a port."""
     repository, colon, tag = image.rpartition(":")
     return (repository, tag) if colon and "/" not in tag else (image, "latest")

@@ -34,6 +34,7 @@ from edl.master.core import (
     checkpoints,
     effects,
     events,
+    facts,
     failover,
     failures,
     goodput,
@@ -54,8 +55,8 @@ OF_THE_EVENT_IN_HAND = "effects"  # a job's field that says nothing of its state
 
 _MODULES = (
     evaluation, heartbeats, layout, phases, ranges, reasons, steps,
-    checkpoints, effects, events, failover, failures, goodput, job, leases, quorum, ring, state, timeouts,
-    workers,
+    checkpoints, effects, events, facts, failover, failures, goodput, job, leases, quorum, ring, state,
+    timeouts, workers,
 )  # fmt: skip
 _CLASSES: dict[str, type] = {
     name: cls

@@ -32,7 +32,7 @@ def test_the_notes_name_what_was_made(helm: Helm, notes: Path) -> None:
     assert "kubectl -n team wait --for=jsonpath='{.data.phase}'=Succeeded configmap/vision-edl-status" in text
     assert "helm uninstall vision -n team" in text
     assert "WARNING: the trained model will be lost with the worker's pod: set output.size" in text
-    assert "WARNING: there are no checkpoints" in text
+    assert "WARNING: checkpoints are off" in text
     assert text.count("WARNING") == 2
     kept = Rendered(helm("template", "vision", str(notes), *flags, "--set", "checkpoint.dir=/shared"))
     assert "checkpoints" not in kept.one("Notes")["text"]

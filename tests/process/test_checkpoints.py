@@ -290,4 +290,4 @@ def test_what_cannot_be_resumed_is_refused_in_words(tmp_path: Path) -> None:
     assert refused.returncode == 2 and "not the output directory of a job" in refused.stderr
     (tmp_path / "values.json").write_text("{}")
     refused = jobs.command("run", "--resume", str(tmp_path))
-    assert refused.returncode == 2 and "there is nothing to go on from" in refused.stderr
+    assert refused.returncode == 2 and "no checkpoint to resume from" in refused.stderr
