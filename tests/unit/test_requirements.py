@@ -71,13 +71,13 @@ def test_a_package_can_be_left_out_with_what_only_it_needs() -> None:
 
 def test_a_stale_lock_is_told(tmp_path: Path) -> None:
     (tmp_path / "scripts").mkdir()
-    for name in ("scripts/requirements", "setup.py", "requirements.lock"):
+    for name in ("scripts/requirements", "pyproject.toml", "requirements.lock"):
         (tmp_path / name).write_text((ROOT / name).read_text())
-    setup = (tmp_path / "setup.py").read_text()
-    (tmp_path / "setup.py").write_text(setup.replace('"grpcio>=', '"not-there>=1", "grpcio>='))
+    project = (tmp_path / "pyproject.toml").read_text()
+    (tmp_path / "pyproject.toml").write_text(project.replace('"grpcio>=', '"not-there>=1", "grpcio>=', 1))
     with pytest.raises(subprocess.CalledProcessError) as error:
         subset("master", root=tmp_path)
-    assert "lacks not-there, which setup.py asks for; run scripts/lock" in error.value.stderr
+    assert "lacks not-there, which pyproject.toml asks for; run scripts/lock" in error.value.stderr
 
 
 def test_the_master_starts_without_what_its_image_lacks() -> None:
