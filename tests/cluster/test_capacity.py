@@ -16,7 +16,7 @@ import pytest
 
 from edl.contract.reasons import Reason
 from tests.cluster.cluster import Namespace, Nodes, Object
-from tests.cluster.release import WORKERS, Release, idling, in_ring
+from tests.cluster.release import WORKERS, Release, idling, in_ring, talking
 from tests.s3 import Account, serving
 
 pytestmark = pytest.mark.timeout(600)
@@ -157,16 +157,16 @@ def told_id(job: Release) -> str:
 
 
 def test_a_job_of_high_priority_takes_the_place_of_one_of_low(release: Callable[..., Release]) -> None:
-    low = release("low", **idling(), **HALF_A_NODE)
-    high = release("high", **idling(), **HALF_A_NODE)
+    low = release("low", **talking(), **HALF_A_NODE)
+    high = release("high", **talking(), **HALF_A_NODE)
     low.install()
     low.ring_of(4)
     high.install(workers=1, priorityClass__value=100, priorityClass__preemptionPolicy="PreemptLowerPriority")
     low.ring_of(3)
     high.ring_of(1)
-    assert high.is_exact()["failures"] == []
+    assert high.stop()["failures"] == []
     low.ring_of(4)
-    summary = low.is_exact()
+    summary = low.stop()
     assert summary["failures"] == []
     assert summary["state_losses"] == 0
     assert any(e.startswith(Reason.WorkerPreempted) for e in low.events())
