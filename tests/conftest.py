@@ -1,6 +1,7 @@
 """For all tests: signals as at a terminal, and what each file of tests took.
 
-With EDL_DURATIONS=FILE, lines `SECONDS  TEST` are appended there, fixtures included: scripts/test shows the slowest.
+With EDL_DURATIONS=FILE, lines `SECONDS  TEST` are appended there, fixtures included; scripts/test shows the
+slowest tests.
 """
 
 from __future__ import annotations

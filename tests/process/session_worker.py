@@ -22,10 +22,10 @@ from typing import Any, NoReturn
 
 from edl.contract.layout import Layout
 from edl.contract.proto import edl_pb2 as pb
+from edl.trainer.runtime.termination import when_asked_to_end
 from edl.trainer.session.client import MasterStream
 from edl.trainer.session.orders import End, FormRing
 from edl.trainer.session.state import Progress
-from edl.trainer.termination import when_asked_to_end
 
 STEP_SECONDS = 0.05
 LAYOUT = Layout(1_000_000)

@@ -2,7 +2,7 @@
 
 A copy of the tree is set up as on a machine that has just that Python, from the one lock; then a job runs in
 it. With the Python of EDL_CHECK_PYTHON, scripts/check runs the unit tests: the job runs in its environment.
-A version that is not found on this machine is no case here, and the header of the tests says so (conftest.py).
+A version that is not found on this machine is no case here; the header of the tests says so (conftest.py).
 """
 
 from __future__ import annotations
