@@ -9,8 +9,12 @@ from __future__ import annotations
 import os
 import signal
 from collections import Counter
+from pathlib import Path
 
 import pytest
+
+from tests import flaky
+from tests.flaky import Flaky
 
 SHOWN_SECONDS = 2.0  # what took less is told in one line
 
@@ -18,7 +22,9 @@ _seconds = Counter[str]()
 _tests = Counter[str]()
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
+    if folder := os.environ.get("EDL_FLAKY"):
+        config.pluginmanager.register(Flaky(Path(folder), flaky.read()))
     # A shell that starts the tests in the background has them ignore signals, and what they start
     # inherits that; but they interrupt jobs as a terminal does.
     signal.signal(signal.SIGINT, signal.default_int_handler)
