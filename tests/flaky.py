@@ -40,8 +40,9 @@ def read(ledger: Path = LEDGER) -> list[Entry]:
 
 
 def landing() -> int:
-    """The number of commits up to this one."""
-    return int(subprocess.check_output(["git", "rev-list", "--count", "HEAD"], cwd=ROOT, text=True))
+    """The number of commits up to this one; 0 where the tree is no clone."""
+    count = ["git", "rev-list", "--count", "HEAD"]
+    return int(subprocess.run(count, cwd=ROOT, capture_output=True, text=True).stdout or 0)
 
 
 def repeated(entries: list[Entry]) -> list[str]:

@@ -60,11 +60,11 @@ STORMS = of_steps_with_several_sums, of_workers_and_servers, of_servers_that_hav
 
 
 def chosen() -> list[Callable[[], None]]:
-    """The storm of this commit, or all of them with EDL_STORMS=all."""
-    if os.environ.get("EDL_STORMS") == "all":
+    """The storm of this commit; all of them with EDL_STORMS=all, or where the tree is no clone."""
+    head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True)
+    if os.environ.get("EDL_STORMS") == "all" or head.returncode != 0:
         return [*STORMS]
-    commit = subprocess.check_output(["git", "rev-parse", "HEAD"], cwd=ROOT, text=True)
-    return [STORMS[int(commit, 16) % len(STORMS)]]
+    return [STORMS[int(head.stdout, 16) % len(STORMS)]]
 
 
 @pytest.mark.timeout(400)
