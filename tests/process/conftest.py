@@ -237,6 +237,8 @@ def a_job(
     ) -> AsyncIterator[Running]:
         monkeypatch.setenv("EDL_FAULTS", str(orders.directory))
         monkeypatch.setenv("EDL_COUNTING_RECORDS", str(records))
+        if not own_fork_server:
+            await fork_server.imports()
         module = str(MODELS / model) if model.endswith(".py") else model
         job = Running(tmp_path / "job", records, epochs, [
             f"workers={workers}", f"model.module={module}", "local.startMethod=fork",

@@ -36,6 +36,7 @@ class SharedForkServer:
     def __init__(self, log: Path):
         self._log = log
         self._process: subprocess.Popen[bytes] | None = None
+        self._ready: subprocess.Popen[bytes] | None = None  # the process that has started a worker
         self._numbers = itertools.count()
         self._lock = threading.Lock()
         self._orders: dict[int, Order] = {}  # by their number, until the worker has ended
@@ -56,6 +57,14 @@ class SharedForkServer:
         stdin.write((json.dumps(order) + "\n").encode())
         stdin.flush()
         return Launched(await started, exited)
+
+    async def imports(self) -> None:
+        """Wait until the process has imported what workers need, so that no job's time limit counts that."""
+        process = self._running()
+        if self._ready is not process:
+            first = await self.fork(["--help"], os.environ, self._log.with_name("help.log"))
+            await first.exit_code
+            self._ready = process
 
     def close(self) -> None:
         """End the process."""
