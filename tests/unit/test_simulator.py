@@ -22,6 +22,8 @@ from tests.simulator.faults import KINDS, MOMENTS, RARE
 from tests.simulator.worker import FLIP
 from tests.simulator.world import SimulationFailed, World
 
+pytestmark = pytest.mark.thorough
+
 SEEDS = 400
 SEEDS_OF_A_KIND = {1: 8, 2: 5}  # by the number of masters: a run with two takes longer
 
@@ -31,7 +33,6 @@ def run(seeds: int, masters: int | None = None, servers: str = "", flips: bool =
         World(seed, masters=masters, servers=servers, flips=flips).run()
 
 
-@pytest.mark.thorough
 @pytest.mark.timeout(600)  # a minute of CPU
 def test_hundreds_of_simulated_jobs_count_every_record_once() -> None:
     faults, moments, ends = Counter[str](), Counter[str](), Counter[str]()
@@ -53,7 +54,6 @@ def test_hundreds_of_simulated_jobs_count_every_record_once() -> None:
     assert ends["Succeeded"] > 0.8 * SEEDS
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize("masters", SEEDS_OF_A_KIND)
 @pytest.mark.parametrize("kind", [*servers.KINDS_OF_JOBS, *servers.GONES])
 def test_jobs_on_servers_count_every_record_once(kind: str, masters: int) -> None:
@@ -125,7 +125,6 @@ def test_a_second_copy_that_learns_nothing_is_noticed(monkeypatch: pytest.Monkey
         run(20, servers="ps-copies")
 
 
-@pytest.mark.thorough
 def test_jobs_on_servers_whose_masters_change_count_every_record_once() -> None:
     """Runs in which something was wrong once."""
     takeovers = 0
@@ -227,7 +226,6 @@ def test_a_job_that_does_not_end_is_noticed(monkeypatch: pytest.MonkeyPatch) -> 
         run(20)
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("promise", "broken"),
     [
