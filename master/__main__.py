@@ -27,16 +27,16 @@ from edl.contract.own_modules import module_command
 from edl.contract.workers import WORKER_ENVIRONMENT, worker_environment
 from edl.errors import EdlError
 from edl.log import log_at
-from edl.master import journal
 from edl.master.backends.base import Backend
 from edl.master.backends.external import External
 from edl.master.backends.processes import ForkServer, Launcher, Memories, Processes, Spawn
-from edl.master.backends.servers import Plan, ServerProcesses
+from edl.master.journal import journal
 from edl.master.loop import Master
-from edl.master.servers import NoServers, ParameterServers
+from edl.master.parameter_servers.deferred import Undecided
+from edl.master.parameter_servers.monitor import NoServers, ParameterServers
+from edl.master.parameter_servers.processes import Plan, ServerProcesses
 from edl.master.service import serve, token_for
 from edl.master.spec import JobSpec
-from edl.master.undecided import Undecided
 from edl.signals import to_handle
 from edl.text import plain
 
@@ -104,7 +104,7 @@ async def _by_hand(spec: JobSpec, output: Path, listen: str, salvage: Path | Non
 
 
 async def _kubernetes(output: Path, listen: str, metrics: str) -> int:
-    from edl.master.in_cluster import ReleaseMaster  # with lightkube, which only an image for clusters has
+    from edl.master.cluster.runs import ReleaseMaster  # with lightkube, which only an image for clusters has
 
     release = ReleaseMaster(output, listen, metrics)
     _on_signals(lambda _: release.leave())

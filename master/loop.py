@@ -25,9 +25,9 @@ from edl.master.core import effects as ef
 from edl.master.core import events as ev
 from edl.master.core import past, view
 from edl.master.core.job import Job
-from edl.master.journal import Journal
+from edl.master.journal.journal import Journal
+from edl.master.parameter_servers.monitor import NoServers, ParameterServers
 from edl.master.rpc.server import Server
-from edl.master.servers import NoServers, ParameterServers
 from edl.master.spec import JobSpec, Wanted
 from edl.master.telemetry import Telemetry
 

@@ -19,21 +19,21 @@ from typing import Any
 
 import structlog
 
-from edl import tls
 from edl.contract import artifacts
 from edl.contract.tokens import Tokens
 from edl.errors import EdlError
 from edl.full_disk import places
-from edl.listener import Listener
 from edl.master.backends.base import Backend
 from edl.master.core import effects as ef
 from edl.master.core import events as ev
 from edl.master.core import snapshot
-from edl.master.journal import Journal
+from edl.master.journal.journal import Journal
 from edl.master.loop import Master
+from edl.master.parameter_servers.monitor import NoServers, ParameterServers
 from edl.master.rpc.authority import Alone, Authority
 from edl.master.rpc.server import Server
-from edl.master.servers import NoServers, ParameterServers
+from edl.net import tls
+from edl.net.listener import Listener
 
 log = structlog.get_logger()
 

@@ -19,11 +19,11 @@ from edl import full_disk
 from edl.contract import vital
 from edl.contract.tokens import Tokens
 from edl.errors import EdlError
-from edl.listener import Listener
 from edl.log import log_at
+from edl.net.listener import Listener
+from edl.net.tls import certificate_for
 from edl.signals import to_handle
 from edl.text import plain
-from edl.tls import certificate_for
 
 ALIVE_SECONDS = 1.0  # between two signs that the server does not hang
 GRACE_SECONDS = 2.0  # for calls that go on when the server is to end
@@ -52,7 +52,7 @@ def main(argv: list[str] | None = None) -> int:
     log_at(args.log_level)
     try:
         if args.compile:
-            from edl.ps import native  # noqa: F401
+            from edl.ps.table import kernels  # noqa: F401
 
             return 0
         if args.log_dir is None:
@@ -67,8 +67,8 @@ def main(argv: list[str] | None = None) -> int:
 
 
 async def _serve(args: argparse.Namespace) -> int:
-    from edl.ps.durable import Server
-    from edl.ps.service import OPTIONS, READING, Service
+    from edl.ps.rpc.service import OPTIONS, READING, Service
+    from edl.ps.server import Server
 
     log = structlog.get_logger()
     tokens = Tokens(os.environ.get("EDL_TOKEN", ""), args.token_file, log.info)

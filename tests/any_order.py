@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from edl.contract.proto import ps_pb2 as pb
-from edl.ps.durable import Server
+from edl.ps.server import Server
 from tests import counting_steps as counting
 from tests.parameter_servers import RUN
 

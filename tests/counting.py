@@ -15,12 +15,12 @@ from typing import Any
 import numpy as np
 
 from edl.contract.layout import Layout, Part
-from edl.trainer import control
-from edl.trainer.data import BadRecord, Batch
-from edl.trainer.described import Described
-from edl.trainer.metric_values import Value
+from edl.trainer.agreement import control
+from edl.trainer.agreement.interfaces import Commit, Table
+from edl.trainer.agreement.metric_values import Value
+from edl.trainer.model.data import BadRecord, Batch
+from edl.trainer.model.variable_spec import Described
 from edl.trainer.ring.base import Ring
-from edl.trainer.roles import Commit, Table
 
 
 class CountingLearner:

@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from edl.trainer import control
-from edl.trainer.data import Batch
-from edl.trainer.roles import Commit, Rows, Table
+from edl.trainer.agreement import control
+from edl.trainer.agreement.interfaces import Commit, Rows, Table
+from edl.trainer.model.data import Batch
 from tests.counting import CountingLearner
 
 SGD = {"class_name": "SGD", "config": {"learning_rate": 1.0}}

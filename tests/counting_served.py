@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from edl.errors import ModelError
-from edl.trainer.data import Batch
-from edl.trainer.roles import Rows, StepGradients, Table
+from edl.trainer.agreement.interfaces import Rows, StepGradients, Table
+from edl.trainer.model.data import Batch
 from tests.counting import CountingLearner
 from tests.counting_rows import SGD, TABLE, ZEROS
 
@@ -21,7 +21,7 @@ NO_IDS = np.zeros(0, np.int64)
 
 
 class CountingServed(CountingLearner):
-    """What makes steps, as trainer/stretch.py has it; `rows` is to be given.
+    """What makes steps, as trainer/async_loop.py has it; `rows` is to be given.
 
     Args:
         exact: a step adds one; otherwise a part of one, as when several are applied together.

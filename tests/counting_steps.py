@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from edl.contract.buckets import server_of
 from edl.contract.proto import ps_pb2 as pb
+from edl.contract.rows.buckets import server_of
 from tests.parameter_servers import RUN
 
 DIM = 8  # of a dense row

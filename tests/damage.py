@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from edl import audit
 from edl.contract import artifacts
-from edl.contract.journals import Link
 from edl.errors import EdlError
-from edl.master import replay
+from edl.journal import audit
+from edl.journal.format import Link
+from edl.master.journal import replay
 
 Entries = list[dict[str, Any]]
 JOURNALS = 1000

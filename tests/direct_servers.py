@@ -1,7 +1,7 @@
 """For tests: parameter servers without a wire, one process each as far as dying goes, by printed seeds.
 
-The servers (ps/) with their logs, and the client that calls them (trainer/servers.py,
-trainer/step_servers.py), are what ships; only the wire between them is another one.
+The servers (ps/) with their logs, and the client that calls them (trainer/ps_client/client.py,
+trainer/ps_client/async_client.py), are what ships; only the wire between them is another one.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from edl.contract.proto import ps_pb2 as pb
-from edl.ps.durable import Server
 from edl.ps.errors import Misplaced, Refused, Stale, Unavailable, Unsettled
+from edl.ps.server import Server
+from edl.trainer.ps_client.link import ServerAway, ServerRefused
 from edl.trainer.ring.base import RingBroken
-from edl.trainer.server_link import ServerAway, ServerRefused
 from tests.parameter_servers import RUN
 
 

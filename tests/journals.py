@@ -12,7 +12,7 @@ from edl.contract import artifacts
 from edl.master.core import events as ev
 from edl.master.core import snapshot, view
 from edl.master.core.job import Job
-from edl.master.journal import SEGMENT, Journal
+from edl.master.journal.journal import SEGMENT, Journal
 from edl.master.spec import JobSpec
 from tests.stories import Story
 

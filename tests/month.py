@@ -27,7 +27,7 @@ from edl.master.core import effects as ef
 from edl.master.core import events as ev
 from edl.master.core import snapshot, view
 from edl.master.core.job import Job
-from edl.master.journal import SEGMENT, Journal
+from edl.master.journal.journal import SEGMENT, Journal
 from edl.master.spec import JobSpec
 from edl.master.telemetry import PROGRESS_SECONDS
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from edl.contract.workers import WORKER_ENVIRONMENT
 from edl.trainer import __main__ as worker
-from edl.trainer.telemetry import Telemetry
+from edl.trainer.session.telemetry import Telemetry
 
 
 def main() -> int:

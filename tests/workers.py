@@ -11,13 +11,13 @@ import numpy as np
 from edl import config
 from edl.config import values
 from edl.contract.proto import edl_pb2 as pb
-from edl.trainer import control
-from edl.trainer.data import Batches
+from edl.trainer.agreement import control
+from edl.trainer.model.data import Batches
 from edl.trainer.ring.base import RingBroken
 from edl.trainer.ring.local import Circle, LocalRing
 from edl.trainer.session.orders import End
 from edl.trainer.session.state import Session
-from edl.trainer.telemetry import Telemetry
+from edl.trainer.session.telemetry import Telemetry
 from edl.trainer.worker import Worker
 from tests.counting import AtOnce, CountingLearner, Positions
 

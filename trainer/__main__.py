@@ -22,10 +22,10 @@ from edl.contract.exit_codes import WorkerExit
 from edl.contract.proto import edl_pb2 as pb
 from edl.contract.workers import ASKED_BACKEND, WORKER_ENVIRONMENT
 from edl.exit_announcements import announce_as_told
-from edl.trainer.last_words import traced
-from edl.trainer.memory_copy import MemoryCopy
+from edl.trainer.checkpoint.memory_copy import MemoryCopy
+from edl.trainer.runtime.error_report import traced
+from edl.trainer.runtime.termination import become_subreaper, end_children, leave, when_asked_to_end
 from edl.trainer.session.client import MasterStream, NoMaster
-from edl.trainer.termination import become_subreaper, end_children, leave, when_asked_to_end
 
 HEARTBEATS = 6  # in the time after which the master takes a worker for dead
 LOOK_SECONDS = 0.5  # between two looks of a worker that has been asked to end

@@ -26,8 +26,9 @@ from edl.contract.proto import edl_pb2 as pb
 from edl.contract.steps import Steps
 from edl.errors import ModelError
 from edl.layers.embedding import keep_rows_elsewhere, saved_tables
-from edl.trainer import output_lock, user_model
-from edl.trainer.build_frozen import build_frozen
+from edl.trainer.async_loop import Stretch
+from edl.trainer.async_worker import ServedWorker
+from edl.trainer.build_inference import build_frozen
 from edl.trainer.build_learner import (
     TRIED_RECORDS,
     advised,
@@ -37,36 +38,36 @@ from edl.trainer.build_learner import (
     served_learner_of,
 )
 from edl.trainer.build_servers import connected, servers_of, step_servers_of
-from edl.trainer.callback_rules import accepted
-from edl.trainer.callbacks import Callbacks
-from edl.trainer.checkpointing import of_job
-from edl.trainer.data import Batch, Batches
-from edl.trainer.evaluation import RingEvaluation
-from edl.trainer.evaluation_metrics import EvaluationMetrics
-from edl.trainer.export import Exporter
-from edl.trainer.exports.verification import Ahead, Verification
-from edl.trainer.graphs import keep_xla_explicit
-from edl.trainer.history import HistoryFiles, as_json
-from edl.trainer.last_words import described
-from edl.trainer.learner import KerasLearner
-from edl.trainer.log import log
-from edl.trainer.memory_copy import MemoryCopy
-from edl.trainer.own_step import OwnStepLearner
-from edl.trainer.records import Records
-from edl.trainer.rehearsal import refuse_empty, rehearse
+from edl.trainer.callbacks.callbacks import Callbacks
+from edl.trainer.callbacks.history import HistoryFiles, as_json
+from edl.trainer.callbacks.rules import accepted
+from edl.trainer.checkpoint.checkpointing import of_job
+from edl.trainer.checkpoint.memory_copy import MemoryCopy
+from edl.trainer.checkpoint.warm_start import of_job as warm_start_of_job
+from edl.trainer.checkpoint.warm_start import saved_counts
+from edl.trainer.evaluation.evaluation import RingEvaluation
+from edl.trainer.evaluation.metrics import EvaluationMetrics
+from edl.trainer.export.exporter import Exporter
+from edl.trainer.export.preflight import refuse_empty, rehearse
+from edl.trainer.export.verification import Ahead, Verification
+from edl.trainer.model import user_model
+from edl.trainer.model.data import Batch, Batches
+from edl.trainer.model.graphs import keep_xla_explicit
+from edl.trainer.model.records import Records
+from edl.trainer.model.user_model import UserModel
+from edl.trainer.ps_client.async_client import StepServers
 from edl.trainer.ring.horovod import HorovodRing
-from edl.trainer.served_worker import ServedWorker
+from edl.trainer.runtime import output_lock
+from edl.trainer.runtime.error_report import described
+from edl.trainer.runtime.log import log
+from edl.trainer.runtime.retry import tried_again
+from edl.trainer.runtime.termination import end_children, leave
+from edl.trainer.runtime.watchdog import STARTUP_TIMEOUT, Compute, Computing, Limit, Watch, Watchdog
 from edl.trainer.session.client import MasterStream
-from edl.trainer.step_servers import StepServers
-from edl.trainer.store_retry import tried_again
-from edl.trainer.stretch import Stretch
-from edl.trainer.telemetry import Telemetry
-from edl.trainer.termination import end_children, leave
-from edl.trainer.user_model import UserModel
-from edl.trainer.warm_start import of_job as warm_start_of_job
-from edl.trainer.warm_start import saved_counts
+from edl.trainer.session.telemetry import Telemetry
+from edl.trainer.step.learner import KerasLearner
+from edl.trainer.step.own_step import OwnStepLearner
 from edl.trainer.warm_up import warm_up
-from edl.trainer.watchdog import STARTUP_TIMEOUT, Compute, Computing, Limit, Watch, Watchdog
 from edl.trainer.worker import Worker
 
 MOST_TOLD = 1_000  # epochs of the history in the summary, which a ConfigMap has to hold

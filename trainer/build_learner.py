@@ -16,16 +16,16 @@ import tensorflow as tf
 from edl.config import Config
 from edl.errors import ModelError, UserCodeError
 from edl.layers.embedding import Embedding
-from edl.trainer.data import Batch
-from edl.trainer.last_words import described
-from edl.trainer.learner import KerasLearner
-from edl.trainer.model_support import has_own_step, refuse_unless_compiled
-from edl.trainer.overlapped_step import RingSums
-from edl.trainer.own_step import OwnStepLearner
-from edl.trainer.replaced import replaced
-from edl.trainer.served_learner import ServedLearner
+from edl.trainer.embedding.replacement import replaced
+from edl.trainer.model.data import Batch
+from edl.trainer.model.model_support import has_own_step, refuse_unless_compiled
+from edl.trainer.model.user_model import UserModel
+from edl.trainer.runtime.error_report import described
 from edl.trainer.session.client import MasterStream
-from edl.trainer.user_model import UserModel
+from edl.trainer.step.learner import KerasLearner
+from edl.trainer.step.overlapped import RingSums
+from edl.trainer.step.own_step import OwnStepLearner
+from edl.trainer.step.ps_learner import ServedLearner
 
 TRIED_RECORDS = 5  # to build, trace and try the model with: so that it divides into two unlike parts
 

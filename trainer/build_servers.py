@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from edl.config import Config
 from edl.errors import ModelError
-from edl.trainer.learner import KerasLearner
-from edl.trainer.own_step import OwnStepLearner
+from edl.trainer.ps_client.async_client import StepServers
+from edl.trainer.ps_client.client import ParameterServers
+from edl.trainer.ps_client.link import Interrupt, Link, ServerLink
 from edl.trainer.ring.base import Ring
-from edl.trainer.server_link import Interrupt, Link, ServerLink
-from edl.trainer.servers import ParameterServers
 from edl.trainer.session.client import MasterStream
-from edl.trainer.step_servers import StepServers
+from edl.trainer.step.learner import KerasLearner
+from edl.trainer.step.own_step import OwnStepLearner
 
 
 def servers_of(

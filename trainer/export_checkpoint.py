@@ -25,20 +25,20 @@ from edl.checkpoints import Checkpoint, Loaded, Store
 from edl.config import Config
 from edl.errors import CheckpointError, ConfigError, EdlError, ModelError
 from edl.layers.embedding import keep_rows_elsewhere
-from edl.trainer import saved_file, user_model
+from edl.trainer.agreement.epochs import without_memory
 from edl.trainer.build_learner import TRIED_RECORDS, learner_of
-from edl.trainer.epochs import without_memory
-from edl.trainer.exports import formats, samples
-from edl.trainer.exports.fresh import FAILURES, built
-from edl.trainer.exports.verification import Found, Verification
-from edl.trainer.last_words import described
-from edl.trainer.learner import KerasLearner
-from edl.trainer.own_step import OwnStepLearner
-from edl.trainer.records import Records
-from edl.trainer.replaced import replaced
-from edl.trainer.saved_rows import RowsOfCheckpoint, dims
-from edl.trainer.served_learner import DENSE, ServedLearner
-from edl.trainer.user_model import UserModel
+from edl.trainer.embedding.replacement import replaced
+from edl.trainer.embedding.saved_rows import RowsOfCheckpoint, dims
+from edl.trainer.export import formats, samples, saved_file
+from edl.trainer.export.fresh import FAILURES, built
+from edl.trainer.export.verification import Found, Verification
+from edl.trainer.model import user_model
+from edl.trainer.model.records import Records
+from edl.trainer.model.user_model import UserModel
+from edl.trainer.runtime.error_report import described
+from edl.trainer.step.learner import KerasLearner
+from edl.trainer.step.own_step import OwnStepLearner
+from edl.trainer.step.ps_learner import DENSE, ServedLearner
 
 
 @dataclass(frozen=True)

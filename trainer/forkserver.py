@@ -29,7 +29,7 @@ from edl.exit_announcements import Announcement, announce_to
 from edl.full_disk import log_file
 from edl.trainer import __main__ as worker_main
 from edl.trainer import build  # noqa: F401  TensorFlow, Keras, and all of the worker
-from edl.trainer.termination import become_subreaper, end_children
+from edl.trainer.runtime.termination import become_subreaper, end_children
 
 
 def main() -> None:

@@ -9,7 +9,7 @@ it: the state of one moment is on its way, and the steps since then are kept, an
 
 Training changes the state in `_put` only. Else another one is taken over as a whole: another member's
 (`sync`, `follow`), that of a worker before this one (`begin_from_memory`), a checkpoint's
-(trainer/beginning.py).
+(trainer/restore.py).
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ import numpy as np
 from edl.contract.proto import edl_pb2 as pb
 from edl.contract.steps import Steps
 from edl.errors import ModelError
-from edl.trainer import control
-from edl.trainer.epochs import Turn
-from edl.trainer.ledger import Ledger
-from edl.trainer.memory_copy import MemoryCopy
-from edl.trainer.metric_values import Value
+from edl.trainer.agreement import control
+from edl.trainer.agreement.epochs import Turn
+from edl.trainer.agreement.interfaces import Commit, Learner, Servers
+from edl.trainer.agreement.ledger import Ledger
+from edl.trainer.agreement.metric_values import Value
+from edl.trainer.checkpoint.memory_copy import MemoryCopy
+from edl.trainer.evaluation.rounds import Rounds
 from edl.trainer.ring.base import Arrival, Ring, broadcast_parts
-from edl.trainer.roles import Commit, Learner, Servers
-from edl.trainer.rounds import Rounds
 from edl.trainer.session.orders import FormRing
 from edl.trainer.session.state import Session
 

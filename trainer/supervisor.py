@@ -33,7 +33,7 @@ from edl.contract.exit_codes import WorkerExit
 from edl.contract.workers import WORKER_ENVIRONMENT
 from edl.exit_announcements import Announcement, announce, announce_to
 from edl.signals import to_handle
-from edl.trainer.termination import (
+from edl.trainer.runtime.termination import (
     ASKING,
     PR_SET_PDEATHSIG,
     become_subreaper,

@@ -9,16 +9,16 @@ from typing import Any
 from edl.config import Config
 from edl.contract.layout import Layout, Part
 from edl.contract.proto import edl_pb2 as pb
-from edl.trainer.data import Batch, Batches
-from edl.trainer.learner import KerasLearner
-from edl.trainer.own_step import OwnStepLearner
-from edl.trainer.records import Records
+from edl.trainer.agreement.interfaces import SampleLoss
+from edl.trainer.model.data import Batch, Batches
+from edl.trainer.model.records import Records
 from edl.trainer.ring.base import Ring, RingBroken
-from edl.trainer.roles import SampleLoss
-from edl.trainer.sample_loss import sample_loss
 from edl.trainer.session.orders import FormRing
 from edl.trainer.session.state import Session
-from edl.trainer.telemetry import Telemetry
+from edl.trainer.session.telemetry import Telemetry
+from edl.trainer.step.learner import KerasLearner
+from edl.trainer.step.own_step import OwnStepLearner
+from edl.trainer.step.sample_loss import sample_loss
 from edl.trainer.worker import Worker
 
 SAMPLE_RECORDS = 2  # to warm up with
@@ -50,7 +50,7 @@ def warm_up(
     It changes the model's state.
 
     Returns:
-        The sample loss of the model (trainer/sample_loss.py).
+        The sample loss of the model (trainer/step/sample_loss.py).
 
     Raises:
         RingBroken: the master has ended this worker meanwhile.

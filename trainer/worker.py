@@ -10,7 +10,7 @@ model outlive the ring.
     step    a part of a batch, its sums over the ring, one update, one more step in the model
 
 What it rides with has files of its own: the state (trainer/state.py), what a root begins with where nobody
-has one (trainer/beginning.py), the servers of rows (trainer/row_servers.py).
+has one (trainer/restore.py), the servers of rows (trainer/ps_setup.py).
 
 **The ledger is a number.** Which records make up step k is arithmetic (edl/contract/steps.py), the same for
 every ring and on every worker; so `step`, the number of steps that are in the model, says which records are.
@@ -50,7 +50,7 @@ nobody calls them but who saves the model.
 are there before it takes part in the sums; so their coming back is the step for the servers, too.
 
 **All weights** may be on parameter servers (`mode=ps`). Then training is asynchronous, and this loop another
-one in a few places: trainer/served_worker.py.
+one in a few places: trainer/async_worker.py.
 
 **The task** is to train up to a number of epochs. The master may change it at any time; the ring takes the
 change up at one step: the one whose sum says that every rank knows of it.
@@ -72,24 +72,24 @@ from edl.contract.evaluation import Pass
 from edl.contract.layout import Part
 from edl.contract.proto import edl_pb2 as pb
 from edl.errors import EdlError
-from edl.trainer import control
-from edl.trainer.beginning import Beginning
-from edl.trainer.checkpointing import Checkpointing, Place
-from edl.trainer.data import Batch, Batches
-from edl.trainer.epochs import Turn
-from edl.trainer.ledger import Ledger
-from edl.trainer.memory_copy import MemoryCopy
-from edl.trainer.metric_values import Value, as_numbers
-from edl.trainer.refusals import check, refuse_nonfinite, refuse_too_many_bad
+from edl.trainer.agreement import control
+from edl.trainer.agreement.checks import check, refuse_nonfinite, refuse_too_many_bad
+from edl.trainer.agreement.epochs import Turn
+from edl.trainer.agreement.interfaces import Callbacks, Evaluation, Learner, SampleLoss, Servers, TrainedOn
+from edl.trainer.agreement.ledger import Ledger
+from edl.trainer.agreement.metric_values import Value, as_numbers
+from edl.trainer.checkpoint.checkpointing import Checkpointing, Place
+from edl.trainer.checkpoint.memory_copy import MemoryCopy
+from edl.trainer.evaluation.rounds import Rounds
+from edl.trainer.model.data import Batch, Batches
+from edl.trainer.ps_setup import RowServers
+from edl.trainer.restore import Beginning
 from edl.trainer.ring.base import Ring, RingBroken
-from edl.trainer.roles import Callbacks, Evaluation, Learner, SampleLoss, Servers, TrainedOn
-from edl.trainer.rounds import Rounds
-from edl.trainer.row_servers import RowServers
+from edl.trainer.runtime.watchdog import Computing, uncounted
 from edl.trainer.session.orders import End, Export, FormRing, WriteCheckpoint
 from edl.trainer.session.state import Session
+from edl.trainer.session.telemetry import Telemetry
 from edl.trainer.state import State
-from edl.trainer.telemetry import Telemetry
-from edl.trainer.watchdog import Computing, uncounted
 
 
 class StatesDiffer(EdlError):

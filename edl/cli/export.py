@@ -16,13 +16,13 @@ from edl import config
 from edl.checkpoints import Store
 from edl.cli import latest
 from edl.cli.latest import VALUES
-from edl.client import Client
 from edl.config import values
 from edl.contract import artifacts
 from edl.contract.own_modules import module_command
 from edl.contract.phases import ENDED
 from edl.contract.workers import WORKER_ENVIRONMENT
 from edl.errors import ConfigError, EdlError
+from edl.net.master_client import Client
 
 CHECKPOINT_SECONDS = 120.0  # for a running job to write one
 SUFFIXES = {"keras": ".keras", "savedmodel": ".savedmodel", "onnx": ".onnx"}

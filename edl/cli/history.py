@@ -29,4 +29,4 @@ def replay(directory: DirArgument = None) -> None:
     Its decisions and its end are compared.
     """
     output = latest.find(directory)
-    raise typer.Exit(subprocess.call([*module_command("edl.master.replay"), str(output)]))
+    raise typer.Exit(subprocess.call([*module_command("edl.master.journal.replay"), str(output)]))

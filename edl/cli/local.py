@@ -10,9 +10,9 @@ from typing import Any
 
 from edl.cli import latest, received
 from edl.cli.jobs import ENDED, NO_STATUS, JobSnapshot, LogSource, Phase, not_stopped
-from edl.client import Client
 from edl.contract import artifacts
 from edl.errors import EdlError
+from edl.net.master_client import Client
 
 
 class Local:

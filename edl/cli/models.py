@@ -32,7 +32,8 @@ def check(module: str) -> None:
     """Refuse a model.module that does not exist.
 
     Args:
-        module: a name of the zoo, a dotted module, or the path of a Python file; as in `edl.trainer.user_model`.
+        module: a name of the zoo, a dotted module, or the path of a Python file; as in
+            `edl.trainer.model.user_model`.
 
     Raises:
         ModelError: it does not exist, or the file is not a model.
@@ -90,7 +91,8 @@ def _hint(module: str) -> str:
 def _exists(module: str) -> bool:
     """Whether a worker could find the module. importlib's own find_spec would import its packages."""
     top, *rest = module.split(".")
-    # Workers add the current folder to Python's path before they import the module (trainer/user_model.py).
+    # Workers add the current folder to Python's path before they import the module
+    # (trainer/model/user_model.py).
     found: ModuleSpec | None = PathFinder.find_spec(top, [os.getcwd()]) or _find_top(top)
     name = top
     for part in rest:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
-from edl.audit import AuditFailed, Elsewhere, audit
 from edl.contract import artifacts
 from edl.contract.own_modules import module_command
+from edl.journal.audit import AuditFailed, Elsewhere, audit
 
 
 def prove(output: Path, elsewhere: Elsewhere | None = None) -> str:
@@ -23,7 +23,10 @@ def prove(output: Path, elsewhere: Elsewhere | None = None) -> str:
     verdict = audit(output, elsewhere)
     # The proof needs few of the numbers in summary.json: the master's core computes all of them again.
     replayed = subprocess.run(
-        [*module_command("edl.master.replay"), str(output)], capture_output=True, text=True, errors="replace"
+        [*module_command("edl.master.journal.replay"), str(output)],
+        capture_output=True,
+        text=True,
+        errors="replace",
     )
     if replayed.returncode:
         raise AuditFailed(replayed.stderr.strip().removeprefix("edl replay: "))

@@ -1,6 +1,6 @@
 """A trained model that is copied here: whole, as it was written, or not at all.
 
-`exports.json` beside it says what was written (trainer/exports/catalog.py): each file with its bytes and its
+`exports.json` beside it says what was written (trainer/export/catalog.py): each file with its bytes and its
 SHA-256. What arrives is compared with that, aside, and then put in its place.
 """
 

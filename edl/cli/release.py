@@ -19,7 +19,6 @@ from pathlib import Path
 import structlog
 from lightkube.config.kubeconfig import KubeConfig
 
-from edl import tls
 from edl.cli import pod_logs, release_model, release_status
 from edl.cli.jobs import ENDED, JobSnapshot, LogSource, Phase
 from edl.cli.release_status import FoundRelease
@@ -32,6 +31,7 @@ from edl.kubernetes.kubeconfig import Access
 from edl.kubernetes.kubeconfig import load as load_kubeconfig
 from edl.kubernetes.names import Names
 from edl.kubernetes.timing import Timing
+from edl.net import tls
 from edl.text import plain
 
 JOBS = f"{pods.PART_OF}=edl,{pods.COMPONENT}=job"

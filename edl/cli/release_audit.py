@@ -14,13 +14,13 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 
-from edl.audit import Elsewhere
 from edl.cli.proof import prove
 from edl.cli.release_model import Reading, mounted
 from edl.cli.release_status import LOST, FoundRelease
 from edl.contract import artifacts
-from edl.contract.journals import JournalReader
 from edl.errors import EdlError
+from edl.journal.audit import Elsewhere
+from edl.journal.format import JournalReader
 from edl.kubernetes import pods
 from edl.kubernetes.client import Api
 from edl.kubernetes.informer import Object

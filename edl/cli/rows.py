@@ -53,12 +53,12 @@ def export(
 
     All of them, or only those that have changed since an earlier export.
     """
-    from edl import exported_rows  # NumPy takes its time to import
-    from edl.serving import Client
+    from edl.rows import export  # NumPy takes its time to import
+    from edl.rows.client import Client
 
     addresses = servers.split(",") if servers else _addresses(job)
     with Client(addresses, for_reading(job.token()), ca=job.authority()) as client:
-        for each in exported_rows.export(client, output, tables or (), since):
+        for each in export.export(client, output, tables or (), since):
             rows = f"{each.rows:,} rows ({'all' if each.whole else 'those that have changed'})"
             display.line(f"{output / each.file}: {rows} at step {each.step:,}, {each.nbytes:,} bytes")
 

@@ -17,7 +17,6 @@ from edl import config
 from edl.checkpoints import CheckpointError, Store, check_values, one_of
 from edl.cli import display, latest, models
 from edl.cli.latest import RUNS, VALUES
-from edl.client import Client
 from edl.config import values
 from edl.config.address import Address
 from edl.contract import artifacts
@@ -25,6 +24,7 @@ from edl.contract.own_modules import module_command
 from edl.contract.phases import Phase
 from edl.contract.workers import worker_environment
 from edl.errors import ConfigError, EdlError
+from edl.net.master_client import Client
 from edl.signals import to_handle
 
 FileOption = Annotated[

@@ -174,7 +174,7 @@ def _function(function: Function, call: str) -> Iterator[str]:
     names = [argument.arg for argument in (*found.posonlyargs, *found.args)]
     most, least = len(names), len(names) - len(found.defaults)
     misplaced = False
-    if function.name == "feed":  # as trainer/user_model.py finds it in the signature
+    if function.name == "feed":  # as trainer/model/user_model.py finds it in the signature
         takes_split = most > 1 and names[1] == "split"
         given += takes_split
         misplaced = not takes_split and "split" in (*names, *(argument.arg for argument in found.kwonlyargs))

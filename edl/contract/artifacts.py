@@ -5,7 +5,7 @@ events.jsonl   the journal: every event, every decision (events.1.jsonl ...: its
 model.keras    the trained model (model.weights.h5, model.weights.npz: when it cannot be saved whole)
 model.onnx     the same for others to load, as export.formats says; also the directory model.savedmodel
 exports.json   of these: how large they are, their SHA-256, and whether they were loaded again
-predictions    a directory: what a job with mode=predict has predicted (trainer/prediction.py)
+predictions    a directory: what a job with mode=predict has predicted (trainer/evaluation/prediction.py)
 history.json   loss and metrics of each epoch, as Keras' `fit` returns them (history.csv: a line each)
 logs/          of the master and of each worker
 servers/       of the parameter servers, while the job runs: what each has been told, and where it listens
@@ -33,7 +33,7 @@ PREDICTIONS = "predictions"
 HISTORY, HISTORY_TABLE = "history.json", "history.csv"
 WEIGHTS, VARIABLES = "model.weights.h5", "model.weights.npz"  # when the model cannot be saved whole
 
-# Of its lines. 3: a chain of hashes (edl.contract.journals); 4: steps, no leases; 5: segments, no heartbeats;
+# Of its lines. 3: a chain of hashes (edl.journal.format); 4: steps, no leases; 5: segments, no heartbeats;
 # 8: digests of the members' states
 JOURNAL_VERSION = 9
 _SEGMENT = re.compile(r"events\.([0-9]{1,9})\.jsonl")

@@ -3,7 +3,7 @@
 Where a table's rows are is not the model's affair:
 
     variable    an ordinary variable of `input_dim` rows: in plain Keras, and where a ring has the whole model
-    servers     nowhere in this process: they are asked for (trainer/lookups.py)
+    servers     nowhere in this process: they are asked for (trainer/embedding/lookups.py)
     saved       a variable of the ids that were seen, and one of their rows: what a model is saved with. They
                 are not trained, unless that is asked for (`layer.embeddings.trainable = True`). Of a layer
                 that a model's own class makes, how many there are is known when weights are loaded into it

@@ -10,7 +10,7 @@ from __future__ import annotations
 from edl.contract.evaluation import FINAL
 from edl.contract.phases import Phase
 from edl.contract.reasons import Reason
-from edl.master.core import agreement, membership
+from edl.master.core import consistency, membership
 from edl.master.core import effects as ef
 from edl.master.core import events as ev
 from edl.master.core.state import State
@@ -26,7 +26,7 @@ def export(job: State, root: WorkerRecord) -> None:
     job.ring.dissolve()
     same = [w for w in job.pool if w.has_state and w.progress == root.progress and w.digest]
     digests = job.result.digests = {w.id: w.digest for w in same}
-    if not agreement.at_the_end(job, root.step, digests):
+    if not consistency.at_the_end(job, root.step, digests):
         return
     same = [w for w in same if job.pool.get(w.id) is not None]  # without those who differed
     job.result.digests = {w.id: w.digest for w in same}

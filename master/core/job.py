@@ -30,13 +30,13 @@ from dataclasses import replace
 from edl.contract.phases import Phase, WorkerState
 from edl.contract.reasons import Reason
 from edl.master.core import (
-    agreement,
     completion,
+    consistency,
     membership,
     past,
+    ps,
     rendezvous,
     sample_loss,
-    servers,
     silence,
     stopping,
     training,
@@ -118,23 +118,23 @@ class Job(State):
                 again = " again" if event.again else ""
                 said = f"parameter server {event.server} listens{again} after {event.seconds:.1f} s"
                 self.notice(Reason.ServerReady, said)
-                servers.answers(self, event.server)
+                ps.answers(self, event.server)
             case ev.ServerAnswers():
-                servers.answers(self, event.server)
+                ps.answers(self, event.server)
             case ev.ServersReady():
-                servers.ready(self, event)
+                ps.ready(self, event)
             case ev.ServerAway():
-                servers.away(self, event)
+                ps.away(self, event)
             case ev.ProbeUnanswered():
-                servers.unanswered(self, event)
+                ps.unanswered(self, event)
             case ev.ServersGivenUp():
-                servers.given_up(self, event)
+                ps.given_up(self, event)
             case ev.ServerExited():
                 self._on_server_exited(event)
             case _:
                 self._on_message(event)
         self._reconcile()
-        servers.tell(self)
+        ps.tell(self)
         return self.effects
 
     def next_deadline(self) -> float | None:
@@ -275,7 +275,7 @@ class Job(State):
                 self.began_with = event.text
                 self.notice(Reason.WarmStarted, event.text)
             case ev.PartsWritten():
-                if agreement.at_checkpoint(self, event):
+                if consistency.at_checkpoint(self, event):
                     self.do(*self.checkpoints.parts_written(event))
             case ev.CheckpointFailed():
                 self._on_checkpoint_failed(w, event)
@@ -397,7 +397,7 @@ class Job(State):
 
     def _fits(self, w: WorkerRecord, tables: int) -> bool:
         """Whether a model of so many tables is one of the job's mode, which the first one decides."""
-        if why := servers.decide(self, w, tables):
+        if why := ps.decide(self, w, tables):
             membership.failed(self, w, ev.Failed(w.id, why))
         return not why
 
@@ -405,7 +405,7 @@ class Job(State):
         change = self.ring.changes[-1]
         # An outage of a server is no cost of a change: newcomers would wait for many times its length.
         since = change.formed_at if change.stopped_at is None else change.stopped_at
-        if w.has_state and not servers.waited_since(self, since):
+        if w.has_state and not ps.waited_since(self, since):
             self.ring.goes_on(self.now)
         self.pool.change(w, place=UP, has_state=True)
         w.step, w.round, w.turn = event.step, event.round, event.turn
@@ -418,7 +418,7 @@ class Job(State):
             change.went_back = True
             training.went_back(self, event)
         if event.servers:
-            servers.have_rows(self, event)
+            ps.have_rows(self, event)
         change.step = max(change.step, event.step)
         if change.up_seconds is None and self.ring.up:
             change.up_seconds = self.now - change.formed_at

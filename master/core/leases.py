@@ -1,8 +1,8 @@
 """Records that single workers take: who has which range, and what is left.
 
 For work that needs no ring: each range is done by one worker, in any order. (Training has no leases: a ring
-takes whole steps, `edl.master.core.training`.) What a lost worker held is handed out again; what was done stays
-done.
+takes whole steps, `edl.master.core.training`.) What a lost worker held is handed out again; what was done
+stays done.
 
     all = todo + held + done
 """

@@ -11,7 +11,7 @@ from dataclasses import replace
 from edl.contract.ids import WorkerId
 from edl.contract.phases import Phase, WorkerState
 from edl.contract.reasons import Reason
-from edl.master.core import balance, completion, membership, patience, servers, training
+from edl.master.core import balance, completion, join_policy, membership, ps, training
 from edl.master.core import effects as ef
 from edl.master.core.quorum import Limits, RingPlan, candidates, plan_ring, too_few
 from edl.master.core.state import State
@@ -27,7 +27,7 @@ def regroup(job: State) -> None:
     if pause := job.pause:
         job.close(pause, planned=True)
         return
-    servers.regroup(job)
+    ps.regroup(job)
     if job.join_at is not None and job.join_at <= job.now:
         job.regroup_at, job.join_at = job.now, None
     if job.regroup_at is None or (job.regroup_at > job.now and _late(job)):
@@ -57,7 +57,7 @@ def _wait_to_join(job: State, newcomers: set[WorkerId]) -> bool:
     found = [job.pool[w] for w in newcomers]
     if any(w.has_state for w in found):  # it may be further than the ring
         return False
-    at = patience.until([w.ready_at for w in found], len(job.ring.members), job.ring.stop_seconds)
+    at = join_policy.until([w.ready_at for w in found], len(job.ring.members), job.ring.stop_seconds)
     job.join_at = at if at > job.now else None
     return job.join_at is not None
 

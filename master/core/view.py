@@ -15,7 +15,7 @@ from typing import Any
 from edl.contract.heartbeats import Staleness
 from edl.contract.ids import WorkerId
 from edl.master.core import events as ev
-from edl.master.core import servers, silence, training
+from edl.master.core import ps, silence, training
 from edl.master.core.job import Job
 from edl.master.core.ring import Change
 from edl.master.core.workers import OUT, UP
@@ -98,7 +98,7 @@ def status(
         "stop": {"id": job.stop_asked, "failed": job.not_stopped} if job.stop_asked else None,
         "failures": job.failure_count,
         "degraded": dict(job.degraded),
-        "waits": servers.waits(job, now) or _waits(here),
+        "waits": ps.waits(job, now) or _waits(here),
         "staleness": _staleness(ahead.staleness or job.staleness),
         "servers_stay": job.servers.stay,
         "warnings": list(job.warnings),

@@ -14,7 +14,7 @@ import grpc
 
 from edl.contract.proto import edl_pb2 as pb
 from edl.contract.proto import edl_pb2_grpc as rpc
-from edl.listener import Context, Listener
+from edl.net.listener import Context, Listener
 
 LAST_WORDS_SECONDS = 0.5
 

@@ -12,8 +12,8 @@ from typing import Any, NoReturn
 import grpc
 
 from edl.contract.proto import edl_pb2 as pb
-from edl.listener import Context, Listener
 from edl.master.rpc.refusing import RefusingServer
+from edl.net.listener import Context, Listener
 
 
 class RestingServer(RefusingServer):

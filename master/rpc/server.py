@@ -24,15 +24,15 @@ from edl.contract.proto import ADMITTED
 from edl.contract.proto import edl_pb2 as pb
 from edl.contract.proto import edl_pb2_grpc as rpc
 from edl.errors import EdlError
-from edl.listener import Context, Listener
 from edl.master.core import effects as ef
 from edl.master.core import events as ev
+from edl.master.parameter_servers.monitor import NoServers, ParameterServers
 from edl.master.rpc.authority import Alone, Authority
 from edl.master.rpc.checkpoint_parts import CheckpointParts
 from edl.master.rpc.messages import ended_before, event_of, hello_of, message_of
 from edl.master.rpc.outbox import Letter, Outbox
 from edl.master.rpc.rendezvous import Rendezvous
-from edl.master.servers import NoServers, ParameterServers
+from edl.net.listener import Context, Listener
 
 MOST_UPDATES_SECONDS = 0.2
 LAST_WORDS_SECONDS = 2.0

@@ -14,13 +14,13 @@ from typing import Any, NoReturn
 
 import grpc
 
-from edl import tls
 from edl.contract.proto import ADMITTED, STANDS_BY
 from edl.contract.proto import edl_pb2 as pb
 from edl.contract.proto import edl_pb2_grpc as rpc
 from edl.errors import EdlError
-from edl.listener import OPTIONS, Context, Listener
 from edl.master.rpc.refusing import RefusingServer
+from edl.net import tls
+from edl.net.listener import OPTIONS, Context, Listener
 
 
 class StandbyServer(RefusingServer, rpc.StandbyServicer):

@@ -18,7 +18,7 @@ def rank(number: int, ranks: int, port: int) -> None:
     """Sum on the GPU if there is one; rank 0 prints the seconds."""
     import tensorflow as tf
 
-    from edl.trainer.graphs import concrete
+    from edl.trainer.model.graphs import concrete
     from edl.trainer.ring.horovod import HorovodRing
 
     ring = HorovodRing(port, "lo", f"rank-{number}", store_secret=os.environ["SUMS_SECRET"])

@@ -33,17 +33,17 @@ from edl.contract import artifacts
 from edl.contract.ids import RunId, WorkerId
 from edl.contract.layout import Layout
 from edl.contract.tokens import Tokens
-from edl.listener import Listener
 from edl.log import log_at
 from edl.master.core import effects as ef
 from edl.master.core import events as ev
 from edl.master.core import snapshot
 from edl.master.core.job import Job
-from edl.master.journal import Journal
+from edl.master.journal.journal import Journal
 from edl.master.loop import Master
 from edl.master.rpc.server import Server
 from edl.master.spec import JobSpec
 from edl.master.telemetry import Telemetry
+from edl.net.listener import Listener
 from tests.bench.report import say
 
 CORE = (16, 64, 256, 1000, 4000, 10_000)

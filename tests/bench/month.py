@@ -15,13 +15,13 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from edl import audit
 from edl.config import values
 from edl.contract import artifacts
 from edl.errors import EdlError
-from edl.master import journal, replay
+from edl.journal import audit
 from edl.master.core import effects as ef
 from edl.master.core import events as ev
+from edl.master.journal import journal, replay
 from tests.month import BusyMonth, Month, keep, summarize
 from tests.month import journal as opened
 

@@ -19,12 +19,12 @@ import numpy as np
 
 from edl.checkpoints import Store
 from edl.checkpoints.manifest import Manifest
-from edl.contract.arrangement import Arrangement, moves
-from edl.contract.buckets import BUCKETS
-from edl.trainer.roles import Commit, StepGradients, Table
-from edl.trainer.server_link import Interrupt, Link, ServerLink
-from edl.trainer.servers import ParameterServers
-from edl.trainer.step_servers import NOWHERE, StepServers
+from edl.contract.rows.buckets import BUCKETS
+from edl.contract.rows.placement import Arrangement, moves
+from edl.trainer.agreement.interfaces import Commit, StepGradients, Table
+from edl.trainer.ps_client.async_client import NOWHERE, StepServers
+from edl.trainer.ps_client.client import ParameterServers
+from edl.trainer.ps_client.link import Interrupt, Link, ServerLink
 
 DIM, STEP_ROWS = 16, 100_000
 ADAM = {"class_name": "Adam", "config": {"learning_rate": 0.01}}

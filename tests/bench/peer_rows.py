@@ -13,7 +13,7 @@ from typing import Any
 import grpc
 import numpy as np
 
-from edl.ps.service import OPTIONS
+from edl.ps.rpc.service import OPTIONS
 
 
 class Rows:

@@ -35,8 +35,8 @@ import grpc
 import numpy as np
 
 from edl.contract.proto import ps_pb2 as pb
-from edl.ps.service import OPTIONS
-from edl.trainer.conversation import Conversation
+from edl.ps.rpc.service import OPTIONS
+from edl.trainer.ps_client.multiplex import Conversation
 from tests.bench import ps_limits, ps_recovery, ps_training, report
 from tests.bench.memory import AtHand
 from tests.bench.report import Row, say

@@ -25,7 +25,7 @@ import numpy as np
 import psutil
 
 from edl.contract.proto import ps_pb2 as pb
-from edl.ps.service import OPTIONS
+from edl.ps.rpc.service import OPTIONS
 from tests.bench import ps_training
 from tests.bench.ps_recovery import RUN, Process
 from tests.bench.report import Row, p95, say

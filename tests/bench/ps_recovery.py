@@ -27,7 +27,7 @@ import psutil
 
 from edl.contract.proto import ps_pb2 as pb
 from edl.contract.proto import ps_pb2_grpc
-from edl.ps.service import OPTIONS
+from edl.ps.rpc.service import OPTIONS
 from tests.bench.report import Row, say
 
 PARTS = ("memory", "recovery")

@@ -26,10 +26,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Self
 
-from edl.client import Client
 from edl.config import values
 from edl.contract import artifacts
 from edl.errors import EdlError
+from edl.net.master_client import Client
 from tests.bench import report
 from tests.bench.report import Row, say
 

@@ -65,7 +65,7 @@ def _keys(table: int, ids: np.ndarray) -> np.ndarray:
 
 
 class RedisRows:
-    """The rows of a model (trainer/roles.py, Rows), and Adam, as Keras has it."""
+    """The rows of a model (trainer/agreement/interfaces.py, Rows), and Adam, as Keras has it."""
 
     def __init__(self, wire: Wire, dims: Sequence[int]):
         self._wire, self._dims = wire, dims
@@ -98,9 +98,9 @@ class RedisRows:
 
 def main() -> int:
     from edl.layers.embedding import keep_rows_elsewhere
-    from edl.trainer import control
-    from edl.trainer.data import Batch
-    from edl.trainer.learner import KerasLearner
+    from edl.trainer.agreement import control
+    from edl.trainer.model.data import Batch
+    from edl.trainer.step.learner import KerasLearner
 
     keep_rows_elsewhere()
     numbers, ids, clicked = timed_deepfm.drawn("train")

@@ -24,10 +24,10 @@ from typing import Self
 
 import psutil
 
-from edl.client import Client
 from edl.config import values
 from edl.contract import artifacts
 from edl.contract.workers import worker_environment
+from edl.net.master_client import Client
 from edl.trainer.session.kvstore import KeyValueStore
 from tests.bench import large_joins, report
 from tests.bench.journal import MOST_WAIT, Journal

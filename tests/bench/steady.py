@@ -29,11 +29,11 @@ from edl.config import values
 from edl.contract.layout import Layout, Part
 from edl.contract.steps import Steps
 from edl.trainer.build_learner import learner_of
-from edl.trainer.data import Batch, Batches
+from edl.trainer.model.data import Batch, Batches
 from edl.trainer.ring.horovod import HorovodRing
 from edl.trainer.session.orders import FormRing
 from edl.trainer.session.state import Session
-from edl.trainer.telemetry import Telemetry
+from edl.trainer.session.telemetry import Telemetry
 from edl.trainer.worker import Worker
 
 WARM = 6  # steps that are not measured

@@ -23,7 +23,7 @@ from edl.config import values
 from edl.errors import ConfigError
 from edl.kubernetes.names import Names
 from edl.kubernetes.pods import SERVER_INDEX
-from edl.master.core.servers import HANG_SECONDS, LAST_COPY_SECONDS
+from edl.master.core.ps import HANG_SECONDS, LAST_COPY_SECONDS
 from tests.chart.conftest import ROOT, Helm, Object, Refused, Rendered
 
 FILE = "hybrid-values.yaml"

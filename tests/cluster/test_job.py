@@ -21,11 +21,11 @@ import grpc
 import numpy as np
 import pytest
 
-from edl.client import Client
 from edl.contract import artifacts
 from edl.contract.proto import edl_pb2
 from edl.contract.reasons import Reason
 from edl.errors import MasterUnavailable
+from edl.net.master_client import Client
 from tests.certificates import Authority
 from tests.cluster.cluster import ROOT, Images, Namespace, Nodes, Object
 from tests.cluster.release import WORKERS, Release, in_ring, on

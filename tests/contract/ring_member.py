@@ -81,8 +81,8 @@ def _obey(ring: Ring, order: list[str], say: Callable[[str], None]) -> str:
 def _graph(ring: Ring) -> Callable[[float], np.ndarray]:
     import tensorflow as tf
 
-    from edl.trainer.graphs import compiled
-    from edl.trainer.inner_sum import InnerSum
+    from edl.trainer.model.graphs import compiled
+    from edl.trainer.step.inner_sum import InnerSum
 
     total = InnerSum(ring.reduce)
     graph = compiled(lambda x: total(total(x) + 1.0), tf.TensorSpec([1], tf.float32))
@@ -97,7 +97,7 @@ def _graph(ring: Ring) -> Callable[[float], np.ndarray]:
 def _two_sums(ring: Ring) -> Callable[[float, float], list[float]]:
     import tensorflow as tf
 
-    from edl.trainer.graphs import concrete
+    from edl.trainer.model.graphs import concrete
     from edl.trainer.ring.horovod import HorovodRing
 
     assert isinstance(ring, HorovodRing)
@@ -117,7 +117,7 @@ def _two_sums(ring: Ring) -> Callable[[float, float], list[float]]:
 def _half(ring: Ring) -> Callable[[float], float]:
     import tensorflow as tf
 
-    from edl.trainer.graphs import concrete
+    from edl.trainer.model.graphs import concrete
     from edl.trainer.ring.horovod import HorovodRing
 
     assert isinstance(ring, HorovodRing)
@@ -134,7 +134,7 @@ def _half(ring: Ring) -> Callable[[float], float]:
 def _kept(ring: Ring, value: float) -> list[float]:
     import tensorflow as tf
 
-    from edl.trainer.graphs import concrete
+    from edl.trainer.model.graphs import concrete
     from edl.trainer.ring.horovod import HorovodRing
 
     assert isinstance(ring, HorovodRing)
@@ -155,7 +155,7 @@ def _room(ring: Ring, mebibytes: int) -> int:
     """In MiB."""
     import tensorflow as tf
 
-    from edl.trainer.graphs import concrete
+    from edl.trainer.model.graphs import concrete
     from edl.trainer.ring.horovod import HorovodRing
 
     assert isinstance(ring, HorovodRing)

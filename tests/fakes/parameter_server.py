@@ -19,9 +19,9 @@ import grpc
 import numpy as np
 
 from edl.checkpoints import Checkpoint, Store
-from edl.contract.buckets import server_of
 from edl.contract.proto import ps_pb2 as pb
 from edl.contract.proto import ps_pb2_grpc as rpc
+from edl.contract.rows.buckets import server_of
 
 REQUESTS: dict[str, Any] = {
     method.name: getattr(pb, method.input_type.name)

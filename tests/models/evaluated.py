@@ -15,7 +15,7 @@ import keras
 import numpy as np
 
 import edl
-from edl.trainer.telemetry import Telemetry
+from edl.trainer.session.telemetry import Telemetry
 
 HELD_OUT, TRAINED, CLASSES = 10_000, 32, 10
 

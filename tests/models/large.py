@@ -13,7 +13,7 @@ import keras
 import numpy as np
 
 import edl
-from edl.trainer.telemetry import Telemetry
+from edl.trainer.session.telemetry import Telemetry
 
 WIDTH, RECORDS, CLASSES = 1024, 20_000, 10
 

@@ -21,11 +21,11 @@ from typing import Any
 
 import pytest
 
-from edl import audit
 from edl.config import values
 from edl.contract import artifacts
 from edl.contract.ids import RunId
 from edl.contract.reasons import Reason
+from edl.journal import audit
 from edl.master.__main__ import processes, servers_of
 from edl.master.core import effects as ef
 from edl.master.core import events as ev

@@ -16,9 +16,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edl import audit
 from edl.contract import artifacts
 from edl.contract.reasons import Reason
+from edl.journal import audit
 from tests.evidence import saved_weights
 from tests.process.conftest import Running
 from tests.process.test_rows_on_servers import counted, kill_server, lose_log, started

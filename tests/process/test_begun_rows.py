@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edl import audit
 from edl.contract import artifacts
+from edl.journal import audit
 from tests.evidence import saved_weights
 from tests.process.conftest import Running
 from tests.process.test_rows_on_servers import kill_server, lose_log

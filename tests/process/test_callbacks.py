@@ -14,9 +14,9 @@ import keras
 import numpy as np
 import pytest
 
-from edl import audit
 from edl.contract import artifacts
 from edl.contract.reasons import Reason
+from edl.journal import audit
 from tests.process.conftest import MODELS
 
 pytestmark = pytest.mark.process

@@ -15,13 +15,13 @@ from pathlib import Path
 import psutil
 import pytest
 
-from edl import audit
 from edl.checkpoints import Store
-from edl.client import Client
 from edl.contract import artifacts
 from edl.contract.reasons import Reason
+from edl.journal import audit
 from edl.master.core import events as ev
 from edl.master.core import view
+from edl.net.master_client import Client
 from tests.checkpoints import write
 from tests.evidence import check_weights
 from tests.process.conftest import ROOT, Running

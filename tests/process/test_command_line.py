@@ -23,12 +23,12 @@ import psutil
 import pytest
 
 from edl import __version__
-from edl.client import Client
 from edl.contract import artifacts
 from edl.contract.proto import edl_pb2 as pb
 from edl.contract.proto import edl_pb2_grpc as rpc
 from edl.contract.steps import Steps
 from edl.errors import Unauthenticated
+from edl.net.master_client import Client
 from tests.evidence import saved_weights
 
 ROOT = Path(__file__).parents[2]

@@ -13,9 +13,9 @@ import pytest
 import edl
 from edl.contract.layout import Layout, Part
 from edl.errors import DataError
-from edl.trainer import control
-from edl.trainer.data import Batch, Batches
-from edl.trainer.records import Records
+from edl.trainer.agreement import control
+from edl.trainer.model.data import Batch, Batches
+from edl.trainer.model.records import Records
 
 ALONE = Part.even(0, 1)
 

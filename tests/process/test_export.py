@@ -1,4 +1,4 @@
-"""How a trained model is kept when it cannot be saved as it should: `trainer.export`."""
+"""How a trained model is kept when it cannot be saved as it should: `edl.trainer.export.exporter`."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ import pytest
 import edl
 from edl.contract import artifacts
 from edl.contract.proto import edl_pb2 as pb
-from edl.trainer import export, local_evaluation, model_saving
+from edl.trainer.evaluation import local_evaluation
+from edl.trainer.export import exporter, model_saving
+from edl.trainer.model.user_model import UserModel
 from edl.trainer.ring.base import RingBroken
+from edl.trainer.runtime.watchdog import Watchdog, unwatched
 from edl.trainer.session.state import Session
-from edl.trainer.user_model import UserModel
-from edl.trainer.watchdog import Watchdog, unwatched
 from tests.process.test_saved_file import dense
 
 pytestmark = pytest.mark.process
@@ -155,10 +156,10 @@ def test_a_model_whose_rows_servers_have_lost_is_not_saved_without_them(tmp_path
         raise RingBroken("parameter server 0 has lost its log and rows")
         yield
 
-    exporter = export.Exporter(
+    saving = exporter.Exporter(
         model(), module, session, unwatched, lambda: False, tmp_path, None, 0.0, whole=whole
     )
-    for save in (exporter, lambda: exporter.keep(3)):
+    for save in (saving, lambda: saving.keep(3)):
         with pytest.raises(RingBroken, match="has lost its log"):
             save()
     assert not said and not list(tmp_path.iterdir()), "a ring goes back with the servers, and saves it then"
@@ -172,7 +173,7 @@ def test_what_cannot_be_finished_is_saved_all_the_same_and_told(tmp_path: Path) 
     def finish() -> None:
         raise RuntimeError("no average")
 
-    export.Exporter(model(), module, session, unwatched, finish, tmp_path, None, 0.0)()
+    exporter.Exporter(model(), module, session, unwatched, finish, tmp_path, None, 0.0)()
     secured, saved, finished = said[0].saved, said[1].saved, said[2].finished
     assert (secured.variables, saved.model) == (artifacts.VARIABLES, artifacts.MODEL)
     assert finished.model == artifacts.MODEL
@@ -215,7 +216,7 @@ def test_the_variables_are_written_before_the_users_code_runs_which_is_ended_whe
 
     session = noting(said)
     module = UserModel("mine", model, lambda split: None, None, callbacks=list)
-    export.Exporter(
+    exporter.Exporter(
         trained, module, session, Watchdog(SECONDS, hung).watch, finish, tmp_path, None, 0.0,
         step_seconds=0.2, abandon=abandon,
     )()  # fmt: skip

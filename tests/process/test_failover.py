@@ -16,10 +16,10 @@ from typing import Any
 
 import pytest
 
-from edl.client import Client
 from edl.contract import artifacts
 from edl.errors import EdlError
-from edl.trainer.output_lock import PER_RUN
+from edl.net.master_client import Client
+from edl.trainer.runtime.output_lock import PER_RUN
 from tests.evidence import check_weights
 from tests.process.conftest import MODELS, ROOT, Orders
 

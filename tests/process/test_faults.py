@@ -11,9 +11,9 @@ from typing import Any
 import psutil
 import pytest
 
-from edl.audit import audit
 from edl.contract import artifacts
 from edl.contract.reasons import Reason
+from edl.journal.audit import audit
 from edl.master.core import effects as ef
 from tests.evidence import saved_weights
 

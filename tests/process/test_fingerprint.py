@@ -8,7 +8,7 @@ from typing import Any
 import keras
 import pytest
 
-from edl.trainer.fingerprint import fingerprint
+from edl.trainer.model.fingerprint import fingerprint
 
 pytestmark = pytest.mark.waits
 

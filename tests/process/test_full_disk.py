@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from edl import audit
 from edl.contract import artifacts
 from edl.contract.reasons import Reason
+from edl.journal import audit
 from edl.master.core import view
 from tests.evidence import check_weights
 from tests.process.conftest import ROOT, Running

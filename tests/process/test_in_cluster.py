@@ -8,10 +8,10 @@ import time
 
 import pytest
 
-from edl.client import Client
 from edl.contract import artifacts
 from edl.errors import EdlError
-from edl.probe import probe
+from edl.net.master_client import Client
+from edl.net.probe import probe
 from tests.kubernetes_master import TOKEN
 from tests.process.small_release import Release, until
 

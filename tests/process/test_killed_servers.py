@@ -22,7 +22,7 @@ import pytest
 from edl.checkpoints import Manifest, Part, Store
 from edl.contract.proto import ps_pb2 as pb
 from edl.contract.proto import ps_pb2_grpc
-from edl.ps.durable import Server
+from edl.ps.server import Server
 from tests.parameter_servers import RUN, commit, pull, settle, stage, tables
 from tests.unit.test_parameter_server_log import begin, content, train
 

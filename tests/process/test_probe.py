@@ -15,13 +15,13 @@ from typing import Any
 import grpc
 import pytest
 
-from edl.client import Client
 from edl.config import values
 from edl.contract import artifacts
 from edl.contract.proto import edl_pb2 as pb
 from edl.contract.proto import edl_pb2_grpc as rpc
 from edl.errors import EdlError, MasterUnavailable, Unauthenticated
-from edl.probe import probe
+from edl.net.master_client import Client
+from edl.net.probe import probe
 from tests.process.test_command_line import ROOT, a_long_job
 
 pytestmark = pytest.mark.waits
@@ -74,9 +74,9 @@ def test_a_wrong_token_is_a_typed_error(tmp_path: Path) -> None:
 
 def test_the_exit_code_tells(tmp_path: Path) -> None:
     with a_master_without_workers(tmp_path, "workers=0") as contact:
-        for token, code, said in ((contact.token, 0, ""), ("wrong", 1, "edl.probe: the job's token is")):
+        for token, code, said in ((contact.token, 0, ""), ("wrong", 1, "edl.net.probe: the job's token is")):
             environment = {**os.environ, "EDL_MASTER": contact.address, "EDL_TOKEN": token}
-            command = [sys.executable, "-m", "edl.probe", "--seconds", "5"]
+            command = [sys.executable, "-m", "edl.net.probe", "--seconds", "5"]
             done = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=ROOT)
             assert (done.returncode, done.stderr[: len(said)]) == (code, said)
 

@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 
 from edl.checkpoints import Store
-from edl.trainer.servers import ParameterServers
+from edl.trainer.ps_client.client import ParameterServers
 from tests.unit.test_checkpointing import configured
 from tests.unit.test_servers_of_a_ring import W, end, stop, write
 from tests.workers import BATCH, POSITIONS, STEPS, come_to_sum, ring_of

@@ -16,12 +16,12 @@ import numpy as np
 import psutil
 import pytest
 
-from edl import audit
 from edl.contract import artifacts
 from edl.contract.reasons import Reason
 from edl.contract.tokens import for_reading
-from edl.master import replay
-from edl.serving import Client
+from edl.journal import audit
+from edl.master.journal import replay
+from edl.rows.client import Client
 from tests.evidence import saved_weights
 from tests.process.conftest import Running
 from tests.process.test_saved import A_Job

@@ -19,11 +19,11 @@ from edl.contract.ids import RunId, WorkerId
 from edl.contract.proto import edl_pb2 as pb
 from edl.contract.proto import edl_pb2_grpc as rpc
 from edl.contract.tokens import Tokens
-from edl.listener import Listener
 from edl.master.core import effects as ef
 from edl.master.core import events as ev
 from edl.master.rpc.authority import Alone
 from edl.master.rpc.server import Server
+from edl.net.listener import Listener
 from edl.trainer.session.client import MasterStream
 from edl.trainer.session.orders import End
 

@@ -10,8 +10,8 @@ from typing import Any
 import keras
 import pytest
 
-from edl import audit
 from edl.contract import artifacts
+from edl.journal import audit
 from edl.master.core import effects as ef
 from edl.master.core import events as ev
 from tests.process.conftest import Running

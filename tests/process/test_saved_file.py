@@ -1,4 +1,4 @@
-"""What one has to know to load a saved model: `trainer.saved_file`, compared with what Keras does."""
+"""What must be known to load a saved model (`edl.trainer.export.saved_file`), compared with Keras itself."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import keras
 import pytest
 
-from edl.trainer import saved_file
+from edl.trainer.export import saved_file
 
 pytestmark = pytest.mark.process
 

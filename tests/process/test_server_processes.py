@@ -11,9 +11,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from edl.master.backends.servers import Plan, ServerProcesses
 from edl.master.core import effects as ef
 from edl.master.core import events as ev
+from edl.master.parameter_servers.processes import Plan, ServerProcesses
 from tests.process.conftest import ROOT, SECONDS
 
 pytestmark = pytest.mark.process
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.process
 A_MASTER = """
 import asyncio, sys
 from pathlib import Path
-from edl.master.backends.servers import Plan, ServerProcesses
+from edl.master.parameter_servers.processes import Plan, ServerProcesses
 
 async def main():
     folder = Path(sys.argv[1])

@@ -16,7 +16,7 @@ import pytest
 from edl.contract.exit_codes import WorkerExit
 from edl.contract.reasons import Reason
 from edl.errors import ConfigError
-from edl.master.core import servers as of_core
+from edl.master.core import ps as of_core
 from tests.process.conftest import Running
 from tests.process.test_rows_on_servers import EPOCHS, RECORDS, counted, lose_log, started
 from tests.process.test_saved import A_Job

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from edl import audit
 from edl.checkpoints import Store
 from edl.contract.exit_codes import WorkerExit
 from edl.contract.reasons import Reason
+from edl.journal import audit
 from edl.master.core import effects as ef
 from tests.process.test_saved import A_Job
 

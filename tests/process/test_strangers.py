@@ -16,7 +16,7 @@ import grpc
 import pytest
 
 from edl.contract.tokens import for_reading
-from edl.listener import PERMISSION_DENIED, UNAUTHENTICATED
+from edl.net.listener import PERMISSION_DENIED, UNAUTHENTICATED
 from edl.trainer.session.kvstore import KeyValueStore
 
 pytestmark = pytest.mark.waits
@@ -30,7 +30,7 @@ MASTER = """
 import asyncio, sys
 from pathlib import Path
 from edl.contract.tokens import Tokens
-from edl.listener import Listener
+from edl.net.listener import Listener
 from edl.master.rpc.server import Server
 from tests.process.test_rpc import Idle
 

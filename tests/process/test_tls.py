@@ -11,15 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from edl import listener, tls
-from edl.client import Client
 from edl.contract import artifacts
 from edl.contract.tokens import Tokens, for_reading
 from edl.errors import EdlError, MasterUnavailable
-from edl.listener import Listener
 from edl.master.rpc.server import Server
-from edl.probe import probe
-from edl.serving import Client as Reader
+from edl.net import listener, tls
+from edl.net.listener import Listener
+from edl.net.master_client import Client
+from edl.net.probe import probe
+from edl.rows.client import Client as Reader
 from tests.certificates import Authority
 from tests.process.small_release import until
 from tests.process.test_probe import a_master_without_workers

@@ -19,9 +19,9 @@ from pathlib import Path
 
 import pytest
 
-from edl import tls
 from edl.kubernetes import pods
 from edl.kubernetes.names import MASTER_PORT
+from edl.net import tls
 from tests.certificates import Authority
 from tests.kubernetes_master import TOKEN
 from tests.process.conftest import ROOT

@@ -20,13 +20,12 @@ import tensorflow as tf
 import edl
 from edl.contract import artifacts
 from edl.errors import ConfigError, EdlError, UserCodeError
-from edl.trainer import export
-from edl.trainer.exports import formats, room, samples
-from edl.trainer.exports.verification import Verification, environment
-from edl.trainer.rehearsal import rehearse
+from edl.trainer.export import exporter, formats, room, samples
+from edl.trainer.export.preflight import rehearse
+from edl.trainer.export.verification import Verification, environment
+from edl.trainer.model.user_model import UserModel
+from edl.trainer.runtime.watchdog import unwatched
 from edl.trainer.session.state import Session
-from edl.trainer.user_model import UserModel
-from edl.trainer.watchdog import unwatched
 
 pytestmark = pytest.mark.process
 SECONDS = 90.0
@@ -227,10 +226,12 @@ def test_a_model_that_could_not_be_looked_at_is_kept_and_the_job_does_not_say_th
         (without_memory, "to load the model again takes about 572 MiB"),
         (lambda: killed_at_once(Verification(SECONDS)), "was killed (SIGKILL)"),
     ):
-        export.Exporter(made, module, session, unwatched, lambda: False, tmp_path, None, 0.0, verify=verify)()
+        exporter.Exporter(
+            made, module, session, unwatched, lambda: False, tmp_path, None, 0.0, verify=verify
+        )()
         finished = said[-1].finished
         (failed,) = finished.failed
-        assert failed.part == export.VERIFICATION
+        assert failed.part == exporter.VERIFICATION
         assert failed.why.startswith("model.keras is kept, but not verified: ")
         assert why in failed.why
         assert f"`edl export {tmp_path}`" in failed.why

@@ -27,7 +27,7 @@ from edl.contract.steps import Steps
 from edl.master.core import effects as ef
 from edl.master.core import events as ev
 from edl.master.core import view
-from edl.trainer.served_worker import ServedWorker
+from edl.trainer.async_worker import ServedWorker
 from tests.invariants import replayed
 from tests.simulator.worker import FLIP, Sim
 

@@ -6,7 +6,7 @@ from collections.abc import Generator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from edl.ps.log import Base, Damaged, Log
+from edl.ps.storage.wal import Base, Damaged, Log
 
 
 @dataclass
@@ -18,7 +18,7 @@ class Disk:
 
 
 class MemoryLog(Log):
-    """A server's log on such a disk: what `ps.log.Log` promises, without files."""
+    """A server's log on such a disk: what `edl.ps.storage.wal.Log` promises, without files."""
 
     def __init__(self, disk: Disk):
         self.directory, self._disk = Path("simulated"), disk

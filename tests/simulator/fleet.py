@@ -15,7 +15,7 @@ from edl.contract.proto import edl_pb2 as pb
 from edl.master.core import effects as ef
 from edl.master.core import events as ev
 from edl.master.rpc.messages import event_of
-from edl.trainer.memory_copy import MemoryCopy
+from edl.trainer.checkpoint.memory_copy import MemoryCopy
 from edl.trainer.ring.base import RingBroken
 from edl.trainer.session.state import Session
 from edl.trainer.worker import StatesDiffer

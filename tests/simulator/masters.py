@@ -24,7 +24,7 @@ from edl.kubernetes.client import ApiError
 from edl.kubernetes.names import MASTER_PORT
 from edl.master import loop
 from edl.master.backends.kubernetes.leader_election import Superseded
-from edl.master.candidate import Candidate
+from edl.master.cluster.candidate import Candidate
 from edl.master.core import effects as ef
 from edl.master.core import events as ev
 from edl.master.core.job import Job

@@ -276,7 +276,7 @@ class Call:
 
 
 class Wire:
-    """Stands where `edl.listener.Listener` does, for one process."""
+    """Stands where `edl.net.listener.Listener` does, for one process."""
 
     def __init__(self, network: Network, process: Process):
         self._network, self.process = network, process

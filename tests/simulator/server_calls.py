@@ -1,4 +1,4 @@
-"""The calls of simulated workers to parameter servers: the trainer's own (trainer/server_link.py), which wait
+"""Calls of simulated workers to parameter servers: the trainer's own (trainer/ps_client/link.py), which wait
 in virtual time.
 """
 
@@ -11,9 +11,9 @@ import grpc
 
 from edl.contract.proto import ps_pb2 as pb
 from edl.errors import CheckpointError
-from edl.trainer.conversation import Failed
-from edl.trainer.roles import PartNotWritten
-from edl.trainer.server_link import _ANSWERS, AWAY, Interrupt, ServerLink
+from edl.trainer.agreement.interfaces import PartNotWritten
+from edl.trainer.ps_client.link import _ANSWERS, AWAY, Interrupt, ServerLink
+from edl.trainer.ps_client.multiplex import Failed
 from tests.simulator.server_processes import LATENCY, Place
 
 if TYPE_CHECKING:

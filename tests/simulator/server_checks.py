@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from edl.contract.arrangement import Arrangement
-from edl.ps.durable import Server
+from edl.contract.rows.placement import Arrangement
+from edl.ps.server import Server
 from tests.counting_served import DIM
 
 if TYPE_CHECKING:

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import grpc
 
-from edl.ps.durable import Server
-from edl.ps.service import Service
-from edl.trainer.conversation import Failed
+from edl.ps.rpc.service import Service
+from edl.ps.server import Server
+from edl.trainer.ps_client.multiplex import Failed
 from tests.simulator.disk import Disk, MemoryLog
 from tests.simulator.processes import Process
 

@@ -15,15 +15,15 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 
-from edl.contract.arrangement import Arrangement
 from edl.contract.proto import ps_pb2 as pb
 from edl.contract.reasons import Reason
+from edl.contract.rows.placement import Arrangement
 from edl.master.core import effects as ef
 from edl.master.core import events as ev
-from edl.master.servers import ANSWER_SECONDS, LOOK_SECONDS, Named, Watch
-from edl.trainer.conversation import Failed
-from edl.trainer.servers import ParameterServers
-from edl.trainer.step_servers import StepServers
+from edl.master.parameter_servers.monitor import ANSWER_SECONDS, LOOK_SECONDS, Named, Watch
+from edl.trainer.ps_client.async_client import StepServers
+from edl.trainer.ps_client.client import ParameterServers
+from edl.trainer.ps_client.multiplex import Failed
 from tests.simulator import server_checks
 from tests.simulator.server_calls import SimInterrupt, SimLink
 from tests.simulator.server_processes import LATENCY, RUN, Place

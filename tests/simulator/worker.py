@@ -14,15 +14,15 @@ from greenlet import getcurrent, greenlet
 
 from edl.contract.evaluation import FINAL, EvaluationPlan
 from edl.contract.ids import WorkerId
-from edl.trainer.checkpointing import Checkpointing
-from edl.trainer.data import Batches
-from edl.trainer.evaluation import RingEvaluation
-from edl.trainer.memory_copy import MemoryCopy
+from edl.trainer.async_loop import Stretch
+from edl.trainer.async_worker import ServedWorker
+from edl.trainer.checkpoint.checkpointing import Checkpointing
+from edl.trainer.checkpoint.memory_copy import MemoryCopy
+from edl.trainer.evaluation.evaluation import RingEvaluation
+from edl.trainer.model.data import Batches
+from edl.trainer.ps_client.async_client import StepServers
 from edl.trainer.ring.local import Circle, LocalRing
-from edl.trainer.served_worker import ServedWorker
-from edl.trainer.step_servers import StepServers
-from edl.trainer.stretch import Stretch
-from edl.trainer.telemetry import Telemetry
+from edl.trainer.session.telemetry import Telemetry
 from edl.trainer.worker import Worker
 from tests.counting import AtOnce, CountingLearner, CountingMetrics, Positions
 from tests.counting_rows import CountingRows

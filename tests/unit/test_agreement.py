@@ -12,7 +12,7 @@ from edl.contract.reasons import Reason
 from edl.master.core import effects as ef
 from edl.master.core import events as ev
 from edl.master.core import view
-from edl.master.core.agreement import Difference, difference
+from edl.master.core.consistency import Difference, difference
 from edl.master.core.snapshot import dump, load
 from tests.stories import Story, finish, of, only
 

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from edl.contract.proto import ps_pb2 as pb
-from edl.ps.durable import Server
 from edl.ps.errors import Invalid, Misplaced, Stale, Unavailable
+from edl.ps.server import Server
 from tests import counting_steps as counting
 from tests.any_order import STEPS, Start, begin, begun, content, copied, counts, expect, push, steps, take
 from tests.parameter_servers import RUN

@@ -7,13 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from edl import audit, config
+from edl import config
 from edl.checkpoints import Checkpoint, Store
 from edl.config import values
-from edl.contract.books import AuditFailed, Books
 from edl.contract.ids import Generation, WorkerId
 from edl.contract.order import Layout
 from edl.contract.ranges import RangeSet
+from edl.journal import audit
+from edl.journal.proof import AuditFailed, Books
 from edl.master.core import effects as ef
 from edl.master.core import events as ev
 from edl.master.core.job import Job

@@ -17,9 +17,9 @@ from edl.contract.bounds import BOUNDS, MOST, violation
 from edl.contract.proto import edl_pb2, ps_pb2
 from edl.contract.proto import ps_pb2 as pb
 from edl.contract.tokens import Tokens
-from edl.listener import Listener
-from edl.ps.durable import Server
-from edl.ps.service import OPTIONS, Service
+from edl.net.listener import Listener
+from edl.ps.rpc.service import OPTIONS, Service
+from edl.ps.server import Server
 from tests.parameter_servers import RUN, pull, settle, stage, tables
 from tests.unit.test_parameter_server_calls import Caller
 

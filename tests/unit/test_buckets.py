@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from edl.contract.buckets import BUCKETS, bucket_of, owners, server_of
+from edl.contract.rows.buckets import BUCKETS, bucket_of, owners, server_of
 
 
 def test_ids_spread_over_all_buckets_whatever_they_are() -> None:

@@ -15,14 +15,14 @@ import pytest
 
 from edl.contract.proto import ps_pb2 as pb
 from edl.contract.tokens import Tokens
-from edl.listener import Listener
-from edl.master import servers as of_master
 from edl.master.core import events as ev
-from edl.master.servers import Watch
-from edl.ps.durable import Server
-from edl.ps.service import OPTIONS, READING, Service
-from edl.trainer import server_link
-from edl.trainer.server_link import Interrupt, ServerAway, ServerLink
+from edl.master.parameter_servers import monitor as of_master
+from edl.master.parameter_servers.monitor import Watch
+from edl.net.listener import Listener
+from edl.ps.rpc.service import OPTIONS, READING, Service
+from edl.ps.server import Server
+from edl.trainer.ps_client import link
+from edl.trainer.ps_client.link import Interrupt, ServerAway, ServerLink
 from tests.parameter_servers import RUN, pull, settle, stage, tables
 
 pytestmark = pytest.mark.waits
@@ -72,7 +72,7 @@ class There:
 
 @pytest.fixture
 async def there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[There]:
-    monkeypatch.setattr(server_link, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(link, "LOOK_SECONDS", 0.01)
     service = Busy(Server(0, 1, RUN, tmp_path / "log"))
     listener = Listener(Tokens("token"), options=OPTIONS, reading=READING)
     found = There(service, await listener.start("127.0.0.1:0", service.register))
@@ -118,10 +118,10 @@ async def test_a_worker_reports_why_a_server_whose_disk_is_full_has_it_try_again
         raise OSError(errno.ENOSPC, "No space left on device")
 
     interrupt = Interrupt()
-    link = ServerLink(0, there.address, "token", interrupt)
+    connection = ServerLink(0, there.address, "token", interrupt)
     with monkeypatch.context() as disk:
         disk.setattr(os, "pwritev", full)
-        call = link.begin("Stage", stage(1, 0))
+        call = connection.begin("Stage", stage(1, 0))
         asking = asyncio.ensure_future(asyncio.to_thread(call.result))
         await until(lambda: (found := interrupt.longest(time.monotonic())) is not None and found.why)
         waits = interrupt.longest(time.monotonic())

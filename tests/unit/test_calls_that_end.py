@@ -22,14 +22,14 @@ import numpy as np
 import pytest
 
 from edl.checkpoints import Part
-from edl.contract.arrangement import Arrangement
-from edl.contract.buckets import bucket_of
 from edl.contract.proto import ps_pb2 as pb
 from edl.contract.proto import ps_pb2_grpc
-from edl.ps import service as calls_of_ps
-from edl.ps import storage
-from edl.ps.durable import Server
-from edl.ps.service import OPTIONS, Service
+from edl.contract.rows.buckets import bucket_of
+from edl.contract.rows.placement import Arrangement
+from edl.ps.rpc import service as calls_of_ps
+from edl.ps.rpc.service import OPTIONS, Service
+from edl.ps.server import Server
+from edl.ps.storage import storage
 from tests import counting_steps as counting
 from tests.cancelled_calls import Cancelling
 from tests.parameter_servers import RUN, batch, commit, pull, settle, stage, tables

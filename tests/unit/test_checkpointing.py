@@ -20,12 +20,12 @@ from edl.contract.layout import Layout
 from edl.contract.proto import edl_pb2 as pb
 from edl.contract.steps import Steps
 from edl.errors import ConfigError, DataError, ModelError, StoreUnavailable
-from edl.trainer.checkpointing import Checkpointing, Place, deal
-from edl.trainer.data import Batches
-from edl.trainer.evaluation import RingEvaluation
+from edl.trainer.agreement.interfaces import PartNotWritten, PartsOfServers
+from edl.trainer.checkpoint.checkpointing import Checkpointing, Place, deal
+from edl.trainer.evaluation.evaluation import RingEvaluation
+from edl.trainer.model.data import Batches
 from edl.trainer.ring.local import Circle
-from edl.trainer.roles import PartNotWritten, PartsOfServers
-from edl.trainer.store_retry import tried_again
+from edl.trainer.runtime.retry import tried_again
 from edl.trainer.worker import StatesDiffer
 from tests.counting import AtOnce, CountingLearner, CountingMetrics, Positions
 from tests.workers import BATCH, POSITIONS, SIZE, A, Held, come_to_sum, ring_of

@@ -11,8 +11,8 @@ import grpc
 import pytest
 
 from edl.contract.proto import ps_pb2 as pb
-from edl.trainer.conversation import CALL, Failed
-from edl.trainer.server_link import Interrupt, ServerLink
+from edl.trainer.ps_client.link import Interrupt, ServerLink
+from edl.trainer.ps_client.multiplex import CALL, Failed
 
 SECONDS = 60.0  # for what must happen
 INVALID = b"\xff\xff"  # no message of protobuf

@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 
-from edl import audit
 from edl.contract import artifacts
-from edl.contract.journals import Link
 from edl.errors import EdlError
-from edl.master import replay
+from edl.journal import audit
+from edl.journal.format import Link
 from edl.master.core import effects as ef
 from edl.master.core import events as ev
-from edl.trainer.exports import catalog
+from edl.master.journal import replay
+from edl.trainer.export import catalog
 from tests.damage import (
     JOURNALS,
     Entries,

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from edl import audit
 from edl.contract import artifacts
-from edl.contract.journals import JournalReader, Link
-from edl.master import replay
+from edl.journal import audit
+from edl.journal.format import JournalReader, Link
+from edl.master.journal import replay
 from tests.damage import (
     JOURNALS,
     Entries,

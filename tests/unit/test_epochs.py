@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edl.trainer import history
-from edl.trainer.epochs import Epochs, Turn, columns
-from edl.trainer.plain_values import NotPlain, decode, encode
+from edl.trainer.agreement.epochs import Epochs, Turn, columns
+from edl.trainer.callbacks import history
+from edl.trainer.runtime.serialization import NotPlain, decode, encode
 
 VALUES: dict[str, Any] = {
     "numbers": [1, -(1 << 80), 0.1, math.inf, True, None],

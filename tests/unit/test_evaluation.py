@@ -17,9 +17,9 @@ from edl.contract.steps import Steps
 from edl.master.core import effects as ef
 from edl.master.core import events as ev
 from edl.master.core import snapshot, view
-from edl.trainer.data import Batch, Batches
-from edl.trainer.evaluation import RingEvaluation
-from edl.trainer.ledger import Evaluated, Ledger
+from edl.trainer.agreement.ledger import Evaluated, Ledger
+from edl.trainer.evaluation.evaluation import RingEvaluation
+from edl.trainer.model.data import Batch, Batches
 from edl.trainer.ring.local import Circle
 from tests.counting import AtOnce, CountingMetrics, Positions
 from tests.stories import Story, of, only

@@ -14,7 +14,7 @@ from edl.exit_announcements import announced_in
 ENDS = """
 import os, sys
 from edl import exit_announcements
-from edl.trainer.termination import leave
+from edl.trainer.runtime.termination import leave
 exit_announcements.TERMINATION_MESSAGE = sys.argv[2]
 {by}(int(sys.argv[1]))
 """

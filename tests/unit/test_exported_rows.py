@@ -11,12 +11,12 @@ import pytest
 from pyarrow import parquet
 from typer.testing import CliRunner
 
-from edl import exported_rows
 from edl.cli.app import app
 from edl.contract import artifacts
 from edl.contract.tokens import for_reading
 from edl.errors import ConfigError, EdlError
-from edl.serving import Client
+from edl.rows import export
+from edl.rows.client import Client
 from tests.unit.test_serving import DIM, Job, away, client, job
 
 __all__ = ["client", "job"]  # fixtures
@@ -39,14 +39,12 @@ async def test_after_one_id_in_a_hundred_was_learned_at_most_a_tenth_is_exported
     await job.begin()
     await job.learn(IDS)
     await job.learn(IDS[:5])  # of the last step, all rows come again
-    first = await away(lambda: exported_rows.export(client, tmp_path / "first"))
+    first = await away(lambda: export.export(client, tmp_path / "first"))
     assert [(each.table, each.rows, each.whole) for each in first] == [
         ("first", 0, True), ("words", len(IDS), True),
     ]  # fmt: skip
     await job.learn(IDS[::100])
-    (second,) = await away(
-        lambda: exported_rows.export(client, tmp_path / "second", ["words"], tmp_path / "first")
-    )
+    (second,) = await away(lambda: export.export(client, tmp_path / "second", ["words"], tmp_path / "first"))
     assert not second.whole and len(IDS) // 100 <= second.rows <= len(IDS) // 100 + 10
     assert size(tmp_path / "second") <= size(tmp_path / "first") / 10
     copy = read(tmp_path / "first") | read(tmp_path / "second")
@@ -55,8 +53,8 @@ async def test_after_one_id_in_a_hundred_was_learned_at_most_a_tenth_is_exported
     assert all(len(row) == DIM for row in copy.values())
 
     # Also by the file that keeps the marks; nothing has changed but the last step, which comes again.
-    marks = tmp_path / "second" / exported_rows.MARK
-    (third,) = await away(lambda: exported_rows.export(client, tmp_path / "third", ["words"], marks))
+    marks = tmp_path / "second" / export.MARK
+    (third,) = await away(lambda: export.export(client, tmp_path / "third", ["words"], marks))
     assert not third.whole and third.rows == len(IDS) // 100
     assert sorted(path.name for path in tmp_path.iterdir() if path.name.startswith(".")) == []
 
@@ -93,10 +91,10 @@ async def test_what_cannot_be_finished_leaves_nothing(job: Job, tmp_path: Path) 
     await job.begin()
     await job.learn(IDS[:100])
     with Client(job.addresses, for_reading("token"), timeout=0.5) as client:
-        first = await away(lambda: exported_rows.export(client, tmp_path / "first"))
-        said = json.loads((tmp_path / "first" / exported_rows.MARK).read_text())
+        first = await away(lambda: export.export(client, tmp_path / "first"))
+        said = json.loads((tmp_path / "first" / export.MARK).read_text())
         assert said["tables"]["words"]["mark"] == first[1].mark
         await job.end(len(job.addresses) - 1)
         with pytest.raises(EdlError, match="parameter server"):
-            await away(lambda: exported_rows.export(client, tmp_path / "second"))
+            await away(lambda: export.export(client, tmp_path / "second"))
     assert [path.name for path in tmp_path.glob("*second*")] == []

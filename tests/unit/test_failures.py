@@ -1,4 +1,4 @@
-"""Who is charged for an end, and how long replacements are put off: `edl.master.core.failures`, without a job."""
+"""Which ends are charged, and how long replacements are put off: `edl.master.core.failures` by itself."""
 
 from __future__ import annotations
 

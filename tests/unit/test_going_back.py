@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from edl import audit
-from edl.audit import AuditFailed
 from edl.contract.ids import WorkerId
 from edl.contract.reasons import Reason
+from edl.journal import audit
+from edl.journal.audit import AuditFailed
 from edl.master.core import events as ev
 from edl.master.core import view
 from tests.journals import keep

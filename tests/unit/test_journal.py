@@ -1,4 +1,4 @@
-"""What a master keeps, and the next one finds: `master.journal`. (Forgers: test_damaged_journals.py.)"""
+"""What a master keeps and the next one finds: `edl.master.journal`. Forgers: test_damaged_journals.py."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from pathlib import Path
 
 import pytest
 
-from edl import audit
 from edl.config import values
 from edl.contract import artifacts
-from edl.contract.books import Books
 from edl.contract.ids import RunId, WorkerId
-from edl.contract.journals import JournalReader, segments
 from edl.contract.reasons import Reason
 from edl.errors import EdlError
-from edl.master import journal, replay
+from edl.journal import audit
+from edl.journal.format import JournalReader, segments
+from edl.journal.proof import Books
 from edl.master.core import effects as ef
 from edl.master.core import events as ev
 from edl.master.core import snapshot
+from edl.master.journal import journal, replay
 from edl.master.loop import Master
 from edl.master.spec import JobSpec
 from tests import month

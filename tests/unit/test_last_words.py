@@ -1,4 +1,4 @@
-"""Errors of users' code in words that can be sent: `trainer.last_words`, and what a session makes of them."""
+"""Errors of users' code, in words that can be sent: `edl.trainer.runtime.error_report`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from edl.contract.proto import edl_pb2 as pb
 from edl.errors import DataError, UserCodeError
-from edl.trainer import last_words
+from edl.trainer.runtime import error_report
 from edl.trainer.session.state import Session
 
 
@@ -36,7 +36,7 @@ def told(error: BaseException) -> pb.Failed:
     sent: list[pb.FromWorker] = []
     Session(0, sent.append, threading.Event()).fail(raised(error))
     failed = pb.FromWorker.FromString(sent[0].SerializeToString()).failed
-    failed.why = failed.why.removesuffix(f" ({last_words.located(error)})")
+    failed.why = failed.why.removesuffix(f" ({error_report.located(error)})")
     return failed
 
 
@@ -77,8 +77,8 @@ def test_what_tensorflow_says_of_itself_is_left_out() -> None:
 
 def test_an_error_of_many_megabytes_is_told_in_short() -> None:
     failed = told(ValueError("x" * 70_000_000))
-    assert len(failed.why) < 1.1 * last_words.MOST_WHY
-    assert len(failed.traceback) < 1.1 * last_words.MOST_TRACEBACK
+    assert len(failed.why) < 1.1 * error_report.MOST_WHY
+    assert len(failed.traceback) < 1.1 * error_report.MOST_TRACEBACK
     assert "characters left out" in failed.why
     assert failed.traceback.startswith("Traceback")
 
@@ -113,13 +113,13 @@ def test_the_users_file_and_line_are_told_also_of_a_cause_and_of_a_file_that_can
     tmp_path: Path,
 ) -> None:
     inner = "import json\n\ndef feed(x):\n    return json.loads('{')\n"
-    assert last_words.located(called(inner, tmp_path)) == "mine.py, line 4, in feed"
+    assert error_report.located(called(inner, tmp_path)) == "mine.py, line 4, in feed"
     wrapped = "def feed(x):\n    try:\n        1 / 0\n    except ZeroDivisionError as e:\n"
     wrapped += "        raise KeyError('no') from e\n"
-    assert last_words.located(called(wrapped, tmp_path)) == "mine.py, line 3, in feed"
+    assert error_report.located(called(wrapped, tmp_path)) == "mine.py, line 3, in feed"
     torn = called("def feed(:\n", tmp_path)
-    assert last_words.located(torn) == "mine.py, line 1"
-    assert last_words.located(ValueError("of nobody")) == ""
+    assert error_report.located(torn) == "mine.py, line 1"
+    assert error_report.located(ValueError("of nobody")) == ""
 
 
 @pytest.mark.parametrize(
@@ -135,4 +135,4 @@ def test_the_users_file_and_line_are_told_also_of_a_cause_and_of_a_file_that_can
     ],
 )
 def test_a_mistake_of_the_code_is_told_from_what_may_pass(text: str, again: bool, tmp_path: Path) -> None:
-    assert last_words.comes_again(called(text, tmp_path)) == again
+    assert error_report.comes_again(called(text, tmp_path)) == again

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from edl.contract.ranges import RangeSet
-from edl.trainer import memory_copy
-from edl.trainer.epochs import Epochs
-from edl.trainer.ledger import Ledger
-from edl.trainer.memory_copy import LEDGER, MemoryCopy
+from edl.trainer.agreement.epochs import Epochs
+from edl.trainer.agreement.ledger import Ledger
+from edl.trainer.checkpoint import memory_copy
+from edl.trainer.checkpoint.memory_copy import LEDGER, MemoryCopy
 
 SIZES = [3, 0, 5000]
 

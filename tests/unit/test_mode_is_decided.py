@@ -14,15 +14,15 @@ from edl.contract.ids import Generation, RunId, WorkerId
 from edl.contract.layout import Layout
 from edl.contract.reasons import Reason
 from edl.errors import ConfigError
+from edl.master.cluster.runs import Train, plan
 from edl.master.core import effects as ef
 from edl.master.core import events as ev
 from edl.master.core import snapshot, view
 from edl.master.core.state import State
-from edl.master.in_cluster import Train, plan
 from edl.master.loop import Master
-from edl.master.servers import NoServers
+from edl.master.parameter_servers.deferred import Undecided
+from edl.master.parameter_servers.monitor import NoServers
 from edl.master.spec import JobSpec
-from edl.master.undecided import Undecided
 from tests.invariants import replayed
 from tests.stories import Story, of, only
 from tests.unit.test_failover import NewMaster

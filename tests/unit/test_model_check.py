@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from edl.config import model_check
 from edl.errors import ModelError
-from edl.trainer import user_model
+from edl.trainer.model import user_model
 
 ROOT = Path(__file__).parents[2]
 GOOD = """

@@ -15,13 +15,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edl.contract.arrangement import Arrangement
 from edl.contract.proto import ps_pb2 as pb
+from edl.contract.rows.placement import Arrangement
 from edl.ps.errors import Misplaced, Stale
+from edl.trainer.agreement.interfaces import StepGradients, Table
+from edl.trainer.ps_client.async_client import NOWHERE, StepServers
+from edl.trainer.ps_client.recovery import Going
 from edl.trainer.ring.base import RingBroken
-from edl.trainer.roles import StepGradients, Table
-from edl.trainer.server_positions import Going
-from edl.trainer.step_servers import NOWHERE, StepServers
 from tests import counting_steps as counting
 from tests.direct_servers import DirectLink, RootDied, World
 from tests.parameter_servers import ADAM, RUN

@@ -1,7 +1,7 @@
 """Rows move to more and fewer servers, and whoever takes part dies anywhere in between, by printed seeds.
 
-The servers (ps/) with their logs, and the client of the ring's root (trainer/servers.py), are what ships;
-only the wire between them is another one. Each step counts its ids, so what each row must be is known.
+The servers (ps/) with their logs, and the client of the ring's root (trainer/ps_client/client.py), are what
+ships; only the wire between them is another one. Each step counts its ids, so what each row must be is known.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edl.contract.arrangement import Arrangement, moves
-from edl.contract.buckets import BUCKETS
+from edl.contract.rows.buckets import BUCKETS
+from edl.contract.rows.placement import Arrangement, moves
+from edl.trainer.agreement.interfaces import Commit, Table
+from edl.trainer.ps_client.client import ParameterServers
 from edl.trainer.ring.base import RingBroken
-from edl.trainer.roles import Commit, Table
-from edl.trainer.servers import ParameterServers
 from tests.direct_servers import RootDied, World
 from tests.parameter_servers import RUN
 

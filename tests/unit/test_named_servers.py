@@ -9,7 +9,7 @@ from typing import Any
 from edl.contract.proto import ps_pb2 as pb
 from edl.master.core import effects as ef
 from edl.master.core import events as ev
-from edl.master.servers import Named
+from edl.master.parameter_servers.monitor import Named
 
 
 class A:

@@ -1,4 +1,4 @@
-"""Who has an output directory: `trainer.output_lock`."""
+"""Who has an output directory: `edl.trainer.runtime.output_lock`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from edl.errors import EdlError
-from edl.trainer import output_lock
+from edl.trainer.runtime import output_lock
 
 
 def test_the_workers_of_one_run_hold_a_directory_together_and_keep_others_out(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ import pytest
 import edl
 from edl.contract.own_modules import module_command
 from edl.errors import ConfigError, ModelError
-from edl.trainer import user_model
+from edl.trainer.model import user_model
 
 ROOT = Path(__file__).parents[2]
 MODULE = "def model(): ...\ndef data(split): ...\n"

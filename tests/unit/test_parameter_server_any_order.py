@@ -12,10 +12,10 @@ import keras
 import numpy as np
 import pytest
 
-from edl.contract.buckets import server_of
 from edl.contract.proto import ps_pb2 as pb
-from edl.ps.durable import Server
+from edl.contract.rows.buckets import server_of
 from edl.ps.errors import Misplaced
+from edl.ps.server import Server
 from tests import counting_steps as counting
 from tests.any_order import STEPS, Start, begin, begun, content, copied, counts, expect, push, steps
 from tests.parameter_servers import RUN

@@ -16,11 +16,11 @@ from edl.checkpoints import CheckpointError, Part
 from edl.contract.proto import ps_pb2 as pb
 from edl.contract.proto import ps_pb2_grpc
 from edl.contract.tokens import Tokens, for_reading
-from edl.listener import Listener
-from edl.master.servers import end
-from edl.ps.durable import Server
-from edl.ps.service import OPTIONS, READING, Service
-from edl.ps.storage import Capture
+from edl.master.parameter_servers.monitor import end
+from edl.net.listener import Listener
+from edl.ps.rpc.service import OPTIONS, READING, Service
+from edl.ps.server import Server
+from edl.ps.storage.storage import Capture
 from tests import counting_steps as counting
 from tests.parameter_servers import RUN, commit, pull, settle, stage, tables
 

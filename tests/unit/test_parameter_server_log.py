@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 
 from edl.checkpoints import Manifest, Store
-from edl.contract.buckets import server_of
 from edl.contract.proto import ps_pb2 as pb
-from edl.ps import log as logs
-from edl.ps.durable import Server
+from edl.contract.rows.buckets import server_of
 from edl.ps.errors import Invalid, Misplaced, OutOfMemory, Unavailable, Unreadable
+from edl.ps.server import Server
+from edl.ps.storage import wal as logs
 from tests.parameter_servers import RUN, SGD, UNIFORM, commit, pull, settle, stage, tables
 
 Content = tuple[Any, ...]

@@ -11,10 +11,10 @@ import keras
 import numpy as np
 import pytest
 
-from edl.contract.buckets import server_of
 from edl.contract.proto import ps_pb2 as pb
+from edl.contract.rows.buckets import server_of
 from edl.ps.errors import Invalid
-from edl.ps.table import Copy, Table
+from edl.ps.table.table import Copy, Table
 
 FIRST_UNIFORM = [0.04919939488172531, -0.011195012368261814]
 FIRST_NORMAL = [1.0271937847137451, -1.8052595853805542]

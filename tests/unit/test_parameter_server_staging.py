@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edl.ps.errors import Invalid, Misplaced, Refused, Stale, Unsettled
-from edl.ps.staging import Apply, Commit, Effect, GoBack, Steps, TakeBack
+from edl.ps.sync.staging import Apply, Commit, Effect, GoBack, Steps, TakeBack
 
 
 def commit(step: int, skipped: bool = False, scale: float = 1.0) -> Commit:

@@ -16,7 +16,7 @@ from edl.master.core import effects as ef
 from edl.master.core import events as ev
 from edl.master.core import view
 from edl.master.http.metrics import Metrics
-from edl.master.servers import Named, Watch, _Server
+from edl.master.parameter_servers.monitor import Named, Watch, _Server
 from tests.stories import Story
 
 

@@ -1,4 +1,4 @@
-"""What a master of a release does with what it finds: `master.in_cluster.plan`, without a cluster."""
+"""What a master of a release does with what it finds: `edl.master.cluster.runs.plan`, without a cluster."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from edl.config import values
 from edl.contract.ids import RunId, WorkerId
 from edl.master.backends.kubernetes import Found
-from edl.master.in_cluster import Plan, Refuse, Rest, Train, plan
+from edl.master.cluster.runs import Plan, Refuse, Rest, Train, plan
 from edl.master.spec import Invalid, JobSpec
 
 NEW = RunId("new")

@@ -20,8 +20,15 @@ from edl.contract.steps import Steps
 from edl.master.core import effects as ef
 from edl.master.core import events as ev
 from edl.master.core import view
-from edl.trainer.data import Batch
-from edl.trainer.prediction import DONE, FORMATS, Book, PredictionError, PredictionFiles, RingPrediction
+from edl.trainer.evaluation.prediction import (
+    DONE,
+    FORMATS,
+    Book,
+    PredictionError,
+    PredictionFiles,
+    RingPrediction,
+)
+from edl.trainer.model.data import Batch
 from edl.trainer.ring.local import Circle
 from tests.counting import AtOnce
 from tests.stories import Story, of, only

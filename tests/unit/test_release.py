@@ -13,8 +13,8 @@ from edl.contract.ids import RunId, WorkerId
 from edl.kubernetes import pods
 from edl.master.backends.kubernetes.release import Found, Left
 from edl.master.backends.kubernetes.status import Snapshot, render
+from edl.master.cluster.runs import Rest, Train, plan
 from edl.master.core import events as ev
-from edl.master.in_cluster import Rest, Train, plan
 from edl.master.spec import Invalid, JobSpec, checked
 from tests.kubernetes_driver import job_values
 from tests.process.small_server import a_status

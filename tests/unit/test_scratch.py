@@ -16,7 +16,7 @@ from edl.contract.ids import WorkerId
 from edl.master.backends.processes import Processes, Spawn
 from edl.master.core import effects as ef
 from edl.master.core import events as ev
-from edl.trainer import user_model
+from edl.trainer.model import user_model
 
 HOLDS = """
 import os, sys

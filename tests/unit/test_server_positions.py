@@ -1,4 +1,4 @@
-"""What follows from where parameter servers say they are: trainer/server_positions.py, without a call."""
+"""What follows from where parameter servers say they are: trainer/ps_client/recovery.py, without a call."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from edl.contract.arrangement import Arrangement
 from edl.contract.proto import ps_pb2 as pb
-from edl.trainer.roles import Commit
-from edl.trainer.server_positions import Going, Positions, going, has_dropped, why_behind
+from edl.contract.rows.placement import Arrangement
+from edl.trainer.agreement.interfaces import Commit
+from edl.trainer.ps_client.recovery import Going, Positions, going, has_dropped, why_behind
 
 STEP = 7
 TWO, TWICE = Arrangement(2), Arrangement(3, 2)

@@ -15,11 +15,11 @@ import pytest
 
 from edl.checkpoints import CheckpointError, Store
 from edl.contract.proto import ps_pb2 as pb
-from edl.trainer import server_link
+from edl.trainer.agreement.interfaces import Commit, PartNotWritten, Table
+from edl.trainer.ps_client import link
+from edl.trainer.ps_client.client import ParameterServers
+from edl.trainer.ps_client.link import ServerAway, ServerLink, ServerRefused, TokenRefused
 from edl.trainer.ring.base import RingBroken
-from edl.trainer.roles import Commit, PartNotWritten, Table
-from edl.trainer.server_link import ServerAway, ServerLink, ServerRefused, TokenRefused
-from edl.trainer.servers import ParameterServers
 from tests.fakes.parameter_server import FakeServer, Listening, Refused
 
 WORDS, PLACES = Table("words", 2, "{}", "{}"), Table("places", 3, "{}", "{}", min_count=4, ttl_steps=5)
@@ -153,13 +153,13 @@ def test_it_is_known_for_which_server_a_worker_waits_and_for_what(make: Callable
 def test_a_server_of_which_nobody_knows_that_it_has_rows_is_not_waited_for_without_limit(
     make: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(server_link.LIMITS, "Declare", 0.2)
+    monkeypatch.setitem(link.LIMITS, "Declare", 0.2)
     job = make(1)
-    link = job.client._links[0]
+    connection = job.client._links[0]
     job.kill(0)
     with pytest.raises(ServerAway, match=r"parameter server 0 \(.*\) is away for 0 s: "):
-        link.begin("Declare", pb.Tables()).result()
-    patient = job.beside(lambda: link.begin("Declare", pb.Tables(run_id="a-run")).result(patient=True))
+        connection.begin("Declare", pb.Tables()).result()
+    patient = job.beside(lambda: connection.begin("Declare", pb.Tables(run_id="a-run")).result(patient=True))
     job.comes_back(0)
     assert isinstance(patient.result(SECONDS), pb.Position)
 
@@ -433,7 +433,7 @@ def test_parts_that_are_not_waited_for_are_given_up(
     for server in job.there:
         server.before = lambda method: goes_on.wait(SECONDS) if method == "written" else None
     begun: list[Any] = []
-    monkeypatch.setattr(server_link.Interrupt, "begins", lambda _, call: begun.append(call))
+    monkeypatch.setattr(link.Interrupt, "begins", lambda _, call: begun.append(call))
     with pytest.raises(OSError, match="disk full"), job.client.take_parts(1, "an-attempt", 1):
         raise OSError("disk full")
     assert [call.code() for call in begun] == [grpc.StatusCode.CANCELLED] * 2
@@ -449,7 +449,7 @@ def test_a_part_is_not_waited_for_when_its_store_hangs_or_another_part_is_not_ta
     goes_on = threading.Event()
     job.there[1].before = lambda method: goes_on.wait(SECONDS) if method == "written" else None
     with monkeypatch.context() as soon:
-        soon.setattr(server_link, "PART_SECONDS", 1.0)
+        soon.setattr(link, "PART_SECONDS", 1.0)
         with (
             pytest.raises(PartNotWritten, match="DEADLINE_EXCEEDED"),
             job.client.take_parts(1, "an-attempt", 1) as written,
@@ -457,7 +457,7 @@ def test_a_part_is_not_waited_for_when_its_store_hangs_or_another_part_is_not_ta
             written()
     job.kill(0)
     begun: list[Any] = []
-    monkeypatch.setattr(server_link.Interrupt, "begins", lambda _, call: begun.append(call))
+    monkeypatch.setattr(link.Interrupt, "begins", lambda _, call: begun.append(call))
     with pytest.raises(PartNotWritten, match="parameter server 0"):
         job.client.take_parts(1, "another", 1)
     assert begun[-1].code() is grpc.StatusCode.CANCELLED, "the part of server 1, which writes it"
@@ -516,10 +516,10 @@ def test_a_checkpoint_that_a_server_cannot_read_is_asked_for_again_and_then_refu
         tries.append(0.0)
         raise Refused(grpc.StatusCode.DATA_LOSS, words)
 
-    link = job.client._links[0]
-    assert isinstance(link, ServerLink)
+    connection = job.client._links[0]
+    assert isinstance(connection, ServerLink)
     job.there[0].server._restore = refuses  # type: ignore[method-assign]
-    link._clock = lambda: 25.0 * len(tries)
+    connection._clock = lambda: 25.0 * len(tries)
     with pytest.raises(ServerRefused, match=words):
         job.client.restore(3, "a")
     assert len(tries) == 4, "it is asked again until a minute is over"
@@ -529,7 +529,7 @@ def test_a_checkpoint_that_a_server_cannot_read_is_asked_for_again_and_then_refu
 def test_rows_of_any_ids_are_those_of_the_state_that_the_worker_has(
     make: Callable[..., Job], servers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("trainer.servers.PAGE_BYTES", 5 * (8 + 4 * 2))  # five rows a page
+    monkeypatch.setattr("edl.trainer.ps_client.client.PAGE_BYTES", 5 * (8 + 4 * 2))  # five rows a page
     job = make(servers)
     job.begin()
     ids = np.arange(23)

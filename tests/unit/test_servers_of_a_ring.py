@@ -12,11 +12,11 @@ from edl.checkpoints import Store
 from edl.config import Config
 from edl.contract.proto import edl_pb2 as pb
 from edl.errors import ModelError
-from edl.trainer.checkpointing import Checkpointing
-from edl.trainer.data import Batches
+from edl.trainer.checkpoint.checkpointing import Checkpointing
+from edl.trainer.model.data import Batches
+from edl.trainer.ps_client.client import ParameterServers
 from edl.trainer.ring.base import RingBroken
-from edl.trainer.servers import ParameterServers
-from edl.trainer.telemetry import Telemetry
+from edl.trainer.session.telemetry import Telemetry
 from edl.trainer.worker import Worker
 from tests.counting import AtOnce, Positions
 from tests.counting_rows import CountingRows, counts

@@ -17,16 +17,16 @@ from typer.testing import CliRunner
 
 from edl.cli.app import app
 from edl.contract import artifacts
-from edl.contract.arrangement import Arrangement
-from edl.contract.buckets import server_of
 from edl.contract.proto import ps_pb2 as pb
 from edl.contract.proto import ps_pb2_grpc
+from edl.contract.rows.buckets import server_of
+from edl.contract.rows.placement import Arrangement
 from edl.contract.tokens import Tokens, for_reading
 from edl.errors import EdlError
-from edl.listener import Listener
-from edl.ps.durable import Server
-from edl.ps.service import OPTIONS, READING, Service
-from edl.serving import Changed, Client, text_ids
+from edl.net.listener import Listener
+from edl.ps.rpc.service import OPTIONS, READING, Service
+from edl.ps.server import Server
+from edl.rows.client import Changed, Client, text_ids
 from tests.parameter_servers import RUN, SGD, UNIFORM, commit, settle, tables
 
 pytestmark = pytest.mark.waits
@@ -253,7 +253,7 @@ async def test_servers_that_begin_anew_are_not_taken_for_the_ones_before(job: Jo
 async def test_a_listing_of_many_pages_has_each_row_once(
     job: Job, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("edl.serving.PAGE_BYTES", 30 * (8 + 4 * DIM))
+    monkeypatch.setattr("edl.rows.client.PAGE_BYTES", 30 * (8 + 4 * DIM))
     await job.begin()
     await job.learn(np.arange(-100, 400))
     found = await away(lambda: client.changed("words"))
@@ -412,7 +412,7 @@ def test_texts_have_the_ids_that_the_layer_gives_them() -> None:
 
 def test_a_reader_needs_no_tensorflow_and_edl_does_not_need_the_reader() -> None:
     program = (
-        "import sys, edl; assert 'edl.serving' not in sys.modules and 'numpy' not in sys.modules; "
-        "import edl.serving; assert 'tensorflow' not in sys.modules and 'keras' not in sys.modules"
+        "import sys, edl; assert 'edl.rows.client' not in sys.modules and 'numpy' not in sys.modules; "
+        "import edl.rows.client; assert 'tensorflow' not in sys.modules and 'keras' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", program], check=True)

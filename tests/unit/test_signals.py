@@ -39,7 +39,7 @@ sys.exit(128 + getattr(__import__("signal"), name))
 """
 WORKER = """
 import os, signal, time
-from edl.trainer.termination import when_asked_to_end
+from edl.trainer.runtime.termination import when_asked_to_end
 when_asked_to_end(lambda name: os._exit(128 + getattr(signal, name)))
 print("ready", flush=True)
 while True:

@@ -8,15 +8,15 @@ import pytest
 from edl.contract import steps as edl_steps
 from edl.contract.proto.ps_pb2 import Progress
 from edl.contract.reasons import Reason
-from edl.contract.wire import Bytes
+from edl.contract.rows.wire import Bytes
 from edl.master.backends.kubernetes import LeaderElection
-from edl.master.core import agreement, completion, training
+from edl.master.core import completion, consistency, training
 from edl.master.core import effects as ef
-from edl.ps.any_order import AnyOrder
-from edl.ps.staging import Steps
-from edl.ps.taking import Taking
-from edl.trainer import step_servers
-from edl.trainer.servers import ParameterServers
+from edl.ps.asynchronous.applied_steps import Taking
+from edl.ps.asynchronous.server import AnyOrder
+from edl.ps.sync.staging import Steps
+from edl.trainer.ps_client import async_client
+from edl.trainer.ps_client.client import ParameterServers
 from tests.simulator import masters, servers
 from tests.simulator.faults import KINDS, MOMENTS, RARE
 from tests.simulator.worker import FLIP
@@ -71,7 +71,7 @@ def test_states_that_silently_differ_are_found_and_every_record_counts_once() ->
 
 
 def test_a_checkpoint_of_states_that_differ_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(agreement, "at_checkpoint", lambda job, event: True)
+    monkeypatch.setattr(consistency, "at_checkpoint", lambda job, event: True)
     with pytest.raises(SimulationFailed, match=r"seed \d+: .*parts of different states"):
         run(20, flips=True)
 
@@ -113,12 +113,12 @@ def test_asynchronous_jobs_with_second_copies_do_without_servers_and_count_every
 
 
 def test_a_second_copy_that_learns_nothing_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    of = step_servers._of
+    of = async_client._of
 
     def first_alone(index: int, values: Any, shares: Any) -> Any:
         return of(index, values, [copies[:1] for copies in shares])
 
-    monkeypatch.setattr(step_servers, "_of", first_alone)
+    monkeypatch.setattr(async_client, "_of", first_alone)
     with pytest.raises(SimulationFailed, match=r"the rows of [\s\S]* on server \d+ count"):
         run(20, servers="ps-copies")
 

@@ -15,15 +15,15 @@ from edl.config import values
 from edl.contract.layout import Part
 from edl.contract.proto import edl_pb2 as to_master
 from edl.contract.proto import ps_pb2 as pb
-from edl.trainer.data import Batch, Batches
-from edl.trainer.ledger import Ledger
-from edl.trainer.refusals import NonFinite
+from edl.trainer.agreement.checks import NonFinite
+from edl.trainer.agreement.interfaces import Pulled, Start, StepGradients, Table, Whole
+from edl.trainer.agreement.ledger import Ledger
+from edl.trainer.async_loop import AT_ONCE, Stretch
+from edl.trainer.model.data import Batch, Batches
+from edl.trainer.ps_client.async_client import StepServers
 from edl.trainer.ring.base import RingBroken
-from edl.trainer.roles import Pulled, Start, StepGradients, Table, Whole
 from edl.trainer.session.state import Session
-from edl.trainer.step_servers import StepServers
-from edl.trainer.stretch import AT_ONCE, Stretch
-from edl.trainer.telemetry import Telemetry
+from edl.trainer.session.telemetry import Telemetry
 from tests.counting import AtOnce, Positions
 
 SIZE, BATCH = 12, 4  # three steps in an epoch

@@ -9,8 +9,18 @@ from itertools import count
 import pytest
 
 from edl.contract.ranges import RangeSet
+from edl.ps.asynchronous.applied_steps import (
+    LATE_SECONDS,
+    SILENT_SECONDS,
+    Fate,
+    Kept,
+    Leases,
+    Pushed,
+    Rules,
+    Taking,
+    Update,
+)
 from edl.ps.errors import Invalid, Misplaced, Stale
-from edl.ps.taking import LATE_SECONDS, SILENT_SECONDS, Fate, Kept, Leases, Pushed, Rules, Taking, Update
 
 RULES = Rules()
 

@@ -1,4 +1,4 @@
-"""What a worker reports of its steps: `trainer.telemetry`, with a real session."""
+"""What a worker reports of its steps: `edl.trainer.session.telemetry`, with a real session."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import pytest
 from edl.contract.heartbeats import ServerWait
 from edl.contract.proto import edl_pb2 as pb
 from edl.contract.steps import Steps
-from edl.trainer.control import Agreed
+from edl.trainer.agreement.control import Agreed
 from edl.trainer.session.state import EpochLoss, Progress, Session
-from edl.trainer.telemetry import LOG_SECONDS, STALENESS_STEPS, Telemetry
+from edl.trainer.session.telemetry import LOG_SECONDS, STALENESS_STEPS, Telemetry
 
 STEPS = Steps(100, 8)  # 13 in an epoch
 LOSS, METRICS = 2.5, {"accuracy": 0.5}  # of each epoch

@@ -15,7 +15,7 @@ from edl.contract.reasons import Reason
 from edl.errors import UserCodeError
 from edl.master.core import effects as ef
 from edl.master.core import events as ev
-from edl.trainer.epochs import Epochs, Turn
+from edl.trainer.agreement.epochs import Epochs, Turn
 from tests.stories import Story, of, only
 from tests.unit.test_checkpointing import Writer, write
 from tests.workers import (

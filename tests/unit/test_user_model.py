@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from edl.errors import ModelError
-from edl.trainer import user_model
+from edl.trainer.model import user_model
 
 MODULE = "def model(): ...\ndef data(split): ...\n"
 

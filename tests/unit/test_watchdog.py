@@ -1,4 +1,4 @@
-"""Limits on the time of the user's code: `trainer.watchdog`, with real threads and a real process."""
+"""Limits on the time of the user's code: `edl.trainer.runtime.watchdog`, with threads and a process."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from queue import SimpleQueue
 import pytest
 
 from edl.contract.exit_codes import WorkerExit
-from edl.trainer.watchdog import STARTUP_TIMEOUT, STEP_TIMEOUT, Compute, Limit, Watchdog
+from edl.trainer.runtime.watchdog import STARTUP_TIMEOUT, STEP_TIMEOUT, Compute, Limit, Watchdog
 
 SECONDS = 20.0
 LIMIT = 0.05
@@ -84,7 +84,7 @@ def test_a_step_of_a_known_size_that_hangs_is_told_by_the_limit_of_a_step() -> N
 
 CLOSES = """
 import os
-from edl.trainer.watchdog import Watchdog
+from edl.trainer.runtime.watchdog import Watchdog
 watchdog = Watchdog(60.0, lambda why, stack: None)
 with watchdog.watch(lambda: "mine.py: feed()"):
     os.closerange(3, 1000)

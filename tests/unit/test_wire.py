@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from edl.contract import wire
 from edl.contract.proto import ps_pb2 as pb
+from edl.contract.rows import wire
 
 GIVEN = [
     pb.Gradients(table=300, ids=bytes(range(16)), values=b"x" * 200),

@@ -9,9 +9,9 @@ import pytest
 
 from edl.contract.order import Layout, Part
 from edl.contract.proto import edl_pb2 as pb
-from edl.trainer import control
-from edl.trainer.data import Batch
-from edl.trainer.ledger import Ledger, LedgerBroken
+from edl.trainer.agreement import control
+from edl.trainer.agreement.ledger import Ledger, LedgerBroken
+from edl.trainer.model.data import Batch
 from edl.trainer.ring.local import Circle
 from edl.trainer.session.orders import End
 from tests.counting import CountingLearner, Positions

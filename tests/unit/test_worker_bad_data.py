@@ -9,8 +9,8 @@ import numpy as np
 from edl import config
 from edl.contract.proto import edl_pb2 as pb
 from edl.errors import DataError
-from edl.trainer import control
-from edl.trainer.refusals import NonFinite
+from edl.trainer.agreement import control
+from edl.trainer.agreement.checks import NonFinite
 from edl.trainer.ring.local import LocalRing
 from tests.counting import CountingLearner
 from tests.workers import CONFIG, POSITIONS, SIZE, STEPS, A, Held, come_to_sum, ring_of

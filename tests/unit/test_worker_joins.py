@@ -10,7 +10,7 @@ import pytest
 from edl.contract.order import Layout
 from edl.contract.proto import edl_pb2 as pb
 from edl.contract.ranges import RangeSet
-from edl.trainer.ledger import Ledger, LedgerBroken
+from edl.trainer.agreement.ledger import Ledger, LedgerBroken
 from edl.trainer.ring.local import Circle, LocalRing
 from edl.trainer.session.orders import FormRing
 from tests.workers import (
@@ -167,7 +167,7 @@ def test_a_state_of_another_version_is_refused_in_words() -> None:
 
 
 def test_who_can_keep_no_more_has_the_others_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trainer.state.KEPT", 0)
+    monkeypatch.setattr("edl.trainer.state.KEPT", 0)
     old, new = joining_at_step_2()
     for w in (old, new):
         w.ring.free()

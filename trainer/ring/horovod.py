@@ -41,11 +41,11 @@ from tensorflow.core.framework import attr_value_pb2
 from tensorflow.python.eager import context as tf_context
 
 from edl.contract.exit_codes import WorkerExit
-from edl.trainer import snapshot
-from edl.trainer.graphs import compiled
+from edl.trainer.model import snapshot
+from edl.trainer.model.graphs import compiled
 from edl.trainer.ring.base import Prepare, RingBroken
 from edl.trainer.ring.transfer import Giver, Offer, TransferFailed, give_way, take
-from edl.trainer.termination import leave, shielded
+from edl.trainer.runtime.termination import leave, shielded
 
 LOOPBACK = "lo"
 INTERNET = (socket.AF_INET, socket.AF_INET6)
@@ -135,7 +135,7 @@ class HorovodRing:
     def _reduce(self, vector: tf.Tensor) -> tf.Tensor:
         with _broken("allreduce"):
             if threading.current_thread() is not threading.main_thread():
-                # An operation of a graph asks (trainer/inner_sum.py), on a thread of TensorFlow's pool.
+                # An operation of a graph asks (trainer/step/inner_sum.py), on a thread of TensorFlow's pool.
                 # A graph would need another one, and there may be none; a single operation needs none.
                 return _sum(vector)
             if self._sum is None:

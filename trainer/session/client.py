@@ -28,14 +28,14 @@ from typing import Any
 import grpc
 import psutil
 
-from edl import tls
 from edl.contract import addresses, vital
 from edl.contract.bounds import violation
 from edl.contract.proto import ADMITTED, STANDS_BY
 from edl.contract.proto import edl_pb2 as pb
 from edl.contract.proto import edl_pb2_grpc as rpc
 from edl.errors import EdlError
-from edl.trainer import log
+from edl.net import tls
+from edl.trainer.runtime import log
 from edl.trainer.session.kvstore import KeyValueStore, parts
 from edl.trainer.session.standbys import Connect, Standbys
 from edl.trainer.session.state import Session

@@ -21,7 +21,7 @@ from edl.contract.heartbeats import ServerWait, Staleness
 from edl.contract.layout import Layout
 from edl.contract.proto import edl_pb2 as pb
 from edl.errors import EdlError, UserCodeError
-from edl.trainer import last_words
+from edl.trainer.runtime import error_report
 from edl.trainer.session.orders import End, Export, FormRing, Order, WriteCheckpoint
 
 NO_GENERATION = -1
@@ -214,11 +214,11 @@ class Session:
         """
         ours = isinstance(error, EdlError)  # then another worker would fare no better
         plain = ours and not isinstance(error, UserCodeError)  # the text says it all
-        text = "" if plain else last_words.traced(error)
-        why = last_words.described(error)
-        if not plain and (where := last_words.located(error)):
+        text = "" if plain else error_report.traced(error)
+        why = error_report.described(error)
+        if not plain and (where := error_report.located(error)):
             why = f"{why} ({where})"
-        mistake = starting and not ours and last_words.comes_again(error)
+        mistake = starting and not ours and error_report.comes_again(error)
         self.say(failed=pb.Failed(why=why, traceback=text, fatal=ours, mistake=mistake))
 
     def began_with(self, text: str) -> None:

@@ -227,7 +227,7 @@ class ParameterServerServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Fetch(self, request, context):
-        """Another arrangement of the rows (edl/contract/arrangement.py), between two steps: each server that is to have
+        """Another arrangement of the rows (edl/contract/rows/placement.py), between two steps: each server that is to have
         more takes that from those that have it (`Fetch`, which calls their `Page`), and keeps it beside its rows. When
         all have done so, all go over to it (`Arrange`), and drop what is not theirs any more. So at each moment one
         arrangement is whole on all its servers, whoever dies: the next root takes that one, or goes on to the other.

@@ -27,8 +27,8 @@ from edl.master.backends.kubernetes.installed import Installed
 from edl.master.backends.kubernetes.labels import Labels
 from edl.master.backends.kubernetes.leader_election import Superseded
 from edl.master.backends.kubernetes.nodes import Nodes
-from edl.master.backends.kubernetes.places import Places
 from edl.master.backends.kubernetes.pod_control import PodCreation, PodDeletion
+from edl.master.backends.kubernetes.pod_reuse import Places
 from edl.master.backends.kubernetes.pod_template import Identity, digest, excluding, render
 from edl.master.backends.kubernetes.status import Snapshot, Status
 from edl.master.backends.kubernetes.workers import WorkerPod, Workers

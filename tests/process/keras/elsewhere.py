@@ -7,10 +7,10 @@ to make a step, where the variables are and the digest of the state after three 
 import keras
 import tensorflow as tf
 
-from edl.trainer import control
-from edl.trainer.learner import KerasLearner
-from edl.trainer.overlapped_step import SMALL
+from edl.trainer.agreement import control
 from edl.trainer.ring.horovod import HorovodRing
+from edl.trainer.step.learner import KerasLearner
+from edl.trainer.step.overlapped import SMALL
 from tests.process.keras.models import plain
 from tests.process.keras.rings import STEPS, Case, batch
 

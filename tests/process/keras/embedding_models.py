@@ -1,6 +1,6 @@
 """Models whose rows are on servers, for tests: each beside the same model with an ordinary table.
 
-Here the rows are in this process (trainer/local_rows.py), and begin as those of the table.
+Here the rows are in this process (trainer/embedding/local_rows.py), and begin as those of the table.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import tensorflow as tf
 
 import edl.layers
 from edl.layers.embedding import rows_elsewhere
-from edl.trainer import control
-from edl.trainer.learner import KerasLearner
-from edl.trainer.local_rows import LocalRows
+from edl.trainer.agreement import control
+from edl.trainer.embedding.local_rows import LocalRows
+from edl.trainer.step.learner import KerasLearner
 from tests.process.keras.models import TOKENS, WEIGHTS, Y, sgd
 from tests.process.keras.rings import STEPS, Case, Meeting, batch, learner_of, parts_of, ring_step
 from tests.process.keras.rings import _given as tensor

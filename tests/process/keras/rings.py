@@ -17,10 +17,11 @@ import keras
 import numpy as np
 import pytest
 
-from edl.trainer import arrays, control
-from edl.trainer.data import Batch
-from edl.trainer.learner import KerasLearner
-from edl.trainer.roles import Commit
+from edl.trainer.agreement import control
+from edl.trainer.agreement.interfaces import Commit
+from edl.trainer.model import arrays
+from edl.trainer.model.data import Batch
+from edl.trainer.step.learner import KerasLearner
 
 STEPS = ((0, 12), (12, 23), (23, 30))  # of 30 records
 # Of rings of 1, 2 and 3: where the parts of a step's records end. Equal ends: a rank without records.

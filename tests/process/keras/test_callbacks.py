@@ -17,10 +17,10 @@ from keras import callbacks as k
 from edl import config
 from edl.config import values
 from edl.errors import ModelError, UserCodeError
-from edl.trainer.callback_rules import accepted
-from edl.trainer.callbacks import Callbacks
-from edl.trainer.epochs import Epochs, Turn, columns
-from edl.trainer.learner import KerasLearner
+from edl.trainer.agreement.epochs import Epochs, Turn, columns
+from edl.trainer.callbacks.callbacks import Callbacks
+from edl.trainer.callbacks.rules import accepted
+from edl.trainer.step.learner import KerasLearner
 from tests.process.keras.models import X, Y, dense, plain
 from tests.process.keras.rings import Case, Meeting, learner_of, parts_of, ring_step
 

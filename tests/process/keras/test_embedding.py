@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from edl.trainer import control
-from edl.trainer.data import Batch
-from edl.trainer.local_rows import LocalRows
+from edl.trainer.agreement import control
+from edl.trainer.embedding.local_rows import LocalRows
+from edl.trainer.model.data import Batch
 from tests.process.keras.embedding_models import CASES, SIZE, beside
 from tests.process.keras.rings import STEPS, batch, ring_step
 from tests.process.keras.rings import _given as tensor

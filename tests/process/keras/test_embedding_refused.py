@@ -11,11 +11,11 @@ import tensorflow as tf
 
 from edl.errors import DataError, ModelError
 from edl.layers.embedding import rows_elsewhere
-from edl.ps import initializers
-from edl.trainer import control
-from edl.trainer.local_rows import LocalRows
-from edl.trainer.lookups import Lookups
-from edl.trainer.own_step import OwnStepLearner
+from edl.ps.table import initializers
+from edl.trainer.agreement import control
+from edl.trainer.embedding.local_rows import LocalRows
+from edl.trainer.embedding.lookups import Lookups
+from edl.trainer.step.own_step import OwnStepLearner
 from tests.process.keras.embedding_models import CASES, MANY, E, K, beside, first, ids, of, one_id, tokens
 from tests.process.keras.models import TOKENS, Y, sgd
 from tests.process.keras.rings import Case, batch

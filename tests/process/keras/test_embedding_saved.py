@@ -16,9 +16,9 @@ import pytest
 
 import edl.layers
 from edl.layers.embedding import rows_elsewhere
-from edl.trainer import saved_file
-from edl.trainer.evaluation_metrics import EvaluationMetrics
-from edl.trainer.local_rows import LocalRows
+from edl.trainer.embedding.local_rows import LocalRows
+from edl.trainer.evaluation.metrics import EvaluationMetrics
+from edl.trainer.export import saved_file
 from edl.trainer.ring.base import RingBroken
 from tests.process.keras.embedding_models import CASES, MANY, Beside, E, K, beside, ids, of, one_id
 from tests.process.keras.models import TOKENS, Y, sgd

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 import edl
-from edl.trainer.evaluation_metrics import EvaluationMetrics
-from edl.trainer.frozen import Predictor
-from edl.trainer.local_evaluation import evaluate
-from edl.trainer.user_model import UserModel
-from edl.trainer.watchdog import unwatched
+from edl.trainer.evaluation.inference import Predictor
+from edl.trainer.evaluation.local_evaluation import evaluate
+from edl.trainer.evaluation.metrics import EvaluationMetrics
+from edl.trainer.model.user_model import UserModel
+from edl.trainer.runtime.watchdog import unwatched
 from tests.process.keras.models import classes, dense, plain, tagged, tagger, weighted
 from tests.process.keras.own_models import features, guided, points
 from tests.process.keras.rings import Case, batch

@@ -11,12 +11,12 @@ import pytest
 from edl import config
 from edl.checkpoints import Store, Tensor
 from edl.config import values
-from edl.trainer import user_model
+from edl.trainer.agreement.epochs import MEMORY
 from edl.trainer.build_learner import learner_of
-from edl.trainer.epochs import MEMORY
 from edl.trainer.export_checkpoint import Alone, Request, export
-from edl.trainer.learner import KerasLearner
-from edl.trainer.records import Records
+from edl.trainer.model import user_model
+from edl.trainer.model.records import Records
+from edl.trainer.step.learner import KerasLearner
 from tests.checkpoints import write
 
 pytestmark = pytest.mark.process

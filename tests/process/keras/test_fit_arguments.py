@@ -16,14 +16,14 @@ from edl import config
 from edl.config import values
 from edl.contract.layout import Part
 from edl.contract.steps import Steps
+from edl.trainer.agreement.epochs import Epochs, columns
 from edl.trainer.build import evaluation_of
-from edl.trainer.epochs import Epochs, columns
-from edl.trainer.exports import samples
-from edl.trainer.learner import KerasLearner
-from edl.trainer.local_evaluation import evaluate
-from edl.trainer.records import Records
-from edl.trainer.user_model import UserModel
-from edl.trainer.watchdog import uncounted, unwatched
+from edl.trainer.evaluation.local_evaluation import evaluate
+from edl.trainer.export import samples
+from edl.trainer.model.records import Records
+from edl.trainer.model.user_model import UserModel
+from edl.trainer.runtime.watchdog import uncounted, unwatched
+from edl.trainer.step.learner import KerasLearner
 from tests.process.keras.rings import Meeting, ring_step
 
 EPOCHS, BATCH, RING = 4, 12, 2

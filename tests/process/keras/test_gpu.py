@@ -9,7 +9,7 @@ import keras
 import pytest
 import tensorflow as tf
 
-from edl.trainer.graphs import keep_xla_explicit
+from edl.trainer.model.graphs import keep_xla_explicit
 from edl.trainer.ring.horovod import HUNG_SECONDS, OVERDUE, GraphSums, HorovodRing
 
 

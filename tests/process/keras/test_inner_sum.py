@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from edl.trainer.graphs import compiled
-from edl.trainer.inner_sum import InnerSum
+from edl.trainer.model.graphs import compiled
 from edl.trainer.ring.base import RingBroken
 from edl.trainer.ring.local import LocalRing
+from edl.trainer.step.inner_sum import InnerSum
 from tests.process.keras.ranks import on_ranks
 
 ONE = tf.TensorSpec([1], tf.float32)

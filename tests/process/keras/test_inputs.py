@@ -13,11 +13,11 @@ from keras import ops
 from edl import arrays as in_memory
 from edl.contract.layout import Part
 from edl.errors import DataError
-from edl.trainer import arrays
-from edl.trainer.local_evaluation import evaluate
-from edl.trainer.records import Records
-from edl.trainer.user_model import UserModel
-from edl.trainer.watchdog import unwatched
+from edl.trainer.evaluation.local_evaluation import evaluate
+from edl.trainer.model import arrays
+from edl.trainer.model.records import Records
+from edl.trainer.model.user_model import UserModel
+from edl.trainer.runtime.watchdog import unwatched
 from tests.process.keras.models import CLASSES, RECORDS, TAGS, TOKENS, X, Y, dense, plain, sgd, tagger
 from tests.process.keras.rings import Case, Meeting, assert_same, batch, learner_of, ring_step
 

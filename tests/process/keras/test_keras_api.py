@@ -15,7 +15,7 @@ from keras import callbacks as k
 from edl import config
 from edl.config import flat, values
 from edl.errors import ModelError
-from edl.trainer.callback_rules import BATCHES, HOOKS, TESTS, accepted
+from edl.trainer.callbacks.rules import BATCHES, HOOKS, TESTS, accepted
 from tests.process.keras.models import X, Y
 from tests.process.keras.test_callbacks import BATCH, EPOCHS, HELD_OUT, Ours, model
 

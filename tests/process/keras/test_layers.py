@@ -10,7 +10,7 @@ import pytest
 from keras import ops
 
 from edl.errors import ModelError
-from edl.trainer import control
+from edl.trainer.agreement import control
 from tests.process.keras.models import X, Y, dense, plain, sgd, tagged
 from tests.process.keras.rings import Case, Meeting, assert_same, batch, learner_of, parts_of, ring_step
 

@@ -8,8 +8,8 @@ import keras
 import numpy as np
 import pytest
 
-from edl.trainer.local_rows import LocalRows, born
-from edl.trainer.roles import Commit, Table
+from edl.trainer.agreement.interfaces import Commit, Table
+from edl.trainer.embedding.local_rows import LocalRows, born
 
 IDS = np.array([3, -7, 1 << 62, 0])
 

@@ -11,9 +11,9 @@ import keras
 import numpy as np
 import pytest
 
-from edl.trainer.batch_types import BatchTypes
-from edl.trainer.data import Batch
-from edl.trainer.trial import Inexact, try_model
+from edl.trainer.model.batch_types import BatchTypes
+from edl.trainer.model.data import Batch
+from edl.trainer.step.trial import Inexact, try_model
 from tests.process.keras.models import dense, plain
 from tests.process.keras.rings import Case, differences
 

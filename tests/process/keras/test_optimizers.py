@@ -13,9 +13,9 @@ import pytest
 import tensorflow as tf
 from keras import optimizers as o
 
-from edl.trainer import rows
-from edl.trainer.fused_updates import fused
-from edl.trainer.graphs import concrete
+from edl.trainer.model.graphs import concrete
+from edl.trainer.step import sparse_gradients
+from edl.trainer.step.fused_updates import fused
 from tests.process.keras.models import TOKENS, Y, dense, plain, tagged, tagger
 from tests.process.keras.rings import Case, assert_same
 
@@ -106,7 +106,7 @@ ROWS: dict[str, Callable[[], keras.Model]] = {
     "MultiOptimizer": lambda: of_tokens(o.MultiOptimizer(o.OptimizerMap(o.Adam(0.01), {"bias": o.SGD(0.1)}))),
     "once in each batch": lambda: of_tokens(o.Adagrad(0.1), places=True),
     "once in each batch, run_eagerly": lambda: of_tokens(o.Adagrad(0.1), places=True, run_eagerly=True),
-    "large, SGD": lambda: of_tokens(o.SGD(0.1), words=rows.LARGE // 16),
+    "large, SGD": lambda: of_tokens(o.SGD(0.1), words=sparse_gradients.LARGE // 16),
     "masked": lambda: tagger(optimizer=o.Adam(0.01)),
     "run_eagerly": lambda: of_tokens(o.Adagrad(0.1), run_eagerly=True),
     "jit_compile": lambda: of_tokens(o.Adagrad(0.1), jit_compile=True),

@@ -15,15 +15,15 @@ import tensorflow as tf
 from keras import optimizers as o
 
 from edl.errors import ModelError
-from edl.trainer import control
-from edl.trainer.fused_updates import fused
-from edl.trainer.graphs import concrete
-from edl.trainer.learner import KerasLearner
-from edl.trainer.overlapped_step import SMALL, OverlappedStep, finite_as
+from edl.trainer.agreement import control
+from edl.trainer.model.graphs import concrete
 from edl.trainer.ring.base import RingBroken
 from edl.trainer.ring.horovod import GraphSums
 from edl.trainer.ring.local import LocalRing
-from edl.trainer.vector_step import VectorStep
+from edl.trainer.step.fused_updates import fused
+from edl.trainer.step.learner import KerasLearner
+from edl.trainer.step.overlapped import SMALL, OverlappedStep, finite_as
+from edl.trainer.step.vector import VectorStep
 from tests.process.keras.models import dense, plain, sgd, tagged, tagger, weighted
 from tests.process.keras.ranks import on_ranks
 from tests.process.keras.rings import Case, batch
@@ -184,7 +184,7 @@ def test_what_was_kept_is_put_back_to_the_bit(name: str) -> None:
 
 
 # By optimizer: the operation that updates a variable, and those that need memory for their result. (Adam's
-# are what a velocity is moved by: trainer/fused_updates.py.)
+# are what a velocity is moved by: trainer/step/fused_updates.py.)
 FUSED: dict[str, tuple[Any, str, list[str]]] = {
     "SGD": (o.SGD(0.1), "ResourceApplyGradientDescent", []),
     "momentum": (o.SGD(0.1, momentum=0.5), "ResourceApplyKerasMomentum", []),

@@ -11,8 +11,8 @@ import pytest
 import tensorflow as tf
 
 from edl.errors import ModelError
-from edl.trainer.data import Batch
-from edl.trainer.own_step import OwnStepLearner
+from edl.trainer.model.data import Batch
+from edl.trainer.step.own_step import OwnStepLearner
 from tests.process.keras import own_models as zoo
 
 X, Z = zoo.features(5), zoo.points(5)

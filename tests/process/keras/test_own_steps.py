@@ -14,12 +14,12 @@ import pytest
 import tensorflow as tf
 
 from edl.errors import ModelError
-from edl.trainer import control
-from edl.trainer.data import Batch
-from edl.trainer.epochs import Epochs
-from edl.trainer.own_step import OwnStepLearner
+from edl.trainer.agreement import control
+from edl.trainer.agreement.epochs import Epochs
+from edl.trainer.model.data import Batch
 from edl.trainer.ring.base import RingBroken
 from edl.trainer.ring.local import LocalRing
+from edl.trainer.step.own_step import OwnStepLearner
 from tests.process.keras import own_models as zoo
 from tests.process.keras.ranks import on_ranks
 

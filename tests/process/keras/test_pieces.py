@@ -7,12 +7,12 @@ import pytest
 from keras import optimizers as o
 
 from edl.errors import ModelError
-from edl.trainer import control
-from edl.trainer.learner import KerasLearner
-from edl.trainer.overlapped_step import OverlappedStep
+from edl.trainer.agreement import control
 from edl.trainer.ring.local import LocalRing
-from edl.trainer.step_graphs import turns
-from edl.trainer.vector_step import VectorStep
+from edl.trainer.step.learner import KerasLearner
+from edl.trainer.step.overlapped import OverlappedStep
+from edl.trainer.step.step_graphs import turns
+from edl.trainer.step.vector import VectorStep
 from tests.process.keras.models import dense, plain, tagged, tagger, weighted
 from tests.process.keras.ranks import on_ranks
 from tests.process.keras.rings import Case, batch

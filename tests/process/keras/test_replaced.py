@@ -15,11 +15,10 @@ from keras import layers
 import edl.layers
 from edl.errors import ModelError
 from edl.layers.embedding import rows_elsewhere, saved_tables
-from edl.trainer import saved_file
-from edl.trainer.exports import samples
-from edl.trainer.local_rows import LocalRows
-from edl.trainer.replaced import replaced
-from edl.trainer.saved_rows import counted_in_file
+from edl.trainer.embedding.local_rows import LocalRows
+from edl.trainer.embedding.replacement import replaced
+from edl.trainer.embedding.saved_rows import counted_in_file
+from edl.trainer.export import samples, saved_file
 from tests.process.keras.rings import Case, Meeting, learner_of, parts_of, ring_step
 
 pytestmark = pytest.mark.process

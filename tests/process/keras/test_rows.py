@@ -7,8 +7,8 @@ import pytest
 import tensorflow as tf
 
 from edl.errors import ModelError
-from edl.trainer import rows
 from edl.trainer.ring.local import LocalRing
+from edl.trainer.step import sparse_gradients
 from tests.process.keras.ranks import on_ranks
 
 MANY = 1 << 35  # rows of a table
@@ -27,8 +27,10 @@ def test_all_ranks_read_the_rows_of_all_in_the_order_of_the_ranks() -> None:
 
     def work(rank: int) -> tf.IndexedSlices:
         ours = of_rank(rank)
-        before, total = rows.counted(rings[rank].reduce, rank, [len(ours.indices)])
-        return rows.read(rings[rank].reduce(rows.written(ours, before[0], total[0])), TABLE)
+        before, total = sparse_gradients.counted(rings[rank].reduce, rank, [len(ours.indices)])
+        return sparse_gradients.read(
+            rings[rank].reduce(sparse_gradients.written(ours, before[0], total[0])), TABLE
+        )
 
     found = on_ranks(rings, work)
     expected = [of_rank(rank) for rank in range(3)]
@@ -39,4 +41,4 @@ def test_all_ranks_read_the_rows_of_all_in_the_order_of_the_ranks() -> None:
 
 def test_a_rank_without_a_place_among_the_counts_is_refused() -> None:
     with pytest.raises(ModelError, match="more than 1024 workers"):
-        rows.refuse_rank(1024)
+        sparse_gradients.refuse_rank(1024)

@@ -13,13 +13,13 @@ import tensorflow as tf
 
 import edl.layers
 from edl.layers.embedding import rows_elsewhere
-from edl.trainer import control
-from edl.trainer.data import Batch
-from edl.trainer.learner import KerasLearner
-from edl.trainer.own_step import OwnStepLearner
-from edl.trainer.roles import SampleLoss
-from edl.trainer.sample_loss import sample_loss
-from edl.trainer.served_learner import ServedLearner
+from edl.trainer.agreement import control
+from edl.trainer.agreement.interfaces import SampleLoss
+from edl.trainer.model.data import Batch
+from edl.trainer.step.learner import KerasLearner
+from edl.trainer.step.own_step import OwnStepLearner
+from edl.trainer.step.ps_learner import ServedLearner
+from edl.trainer.step.sample_loss import sample_loss
 from tests.process.keras.own_models import VAE
 
 K = keras.layers

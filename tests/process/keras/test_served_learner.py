@@ -21,14 +21,14 @@ from edl.config import values
 from edl.contract.layout import Layout, Part
 from edl.errors import ModelError
 from edl.layers.embedding import rows_elsewhere
-from edl.trainer.data import Batch, Batches
-from edl.trainer.ledger import Ledger
-from edl.trainer.served_learner import ServedLearner
-from edl.trainer.server_link import Interrupt, ServerLink
+from edl.trainer.agreement.ledger import Ledger
+from edl.trainer.async_loop import Stretch
+from edl.trainer.model.data import Batch, Batches
+from edl.trainer.ps_client.async_client import StepServers
+from edl.trainer.ps_client.link import Interrupt, ServerLink
 from edl.trainer.session.state import Session
-from edl.trainer.step_servers import StepServers
-from edl.trainer.stretch import Stretch
-from edl.trainer.telemetry import Telemetry
+from edl.trainer.session.telemetry import Telemetry
+from edl.trainer.step.ps_learner import ServedLearner
 
 RECORDS, BATCH, STEPS = 60, 12, 10  # two epochs of five steps
 RNG = np.random.default_rng(5)

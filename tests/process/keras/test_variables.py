@@ -1,4 +1,4 @@
-"""The values of variables of all types, taken, prepared and put back: `trainer.snapshot`."""
+"""The values of variables of all types, taken, prepared and put back: `edl.trainer.model.snapshot`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from edl.trainer import snapshot
+from edl.trainer.model import snapshot
 
 TYPES = ("float32", "float64", "float16", "bfloat16", "int8", "uint8", "int32", "int64", "bool")
 SHAPES = ((), (1,), (0, 3), (5, 7))

@@ -14,13 +14,13 @@ import edl.layers
 from edl.checkpoints import Store, Tensor
 from edl.errors import ConfigError, ModelError
 from edl.layers.embedding import rows_elsewhere, saved_tables
-from edl.trainer.data import Batch
-from edl.trainer.frozen import FrozenLearner, Predictor
-from edl.trainer.learner import KerasLearner
-from edl.trainer.local_rows import LocalRows
-from edl.trainer.lookups import Lookups
-from edl.trainer.roles import Start
-from edl.trainer.warm_start import WarmStart, saved_counts
+from edl.trainer.agreement.interfaces import Start
+from edl.trainer.checkpoint.warm_start import WarmStart, saved_counts
+from edl.trainer.embedding.local_rows import LocalRows
+from edl.trainer.embedding.lookups import Lookups
+from edl.trainer.evaluation.inference import FrozenLearner, Predictor
+from edl.trainer.model.data import Batch
+from edl.trainer.step.learner import KerasLearner
 from tests.checkpoints import manifest_of
 from tests.process.keras.rings import Case, Meeting, learner_of, parts_of, ring_step
 from tests.process.keras.test_warm_start import kept as kept_dense

@@ -13,11 +13,11 @@ import tensorflow as tf
 
 from edl.checkpoints import CheckpointError, Store, Tensor
 from edl.errors import ConfigError, EdlError, ModelError
-from edl.trainer import control
-from edl.trainer.frozen import FrozenLearner
-from edl.trainer.learner import KerasLearner
-from edl.trainer.own_step import OwnStepLearner
-from edl.trainer.warm_start import WarmStart
+from edl.trainer.agreement import control
+from edl.trainer.checkpoint.warm_start import WarmStart
+from edl.trainer.evaluation.inference import FrozenLearner
+from edl.trainer.step.learner import KerasLearner
+from edl.trainer.step.own_step import OwnStepLearner
 from tests.checkpoints import write
 from tests.process.keras.models import dense, plain
 from tests.process.keras.rings import Case, Meeting, batch, learner_of, parts_of, ring_step

@@ -1,0 +1,302 @@
+"""`edl audit`: a second, independent reading of a job's journal.
+
+It shares no code with the master's decisions. It reads the segments that are kept, from the oldest, and
+checks at every line:
+
+- the line is as it was written: the chain of hashes holds (`edl.journal.format`);
+- what it says does not contradict the lines before it: `edl.journal.proof`;
+
+at every head of a segment, that the books which the master wrote there are those that the lines before it
+give; and at the end, that the model has all steps of all epochs, and the order of each epoch names every
+record once.
+
+exports.json must have the SHA-256 that the worker which wrote it has reported, and the files of the exported
+model must be those that it lists. The checkpoints that this job has completed must be whole, as far as they
+are still there.
+
+Where a master has taken over from another one in the same directory, the books go on. Where the earlier
+master's journal is not there, as after a failover in a cluster, or where the oldest segments were deleted to
+keep the journal within `journal.maxBytes`, this reading begins with the takeover, or with the books at the
+oldest head that is left: the verdict says how much it has not seen itself.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from edl.checkpoints import Store
+from edl.contract import artifacts
+from edl.contract.order import Order
+from edl.contract.phases import Phase
+from edl.contract.steps import Steps
+from edl.errors import CheckpointDamaged, CheckpointError, EdlError
+from edl.journal.format import JournalDamaged, JournalReader, segments
+from edl.journal.proof import NOT_A_MASTERS, AuditFailed, Books
+from edl.text import how_many, one_line
+
+AT_ONCE = 1 << 20  # positions of an order that are looked at together
+WINDOW = 1 << 15  # of these, so many are computed together: a fifth of the time that a step's few take each
+
+__all__ = ["AuditFailed", "Elsewhere", "audit"]
+
+
+@dataclass(frozen=True)
+class Elsewhere:
+    """Access to a job's exported files when they are not on this machine.
+
+    Args:
+        digest: returns the SHA-256 of an exported file, by its path beside exports.json. OSError: it cannot
+            be read.
+        no_exports: why no exported file can be read; empty if they can.
+        no_checkpoints: why no checkpoint can be read.
+    """
+
+    digest: Callable[[str], str]
+    no_exports: str
+    no_checkpoints: str
+
+
+def audit(output: Path, elsewhere: Elsewhere | None = None) -> str:
+    """Check the job in `output`; returns the verdict in words.
+
+    Args:
+        elsewhere: where the files lie that the job has exported; None: in `output`.
+
+    Raises:
+        AuditFailed: names the first step, record or line that is wrong.
+        EdlError: there is no journal to read, or it is damaged: names the file and the line.
+    """
+    summary = artifacts.read_summary(output)
+    readers = segments(output)
+    first, last = readers[0], readers[-1]
+    books, unseen = _at_head(first), _at_head(first)
+    kept = _Kept()
+    chain = first.after
+    for reader in readers:
+        if reader.after != chain:
+            raise JournalDamaged(reader.path, 1, "does not go on from the end of the segment before it")
+        _read(reader, books, kept)
+        chain = reader.link.chain
+    last.check_end(summary)
+    try:
+        verdict = _verdict(books, summary)
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        raise EdlError(
+            f"{output / artifacts.SUMMARY}: not what a master writes ({type(error).__name__}: {error})"
+        ) from error
+    verdict += _exports(output, summary, kept.list_sha256, elsewhere)
+    where = last.head["values"].get("checkpoint", {}).get("dir", "")
+    verdict += _checkpoints(where, kept.checkpoints, elsewhere)
+    if unseen.lines:
+        verdict += (
+            f"; read here: the last {books.lines - unseen.lines:,} of {books.lines:,} events, from step "
+            f"{unseen.safe:,} on; for those before, which are not kept (journal.maxBytes), the proof at "
+            f"the head of {first.path.name} stands"
+        )
+    return f"{verdict}; the journal ends with {chain}"
+
+
+def _at_head(reader: JournalReader) -> Books:
+    """The books that the master has written there."""
+    try:
+        books = Books.load(reader.head["proof"])
+    except ValueError as error:
+        raise JournalDamaged(reader.path, 1, f"its proof is not one ({error})") from error
+    if books.wrong:
+        raise AuditFailed(f"{reader.path}: line 1: before it, the master has found: {books.wrong}")
+    return books
+
+
+@dataclass
+class _Kept:
+    """Files that the journal records: completed checkpoints and the digest of exports.json."""
+
+    checkpoints: set[tuple[int, str]] = field(default_factory=set)  # step and attempt
+    list_sha256: str = ""  # of exports.json; empty: not reported
+
+
+def _exports(output: Path, summary: dict[str, Any], list_sha256: str, elsewhere: Elsewhere | None) -> str:
+    """Compare the exported model with the digests in exports.json, and that with its own in the journal; the
+    outcome in words."""
+    if not (exported := summary.get("exports")):
+        return ""
+    if elsewhere is not None and elsewhere.no_exports:
+        return f"; exported files not verified: {elsewhere.no_exports}"
+    model = Path(str(summary.get("model", "")))
+    # A later run has a directory of its own.
+    beside = output if model.is_absolute() else output / model.parent
+    path = beside / artifacts.EXPORTS
+    try:
+        text = path.read_bytes()
+        listed = {entry["format"]: entry for entry in json.loads(text)["exports"]}
+        files = {
+            str(Path(entry["path"]).parent / name): str(about["sha256"])
+            for entry in listed.values()
+            for name, about in entry["files"].items()
+        }
+    except OSError as error:
+        if isinstance(error, FileNotFoundError) and not list_sha256:  # as when the disk was full
+            return f"; exported files not verified: the job has reported no {artifacts.EXPORTS}"
+        raise AuditFailed(
+            f"{path}: cannot read: {error.strerror}; it holds the digests of the model"
+        ) from error
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        raise AuditFailed(f"{path}: damaged ({type(error).__name__}: {error})") from error
+    if list_sha256 not in ("", hashlib.sha256(text).hexdigest()):
+        raise AuditFailed(f"{path}: its SHA-256 is not the one in the journal")
+    if listed.keys() != exported.keys():
+        raise AuditFailed(f"{path} lists {sorted(listed)}, {artifacts.SUMMARY} {sorted(exported)}")
+    digest_of = partial(_digest, beside) if elsewhere is None else elsewhere.digest
+    for name, digest in files.items():
+        file = beside / name
+        try:
+            found = digest_of(name)
+        except OSError as error:
+            raise AuditFailed(f"{file}: cannot read: {error.strerror}; the job has exported it") from error
+        if found != digest:
+            raise AuditFailed(f"{file}: its SHA-256 is not the one in {artifacts.EXPORTS}")
+    return f"; {how_many(len(files), 'exported file')} as written (SHA-256)"
+
+
+def _digest(directory: Path, name: str) -> str:
+    with open(directory / name, "rb") as opened:
+        return hashlib.file_digest(opened, "sha256").hexdigest()
+
+
+def _checkpoints(directory: str, committed: set[tuple[int, str]], elsewhere: Elsewhere | None) -> str:
+    """Read all bytes of the checkpoints of this job that are still there; the outcome in words."""
+    if not directory or not committed:
+        return ""
+    if elsewhere is not None:
+        return f"; checkpoints not verified: {elsewhere.no_checkpoints}"
+    try:
+        found = [c for c in Store.open(directory).checkpoints() if (c.step, c.attempt) in committed]
+        for checkpoint in found:
+            checkpoint.verify()
+    except CheckpointDamaged as error:
+        raise AuditFailed(f"a checkpoint is damaged: {error}") from error
+    except CheckpointError as error:  # an object store that cannot be reached
+        return f"; checkpoints not verified: {one_line(str(error))}"
+    return f"; {how_many(len(found), 'checkpoint')} as written (SHA-256)"
+
+
+def _read(reader: JournalReader, books: Books, kept: _Kept) -> None:
+    """Go on with the books over a segment, and collect what it says was kept."""
+    if _at_head(reader) != books:
+        raise AuditFailed(f"{reader.path}: line 1: its proof is not what the lines before it show")
+    if reader.begins:
+        try:
+            books.begin(reader.head["values"])
+        except ValueError as error:
+            raise JournalDamaged(reader.path, 1, f"not the values of a job ({error})") from error
+    for number, entry in reader:
+        try:
+            books.note(entry, f"{reader.path}: line {number}")
+            kept.checkpoints |= {(e["step"], e["attempt"]) for e in entry["effects"] if e["type"] == "Commit"}
+            if entry["event"]["type"] == "Finished":
+                kept.list_sha256 = entry["event"].get("list_sha256", "")
+        except NOT_A_MASTERS as error:
+            raise JournalDamaged(
+                reader.path, number, f"not what a master writes ({type(error).__name__}: {error})"
+            ) from error
+
+
+def _verdict(books: Books, summary: dict[str, Any]) -> str:
+    if books.layout is None:
+        raise AuditFailed(
+            f"no record was trained on: the job ended {summary['phase']}: {one_line(summary['reason'])}"
+        )
+    if len(set(summary["digests"].values())) > 1:
+        raise AuditFailed(f"the weights differ between workers: {summary['digests']}")
+    if books.mode != "train":
+        return _passed(books)
+    size = books.layout.records
+    steps = Steps(size, books.batch)
+    order = Order(books.layout, books.seed, books.shuffle, WINDOW)
+    done = max(books.safe, books.kept) if books.exported is None else books.exported
+    end = steps.end(done, books.epochs)
+    if done < end:
+        position = steps.begins_at(done)
+        missing = steps.begins_at(end) - position
+        if summary["phase"] != Phase.Succeeded:
+            ended = f"the job ended {summary['phase']} ({one_line(summary['reason'])})"
+            raise AuditFailed(
+                f"{ended} after {done} of {end} steps: the {missing} records of the other "
+                "steps were not trained; each record of the steps before "
+                "is in the model once"
+            )
+        raise AuditFailed(
+            f"{_name(order, position)} was not applied; {missing} records are missing: "
+            f"{done} of {end} steps are in the model"
+        )
+    if (told := summary["task"]["steps_done"]) != done:
+        raise AuditFailed(f"{artifacts.SUMMARY} says {told} steps are in the model, the journal says {done}")
+    epochs = steps.epoch(done) if size else books.epochs
+    for epoch in range(epochs if size else 0):
+        _check_order(order, epoch)
+    skipped = steps.records_of(books.skipped)
+    but = f", except {skipped} skipped records (non-finite)" if skipped else ""
+    if bad := sum(books.bad.values()):
+        if bad != summary["records"]["bad"]:
+            raise AuditFailed(
+                f"{artifacts.SUMMARY} says {summary['records']['bad']} bad records, the journal {bad}"
+            )
+        unnamed = bad - len(books.named)
+        if books.on_servers:  # of whole steps: servers tell how many, and not which
+            but += f", except {bad} skipped records (non-finite)"
+        else:
+            but += f", except {bad} bad records" + (f", {unnamed} of which nobody has named" * (unnamed > 0))
+    text = (
+        f"exactly once{but}: {how_many(size, 'record')} x {how_many(epochs, 'epoch')} in "
+        f"{how_many(done, 'step')}, {how_many(books.rings, 'ring')}; "
+        f"{how_many(len(summary['digests']), 'worker')} ended with the same weights"
+    )
+    if books.resumed:
+        text += f"; the first {books.resumed:,} steps are of the checkpoint that it went on from"
+    if books.unseen:
+        text += (
+            f"; the first {how_many(books.unseen, 'step')} were made under an earlier master, whose journal "
+            "is not here: not proved"
+        )
+    if forced := summary.get("forced"):
+        text += f"; forced, and not proved here: {'; '.join(map(one_line, forced))}"
+    if books.losses:
+        lost = "once" if books.losses == 1 else how_many(books.losses, "time")
+        text += f"; the newest state was lost {lost} and training went on from what was left"
+    return text
+
+
+def _passed(books: Books) -> str:
+    """Of a job that trains nothing."""
+    if not books.evaluated:
+        raise AuditFailed("no pass over all records was completed")
+    ((split, records),) = books.evaluated.items()
+    done = "predicted" if books.mode == "predict" else "evaluated"
+    return (
+        f"exactly once: each of the {records:,} records of data({split!r}) is {done}, in "
+        f"{how_many(books.rings, 'ring')}"
+    )
+
+
+def _check_order(order: Order, epoch: int) -> None:
+    """Every record comes once: as many places as records, and each record has one."""
+    size = order.layout.records
+    seen = np.zeros(size, bool)
+    for start in range(0, size, AT_ONCE):
+        seen[order.records(epoch * size + start, epoch * size + min(start + AT_ONCE, size))] = True
+    if not seen.all():
+        raise AuditFailed(f"epoch {epoch + 1} does not visit record {int(np.argmin(seen))}")
+
+
+def _name(order: Order, position: int) -> str:
+    epoch = position // max(order.layout.records, 1)
+    record = int(order.records(position, position + 1)[0])
+    return f"record {record} of epoch {epoch + 1} (position {position})"

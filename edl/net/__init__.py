@@ -1,0 +1,1 @@
+"""Connections: TLS, listeners, the readiness probe, and a client of the master."""

@@ -1,0 +1,1 @@
+"""Embedding rows for readers: from live servers, and from exported files."""

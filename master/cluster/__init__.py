@@ -1,0 +1,1 @@
+"""Masters on Kubernetes: candidates, the acting one, and the runs of a release."""

@@ -1,0 +1,142 @@
+"""A process that may become its job's master: it stands by, acts, and stands by again when another one acts.
+
+    run ──▶ reads who acts ──▶ stands by ──▶ acts ──▶ superseded, or to end
+                 ▲                                        │
+                 └──────────── with a new name ───────────┘
+
+While it stands by all that it needs is in memory, and it listens, so that workers can say that they have lost
+the one that acts. When it is time is decided by `LeaderElection`; what acting means is the caller's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, TypeVar
+
+import structlog
+
+from edl.kubernetes.client import Api
+from edl.master.backends.base import Tasks
+from edl.master.backends.kubernetes import LeaderElection, Place, until_answered
+from edl.master.rpc.standby import StandbyServer
+from edl.net.listener import Listener
+
+log = structlog.get_logger()
+T = TypeVar("T")
+
+
+class Candidate:
+    """One process, over all its terms.
+
+    Args:
+        ask: whether the master that stands by at host:port vouches for the holder of that term.
+        listener: makes one for the time in which it stands by.
+        listen: host:port for workers.
+        prepare: reads what it will need, before it stands by.
+        act: does what the acting master has to do; called again for as long as it acts.
+        clock: of the Lease; None: one that goes on while this process is stopped.
+    """
+
+    def __init__(
+        self,
+        api: Api,
+        place: Place,
+        ask: Callable[[str, int], Awaitable[bool]],
+        listener: Callable[[], Listener],
+        listen: str,
+        prepare: Callable[[], Coroutine[Any, Any, None]],
+        act: Callable[[], Coroutine[Any, Any, None]],
+        clock: Callable[[], float] | None = None,
+    ):
+        self._api, self._place, self._ask, self._clock = api, place, ask, clock
+        self._listener, self._listen, self._prepare, self._act = listener, listen, prepare, act
+        self._leaving = asyncio.Event()
+        self.stands_by = False
+        self._witnesses: frozenset[int] = frozenset()
+        self.election = self._new()
+
+    def _new(self) -> LeaderElection:
+        clock = {} if self._clock is None else {"clock": self._clock}
+        return LeaderElection(self._api, self._place, self._ask, **clock)
+
+    def leave(self) -> None:
+        """This process is to end."""
+        self._leaving.set()
+
+    def take_witnesses(self) -> frozenset[int]:
+        """The workers that reached this master while it stood by; asked once in a term."""
+        witnesses, self._witnesses = self._witnesses, frozenset()
+        return witnesses
+
+    async def run(self) -> None:
+        """Until `leave`.
+
+        Raises:
+            EdlError: of `prepare` and `act`, or the account lacks a right.
+        """
+        while not self._leaving.is_set():
+            self.election = self._new()
+            await self._one_term(self.election)
+
+    async def _one_term(self, election: LeaderElection) -> None:
+        """Until this master has acted and does not any more."""
+        api, tasks = self._api, Tasks()
+        api.vet = None
+
+        def keep(part: str, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+            tasks.keep(part, work, lambda _: None, api.pace.status)
+
+        try:
+            await self.unless_leaving(until_answered(api.pace, election.open))
+            if self._leaving.is_set():
+                return
+            keep("watching the Lease", election.watch)
+            keep("watching masters", election.masters.run)
+            await self.unless_leaving(self._come_to_act(election))
+            if not election.term:
+                return
+            keep("renewing the Lease", election.renew)
+            shows = election.masters.show_who_acts
+            keep("showing who acts", lambda: until_answered(api.pace, shows))  # an outage is no failure of it
+            while not self._leaving.is_set() and not election.lost.is_set():
+                await self._act()
+        finally:
+            await tasks.close()
+            await election.release()
+
+    async def _come_to_act(self, election: LeaderElection) -> None:
+        """Act at once, or stand by until it is time."""
+        pace = self._api.pace
+        if await until_answered(pace, election.take):
+            return
+        await self._prepare()
+        server = StandbyServer(self._listener(), election.wake, election.vouch)
+        await server.start(self._listen)
+        self.stands_by = True
+        log.info(f"this master ({election.holder}) stands by")
+        try:
+            await until_answered(pace, lambda: election.stand_by(server.lost))
+        finally:
+            self.stands_by = False
+            self._witnesses = server.witnesses
+            await server.close(election.term)
+
+    async def until(self, happens: asyncio.Event) -> None:
+        """Until that happens, this process is to end, or another master acts."""
+        waits = [asyncio.create_task(e.wait()) for e in (happens, self._leaving, self.election.lost)]
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in waits:
+                task.cancel()
+
+    async def unless_leaving(self, work: Coroutine[Any, Any, T]) -> T | None:
+        """What it returns; None when this process is to end before it does."""
+        task, leaving = asyncio.create_task(work), asyncio.create_task(self._leaving.wait())
+        await asyncio.wait((task, leaving), return_when=asyncio.FIRST_COMPLETED)
+        leaving.cancel()
+        if task.done():
+            return task.result()
+        task.cancel()
+        return None

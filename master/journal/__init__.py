@@ -1,0 +1,1 @@
+"""The journal of a job: written as things happen, and replayed."""

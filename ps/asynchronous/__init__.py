@@ -1,0 +1,1 @@
+"""Asynchronous updates: workers push in any order, and each step is applied once."""

@@ -1,0 +1,1 @@
+"""Rows move between servers when their number changes."""

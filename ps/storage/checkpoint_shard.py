@@ -1,0 +1,317 @@
+"""A server's part of a checkpoint: all rows of all tables, as tensors of one file.
+
+The manifest names the files of all servers, under `state["servers"]`: {"parts": [names], "count": n}. A
+server
+reads the files of all of them and takes the rows whose buckets are its own: so another number of servers can
+go on.
+
+`ps.I.about` (JSON) says of which step and which server it is, and what the tables are. For table T:
+`ps.I.T.ids`, `.steps` (the last one that had the id), `.counts` (of steps that had it), `.rows`, `.slots`
+(what the optimizer keeps), and `.seen` (ids that are not learned yet: id, last step, count).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, BinaryIO, NamedTuple, cast
+
+import numpy as np
+
+from edl.checkpoints import Checkpoint, Store, Tensor
+from edl.checkpoints import tensors as files_of_tensors
+from edl.checkpoints.manifest import Manifest
+from edl.contract.proto import ps_pb2 as pb
+from edl.errors import CheckpointDamaged, CheckpointError
+from edl.ps.table.table import Copy, Table
+
+ROOM = 8 << 20  # bytes that are read at once
+NOTHING: Mapping[str, Any] = MappingProxyType({})
+_DTYPES = {"I64": "<i8", "F32": "<f4", "U8": "u1"}
+
+Mine = Callable[[np.ndarray], np.ndarray]  # which of some ids are this server's, bool [n]
+Room = Callable[[Table, int], None]  # raises, if there is none for so many rows more
+
+
+def tensors(
+    index: int,
+    step: int,
+    servers: int,
+    tables: Iterable[pb.Table],
+    copies: Sequence[Copy],
+    more: Mapping[str, Any] = NOTHING,
+) -> dict[str, Tensor]:
+    """
+    Args:
+        more: is said in `about`, too.
+    """
+    about = {
+        "step": step, "server": index, "servers": servers,
+        "tables": [_about(table) for table in tables], **more,
+    }  # fmt: skip
+    text = np.frombuffer(json.dumps(about).encode(), np.uint8)
+    found = {f"ps.{index}.about": Tensor.of(text)}
+    for number, copy in enumerate(copies):
+        for name in ("ids", "steps", "counts", "rows", "slots", "seen"):
+            found[f"ps.{index}.{number}.{name}"] = Tensor.of(getattr(copy, name))
+    return found
+
+
+def rows(names: Iterable[str]) -> frozenset[str]:
+    """Those of the tensors that must be finite."""
+    return frozenset(name for name in names if name.endswith(".rows"))
+
+
+def _about(table: pb.Table) -> dict[str, Any]:
+    return {
+        "name": table.name,
+        "dim": table.dim,
+        "optimizer": table.optimizer,
+        "initializer": table.initializer,
+    }
+
+
+def read_checkpoint(
+    url: str, step: int, attempt: str, tables: Sequence[Table], mine: Mine, room: Room,
+    alone: tuple[int, int] | None = None,
+) -> list[Mapping[str, Any]]:  # fmt: skip
+    """Fill tables that are empty with this server's rows of a checkpoint; returns what its parts say of
+    themselves.
+
+    Args:
+        alone: a server, and of how many: if the checkpoint is of so many, all of which wrote a part, only its
+            own one is read.
+
+    Raises:
+        CheckpointError: it is not there, not whole, or of other tables.
+    """
+    found, said = _find(url, step, attempt), list[Mapping[str, Any]]()
+    names = _names(found.manifest, found.directory)
+    only = None
+    if alone is not None and len(names) == alone[1]:
+        with found.place.open(found.directory, names[0]) as file:
+            about = _about_of(file, f"{found.directory}: {names[0]}")
+        if about.get("servers") == alone[1]:  # else some were out, and the others had their rows
+            only = alone[0]
+    for name in names:
+        with found.place.open(found.directory, name) as file:
+            digest = read(file, f"{found.directory}: {name}", tables, mine, room, said.append, only)
+        if digest:
+            _verify(found, name, digest)
+    return said
+
+
+def read_start(start: pb.Start, tables: Sequence[Table], mine: Mine, room: Room) -> None:
+    """Fill tables that are empty with this server's rows of another job's checkpoint: those that are named.
+
+    Raises:
+        CheckpointError: it is not there, not whole, or of other tables.
+    """
+    found = _find(start.directory, start.step, start.attempt)
+    for name in _names(found.manifest, found.directory):
+        where = f"{found.directory}: {name}"
+        with found.place.open(found.directory, name) as file:
+            tables_there = _about_of(file, where)["tables"]
+        theirs = [(str(table["name"]), table["dim"]) for table in tables_there]
+        ours = {table.name: table for table in tables if table.name in start.tables}
+        for missing in ours.keys() - {name for name, _ in theirs}:
+            raise CheckpointError(f"{where}: it has no table {missing!r}")
+        for name_of, dim in theirs:
+            if name_of in ours and ours[name_of].dim != dim:
+                raise CheckpointError(
+                    f"{where}: table {name_of!r} has rows of length {dim}, and the model's have length "
+                    f"{ours[name_of].dim}"
+                )
+        taken = {n: ours[name_of] for n, (name_of, _) in enumerate(theirs) if name_of in ours}
+        with found.place.open(found.directory, name) as file:
+            digest = _read(file, where, taken, mine, room, of_another=OfAnother(start.everything))
+        _verify(found, name, digest)
+
+
+class OfAnother(NamedTuple):
+    """What of another job's rows is taken.
+
+    Args:
+        slots: what the optimizer keeps, too.
+    """
+
+    slots: bool
+
+    @property
+    def skips(self) -> frozenset[str]:
+        return frozenset({"steps", "seen"} if self.slots else {"steps", "seen", "slots"})
+
+
+def _about_of(file: BinaryIO, where: str) -> dict[str, Any]:
+    """What a file says of itself: with its `tables`."""
+    try:
+        size = int.from_bytes(_exactly(file, 8), "little")
+        if size > files_of_tensors.MOST_HEADER_BYTES:
+            raise ValueError(f"its header has {size} bytes")
+        entries = json.loads(_exactly(file, size))
+        (entry,) = (entry for name, entry in entries.items() if name.endswith(".about"))
+        start, stop = entry["data_offsets"]
+        file.seek(8 + size + start)
+        about: dict[str, Any] = json.loads(_exactly(file, stop - start))
+        return {**about, "tables": list(about["tables"])}
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        raise CheckpointDamaged(f"{where}: not a file of tensors of a parameter server: {error}") from error
+
+
+def _exactly(file: BinaryIO, size: int) -> bytes:
+    found = bytearray()
+    while len(found) < size:
+        if not (piece := file.read(size - len(found))):
+            raise ValueError("it ends too early")
+        found += piece
+    return bytes(found)
+
+
+def _find(url: str, step: int, attempt: str) -> Checkpoint:
+    there = Store.open(url).checkpoints()
+    found = next((c for c in there if (c.step, c.attempt) == (step, attempt)), None)
+    if found is None:
+        raise CheckpointError(f"{url}: the checkpoint of step {step}, attempt {attempt!r}, is not there")
+    return found
+
+
+def _verify(checkpoint: Checkpoint, name: str, digest: str) -> None:
+    part = next((part for part in checkpoint.manifest.parts if part.name == name), None)
+    if part is not None and digest != part.sha256:
+        raise CheckpointDamaged(f"{checkpoint.directory}: {name}: its SHA-256 is not the one in the manifest")
+
+
+def _names(manifest: Manifest, where: str) -> list[str]:
+    said = manifest.state.get("servers")
+    if not isinstance(said, Mapping) or not isinstance(names := said.get("parts"), list):
+        raise CheckpointError(f"{where}: its manifest names no parts of parameter servers")
+    if said.get("count") != len(names) or not all(isinstance(name, str) for name in names):
+        raise CheckpointDamaged(
+            f"{where}: its manifest names {len(names)} parts of {said.get('count')} servers"
+        )
+    return names
+
+
+def read(
+    file: BinaryIO, where: str, tables: Sequence[Table], mine: Mine, room: Room,
+    said: Callable[[Mapping[str, Any]], object] = id, only: int | None = None,
+) -> str:  # fmt: skip
+    """Take this server's rows from a file; returns its SHA-256.
+
+    Args:
+        said: takes what the file says of itself.
+        only: a server; of another one's file nothing is read, and nothing returned.
+
+    Raises:
+        CheckpointError: it is not such a file, or of other tables.
+    """
+    return _read(file, where, dict(enumerate(tables)), mine, room, said, only)
+
+
+def _read(
+    file: BinaryIO, where: str, tables: Mapping[int, Table], mine: Mine, room: Room,
+    said: Callable[[Mapping[str, Any]], object] = id, only: int | None = None,
+    of_another: OfAnother | None = None,
+) -> str:  # fmt: skip
+    """
+    Args:
+        tables: that are filled, by their numbers in the file.
+        of_another: what is taken of another job's; None: all of this job's, which has these tables.
+    """
+    digest = hashlib.sha256()
+
+    def take(size: int) -> bytearray:
+        room = bytearray(size)
+        filled = 0
+        while filled < size:
+            count = cast(int, file.readinto(memoryview(room)[filled:]))  # type: ignore[attr-defined]
+            if not count:
+                raise CheckpointDamaged(f"{where}: it ends before its last tensor")
+            filled += count
+        digest.update(room)
+        return room
+
+    try:
+        entries = json.loads(bytes(take(int.from_bytes(take(8), "little"))))
+        entries.pop("__metadata__", None)
+        in_order = sorted(entries.items(), key=lambda item: cast(int, item[1]["data_offsets"][0]))
+    except (ValueError, LookupError, TypeError, AttributeError, MemoryError) as error:
+        raise CheckpointDamaged(f"{where}: not a file of tensors: {error}") from error
+    if only is not None and f"ps.{only}.about" not in entries:
+        return ""
+    begun: dict[int, dict[str, np.ndarray]] = {}
+    taken: dict[int, np.ndarray] = {}
+    for name, entry in in_order:
+        try:
+            dtype, shape = np.dtype(_DTYPES[entry["dtype"]]), tuple(entry["shape"])
+            start, stop = entry["data_offsets"]
+            *_, number, what = name.split(".")
+        except (LookupError, ValueError, TypeError) as error:
+            raise CheckpointDamaged(f"{where}: tensor {name!r} is not one of a parameter server") from error
+        if stop - start != int(np.prod(shape, dtype=np.int64)) * dtype.itemsize:
+            raise CheckpointDamaged(f"{where}: tensor {name!r} has {stop - start} bytes for {list(shape)}")
+        if what == "about":
+            about = bytes(take(stop - start))
+            if of_another is None:
+                said(_checked_about(about, where, [tables[n] for n in sorted(tables)]))
+            continue
+        table = int(number)
+        if of_another is not None and (table not in tables or what in of_another.skips):
+            for at in range(start, stop, ROOM):
+                take(min(ROOM, stop - at))
+            continue
+        if what == "ids":
+            ids = np.frombuffer(take(stop - start), dtype)
+            taken[table] = mine(ids)
+            if table in tables:
+                room(tables[table], int(taken[table].sum()))
+            begun.setdefault(table, {})["ids"] = ids[taken[table]]
+        elif what == "seen":
+            seen = np.frombuffer(take(stop - start), dtype).reshape(shape)
+            begun.setdefault(table, {})["seen"] = seen[mine(np.ascontiguousarray(seen[:, 0]))]
+        else:
+            begun[table][what] = _filtered(take, dtype, shape, taken[table])
+    if file.read(1):
+        raise CheckpointDamaged(f"{where}: something follows its last tensor")
+    for number, parts in begun.items():
+        try:
+            room(tables[number], len(parts["ids"]))
+            if of_another is None:
+                tables[number].load(Copy(**parts))
+            else:
+                tables[number].begin_with(parts["ids"], parts["rows"], parts["counts"], parts.get("slots"))
+        except (LookupError, TypeError, ValueError) as error:
+            raise CheckpointDamaged(f"{where}: the tensors of table {number} do not fit: {error}") from error
+    return digest.hexdigest()
+
+
+def _filtered(
+    take: Callable[[int], bytearray], dtype: np.dtype[Any], shape: tuple[int, ...], mine: np.ndarray
+) -> np.ndarray:
+    """The rows of a tensor that are this server's, read in pieces."""
+    width = int(np.prod(shape[1:], dtype=np.int64))
+    found = np.empty((int(mine.sum()), *shape[1:]), dtype)
+    at, room = 0, max(1, ROOM // max(1, width * dtype.itemsize))
+    for start in range(0, shape[0], room):
+        count = min(room, shape[0] - start)
+        piece = np.frombuffer(take(count * width * dtype.itemsize), dtype).reshape(count, *shape[1:])
+        piece = piece[mine[start : start + count]]
+        found[at : at + len(piece)] = piece
+        at += len(piece)
+    return found
+
+
+def _checked_about(text: bytes, where: str, tables: Sequence[Table]) -> Mapping[str, Any]:
+    try:
+        about: Mapping[str, Any] = json.loads(text)
+        theirs = [(table["name"], table["dim"], table["optimizer"]) for table in about["tables"]]
+    except (ValueError, LookupError, TypeError) as error:
+        raise CheckpointDamaged(f"{where}: it does not say which tables it has: {error}") from error
+    ours = [(table.name, table.dim) for table in tables]
+    if [(name, dim) for name, dim, _ in theirs] != ours:
+        raise CheckpointError(
+            f"{where}: it has the tables {[t[:2] for t in theirs]} (name, dim), and the model has {ours}"
+        )
+    return about

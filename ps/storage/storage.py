@@ -1,0 +1,525 @@
+"""What a server has on its machine: the rows in memory, and the log and the base that they come back from.
+
+A log begins with a base: nothing, the rows of a checkpoint, or a snapshot of its own, which is written when
+the log has become large. Base and log give the state, bit for bit.
+
+Knows nothing of steps: which calls count, and what they do to the rows, is their way's (`ring_order`,
+`any_order`). One thread calls all of it; only `Capture.copy` may run beside that: rows can be read meanwhile.
+A call that changes rows copies them first, unless another thread does so already. So it depends on no other
+call, and a capture whose caller has gone costs one copy.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias, TypeVar
+
+import numpy as np
+from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
+
+from edl.checkpoints import Store
+from edl.checkpoints import tensors as files_of_tensors
+from edl.checkpoints.manifest import Part
+from edl.contract.bounds import violation
+from edl.contract.proto import ps_pb2 as pb
+from edl.contract.rows import wire
+from edl.contract.rows.placement import Arrangement
+from edl.contract.rows.wire import Bytes
+from edl.errors import CheckpointError
+from edl.ps.errors import Invalid, Misplaced, OutOfMemory, Unavailable, Unreadable
+from edl.ps.storage import checkpoint_shard
+from edl.ps.storage.wal import Base, Damaged, Log, NoLog
+from edl.ps.table.table import Copy, Table
+
+SNAPSHOT_BYTES = 512 << 20  # of a log, at the least, before a snapshot replaces it
+SNAPSHOT_TIMES = 2  # so often the memory of the tables, too
+
+HEAD, TABLES = b"H", b"T"  # what a record is, by its first byte; further ones are of the ways
+
+Records: TypeAlias = list[list[Bytes]]  # of the log, in pieces
+Message = TypeVar("Message")
+
+
+@dataclass(frozen=True)
+class Gradients:
+    """What one request brings, and the request itself."""
+
+    raw: Bytes
+    of: Mapping[int, tuple[np.ndarray, np.ndarray]]  # ids and values, by table
+
+
+class Capture:
+    """The tables at one step. They stay as they are until they are copied.
+
+    Args:
+        clock: of the tables' rows at that step.
+        about: what else is said in a part of a checkpoint.
+    """
+
+    def __init__(
+        self, step: int, clock: int, segment: int, described: Sequence[pb.Table], tables: Sequence[Table],
+        about: Mapping[str, Any], arrangement: Arrangement,
+    ):  # fmt: skip
+        self.step, self.segment, self._arrangement = step, segment, arrangement
+        self._clock, self._described, self._tables, self._about = clock, described, tables, about
+        self._copying = threading.Lock()
+        self._copies: list[Copy] = []
+        self._failure: Exception | None = None
+        self.is_copied = False
+
+    def copy(self) -> None:
+        """Copy the tables, if no thread has done so yet, and return when they are copied.
+
+        From any thread. A copy that fails, for want of memory, is reported by `tensors`: it must not stop a
+        call that only wants to change the rows.
+        """
+        with self._copying:
+            if not self.is_copied:
+                try:
+                    self._copies = [table.copy(self._clock) for table in self._tables]
+                except Exception as error:
+                    self._failure = error
+                self.is_copied = True
+
+    def tensors(self, index: int, all: bool = True) -> dict[str, Any]:
+        """
+        Args:
+            all: also what is here for another server, which has it, too.
+
+        Raises:
+            CheckpointError: the tables could not be copied.
+        """
+        self.copy()
+        if self._failure is not None:
+            raise CheckpointError(f"the tables of step {self.step} cannot be copied: {self._failure!r}")
+        copies, of = self._copies, self._arrangement
+        if not all and of.copies > 1:
+            copies = [copy.only(lambda ids: of.serves(index, ids)) for copy in copies]
+        return checkpoint_shard.tensors(index, self.step, of.servers, self._described, copies, self._about)
+
+
+class Storage:
+    """
+    Args:
+        index: of this server.
+        servers: how many there are, as long as nobody has said otherwise; 0: that is not known.
+        run_id: of the job.
+        checkpoints: where the job writes them; empty: nowhere.
+        memory_limit: bytes; 0: none.
+        warn: takes a sentence about what is wrong and not somebody's request.
+    """
+
+    def __init__(
+        self, index: int, servers: int, run_id: str, log: Log | NoLog, checkpoints: str, memory_limit: int,
+        warn: Callable[[str], object], snapshot_bytes: int,
+    ):  # fmt: skip
+        self.index, self.run_id = index, run_id
+        self._alone = self.arrangement = Arrangement(servers)
+        self.checkpoints, self.limit, self._warn = checkpoints, memory_limit, warn
+        self._snapshot_bytes = snapshot_bytes
+        self.owner = f"{run_id}/{index}"
+        self.log = log
+        self.declared: pb.Tables | None = None
+        self.tables: list[Table] = []
+        self._capture: Capture | None = None  # that may not be copied yet
+        self._written: dict[tuple[int, str], int] = {}  # checkpoints that may become whole: their segments
+        self.snapshot: Capture | None = None
+
+    # --- tables
+
+    def begin_log(self, beginning: Records) -> None:
+        """There is none, or it does not count."""
+        self.log.begin(Base(self.owner, 0), beginning)
+
+    def forget(self) -> None:
+        """As if nothing had ever been declared."""
+        self.declared, self.tables, self.arrangement = None, [], self._alone
+        self._written.clear()
+
+    def drop_rows(self) -> None:
+        """And what was captured of them."""
+        for table in self.tables:
+            table.clear()
+        self._written.clear()
+        self.snapshot = None
+
+    def head(self, about: Mapping[str, Any]) -> Records:
+        """How a segment begins: what must be known to go on from it."""
+        of = self.arrangement
+        told = {**about, "arrangement": [of.servers, of.replicas, *of.out]}
+        records: Records = [[HEAD, json.dumps(told).encode()]]
+        if self.declared is not None:
+            records.append([TABLES, self.declared.SerializeToString()])
+        return records
+
+    def arranged(self, about: Mapping[str, Any]) -> None:
+        """As it is said there. Raises: LookupError, TypeError, ValueError."""
+        servers, replicas, *out = about["arrangement"]
+        self.arrangement = Arrangement(servers, replicas, tuple(out))
+
+    def has(self, ids: np.ndarray) -> np.ndarray:
+        """Which of these ids are this server's, bool [n]."""
+        return self.arrangement.has(self.index, ids)
+
+    def table(self, number: int) -> Table:
+        if not 0 <= number < len(self.tables):
+            raise Invalid(f"table {number}: expected one of {len(self.tables)}")
+        return self.tables[number]
+
+    def gradients(self, raw: Bytes, given: Iterable[memoryview]) -> Gradients:
+        """Those of one request, which stay where they are in it.
+
+        Args:
+            given: messages, each a pb.Gradients.
+        """
+        of: dict[int, tuple[np.ndarray, np.ndarray]] = {}
+        for one in given:
+            number, its_ids, values = _gradients(one)
+            table, ids = self.table(number), ids_of(its_ids)
+            if len(values) != 4 * len(ids) * table.dim or number in of:
+                raise Invalid(
+                    f"table {table.name!r}: {len(values)} bytes of gradients for {len(ids)} ids: expected "
+                    f"{4 * len(ids) * table.dim}, of each table once"
+                )
+            of[number] = ids, np.frombuffer(values, np.float32)
+        return Gradients(raw, of)
+
+    # --- copies: of checkpoints, and where there is none, snapshots: the log would grow for ever
+
+    def begin_capture(self, step: int, clock: int, beginning: Records, about: Mapping[str, Any]) -> Capture:
+        """The state as it is.
+
+        Args:
+            beginning: records of the segment that follows it.
+
+        Raises:
+            Unavailable: the log cannot be written.
+        """
+        assert self.declared is not None
+        self.finish_copy()
+        segment = self.log.another(beginning)
+        tables = self.declared.tables
+        self._capture = Capture(step, clock, segment, tables, self.tables, about, self.arrangement)
+        return self._capture
+
+    @property
+    def is_copying(self) -> bool:
+        """True while captured tables are not copied: a call that changes rows takes longer then."""
+        return self._capture is not None and not self._capture.is_copied
+
+    def finish_copy(self) -> None:
+        """Copy what is captured, so that rows may change."""
+        if self._capture is not None:
+            self._capture.copy()
+            self._capture = None
+
+    def will_write(self, capture: Capture, step: int, attempt: str) -> None:
+        """It may become a checkpoint."""
+        self._written[step, attempt] = capture.segment
+        while len(self._written) > 4:
+            del self._written[next(iter(self._written))]
+
+    def write(self, capture: Capture, request: pb.WritePartRequest) -> Part:
+        """Write what was copied. On any thread.
+
+        Raises:
+            CheckpointError: it cannot be written.
+        """
+        tensors = capture.tensors(self.index, all=False)
+        writing = Store.open(self.checkpoints).begin(request.step, request.attempt)
+        return writing.write_part(request.index, request.of, tensors, checkpoint_shard.rows(tensors))
+
+    def committed(self, step: int, attempt: str) -> bool:
+        """That checkpoint is whole: the log goes on from it; returns whether that is so."""
+        segment = self._written.pop((step, attempt), 0)
+        base = self.log.base
+        if not segment or base is None or segment <= base.first:
+            return False
+        self._rebase(Base(self.owner, segment, "checkpoint", step, attempt))
+        return True
+
+    def time_for_snapshot(self, pending: int) -> bool:
+        """
+        Args:
+            pending: bytes that wait to be in the rows.
+        """
+        most = max(self._snapshot_bytes, SNAPSHOT_TIMES * self.memory(pending))
+        return self.snapshot is None and bool(self.tables) and self.log.nbytes >= most
+
+    def write_snapshot(self, capture: Capture) -> str:
+        """On any thread; returns the file's name.
+
+        Raises:
+            OSError: there is no room.
+        """
+        path = self.log.directory / f"snapshot-{capture.segment:012d}"
+        _write_tensors(path, capture.tensors(self.index))
+        return path.name
+
+    def use_snapshot(self, capture: Capture, name: str) -> bool:
+        """The log goes on from it, if it could be written (it has a name); returns whether that is so."""
+        if self.snapshot is not capture:
+            return False  # the server has gone back meanwhile
+        self.snapshot = None
+        base = self.log.base
+        if not name or base is None or capture.segment <= base.first:
+            return False
+        self._rebase(Base(self.owner, capture.segment, "snapshot", capture.step, snapshot=name))
+        return True
+
+    def _rebase(self, base: Base) -> None:
+        self.log.rebase(base)
+        self._written = {key: at for key, at in self._written.items() if at > base.first}
+
+    def undone(self, step: int) -> None:
+        """What was captured after that step is of no state of this job any more."""
+        self._written = {key: at for key, at in self._written.items() if key[0] <= step}
+        if self.snapshot is not None and self.snapshot.step > step:
+            self.snapshot = None
+
+    # --- going back, and coming back
+
+    def go_back(self, step: int, attempt: str, alone: bool = False) -> list[Mapping[str, Any]]:
+        """Have the rows of that checkpoint; step 0: none. Returns what its parts say of themselves. The log
+        has to begin anew then.
+
+        Args:
+            alone: from this server's own part, if the checkpoint is of so many servers.
+
+        Raises:
+            Unreadable: the checkpoint cannot be read.
+        """
+        self.finish_copy()
+        self._written.clear()
+        self.snapshot = None
+        return self._load_checkpoint(step, attempt, alone)
+
+    def begin_with(self, start: pb.Start, generation: int, beginning: Records) -> None:
+        """Have another job's rows: they are kept here, for that job may remove what they were read from. The
+        log begins with them.
+
+        Raises:
+            Unreadable: they cannot be read.
+            Unavailable: they cannot be kept.
+        """
+        self.read_start(start)
+        self.keep_beginning(f"snapshot-of-generation-{generation}", beginning)
+
+    def read_start(self, start: pb.Start) -> None:
+        """Have another job's rows, and no others, as far as it says so.
+
+        Raises:
+            Unreadable: they cannot be read.
+        """
+        self.finish_copy()
+        self.drop_rows()
+        if not start.tables:
+            return
+        try:
+            checkpoint_shard.read_start(start, self.tables, self.has, self.check_room)
+        except CheckpointError as error:
+            raise Unreadable(f"checkpoint.from: {error}") from error
+        except OSError as error:
+            raise Unreadable(f"checkpoint.from: {start.directory}: {error}") from error
+
+    def keep_beginning(self, name: str, beginning: Records) -> None:
+        """The rows as they are become a file of this name, with which the log begins: whole, or not at all.
+
+        Raises:
+            Unavailable: they cannot be kept.
+        """
+        assert self.declared is not None
+        copies = [table.copy(0) for table in self.tables]
+        servers, path = self.arrangement.servers, self.log.directory / name
+        try:
+            _write_tensors(
+                path, checkpoint_shard.tensors(self.index, 0, servers, self.declared.tables, copies)
+            )
+        except OSError as error:
+            raise Unavailable(
+                f"the rows of checkpoint.from cannot be kept in {self.log.directory}: {error}"
+            ) from error
+        self.log.begin(Base(self.owner, 0, "snapshot", 0, snapshot=path.name), beginning)
+
+    def begin_with_rows(self, rows: Gradients) -> None:
+        """Have these rows, where there are none of their ids."""
+        for number, (ids, values) in rows.of.items():
+            table = self.tables[number]
+            table.begin_with(ids, values.reshape(len(ids), table.dim))
+
+    def gone_back(self, step: int, attempt: str, beginning: Records) -> None:
+        """The log begins with that.
+
+        Raises:
+            Unavailable: it cannot be written.
+        """
+        kind = "checkpoint" if step else ""
+        self.log.begin(Base(self.owner, 0, kind, step, attempt), beginning)
+
+    def lose(self, beginning: Records) -> None:
+        """The rows are gone: be as one that has just been started."""
+        for table in self.tables:
+            table.clear()
+        self._written.clear()
+        try:
+            self.begin_log(beginning)
+        except Unavailable as error:
+            # The old log does not say where this server is: without a base, it counts for nothing.
+            self._warn(str(error))
+            self.log.disown()
+
+    def load_base(self, alone: bool = False) -> None:
+        """Have the rows that the log begins with."""
+        base = self.log.base
+        assert base is not None
+        if base.kind == "checkpoint":
+            self._load_checkpoint(base.step, base.attempt, alone)
+        elif base.kind == "snapshot":
+            where = self.log.directory / base.snapshot
+            with open(where, "rb") as file:
+                try:
+                    checkpoint_shard.read(file, str(where), self.tables, self.has, self.check_room)
+                except CheckpointError as error:
+                    raise Damaged(str(error)) from error
+
+    def _load_checkpoint(self, step: int, attempt: str, alone: bool) -> list[Mapping[str, Any]]:
+        for table in self.tables:
+            table.clear()
+        if not step:
+            return []
+        try:
+            return checkpoint_shard.read_checkpoint(
+                self.checkpoints, step, attempt, self.tables, self.has, self.check_room,
+                (self.index, self.arrangement.servers) if alone else None,
+            )  # fmt: skip
+        except CheckpointError as error:
+            raise Unreadable(str(error)) from error
+        except OSError as error:
+            raise Unreadable(f"{self.checkpoints}: {error}") from error
+
+    # --- checks
+
+    def check_run(self, run_id: str) -> None:
+        if run_id != self.run_id:
+            raise Misplaced(f"this server belongs to the run {self.run_id!r}, not to {run_id!r}")
+
+    def check_declared(self, run_id: str) -> None:
+        self.check_run(run_id)
+        if self.declared is None:
+            raise Misplaced(
+                "no tables are declared: the server has lost its log, or has just been started; "
+                "call Declare, and look at the position that it returns"
+            )
+
+    def check_checkpoint(self, step: int) -> None:
+        """Raises Misplaced if there is no place that one of this step could be read from."""
+        if step and not self.checkpoints:
+            raise Misplaced(
+                f"cannot go back to step {step}: this server was started without --checkpoint-dir"
+            )
+
+    def memory(self, pending: int) -> int:
+        """Bytes.
+
+        Args:
+            pending: that wait to be in the rows.
+        """
+        return sum(table.nbytes() for table in self.tables) + pending
+
+    def check_memory(self, together: Sequence[Gradients]) -> None:
+        """Raises OutOfMemory if an update of these could not be applied any more."""
+        if not self.limit:
+            return
+        # What a step takes while it is applied: its gradients, their sums, and what it takes to undo it.
+        step = sum(4 * len(one.raw) for one in together)
+
+        def needed(count: Callable[[Table, np.ndarray], int]) -> int:
+            total = step
+            for number, table in enumerate(self.tables):
+                ids = (one.of[number][0] for one in together if number in one.of)
+                total += table.nbytes(sum(count(table, some) for some in ids))
+            return total
+
+        if needed(lambda _, ids: len(ids)) > self.limit and (most := needed(Table.new_rows)) > self.limit:
+            raise OutOfMemory(self._too_large(most))
+
+    def check_room(self, table: Table, rows: int) -> None:
+        """Raises OutOfMemory if there is none for so many rows more."""
+        others = sum(other.nbytes() for other in self.tables if other is not table)
+        if self.limit and (needed := others + table.nbytes(rows)) > self.limit:
+            raise OutOfMemory(self._too_large(needed))
+
+    def _too_large(self, needed: int) -> str:
+        rows = sum(len(table) for table in self.tables)
+        return (
+            f"parameter server {self.index} has {rows:,} rows and would need {needed / 2**20:,.0f} MiB, its "
+            f"limit is {self.limit / 2**20:,.0f} MiB: use more servers (ps.servers), give each more memory "
+            "(ps.resources), or keep fewer rows (min_count, ttl_steps)"
+        )
+
+
+def _write_tensors(path: Path, tensors: Mapping[str, Any]) -> None:
+    """
+    Raises:
+        OSError: there is no room; no file is left then.
+    """
+    try:
+        with open(path, "wb") as file:
+            for piece in files_of_tensors.pieces(tensors):
+                file.write(piece)
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError:
+        path.unlink(missing_ok=True)
+        raise
+
+
+def tables_of(request: pb.Tables) -> list[Table]:
+    names = [table.name for table in request.tables]
+    if len(set(names)) != len(names):
+        raise Invalid(f"tables {names}: expected each name once")
+    return [Table(table, request.seed) for table in request.tables]
+
+
+def read(parse: Callable[[bytes], Message], raw: Bytes, large: int) -> tuple[Message, list[memoryview]]:
+    """A request without its fields of this number; and those, where they lie in it.
+
+    Raises:
+        Invalid: it is none.
+    """
+    try:
+        rest, found = wire.without(raw, large)
+        request = parse(rest)
+    except (wire.NotAMessage, DecodeError) as error:
+        raise Invalid(f"the request cannot be read: {error}") from error
+    if outside := violation(request):
+        raise Invalid(outside)
+    return request, found
+
+
+def _gradients(one: memoryview) -> tuple[int, Bytes, Bytes]:
+    """Of which table, its ids and its values."""
+    try:
+        found: dict[int, Any] = {number: held for number, held, _, _ in wire.fields(one)}
+    except wire.NotAMessage as error:
+        raise Invalid(f"gradients cannot be read: {error}") from error
+    table, ids, values = found.get(_TABLE, 0), found.get(_IDS, b""), found.get(_VALUES, b"")
+    if not isinstance(table, int) or isinstance(ids, int) or isinstance(values, int):
+        raise Invalid("gradients: expected a table's number, ids and values")
+    return table, ids, values
+
+
+_TABLE, _IDS, _VALUES = (
+    pb.Gradients.TABLE_FIELD_NUMBER, pb.Gradients.IDS_FIELD_NUMBER, pb.Gradients.VALUES_FIELD_NUMBER,
+)  # fmt: skip
+
+
+def ids_of(raw: Bytes) -> np.ndarray:
+    if len(raw) % 8:
+        raise Invalid(f"{len(raw)} bytes of ids: expected 8 for each")
+    return np.frombuffer(raw, np.int64)

@@ -1,0 +1,1 @@
+"""Rows of embedding tables in memory, and the compiled kernels that update them."""

@@ -1,0 +1,230 @@
+"""A worker of a job that does not train: `mode` is evaluate or predict."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from threading import Event
+from typing import Any
+
+import keras
+import numpy as np
+
+from edl.config import Config
+from edl.contract.artifacts import PREDICTIONS
+from edl.contract.evaluation import PREDICTED
+from edl.contract.layout import Layout, Part
+from edl.contract.proto import edl_pb2 as pb
+from edl.errors import ConfigError, DataError, ModelError
+from edl.trainer.agreement.interfaces import Evaluation, Start
+from edl.trainer.agreement.ledger import Ledger
+from edl.trainer.checkpoint.warm_start import of_job as warm_start_of_job
+from edl.trainer.embedding.local_rows import LocalRows
+from edl.trainer.embedding.lookups import Lookups
+from edl.trainer.evaluation.evaluation import RingEvaluation
+from edl.trainer.evaluation.inference import FrozenLearner, Predictor
+from edl.trainer.evaluation.metrics import EvaluationMetrics
+from edl.trainer.evaluation.prediction import (
+    DONE,
+    FORMATS,
+    Book,
+    PredictionError,
+    PredictionFiles,
+    RingPrediction,
+)
+from edl.trainer.model.batch_types import tensor_tree
+from edl.trainer.model.data import Batch, Batches
+from edl.trainer.model.model_support import refuse_unless_compiled
+from edl.trainer.model.records import Records
+from edl.trainer.model.user_model import UserModel
+from edl.trainer.ps_client.client import ParameterServers
+from edl.trainer.ring.base import Ring, RingBroken
+from edl.trainer.runtime.error_report import described, traced
+from edl.trainer.runtime.watchdog import Compute, Watch, Watchdog
+from edl.trainer.session.client import MasterStream
+from edl.trainer.session.orders import FormRing
+from edl.trainer.session.state import Session
+from edl.trainer.session.telemetry import Telemetry
+from edl.trainer.worker import Worker
+
+SAMPLE_RECORDS = 5  # to build, trace and try the model with
+MEBIBYTE = 1 << 20
+
+
+class Nothing:
+    """The records of a training that there is not."""
+
+    layout = Layout(0)
+
+    def lay_out(self, layout: Layout) -> None:
+        assert layout == self.layout
+
+    def batch(self, start: int, stop: int, part: Part) -> Batch | None:
+        raise AssertionError("there are no records")
+
+
+def build_frozen(
+    config: Config, stream: MasterStream, module: UserModel, model: Any, ring: Ring, watchdog: Watchdog,
+    servers: ParameterServers | None = None,
+) -> Worker:  # fmt: skip
+    """
+    Args:
+        servers: have the rows of the model's tables; None: these are variables of the model.
+
+    Raises:
+        EdlError: the values, the model or the data are not what they should be.
+    """
+    session, watch = stream.session, watchdog.watch
+    split = PREDICTED if config.mode == "predict" else config.evaluation.split
+    reader = module.reader(split)
+    if reader is None or not len(reader):
+        raise DataError(f"{module.name}: data({split!r}) has no records, and mode is {config.mode}")
+    records = Records(reader, module.feed_of(split), module.name, watch)
+    sample = records.these(range(min(SAMPLE_RECORDS, len(reader))))
+    _build(model, sample)
+    lookups = Lookups(model, trained=False)
+    if servers is not None and not lookups.tables:
+        raise ModelError(
+            f"mode is {config.mode} and ps.servers is {config.servers}, and the model has no "
+            "edl.layers.Embedding, so nothing of it would be on parameter servers: set ps.servers=0"
+        )
+    lookups.rows = LocalRows(lookups.tables)
+    learner = FrozenLearner(model, ring.reduce, lookups.tables)
+    batches = Batches(Nothing(), config.training.batch_size)
+    plan = config.evaluation_plan(batches.steps, {split: len(reader)})
+    limits = config.elastic.step_timeout_seconds, config.elastic.startup_timeout_seconds
+    computing = Compute(watchdog, *limits, waits=lambda: session.waits() is not None)
+    evaluation: Evaluation
+    files: PredictionFiles | None = None
+    if config.mode == "predict":
+        files = _files(config, stream, module, len(reader))
+        keep = partial(_kept, module, watch) if module.write is not None else lambda outputs, ids: outputs
+        predict = Predictor(model, sample, lookups)
+
+        def limited(batch: Batch, following: Callable[[], Batch | None]) -> Mapping[str, np.ndarray]:
+            with computing("prediction", lambda: f"the prediction of the {batch}", len(batch)):
+                return predict(batch, following)
+
+        evaluation = RingPrediction(plan, records, limited, files, keep)
+    else:
+        ahead = config.data.buffer_mebibytes * MEBIBYTE
+        held_out = {split: Batches(records, config.evaluation.batch_size, ahead)}
+        evaluation = RingEvaluation(plan, held_out, _metrics(model, sample, lookups), watched=computing)
+    rows = RememberedRows(servers) if servers is not None else None
+    warm_start = warm_start_of_job(config, model, learner, session.began_with, rows)
+    if warm_start is not None and stream.rehearses:
+        warm_start.check()
+
+    def begin() -> Ledger | None:
+        if warm_start is not None:
+            warm_start.begin()
+        if files is None:
+            return None
+        form = config.prediction.format if module.write is None else "done"
+        size = config.prediction.part_records
+        weights = learner.digest() + (f"/{rows.digest}" if rows is not None else "")
+        book = Book(len(reader), size, learner.fingerprint(), weights, form)
+        (whole,) = plan.after(0, 0)
+        first = files.begin(book) * size // plan.batch  # the first round of which a file is missing
+        return Ledger(round=min(first, whole.end))
+
+    _meet_alone(config, ring, learner)
+    report = Telemetry(session, batches.steps)
+    end = partial(_end, session, files)
+    worker = Worker(
+        config, session, ring, learner, batches, report, end, warm_start=begin, evaluation=evaluation,
+        servers=servers,
+    )  # fmt: skip
+    if servers is not None:
+        lookups.rows, lookups.at = servers, lambda: worker.state.ledger.step
+    return worker
+
+
+def _build(model: Any, sample: Batch) -> None:
+    """Create all of its variables."""
+    if type(model).predict_step is keras.Model.predict_step:
+        model.predict_on_batch(sample.x)
+    else:  # which is given what `predict` gives it
+        model.predict_step(keras.utils.pack_x_y_sample_weight(tensor_tree(sample)[0]))
+
+
+class RememberedRows:
+    """Those that the servers begin with: which they are, is known then."""
+
+    def __init__(self, servers: ParameterServers):
+        self._servers, self.digest = servers, ""
+
+    def begin_with(self, start: Start) -> None:
+        self.digest = start.digest()
+        self._servers.begin_with(start)
+
+
+def _files(config: Config, stream: MasterStream, module: UserModel, records: int) -> PredictionFiles:
+    directory = config.prediction.dir or (stream.output and str(Path(stream.output, PREDICTIONS)))
+    if not directory:
+        raise ConfigError(
+            "mode is predict, and there is no directory for what is predicted: set prediction.dir, or on "
+            "Kubernetes output.size, output.existingClaim or output.hostPath"
+        )
+    form = DONE if module.write is not None else FORMATS[config.prediction.format]
+    return PredictionFiles(Path(directory), form, records, config.prediction.part_records)
+
+
+def _metrics(model: Any, sample: Batch, lookups: Lookups) -> EvaluationMetrics:
+    """
+    Raises:
+        ModelError: a metric is not the sum of what the ring's members find.
+    """
+    refuse_unless_compiled(model)
+    told: list[str] = []
+    metrics = EvaluationMetrics(model, sample, told.append, lookups)
+    if not metrics.all_count and told:
+        raise ModelError(
+            "mode is evaluate, and not all of what the model is compiled with can be put together from what "
+            f"several workers find: {'; '.join(line.partition(':')[0] for line in told)}"
+        )
+    return metrics
+
+
+def _kept(
+    module: UserModel, watch: Watch, outputs: Mapping[str, np.ndarray], ids: np.ndarray
+) -> Mapping[str, np.ndarray] | None:
+    """What the user's write() keeps of a part."""
+    assert module.write is not None
+    with watch(lambda: f"{module.name}: write() of the records {ids[0]} to {ids[-1]}"):
+        found = module.write(outputs["output"] if list(outputs) == ["output"] else dict(outputs), ids)
+    if found is not None:
+        raise DataError(
+            f"{module.name}: write(outputs, ids) must return None, not {type(found).__name__}: it keeps what "
+            "it is given, and is asked once more for records whose worker was lost meanwhile"
+        )
+    return None
+
+
+def _end(session: Session, files: PredictionFiles | None, worth: Mapping[str, float] | None) -> None:
+    """There is no model to be saved."""
+    failed = []
+    if files is not None:
+        try:
+            files.end()
+        except (PredictionError, OSError) as error:
+            failed.append(pb.PartFailed(part="prediction", why=described(error), traceback=traced(error)))
+    session.say(finished=pb.Finished(metrics={} if files else worth, failed=failed))
+
+
+def _meet_alone(config: Config, ring: Ring, learner: FrozenLearner) -> None:
+    """A whole ring of one, without a record: all that takes time is touched before others wait.
+
+    Raises:
+        RingBroken: the master has ended this worker meanwhile.
+    """
+    said: list[pb.FromWorker] = []
+    alone = Session(0, said.append, Event())
+    batches = Batches(Nothing(), config.training.batch_size)
+    report = Telemetry(alone, batches.steps, log=lambda line: None)
+    nothing: Callable[[Mapping[str, Any] | None], None] = lambda worth: None  # noqa: E731
+    worker = Worker(config, alone, ring, learner, batches, report, nothing)
+    worker.ride(FormRing(0, (0,), 0, sync=True, epochs=0, shares=(1,), layout=Layout(0)))
+    if broken := said[-1].left_ring.broken:
+        raise RingBroken(broken)

@@ -1,0 +1,1 @@
+"""Keras callbacks in an elastic job, and the history that they see."""

@@ -1,0 +1,1 @@
+"""Checkpoints: written, restored, begun with, and the copy in memory."""

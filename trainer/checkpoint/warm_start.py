@@ -1,0 +1,465 @@
+"""A warm start: a new training that begins with what another one has learned.
+
+`checkpoint.from` is another training's checkpoints, or one of them, or a file that Keras has saved. Of these
+`checkpoint.fromState` takes the weights (with moving averages; the optimizer begins anew), or everything. The
+job's own records are counted from the first one, whatever those weights have seen.
+
+Only who begins a training reads it, once. What does not fit is refused before, variable by variable; then
+nothing is changed.
+
+Rows of a job with parameter servers are taken by a job that evaluates or predicts: it has them as variables,
+and every worker reads how many there are when it builds the model (`saved_counts`). A training whose rows are
+on servers has these read them from the other's checkpoint, by themselves; rows that are variables there, or
+lie in a file, are sent to the servers. Tables are told by the names of their layers.
+"""
+
+from __future__ import annotations
+
+import shutil
+import warnings
+import zipfile
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol
+
+import h5py
+import keras
+import numpy as np
+
+from edl import scratch
+from edl.checkpoints import Checkpoint, CheckpointError, Manifest, Tensor, one_of
+from edl.config import Config
+from edl.errors import ConfigError, EdlError, ModelError
+from edl.layers.embedding import Embedding
+from edl.trainer.agreement.epochs import without_memory
+from edl.trainer.agreement.interfaces import Start, Table
+from edl.trainer.embedding.saved_rows import counted, counted_in_file, dims, dims_in_file, tables, weights_in
+from edl.trainer.model import snapshot
+from edl.trainer.model.variable_spec import Described
+from edl.trainer.runtime.error_report import described as in_words
+from edl.trainer.runtime.log import log
+
+FILES = (".keras", ".weights.h5")  # as Keras saves models, and weights
+MOST_NAMED = 5  # variables that do not fit
+AVERAGE = "_average"  # how Keras ends the name of a weight's average in an optimizer
+TRAINING = "training"
+WORK = {"evaluate": "evaluation", "predict": "prediction"}  # of the modes that do not train
+Shape = tuple[int, ...]
+
+
+class Servers(Protocol):
+    """Of the tables' rows."""
+
+    def begin_with(self, start: Start) -> None:
+        """When they are brought to the beginning next, they have these rows."""
+        ...
+
+
+class Learner(Protocol):
+    """What of a learner is replaced."""
+
+    @property
+    def tables(self) -> tuple[Table, ...]: ...
+
+    def described(self) -> list[Described]: ...
+
+    def parts(self) -> list[np.ndarray]: ...
+
+    def prepared(self, parts: list[np.ndarray]) -> Any: ...
+
+    def take_over(self, values: Any) -> None: ...
+
+    def take_metrics(self) -> Mapping[str, Any]: ...
+
+    def fingerprint(self) -> str: ...
+
+
+@dataclass(frozen=True)
+class WarmStart:
+    """Of a job.
+
+    Args:
+        where: `checkpoint.from`.
+        everything: optimizer included.
+        tell: takes a line about what has been taken over.
+        work: what begins with it: the training.
+        servers: have the rows of the learner's tables; None: it has none.
+    """
+
+    where: str
+    everything: bool
+    model: keras.Model
+    learner: Learner
+    tell: Callable[[str], None]
+    work: str = TRAINING
+    servers: Servers | None = None
+
+    def check(self) -> None:
+        """Find out whether it is there and fits. Changes nothing, and reads no more than it takes.
+
+        Raises:
+            ConfigError: there is nothing of that kind.
+            ModelError: it does not fit the model; the text names the variables.
+            CheckpointError: it cannot be read.
+        """
+        if _is_file(self.where):
+            with local_file(self.where) as path:
+                self._compare_file(path)
+        else:
+            self._compare(one_of(self.where))
+
+    def begin(self) -> None:
+        """Have the learner begin with it, and its servers. Raises as `check`; nothing is changed then."""
+        what = self._take_file() if _is_file(self.where) else self._take_checkpoint()
+        if self.everything:
+            self.learner.take_metrics()  # what it had counted of an epoch that was not over
+        self.tell(f"the {self.work} begins with {what}")
+
+    # --- from a checkpoint
+
+    def _take_checkpoint(self) -> str:
+        found = one_of(self.where, log.warning)
+        manifest, layers = found.manifest, self._with_rows(found)
+        self._compare(found)
+        there = found.read()
+        start = self._start(found, there)
+        values = {name: np.frombuffer(tensor.data, np.uint8) for name, tensor in there.items()}
+        values.update(self._rows(found, layers))
+        names = self._renamed(values) | self._averages(values)
+        parts = [
+            values[names.get(d.name, d.name)] if self.everything or d.of_model else part
+            for d, part in zip(self.learner.described(), self.learner.parts(), strict=True)
+        ]
+        self.learner.take_over(self.learner.prepared(parts))
+        if start is not None and self.servers is not None:
+            self.servers.begin_with(start)
+        what = "all" if self.everything else "the weights"
+        return f"{what} of the checkpoint of step {manifest.step:,} of run {manifest.run} in {self.where}"
+
+    def _renamed(self, there: Collection[str]) -> dict[str, str]:
+        """Names of weights here, and there. They begin with what was called when a weight was made: the model
+        is among that, or not if a train_step() of its own calls only what it is made of."""
+        here = {d.name for d in self.learner.described() if d.of_model}
+        new = [name for name in there if name not in here]
+        found: dict[str, str] = {}
+        for name in here.difference(there):
+            alike = [other for other in new if name.endswith(f"/{other}") or other.endswith(f"/{name}")]
+            if len(alike) == 1:
+                found[name] = alike[0]
+        return found if len(set(found.values())) == len(found) else {}
+
+    def _averages(self, there: Mapping[str, np.ndarray]) -> dict[str, str]:
+        """Where nothing is trained, the weights are what they would be if the training had ended there: those
+        with an average (`use_ema`), with the name of that."""
+        optimizer: Any = getattr(self.model, "optimizer", None)  # what only predicts need not be compiled
+        optimizer = getattr(optimizer, "inner_optimizer", optimizer)
+        if self.work == TRAINING or not getattr(optimizer, "use_ema", False):
+            return {}
+        trained = self.model.trainable_variables
+        optimizer.build(trained)
+        names = [weight.name for weight in snapshot.described(trained, self.model)]
+        renamed, found = self._renamed(there), dict[str, str]()
+        for name, average in zip(names, optimizer._model_variables_moving_average, strict=True):
+            if average.path in there:
+                found[name] = average.path
+            elif name in renamed:  # as Keras names what belongs to a weight
+                ending = f"/{renamed[name].replace('/', '_')}{AVERAGE}"
+                alike = [other for other in there if other.endswith(ending)]
+                if len(alike) == 1:
+                    found[name] = alike[0]
+        if not found and (others := self._other_averages(there, renamed)):
+            ours = optimizer._model_variables_moving_average[0].path
+            raise ModelError(
+                f"checkpoint.from: the averages of the weights (use_ema) in {self.where} have other names "
+                f"than those of this model: {others[0]} there, {ours} here. Without them, the weights would "
+                "be others than those of the trained model"
+            )
+        return found
+
+    def _other_averages(self, there: Collection[str], renamed: Mapping[str, str]) -> list[str]:
+        """The names of those that an optimizer has kept."""
+        of_model = {renamed.get(d.name, d.name) for d in self.learner.described() if d.of_model}
+        return sorted(name for name in there if name.endswith(AVERAGE) and name not in of_model)
+
+    def _start(self, checkpoint: Checkpoint, there: Mapping[str, Tensor]) -> Start | None:
+        """What the servers begin with."""
+        if not self.learner.tables:
+            return None
+        on_servers, rows = dims(checkpoint), dict[int, tuple[np.ndarray, np.ndarray]]()
+        for number, (table, layer) in enumerate(self._tables()):
+            if table.name not in on_servers:
+                values = np.frombuffer(there[_variable(layer)].data, np.float32).reshape(-1, table.dim)
+                rows[number] = np.arange(len(values)), values
+        taken = tuple(table.name for table in self.learner.tables if table.name in on_servers)
+        directory = self.where.rstrip("/").removesuffix(f"/{checkpoint.directory}")
+        if "://" not in directory:
+            directory = str(Path(directory).absolute())
+        return Start(directory, checkpoint.step, checkpoint.attempt, self.everything, taken, rows)
+
+    def _tables(self) -> list[tuple[Table, Embedding]]:
+        """Whose rows are on servers, with their layers."""
+        layers = {
+            layer.name: layer
+            for layer in self.model._flatten_layers()
+            if isinstance(layer, Embedding) and layer.on_servers
+        }
+        return [(table, layers[table.name]) for table in self.learner.tables]
+
+    def _compare_tables(self, checkpoint: Checkpoint) -> None:
+        """
+        Raises:
+            ModelError: the rows of a table are not there, or others.
+        """
+        if not self.learner.tables:
+            return
+        place, on_servers = _place(checkpoint.manifest, self.where), dims(checkpoint)
+        variables = {v.name: (v.dtype, v.shape) for v in checkpoint.manifest.variables}
+        for table, layer in self._tables():
+            dtype, shape = variables.get(_variable(layer), ("", ()))
+            is_variable = table.name not in on_servers and dtype == "float32" and len(shape) == 2
+            dim = shape[1] if is_variable else on_servers.get(table.name)
+            _refuse_rows(place, table, dim)
+            if is_variable and self.everything:
+                raise ModelError(
+                    f"{place} has the rows of {table.name!r} as a variable (mode=train), with what the "
+                    "optimizer keeps for all of them: that cannot be brought to servers. With "
+                    "checkpoint.fromState=weights the rows can, and the optimizer begins anew"
+                )
+
+    def _with_rows(self, checkpoint: Checkpoint) -> list[Embedding]:
+        """The layers whose rows are in its servers' parts."""
+        names = counted(checkpoint)
+        return [
+            layer
+            for layer in self.model._flatten_layers()
+            if isinstance(layer, Embedding) and layer.ids is not None and layer.name in names
+        ]
+
+    def _rows(self, checkpoint: Checkpoint, layers: Sequence[Embedding]) -> dict[str, np.ndarray]:
+        """The values of these layers' variables, uint8 [bytes], by the names of the variables.
+
+        Raises:
+            ModelError: other rows are there than the model was built for.
+        """
+        there, found = tables(checkpoint) if layers else {}, dict[str, np.ndarray]()
+        for layer in layers:
+            table, ours = there[layer.name], (layer.vocabulary, layer.dim)
+            if table.rows.shape != ours:
+                raise ModelError(
+                    f"{_place(checkpoint.manifest, self.where)} has {list(table.rows.shape)} rows (how many, "
+                    f"of what length) of layer {layer.name!r}, and the model was built for {list(ours)}. If "
+                    "checkpoints are still being written there, name one of them: DIR/step-..."
+                )
+            order = np.argsort(table.ids)
+            assert layer.ids is not None and layer.embeddings is not None
+            for variable, value in ((layer.ids, table.ids), (layer.embeddings, table.rows)):
+                found[variable.path] = np.ascontiguousarray(value[order]).reshape(-1).view(np.uint8)
+        return found
+
+    def _compare(self, checkpoint: Checkpoint) -> None:
+        """
+        Raises:
+            ModelError: the checkpoint does not fit the model.
+        """
+        manifest, layers = checkpoint.manifest, self._with_rows(checkpoint)
+        self._compare_tables(checkpoint)
+        elsewhere = {v.path for layer in layers for v in (layer.ids, layer.embeddings) if v is not None}
+        there = {v.name: (v.dtype, v.shape) for v in without_memory(manifest)}
+        ours = [d for d in self.learner.described() if self.everything or d.of_model]
+        names = self._renamed(there)
+        here = {names.get(d.name, d.name): (d.dtype, d.shape) for d in ours if d.name not in elsewhere}
+        place = _place(manifest, self.where)
+        _refuse(place, {n: _kind(*here[n]) for n in here}, {n: _kind(*there[n]) for n in there})
+        # With rows as variables it is made in another way than where they are on servers.
+        if self.everything and not layers and manifest.model != self.learner.fingerprint():
+            raise ModelError(
+                f"{place} is of another model: its layers, loss or optimizer differ from those of this one. "
+                "With checkpoint.fromState=weights the optimizer begins anew"
+            )
+
+    # --- from a file of Keras
+
+    def _take_file(self) -> str:
+        before, rows = self.learner.parts(), dict[int, tuple[np.ndarray, np.ndarray]]()
+        with local_file(self.where) as path:
+            self._compare_file(path)
+            try:
+                with warnings.catch_warnings():  # of the optimizer's part, which is not wanted anyway
+                    warnings.filterwarnings("ignore", "Skipping variable loading for optimizer")
+                    with self._collecting(rows):
+                        self.model.load_weights(path)
+                taken, error = self.learner.parts(), None
+            except Exception as raised:  # whatever a damaged file makes Keras and h5py raise
+                taken, error = before, raised
+        # Keras loads the optimizer, too, or a part of what a damaged file has.
+        parts = [
+            new if d.of_model else old
+            for d, old, new in zip(self.learner.described(), before, taken, strict=True)
+        ]
+        self.learner.take_over(self.learner.prepared(parts))
+        if error is not None:
+            raise CheckpointError(f"checkpoint.from: {self.where}: {in_words(error)}") from error
+        if self.servers is not None:
+            self.servers.begin_with(Start(rows=rows))
+        return f"the weights of {self.where}"
+
+    @contextmanager
+    def _collecting(self, rows: dict[int, tuple[np.ndarray, np.ndarray]]) -> Iterator[None]:
+        """What is loaded inside of layers whose rows are on servers is put there."""
+
+        def collect(number: int, values: list[np.ndarray]) -> None:
+            *ids, found = values
+            rows[number] = (ids[0] if ids else np.arange(len(found))), found.astype(np.float32)
+
+        layers = [layer for _, layer in self._tables()]
+        try:
+            for number, layer in enumerate(layers):
+                layer.loader = partial(collect, number)
+            yield
+        finally:
+            for layer in layers:
+                layer.loader = None
+
+    def _compare_file(self, path: Path) -> None:
+        there = dims_in_file(path) if self.learner.tables else {}
+        for table in self.learner.tables:
+            _refuse_rows(f"checkpoint.from: {self.where}", table, there.get(table.name))
+        with scratch.directory() as directory:
+            own = directory / "own.weights.h5"
+            self.model.save_weights(own)
+            _refuse(f"checkpoint.from: {self.where}", _stored(own), _stored(path))
+
+
+@contextmanager
+def local_file(where: str) -> Iterator[Path]:
+    """What is there, as a file of this machine.
+
+    Raises:
+        ConfigError: it is not there.
+        CheckpointError: it cannot be read.
+    """
+    try:
+        if "://" not in where:
+            if not Path(where).is_file():
+                raise ConfigError(f"checkpoint.from: {where}: no such file on this worker")
+            yield Path(where)
+            return
+        import fsspec  # only who has such an address needs it
+
+        with scratch.directory() as directory:
+            path = directory / where.rpartition("/")[2]
+            with fsspec.open(where, "rb") as source, open(path, "wb") as file:
+                shutil.copyfileobj(source, file)
+            yield path
+    except EdlError:
+        raise
+    except Exception as error:  # whatever the client of a store says
+        raise CheckpointError(f"checkpoint.from: {where}: {in_words(error)}") from error
+
+
+def saved_counts(where: str) -> dict[str, int]:
+    """Of each layer whose rows were on parameter servers, how many `checkpoint.from` has: to be known when
+    the model is built.
+
+    Raises:
+        ConfigError: it is not there.
+        CheckpointError: it cannot be read.
+    """
+    if not where:
+        return {}
+    if not _is_file(where):
+        return counted(one_of(where))
+    with local_file(where) as path:
+        try:
+            return counted_in_file(path)
+        except CheckpointError as error:
+            raise CheckpointError(f"checkpoint.from: {error}") from error
+
+
+def of_job(
+    config: Config, model: keras.Model, learner: Learner, tell: Callable[[str], None],
+    servers: Servers | None = None,
+) -> WarmStart | None:  # fmt: skip
+    """The warm start of a job; None: it begins with what model() returns."""
+    checkpoint = config.checkpoint
+    if not checkpoint.from_:
+        return None
+    # Servers of a model that is not trained keep nothing but rows.
+    everything = checkpoint.from_state == "everything" and (config.trains or servers is None)
+    work = WORK.get(config.mode, TRAINING)
+    return WarmStart(checkpoint.from_, everything, model, learner, tell, work, servers)
+
+
+def _is_file(where: str) -> bool:
+    return where.endswith(FILES)
+
+
+def _place(manifest: Manifest, where: str) -> str:
+    return f"checkpoint.from: the checkpoint of step {manifest.step:,} in {where}"
+
+
+def _variable(layer: Embedding) -> str:
+    """Where the rows would be, were they a variable."""
+    return f"{layer.path}/embeddings"
+
+
+def _refuse_rows(place: str, table: Table, dim: int | None) -> None:
+    """
+    Args:
+        dim: of the rows that are there; None: none are.
+
+    Raises:
+        ModelError: they are not those of the table.
+    """
+    if dim != table.dim:
+        there = "and missing there" if dim is None else f"and of length {dim} there"
+        raise ModelError(
+            f"{place} does not fit this model: the rows of {table.name!r} are of length {table.dim} here, "
+            f"{there}. Tables are told by the names of their layers"
+        )
+
+
+def _kind(dtype: str, shape: Shape) -> str:
+    return f"{dtype} {list(shape)}"
+
+
+def _refuse(place: str, here: Mapping[str, str], there: Mapping[str, str]) -> None:
+    """
+    Raises:
+        ModelError: what is here is not there, or is of another kind.
+    """
+    wrong = [
+        f"{name} is {kind} here, {f'and {there[name]} there' if name in there else 'and missing there'}"
+        for name, kind in here.items()
+        if there.get(name) != kind
+    ]
+    if wrong:
+        more = f"; and {len(wrong) - MOST_NAMED} more" if len(wrong) > MOST_NAMED else ""
+        raise ModelError(f"{place} does not fit this model: {'; '.join(wrong[:MOST_NAMED])}{more}")
+
+
+def _stored(path: Path) -> dict[str, str]:
+    """The variables in a file of Keras, but the optimizer's: by the names that it has there.
+
+    Raises:
+        CheckpointError: it is not such a file.
+    """
+    found: dict[str, str] = {}
+
+    def note(name: str, item: Any) -> None:
+        if isinstance(item, h5py.Dataset) and not name.startswith("optimizer/"):
+            layer = item.parent.attrs.get("name", "")
+            told = f"variable {name.rpartition('/')[2]} of layer {layer} ({name})" if layer else name
+            found[told] = _kind(str(item.dtype), item.shape)
+
+    try:
+        with weights_in(path) as file:
+            file.visititems(note)
+    except (OSError, KeyError, zipfile.BadZipFile) as error:
+        raise CheckpointError(
+            f"checkpoint.from: {path.name} is not a file that Keras has saved: {error}"
+        ) from error
+    return found

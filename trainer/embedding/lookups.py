@@ -1,0 +1,441 @@
+"""Layers whose rows are on parameter servers (edl/layers), and what a step does for them.
+
+    ids         a graph runs the forward pass up to the ids, which makes those of each table unique
+    pull        the rows of these
+    gradients   the step's graph has the rows as further inputs, and their gradients as further results
+    stage       these are on the servers before this rank takes part in the step's sums
+
+The forward pass is traced twice, and asks for rows in the same order: so a table's ids are told by their
+place. Ids may depend on anything but rows. An evaluation or a prediction does the same, without gradients
+(trainer/evaluation/reading_step.py). What else runs a model outside of a step (a user's callback) asks for
+rows while it runs, layer by layer.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from edl.errors import DataError, ModelError
+from edl.layers.embedding import Embedding, rows_from
+from edl.trainer.agreement.interfaces import Begun, Commit, Rows, RowsAhead
+from edl.trainer.embedding import table_specs
+
+MOST_PLAIN = 1 << 28  # bytes of a table that is saved as Keras does, with rows that nobody has learned
+
+
+@runtime_checkable
+class WholeTables(Protocol):
+    """Rows that can be had all at once."""
+
+    def all_rows(self, table: int) -> tuple[np.ndarray, np.ndarray]:
+        """All rows that the table of this number has, at the state that this worker is at.
+
+        Returns:
+            ids int64 [n], each once, in any order, and rows float32 [n, dim].
+        """
+        ...
+
+
+@runtime_checkable
+class AnyRows(Protocol):
+    """Rows that can be had for any ids, also of such as were not learned."""
+
+    def rows_of(self, table: int, ids: np.ndarray) -> np.ndarray:
+        """float32 [n, dim], at the state that this worker is at: of an id that has none, its initial one."""
+        ...
+
+
+class Lookups:
+    """Those of one model.
+
+    Args:
+        model: built.
+        trained: otherwise its rows stay as they are, and an id that has none has zeros, as in a saved model.
+
+    Raises:
+        ModelError: what the model asks for cannot be done; the text says why.
+    """
+
+    def __init__(self, model: keras.Model, trained: bool = True):
+        self._model = model
+        self.layers = [layer for layer in model._flatten_layers() if _is_on_servers(layer)]
+        if self.layers and trained:
+            table_specs.refuse_optimizer(getattr(model, "optimizer", None))
+        self.tables = tuple(
+            table_specs.trained(layer, model) if trained else table_specs.kept(layer) for layer in self.layers
+        )
+        names = [table.name for table in self.tables]
+        if twice := sorted({name for name in names if names.count(name) > 1}):
+            raise ModelError(
+                f"several layers are named {twice[0]!r}: each edl.layers.Embedding is a table of its own, "
+                "and its rows are told by its name. Give them different names, or use one layer several times"
+            )
+        self.rows: Rows | None = None
+        self.at: Callable[[], int] = lambda: 0  # the step of the state that the model has
+        self._numbers = {id(layer): number for number, layer in enumerate(self.layers)}
+        self._ahead: Asked | None = None
+        self._failed: Exception | None = None
+        self._failing = threading.Lock()
+        for number, layer in enumerate(self.layers):
+            layer.reader = self._reader(number)
+
+    def number(self, layer: Embedding) -> int:
+        """Of its table."""
+        try:
+            return self._numbers[id(layer)]
+        except KeyError:
+            raise ModelError(
+                f"layer {layer.name!r}, an edl.layers.Embedding, is called by the model, but is none of its "
+                "layers: make it an attribute of the model or of a layer"
+            ) from None
+
+    # --- a step
+
+    def recorder(self) -> Recorder:
+        return Recorder(self)
+
+    def given(self, rows: Sequence[tf.Tensor], places: Sequence[tf.Tensor], ids: Any = None) -> Given:
+        return Given(self, list(rows), list(places), ids)
+
+    @property
+    def signature(self) -> list[tf.TensorSpec]:
+        """Of the rows and places of all tables."""
+        return [
+            *(tf.TensorSpec([None, table.dim], tf.float32) for table in self.tables),
+            *(tf.TensorSpec([None], tf.int32) for _ in self.tables),
+        ]
+
+    def pull(
+        self, step: int, ids: Sequence[np.ndarray], meanwhile: Callable[[], None] = lambda: None
+    ) -> list[np.ndarray]:
+        """
+        Args:
+            meanwhile: is done while the servers send them, if they were asked for before.
+        """
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None and isinstance(self.rows, RowsAhead):
+            if ahead.is_of(step, self.rows.generation, ids):
+                found: list[np.ndarray] = _done_after(meanwhile, ahead.begun)
+                return found
+            ahead.begun.forget()
+        return self._pull(step, ids)
+
+    def _pull(self, step: int, ids: Sequence[np.ndarray]) -> list[np.ndarray]:
+        assert self.rows is not None, "nobody has any rows"
+        for layer, some in zip(self.layers, ids, strict=True):
+            _refuse_outside(layer, some)
+        return self.rows.pull(step, ids)
+
+    def begin_pull(self, step: int, ids: Sequence[np.ndarray], last: Commit) -> None:
+        """Have rows of the state after a step brought, before they are asked for with the very same `ids`.
+
+        Args:
+            last: that step, which is not in this worker's state yet.
+        """
+        if self._ahead is not None:  # of a ring that has broken
+            self._ahead.begun.forget()
+            self._ahead = None
+        if isinstance(self.rows, RowsAhead) and all(map(_is_inside, self.layers, ids)):
+            self._ahead = Asked(step, self.rows.generation, ids, self.rows.begin_pull(step, ids, last))
+
+    def stage(
+        self, step: int, rank: int, pieces: Sequence[Sequence[tuple[np.ndarray, np.ndarray]]],
+        meanwhile: Callable[[], None] = lambda: None,
+    ) -> None:  # fmt: skip
+        """
+        Args:
+            pieces: of each piece of the batch, of each table: ids, each once, and gradients of their rows.
+            meanwhile: is done while the servers write them.
+        """
+        assert self.rows is not None, "nobody has any rows"
+        gradients = [_added(of_table) for of_table in zip(*pieces, strict=True)]
+        if not isinstance(self.rows, RowsAhead):
+            self.rows.stage(step, rank, gradients)
+            meanwhile()
+            return
+        _done_after(meanwhile, self.rows.begin_stage(step, rank, gradients))
+
+    # --- outside of a step
+
+    def ask(self, ids: Sequence[np.ndarray]) -> Asked | None:
+        """For rows of the state that the model has, which will be `read`.
+
+        Args:
+            ids: of each table, each once.
+
+        Returns:
+            None: they cannot be asked for before.
+        """
+        if not isinstance(self.rows, RowsAhead) or not all(map(_is_inside, self.layers, ids)):
+            return None
+        step = self.at()
+        return Asked(step, self.rows.generation, ids, self.rows.begin_pull(step, ids))
+
+    def read(self, ids: Sequence[np.ndarray], asked: Asked | None = None) -> list[np.ndarray]:
+        """Rows of the state that the model has, of each table.
+
+        Args:
+            asked: what was asked for before, with the very same ids.
+
+        Raises:
+            as `pull`.
+        """
+        if asked is not None:
+            if isinstance(self.rows, RowsAhead) and asked.is_of(self.at(), self.rows.generation, ids):
+                found: list[np.ndarray] = asked.begun.result()
+                return found
+            asked.forget()
+        return self._pull(self.at(), ids)
+
+    @contextmanager
+    def errors(self) -> Iterator[None]:
+        """Around what runs the model outside of a step: what went wrong in a `pull` is raised as it was, and
+        not in TensorFlow's words."""
+        self._failed = None
+        try:
+            yield
+        except tf.errors.OpError:
+            if self._failed is None:
+                raise
+            raise self._failed from self._failed.__cause__
+
+    def _reader(self, number: int) -> Callable[[np.ndarray], np.ndarray]:
+        def read(ids: np.ndarray) -> np.ndarray:
+            nothing = np.zeros(0, np.int64)
+            asked = [ids if n == number else nothing for n in range(len(self.tables))]
+            try:
+                return self._pull(self.at(), asked)[number]
+            except Exception as error:
+                with self._failing:
+                    self._failed = self._failed or error
+                raise
+
+        return read
+
+    # --- a model that is saved
+
+    @property
+    def missing(self) -> str:
+        """What a saved model lacks, in words; empty: nothing."""
+        if not self.tables or isinstance(self.rows, WholeTables):
+            return ""
+        names = ", ".join(repr(table.name) for table in self.tables)
+        return (
+            f"the saved model has zeros for all rows of {names}: the servers cannot be asked for all of them "
+            "yet. They are in the job's checkpoints"
+        )
+
+    @contextmanager
+    def filled(self) -> Iterator[None]:
+        """Inside, the model has all rows that there are, as variables: it can be saved. See `missing`."""
+        try:
+            self._fill()
+            yield
+        finally:
+            self._empty()
+
+    @contextmanager
+    def live(self) -> Iterator[None]:
+        """Inside of that, the model is as it was trained, with all rows that there are."""
+        if not self.missing:
+            yield
+            return
+        self._empty()
+        try:
+            yield
+        finally:
+            self._fill()
+
+    def _fill(self) -> None:
+        for number, layer in enumerate(self.layers):
+            if isinstance(self.rows, AnyRows) and _is_to_be_plain(layer):
+                ids = np.arange(layer.input_dim)
+                layer.fill(ids, self.rows.rows_of(number, ids))
+            elif isinstance(self.rows, WholeTables):
+                layer.fill(*self.rows.all_rows(number))
+            else:
+                layer.fill(np.zeros(0, np.int64), np.zeros((0, layer.dim), np.float32))
+        self._forget_graphs()
+
+    def _empty(self) -> None:
+        for layer in self.layers:
+            layer.empty()
+        self._forget_graphs()
+
+    def _forget_graphs(self) -> None:
+        """Those that Keras keeps: what they look up is decided when they are traced."""
+        if self.tables:
+            self._model.train_function = self._model.test_function = self._model.predict_function = None
+
+
+def _done_after(meanwhile: Callable[[], None], begun: Begun) -> Any:
+    """The result of what was begun, once something else is done."""
+    try:
+        meanwhile()
+    except BaseException:
+        begun.forget()
+        raise
+    return begun.result()
+
+
+@dataclass(frozen=True, eq=False)
+class Asked:
+    """Rows that were asked for before they are needed."""
+
+    step: int
+    generation: int
+    ids: Sequence[np.ndarray]
+    begun: Begun
+
+    def is_of(self, step: int, generation: int, ids: Sequence[np.ndarray]) -> bool:
+        return self.ids is ids and (self.step, self.generation) == (step, generation)
+
+    def forget(self) -> None:
+        self.begun.forget()
+
+
+@dataclass
+class _Site:
+    """A place in the forward pass that asks for rows."""
+
+    table: int
+    ids: tf.Tensor
+
+
+class Recorder:
+    """Notes what ids a forward pass asks for, and gives zeros for their rows."""
+
+    def __init__(self, lookups: Lookups):
+        self._lookups, self._sites, self._zeros = lookups, list[_Site](), set[str]()
+        self.rows: list[tf.Tensor] = []
+        self._graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
+
+    @contextmanager
+    def looked_up(self) -> Iterator[None]:
+        with rows_from(self._rows):
+            yield
+
+    def _rows(self, layer: Embedding, ids: tf.Tensor) -> tf.Tensor:
+        number = self._lookups.number(layer)
+        graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
+        if graph is not self._graph:
+            raise ModelError(
+                f"layer {layer.name!r} is called in a function, loop or branch of TensorFlow (tf.function, "
+                "tf.while_loop, tf.cond): its rows are on servers, and its ids must be known before the "
+                "step. Call it outside"
+            )
+        self._sites.append(_Site(number, ids))
+        zeros = tf.zeros([tf.size(ids), layer.dim])
+        if graph is None:
+            return zeros
+        # An operation that is found again, if ids depend on it.
+        zeros = tf.raw_ops.PlaceholderWithDefault(input=zeros, shape=[None, layer.dim])
+        self._zeros.add(zeros.op.name)
+        return zeros
+
+    def unique(self) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
+        """Of each table: its ids, int64, each once; and the place of each that was asked for among them.
+
+        Raises:
+            ModelError: ids depend on rows.
+        """
+        ids, places = [], []
+        for number, layer in enumerate(self._lookups.layers):
+            sites = [site.ids for site in self._sites if site.table == number]
+            if self._graph is not None and self._depend_on_rows(sites):
+                raise ModelError(
+                    f"the ids of layer {layer.name!r} depend on rows of an edl.layers.Embedding. Its rows "
+                    "are on servers, and all ids of a step must be known before it"
+                )
+            flat = tf.concat(sites, 0) if sites else tf.zeros([0], tf.int64)
+            of_table = tf.unique(flat)
+            ids.append(of_table.y)
+            places.append(of_table.idx)
+        return ids, places
+
+    def _depend_on_rows(self, tensors: list[tf.Tensor]) -> bool:
+        seen: set[str] = set()
+        waiting = [t.op for t in tensors]
+        while waiting:
+            op = waiting.pop()
+            if op.name in seen:
+                continue
+            seen.add(op.name)
+            if op.name in self._zeros:
+                # How many there are is no value of a row.
+                return True
+            if op.type not in ("Shape", "Size", "Rank", "ShapeN"):
+                waiting += [t.op for t in op.inputs]
+        return False
+
+
+class Given:
+    """Rows of the ids that a `Recorder` of the same forward pass has noted."""
+
+    def __init__(
+        self,
+        lookups: Lookups,
+        rows: list[tf.Tensor],
+        places: list[tf.Tensor],
+        ids: Sequence[np.ndarray] | None = None,
+    ):
+        self._lookups, self.rows, self._places, self._ids = lookups, rows, places, ids
+        self._used: list[Any] = [0 for _ in rows]
+
+    @contextmanager
+    def looked_up(self) -> Iterator[None]:
+        with rows_from(self._rows):
+            yield
+
+    def _rows(self, layer: Embedding, ids: tf.Tensor) -> tf.Tensor:
+        number = self._lookups.number(layer)
+        start = self._used[number]
+        count = tf.size(ids)
+        self._used[number] = start + count
+        places = self._places[number][start : start + count]
+        if self._ids is not None and not np.array_equal(self._ids[number][places.numpy()], ids.numpy()):
+            raise ModelError(
+                f"the ids of layer {layer.name!r} are others in a second run of the same step: they depend "
+                "on rows of an edl.layers.Embedding. All ids of a step must be known before it"
+            )
+        return tf.gather(self.rows[number], places)
+
+
+def _is_to_be_plain(layer: Embedding) -> bool:
+    """Whether it is saved with all rows: it has replaced a keras.layers.Embedding, which is no larger."""
+    return layer.float_ids and layer.input_dim is not None and 4 * layer.input_dim * layer.dim <= MOST_PLAIN
+
+
+def _is_on_servers(layer: Any) -> bool:
+    return isinstance(layer, Embedding) and layer.on_servers
+
+
+def _refuse_outside(layer: Embedding, ids: np.ndarray) -> None:
+    if not _is_inside(layer, ids):
+        least, most = int(ids.min()), int(ids.max())
+        raise DataError(
+            f"layer {layer.name!r} is given the id {least if least < 0 else most}; its input_dim is "
+            f"{layer.input_dim}"
+        )
+
+
+def _is_inside(layer: Embedding, ids: np.ndarray) -> bool:
+    return layer.input_dim is None or not len(ids) or (ids.min() >= 0 and ids.max() < layer.input_dim)
+
+
+def _added(pieces: Sequence[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:
+    """The gradients of several pieces of a batch, with each id once."""
+    if len(pieces) == 1:
+        return pieces[0]
+    ids, places = np.unique(np.concatenate([ids for ids, _ in pieces]), return_inverse=True)
+    total = np.zeros((len(ids), pieces[0][1].shape[1]), np.float32)
+    np.add.at(total, places, np.concatenate([values for _, values in pieces]))
+    return ids, total

@@ -1,0 +1,1 @@
+"""Evaluation and prediction, by the ring and by one worker."""

@@ -1,0 +1,91 @@
+"""Evaluates a model on one worker, with Keras' own `evaluate`; see evaluation.py for the ring."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+
+import keras
+
+from edl.contract.evaluation import FINAL
+from edl.contract.ranges import Range
+from edl.data import Reader
+from edl.trainer.agreement.metric_values import Value, values_of
+from edl.trainer.model.records import Records
+from edl.trainer.model.user_model import UserModel
+from edl.trainer.runtime.watchdog import Watch
+
+EVALUATION_BATCH = 256  # records
+
+
+class _Batches(keras.utils.PyDataset):
+    """A reader's records as Keras wants to be given them.
+
+    Args:
+        goes_on: is called with each batch.
+    """
+
+    def __init__(self, source: Records, batches: Sequence[Range], goes_on: Callable[[], None]):
+        super().__init__()
+        self._source, self._batches, self._goes_on = source, batches, goes_on
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+    def __getitem__(self, index: int) -> tuple[object, ...]:
+        self._goes_on()
+        batch = self._source.plain(*self._batches[index])
+        # tf.data, through which Keras takes them, knows no lists, and has no type for labels that are None.
+        batch = replace(batch, x=keras.tree.lists_to_tuples(batch.x), y=keras.tree.lists_to_tuples(batch.y))
+        if batch.weights is not None:
+            return batch.x, batch.y, batch.weights
+        return (batch.x,) if batch.y is None else (batch.x, batch.y)
+
+
+@contextlib.contextmanager
+def _own_step_given_as_by_fit(model: keras.Model) -> Iterator[None]:
+    """Inside, a `test_step` of the model's own is given what `fit` gives it: features alone, if there are no
+    labels."""
+    if type(model).test_step is keras.Model.test_step:
+        yield
+        return
+    own, unpacked, packed = (
+        model.test_step, keras.utils.unpack_x_y_sample_weight, keras.utils.pack_x_y_sample_weight
+    )  # fmt: skip
+    model.test_step = lambda data: own(packed(*unpacked(data)))
+    model.test_function = None  # which has the step as it was
+    try:
+        yield
+    finally:
+        del model.test_step
+        model.test_function = None
+
+
+def evaluate(
+    model: keras.Model,
+    zoo: UserModel,
+    reader: Reader | None,
+    watch: Watch,
+    batches: Sequence[Range] | None = None,
+) -> dict[str, Value]:
+    """The compiled loss and metrics over the held-out records; empty when there are none.
+
+    Args:
+        reader: of data("test").
+        watch: goes around each call of the user's code that reads.
+        batches: of records, by their index; None: all of them.
+    """
+    size = 0 if reader is None else len(reader)
+    if reader is None or size == 0:
+        return {}
+    source = Records(reader, zoo.feed_of(FINAL), zoo.name, watch)
+    if batches is None:
+        starts = range(0, size, EVALUATION_BATCH)
+        batches = [(start, min(start + EVALUATION_BATCH, size)) for start in starts]
+    with (
+        watch(lambda: "the evaluation of a batch of data('test') by the worker that saves the model") as call,
+        _own_step_given_as_by_fit(model),
+    ):
+        results = model.evaluate(_Batches(source, batches, call.goes_on), verbose=0, return_dict=True)
+    return values_of(results)

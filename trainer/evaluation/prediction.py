@@ -1,0 +1,264 @@
+"""Prediction by a ring: each record's outputs once, in files that are whole or not there.
+
+The records are predicted in rounds, as an evaluation is (trainer/evaluation/evaluation.py). A round is some
+parts of the records, always the same ones, and each part becomes one file. A rank writes the files of its
+parts before it takes part in the sum of the round; so when that has come back, all of them are on the disk. A
+round in which one dies is made again by the others, and what is written again is the same file. A job that
+starts again goes on after the last round of which all files are there.
+
+    part-000000000000-000000001000.npz    the records [0, 1000): `ids`, their places in the data, and outputs
+    predictions.json                      of which data and which weights; `complete` when nothing is missing
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from edl.contract.artifacts import write_whole
+from edl.contract.evaluation import EvaluationPlan, Pass
+from edl.contract.layout import Part
+from edl.errors import DataError, EdlError
+from edl.trainer.agreement.metric_values import Value
+from edl.trainer.model.data import Batch
+
+BOOK = "predictions.json"
+Outputs = Mapping[str, np.ndarray]
+
+
+class PredictionError(EdlError):
+    """The predictions are not what they should be."""
+
+
+Predict = Callable[[Batch, Callable[[], Batch | None]], Outputs]
+
+
+class Source(Protocol):
+    """The records."""
+
+    def plain(self, start: int, stop: int) -> Batch: ...
+
+
+@dataclass(frozen=True)
+class Format:
+    """How a part is written."""
+
+    suffix: str
+    encode: Callable[[np.ndarray, Outputs], bytes]
+
+
+def _npz(ids: np.ndarray, outputs: Outputs) -> bytes:
+    file = io.BytesIO()
+    np.savez(file, ids=ids, **outputs)  # type: ignore[arg-type]
+    return file.getvalue()
+
+
+def _parquet(ids: np.ndarray, outputs: Outputs) -> bytes:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    columns: dict[str, Any] = {"ids": pa.array(ids)}
+    for name, values in outputs.items():
+        flat = pa.array(values.reshape(-1))
+        for size in reversed(values.shape[1:]):
+            flat = pa.FixedSizeListArray.from_arrays(flat, size)
+        columns[name] = flat
+    sink = pa.BufferOutputStream()
+    pq.write_table(pa.table(columns), sink)
+    written: bytes = sink.getvalue().to_pybytes()
+    return written
+
+
+def _marker(ids: np.ndarray, outputs: Outputs) -> bytes:
+    return json.dumps({"records": len(ids)}).encode()
+
+
+FORMATS = {"npz": Format("npz", _npz), "parquet": Format("parquet", _parquet)}
+DONE = Format("done", _marker)  # of a part that the user's write() has kept elsewhere
+
+
+@dataclass(frozen=True)
+class Book:
+    """Of what the files of a directory are predictions."""
+
+    records: int
+    part_records: int
+    model: str  # the fingerprint, and
+    weights: str  # the digest of the model
+    format: str
+
+
+class PredictionFiles:
+    """The files of a job.
+
+    Args:
+        records: of the data.
+        part_records: of a part.
+    """
+
+    def __init__(self, directory: Path, form: Format, records: int, part_records: int):
+        self._directory, self._form = directory, form
+        self._records, self._size = records, part_records
+
+    @property
+    def parts(self) -> int:
+        return -(-self._records // self._size)
+
+    def ends(self, part: int) -> tuple[int, int]:
+        return part * self._size, min((part + 1) * self._size, self._records)
+
+    def path(self, part: int) -> Path:
+        start, stop = self.ends(part)
+        return self._directory / f"part-{start:012d}-{stop:012d}.{self._form.suffix}"
+
+    def write(self, part: int, ids: np.ndarray, outputs: Outputs) -> None:
+        """The part is there, whole and on the disk, when this returns."""
+        path = self.path(part)
+        unfinished = path.with_name(f".{os.getpid()}.{path.name}")
+        try:
+            with open(unfinished, "wb") as file:
+                file.write(self._form.encode(ids, outputs))
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(unfinished, path)
+        except BaseException:
+            unfinished.unlink(missing_ok=True)
+            raise
+
+    def begin(self, book: Book) -> int:
+        """Which part is the first that is missing.
+
+        Raises:
+            PredictionError: there are predictions of other data or of another model.
+        """
+        self._directory.mkdir(parents=True, exist_ok=True)
+        path = self._directory / BOOK
+        if path.exists():
+            found = json.loads(path.read_text(encoding="utf-8"))
+            found.pop("complete", None)
+            if found != asdict(book):
+                differ = ", ".join(key for key, value in asdict(book).items() if found.get(key) != value)
+                raise PredictionError(
+                    f"{self._directory} holds predictions that differ in {differ}: they are of other data, "
+                    "or of another model. Choose another output directory, or delete them"
+                )
+        write_whole(path, json.dumps(asdict(book)) + "\n")
+        return next((part for part in range(self.parts) if not self.path(part).exists()), self.parts)
+
+    def end(self) -> None:
+        """All parts are there, and nothing else is.
+
+        Raises:
+            PredictionError: it is not so.
+        """
+        expected = {self.path(part).name for part in range(self.parts)}
+        found = {path.name for path in self._directory.glob("part-*")}
+        if missing := sorted(expected - found):
+            raise PredictionError(
+                f"{len(missing)} parts of the predictions are missing, the first: {missing[0]}"
+            )
+        if others := sorted(found - expected):
+            raise PredictionError(f"{self._directory} holds other parts, too, e.g. {others[0]}")
+        for left in self._directory.glob(".*.part-*"):  # of one who was lost while it wrote
+            left.unlink(missing_ok=True)
+        path = self._directory / BOOK
+        book = json.loads(path.read_text(encoding="utf-8"))
+        write_whole(path, json.dumps({**book, "complete": True}) + "\n")
+
+
+def _if_done(read: Future[Batch] | None) -> Batch | None:
+    """What cannot be read is told when it is needed."""
+    return read.result() if read is not None and read.done() and read.exception() is None else None
+
+
+class RingPrediction:
+    """What of the records this worker predicts: it has the place of an evaluation in the loop.
+
+    Args:
+        plan: of one pass; its rounds consist of whole parts.
+        source: the records, as they lie.
+        predict: the outputs of a batch, by name; it is told which one will be next, if that is read.
+        keep: what is kept of a part: what the user's write() makes of it. None: nothing is, it has done so.
+        reading: reads one part ahead; None: a thread of its own.
+    """
+
+    is_whole = True
+
+    def __init__(
+        self,
+        plan: EvaluationPlan,
+        source: Source,
+        predict: Predict,
+        files: PredictionFiles,
+        keep: Callable[[Outputs, np.ndarray], Outputs | None] = lambda outputs, ids: outputs,
+        reading: Executor | None = None,
+    ):
+        self._plan, self._source, self._predict, self._files, self._keep = plan, source, predict, files, keep
+        self._reading = reading or ThreadPoolExecutor(1, thread_name_prefix="read")
+        self._part = Part.even(0, 1)
+
+    @property
+    def sizes(self) -> Mapping[str, int]:
+        """The records of the split."""
+        return self._plan.sizes
+
+    def after(self, step: int, epochs: int) -> tuple[Pass, ...]:
+        """The pass, before the first step."""
+        return self._plan.after(step, epochs)
+
+    def take(self, part: Part) -> None:
+        """From now on this worker predicts this part of each round."""
+        self._part = part
+
+    def nothing(self, split: str) -> np.ndarray:
+        """No part was written, float32 [1]."""
+        return np.zeros(1, np.float32)
+
+    def part(self, now: Pass, round: int) -> tuple[np.ndarray, int]:
+        """Write the parts of a round that are this rank's: how many, float32 [1], and of how many records.
+
+        Raises:
+            anything: of the user's code, of the data, or of the disk.
+        """
+        records = 0
+        for number, batch, following in self._ahead(self._ours(now, round)):
+            outputs = self._predict(batch, following)
+            for name, values in outputs.items():
+                if len(values) != len(batch):
+                    raise DataError(f"output {name!r} has {len(values)} rows for {len(batch)} records")
+            kept = self._keep(outputs, batch.indices)
+            self._files.write(number, batch.indices, kept or {})
+            records += len(batch)
+        return np.array([len(self._ours(now, round))], np.float32), records
+
+    def results(self, split: str, totals: np.ndarray) -> dict[str, Value]:
+        """How many parts there are."""
+        return {"parts": float(totals[0])}
+
+    def _ours(self, now: Pass, round: int) -> range:
+        start, stop = now.positions(round)
+        size = self._files.ends(0)[1]
+        first, end = start // size, -(-stop // size)
+        begin, until = self._part.of(end - first)
+        return range(first + begin, first + until)
+
+    def _ahead(self, parts: range) -> Iterator[tuple[int, Batch, Callable[[], Batch | None]]]:
+        """The records of each part, and what gives those of the next one, if they are read: while one is
+        predicted, the next one is read."""
+        read: Future[Batch] | None = None
+        for number in parts:
+            batch = (read or self._submit(number)).result()
+            read = self._submit(number + 1) if number + 1 in parts else None
+            yield number, batch, partial(_if_done, read)
+
+    def _submit(self, number: int) -> Future[Batch]:
+        return self._reading.submit(self._source.plain, *self._files.ends(number))

@@ -1,0 +1,113 @@
+"""The rounds of an evaluation or prediction, from one worker's side: what it adds, and what all of them mean.
+
+A round is a sum between two steps. It changes the ledger and no weight: the totals of a pass are there until
+it is over, and then what it has found.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+
+from edl.config import Config
+from edl.contract.evaluation import FINAL, Pass
+from edl.contract.layout import Part
+from edl.contract.proto import edl_pb2 as pb
+from edl.trainer.agreement import control
+from edl.trainer.agreement.interfaces import Evaluation
+from edl.trainer.agreement.ledger import Ledger
+from edl.trainer.agreement.metric_values import Value, as_numbers
+from edl.trainer.ring.base import RingBroken
+from edl.trainer.runtime.error_report import described
+from edl.trainer.session.state import Session
+
+
+class Rounds:
+    """Of one worker.
+
+    Args:
+        evaluation: None: there are none.
+    """
+
+    def __init__(self, evaluation: Evaluation | None, config: Config, session: Session):
+        self.evaluation, self._config, self._session = evaluation, config, session
+
+    @property
+    def sizes(self) -> Mapping[str, int]:
+        """The records of each split that there is."""
+        return self.evaluation.sizes if self.evaluation is not None else {}
+
+    def take(self, part: Part) -> None:
+        """From now on this worker evaluates this part of each round."""
+        if self.evaluation is not None:
+            self.evaluation.take(part)
+
+    def due(self, step: int, round: int, epochs: int) -> Pass | None:
+        """The pass of which this round is one; None: a step is due."""
+        if self.evaluation is None:
+            return None
+        return next((now for now in self.evaluation.after(step, epochs) if round < now.end), None)
+
+    def part(self, now: Pass, round: int, told: np.ndarray, follows: bool) -> np.ndarray:
+        """What this rank adds to a round. Who cannot evaluate its part says so: the pass ends without a
+        result, and the training goes on.
+
+        Args:
+            told: the control vector of this rank; how many records it has is added here.
+            follows: it has not got the state yet, so it adds nothing.
+        """
+        assert self.evaluation is not None
+        if follows:
+            return self.evaluation.nothing(now.split)
+        try:
+            values, told[control.RECORDS] = self.evaluation.part(now, round)
+        except (Exception, SystemExit) as error:
+            if isinstance(error, RingBroken) or not self._config.trains:
+                raise
+            told[control.NONFINITE] = 1
+            self._session.warn(f"the model could not be evaluated on data({now.split!r}): {described(error)}")
+            return self.evaluation.nothing(now.split)
+        return values
+
+    def put(self, ledger: Ledger, sums: control.Sums, ends_epoch: bool) -> Ledger:
+        """The ledger with a round more; with the last one of a pass, what the pass has found.
+
+        Args:
+            ends_epoch: whether the step before it does.
+        """
+        now, values = sums.given
+        ledger = ledger.after_round(sums.round, values)
+        if sums.round < now.end:
+            return ledger
+        found = {} if sums.agreed.nonfinite else self._results(now.split, np.frombuffer(ledger.totals))
+        ledger = ledger.after_pass(sums.round, now.split, now.records, found)
+        if now.split == self._config.evaluation.split and ends_epoch:
+            return replace(ledger, epochs=ledger.epochs.evaluated(found))
+        return ledger
+
+    def _results(self, split: str, totals: np.ndarray) -> dict[str, Value]:
+        """What the sums of all rounds mean: the same on all ranks; none, where the user's metrics fail."""
+        assert self.evaluation is not None
+        try:
+            return self.evaluation.results(split, totals)
+        except (Exception, SystemExit) as error:
+            if not self._config.trains:
+                raise
+            self._session.warn(f"the metrics over data({split!r}) could not be computed: {described(error)}")
+            return {}
+
+    def say(self, generation: int, ledger: Ledger, split: str) -> None:
+        """Tell what the last pass over a split has found."""
+        found = ledger.evaluated[split]
+        numbers = as_numbers(found.metrics)
+        told = pb.Evaluated(step=found.step, split=split, records=found.records, metrics=numbers)
+        self._session.say(generation, evaluated=told)
+
+    def worth(self, ledger: Ledger) -> Mapping[str, Value] | None:
+        """What was found of just this state; None: it was not evaluated, or could not be, or not whole."""
+        found = ledger.evaluated.get(FINAL if self._config.trains else self._config.evaluation.split)
+        if self.evaluation is None or not self.evaluation.is_whole or found is None:
+            return None
+        return found.metrics or None if found.step == ledger.step else None

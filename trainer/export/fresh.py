@@ -1,0 +1,189 @@
+"""A fresh process that loads what was exported, as whoever receives it will, and compares what comes out.
+
+    python -m edl.trainer.export.fresh REQUEST RESULT
+
+Both are descriptors of files in memory. Imports at once, which takes seconds; then waits for a line on its
+standard input, which says that the request is there. When its standard input ends before that, nobody needs
+it any more. Its parent has trained the model: nothing of that is here, not even TensorFlow's settings.
+
+A `.keras` file is loaded with Keras alone; and with the user's module, where the file's note says that it
+needs custom objects. Where Keras cannot load it so (which was told before the training), the module builds
+the model, which then loads the file's weights. SavedModel and ONNX are loaded with their own libraries alone.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from edl.layers import rows_to_be_loaded
+from edl.trainer.export import samples, saved_file
+from edl.trainer.export.samples import KERAS_TOLERANCE, OTHER_TOLERANCE, Sample
+from edl.trainer.model import user_model
+from edl.trainer.runtime.error_report import described
+
+FAILURES = (Exception, SystemExit)  # what the user's code may raise
+NO_MEMORY = (MemoryError, tf.errors.ResourceExhaustedError)
+# At an export: what is wrong with it.
+Look: TypeAlias = Callable[[Path, Sample, Mapping[str, Any]], str]
+
+
+def main(argv: Sequence[str]) -> None:
+    request, result = (int(word) for word in argv)
+    if not sys.stdin.buffer.readline():
+        return
+    with open(request, "rb") as file:
+        file.seek(0)
+        sample, about = samples.unpacked(file.read())
+    found = {name: look(name, Path(path), sample, about) for name, path in about["exports"].items()}
+    with open(result, "w", encoding="utf-8") as file:
+        json.dump(found, file)
+
+
+def look(name: str, path: Path, sample: Sample, about: Mapping[str, Any]) -> tuple[str, str, str]:
+    """What is wrong with an export, why Keras alone is not enough, and why neither could be found out; each
+    empty where there is nothing to say."""
+    looks: dict[str, Look] = {"keras": _keras, "savedmodel": _saved_model, "onnx": _onnx}
+    try:
+        wrong = _tried(looks[name], path, sample, about)
+        if wrong and name == "keras" and about["module"] and not _tried(_built, path, sample, about):
+            return "", wrong, ""
+        return wrong, "", ""
+    except NO_MEMORY as error:
+        return "", "", f"the process that loads it has not had enough memory: {described(error)}"
+
+
+def _tried(look: Look, path: Path, sample: Sample, about: Mapping[str, Any]) -> str:
+    try:
+        return look(path, sample, about)
+    except NO_MEMORY:
+        raise
+    except FAILURES as error:
+        return f"{path.name} cannot be loaded and run: {described(error)}"
+
+
+def _keras(path: Path, sample: Sample, about: Mapping[str, Any]) -> str:
+    known: Mapping[str, Any] = {}
+    if about["module"] and saved_file.note(path):
+        known = _module(about).model.__globals__
+    return _as_in_memory(path, saved_file.load(path, known), sample)
+
+
+def _built(path: Path, sample: Sample, about: Mapping[str, Any]) -> str:
+    return _as_in_memory(path, built(path, _module(about), sample.features), sample)
+
+
+def built(path: Path, module: user_model.UserModel, features: Any) -> Any:
+    """The model in a file that Keras cannot load: built by its own code, with the weights of the file.
+
+    Args:
+        features: of some records; None: there are none.
+    """
+    with rows_to_be_loaded():
+        model = module.model()
+        if features is not None:
+            samples.outputs_of(model, features)  # one of its own class has no variables before
+    if features is None and model.weights:
+        model.built = (
+            True  # one that has no call() is never built; its layers are, and Keras asks for no more
+        )
+    model.load_weights(path)
+    return model
+
+
+def _module(about: Mapping[str, Any]) -> user_model.UserModel:
+    return user_model.load(about["module"], about["source"])
+
+
+def _as_in_memory(path: Path, model: Any, sample: Sample) -> str:
+    if sample.features is None:
+        same = samples.digests(model) == sample.weights
+        return "" if same else f"{path.name} holds other weights than the model in memory"
+    return _compared(path, sample, samples.outputs_of(model, sample.features), KERAS_TOLERANCE)
+
+
+def _saved_model(path: Path, sample: Sample, about: Mapping[str, Any]) -> str:
+    loaded = tf.saved_model.load(str(path))
+    if "serving_default" not in loaded.signatures:
+        return f"{path.name} has no signature serving_default"
+    serve = loaded.signatures["serving_default"]
+    if sample.features is None:
+        return ""
+    _, keywords = serve.structured_input_signature
+    features = _by_name(sample.features, about["inputs"], list(keywords))
+    with tf.device("/CPU:0"):
+        given = {name: tf.cast(value, keywords[name].dtype) for name, value in features.items()}
+        found = serve(**given)
+    return _compared(path, sample, tuple(_in_order(found)), OTHER_TOLERANCE)
+
+
+def _onnx(path: Path, sample: Sample, about: Mapping[str, Any]) -> str:
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    if sample.features is None:
+        return ""
+    inputs = {entry.name: _numpy_type(entry.type) for entry in session.get_inputs()}
+    features = _by_name(sample.features, about["inputs"], list(inputs))
+    given = {name: np.asarray(value).astype(inputs[name]) for name, value in features.items()}
+    return _compared(path, sample, samples.flattened(session.run(None, given)), OTHER_TOLERANCE)
+
+
+def _numpy_type(onnx_type: str) -> Any:
+    """Of `tensor(float)`."""
+    name = onnx_type.removeprefix("tensor(").removesuffix(")")
+    return {"float": np.float32, "double": np.float64, "string": object}.get(name) or np.dtype(name)
+
+
+def _by_name(features: Any, ours: Sequence[str], theirs: Sequence[str]) -> dict[str, Any]:
+    """Flattened features by the names that an export has given to its inputs.
+
+    Args:
+        ours: the names of the model's inputs, in its order.
+        theirs: those of the export, in no order that could be relied on.
+    """
+    if isinstance(features, dict) and set(features) == set(theirs):
+        return dict(features)
+    leaves = [leaf for leaf in keras.tree.flatten(features) if leaf is not None]
+    names = list(ours) if set(ours) == set(theirs) else list(theirs)
+    if len(names) != len(leaves):
+        raise ValueError(f"it takes {len(names)} inputs ({', '.join(names)}), and the model {len(leaves)}")
+    return dict(zip(names, leaves, strict=True))
+
+
+def _in_order(outputs: Mapping[str, Any]) -> list[np.ndarray]:
+    """Those of a signature, as Keras flattens them: by their numbers, or by their names."""
+    numbered = {name: name.rpartition("_")[2] for name in outputs}
+    if all(number.isdecimal() and name == f"output_{number}" for name, number in numbered.items()):
+        names = sorted(outputs, key=lambda name: int(numbered[name]))
+    else:
+        names = sorted(outputs)
+    return list(samples.flattened([outputs[name].numpy() for name in names]))
+
+
+def _compared(path: Path, sample: Sample, found: tuple[np.ndarray, ...], tolerance: float) -> str:
+    allowed, off = tolerance + sample.tolerance, samples.difference(sample.outputs, found)
+    if off <= allowed:
+        return ""
+    if np.isinf(off):
+        shapes = [list(o.shape) for o in sample.outputs], [list(f.shape) for f in found]
+        return f"{path.name} gives outputs of the shapes {shapes[1]}, the model in memory {shapes[0]}"
+    return (
+        f"{path.name} gives other outputs than the model in memory: they differ by {off:.2g} of the largest "
+        f"one ({allowed:.2g} is allowed)"
+    )
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)  # threads of TensorFlow and of the user's module have nothing left to say

@@ -1,0 +1,151 @@
+"""Before the first step: what the end of the job needs is tried out, with a few real records.
+
+Promise: what would fail at the end for certain fails now, in the first seconds, and not after days of
+training. An evaluation that fails ends the job. A model that cannot be saved whole, or loaded again, can
+still be trained, and its weights be kept: that is a warning. The model's state may be another one afterwards.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+
+from edl import scratch
+from edl.contract import artifacts
+from edl.errors import DataError, EdlError, UserCodeError
+from edl.trainer.evaluation.local_evaluation import evaluate
+from edl.trainer.export import formats, room, saved_file
+from edl.trainer.export.model_saving import FAILURES, disk_error
+from edl.trainer.export.verification import BASE_BYTES, COPIES
+from edl.trainer.model.user_model import UserModel
+from edl.trainer.runtime.error_report import described
+from edl.trainer.runtime.watchdog import Watch
+
+BATCH = 2  # records; two batches are taken, the first and the last
+
+
+def rehearse(
+    model: keras.Model,
+    module: UserModel,
+    watch: Watch,
+    allow_empty: bool,
+    warn: Callable[[str], None],
+    keeps: bool,
+    further: Sequence[str] = (),
+    features: Any = None,
+    verifies: bool = False,
+) -> None:
+    """Evaluate, save and load the model as the end of the job will.
+
+    Args:
+        watch: goes around each call of the user's code that reads.
+        allow_empty: held-out data without a record are allowed.
+        warn: takes what people should know in time.
+        keeps: whether the model will be saved at all.
+        further: in which formats beside Keras' own.
+        features: of a few records.
+        verifies: whether it will be loaded again in a process of its own.
+
+    Raises:
+        EdlError: the evaluation would fail, or one of these formats cannot be written.
+    """
+    if keeps:
+        formats.refuse_missing(further)
+    _evaluation(model, module, watch, allow_empty)
+    if keeps:
+        # A worker may be killed meanwhile: what it leaves is a link, and not a file as large as the model.
+        with scratch.directory() as directory, tempfile.TemporaryFile() as file:
+            path = directory / artifacts.MODEL
+            path.symlink_to(f"/proc/self/fd/{file.fileno()}")
+            _saving(model, module, path, warn)
+            if verifies:
+                try:
+                    room.refuse_without(BASE_BYTES + COPIES * path.stat().st_size)
+                except EdlError as error:
+                    warn(f"the model could not be verified at the end: {error}")
+            for name in further:
+                _exporting(model, name, directory, features, warn)
+
+
+def _evaluation(model: keras.Model, module: UserModel, watch: Watch, allow_empty: bool) -> None:
+    try:
+        reader = module.reader("test")
+        if reader is not None:
+            size = len(reader)
+            refuse_empty(size, "test", module.name, allow_empty)
+            ends = [(0, min(BATCH, size)), (max(size - BATCH, 0), size)]
+            evaluate(model, module, reader, watch, ends)
+    except EdlError:
+        raise
+    except FAILURES as error:
+        raise UserCodeError(
+            f'the trained model could not be evaluated on data("test"), tried out before the first step: '
+            f"{described(error)}"
+        ) from error
+
+
+def _saving(model: keras.Model, module: UserModel, path: Path, warn: Callable[[str], None]) -> None:
+    try:
+        saved_file.save(model, path)
+    except FAILURES as error:
+        if (full := disk_error(error)) is not None:
+            warn(f"whether the model can be saved could not be tried out: {full}")
+        else:
+            warn(
+                f"the model cannot be saved whole: {described(error)}; only its weights will be kept "
+                f"({artifacts.WEIGHTS}, or {artifacts.VARIABLES} where Keras cannot write that), and the job "
+                "will not count as succeeded"
+            )
+        return
+    if note := saved_file.note(path):
+        warn(note)
+    try:
+        loaded = saved_file.load(path, getattr(module.model, "__globals__", {}))
+        different = not _same(model, loaded)
+    except FAILURES as error:
+        why = f"cannot be loaded again: {described(error)}"
+    else:
+        why = "is loaded with other weights than it was saved with" if different else ""
+    if why:
+        warn(saved_file.by_its_code(f"{artifacts.MODEL} {why}"))
+
+
+def _exporting(
+    model: keras.Model, name: str, directory: Path, features: Any, warn: Callable[[str], None]
+) -> None:
+    try:
+        formats.write(model, name, directory / artifacts.FORMATS[name], features)
+    except FAILURES as error:
+        if (full := disk_error(error)) is not None:
+            warn(f"whether the model can be written as {name} could not be tried out: {full}")
+            return
+        raise UserCodeError(
+            f"export.formats: the model cannot be written as {name}, tried out before the first step: "
+            f"{described(error)}"
+        ) from error
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Whether two models have the same weights."""
+    ours, theirs = saved_file.weights(one), saved_file.weights(other)
+    pairs = zip(ours, theirs, strict=False)
+    return len(ours) == len(theirs) and all(
+        a.shape == b.shape and np.array_equal(np.asarray(a), np.asarray(b)) for a, b in pairs
+    )
+
+
+def refuse_empty(size: int, split: str, name: str, allowed: bool) -> None:
+    """
+    Raises:
+        DataError: there are no records, and that is not allowed.
+    """
+    if size == 0 and not allowed:
+        none = "; return None if nothing is held out" if split == "test" else ""
+        raise DataError(
+            f"{name}: data({split!r}) has no records{none} (expected at least 1, or data.allowEmpty=true)"
+        )

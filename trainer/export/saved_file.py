@@ -1,0 +1,155 @@
+"""A saved model, looked at as who is to load it will: with nothing but Keras.
+
+A `.keras` file names the classes and functions that it was built of. Those of Keras are there in every
+process; others must be imported, or given as `custom_objects`, before the file can be loaded.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import zipfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import keras
+
+from edl.contract.artifacts import MODEL
+from edl.layers.embedding import (  # which a file may have that nobody else here knows
+    Embedding,
+    rows_to_be_loaded,
+)
+
+CONFIG = "config.json"
+EMBEDDING = "edl>Embedding"  # as it is registered
+PIECE = 1 << 20
+MOST_NAMED = 8
+FAMILIES = frozenset({"keras", "keras_hub", "keras_cv", "keras_nlp", "builtins"})  # imported by Keras itself
+FUNCTIONS = (  # where Keras looks for a function by its name
+    keras.activations, keras.constraints, keras.initializers, keras.losses, keras.metrics, keras.ops,
+    keras.regularizers,
+)  # fmt: skip
+
+
+def save(model: keras.Model, path: Path) -> None:
+    """Save the model as Keras does; layers that have replaced Keras' own (trainer/embedding/replacement.py)
+    are saved as Keras' own.
+
+    Raises:
+        what Keras raises.
+    """
+    model.save(path)
+    if not any(isinstance(layer, Embedding) and layer.is_plain for layer in model._flatten_layers()):
+        return
+    changed = path.with_name(f".plain.{path.name}")
+    try:
+        with zipfile.ZipFile(path) as old, zipfile.ZipFile(changed, "w") as new:
+            for item in old.infolist():
+                with old.open(item) as source, new.open(item, "w", force_zip64=True) as target:
+                    if item.filename == CONFIG:
+                        target.write(json.dumps(_plain(json.load(source))).encode())
+                    else:
+                        shutil.copyfileobj(source, target, PIECE)
+        changed.replace(path)
+    finally:
+        changed.unlink(missing_ok=True)
+
+
+def weights(model: Any) -> list[Any]:
+    """The variables of a model that are in a file of it, in its order."""
+    plain = (layer for layer in model._flatten_layers() if isinstance(layer, Embedding) and layer.is_plain)
+    left_out = {id(layer.ids) for layer in plain}
+    return [v for v in model.weights if id(v) not in left_out]
+
+
+def _plain(config: Any) -> Any:
+    """The same model, with layers of Keras where those of edl hold all of their rows."""
+    for node in _nodes(config):
+        of = node.get("config")
+        if node.get("registered_name") != EMBEDDING or not isinstance(of, dict) or not of.get("float_ids"):
+            continue
+        if of["vocabulary"] == of["input_dim"]:
+            node["module"], node["registered_name"] = "keras.layers", None
+            node["config"] = {
+                "name": of["name"], "trainable": False, "dtype": of["dtype"], "input_dim": of["input_dim"],
+                "output_dim": of["dim"], "embeddings_initializer": of["initializer"],
+                "mask_zero": of["mask_zero"],
+            }  # fmt: skip
+    return config
+
+
+def note(path: Path) -> str:
+    """What one has to know to load the file; empty: `keras.models.load_model(path)` is enough."""
+    found, needs = config(path), []
+    if names := custom_objects(found):
+        more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
+        needs.append(
+            f"with custom objects ({', '.join(names[:MOST_NAMED])}{more}): import the module that registers "
+            "them, or pass custom_objects to keras.models.load_model"
+        )
+    if has_lambda(found):
+        needs.append("with safe_mode=False (it holds Python code of a Lambda layer)")
+    return f"{path.name} can be loaded only {' and '.join(needs)}" if needs else ""
+
+
+def by_its_code(why: str, name: str = MODEL) -> str:
+    """What one has to know to load a file that Keras cannot load, or not as it was saved."""
+    return f"{why}; build the model by its own code, and take the weights with model.load_weights({name!r})"
+
+
+def load(path: Path, known: Mapping[str, Any]) -> Any:
+    """The model in the file, as the note says that it can be loaded.
+
+    Args:
+        known: the names of the module that it was built in.
+
+    Raises:
+        what Keras raises: it cannot be loaded.
+    """
+    found = config(path)
+    custom = {name: known[name] for name in custom_objects(found) if name in known}
+    with rows_to_be_loaded():  # in the process that has the others on servers, too
+        return keras.models.load_model(path, custom_objects=custom, safe_mode=not has_lambda(found))
+
+
+def config(path: Path) -> Any:
+    """The configuration in the file; None: it is not as Keras writes it, which loading it will show."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return json.loads(archive.read(CONFIG))
+    except (OSError, KeyError, ValueError, zipfile.BadZipFile):
+        return None
+
+
+def custom_objects(config: Any) -> list[str]:
+    """The names of the classes and functions in a saved configuration that are not Keras' own."""
+    found = {_custom(node) for node in _nodes(config)}
+    return sorted(name for name in found if name)
+
+
+def has_lambda(config: Any) -> bool:
+    """Whether it holds Python code, which Keras loads only when asked to."""
+    return any(node.get("class_name") == "__lambda__" for node in _nodes(config))
+
+
+def _custom(node: dict[str, Any]) -> str:
+    """The name under which Keras looks for what this node is; empty: it finds it by itself."""
+    registered = node.get("registered_name")
+    if not isinstance(registered, str):
+        return ""
+    if registered == "function":
+        name = str(node.get("config"))
+        return "" if any(hasattr(module, name) for module in FUNCTIONS) else name
+    family = str(node.get("module")).partition(".")[0]
+    return "" if family in FAMILIES else registered
+
+
+def _nodes(value: Any) -> Iterator[dict[str, Any]]:
+    if isinstance(value, dict):
+        yield value
+        for part in value.values():
+            yield from _nodes(part)
+    elif isinstance(value, list):
+        for part in value:
+            yield from _nodes(part)

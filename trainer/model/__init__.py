@@ -1,0 +1,1 @@
+"""The user's model and data: found, read, described, fingerprinted and copied."""

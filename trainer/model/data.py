@@ -1,0 +1,189 @@
+"""From steps to batches: the records of this rank, read ahead of the step that needs them.
+
+How records are read is trainer/model/records.py; this module knows neither Keras nor files.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from edl.contract.layout import Layout, Part
+from edl.contract.steps import Steps
+
+MOST_AHEAD = 64  # batches: more hides no source
+
+
+@dataclass(frozen=True, slots=True)
+class BadRecord:
+    """A record that cannot be read, or that `feed` does not take."""
+
+    index: int
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Records of one step, ready for the model. All of them may be bad: then it has none."""
+
+    indices: np.ndarray  # of the records in the reader
+    x: Any
+    y: Any
+    weights: Any  # None, or one weight per record
+    nbytes: int = 0  # in memory
+    bad: tuple[BadRecord, ...] = ()  # that would be here, too
+    tensors: Any = None  # of the model's graph, where they were made ahead: what x, y and weights are made of
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def __str__(self) -> str:
+        return named(self.indices)
+
+
+NAMED = 32
+
+
+def named(indices: np.ndarray) -> str:
+    """Records by their index in the reader, for people: `records 17, 4, 203 and 29 others`."""
+    first = ", ".join(map(str, indices[:NAMED].tolist()))
+    others = len(indices) - NAMED
+    return f"records {first}" + (f" and {others} others" if others > 0 else "")
+
+
+class Source(Protocol):
+    """Where the records are."""
+
+    @property
+    def layout(self) -> Layout:
+        """How they lie, as far as this worker has found."""
+        ...
+
+    def lay_out(self, layout: Layout) -> None:
+        """From now on they lie so: the job's workers have agreed on it. Records that are kept may stay."""
+        ...
+
+    def batch(self, start: int, stop: int, part: Part) -> Batch | None:
+        """That part of the records at the positions [start, stop), which lie in one epoch; None: of so few
+        records it has none.
+
+        Raises:
+            DataError: they cannot be read, or are not what they should be.
+        """
+        ...
+
+
+class Batches:
+    """This rank's batches, one for each step.
+
+    While the ring is busy with one, the next ones are read: as many as `ahead_bytes` hold, one at least.
+
+    Args:
+        batch: records in a step, over all ranks.
+        reading: reads one batch at a time; None: a thread of its own.
+        ready: what else can be done about a batch before its step, where it is read.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        batch: int,
+        ahead_bytes: float = 0,
+        reading: Executor | None = None,
+        ready: Callable[[Batch], Batch] = lambda batch: batch,
+    ):
+        self._source, self._ahead_bytes, self._ready = source, ahead_bytes, ready
+        self._reading = reading or ThreadPoolExecutor(1, thread_name_prefix="read")
+        self.steps = Steps(source.layout.records, batch)
+        self._part = Part.even(0, 1)
+        self._then: tuple[int, Part] | None = None  # the part from that step on
+        self._read: deque[tuple[int, Future[Batch | None]]] = deque()  # steps in a row
+        self._few: dict[int, Future[Batch | None]] = {}  # steps in no order
+
+    @property
+    def layout(self) -> Layout:
+        return self._source.layout
+
+    def take(self, layout: Layout, part: Part) -> None:
+        """From now on this worker reads this part of each step of data that lie so."""
+        if layout != self._source.layout:
+            self._forget()
+            self._reading.submit(self._source.lay_out, layout).result()
+        if part != self._part or self._then is not None:
+            self._forget()
+            self._part, self._then = part, None
+
+    def take_from(self, step: int, part: Part) -> None:
+        """From that step on this worker reads this part. The step before it has its part as it was, so that
+        nobody waits for records that could not be read earlier."""
+        self._then = step, part
+        while self._read and self._read[-1][0] >= step:
+            self._read.pop()[1].cancel()
+
+    def begin(self, step: int) -> None:
+        """The records of `step` are needed next: they are read from now on."""
+        if self._then is not None and step >= self._then[0]:
+            self._part, self._then = self._then[1], None
+        while self._read and self._read[0][0] < step:
+            self._read.popleft()
+        if self._read and self._read[0][0] > step:
+            self._forget()
+        if not self._read:
+            self._submit(step)
+
+    def of(self, step: int, end: int) -> Batch | None:
+        """The records of `step`; None: of so few the rank has none. Asked again, they are the same.
+
+        Args:
+            end: there is nothing to be read from this step on.
+        """
+        self.begin(step)
+        batch = self._read[0][1].result()
+        size = batch.nbytes if batch else 0
+        most = min(max(int(self._ahead_bytes // max(size, 1)), 1), MOST_AHEAD)
+        while len(self._read) <= most and (following := self._read[-1][0] + 1) < end:
+            self._submit(following)
+        return batch
+
+    def following(self, step: int) -> Batch | None:
+        """The records of the step after this one, if they are read already; None: they are not, or cannot be
+        read, as who needs them will hear."""
+        for at, reading in self._read:
+            if at == step + 1 and reading.done() and not reading.cancelled() and reading.exception() is None:
+                return reading.result()
+        return None
+
+    def any(self, step: int, ahead: Sequence[int] = ()) -> Batch | None:
+        """The records of `step`, in no order of steps.
+
+        Args:
+            ahead: steps that are asked for next: read meanwhile.
+        """
+        reading = {s: self._few.pop(s) if s in self._few else self._begun(s) for s in (step, *ahead)}
+        for other in self._few.values():
+            other.cancel()
+        batch = reading.pop(step).result()
+        self._few = reading
+        return batch
+
+    def _begun(self, step: int) -> Future[Batch | None]:
+        part = self._then[1] if self._then is not None and step >= self._then[0] else self._part
+        return self._reading.submit(self._read_one, *self.steps.positions(step), part)
+
+    def _read_one(self, start: int, stop: int, part: Part) -> Batch | None:
+        batch = self._source.batch(start, stop, part)
+        return self._ready(batch) if batch else batch
+
+    def _submit(self, step: int) -> None:
+        self._read.append((step, self._begun(step)))
+
+    def _forget(self) -> None:
+        for future in (*(future for _, future in self._read), *self._few.values()):
+            future.cancel()
+        self._read.clear()
+        self._few.clear()

@@ -1,0 +1,282 @@
+"""The records of a step, in the order of the job: what a reader gives, as batches for the model."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import keras
+import numpy as np
+
+from edl.contract.layout import Layout, Part
+from edl.contract.order import Order
+from edl.data import RandomAccess, Reader
+from edl.errors import DataError
+from edl.trainer.model.arrays import kind_of, nbytes, protected, standard
+from edl.trainer.model.data import BadRecord, Batch, named
+from edl.trainer.runtime.error_report import described
+from edl.trainer.runtime.watchdog import Watch, unwatched
+
+SAMPLE = 16  # records, to see how large one is
+MOST_BAD = 1000  # at the beginning of the data: more cannot be a few that one may leave out
+
+
+class Records:
+    """A reader's records as batches, in the order of the job.
+
+    Args:
+        reader: the records. One that has `take` is asked for just the records of a batch, another one for
+            blocks of consecutive records.
+        feed: from raw records to (features, labels) or (features, labels, weights); None
+            when the reader gives such tuples itself.
+        watch: goes around each call of the reader and of `feed`.
+        seed, shuffle: of the order.
+        lenient: leave bad records out of a batch, and name them there; else they raise.
+    """
+
+    def __init__(
+        self,
+        reader: Reader,
+        feed: Callable[[Any], Any] | None,
+        name: str,
+        watch: Watch = unwatched,
+        seed: int = 0,
+        shuffle: bool = False,
+        lenient: bool = False,
+    ):
+        self._reader, self._watch, self._feed, self._name = reader, watch, feed, name
+        self._seed, self._shuffle, self._lenient = seed, shuffle, lenient
+        self._open: dict[int, tuple[int, Any]] = {}  # by shard: its present block, as (number, records)
+        self._part = Part.even(0, 1)
+        self.lay_out(Layout(len(reader)))
+
+    @property
+    def layout(self) -> Layout:
+        return self._order.layout
+
+    def fit(self, buffer_bytes: float, ranks: int) -> None:
+        """Find a layout that goes well with how large the records are, and whether they are read in blocks.
+
+        Args:
+            buffer_bytes: what a worker that is alone may keep of blocks that it has read.
+            ranks: of the ring that is expected.
+        """
+        size = self.layout.records
+        if self._shuffle and size and not isinstance(self._reader, RandomAccess):
+            sample = self.first(SAMPLE)
+            record_bytes = nbytes(self._joined(sample)) / len(sample)
+            self.lay_out(Layout.fitting(size, record_bytes, buffer_bytes, ranks))
+
+    def lay_out(self, layout: Layout) -> None:
+        """From now on they lie so."""
+        self._order = Order(layout, self._seed, self._shuffle)
+        self._open = {}
+
+    def batch(self, start: int, stop: int, part: Part) -> Batch | None:
+        """That part of the records at the positions [start, stop).
+
+        Raises:
+            DataError: the reader gave something else than it promised.
+        """
+        indices, shards = self._order.part(start, stop, part)
+        if not len(indices):
+            return None
+        try:
+            return self._batch(indices, shards, part)
+        except Exception:
+            if not self._lenient:
+                raise
+            return self._good(indices)
+
+    def _batch(self, indices: np.ndarray, shards: np.ndarray, part: Part) -> Batch:
+        if isinstance(self._reader, RandomAccess):
+            return self._as_batch(self._take(self._reader, indices), indices)
+        if not self._shuffle:
+            return self.plain(int(indices[0]), int(indices[-1]) + 1)
+        if part != self._part:  # the blocks of the shards that others read now
+            self._part, ours = part, self._order.shards(part)
+            self._open = {shard: block for shard, block in self._open.items() if ours[shard]}
+        return self._as_batch(self._pick(indices, shards), indices)
+
+    def plain(self, start: int, stop: int) -> Batch:
+        """The records [start, stop) as they lie, without any order: for evaluation."""
+        return self._as_batch(self._read(start, stop), np.arange(start, stop))
+
+    def first(self, count: int) -> list[int]:
+        """The first records of which none is bad, `count` of them if there are as many.
+
+        Raises:
+            DataError, or what the reader or `feed` raises: there is none among very many.
+        """
+        count = min(count, self.layout.records)
+        if not self._lenient:
+            return list(range(count))
+        good: list[int] = []
+        for index in range(min(self.layout.records, count + MOST_BAD)):
+            try:
+                self.these([index])
+            except Exception:
+                if not good and index + 1 == min(self.layout.records, count + MOST_BAD):
+                    raise
+            else:
+                good.append(index)
+            if len(good) == count:
+                break
+        return good
+
+    def these(self, indices: Sequence[int]) -> Batch:
+        """The records at `indices`, read one by one unless they follow each other.
+
+        Raises:
+            DataError, or what the reader or `feed` raises: one of them is bad, or they do not go together.
+        """
+        return self._as_batch(self._joined(indices), np.array(indices))
+
+    def _joined(self, indices: Sequence[int]) -> Any:
+        start, stop = indices[0], indices[-1] + 1
+        if list(indices) == list(range(start, stop)):
+            return self._read(start, stop)
+        return keras.tree.map_structure(self._whole, *(self._read(i, i + 1) for i in indices))
+
+    def _good(self, indices: np.ndarray) -> Batch:
+        """The records at `indices` without those that are bad, found one by one.
+
+        Raises:
+            DataError, or what `feed` raises: each alone is good, and all together are not.
+        """
+        good, bad = [], []
+        for index in indices.tolist():
+            try:
+                self.these([index])
+            except Exception as error:
+                bad.append(BadRecord(index, described(error)))
+            else:
+                good.append(index)
+        if not good:
+            return Batch(np.zeros(0, np.int64), None, None, None, bad=tuple(bad))
+        return replace(self.these(good), bad=tuple(bad))
+
+    def _as_batch(self, records: Any, indices: np.ndarray) -> Batch:
+        fed = self._fed(records, indices)
+        where = "feed(records)" if self._feed else "data(split).read()"
+        if not isinstance(fed, tuple | list) or len(fed) not in (1, 2, 3):
+            raise DataError(
+                f"{self._name}: {where} must give (features, labels) or (features, labels, weights), or "
+                f"(features, None) where the model needs no labels, not {type(fed).__name__}"
+                + (f" of {len(fed)}" if isinstance(fed, tuple | list) else "")
+            )
+        given = tuple(fed) + (None,) * (3 - len(fed))
+        try:
+            x, y, weights = keras.tree.map_structure(standard, given)
+        except (TypeError, ValueError):
+            self._refuse_objects(given, where)
+            raise
+        for path, array in keras.tree.flatten_with_path((x, y, weights)):
+            # What a record becomes is counted as that record, so it must be one.
+            if array is not None and (not array.shape or array.shape[0] != len(indices)):
+                name = _name(path)
+                what = f"{array.shape[0]} records" if array.shape else "a single value"
+                raise DataError(
+                    f"{self._name}: {where} must keep the number of records: of {len(indices)}, {name} has "
+                    f"{what} ({named(indices)})"
+                )
+        return Batch(indices, x, y, weights, nbytes((x, y, weights)))
+
+    def _refuse_objects(self, fed: Any, where: str) -> None:
+        """
+        Raises:
+            DataError: one of the arrays cannot be a tensor.
+        """
+        for path, array in keras.tree.flatten_with_path(fed):
+            try:
+                standard(array)
+            except (TypeError, ValueError) as error:
+                raise DataError(
+                    f"{self._name}: {where}: {_name(path)} is {kind_of(array)}, of which no tensor can be "
+                    "made; give numbers or text"
+                ) from error
+
+    def _fed(self, records: Any, indices: np.ndarray) -> Any:
+        if self._feed is None:
+            return records
+        given = keras.tree.map_structure(protected, records)  # a reader may return views of its data
+        with self._watch(lambda: f"{self._name}: feed() of the {named(indices)}"):
+            try:
+                return self._feed(given)
+            except ValueError as error:
+                if "read-only" not in str(error):
+                    raise
+                raise DataError(
+                    f"{self._name}: feed(records) changes its records in place{_line(error)}, but they may "
+                    "be the data themselves, so they are read-only. Compute new arrays (x = x / 2 instead of "
+                    "x /= 2), or change a copy (x = x.copy())"
+                ) from error
+
+    def _pick(self, indices: np.ndarray, shards: np.ndarray) -> Any:
+        """The records at `indices`, out of their blocks. The last block of each shard stays open."""
+        size = self._order.layout.block
+        blocks = indices // size
+        _, firsts, which = np.unique(blocks, return_index=True, return_inverse=True)
+        parts, grouped = [], np.argsort(which, kind="stable")
+        for first in np.sort(firsts).tolist():  # as the shards go on
+            number, shard = int(blocks[first]), int(shards[first])
+            if shard not in self._open or self._open[shard][0] != number:
+                start = number * size
+                self._open[shard] = number, self._read(start, min(start + size, self._order.layout.records))
+            records, within = self._open[shard][1], indices[blocks == number] - number * size
+            parts.append((number, keras.tree.map_structure(lambda a, i=within: np.asarray(a)[i], records)))
+        parts.sort(key=lambda part: part[0])  # as they are grouped
+        back = np.argsort(grouped)
+        whole = lambda *arrays: self._whole(*arrays)[back]  # noqa: E731
+        return keras.tree.map_structure(whole, *(records for _, records in parts))
+
+    def _whole(self, *arrays: Any) -> np.ndarray:
+        """The arrays of several reads as one.
+
+        Raises:
+            DataError: NumPy would change values, as integers that it makes floats of.
+        """
+        kinds = {array.dtype.kind: array.dtype for array in map(np.asarray, arrays) if len(array)}
+        if len(kinds) > 1 and not set(kinds) <= set("OUST"):
+            raise DataError(
+                f"{self._name}: read() gives arrays of {' and '.join(sorted(map(str, kinds.values())))} for "
+                "different records, which would change values; each array must have one type for all records"
+            )
+        return np.concatenate(arrays)
+
+    def _take(self, reader: RandomAccess, indices: np.ndarray) -> Any:
+        with self._watch(lambda: f"{self._name}: take() of the {named(indices)}"):
+            records = reader.take(indices.copy())  # what is the reader's it may sort
+        self._check(records, len(indices), f"take() of the {named(indices)}")
+        return records
+
+    def _read(self, start: int, stop: int) -> Any:
+        with self._watch(lambda: f"{self._name}: read({start}, {stop})"):
+            records = self._reader.read(start, stop)
+        self._check(records, stop - start, f"read({start}, {stop})")
+        return records
+
+    def _check(self, records: Any, count: int, call: str) -> None:
+        for array in keras.tree.flatten(records):
+            if isinstance(array, str | bytes) or not hasattr(array, "__len__"):
+                raise DataError(
+                    f"{self._name}: {call} must give an array with an entry for each record, or a tuple, "
+                    f"list or dict of such arrays; it gave single values of type {type(array).__name__} "
+                    "(make an array of a list of them: np.array(values))"
+                )
+            if len(array) != count:
+                raise DataError(f"{self._name}: {call} gave {len(array)} records, not {count}")
+
+
+def _name(path: Sequence[Any]) -> str:
+    """An array as the user knows it: features['age']."""
+    return ("features", "labels", "weights")[path[0]] + "".join(f"[{key!r}]" for key in path[1:])
+
+
+def _line(error: BaseException) -> str:
+    """Where the user's code raised the error: " (file.py, line 7)"; empty if no frame is the user's."""
+    frames = traceback.extract_tb(error.__traceback__)[1:]
+    ours = [frame for frame in frames if "site-packages" not in frame.filename]
+    return f" ({ours[-1].filename}, line {ours[-1].lineno})" if ours else ""

@@ -1,0 +1,191 @@
+"""The values of many variables: taken without a copy, sent, prepared, and taken over.
+
+TensorFlow never writes into a value that somebody else has read: what changes a variable gives it a new
+value, or copies the present one first. So values that were read stay what the variables were.
+
+To take values over is quick: what takes time is done before, on any thread, by `prepared`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from edl.errors import ModelError
+from edl.trainer.model import digests
+from edl.trainer.model.variable_spec import Described
+
+LARGE = 1 << 20  # bytes of a part that is worth not being copied
+
+
+def parts(variables: Sequence[Any]) -> list[np.ndarray]:
+    """The value of each now, uint8 [bytes]."""
+    return [_array(_value(v)).reshape(-1).view(np.uint8) for v in variables]
+
+
+def described(variables: Sequence[Any], model: keras.Model) -> list[Described]:
+    """Each of them, Keras' or TensorFlow's; of several of one name, the later ones are numbered.
+
+    Args:
+        model: whose weights are among them.
+    """
+    trained, of_model = (
+        {id(each) for v in those for each in (v, v.value)}
+        for those in (model.trainable_variables, model.weights)
+    )
+    # TensorFlow numbers the names of what is made while a step is traced; Keras' paths are the same anywhere.
+    paths = {id(v.value): v.path for v in model.variables}
+    found: list[Described] = []
+    times = Counter[str]()
+    for v in variables:
+        value, name = _value(v), paths.get(id(v)) or str(getattr(v, "path", v.name)).partition(":")[0]
+        times[name] += 1
+        unlike = name if times[name] == 1 else f"{name}#{times[name]}"
+        shape = tuple(int(n) for n in value.shape)
+        found.append(Described(unlike, str(value.dtype.name), shape, id(v) in trained, id(v) in of_model))
+    return found
+
+
+def nbytes(variables: Sequence[Any]) -> int:
+    return sum(map(_nbytes, variables))
+
+
+def joined(parts: Sequence[np.ndarray]) -> np.ndarray:
+    """All parts as one, uint8 [bytes]."""
+    return np.concatenate(parts) if parts else np.zeros(0, np.uint8)
+
+
+def divided(variables: Sequence[Any], state: np.ndarray) -> list[np.ndarray]:
+    """What `joined` has joined.
+
+    Raises:
+        ModelError: it is not of these variables.
+    """
+    sizes = [_nbytes(v) for v in variables]
+    if sum(sizes) != len(state):
+        raise ModelError(f"the ring's state has {len(state)} bytes, this worker's model has {sum(sizes)}")
+    return np.split(state, np.cumsum(sizes)[:-1]) if sizes else []
+
+
+class Room(np.ndarray):
+    """A tensor's memory, uint8 [bytes], which may be written to: nobody has seen the tensor yet."""
+
+    tensor: Any
+
+    @staticmethod
+    def of(tensor: Any) -> Room:
+        address = np.asarray(memoryview(tensor)).ctypes.data
+        memory = (ctypes.c_uint8 * len(tensor)).from_address(address)
+        found = np.ctypeslib.as_array(memory).view(Room)
+        found.tensor = tensor
+        return found
+
+
+def room(nbytes: int) -> np.ndarray:
+    """For a part that is to come, uint8 [bytes]. `prepared` makes a value of it without a copy: memory that
+    is touched for the first time costs more than what is written there."""
+    if nbytes < LARGE:
+        return np.empty(nbytes, np.uint8)
+    with tf.device("CPU:0"):
+        return Room.of(tf.raw_ops.Empty(shape=[nbytes], dtype=tf.uint8))
+
+
+def prepared(variables: Sequence[Any], parts: list[np.ndarray]) -> list[Any]:
+    """These values, for `take_over`. Changes nothing but the list: each part is dropped as soon as its value
+    is made.
+
+    Raises:
+        ModelError: they are not of these variables.
+    """
+    given, expected = [len(part) for part in parts], [_nbytes(v) for v in variables]
+    if given != expected:
+        raise ModelError(
+            f"the ring's state has {len(given)} variables of {sum(given)} bytes, this worker's model has "
+            f"{len(expected)} of {sum(expected)}"
+        )
+    parts.reverse()
+    return [_tensor(parts.pop(), _value(v)) for v in variables]
+
+
+def take_over(variables: Sequence[Any], values: Sequence[Any]) -> None:
+    """Give the variables the values that were prepared for them: nothing is copied."""
+    for v, value in zip(variables, values, strict=True):
+        v.assign(value)
+
+
+def change(variables: Sequence[Any], values: Mapping[int, np.ndarray]) -> None:
+    """Give some of the variables, by their place, other values: uint8 [bytes] each."""
+    some = [variables[place] for place in values]
+    take_over(some, prepared(some, list(values.values())))
+
+
+class Kept:
+    """The values of the variables now, to be put back once.
+
+    What is the same number everywhere, as most slots are in the beginning, is kept as that number: then the
+    memory of the variables is all that is there while something else is tried with them.
+    """
+
+    def __init__(self, variables: Sequence[Any]):
+        values = [_value(v) for v in variables]
+        self._variables, self._values = variables, [(_smallest(value), value.shape) for value in values]
+
+    def put_back(self) -> None:
+        for v in reversed(self._variables):  # one after the other: what is kept is dropped
+            v.assign(tf.broadcast_to(*self._values.pop()))  # of its shape then, which may be any
+
+
+def _smallest(value: Any) -> Any:
+    """The value, or, if that is the same to the bit everywhere, one of its elements."""
+    bits = _array(value).reshape(-1)
+    bits = bits.view(f"u{bits.itemsize}") if bits.itemsize in (1, 2, 4, 8) else bits
+    same = bits.size > 1 and bool((bits == bits[0]).all())
+    return tf.constant(tf.reshape(value, [-1])[0]) if same else value
+
+
+def digest(parts: Sequence[np.ndarray]) -> str:
+    """Equal for values that are equal, bit for bit."""
+    return digests.digest(parts).hex()
+
+
+def _value(variable: Any) -> Any:
+    """As an eager tensor: of Keras' variable, or of TensorFlow's."""
+    return (variable.value if isinstance(variable, keras.Variable) else variable).read_value()
+
+
+def _tensor(part: np.ndarray, like: Any) -> Any:
+    """Of a part that lies in a `room`, that memory; of another one a copy. Other threads go on while it is
+    made: TensorFlow's own way holds Python's lock, for a tenth of a second where there is much to copy into
+    memory that is touched for the first time."""
+    if isinstance(part, Room) and (like.dtype.is_floating or like.dtype.is_integer):
+        size = [like.dtype.size] if like.dtype.size > 1 else []
+        with tf.device("CPU:0"):
+            return tf.bitcast(tf.reshape(part.tensor, [*like.shape, *size]), like.dtype)
+    array = np.require(part.view(like.dtype.as_numpy_dtype).reshape(like.shape), requirements=["A", "C"])
+    with tf.device("CPU:0"):
+        value = tf.raw_ops.Empty(shape=like.shape, dtype=like.dtype)
+    try:
+        memory = np.asarray(memoryview(value))
+    except ValueError:  # bfloat16: Python has no name for it
+        return tf.constant(array)
+    ctypes.memmove(memory.ctypes.data, array.ctypes.data, array.nbytes)  # nobody has seen it yet
+    return value
+
+
+def _array(value: Any) -> np.ndarray:
+    try:
+        return np.asarray(memoryview(value))
+    except ValueError:  # bfloat16: Python has no name for it
+        return np.asarray(value.numpy())
+
+
+def _nbytes(variable: Any) -> int:
+    value = _value(variable)
+    return int(math.prod(value.shape) * value.dtype.size)

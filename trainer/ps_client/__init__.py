@@ -1,0 +1,1 @@
+"""The worker's side of parameter servers: connections, pulls and pushes, recovery."""

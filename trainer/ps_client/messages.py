@@ -1,0 +1,110 @@
+"""What a worker tells parameter servers, and what they answer, between its own types and those of ps.proto:
+which ids of a table each server is asked for, and where the rows belong that it sends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from edl.checkpoints import Part
+from edl.contract.proto import ps_pb2 as pb
+from edl.contract.rows.placement import Arrangement
+from edl.contract.rows.shares import IDS, Shares, encoded, put
+from edl.errors import EdlError
+from edl.trainer.agreement.interfaces import Commit, Start, Table
+
+
+def tables_told(
+    tables: Sequence[Table], run_id: str, seed: int, asynchronous: pb.Asynchronous | None
+) -> pb.Tables:
+    """The tables of a job.
+
+    Args:
+        seed: of the job: rows are born from it.
+        asynchronous: how steps are taken in any order; None: they are a ring's.
+    """
+    return pb.Tables(
+        run_id=run_id,
+        seed=seed,
+        tables=[
+            pb.Table(
+                name=t.name, dim=t.dim, initializer=t.initializer, optimizer=t.optimizer,
+                own_learning_rate=t.own_learning_rate, min_count=t.min_count, ttl_steps=t.ttl_steps,
+            )
+            for t in tables
+        ],
+        asynchronous=asynchronous,
+    )  # fmt: skip
+
+
+def commit_told(commit: Commit) -> pb.Commit:
+    return pb.Commit(
+        step=commit.step, skipped=commit.skipped, scale=commit.scale, learning_rate=commit.learning_rate,
+        iteration=commit.iteration,
+    )  # fmt: skip
+
+
+def start_told(start: Start) -> pb.Start:
+    """What the servers read by themselves."""
+    return pb.Start(
+        directory=start.directory, step=start.step, attempt=start.attempt,
+        everything=start.everything, tables=start.tables,
+    )  # fmt: skip
+
+
+def ids_asked(index: int, shares: Sequence[Shares]) -> list[pb.Ids]:
+    """What one server is asked for.
+
+    Args:
+        index: of the server.
+        shares: of each table, by number.
+    """
+    return [
+        pb.Ids(table=table, ids=encoded(share.ids[share.of(index)], IDS))
+        for table, share in enumerate(shares)
+        if share.has(index)
+    ]
+
+
+def put_together(
+    ids: Sequence[np.ndarray], tables: Sequence[Table], shares: Sequence[Shares],
+    requests: Mapping[int, pb.PullRequest], answers: Mapping[int, pb.Rows],
+) -> list[np.ndarray]:  # fmt: skip
+    """The rows of each table, float32 [n, dim], in the order of its ids.
+
+    Args:
+        ids: of each table, int64 [n].
+        shares: the same, by server.
+        requests, answers: of each server, by index.
+
+    Raises:
+        EdlError: an answer does not fit its request.
+    """
+    found = [np.empty((len(each), t.dim), np.float32) for each, t in zip(ids, tables, strict=False)]
+    for index, answer in answers.items():
+        asked = requests[index].ids
+        if len(answer.rows) != len(asked):
+            raise EdlError(f"parameter server {index} has sent rows of {len(answer.rows)} tables, "
+                           f"asked for {len(asked)}")  # fmt: skip
+        for one, rows in zip(asked, answer.rows, strict=True):
+            put(found[one.table], shares[one.table].of(index), rows, index)
+    return found
+
+
+def places(ids: np.ndarray, of: Arrangement) -> Callable[[int], Any]:
+    """Which of these ids each server is told, of all their copies: an index; None: none."""
+    shares = [Shares(ids, of, second) for second in ((False, True) if of.copies > 1 else (False,))]
+
+    def here(index: int) -> Any:
+        found = [share.of(index) for share in shares if share.has(index)]
+        return None if not found else found[0] if len(found) == 1 else np.concatenate(found)
+
+    return here
+
+
+def part_of(written: pb.Written) -> Part:
+    """A server's part of a checkpoint."""
+    return Part(written.name, written.nbytes, written.sha256.hex())

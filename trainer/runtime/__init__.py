@@ -1,0 +1,1 @@
+"""What a worker's process needs around training: its log, errors, watchdog, end and files."""

@@ -1,0 +1,276 @@
+"""What a worker reports of its steps: how the training goes, and what a change of the ring has cost."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from statistics import median
+
+from edl.contract.evaluation import Pass
+from edl.contract.heartbeats import Staleness
+from edl.contract.proto import edl_pb2 as pb
+from edl.contract.steps import Steps
+from edl.trainer.agreement.control import Agreed
+from edl.trainer.agreement.epochs import Epochs
+from edl.trainer.model.data import BadRecord
+from edl.trainer.runtime.log import log
+from edl.trainer.session.state import EpochLoss, Progress, Session
+
+LOG_SECONDS = 10.0
+NEAR_SECONDS = 6.0  # before the last step: about what a process takes to import TensorFlow
+STALENESS_STEPS = 1000  # the last ones
+STALENESS_SECONDS = 1.0  # between two looks at them
+MEMORY = 0.9  # of the present pace, at each step
+
+
+class Telemetry:
+    """Turns steps into what the session says: at once where somebody waits for it, else with the next
+    heartbeat.
+
+    Args:
+        steps: of the job.
+        clock: seconds, never going back.
+        log: takes a line about the training now and again.
+        near_end: called once, when the last step is near: whoever saves the model can prepare for that.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        steps: Steps,
+        clock: Callable[[], float] = time.monotonic,
+        log: Callable[[str], None] = log.info,
+        near_end: Callable[[], None] | None = None,
+    ):
+        self._session, self._clock, self._log, self._near_end = session, clock, log, near_end
+        self._pace: float | None = None  # seconds from one step to the next
+        self._records = 0  # trained here in this ring
+        self._steps = steps
+        self._loss: EpochLoss | None = None
+        self._ended: pb.EpochEnded | None = None  # an epoch whose last step is not safe yet
+        self._seconds = 0.0  # that these took, without waiting for other ranks
+        self._logged_at = clock() - LOG_SECONDS
+        self._began_at: float | None = None  # of the step in progress; None between steps
+        self._stepped_at: float | None = None  # the last step came back
+        self._since: float | None = None  # of its first step
+        self._useful_seconds = 0.0  # in steps that came back
+        self._wasted_seconds = 0.0  # in steps that did not come back, not told yet
+        self._missed: deque[int] = deque(maxlen=STALENESS_STEPS)  # updates, by the weights of each step
+        self._repeated = 0
+        self._staleness: Staleness | None = None
+        self._looked_at = float("-inf")
+        self._redone: int | None = None  # records, of the change that is still to be told
+
+    def ring_formed(self) -> None:
+        self._records, self._seconds = 0, 0.0
+
+    def ring_up(self, redone: int) -> None:
+        """All have one state again. `redone`: records of this worker that it has to train again."""
+        self._redone = redone
+
+    def went_back(self) -> None:
+        """The ring goes on from a step that it had long before: what was found since is not so any more."""
+        self._loss = self._ended = None
+
+    def step_begins(self) -> None:
+        self._began_at = self._clock()
+        self._since = self._began_at if self._since is None else self._since
+
+    @property
+    def goodput(self) -> float:
+        """Of the time since its first step, the share that was spent in steps that came back."""
+        spent = self._clock() - self._since if self._since is not None else 0.0
+        return self._useful_seconds / spent if spent else 1.0
+
+    def to_go(self, steps: int) -> None:
+        """So many steps are left."""
+        if self._near_end is not None and self._pace is not None and steps * self._pace < NEAR_SECONDS:
+            self._near_end()
+            self._near_end = None
+
+    def step_summed(self, waited: float) -> None:
+        """The sums of the step have come back.
+
+        Args:
+            waited: seconds that this rank has waited for the others, with its own part ready.
+        """
+        if self._began_at is not None and self._records:  # the first step may have to warm up
+            self._seconds += max(0.0, self._clock() - self._began_at - waited)
+
+    def step_breaks(self) -> None:
+        """The ring broke; a step in progress did not come back."""
+        if self._began_at is not None:
+            self._wasted_seconds += self._clock() - self._began_at
+        self._began_at = None
+
+    def step_done(self, generation: int, rank: int, step: int, trained: int, agreed: Agreed) -> None:
+        """The step is in the model.
+
+        Args:
+            step: how many are in the model now.
+            trained: records of it that were this worker's.
+        """
+        now = self._clock()
+        if self._stepped_at is not None and self._records:
+            took = now - self._stepped_at
+            self._pace = took if self._pace is None else MEMORY * self._pace + (1 - MEMORY) * took
+        self._comes_back(generation, rank, step, now)
+        self._records += trained
+        if agreed.records and not agreed.nonfinite:
+            epoch = self._steps.epoch(step - 1)
+            before = self._loss if self._loss and self._loss.epoch == epoch else EpochLoss(epoch)
+            self._loss = before.after(agreed.loss, agreed.records)
+        loss = self._loss
+        if loss is not None and now >= self._logged_at + LOG_SECONDS:
+            self._logged_at = now
+            self._log(
+                f"generation {generation}, rank {rank}, step {step}: Loss {loss.mean:.4f} in this epoch, "
+                f"{loss.last:.4f} in this step"
+            )
+        self._session.progress = Progress(generation, step, self._records, self._seconds, loss)
+
+    def step_pushed(
+        self,
+        generation: int,
+        rank: int,
+        reached: int,
+        step: int,
+        trained: int,
+        seconds: float,
+        loss: float,
+        records: int,
+        missed: int = 0,
+        repeated: int = 0,
+    ) -> None:
+        """A step that this worker has made alone is in the weights, which are on servers.
+
+        Args:
+            reached: all steps below it are.
+            step: which one.
+            trained: its records.
+            seconds: that it took to compute.
+            loss, records: its mean, and over how many.
+            missed: updates that its weights had not.
+            repeated: steps of the job that came again after they were taken.
+        """
+        now = self._clock()
+        self._missed.append(missed)
+        self._repeated = repeated
+        if now >= self._looked_at + STALENESS_SECONDS:
+            self._look_at_staleness(now)
+        if self._stepped_at is not None and self._records:
+            took = now - self._stepped_at
+            self._pace = took if self._pace is None else MEMORY * self._pace + (1 - MEMORY) * took
+        self._comes_back(generation, rank, reached, now)
+        self._records += trained
+        self._seconds += seconds
+        epoch = self._steps.epoch(step)
+        before = self._loss if self._loss and self._loss.epoch == epoch else EpochLoss(epoch)
+        self._loss = before.after(loss, records) if records else before
+        if now >= self._logged_at + LOG_SECONDS:
+            self._logged_at = now
+            self._log(f"step {step}: Loss {loss:.4f} in this step; all steps below {reached} are taken")
+        self._session.progress = Progress(
+            generation, reached, self._records, self._seconds, self._loss, staleness=self._staleness
+        )
+
+    def stretch_done(self, repeated: int) -> Staleness | None:
+        """All steps up to a boundary are taken: tell at once how old the weights of this worker's were.
+
+        Returns:
+            what it tells; None: it has made none.
+        """
+        self._repeated = repeated
+        if self._missed:
+            self._look_at_staleness(self._clock())
+            self._session.progress = replace(self._session.progress, staleness=self._staleness)
+            self._session.beat()
+        return self._staleness
+
+    def _look_at_staleness(self, now: float) -> None:
+        self._looked_at = now
+        missed = self._missed
+        self._staleness = Staleness(len(missed), float(median(missed)), max(missed), self._repeated)
+
+    def boundary(self, generation: int, rank: int, step: int, epochs: Epochs, ended: int) -> None:
+        """All workers have the weights of this step.
+
+        Args:
+            epochs: with the loss of the one in progress, or of the one that has just ended.
+            ended: so many are whole, and one of them has just become so; 0: none has.
+        """
+        self._comes_back(generation, rank, step, self._clock())
+        if ended:
+            if rank == 0:
+                self._session.say(generation, epoch_ended=self._epoch(ended, epochs.last_loss))
+            self._loss = None
+        elif epochs.records:
+            last = self._loss.last if self._loss is not None else 0.0
+            self._loss = EpochLoss(
+                self._steps.epoch(step), epochs.records, epochs.loss / epochs.records, last
+            )
+        self._session.progress = Progress(generation, step, self._records, self._seconds, self._loss)
+
+    def round_done(self, generation: int, rank: int, step: int, now: Pass, round: int) -> None:
+        """A round of an evaluation is made.
+
+        Args:
+            step: how many are in the model.
+            round: which one is next.
+        """
+        at = self._clock()
+        self._comes_back(generation, rank, step, at)
+        self._session.progress = Progress(generation, step, self._records, self._seconds, self._loss, round)
+        if at >= self._logged_at + LOG_SECONDS:
+            self._logged_at = at
+            done = now.positions(round)[0]
+            self._log(
+                f"generation {generation}, rank {rank}, step {step}: Evaluation on {now.split!r}, "
+                f"{min(done, now.records):,} of {now.records:,} records"
+            )
+
+    def _comes_back(self, generation: int, rank: int, step: int, now: float) -> None:
+        """The sums of a step or round have: so the step before it is safe, and the ring works."""
+        self._useful_seconds += now - self._began_at if self._began_at is not None else 0.0
+        self._began_at = None
+        if self._ended is not None:
+            if rank == 0:
+                self._session.say(generation, epoch_ended=self._ended)
+            self._ended = None
+        if self._redone is not None:
+            self._tell_the_change(generation, step, now)
+        self._stepped_at = now
+
+    def left_out(self, generation: int, epoch: int, bad: Sequence[BadRecord]) -> None:
+        """The step that was done last has not these records of this worker's part."""
+        records = [pb.BadRecord(index=record.index, why=record.why) for record in bad]
+        self._session.say(generation, bad_records=pb.BadRecords(epoch=epoch, records=records))
+
+    def epoch_ends(self, epochs: int, loss: float | None, metrics: dict[str, float]) -> None:
+        """With the step that was done last, so many epochs are whole.
+
+        Args:
+            loss: over the records of the last of them, whoever was in the ring; None: all were left out.
+            metrics: the compiled ones over them.
+        """
+        self._ended = self._epoch(epochs, loss, metrics)
+
+    def _epoch(
+        self, epochs: int, loss: float | None, metrics: dict[str, float] | None = None
+    ) -> pb.EpochEnded:
+        mean = pb.EpochLoss(epoch=epochs - 1, records=self._steps.records, mean=loss or 0.0)
+        return pb.EpochEnded(epochs=epochs, loss=None if loss is None else mean, metrics=metrics or {})
+
+    def ring_left(self, step: int) -> None:
+        self._session.progress = Progress(step=step)
+
+    def _tell_the_change(self, generation: int, step: int, now: float) -> None:
+        """The first step after a change has come back."""
+        stall = now - self._stepped_at if self._stepped_at is not None else 0.0
+        stepped = pb.Stepped(
+            step=step, stall_seconds=stall, redone_records=self._redone, wasted_seconds=self._wasted_seconds
+        )
+        self._redone, self._wasted_seconds = None, 0.0
+        self._session.say(generation, stepped=stepped)

@@ -1,0 +1,1 @@
+"""One training step: gradients, their all-reduce, and the update of the model."""

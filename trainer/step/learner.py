@@ -1,0 +1,398 @@
+"""The model as the ring sees it: sums that change nothing, and an update that takes them.
+
+    sums(batch)  ->  Sums    this rank's gradients times its records, summed over the ring
+    apply(sums)              the user's optimizer, with the exact mean
+
+`sums` has no side effect: what a forward pass would change (moving averages, counters) is
+a result there (trainer/step/forward.py). Only `apply` changes the model, and it is called only after
+all sums have come back. So a step that breaks anywhere has not happened. How a step sums is decided at the
+start, by what the model is (trainer/step/step_graphs.py).
+
+The mean is exact for uneven batches, because each rank's part is weighted with its records
+and the sum is divided by all of them. What in a loss is no mean over records (masks, weights,
+sums) is corrected before the backward pass, with totals that the ring sums inside the step
+(trainer/step/loss_terms.py); a model without such terms does not pay for it. Moving averages
+(BatchNorm) are averaged by records. Random layers draw from (job seed, step, rank): different
+on each rank, the same when a step is done again, with no state to keep.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import cache, partial
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from edl.errors import DataError, ModelError
+from edl.trainer.agreement import control
+from edl.trainer.agreement.interfaces import Commit, Rows, Table
+from edl.trainer.agreement.metric_values import Value
+from edl.trainer.embedding.local_rows import LocalRows
+from edl.trainer.embedding.lookups import Lookups
+from edl.trainer.model import arrays, snapshot
+from edl.trainer.model.batch_types import BatchTypes, divided, tensor_tree
+from edl.trainer.model.captured import distinct, is_generator, metric_variables, plain, undone
+from edl.trainer.model.data import Batch
+from edl.trainer.model.fingerprint import fingerprint
+from edl.trainer.model.model_support import (
+    moving,
+    output,
+    refuse_fixed_batches,
+    refuse_unless_compiled,
+    refuse_unless_float32,
+)
+from edl.trainer.model.variable_spec import Described
+from edl.trainer.ring.base import Vector
+from edl.trainer.step.inner_sum import InnerSum
+from edl.trainer.step.loss_terms import BROKEN_ASSUMPTION
+from edl.trainer.step.overlapped import CannotOverlap, OverlappedStep, RingSums
+from edl.trainer.step.step_graphs import SEEDS, NeedsTotals, StepGraphs
+from edl.trainer.step.training_metrics import TrainingMetrics
+from edl.trainer.step.trial import Inexact, try_model
+from edl.trainer.step.vector import VectorStep
+
+
+class KerasLearner:
+    """A compiled Keras model, taken apart into the two halves of a step.
+
+    Args:
+        model: compiled; its optimizer, loss and metrics are used as they are.
+        sample: a batch of real records, to build, try and trace with; None when there are none.
+        others: further batches; where their shapes differ, the model is traced for any.
+        reduce: the ring's (trainer/ring/base.py).
+        inexact: what to do about a model that a ring does not train as Keras would: warn, refuse or allow.
+        warn: is told of it.
+        in_graph: sums over the ring that a graph can make while it computes; None: they are made by `reduce`.
+        pieces: of a batch, that are computed one after the other.
+        wire: the type as which large gradients travel.
+        at_once: a step's gradients are one vector, in which none are rows of a table; nobody sums it.
+        rows: of the model's tables; None: they are in this process.
+
+    Raises:
+        ModelError: the model cannot be trained this way; the text says why.
+    """
+
+    def __init__(
+        self,
+        model: keras.Model,
+        sample: Batch | None,
+        others: Sequence[Batch],
+        reduce: Callable[[Vector], Vector],
+        inexact: str = "warn",
+        warn: Callable[[str], None] = print,
+        in_graph: RingSums | None = None,
+        pieces: int = 1,
+        wire: str = "float32",
+        rows: Rows | None = None,
+        at_once: bool = False,
+    ):
+        self.model, self._pieces = model, pieces
+        refuse_unless_compiled(model)
+        if sample is not None:
+            self._build(sample)
+        self.lookups = Lookups(model)
+        self.use(rows or LocalRows(self.lookups.tables))
+        self._now = 0, 0  # the step that is made, and its rank
+        self._next: tuple[Batch, list[Any], int] | None = None  # of the next one: its tensors, and its number
+        self._fingerprint = ""
+        self._variables = _state_of(model)
+        self._metrics: TrainingMetrics | None = None
+        if sample is not None:
+            self._types = BatchTypes(sample, others)
+            trial = cache(partial(try_model, model, self._types, sample, Inexact(inexact, warn)))
+            self._metrics = TrainingMetrics(model, self._types, sample, warn)
+            self._variables += self._metrics.variables
+            inner_sum = InnerSum(reduce)
+            made_from = model, self._types, sample, self._metrics, inner_sum, trial, self.lookups
+            self._step: StepGraphs
+            try:
+                if at_once:
+                    raise CannotOverlap
+                self._step = OverlappedStep(
+                    *made_from, total=in_graph or inner_sum, divided=pieces > 1, wire=wire
+                )
+            except CannotOverlap:
+                if wire != "float32":
+                    raise ModelError(
+                        "training.compression must be none for this model, because its gradients and what is "
+                        "counted travel as one vector (docs/ring.md, A step)"
+                    ) from None
+                self._step = vector = VectorStep(*made_from, reduce=reduce, dense=at_once)
+                if pieces > 1 and vector.indivisible:
+                    raise ModelError(
+                        "training.accumulateSteps must be 1 for this model, because each worker's part of a "
+                        f"step must be computed in one piece: {vector.indivisible}"
+                    ) from None
+            self._step.meanwhile = self._look_ahead
+            self._variables += self._captured()
+
+    def warm_up(self) -> None:
+        """Run what only a worker runs that joins a ring; steps were made before, whose memory is there."""
+        self._step.warm_up()
+
+    # --- the two halves of a step
+
+    def sums(
+        self, batch: Batch | None, contribution: np.ndarray, step: int, rank: int, records: int
+    ) -> control.Sums:
+        """Take part in all sums of a step.
+
+        Args:
+            batch: this rank's part; None: it has none, and takes part with weight zero.
+            contribution: the control vector of this rank; the records, the loss and whether all is finite
+                are added here.
+            records: of the whole step, on all ranks.
+
+        Raises:
+            DataError: the batch is not what the model was traced for, and no graph is for both.
+            ModelError: what the trial at the start has found does not hold for this batch.
+            RingBroken: one of the sums did not come back.
+        """
+        pieces = [] if batch is None else self._compared(batch)
+        self._now = step, rank
+        with self._errors(batch):
+            return self._step.sums(pieces, contribution, _draw(step, rank), records, step)
+
+    def ready(self, batch: Batch) -> Batch:
+        """With its arrays as tensors, where the step can take it as it is: on the thread that reads, so that
+        the step need not wait for it."""
+        if self._pieces > 1 or not self._types.know(batch):
+            return batch
+        tensors = [arrays.tensor(array) for array in self._types.tensors(batch)]
+        x, y, weights = self._types.tree(self._types.packed(tensors))
+        return replace(batch, x=x, y=y, weights=weights, tensors=tensors)
+
+    def _look_ahead(self) -> None:
+        """Find out which rows the next step will need, while this one waits: for its own rows, or, where the
+        next batch was not there then, for its gradients to be written. What goes wrong with its records is
+        told when it is taken."""
+        step, rank = self._now
+        batch = self._following(step)
+        if self._next is not None and self._next[0] is batch and self._next[2] == step + 1:
+            return
+        self._next = None
+        if batch is None or not len(batch) or batch.tensors is None:  # it is not one that is known
+            return
+        tensors = batch.tensors
+        with contextlib.suppress(DataError, tf.errors.OpError, ValueError, TypeError):
+            self._step.look_up(tensors, _draw(step + 1, rank))
+            self._next = batch, tensors, step + 1
+
+    def apply(self, sums: control.Sums) -> None:
+        """One update with the exact mean gradient, and with what the forward pass has changed."""
+        self._step.apply(sums)
+
+    @property
+    def variables(self) -> list[Any]:
+        """All variables of the state, Keras' and TensorFlow's, in the order of `parts`."""
+        return self._variables
+
+    @property
+    def others(self) -> list[Any]:
+        """Variables in the state that neither the model nor its optimizer lists: of losses, say."""
+        return distinct(self._variables, [*_state_of(self.model), *metric_variables(self.model)])
+
+    @property
+    def tables(self) -> tuple[Table, ...]:
+        """Whose rows are on servers."""
+        return self.lookups.tables
+
+    def use(
+        self, rows: Rows, at: Callable[[], int] = lambda: 0,
+        following: Callable[[int], Batch | None] = lambda step: None,
+    ) -> None:  # fmt: skip
+        """From now on the rows of the tables are these.
+
+        Args:
+            at: the step of the state that the model has: of which its rows are where it is evaluated.
+            following: the batch of the step after that one, if it is there already: its rows are asked for
+                as soon as the step before it is made.
+        """
+        self.lookups.rows, self.lookups.at, self._following = rows, at, following
+
+    def whole(self) -> contextlib.AbstractContextManager[None]:
+        """Within it, the model has the rows of its tables as variables: so it can be saved."""
+        return self.lookups.filled()
+
+    def live(self) -> contextlib.AbstractContextManager[None]:
+        """Within that, it has them from where they are, if not all could be had."""
+        return self.lookups.live()
+
+    def missing(self) -> str:
+        """What a saved model lacks, in words; empty: nothing."""
+        return self.lookups.missing
+
+    def commit(self, step: int, sums: control.Sums) -> Commit:
+        """What the servers have to know of the step that was taken at `step`, before it is applied: they are
+        told it here already, by who asks for the rows of the next one."""
+        commit = self._commit(step, sums)
+        if self._next is not None and self._next[2] == step + 1:
+            self._step.begin_pull(self._next[1], step + 1, commit)
+        return commit
+
+    def _commit(self, step: int, sums: control.Sums) -> Commit:
+        agreed = sums.agreed
+        if agreed.nonfinite or not agreed.records or not self.tables:
+            return Commit(step, skipped=True, scale=0.0, learning_rate=0.0, iteration=0)
+        scale = 1.0 / agreed.records if self._step.layout.divided else 1.0
+        rate, iterations = self._step.optimizer_at()
+        return Commit(step, skipped=False, scale=scale, learning_rate=rate, iteration=iterations)
+
+    has_loss = True
+
+    def take_metrics(self) -> dict[str, Value]:
+        """The compiled metrics over the records of all steps since they were taken last.
+
+        It is a change of the state: to be made on all ranks after the same step.
+        """
+        return self._metrics.take() if self._metrics else {}
+
+    def finish_training(self) -> None:
+        """What Keras' `fit` does at its end, before the model is evaluated and saved. No step may follow.
+
+        An optimizer with `use_ema` puts its averages in the place of the weights.
+        """
+        self.model.optimizer.finalize_variable_values(self.model.trainable_variables)
+
+    # --- the state
+
+    follows = True
+
+    @property
+    def nbytes(self) -> int:
+        return snapshot.nbytes(self._variables)
+
+    def state(self) -> np.ndarray:
+        """All of the training state (weights, moving averages, optimizer slots, metrics), uint8 [bytes]."""
+        return snapshot.joined(self.parts())
+
+    def described(self) -> list[Described]:
+        return snapshot.described(self._variables, self.model)
+
+    def parts(self) -> list[np.ndarray]:
+        """The same, each variable by itself, as it is now: it stays so, and nothing is copied."""
+        return snapshot.parts(self._variables)
+
+    def load(self, state: np.ndarray) -> None:
+        """Take over another worker's `state`.
+
+        Raises:
+            ModelError: it is not the state of this model; nothing is changed then.
+        """
+        self.take_over(self.prepared(snapshot.divided(self._variables, state)))
+
+    def prepared(self, parts: list[np.ndarray]) -> list[Any]:
+        """Another worker's `parts`, for `take_over`: on any thread. Raises as `load` does."""
+        return snapshot.prepared(self._variables, parts)
+
+    def take_over(self, values: list[Any]) -> None:
+        """Take over what was prepared."""
+        snapshot.take_over(self._variables, values)
+
+    def change(self, values: Mapping[int, np.ndarray]) -> None:
+        """Give some of the variables of `parts` other values."""
+        snapshot.change(self._variables, values)
+
+    def kept(self) -> snapshot.Kept:
+        """The same, for `restore`, after something was tried."""
+        return snapshot.Kept(self._variables)
+
+    def restore(self, kept: snapshot.Kept) -> None:
+        kept.put_back()
+
+    def fingerprint(self) -> str:
+        self._fingerprint = self._fingerprint or fingerprint(self.model)  # as it was before any callback
+        return self._fingerprint
+
+    def digest(self) -> str:
+        """XXH3 of the state: equal on two workers when their models are, bit for bit."""
+        return snapshot.digest(self.parts())
+
+    # --- the model's variables, and each batch's types
+
+    def _build(self, sample: Batch) -> None:
+        """Create every variable: weights, loss, optimizer slots. Changes no value that is there already."""
+        model = self.model
+        refuse_fixed_batches(model)
+        x, y, weights = tensor_tree(sample)
+        with undone():
+            y_pred = output(model, x, training=False)
+            model._compute_loss(x=x, y=y, y_pred=y_pred, sample_weight=weights, training=False)
+        refuse_unless_float32(model)
+        model.optimizer.build(model.trainable_variables)
+
+    def _captured(self) -> list[Any]:
+        """Variables that a step reads or assigns and that are not in the state yet. A metric that is not
+        told, whose variables no step changes, is left out, and so are generators, which each worker has."""
+        known = [*self._variables, *metric_variables(self.model)]
+        return [v for v in distinct(self._step.captured, known) if not is_generator(plain(v))]
+
+    def _compared(self, batch: Batch) -> list[list[Any]]:
+        """The tensors of its pieces, of types that the graph is for; where it is not, it is traced anew."""
+        if batch.tensors is not None:
+            return [batch.tensors]
+        if self._next is not None and self._next[0] is batch:
+            return [self._next[1]]
+        if not self._types.know(batch) and self._types.widen(batch):
+            before = self._step.layout
+            try:
+                after = self._step.trace(batch)
+            except NeedsTotals as needs:
+                raise DataError(
+                    f"the batch of {batch} has other shapes than the first records, and the loss is a mean "
+                    "over what differs. Let feed() pad all batches alike, or the first five records differ "
+                    "as well"
+                ) from needs
+            except (ValueError, TypeError, tf.errors.OpError) as error:
+                raise DataError(_not_both(batch, error)) from error
+            if before.key != after.key or self._captured():
+                raise ModelError(
+                    f"the batch of {batch} has other shapes, with which the model trains other variables or "
+                    "reads others"
+                )
+        return [self._types.tensors(piece) for piece in divided(batch, self._pieces)]
+
+    @contextlib.contextmanager
+    def _errors(self, batch: Batch | None) -> Iterator[None]:
+        """What a step raises, in our words."""
+        try:
+            with self._step.ring_errors():
+                yield
+        except tf.errors.InvalidArgumentError as error:
+            if batch is None:
+                raise
+            if BROKEN_ASSUMPTION in str(error):
+                raise ModelError(
+                    f"the batch of {batch}: {BROKEN_ASSUMPTION}, as it was in the first records. Let the "
+                    'loss be a mean over records, or use reduction="mean_with_sample_weight" and weights '
+                    "of zero"
+                ) from error
+            if self._types.differs_from_the_first(batch):
+                raise DataError(_not_both(batch, error)) from error
+            raise
+
+
+# Odd constants, so that (step, rank) spreads over the two words of a seed.
+_SALTS = 2654435761, 2246822519
+
+
+def _draw(step: int, rank: int) -> np.ndarray:
+    """A seed's two words, and the rank."""
+    return np.array([step * _SALTS[0] % SEEDS, rank * _SALTS[1] % SEEDS, rank], np.int64)
+
+
+def _state_of(model: keras.Model) -> list[keras.Variable]:
+    return [*model.trainable_variables, *moving(model), *model.optimizer.variables]
+
+
+def _not_both(batch: Batch, error: Exception) -> str:
+    lines = [line for line in str(error).splitlines() if line.strip() and "[[" not in line]
+    return (
+        f"the batch of {batch} has other shapes than the batches before it, and the model does not take "
+        f"both: {lines[-1] if lines else type(error).__name__}"
+    )

@@ -1,0 +1,365 @@
+"""The graphs of a step: what they are made from, and how it is found out.
+
+A step sums, in this order: the gradients, what the forward pass has assigned, by how much counters were
+raised, what is added to the metrics (trainer/step/training_metrics.py), the rows of tables
+(trainer/step/sparse_gradients.py), and the control vector (trainer/agreement/control.py). `Layout` says what
+lies where. There are two ways to do so, and what a model is decides between them, once, at the start:
+
+    trainer/step/overlapped.py   one graph with a sum for each large gradient, and nothing waits meanwhile
+    trainer/step/vector.py       one vector, after all sums of which the optimizer runs; for every model
+
+The model is tried first with a few real records (trainer/step/trial.py). How the graph of the gradients must
+be made shows while it is traced. Where its gradients depend on totals of the ring, the graph has a sum before
+them; where it looks up rows that an optimizer takes one by one, a sum after them. Then it is traced again,
+until it is the right one.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from edl.errors import ModelError
+from edl.trainer.agreement.control import Sums
+from edl.trainer.agreement.interfaces import Commit
+from edl.trainer.embedding.lookups import Given, Lookups, Recorder
+from edl.trainer.model.batch_types import BatchTypes
+from edl.trainer.model.captured import distinct, read_in, refuse_assigned
+from edl.trainer.model.data import Batch
+from edl.trainer.model.model_support import is_scaled, output_losses
+from edl.trainer.step.batch_norm import is_synchronized
+from edl.trainer.step.exactness import Findings
+from edl.trainer.step.forward import Forward
+from edl.trainer.step.fused_updates import fused
+from edl.trainer.step.inner_sum import InnerSum
+from edl.trainer.step.training_metrics import TrainingMetrics
+
+
+class NeedsTotals(Exception):
+    """The gradients of this model depend on totals of the ring, for which the graph has no sum."""
+
+    def __init__(self, count: int):
+        self.count = count
+
+
+class HasRows(Exception):
+    """The model's gradients have rows, for which the graph has no sum."""
+
+
+class StepGraphs(ABC):
+    """The graphs of one model's step, traced.
+
+    Args:
+        model: built.
+        types: of the batches; the graph of the gradients takes their tensors.
+        sample: real records.
+        metrics: that are told of the training.
+        inner_sum: over the ring, for what a step sums before its gradients.
+        try_model: finds out how the step is made of parts.
+        lookups: of rows that are on servers.
+
+    Raises:
+        ModelError: the model cannot be trained this way; the text says why.
+    """
+
+    layout: Layout
+
+    def __init__(
+        self,
+        model: keras.Model,
+        types: BatchTypes,
+        sample: Batch,
+        metrics: TrainingMetrics,
+        inner_sum: InnerSum,
+        try_model: Callable[[], Findings],
+        lookups: Lookups,
+    ):
+        self._lookups = lookups
+        self._model, self._types, self._inner_sum = model, types, inner_sum
+        self._metrics = [(v, metrics.initial(v)) for v in metrics.variables]
+        self._synchronized = is_synchronized(model)
+        self._totals = 0  # floats that a step sums before its gradients
+        self._by_row = False  # whether the gradients of tables are rows
+        self._findings = try_model()
+        self._others: dict[str, list[Any]] = {}  # by graph: the variables that it captures
+        self._of_ring = [*inner_sum.variables]  # captured as well, and none of the model
+
+    # --- a step
+
+    @abstractmethod
+    def sums(
+        self, pieces: Sequence[list[Any]], contribution: np.ndarray, draw: np.ndarray, records: int, step: int
+    ) -> Sums:
+        """Take part in all sums of a step. Changes nothing.
+
+        Args:
+            pieces: the tensors of the batch's pieces, which are computed one after the other; none: there is
+                no batch.
+            contribution: this rank's control vector, without what the batch adds to it.
+            draw: a seed's two words, and the rank.
+            records: of the whole step, on all ranks.
+            step: that is taken: rows are those of the state there.
+
+        Raises:
+            RingBroken: one of the sums did not come back, unless TensorFlow raises it: see `ring_errors`.
+        """
+
+    @abstractmethod
+    def look_up(self, tensors: list[Any], draw: np.ndarray) -> None:
+        """Find out beforehand which rows a step will need. Nothing, where it is given all that it needs.
+
+        Args:
+            tensors: of its only piece; the very same list is given to `sums`.
+            draw: as there.
+        """
+
+    @abstractmethod
+    def begin_pull(self, tensors: list[Any], step: int, last: Commit) -> None:
+        """Have the rows brought that were looked up for these tensors.
+
+        Args:
+            step: for which they are.
+            last: the one before it, which is not in the model yet.
+        """
+
+    def optimizer_at(self) -> tuple[float, int]:
+        """The learning rate and the iterations with which the step that was summed last is applied, where the
+        model has rows on servers."""
+        optimizer = self._model.optimizer
+        return float(np.asarray(optimizer.learning_rate)), int(np.asarray(optimizer.iterations))
+
+    meanwhile: Callable[[], None] = staticmethod(lambda: None)  # what is done while a step waits for servers
+
+    @abstractmethod
+    def apply(self, sums: Sums) -> None:
+        """Change the model: one update of the optimizer, with the exact mean of the gradients."""
+
+    @abstractmethod
+    def warm_up(self) -> None:
+        """Run once, of sums of zeros, what only a rank without a batch runs: a graph's first run is slow, and
+        all would wait for it. Changes nothing."""
+
+    @property
+    def captured(self) -> list[Any]:
+        """All variables that the graphs capture and the forward pass meets, in the order of the code: among
+        them those of losses, metrics and schedules, which no model lists."""
+        return distinct(v for found in self._others.values() for v in found)
+
+    @abstractmethod
+    def ring_errors(self) -> AbstractContextManager[None]:
+        """Around `sums`, whose graphs may fail because the ring broke: then it is RingBroken."""
+
+    @abstractmethod
+    def trace(self, batch: Batch) -> Layout:
+        """Make the graph for arrays of the present types; for batches of any length, in rings of any size.
+
+        Raises:
+            NeedsTotals, HasRows: it is no longer made as it was.
+        """
+
+    # --- what both are made from
+
+    def _note(self, graph: Any, name: str, changes_nothing: bool = True) -> None:
+        """Note the variables that a concrete function captures.
+
+        Raises:
+            ModelError: it should change nothing, and assigns a variable.
+        """
+        if changes_nothing:
+            refuse_assigned(graph, self._of_ring)
+        self._others[name] = distinct(read_in(graph), without=self._of_ring)
+
+    def _forward(
+        self,
+        leaves: list[Any],
+        salt: tf.Tensor,
+        ring: InnerSum | None = None,
+        alive: Any = True,
+        lookups: Given | Recorder | None = None,
+    ) -> Forward:
+        tree = self._types.tree(leaves)
+        return Forward(self._model, tree, salt, self._findings.verdicts, ring, alive, self._metrics, lookups)
+
+    def _is_sum(self, forward: Forward) -> bool:
+        """Whether the loss of a batch is the sum of those of its parts, so that nothing is divided."""
+        return forward.terms.all_sums and not forward.more_than_terms and not is_scaled(self._model)
+
+    def _require(self, forward: Forward) -> None:
+        """
+        Raises:
+            NeedsTotals: the graph has no sum of totals yet, which the step of this model takes.
+        """
+        terms = forward.terms
+        exact = terms.all_means or self._is_sum(forward)
+        if not self._totals and (is_scaled(self._model) or not exact):
+            raise NeedsTotals(terms.parts().shape[0])
+
+    def _lay_out(self, forward: Forward, gradients: list[Any]) -> Layout:
+        self._require(forward)
+        self._others["forward"] = forward.others
+        if not self._by_row and any(isinstance(g, tf.IndexedSlices) for g in gradients):
+            raise HasRows
+        summed = self._findings.summed
+        divided = not (is_scaled(self._model) or (self._is_sum(forward) and not self._totals))
+        metrics = [v for v, _ in self._metrics]
+        has_rows = bool(self._lookups.tables)
+        return Layout.of(self._model, forward, gradients, summed, divided, metrics, has_rows)
+
+    @staticmethod
+    def _changes(forward: Forward, layout: Layout) -> list[tf.Tensor]:
+        """What is to be summed of the forward pass's own changes, flat, in the order of the layout."""
+        records, after = forward.records, {id(v): (old, new) for v, old, new in forward.changes}
+        parts = [tf.reshape(after[id(v)][1], [-1]) * records for v in layout.averaged]
+        for v in layout.counters:
+            old, new = (tf.cast(value, tf.float32) for value in after[id(v)])
+            parts.append(tf.reshape(new - old, [-1]) * (1.0 if v.path in layout.summed else records))
+        return parts
+
+    def _added(self, forward: Forward, layout: Layout, totals: tf.Tensor | None) -> list[tf.Tensor]:
+        """What is to be summed of metrics, flat, in the order of the layout.
+
+        Args:
+            totals: of the ring, where the loss depends on them.
+        """
+        losses, weight = forward.output_losses, forward.records
+        if totals is not None:
+            losses = [forward.terms.corrected(loss, totals) for loss in losses]
+        elif self._is_sum(forward):
+            weight = tf.constant(1.0)  # told for each record, as the sum of all outputs is
+        of_losses: dict[int, tf.Tensor] = {}
+        for mean, loss in zip(output_losses(self._model), losses, strict=bool(losses)):
+            of_losses |= {id(mean.total): loss * weight, id(mean.count): forward.records}
+        parts = (of_losses.get(id(v)) for v in layout.metrics)
+        return [
+            tf.reshape(forward.added_to(v) if part is None else part, [-1])
+            for v, part in zip(layout.metrics, parts, strict=True)
+        ]
+
+    @staticmethod
+    def _changed(layout: Layout, share: tf.Tensor, sums: list[tf.Tensor]) -> list[tf.Tensor]:
+        """The new values of `layout.changing`, of their sums over the ring.
+
+        Args:
+            share: of one record in the step.
+        """
+        kinds = zip(layout.changing, sums, strict=True)
+        new = []
+        for at, (v, total) in enumerate(kinds):
+            total = tf.reshape(total, v.shape)
+            if at < len(layout.averaged):
+                new.append(total * share)
+            elif at < len(layout.averaged) + len(layout.counters):
+                raised = tf.round(total if v.path in layout.summed else total * share)
+                new.append(tf.cast(tf.cast(v.value, tf.int64) + tf.cast(raised, tf.int64), v.dtype))
+            else:
+                new.append(v.value + tf.cast(total, v.dtype))
+        return new
+
+    def _put(
+        self, layout: Layout, share: tf.Tensor, sums: list[tf.Tensor], gradients: dict[int, Any]
+    ) -> None:
+        """Change the model: what the forward pass has changed, and an update of the optimizer.
+
+        Args:
+            share: of one record in the step.
+            sums: of `layout.changing`.
+            gradients: means, by the id of their variable.
+        """
+        # What the forward pass assigns comes first, as it does in Keras: it may be a weight that is trained.
+        for v, new in zip(layout.changing, self._changed(layout, share, sums), strict=True):
+            v.assign(new)
+        optimizer = self._model.optimizer
+        if not gradients:  # all that is trained is rows
+            optimizer.iterations.assign_add(1)
+            return
+        with fused(optimizer):
+            optimizer.apply_gradients([(gradients.get(id(v)), v) for v in self._model.trainable_variables])
+
+
+def turns(
+    pieces: Sequence[list[Any]], contribution: np.ndarray, draw: np.ndarray
+) -> Iterator[tuple[list[Any], np.ndarray, np.ndarray]]:
+    """The tensors, the control vector, and (a seed's two words, rank) of each piece: only the last one says
+    something, and each draws something else."""
+    last = len(pieces) - 1
+    for nth, tensors in enumerate(pieces):
+        drawn = draw.copy()
+        drawn[:2] = (draw[:2] + nth * _SALT) % SEEDS
+        yield tensors, contribution if nth == last else np.zeros_like(contribution), drawn
+
+
+SEEDS = 1 << 31
+_SALT = 1640531527
+
+
+@dataclass(frozen=True, eq=False)
+class Layout:
+    """What is summed, in this order, in front of the control vector, and what it means."""
+
+    trained: list[keras.Variable]
+    averaged: list[keras.Variable]  # moving averages: changed by the forward pass
+    counters: list[keras.Variable]  # likewise, but whole numbers or truth values, of which the change is sent
+    summed: frozenset[str]  # paths of counters that count records; the others count steps
+    divided: bool  # whether gradients are sums of means times records
+    metrics: list[keras.Variable]  # of which the change is sent, too
+    tables: list[keras.Variable]  # likewise trained, by rows; how many there are differs from step to step
+
+    @staticmethod
+    def of(
+        model: keras.Model,
+        forward: Forward,
+        gradients: list[Any],
+        summed: frozenset[str],
+        divided: bool,
+        metrics: list[keras.Variable],
+        has_rows: bool = False,
+    ) -> Layout:
+        given = [(v, g) for v, g in zip(model.trainable_variables, gradients, strict=True) if g is not None]
+        tables = [v for v, g in given if isinstance(g, tf.IndexedSlices)]
+        trained = [v for v, g in given if not isinstance(g, tf.IndexedSlices)]
+        if not given and not has_rows:
+            raise ModelError(
+                "no trainable variable of the model influences the loss: nothing would be trained"
+            )
+        changed = [v for v, _, _ in forward.changes]
+        floats = [v for v in changed if keras.backend.is_float_dtype(v.dtype)]
+        for v in floats:
+            if v.dtype != "float32":
+                raise ModelError(
+                    f"variable {v.path!r} of type {v.dtype} changes in the forward pass; of floating-point "
+                    "variables, only float32 can (they are averaged over the ring)"
+                )
+        counters = [v for v in changed if not keras.backend.is_float_dtype(v.dtype)]
+        return Layout(trained, floats, counters, summed, divided, metrics, tables)
+
+    @property
+    def changing(self) -> list[keras.Variable]:
+        """What the optimizer does not change."""
+        return [*self.averaged, *self.counters, *self.metrics]
+
+    @property
+    def all(self) -> list[keras.Variable]:
+        return [*self.trained, *self.changing]
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """Equal for layouts that are."""
+        variables = [*map(id, self.all), *map(id, self.tables)]
+        return variables, len(self.trained), len(self.averaged), len(self.tables), self.divided
+
+    @cached_property
+    def sizes(self) -> list[int]:
+        return [int(np.prod(v.shape)) for v in self.all]
+
+    @cached_property
+    def length(self) -> int:
+        """Of what is there in each step, so without the rows."""
+        return sum(self.sizes)
