@@ -176,6 +176,7 @@ class State:
         self.copies_until = 0.0  # they are
         self.staleness: Staleness | None = None  # where steps come in any order, and some have been told
         self.waited = ""  # for what, when there was no ring
+        self.held_back = ""  # why the next ring has to wait: the last ones broke before their first step
         self.servers = Servers()
         self.backoff = RestartBackoff()
         self.failures: list[Failure] = []
