@@ -20,8 +20,8 @@ OUTSIDE_SIGNALS = frozenset({"SIGKILL", "SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT"
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.5, 30.0
 MOST_DOUBLINGS = 6  # more make no difference, and 2**1000 is no float
 MOST_IN_VAIN = 10  # times in a row that workers are killed with no step in between; some two minutes
-# Before the next ring, after 1, 2 and 3 or more that broke. With the default of elastic.maxFailures that is half
-# a minute, in which a failure of the network may pass.
+# Before the next ring, after 1, 2 and 3 or more that broke. With the default of elastic.maxFailures that is
+# half a minute, in which a failure of the network may pass.
 RING_PAUSES_SECONDS = (1.0, 5.0, 25.0)
 
 

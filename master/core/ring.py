@@ -143,7 +143,9 @@ class Ring:
     def learn(self, generation: Generation, members: tuple[WorkerId, ...], now: float) -> None:
         """A ring that an earlier master has formed, as its members tell of it."""
         self.earlier.changes = generation - 1 - len(self.changes)  # each generation is one change
-        self._begin(Change(generation, members, "taken over", True, now, len(members), told=True, learned=True))
+        self._begin(
+            Change(generation, members, "taken over", True, now, len(members), told=True, learned=True)
+        )
 
     def _begin(self, change: Change) -> None:
         self.generation, self.members = change.generation, change.members
