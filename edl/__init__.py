@@ -3,7 +3,8 @@
 import edl
 
 def data(split):
-    return edl.arrays(x, y)     # or edl.npz, edl.csv, edl.parquet, edl.criteo(path), or a Reader of your own
+    return x, y     # arrays, tables, a dataset that is indexed; or edl.csv(path, label="y"), or a Reader of
+    your own
 """
 
 import importlib
@@ -12,12 +13,23 @@ from typing import TYPE_CHECKING, Any
 from edl.errors import EdlError
 
 if TYPE_CHECKING:
-    from edl.data import Reader, arrays, criteo, csv, npz, parquet
+    from edl.data import Reader, arrays, criteo, csv, dataset, from_tf, npz, parquet, split
 
     layers: Any
 
 __version__ = "0.2.0"
-__all__ = ["EdlError", "Reader", "arrays", "criteo", "csv", "npz", "parquet"]
+__all__ = [
+    "EdlError",
+    "Reader",
+    "arrays",
+    "criteo",
+    "csv",
+    "dataset",
+    "from_tf",
+    "npz",
+    "parquet",
+    "split",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -13,7 +13,7 @@ import os
 import secrets
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -112,8 +112,18 @@ async def _kubernetes(output: Path, listen: str, metrics: str) -> int:
     return MasterExit.SUCCEEDED
 
 
-def processes(master: Master, output: Path, token: str) -> Callable[[str], Backend]:
-    """The backend of a master that workers reach at an address: processes of this machine."""
+def processes(
+    master: Master,
+    output: Path,
+    token: str,
+    fork_server: Callable[[Sequence[str], Mapping[str, str]], Launcher] | None = None,
+) -> Callable[[str], Backend]:
+    """The backend of a master that workers reach at an address: processes of this machine.
+
+    Args:
+        fork_server: makes the launcher of local.startMethod=fork from the workers' arguments and environment;
+            None for a fork server of the job's own.
+    """
 
     def backend(address: str) -> Backend:
         environment = {
@@ -124,7 +134,8 @@ def processes(master: Master, output: Path, token: str) -> Callable[[str], Backe
         arguments = ["--master", address]
         launcher: Launcher = Spawn([*module_command("edl.trainer"), *arguments], environment)
         if master.spec.config.local.start_method == "fork":
-            launcher = ForkServer(module_command("edl.trainer.forkserver"), arguments, environment)
+            make = fork_server or partial(ForkServer, module_command("edl.trainer.forkserver"))
+            launcher = make(arguments, environment)
         memories = Memories() if master.spec.config.elastic.in_memory_snapshot else None
         return Processes(master.emit, launcher, output / artifacts.LOGS, memories)
 

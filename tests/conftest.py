@@ -1,18 +1,30 @@
-"""For all tests: signals as at a terminal, and what each file of tests took."""
+"""For all tests: signals as at a terminal, and what each file of tests took.
+
+With EDL_DURATIONS=FILE, lines `SECONDS  TEST` are appended there, fixtures included; scripts/test shows the
+slowest tests.
+"""
 
 from __future__ import annotations
 
+import os
 import signal
 from collections import Counter
+from pathlib import Path
 
 import pytest
+
+from tests import flaky
+from tests.flaky import Flaky
 
 SHOWN_SECONDS = 2.0  # what took less is told in one line
 
 _seconds = Counter[str]()
+_tests = Counter[str]()
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
+    if folder := os.environ.get("EDL_FLAKY"):
+        config.pluginmanager.register(Flaky(Path(folder), flaky.read()))
     # A shell that starts the tests in the background has them ignore signals, and what they start
     # inherits that; but they interrupt jobs as a terminal does.
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -21,12 +33,16 @@ def pytest_configure() -> None:
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     _seconds[report.nodeid.partition("::")[0]] += report.duration
+    _tests[report.nodeid] += report.duration
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """The seconds of each file, fixtures included: where the time of a run of all tests goes."""
     if not _seconds:
         return
+    if file := os.environ.get("EDL_DURATIONS"):
+        with open(file, "a") as lines:
+            lines.writelines(f"{seconds:8.1f}  {test}\n" for test, seconds in _tests.items())
     terminalreporter.section("seconds by file")
     short = 0.0
     for file, seconds in _seconds.most_common():

@@ -82,6 +82,8 @@ def explained(module: UserModel, samples: Sequence[Batch], batch_size: int) -> I
         why = ""
         if samples and samples[0].y is None:
             why = f"{where} gives no labels, and the model's loss is computed without them"
+            if isinstance(samples[0].x, dict):
+                why += " (label=... of edl.csv, edl.parquet and edl.dataset names their column)"
         elif re.search(rf"\b{batch_size}\b", str(error)):
             why = (
                 f"training.batchSize is {batch_size}, and a worker gets a part of each batch, with any "

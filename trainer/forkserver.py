@@ -1,6 +1,7 @@
 """Start workers by fork from a process that has imported TensorFlow and run nothing.
 
-Reads one JSON line per worker from stdin: {"worker", "arguments", "log"}. Writes
+Reads one JSON line per worker from stdin: {"worker", "arguments", "log"}, with "environment" if that of the
+worker differs from this process's. Writes
 {"worker", "pid"} when it runs and {"worker", "code"} when it has ended (negative: a signal).
 Importing starts no TensorFlow thread; a thread would not survive the fork. When stdin ends,
 the master is gone, and so is the forkserver.
@@ -75,6 +76,9 @@ def _become(order: dict[str, Any]) -> None:
     os.dup2(null, 0)
     os.dup2(log, 1)
     os.dup2(log, 2)
+    if (environment := order.get("environment")) is not None:
+        os.environ.clear()
+        os.environ.update(environment)
     code = 1
     try:
         code = worker_main.main(order["arguments"])

@@ -31,7 +31,7 @@ import yaml
 from edl.config.helm_set import Values, parse_set
 from edl.errors import ConfigError
 
-DEFAULTS = Path(__file__).resolve().parents[2] / "chart" / "values.yaml"
+DEFAULTS = Path(__file__).resolve().parents[1] / "chart" / "values.yaml"
 MERGE = "tag:yaml.org,2002:merge"  # of the key <<
 
 

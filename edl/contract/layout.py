@@ -28,17 +28,25 @@ class Layout:
     shards: int = 1
 
     @staticmethod
-    def fitting(records: int, record_bytes: float, buffer_bytes: float, ranks: int) -> Layout:
+    def fitting(
+        records: int, record_bytes: float, buffer_bytes: float, ranks: int, together: int = 1
+    ) -> Layout:
         """The layout for a reader that reads consecutive records.
 
         Args:
             record_bytes: of one record in memory. buffer_bytes: what the open blocks of all shards may take
-            together; a rank has those of its shards. ranks: of the ring that is expected.
+            together; a rank has those of its shards. ranks: of the ring that is expected. together: how many
+            consecutive records are read at once anyway; a block is a multiple of it, so that none is read
+            twice.
         """
         shards = max(LEAST_SHARDS, WHOLE * ranks)
         # As many blocks as fill all shards to the end, or nearly: no few are left over for the last steps.
         rows = max(math.ceil(records * record_bytes / buffer_bytes), 1)
-        return Layout(records, max(math.ceil(records / (shards * rows)), 1), shards)
+        block = max(math.ceil(records / (shards * rows)), 1)
+        if together > 1:
+            block = math.ceil(block / together) * together
+            shards = max(min(shards, int(buffer_bytes / max(block * record_bytes, 1))), 1)
+        return Layout(records, block, shards)
 
 
 @dataclass(frozen=True, slots=True)

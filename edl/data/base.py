@@ -15,7 +15,11 @@ import numpy as np
 
 @runtime_checkable
 class Reader(Protocol):
-    """Raw records by index."""
+    """Raw records by index.
+
+    A reader whose records are read several at a time anyway (batches of a fixed size) may have an attribute
+    `records_per_read`: then the job reads multiples of it, each once in an epoch.
+    """
 
     def __len__(self) -> int:
         """How many records there are. Must not change while a job runs."""

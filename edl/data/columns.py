@@ -90,7 +90,7 @@ class Wanted:
         while True:
             kind = column.type
             if types.is_dictionary(kind):
-                column = column.cast(kind.value_type)
+                column = _decoded(column)
             elif isinstance(kind, pyarrow.BaseExtensionType):
                 column = column.cast(kind.storage_type)
             elif not _is_list(kind):
@@ -164,6 +164,19 @@ class Wanted:
         else:
             return
         raise DataError(f"{self.source}: column {name!r} is {kind}, of which no array is made; {advice}")
+
+
+def _decoded(column: Any) -> Any:
+    """The values of a column of categories."""
+    import pyarrow
+
+    if hasattr(column, "combine_chunks"):
+        column = column.combine_chunks()  # only an Array can be decoded
+    values = column.dictionary
+    if pyarrow.types.is_string_view(values.type):  # as Polars gives them; pyarrow cannot index these
+        values = values.cast(pyarrow.large_string())
+        column = pyarrow.DictionaryArray.from_arrays(column.indices, values)
+    return column.dictionary_decode()
 
 
 def _is_list(kind: Any) -> bool:

@@ -18,8 +18,10 @@ from typing import Any
 
 import numpy as np
 
+from edl.data.base import Reader
 from edl.data.columns import Wanted
 from edl.data.in_memory import EXACT, Arrays
+from edl.data.selected import columns_of, with_roles
 from edl.errors import DataError
 
 PADDED = r"^\s*0[0-9]+\s*$"  # digits that a number would not have
@@ -34,8 +36,13 @@ def csv(
     types: Mapping[str, Any] | None = None,
     fill_null: Mapping[str, Any] | None = None,
     encoding: str = "utf-8",
-) -> Arrays:
-    """A reader over a CSV file with a header line, as a dict of its columns.
+    *,
+    features: Sequence[str] | str | None = None,
+    label: str | None = None,
+    weight: str | None = None,
+) -> Reader:
+    """A reader over a CSV file with a header line, as a dict of its columns, or as (features, labels[,
+    weights]) where `features`, `label` or `weight` name columns.
 
     A column's type is found from all of its values: int64, uint64 if they are larger, float64, bool, a time
     or text. Values keep their bits. Where no type does that, the column is refused by name.
@@ -45,6 +52,7 @@ def csv(
         types: what NumPy type columns have, by name: `{"zip": str, "user": "uint64"}`.
         fill_null: what stands for a value that is missing, by column: `{"age": -1}`. Others must be complete.
         encoding: of the text, as Python names it.
+        features, label, weight: the columns' roles, as in `dataset`.
 
     Raises:
         DataError: the file or one of its lines cannot be read, a column is missing or there twice, a value is
@@ -54,7 +62,8 @@ def csv(
     wanted = Wanted(str(path), types or {}, fill_null or {})
     columns = file.header()
     wanted.refuse_missing(columns, names)
-    kept = list(names) or columns
+    kept = list(names) or columns_of(features, label, weight) or columns
+    wanted.refuse_missing(columns, kept)
     given = {name: wanted.arrow_type(name) for name in kept if name in wanted.types}
     table = file.read(kept, given)
     given |= file.exact(table, given)
@@ -65,7 +74,7 @@ def csv(
         if name not in wanted.fill_null:
             file.refuse_empty(name, table[name])
         arrays[name] = wanted.array(name, table[name], file.place(name))
-    return Arrays(arrays, source=str(path))
+    return with_roles(Arrays(arrays, source=str(path)), features, label, weight, str(path))
 
 
 @dataclass(frozen=True)

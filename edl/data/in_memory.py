@@ -6,59 +6,97 @@ from typing import Any
 
 import numpy as np
 
+from edl.data.nest import is_leaf_list, leaves, map_leaves
+from edl.data.tables import column, is_column, is_table, table
 from edl.errors import DataError
 
 EXACT = 2**53  # whole numbers up to this are exact as float64
 
 
 class Arrays:
-    """Records that lie in memory: a tuple or a dict of arrays of one length."""
+    """A reader over arrays in memory: any records, as the same nest of arrays.
 
-    def __init__(self, columns: tuple[np.ndarray, ...] | dict[str, np.ndarray], source: str = "arrays"):
-        values = columns.values() if isinstance(columns, dict) else columns
-        lengths = {len(column) for column in values}
-        if len(lengths) != 1:
-            raise DataError(f"{source}: the columns differ in length: {sorted(lengths)}")
+    Args:
+        columns: an array, or a tuple, list or dict of arrays (nested to any depth), all of one length.
+        source: their name, for messages.
+
+    Raises:
+        DataError: the arrays differ in length, or there are none.
+    """
+
+    def __init__(self, columns: Any, source: str = "arrays"):
+        lengths = {path: len(array) for path, array in leaves(columns)}
+        if not lengths:
+            raise DataError(f"{source}: at least one array is needed")
+        if len(set(lengths.values())) != 1:
+            named = ", ".join(f"{path.removeprefix('[0]') or path} has {n}" for path, n in lengths.items())
+            raise DataError(
+                f"{source}: the columns differ in length: {sorted(set(lengths.values()))} ({named})"
+            )
         self._columns = columns
-        self._length = lengths.pop()
+        self._length = next(iter(lengths.values()))
 
     def __len__(self) -> int:
         return self._length
 
     def read(self, start: int, stop: int) -> Any:
         """A view of the records [start, stop)."""
-        if isinstance(self._columns, dict):
-            return {name: column[start:stop] for name, column in self._columns.items()}
-        return tuple(column[start:stop] for column in self._columns)
+        return map_leaves(lambda array: array[start:stop], self._columns)
 
     def take(self, indices: np.ndarray) -> Any:
         """A copy of the records at `indices`."""
-        if isinstance(self._columns, dict):
-            return {name: column[indices] for name, column in self._columns.items()}
-        return tuple(column[indices] for column in self._columns)
+        return map_leaves(lambda array: array[indices], self._columns)
 
 
-def arrays(*columns: np.ndarray) -> Arrays:
-    """A reader over NumPy arrays of one length, usually (features, labels).
+def arrays(*columns: Any) -> Arrays:
+    """A reader over arrays of one length, usually (features, labels).
+
+    Args:
+        columns: NumPy arrays, tensors, lists of numbers, columns and tables of pandas, Polars or Arrow, or
+            dicts, tuples and lists of these.
 
     Raises:
-        DataError: the arrays differ in length, or there are none; or a list has whole numbers that NumPy
-            would round.
+        DataError: the arrays differ in length, or there are none; a column cannot be an array; or a list has
+            whole numbers that NumPy would round.
     """
-    if not columns:
-        raise DataError("arrays: at least one array is needed")
-    return Arrays(tuple(map(_exact, columns)))
+    return Arrays(in_memory(columns, "arrays"))
 
 
-def _exact(column: Any) -> np.ndarray:
-    """The column as an array."""
-    array = np.asarray(column)
-    if isinstance(column, list | tuple) and array.dtype == np.float64:  # as NumPy makes it of [2**63, 1]
-        values = zip(np.asarray(column, object).flat, array.flat, strict=True)
-        for value, rounded in values if (np.abs(array) >= EXACT).any() else ():
+def in_memory(nest: Any, source: str) -> Any:
+    """The nest with a NumPy array for each array, tensor, list of numbers, column or table.
+
+    Raises:
+        DataError: one of them cannot be an array.
+    """
+    if isinstance(nest, dict):
+        return {key: in_memory(value, f"{source}[{key!r}]") for key, value in nest.items()}
+    if isinstance(nest, tuple | list) and not is_leaf_list(nest):
+        entries = [in_memory(value, f"{source}[{index}]") for index, value in enumerate(nest)]
+        return type(nest)(*entries) if hasattr(nest, "_fields") else type(nest)(entries)
+    if is_table(nest):
+        return table(nest, source)
+    if is_column(nest):
+        return column(nest, source)
+    return _array(nest, source)
+
+
+def _array(values: Any, source: str) -> np.ndarray:
+    if hasattr(values, "toarray") and hasattr(values, "nnz"):
+        raise DataError(f"{source}: a sparse matrix cannot be cut into records; give its toarray()")
+    try:
+        array = np.asarray(values)
+    except (TypeError, ValueError, RuntimeError) as error:  # RuntimeError: a tensor of PyTorch with gradients
+        raise DataError(f"{source}: NumPy makes no array of a {type(values).__name__}: {error}") from error
+    if not array.shape:
+        raise DataError(
+            f"{source} is a {type(values).__name__}; expected an array with an entry for each record"
+        )
+    if isinstance(values, list | tuple) and array.dtype == np.float64:  # as NumPy makes it of [2**63, 1]
+        exact = zip(np.asarray(values, object).flat, array.flat, strict=True)
+        for value, rounded in exact if (np.abs(array) >= EXACT).any() else ():
             if isinstance(value, int | np.integer) and value != int(rounded):
                 raise DataError(
-                    f"arrays: NumPy makes floats of a list with {value}, which rounds it to {int(rounded)}; "
-                    "give an array with a type, e.g. np.array(values, np.uint64)"
+                    f"{source}: NumPy makes floats of a list with {value}, which rounds it to "
+                    f"{int(rounded)}; give an array with a type, e.g. np.array(values, np.uint64)"
                 )
     return array

@@ -10,7 +10,9 @@ from typing import Any
 
 import numpy as np
 
+from edl.data.base import Reader
 from edl.data.columns import Wanted
+from edl.data.selected import columns_of, with_roles
 from edl.errors import DataError
 
 
@@ -105,17 +107,26 @@ def parquet(
     names: Sequence[str] = (),
     types: Mapping[str, Any] | None = None,
     fill_null: Mapping[str, Any] | None = None,
-) -> Parquet:
-    """A reader over a Parquet file, as a dict of its columns: numbers, text, times, or lists of them, nested
-    or not, of one length at each level. One row group at a time is in memory.
+    *,
+    features: Sequence[str] | str | None = None,
+    label: str | None = None,
+    weight: str | None = None,
+) -> Reader:
+    """A reader over a Parquet file, as a dict of its columns, or as (features, labels[, weights]) where
+    `features`, `label` or `weight` name columns.
+
+    Columns are numbers, text, times, or lists of them, nested or not, of one length at each level. One row
+    group at a time is in memory.
 
     Args:
         names: the columns to keep; all by default.
         types: what NumPy type columns are converted to, by name, where no value is lost: `{"price":
             "float64"}`; of a column of lists, the values in them.
         fill_null: what stands for a null, by column, in lists too: `{"age": -1}`. Others must be complete.
+        features, label, weight: the columns' roles, as in `dataset`.
 
     Raises:
         DataError: the file cannot be read, or a column is missing or there twice.
     """
-    return Parquet(Path(path), names, types, fill_null)
+    kept = names or columns_of(features, label, weight)
+    return with_roles(Parquet(Path(path), kept, types, fill_null), features, label, weight, str(path))

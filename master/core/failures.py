@@ -3,6 +3,7 @@
 Preemption, the loss of a node, and a person's delete are free and unlimited. A crash of the user's
 code is charged; when the job's budget is spent, it fails. The collapse of a peer is not charged. Nor is a
 kill from outside, but a job whose workers are killed again and again, and which gets nowhere, fails too.
+So does a job whose rings break one after the other before their first step, although no worker is lost.
 """
 
 from __future__ import annotations
@@ -19,6 +20,9 @@ OUTSIDE_SIGNALS = frozenset({"SIGKILL", "SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT"
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.5, 30.0
 MOST_DOUBLINGS = 6  # more make no difference, and 2**1000 is no float
 MOST_IN_VAIN = 10  # times in a row that workers are killed with no step in between; some two minutes
+# Before the next ring, after 1, 2 and 3 or more that broke. With the default of elastic.maxFailures that is
+# half a minute, in which a failure of the network may pass.
+RING_PAUSES_SECONDS = (1.0, 5.0, 25.0)
 
 
 @dataclass(slots=True)
@@ -75,6 +79,8 @@ class RestartBackoff:
         self._early = 0  # deaths in a row
         self._in_vain = 0  # times in a row
         self._same_time_until = 0.0
+        self.ring_until = 0.0  # no ring is formed before
+        self._rings = 0  # broken in a row before their first step
 
     def died_early(self, now: float) -> None:
         self.until = now + _pause(self._early)
@@ -94,8 +100,14 @@ class RestartBackoff:
             self.until = max(self.until, now + pause)
         return self._in_vain
 
+    def ring_broke(self, now: float) -> int:
+        """A ring broke before its first step. Return how many have, in a row; the next ring has to wait."""
+        self.ring_until = now + RING_PAUSES_SECONDS[min(self._rings, len(RING_PAUSES_SECONDS) - 1)]
+        self._rings += 1
+        return self._rings
+
     def stepped(self) -> None:
-        self._in_vain = 0
+        self._in_vain = self._rings = 0
 
 
 def _pause(times: int) -> float:

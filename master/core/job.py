@@ -146,6 +146,7 @@ class Job(State):
             self.join_at,
             self.judge_at,
             self.backoff.until,
+            self.backoff.ring_until,
             self.failover.until,
             checkpoint,
             copies,
@@ -310,6 +311,8 @@ class Job(State):
                     event = replace(event, has_state=False)
                 self.pool.left(w, event)
                 self.ring.stops(self.now)
+                if event.broken:
+                    self.ring.errors[event.broken] += 1
                 why = f"worker {w.id}: {event.broken}" if event.broken else "left together"
                 self.close(why, planned=not event.broken)
 

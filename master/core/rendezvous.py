@@ -9,9 +9,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from edl.contract.ids import WorkerId
-from edl.contract.phases import WorkerState
+from edl.contract.phases import Phase, WorkerState
 from edl.contract.reasons import Reason
-from edl.master.core import balance, completion, join_policy, ps, training
+from edl.master.core import balance, completion, join_policy, membership, ps, training
 from edl.master.core import effects as ef
 from edl.master.core.quorum import Limits, RingPlan, candidates, plan_ring, too_few
 from edl.master.core.state import State
@@ -223,8 +223,33 @@ def _on_their_way(job: State) -> str:
     return f": {', '.join(said)}" if said else ""
 
 
+def _held_back(job: State) -> bool:
+    """Whether the next ring has to wait, or there is none: the last ones broke before their first step.
+
+    Something keeps them from being formed, such as two ranks on one GPU or a port that is closed. Rings whose
+    members are lost do not count.
+    """
+    if job.ring.broke_by_itself:
+        times, most = job.backoff.ring_broke(job.now), job.config.elastic.max_failures
+        rings = "the ring" if times == 1 else f"{times} rings in a row"
+        why = f"{rings} broke before the first step, and no worker was lost: {job.ring.error}"
+        if times > most and not membership.give_up_evaluation(job, why):
+            job.end(Phase.Failed, why)
+            return True
+        pause = job.backoff.ring_until - job.now
+        after = f"the next one is formed {pause:g} s later; the job fails when {most + 1} in a row break"
+        job.held_back = f"{why}; {after}"
+    if job.backoff.ring_until <= job.now:
+        return False
+    _wait(job, job.held_back)
+    job.waited = "the last one broke before its first step"
+    return True
+
+
 def _publish(job: State, plan: RingPlan, root: WorkerRecord) -> None:
     assert job.train is not None
+    if _held_back(job):
+        return
     first = job.ring.generation == 0
     cause = job.ring.closing or ("start" if first else job.waited or "start again")
     job.ring.form(plan.members, cause, job.now)

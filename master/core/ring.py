@@ -8,6 +8,7 @@ planned change may still break. `quorum` decides the members of the next ring.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 
 from edl.contract.ids import Generation, WorkerId
@@ -17,6 +18,7 @@ from edl.master.core import events as ev
 from edl.master.core.workers import IN, NO_RING, Pool, WorkerRecord
 
 KEPT_CHANGES = 100  # a job that runs for a month has ten thousand
+MOST_ERRORS = 3  # of a broken ring that people are shown
 
 
 @dataclass(slots=True)
@@ -36,6 +38,7 @@ class Change:
     redone_records: int = 0
     stepped: set[WorkerId] = field(default_factory=set)
     told: bool = False
+    learned: bool = False  # an earlier master formed it; whether it made a step is unknown
     went_back: bool = False  # to an earlier step, together with the parameter servers
 
     def note(self, stepped: ev.Stepped) -> bool:
@@ -89,6 +92,7 @@ class Ring:
         self.planned = True  # whether its members leave it at a step boundary
         self._asked: set[WorkerId] = set()  # members that were ordered to leave
         self.lost_member = False  # whether a member has been lost
+        self.errors = Counter[str]()  # errors with which members left it, and how often
         self.stopped_at: float | None = None  # when the first of its members left
         self.stop_seconds = 0.0  # how long the last planned change stopped training; 0: unknown
         self.shares: tuple[int, ...] = ()  # of each step, by rank
@@ -111,6 +115,22 @@ class Ring:
         return bool(self.members) and (self.planned or not self.closing)
 
     @property
+    def broke_by_itself(self) -> bool:
+        """It broke before its first step, and no lost member is the reason. Final when all have left it."""
+        if not self.closing or self.planned or self.lost_member or not self.errors:
+            return False
+        return not (self.changes[-1].stepped or self.changes[-1].learned)
+
+    @property
+    def error(self) -> str:
+        """Why it broke, as its members reported it.
+
+        One member may know the cause, and the others only that it failed: the rarest texts come first.
+        """
+        texts = sorted(self.errors, key=lambda text: self.errors[text])
+        return "; ".join(texts[:MOST_ERRORS])
+
+    @property
     def up(self) -> bool:
         """True if every member in the ring holds the state."""
         return not self._pool.any(lambda kind: kind.place == IN)
@@ -123,12 +143,15 @@ class Ring:
     def learn(self, generation: Generation, members: tuple[WorkerId, ...], now: float) -> None:
         """Record a ring that an earlier master formed, as its members report it."""
         self.earlier.changes = generation - 1 - len(self.changes)  # each generation is one change
-        self._begin(Change(generation, members, "taken over", True, now, len(members), told=True))
+        self._begin(
+            Change(generation, members, "taken over", True, now, len(members), told=True, learned=True)
+        )
 
     def _begin(self, change: Change) -> None:
         self.generation, self.members = change.generation, change.members
         self.ranks = {worker: rank for rank, worker in enumerate(change.members)}
         self.closing, self.planned, self.lost_member = "", True, False
+        self.errors.clear()
         self.stopped_at = None
         if self.changes:
             self.changes[-1].stepped = set()  # it is over and was reported

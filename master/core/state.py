@@ -178,6 +178,7 @@ class State:
         self.copies_until = 0.0  # the snapshots are awaited until then
         self.staleness: Staleness | None = None  # in mode=ps, once steps were reported
         self.waited = ""  # what the job waited for while there was no ring
+        self.held_back = ""  # why the next ring has to wait: the last ones broke before their first step
         self.servers = Servers()
         self.backoff = RestartBackoff()
         self.failures: list[Failure] = []

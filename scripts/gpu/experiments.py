@@ -272,6 +272,15 @@ def half_precision(limit: float) -> None:
     train("half", limit, "mlp", MLP, MLP_PRECISION="mixed_float16")
 
 
+def duplicate(limit: float) -> None:
+    """Let NCCL refuse each ring, since two ranks of one host are on one GPU: the job must fail and say so."""
+    values = MLP | {"workers": 2, "minWorkers": 2}
+    job = Job("duplicate", "mlp", values, BUILD, NCCL_HOSTID="one-host")
+    code = job.end(limit)
+    reason = re.search(r"\d+ rings in a row broke before the first step.*", job.text())
+    report("duplicate", BUILD, code == 1 and reason is not None, f"exit {code}", reason and reason[0][:300])
+
+
 def measure(name: str, limit: float, build: str, script: str, *arguments: str, **more: str) -> None:
     """Run a script of this folder and report its last lines; it prints nothing if it fails."""
     command = [sys.executable, str(HERE / script), *arguments]
@@ -322,6 +331,7 @@ EXPERIMENTS: dict[str, Callable[[float], object]] = {
     "grow": two_on_one_gpu,
     "digits": digits,
     "half": half_precision,
+    "duplicate": duplicate,
     "steps_float32": lambda limit: steps("steps_float32", limit, "float32"),
     "steps_half": lambda limit: steps("steps_half", limit, "mixed_float16"),
     "sums": lambda limit: sums("sums", limit, BUILD),

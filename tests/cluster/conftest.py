@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack
@@ -31,7 +32,7 @@ from tests.cluster.cluster import (
     script,
 )
 from tests.cluster.proved import Proved, cache
-from tests.cluster.release import Release, idling
+from tests.cluster.release import SESSION_WORKER, Release, idling
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -134,6 +135,7 @@ def new_release(namespace: Namespace, images: Images, output: Path, name: str, *
     folder = output / name
     folder.mkdir()
     folder.chmod(0o777)
+    shutil.copy(SESSION_WORKER, folder)  # which only jobs run whose values are `talking`
     return Release(namespace, {**images.values, "output.hostPath": str(folder), **values}, name)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from tests.cluster.cluster import ROOT, Namespace, Object
 from tests.evidence import check_weights
 
 CHART = ROOT / "chart"
+SESSION_WORKER = ROOT / "tests" / "process" / "session_worker.py"
 WORKERS = "app.kubernetes.io/component=worker"
 MASTER = "app.kubernetes.io/component=master"
 # Small, so that four workers fit on the two nodes with room for a fifth.
@@ -145,6 +147,13 @@ class Release:
         assert check_weights(model, records["size"], epochs) == ""
         return summary
 
+    def stop(self) -> dict[str, Any]:
+        """Have the job end before it has trained all records; its summary."""
+        command = "edl", "stop", "--release", self.name, "--namespace", self.namespace.name
+        self.namespace.cluster.run(Path(sys.executable).with_name(command[0]), *command[1:])
+        self.phase("Stopped")
+        return self.summary()
+
 
 def _flag(key: str) -> str:
     """How helm is given a value: a model's is its file, a variable of the environment is always a text."""
@@ -167,6 +176,16 @@ def idling(records: int = 24_000, **more: str) -> dict[str, str]:
     size = {"worker.env[0].name": "EDL_COUNTING_RECORDS", "worker.env[0].value": str(records)}
     model = {"model.source": str(ROOT / "tests" / "models" / "obedient.py")}
     return {**model, **size, "training.epochs": "1", "workers": "4", **more}
+
+
+def talking(**more: str) -> dict[str, str]:
+    """Values for a job whose workers have no model (tests/process/session_worker.py), and never finish it.
+
+    They start in a second: for tests whose claims are not about training. `Release.stop` ends the job.
+    """
+    container = "worker.podTemplate.spec.containers[0]"
+    command = f"{{python,-P,/var/lib/edl/{SESSION_WORKER.name}}}"
+    return {f"{container}.name": "worker", f"{container}.command": command, **more}
 
 
 def in_ring(pods: list[Object]) -> list[Object]:

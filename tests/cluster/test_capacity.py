@@ -2,7 +2,8 @@
 
 The checkpoints are in a store that speaks S3, its account is in a Secret: what docs/checkpoints.md shows.
 
-EDL_PREEMPTED_MINUTES says for how long all of it is gone, twice (5 seconds by default; 1 for all of it).
+EDL_PREEMPTED_TIMES says how often all of it is gone (once by default), EDL_PREEMPTED_MINUTES for how many
+minutes each time (5 seconds by default).
 """
 
 from __future__ import annotations
@@ -16,11 +17,12 @@ import pytest
 
 from edl.contract.reasons import Reason
 from tests.cluster.cluster import Namespace, Nodes, Object
-from tests.cluster.release import WORKERS, Release, idling, in_ring
+from tests.cluster.release import WORKERS, Release, idling, in_ring, talking
 from tests.s3 import Account, serving
 
 pytestmark = pytest.mark.timeout(600)
 MINUTES = float(os.environ.get("EDL_PREEMPTED_MINUTES", 5 / 60))
+TIMES = int(os.environ.get("EDL_PREEMPTED_TIMES", "1"))
 SECRET = "store-account"
 # Two of these fill a node, with the little else that runs there.
 HALF_A_NODE = {"worker.resources.requests.cpu": "850m"}
@@ -92,7 +94,7 @@ def keeps(namespace: Namespace, account: Account) -> None:
 def test_a_deployment_takes_the_capacity_and_gives_it_back(
     release: Callable[..., Release], store: Account
 ) -> None:
-    """Half of it, then all, twice; at last the release is gone, and the next one, at once, goes on."""
+    """Half of it, then all; at last the release is gone, and the next one, at once, goes on."""
     checkpoints = {
         "checkpoint.dir": store.url,
         "checkpoint.existingSecret": SECRET,
@@ -115,7 +117,7 @@ def test_a_deployment_takes_the_capacity_and_gives_it_back(
     assert not any(event.startswith(Reason.StateLost) for event in job.events())
     job.until(lambda data: data.get("progress", "0%") not in ("0%", ""))
 
-    for times in (1, 2):
+    for times in range(1, TIMES + 1):
         namespace.kubectl(*scale, "--replicas=4")
         serves(namespace, 4)
         data = job.until(lambda data: data.get("ringSize") == "0")
@@ -141,7 +143,7 @@ def test_a_deployment_takes_the_capacity_and_gives_it_back(
     keeps(namespace, store)
     job.install(**again)
     job.ring_of(3)
-    restored(job, 3)
+    restored(job, TIMES + 1)
     assert told_id(job) != first_run
     assert not uids & {p["metadata"]["uid"] for p in in_ring(namespace.get("pods", "-l", WORKERS))}
     assert not any(event.startswith(Reason.FailedOver) for event in job.events())
@@ -157,16 +159,16 @@ def told_id(job: Release) -> str:
 
 
 def test_a_job_of_high_priority_takes_the_place_of_one_of_low(release: Callable[..., Release]) -> None:
-    low = release("low", **idling(), **HALF_A_NODE)
-    high = release("high", **idling(), **HALF_A_NODE)
+    low = release("low", **talking(), **HALF_A_NODE)
+    high = release("high", **talking(), **HALF_A_NODE)
     low.install()
     low.ring_of(4)
     high.install(workers=1, priorityClass__value=100, priorityClass__preemptionPolicy="PreemptLowerPriority")
     low.ring_of(3)
     high.ring_of(1)
-    assert high.is_exact()["failures"] == []
+    assert high.stop()["failures"] == []
     low.ring_of(4)
-    summary = low.is_exact()
+    summary = low.stop()
     assert summary["failures"] == []
     assert summary["state_losses"] == 0
     assert any(e.startswith(Reason.WorkerPreempted) for e in low.events())

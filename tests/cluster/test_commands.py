@@ -13,7 +13,7 @@ import yaml
 
 from edl.contract.reasons import Reason
 from tests.cluster.cluster import Namespace
-from tests.cluster.release import WORKERS, Release, counting
+from tests.cluster.release import WORKERS, Release, talking
 
 EDL = str(Path(sys.executable).with_name("edl"))
 
@@ -50,7 +50,7 @@ def somebody_who_may_look(namespace: Namespace, folder: Path) -> Path:
 
 
 def test_a_job_from_its_install_to_its_end(release: Callable[..., Release], tmp_path: Path) -> None:
-    job = release(**counting(600_000, sleep=0.02), workers="3")
+    job = release(**talking(workers="3"), **{"model.module": "counting"})
     job.install()
     waited = edl(job, "wait", "--for", "training", "--timeout", "2m")
     assert re.match(r"Training: \d workers? \(ring \d+\)", waited), waited
@@ -59,7 +59,7 @@ def test_a_job_from_its_install_to_its_end(release: Callable[..., Release], tmp_
 
     following = start(job, "logs", "--follow", config=jane)
     assert following.stdout is not None
-    assert any(re.match(r"edl-worker-\d: .*Loss", line) for line in following.stdout)
+    assert any(re.match(r'edl-worker-\d: .*"what": "up"', line) for line in following.stdout)
     labelled = f"{WORKERS},edl.dev/state=member,edl.dev/rank"
     job.namespace.until("pods", lambda pods: len(pods) == 3, labelled)
     told = edl(job, "status", config=jane)

@@ -124,7 +124,7 @@ def test_images_hold_what_their_side_needs_and_no_more(namespace: Any, images: A
 def test_a_worker_starts_where_nothing_can_be_written(namespace: Any, images: Any) -> None:
     code = (
         "import edl.trainer.__main__, edl.trainer.worker, edl.trainer.step.learner\n"
-        "from edl.trainer import user_model\n"
+        "from edl.trainer.model import user_model\n"
         "from edl.trainer.ring.horovod import HorovodRing\n"
         "import horovod, importlib.util, sklearn.datasets, pyarrow.csv\n"
         "user_model.load('digits')\n"

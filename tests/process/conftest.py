@@ -14,8 +14,9 @@ import os
 import secrets
 import signal
 import subprocess
-from collections.abc import AsyncIterator, Callable, Collection
+from collections.abc import AsyncIterator, Callable, Collection, Iterator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,7 @@ from edl.master.service import serve
 from edl.master.spec import JobSpec, checked
 from tests.evidence import CRASHES, check_weights
 from tests.fakes.kubernetes_api import KubernetesApi, serving
+from tests.process import shared_forks
 from tests.process.release_commands import Cluster, commanded
 from tests.process.small_release import Release
 from tests.process.small_server import SECOND, install
@@ -207,9 +209,22 @@ class Running:
         self._orders.give(self.pid(worker), what)
 
 
+@pytest.fixture(scope="session")
+def fork_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[shared_forks.SharedForkServer]:
+    """The process that forks the workers of all jobs of this session."""
+    shared = shared_forks.SharedForkServer(tmp_path_factory.mktemp("forks") / "forkserver.log")
+    yield shared
+    shared.close()
+
+
 @pytest.fixture
-def a_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
-    """Start a job of the counting model: `async with a_job(workers=3) as job`."""
+def a_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fork_server: shared_forks.SharedForkServer
+) -> Callable[..., Any]:
+    """Start a job of the counting model: `async with a_job(workers=3) as job`.
+
+    Its workers come from the session's fork server, or with `own_fork_server` from one of the job's own.
+    """
     orders = Orders(tmp_path / "orders")
 
     @asynccontextmanager
@@ -219,9 +234,12 @@ def a_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]
         records: int = 3000,
         epochs: int = 4,
         model: str = "counting_faulty.py",
+        own_fork_server: bool = False,
     ) -> AsyncIterator[Running]:
         monkeypatch.setenv("EDL_FAULTS", str(orders.directory))
         monkeypatch.setenv("EDL_COUNTING_RECORDS", str(records))
+        if not own_fork_server:
+            await fork_server.imports()
         module = str(MODELS / model) if model.endswith(".py") else model
         job = Running(tmp_path / "job", records, epochs, [
             f"workers={workers}", f"model.module={module}", "local.startMethod=fork",
@@ -229,7 +247,8 @@ def a_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]
             "export.verify=false",  # takes seconds: tests of what is exported want it
             *sets,
         ], orders)  # fmt: skip
-        backend = processes(job.master, job.output, "a-token")
+        shared = None if own_fork_server else partial(shared_forks.Launcher, fork_server)
+        backend = processes(job.master, job.output, "a-token", shared)
         listen = "127.0.0.1:0"
         servers = servers_of(job.master, job.output, listen, "a-token")
         work = serve(job.master, job.output, listen, "a-token", backend, workers_stay=False, servers=servers)

@@ -1,6 +1,9 @@
 """A worker without a model: a real session with its masters, and a ring in which nothing is summed, but that
 is up only when all of its members have found each other, through the master as in Horovod's rendezvous.
 
+It starts in a second, because it imports no TensorFlow, and it never finishes a job. Tests whose claims are
+not about training use it, as a process or in a pod. In a pod, the environment names its master and worker id.
+
 Each message that it obeys is a line of JSON: when, of which master (term), what, and in which generation; and
 so is each ring that is up (`up`), also when another master has it train on.
 """
@@ -19,6 +22,7 @@ from typing import Any, NoReturn
 
 from edl.contract.layout import Layout
 from edl.contract.proto import edl_pb2 as pb
+from edl.trainer.runtime.termination import when_asked_to_end
 from edl.trainer.session.client import MasterStream
 from edl.trainer.session.orders import End, FormRing
 from edl.trainer.session.state import Progress
@@ -51,7 +55,8 @@ class Telling(MasterStream):
 
     def __init__(self, address: str, token: str, worker: int):
         super().__init__(address, token, worker, "")
-        self.found: defaultdict[int, set[str]] = defaultdict(set)  # the other members, by generation
+        # The steps of the other members that were found, by generation and worker.
+        self.found: defaultdict[int, dict[str, int]] = defaultdict(dict)
         self.terms: dict[int, int] = {}
         self.up: dict[int, list[int]] = {}  # the members of the ring that is up, by generation
 
@@ -70,7 +75,7 @@ class Telling(MasterStream):
         elif what == "train" and generation in self.up:
             self.tell(message.term, "up", generation, self.up[generation])
         elif what == "key_value":
-            self.found[generation].add(message.key_value.key)
+            self.found[generation][message.key_value.key] = int(message.key_value.value)
         super()._hear(message)
 
 
@@ -79,8 +84,9 @@ def main(address: str, worker: int) -> NoReturn:
     stream.open()
     session = stream.session
     stream.start_heartbeats(0.5)
+    when_asked_to_end(lambda signal: session.say(leaving=pb.Leaving(why=signal)))
     session.say(ready=pb.Ready(layout=pb.Layout(**asdict(LAYOUT)), model="none"))
-    step, broken = 0, threading.Event()
+    step, has_state, broken = 0, False, threading.Event()
     session.cuts(broken.set)
     while True:
         order = session.next_order()
@@ -88,11 +94,12 @@ def main(address: str, worker: int) -> NoReturn:
             case FormRing():
                 generation = order.generation
                 broken.clear()
-                session.say(generation, key_value=pb.KeyValue(key=str(session.worker)))
+                session.say(generation, key_value=pb.KeyValue(key=str(session.worker), value=b"%d" % step))
                 up = False
                 while not (session.must_leave(generation) or session.was_cut(generation)):
                     if not up and len(stream.found[generation]) == len(order.members) - 1:
-                        up = True
+                        up = has_state = True
+                        step = max(step, *stream.found[generation].values(), order.step)
                         stream.up = {generation: list(order.members)}
                         stream.tell(stream.terms[generation], "up", generation, list(order.members))
                         session.say(generation, joined_ring=pb.JoinedRing(step=step))
@@ -103,11 +110,12 @@ def main(address: str, worker: int) -> NoReturn:
                     broken.wait(STEP_SECONDS)
                 stream.up = {}
                 why = "cut" if session.was_cut(generation) else ""
-                session.say(generation, left_ring=pb.LeftRing(step=step, has_state=True, broken=why))
+                session.say(generation, left_ring=pb.LeftRing(step=step, has_state=has_state, broken=why))
             case End():
                 stream.close()
                 os._exit(0 if session.stopped else 3)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]))
+    address, number = sys.argv[1:] or (os.environ["EDL_MASTER"], os.environ["EDL_WORKER_ID"])
+    main(address, int(number))

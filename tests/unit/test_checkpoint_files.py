@@ -28,6 +28,8 @@ from edl.checkpoints.manifest import decode, encode
 from edl.checkpoints.tensors import DTYPES, PIECE, layout, pieces
 from tests.checkpoints import TENSORS, equal, manifest_of, of_size, unexpected, write
 
+pytestmark = pytest.mark.thorough
+
 ROOT = Path(__file__).parents[2]
 BLOCK = 4096
 

@@ -32,6 +32,8 @@ from tests.damage import (
 from tests.journals import keep, whole_story
 from tests.stories import Story
 
+pytestmark = pytest.mark.thorough
+
 Edit = Callable[[list[bytes]], list[bytes]]
 
 

@@ -29,6 +29,8 @@ from tests.damage import (
 from tests.month import Month
 from tests.month import keep as keep_month
 
+pytestmark = pytest.mark.thorough
+
 
 @pytest.fixture(scope="module")
 def whole_month(tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -259,6 +259,24 @@ def test_who_has_one_round_more_gives_the_state() -> None:
     assert form.worker == 1, "worker 2 lacks the last round"
 
 
+def test_a_model_is_saved_without_an_evaluation_if_rings_break_again_and_again() -> None:
+    story = evaluating_story(least=2, maxFailures=1)
+    story.tell(ev.EpochEnded(FIRST, Generation(1), 1, None))
+    for rank in (0, 1):
+        left(story, story.job.ring.members[rank], 10, 0, "d")
+    effects = []
+    for _ in range(2):
+        assert story.job.ring.running, "to evaluate"
+        for worker in (FIRST, SECOND):
+            effects = left(story, worker, 10, 0, "d")
+        while not (story.job.ring.running or of(effects, ef.Export)):
+            story.beats(FIRST, SECOND)
+            effects = story.waits(0.5)
+    assert only(effects, ef.Export).worker in (FIRST, SECOND)
+    (told,) = story.noticed(Reason.Degraded)
+    assert told.startswith("the ring does not evaluate the trained model: 2 rings in a row broke")
+
+
 def test_people_are_told_of_an_evaluation_once_and_the_status_has_the_last_one() -> None:
     story = evaluating_story()
     found = ev.Evaluated(FIRST, Generation(1), 5, "test", 5000, {"loss": 0.25, "auc": None})

@@ -71,6 +71,14 @@ def test_replacements_of_early_deaths_are_put_off_twice_as_long_each_time() -> N
     assert backoff.until == 100.5
 
 
+def test_rings_that_break_before_their_first_step_wait_longer_each_time() -> None:
+    backoff = RestartBackoff()
+    assert [backoff.ring_broke(now=10.0 * n) for n in range(5)] == [1, 2, 3, 4, 5]
+    assert backoff.ring_until == 40.0 + 25.0
+    backoff.stepped()
+    assert (backoff.ring_broke(now=100.0), backoff.ring_until) == (1, 101.0)
+
+
 @pytest.mark.parametrize(
     ("known", "gone", "so"),
     [

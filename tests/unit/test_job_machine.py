@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import pytest
 from hypothesis import example, given, note, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
@@ -247,6 +248,7 @@ HAPPENINGS: list[tuple[int, Callable[[Machine, int], None]]] = [  # how often, w
 WHEEL = [happening for often, happening in HAPPENINGS for _ in range(often)]
 
 
+@pytest.mark.thorough
 @settings(max_examples=4_800, deadline=None, print_blob=True)
 @given(
     workers=st.integers(1, 5),

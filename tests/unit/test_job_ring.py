@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from edl.contract.ids import Generation, WorkerId
+from edl.contract.phases import Phase
 from edl.contract.reasons import Reason
 from edl.master.core import effects as ef
 from edl.master.core import events as ev
@@ -198,3 +199,75 @@ def test_when_only_an_older_state_is_left_the_job_goes_on_from_it_and_says_what_
     assert story.job.train.done == 4
     (lost,) = story.noticed(Reason.StateLost)
     assert lost.endswith("30 records of training are lost, the job goes on from step 4")
+
+
+DUPLICATE = "allreduce: ncclCommInitRank failed: invalid usage: Duplicate GPU detected"
+ELSEWHERE = "allreduce: ncclCommInitRank failed on another rank"
+
+
+def breaks(story: Story, *errors: str) -> list[ef.Effect]:
+    """All members leave their ring, which has made no step, with these errors."""
+    outs = zip(story.job.ring.members, errors, strict=True)
+    return [e for worker, error in outs for e in story.out(worker, step=0, broken=error)]
+
+
+def seconds_to_the_next_ring(story: Story) -> float:
+    began = story.now
+    while not story.job.ring.running:
+        story.beats(*(w.id for w in story.job.pool))
+        story.waits(0.25)
+        assert story.now < began + 60
+    return story.now - began
+
+
+def test_rings_that_cannot_be_formed_fail_the_job_with_their_error() -> None:
+    story, pauses = Story(workers=3, least=3, maxFailures=3), []
+    story.ready(0, 1, 2)
+    for _ in range(3):
+        breaks(story, ELSEWHERE, ELSEWHERE, DUPLICATE)
+        pauses.append(seconds_to_the_next_ring(story))
+    assert pauses == pytest.approx([1.0, 5.0, 25.0], abs=0.3)
+    breaks(story, ELSEWHERE, ELSEWHERE, DUPLICATE)
+    assert story.job.ending == (
+        Phase.Failed,
+        f"4 rings in a row broke before the first step, and no worker was lost: {DUPLICATE}; {ELSEWHERE}",
+    )
+    assert story.job.failures == [], "no worker is to blame"
+
+
+def test_a_ring_that_waits_for_its_next_attempt_says_why_and_how_long() -> None:
+    story = Story(workers=2, least=2, maxFailures=3)
+    story.ready(0, 1)
+    breaks(story, "hvd.init: connection refused", "hvd.init: connection refused")
+    expected = (
+        "the ring broke before the first step, and no worker was lost: hvd.init: connection refused; "
+        "the next one is formed 1 s later; the job fails when 4 in a row break"
+    )
+    assert reason(story) == expected
+    story.ready(2)
+    assert reason(story) == expected, "and a worker that comes does not change that"
+    only(story.waits(1.1), ef.Form)
+
+
+def test_a_step_ends_a_row_of_broken_rings() -> None:
+    story = Story(workers=2, least=2, maxFailures=1)
+    story.ready(0, 1)
+    for _ in range(5):
+        breaks(story, "reset", "reset")
+        assert seconds_to_the_next_ring(story) == pytest.approx(1.0, abs=0.3)
+        story.up()
+        breaks(story, "reset", "reset")  # it has made a step, so the next one is formed at once
+        assert story.job.ring.running
+    assert story.job.ending is None
+
+
+def test_rings_that_break_because_members_die_do_not_count() -> None:
+    story = Story(workers=2, least=2, maxFailures=1)
+    story.ready(0, 1)
+    for newest in range(2, 12):
+        first, second = story.job.ring.members
+        story.out(first, step=0, broken="connection closed by peer")  # before the death is known
+        story.tell(ev.Gone(second, signal="SIGKILL", free=True))
+        story.ready(newest)
+        assert story.job.ring.running, "the next ring is formed at once"
+    assert story.job.ending is None

@@ -22,6 +22,8 @@ from tests.simulator.faults import KINDS, MOMENTS, RARE
 from tests.simulator.worker import FLIP
 from tests.simulator.world import SimulationFailed, World
 
+pytestmark = pytest.mark.thorough
+
 SEEDS = 400
 SEEDS_OF_A_KIND = {1: 8, 2: 5}  # by the number of masters: a run with two takes longer
 

@@ -24,7 +24,8 @@ SECONDS = 20.0
 # Its worker does what the next line of a file says, after it has told of itself. Time passes as it says, too.
 SUPERVISED = """
 import json, os, pathlib, signal, subprocess, sys, time
-from edl.trainer import supervisor, termination
+from edl.trainer import supervisor
+from edl.trainer.runtime import termination
 script, said = (pathlib.Path(a) for a in sys.argv[1:])
 clock = [0.0]
 

@@ -67,7 +67,8 @@ class Records:
         if self._shuffle and size and not isinstance(self._reader, RandomAccess):
             sample = self.first(SAMPLE)
             record_bytes = nbytes(self._joined(sample)) / len(sample)
-            self.lay_out(Layout.fitting(size, record_bytes, buffer_bytes, ranks))
+            together = getattr(self._reader, "records_per_read", 1)
+            self.lay_out(Layout.fitting(size, record_bytes, buffer_bytes, ranks, together))
 
     def lay_out(self, layout: Layout) -> None:
         """From now on they lie so."""
@@ -161,6 +162,8 @@ class Records:
     def _as_batch(self, records: Any, indices: np.ndarray) -> Batch:
         fed = self._fed(records, indices)
         where = "feed(records)" if self._feed else "data(split).read()"
+        if self._feed is None and not isinstance(fed, tuple | list):
+            fed = (fed,)  # features without labels, as `fit` takes one array or a dict
         if not isinstance(fed, tuple | list) or len(fed) not in (1, 2, 3):
             raise DataError(
                 f"{self._name}: {where} must give (features, labels) or (features, labels, weights), or "

@@ -3,8 +3,9 @@
 The contract is two plain functions and three optional ones:
 
     model()        a compiled Keras model
-    data(split)    a reader for "train", and for "test" (or None: nothing is held out); for "validation"
-                   where evaluation.split asks for it
+    data(split)    a reader, or what `edl.dataset` takes, for "train", and for "test" (or None: nothing is
+    held
+                   out); for "validation" where evaluation.split asks for it
     feed(records)  from what the reader gives to (features, labels[, weights]); feed(records, split) is also
                    given the split of the records
     callbacks()    Keras callbacks (trainer/callbacks/callbacks.py)
@@ -22,8 +23,8 @@ from types import ModuleType
 from typing import Any
 
 from edl import scratch
-from edl.data import Reader
-from edl.errors import ModelError
+from edl.data import Reader, dataset
+from edl.errors import DataError, ModelError
 from edl.trainer.model import user_import
 
 OPTIONAL = ("feed", "callbacks", "write")  # functions of the contract
@@ -44,16 +45,15 @@ class UserModel:
         """The reader of `split`; only "train" must have one.
 
         Raises:
-            ModelError: data(split) returned something that is no reader.
+            ModelError: the records of what data(split) returned cannot be had by index.
         """
-        reader = self.data(split)
-        if reader is None and split != "train":
+        data = self.data(split)
+        if data is None and split != "train":
             return None
-        if not isinstance(reader, Reader):
-            raise ModelError(
-                f"{self.name}: data({split!r}) must return a reader (an object with __len__ and "
-                f"read(start, stop), such as edl.arrays(x, y)), not {type(reader).__name__}"
-            )
+        try:
+            reader = dataset(data, source=f"data({split!r})")
+        except DataError as error:
+            raise ModelError(f"{self.name}: {error}") from error
         try:
             len(reader)
         except (TypeError, ValueError) as error:

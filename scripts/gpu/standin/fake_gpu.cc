@@ -2,8 +2,9 @@
 //
 // A stream is a thread with a queue, device memory is the host's, ranks meet in shared memory. A dead rank is silent,
 // as over NVLink, and an aborted sum leaves garbage. The stand-in aborts the process when a communicator is used after
-// its end. A file PID.KIND in $FAKE_NCCL_ORDERS makes one operation of that process fail: `init` a communicator's
-// initialization, `call` the call of a collective, `async` a later query for asynchronous errors.
+// its end. An abort takes half a second, and a destroy waits until all ranks have finalized. A file PID.KIND in
+// $FAKE_NCCL_ORDERS makes one operation of that process fail: `init` a communicator's initialization, `call` the call
+// of a collective, `async` a later query for asynchronous errors. With `finalize` and `destroy` that call never ends.
 #include <cuda_runtime_api.h>
 #include <fcntl.h>
 #include <nccl.h>
@@ -166,7 +167,8 @@ static const size_t SLOT_BYTES = 4 << 20;
 static const int MAX_RANKS = 16;
 
 struct SharedMemory {
-  std::atomic<int> arrived;             // ranks whose initialization has come here
+  std::atomic<int> arrived;              // ranks whose initialization has come here
+  std::atomic<int> finalized;            // ranks
   std::atomic<long> barrier[MAX_RANKS];  // the last barrier that each rank has entered
   char slots[MAX_RANKS][SLOT_BYTES];
 };
@@ -180,7 +182,8 @@ struct ncclComm {
   std::atomic<bool> aborted{false};
   std::atomic<int> running{0};  // collectives that are on a stream
   bool dead = false;
-  std::thread thread;  // of the initialization, then of the call of a collective
+  bool finalizing = false;
+  std::thread thread;  // of the initialization, then of a call
 
   // Wait for all ranks; false if the communicator is aborted meanwhile.
   bool barrier() {
@@ -248,7 +251,7 @@ static void add_slots(ncclDataType_t type, const SharedMemory* shared, int ranks
 
 // Put a collective on its stream, from a thread: calls on a communicator that does not block return before.
 static ncclResult_t begin(ncclComm_t comm, cudaStream_t stream, std::function<void()> kernel) {
-  if (comm->dead) fatal("a collective on a dead communicator");
+  if (comm->dead || comm->finalizing) fatal("a collective on a dead communicator");
   if (comm->state != ncclSuccess) return (ncclResult_t)comm->state.load();
   if (ordered_to_fail("call")) {
     comm->state = ncclSystemError;
@@ -336,17 +339,45 @@ ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t* out) {
   return ncclSuccess;
 }
 
-ncclResult_t ncclCommAbort(ncclComm_t comm) {
-  if (comm->dead) fatal("a second abort of a communicator");
-  comm->aborted = true;
+// End a communicator whose kernels and calls end.
+static void release(ncclComm_t comm) {
   if (comm->thread.joinable()) comm->thread.join();
   while (comm->running > 0) sleep_microseconds(50);
   shm_unlink(comm->name.c_str());
   munmap(comm->shared, sizeof(SharedMemory));
   comm->dead = true;
+}
+
+ncclResult_t ncclCommAbort(ncclComm_t comm) {
+  if (comm->dead) fatal("a second end of a communicator");
+  comm->aborted = true;
+  sleep_microseconds(500'000);
+  release(comm);
   return ncclSuccess;
 }
-ncclResult_t ncclCommDestroy(ncclComm_t comm) { return ncclCommAbort(comm); }
+
+ncclResult_t ncclCommFinalize(ncclComm_t comm) {
+  if (comm->dead || comm->finalizing) fatal("a second end of a communicator");
+  bool hangs = ordered_to_fail("finalize");
+  comm->finalizing = true;
+  comm->state = ncclInProgress;
+  if (comm->thread.joinable()) comm->thread.join();
+  comm->thread = std::thread([=] {
+    while ((hangs || comm->running > 0) && !comm->aborted) sleep_microseconds(100);
+    comm->shared->finalized++;
+    comm->state = ncclSuccess;
+  });
+  return ncclInProgress;
+}
+
+ncclResult_t ncclCommDestroy(ncclComm_t comm) {
+  if (comm->dead) fatal("a second end of a communicator");
+  if (!comm->finalizing || comm->state != ncclSuccess) fatal("a destroy without a finalize");
+  bool hangs = ordered_to_fail("destroy");
+  while (hangs || comm->shared->finalized < comm->size) sleep_microseconds(100);
+  release(comm);
+  return ncclSuccess;
+}
 
 ncclResult_t ncclAllReduce(const void* in, void* out, size_t count, ncclDataType_t type, ncclRedOp_t, ncclComm_t comm,
                            cudaStream_t stream) {

@@ -12,11 +12,13 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from edl.trainer.session.kvstore import KeyValueStore
 
 ORDERS = Path(os.environ["FAKE_NCCL_ORDERS"])
+ABORT_SECONDS = 0.5  # that the stand-in takes to abort a communicator
 
 
 class Member:
@@ -55,7 +57,7 @@ class Member:
                 return line
 
     def fail(self, kind: str) -> None:
-        """Make the member's next operation of this kind fail: init, call or async."""
+        """Make the next operation of this kind fail (init, call, async) or hang (finalize, destroy)."""
         (ORDERS / f"{self.process.pid}.{kind}").touch()
 
 
@@ -85,7 +87,28 @@ class Rings:
             member.wait_for("formed")
 
     def check(self, members: list[Member]) -> None:
-        """Form a ring, sum, and leave it."""
+        """Form a ring, sum, and leave it without an abort, which takes half a second."""
+        self.sum(members)
+        took = self.close(members, members)
+        if took >= ABORT_SECONDS:
+            raise RuntimeError(f"an orderly shutdown took {took:.2f} s, expected less than {ABORT_SECONDS} s")
+
+    def close(
+        self, members: list[Member], survivors: list[Member], fault: Callable[[], object] | None = None
+    ) -> float:
+        """Have all members leave their ring, and return the seconds until the survivors have left it."""
+        began = time.time()
+        for member in members:
+            member.send("close")
+        if fault is not None:
+            time.sleep(0.2)
+            fault()
+        for member in survivors:
+            member.wait_for("closed")
+        return time.time() - began
+
+    def sum(self, members: list[Member]) -> None:
+        """Form a ring and sum."""
         self.form(members)
         for member in members:
             member.send("sum 3 1")
@@ -93,10 +116,31 @@ class Rings:
             found, expected = member.wait_for("sum"), f"sum {[float(len(members))] * 3}"
             if found != expected:
                 raise RuntimeError(f"found {found!r}, expected {expected!r}")
-        for member in members:
-            member.send("close")
-        for member in members:
-            member.wait_for("closed")
+
+    def break_shutdown(
+        self,
+        name: str,
+        members: list[Member],
+        victim: Member,
+        kind: str,
+        fault: Callable[[], object] | None,
+        most: float,
+    ) -> list[Member]:
+        """Have the victim hang in an orderly shutdown, and possibly die of it. Return the survivors.
+
+        Args:
+            kind: where it hangs: finalize or destroy.
+            most: seconds in which all survivors must have left the ring.
+        """
+        self.sum(members)
+        victim.fail(kind)
+        survivors = members if fault is None else [member for member in members if member is not victim]
+        took = self.close(members, survivors, fault)
+        print(f"{name} in {kind}: closed after {took:.2f} s", flush=True)
+        if took > most:
+            raise RuntimeError(f"a shutdown took {took:.2f} s, expected at most {most} s")
+        self.check(survivors)
+        return survivors
 
     def break_ring(
         self,
@@ -171,8 +215,23 @@ def main() -> None:
 
         name = f"kill -9 {delay:.2f} s after the first sum began"
         rings.break_ring(name, [*others, third], kill_late, others, wait=False)
+
+    members = [*others, *rings.start(1)]
+    for victim in (members[0], members[2]):
+        for kind in ("finalize", "destroy"):  # patch 14 waits two seconds
+            rings.break_shutdown("a hang", members, victim, kind, None, 4.0)
+    for kind in ("finalize", "destroy"):
+        victim = members[-1]
+        members = rings.break_shutdown("kill -9", members, victim, kind, victim.process.kill, 2.0)
+        members.extend(rings.start(1))
+        victim = members[-1]
+        rest = members[:-1]
+        fault = partial(stop_and_cut, victim, rest)
+        members = rings.break_shutdown("SIGSTOP and a cut after 1 s", members, victim, kind, fault, 3.0)
+        victim.process.kill()
+        members.extend(rings.start(1))
     print("all passed", flush=True)
-    for member in others:
+    for member in members:
         member.process.kill()
 
 

@@ -1,0 +1,118 @@
+"""What `data(split)` may return, as a reader."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from edl.data.base import Reader
+from edl.data.batched import Batched
+from edl.data.in_memory import Arrays, in_memory
+from edl.data.indexed import Indexed
+from edl.data.nest import as_unpacked
+from edl.data.selected import with_roles
+from edl.data.tables import by_column, is_column, is_table
+from edl.errors import DataError
+
+DOCS = "docs/data.md"
+
+
+def dataset(
+    data: Any,
+    features: Sequence[str] | str | None = None,
+    label: str | None = None,
+    weight: str | None = None,
+    *,
+    source: str = "dataset",
+) -> Reader:
+    """A reader over anything that can be indexed.
+
+    Args:
+        data: one of these.
+
+            - a reader: it is returned as it is
+            - an array, a table (pandas, Polars, Arrow), or a tuple, list or dict of them, as `fit` takes
+            them:
+              features; (features, labels); (features, labels, weights). A list counts as a tuple. A table of
+              numbers alone is one matrix; other tables are dicts of their columns.
+            - a `keras.utils.PyDataset`
+            - an object with `__len__` and `__getitem__`, of which each item is a record
+        features, label, weight: columns of a table, or keys of records, that are the features (by default all
+            others), the labels and the weights of the records. Several features of numbers are one matrix if
+            each is a vector, as a table's are; otherwise they are a dict.
+        source: a name for messages.
+
+    Raises:
+        DataError: records cannot be had by index, or a column is missing or cannot be an array.
+    """
+    has_roles = not (features is None and label is None and weight is None)
+    records = (
+        Arrays(by_column(data, source), source) if has_roles and is_table(data) else _reader(data, source)
+    )
+    return with_roles(records, features, label, weight, source)
+
+
+def _reader(data: Any, source: str) -> Reader:
+    if isinstance(data, Reader) and not _is_a(data, "keras", "PyDataset"):
+        return data
+    _refuse(data, source)
+    if _is_a(data, "keras", "PyDataset"):
+        return Batched(data, source)
+    if (
+        is_table(data)
+        or is_column(data)
+        or isinstance(data, np.ndarray | tuple | list | dict)
+        or _is_tensor(data)
+    ):
+        return Arrays(in_memory(as_unpacked(data), source), source)
+    if hasattr(data, "__len__") and hasattr(data, "__getitem__"):
+        return Indexed(data, source)
+    raise DataError(
+        f"{source} is of type {_kind(data)}, without __len__ and __getitem__; expected arrays, a table, a "
+        f"dataset that is indexed, or a reader ({DOCS})"
+    )
+
+
+def _refuse(data: Any, source: str) -> None:
+    """
+    Raises:
+        DataError: it is something that people use as data, but its records cannot be had by index.
+    """
+    if data is None:
+        raise DataError(f"{source} is None; expected arrays, a table, a dataset or a reader ({DOCS})")
+    if isinstance(data, str | bytes | os.PathLike):
+        raise DataError(
+            f"{source} is the path {os.fsdecode(data)!r}; expected a reader of that file, such as "
+            f"edl.csv(path), edl.parquet(path) or edl.npz(path) ({DOCS})"
+        )
+    if _is_a(data, "tensorflow", "DatasetV2"):
+        raise DataError(
+            f"{source} is a tf.data.Dataset, whose records cannot be had by index: workers that come and go "
+            f"read records by number. If it fits in memory, give edl.from_tf(dataset) ({DOCS}#tfdata)"
+        )
+    is_indexed = hasattr(data, "__len__") and hasattr(data, "__getitem__")
+    if not is_indexed and (hasattr(data, "__next__") or hasattr(data, "__iter__")):
+        raise DataError(
+            f"{source} is of type {_kind(data)}, which gives records in a row, not by index: workers that "
+            "come and go read records by number. Give a dataset with __len__ and __getitem__, or, if it fits "
+            f"in memory, arrays ({DOCS}#streams)"
+        )
+
+
+def _is_a(data: Any, package: str, name: str) -> bool:
+    """Whether it is of a class of a library that need not be imported here."""
+    return any(
+        cls.__name__ == name and cls.__module__.partition(".")[0] == package for cls in type(data).__mro__
+    )
+
+
+def _is_tensor(data: Any) -> bool:
+    return hasattr(data, "__array__") and hasattr(data, "shape") and hasattr(data, "dtype")
+
+
+def _kind(data: Any) -> str:
+    cls = type(data)
+    return cls.__name__ if cls.__module__ == "builtins" else f"{cls.__module__}.{cls.__name__}"

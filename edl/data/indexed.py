@@ -1,0 +1,104 @@
+"""Datasets that are indexed record by record: PyTorch's map-style ones, Hugging Face's, Grain's, a user's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from edl.data.nest import is_leaf_list, map_leaves
+from edl.errors import DataError
+
+
+class Indexed:
+    """A reader over an object with `__len__` and `__getitem__`, of which each item is one record.
+
+    A record is a number, text, an array or a list of numbers, or a tuple or dict of these. If the object has
+    `__getitems__(indices)`, as PyTorch and Hugging Face define it, that is called once for all records of a
+    batch.
+
+    Args:
+        items: the dataset.
+        source: its name, for messages.
+
+    Raises:
+        DataError: the number of records is not known.
+    """
+
+    def __init__(self, items: Any, source: str):
+        self._items, self._source = items, source
+        try:
+            self._length = len(items)
+        except (TypeError, NotImplementedError, ValueError, OverflowError) as error:
+            raise DataError(f"{source}: the dataset does not know its length: {error}") from error
+
+    def __len__(self) -> int:
+        return self._length
+
+    def read(self, start: int, stop: int) -> Any:
+        """The records [start, stop), stacked: each array is [stop - start, ...].
+
+        Raises:
+            DataError: the records do not have the same structure and shapes.
+        """
+        return self.take(np.arange(start, stop))
+
+    def take(self, indices: np.ndarray) -> Any:
+        """The records at `indices`, stacked: each array is [len(indices), ...].
+
+        Raises:
+            DataError: the records do not have the same structure and shapes.
+        """
+        numbers = indices.tolist()
+        if hasattr(self._items, "__getitems__"):
+            records = list(self._items.__getitems__(numbers))
+            if len(records) != len(numbers):
+                raise DataError(
+                    f"{self._source}: __getitems__() gave {len(records)} records, not {len(numbers)}"
+                )
+        else:
+            records = [self._items[number] for number in numbers]
+        try:
+            records = list(map(_with_arrays, records))
+            return map_leaves(_stack, *records)
+        except ValueError:
+            self._refuse_first(numbers, records)
+            raise
+
+    def _refuse_first(self, numbers: list[int], records: list[Any]) -> None:
+        """
+        Raises:
+            DataError: a record has not the structure, shape or type of the first one.
+        """
+        for number, record in zip(numbers, records, strict=True):
+            try:
+                map_leaves(_stack, _with_arrays(records[0]), _with_arrays(record))
+            except ValueError as error:
+                raise DataError(
+                    f"{self._source}: record {number} does not go with record {numbers[0]}: {error}; all "
+                    "records must have the same structure and shapes (pad or crop them in the dataset)"
+                ) from error
+
+
+def _with_arrays(record: Any) -> Any:
+    """The record with an array for each list of numbers, as Hugging Face gives vectors."""
+    if isinstance(record, dict):
+        return {key: _with_arrays(value) for key, value in record.items()}
+    if isinstance(record, list) and (not record or is_leaf_list(record)):
+        return np.asarray(record)
+    if isinstance(record, tuple) and not hasattr(record, "_fields"):
+        return tuple(map(_with_arrays, record))
+    return record
+
+
+def _stack(*values: Any) -> np.ndarray:
+    arrays = [np.asarray(value) for value in values]
+    for array, value in zip(arrays, values, strict=True):
+        if array.dtype == object:
+            raise ValueError(f"a {type(value).__name__}, which is not a number, text or array of these")
+        if array.shape != arrays[0].shape:
+            raise ValueError(f"shapes {arrays[0].shape} and {array.shape}")
+    if len({array.dtype.kind for array in arrays if array.dtype.kind not in "US"}) > 1:
+        kinds = sorted({str(array.dtype) for array in arrays})
+        raise ValueError(f"arrays of {' and '.join(kinds)}")
+    return np.stack(arrays)

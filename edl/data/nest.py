@@ -1,0 +1,68 @@
+"""Nests of arrays, as `fit` takes them: tuples, lists and dicts of arrays, of any depth."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+
+def leaves(nest: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield each leaf with its path, such as `[0]['age']`."""
+    if isinstance(nest, dict):
+        for key, value in nest.items():
+            yield from leaves(value, f"{path}[{key!r}]")
+    elif isinstance(nest, tuple | list):
+        for index, value in enumerate(nest):
+            yield from leaves(value, f"{path}[{index}]")
+    else:
+        yield path, nest
+
+
+def map_leaves(function: Callable[..., Any], nest: Any, *others: Any) -> Any:
+    """Apply `function` to the leaves of nests of one structure.
+
+    Raises:
+        ValueError: the nests differ in structure; the message says how.
+    """
+    if isinstance(nest, dict):
+        for other in others:
+            if not isinstance(other, dict) or other.keys() != nest.keys():
+                keys = list(other) if isinstance(other, dict) else type(other).__name__
+                raise ValueError(f"keys {list(nest)} and {keys}")
+        return {key: map_leaves(function, nest[key], *(other[key] for other in others)) for key in nest}
+    if isinstance(nest, tuple | list):
+        for other in others:
+            if not isinstance(other, tuple | list) or len(other) != len(nest):
+                what = f"{len(other)} entries" if isinstance(other, tuple | list) else type(other).__name__
+                raise ValueError(f"{len(nest)} entries and {what}")
+        mapped = [map_leaves(function, *entries) for entries in zip(nest, *others, strict=True)]
+        if isinstance(nest, tuple) and hasattr(nest, "_fields"):
+            return type(nest)(*mapped)  # a named tuple
+        return type(nest)(mapped)
+    for other in others:
+        if isinstance(other, dict | tuple | list):
+            raise ValueError(f"a {type(nest).__name__} and a {type(other).__name__}")
+    return function(nest, *others)
+
+
+def as_unpacked(data: Any) -> Any:
+    """The data as Keras unpacks them: a list of arrays counts as the tuple (x, y, weights), of which the last
+    ones may be None."""
+    if isinstance(data, list) and not is_leaf_list(data):
+        data = tuple(data)
+    if isinstance(data, tuple) and not hasattr(data, "_fields"):
+        while len(data) > 1 and data[-1] is None:
+            data = data[:-1]
+    return data
+
+
+def is_leaf_list(value: Any) -> bool:
+    """Whether it is a list of numbers or text, perhaps in lists of its own: one array, not a list of arrays.
+    A tuple is never one."""
+    if not isinstance(value, list):
+        return False
+    while isinstance(value, list) and value:
+        value = value[0]
+    return isinstance(value, int | float | complex | str | bytes | np.generic)

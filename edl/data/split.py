@@ -1,0 +1,91 @@
+"""One reader's records, divided into those to train on and those to hold out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from edl.data.base import RandomAccess, Reader
+from edl.data.dataset import dataset
+from edl.data.nest import map_leaves
+from edl.errors import DataError
+
+MOST_RUN = 256  # consecutive records that stay together where records are read in blocks
+
+
+class Subset:
+    """A reader over some runs of consecutive records of another reader.
+
+    Args:
+        records: the other reader.
+        starts, stops: of each run, int64 [runs], ascending; runs do not overlap.
+    """
+
+    def __init__(self, records: Reader, starts: np.ndarray, stops: np.ndarray):
+        self._records, self._starts = records, starts
+        self._before = np.concatenate([[0], np.cumsum(stops - starts)])  # records in the runs before each
+        if isinstance(records, RandomAccess):
+            self.take = lambda indices: records.take(self._there(indices))
+
+    def __len__(self) -> int:
+        return int(self._before[-1])
+
+    def read(self, start: int, stop: int) -> Any:
+        """The records [start, stop) of the subset."""
+        if isinstance(self._records, RandomAccess):
+            return self._records.take(self._there(np.arange(start, stop)))
+        first = int(np.searchsorted(self._before, start, side="right")) - 1
+        last = int(np.searchsorted(self._before, stop, side="left")) - 1
+        pieces = []
+        for run in range(first, last + 1):
+            begin = int(self._starts[run]) + max(start - int(self._before[run]), 0)
+            end = int(self._starts[run]) + min(stop, int(self._before[run + 1])) - int(self._before[run])
+            pieces.append(self._records.read(begin, end))
+        return pieces[0] if len(pieces) == 1 else map_leaves(lambda *arrays: np.concatenate(arrays), *pieces)
+
+    def _there(self, indices: np.ndarray) -> np.ndarray:
+        run = np.searchsorted(self._before, indices, side="right") - 1
+        there: np.ndarray = self._starts[run] + indices - self._before[run]
+        return there
+
+
+def split(data: Any, test: float = 0.2, seed: int = 0, validation: float = 0.0) -> dict[str, Reader]:
+    """Divide records at random, the same way on every worker and in every run.
+
+    Where any record can be read by itself, single records are drawn; in files that are read in blocks, runs
+    of up to 256 consecutive records.
+
+    Args:
+        data: a reader, or what `dataset` takes.
+        test, validation: the share of the records, from 0 to less than 1. Each is rounded to whole records.
+        seed: of the draw.
+
+    Returns:
+        Readers by split, for `data(split)`: "train", "test", and "validation" if its share is above 0.
+
+    Raises:
+        DataError: the shares leave no record for a split, or a share is not in [0, 1).
+    """
+    records = dataset(data, source="split")
+    count = len(records)
+    shares = {"test": test, "validation": validation}
+    for name, share in shares.items():
+        if not 0 <= share < 1:
+            raise DataError(f"split: {name} is {share}; expected a share from 0 to less than 1, such as 0.2")
+    run = 1 if isinstance(records, RandomAccess) else max(min(MOST_RUN, count // 1000), 1)
+    runs = -(-count // run)
+    sizes = {name: round(runs * share) for name, share in shares.items()}
+    wanted = {name: size for name, size in sizes.items() if shares[name] > 0}
+    sizes["train"] = runs - sum(sizes.values())
+    for name in ("train", *wanted):
+        if sizes[name] < 1:
+            raise DataError(f"split: of {count} records, none is left for {name!r} ({test=}, {validation=})")
+    order = np.random.default_rng(seed).permutation(runs)
+    found: dict[str, Reader] = {}
+    begin = 0
+    for name in ("train", *wanted):
+        starts = np.sort(order[begin : begin + sizes[name]]).astype(np.int64) * run
+        found[name] = Subset(records, starts, np.minimum(starts + run, count))
+        begin += sizes[name]
+    return found

@@ -1,0 +1,108 @@
+"""Tables and columns of pandas, Polars and Arrow as NumPy arrays.
+
+All three implement Arrow's PyCapsule interface
+(arrow.apache.org/docs/format/CDataInterface/PyCapsuleInterface.html), so pyarrow reads them without knowing
+the library.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from edl.data.columns import Wanted
+from edl.errors import DataError
+
+NUMBERS = "biuf"  # kinds of NumPy types that go into one matrix
+
+
+def is_table(value: Any) -> bool:
+    return hasattr(value, "__arrow_c_stream__") and (
+        hasattr(value, "columns") or hasattr(value, "column_names")
+    )
+
+
+def is_column(value: Any) -> bool:
+    if type(value).__module__.partition(".")[0] == "pandas":
+        return hasattr(value, "to_numpy")  # a Series or an Index; before pandas 3 without the interface
+    return hasattr(value, "__arrow_c_stream__") or hasattr(value, "__arrow_c_array__")
+
+
+def table(value: Any, source: str) -> Any:
+    """A table as `fit` takes it: one matrix [records, columns] if all columns are numbers, in their order;
+    otherwise a dict of arrays by column, for a model with an input for each.
+
+    Raises:
+        DataError: a value is missing in a column that is not of floats, or a column has no type of NumPy's.
+    """
+    columns = by_column(value, source)
+    return matrix(columns) if is_numeric(columns) else columns
+
+
+def by_column(value: Any, source: str) -> dict[str, np.ndarray]:
+    """A table's columns, each as an array [records, ...].
+
+    Raises:
+        DataError: as `table`, or two columns have one name.
+    """
+    import pyarrow
+
+    try:
+        arrow = pyarrow.table(value)
+    except (pyarrow.ArrowException, TypeError, ValueError) as error:
+        raise DataError(f"{source}: pyarrow cannot read the {type(value).__name__}: {error}") from error
+    if hasattr(value, "columns") and len(value.columns) < len(arrow.column_names):
+        arrow = arrow.select(list(map(str, value.columns)))  # without the index of pandas
+    names = arrow.column_names
+    for name in names:
+        if names.count(name) > 1:
+            raise DataError(f"{source}: {names.count(name)} columns have the name {name!r}; rename one")
+    return {name: _array(arrow[name], name, source) for name in names}
+
+
+def column(value: Any, source: str) -> np.ndarray:
+    """A column as an array [records, ...].
+
+    Raises:
+        DataError: a value is missing and the column is not of floats, or it has no type of NumPy's.
+    """
+    import pyarrow
+
+    try:
+        if hasattr(value, "__arrow_c_stream__"):
+            arrow = pyarrow.chunked_array(value)
+        elif hasattr(value, "__arrow_c_array__"):
+            arrow = pyarrow.array(value)
+        else:
+            arrow = pyarrow.Array.from_pandas(value)
+    except (pyarrow.ArrowException, TypeError, ValueError) as error:
+        raise DataError(f"{source}: pyarrow cannot read the {type(value).__name__}: {error}") from error
+    return _array(arrow, str(getattr(value, "name", None) or ""), source)
+
+
+def is_numeric(columns: Mapping[str, np.ndarray]) -> bool:
+    """Whether all columns are vectors of numbers or truth values."""
+    return all(array.ndim == 1 and array.dtype.kind in NUMBERS for array in columns.values())
+
+
+def matrix(columns: Mapping[str, np.ndarray]) -> np.ndarray:
+    """The columns side by side, [records, columns], in the type that NumPy finds for all of them."""
+    return np.stack(list(columns.values()), axis=1)
+
+
+def _array(arrow: Any, name: str, source: str) -> np.ndarray:
+    import pyarrow
+    import pyarrow.compute as pc
+
+    named = f"{source}: column {name!r}" if name else source
+    if arrow.null_count:
+        if not pyarrow.types.is_floating(arrow.type):
+            record = int(np.asarray(arrow.is_null()).argmax())
+            raise DataError(
+                f"{named}: record {record} has no value; fill it (fillna in pandas, fill_null in Polars and "
+                "Arrow) or leave the record out"
+            )
+        arrow = pc.fill_null(arrow, pyarrow.scalar(float("nan"), arrow.type))  # as pandas and Polars do
+    return Wanted(source).array(name, arrow, lambda record: f"{source}: record {record}")
