@@ -16,8 +16,8 @@ import numpy as np
 
 from edl.contract.layout import Layout, Part
 from edl.trainer.agreement import control
-from edl.trainer.agreement.interfaces import Commit, Table
 from edl.trainer.agreement.metric_values import Value
+from edl.trainer.embedding.interfaces import Commit, Table
 from edl.trainer.model.data import BadRecord, Batch
 from edl.trainer.model.variable_spec import Described
 from edl.trainer.ring.base import Ring

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from edl.trainer.agreement import control
-from edl.trainer.agreement.interfaces import Commit, Rows, Table
+from edl.trainer.embedding.interfaces import Commit, Rows, Table
 from edl.trainer.model.data import Batch
 from tests.counting import CountingLearner
 

@@ -29,9 +29,10 @@ from edl.config import Config
 from edl.contract.rows.placement import Arrangement
 from edl.contract.steps import Steps
 from edl.trainer.agreement.checks import NonFinite
-from edl.trainer.agreement.interfaces import Pulled, StepGradients, Table, Whole
 from edl.trainer.agreement.ledger import Ledger
+from edl.trainer.embedding.interfaces import Table
 from edl.trainer.model.data import Batch, Batches
+from edl.trainer.ps_client.interfaces import Pulled, StepGradients, Whole
 from edl.trainer.ring.base import RingBroken
 from edl.trainer.runtime.log import log
 from edl.trainer.runtime.serialization import decode, encode

@@ -31,12 +31,13 @@ from edl.contract.proto import edl_pb2 as pb
 from edl.trainer.agreement import control
 from edl.trainer.agreement.checks import check
 from edl.trainer.agreement.epochs import Epochs, Turn
-from edl.trainer.agreement.interfaces import Callbacks, TrainedOn
 from edl.trainer.agreement.ledger import Ledger
 from edl.trainer.agreement.metric_values import as_numbers
 from edl.trainer.async_loop import Stretch
+from edl.trainer.callbacks.interfaces import Callbacks
 from edl.trainer.checkpoint.checkpointing import Place
 from edl.trainer.ps_client.async_client import NOWHERE
+from edl.trainer.ps_client.interfaces import TrainedOn
 from edl.trainer.ps_client.link import ServerRefused
 from edl.trainer.ps_setup import adopt
 from edl.trainer.ring.base import RingBroken, broadcast_bytes

@@ -17,9 +17,9 @@ from edl.contract.evaluation import PREDICTED
 from edl.contract.layout import Layout, Part
 from edl.contract.proto import edl_pb2 as pb
 from edl.errors import ConfigError, DataError, ModelError
-from edl.trainer.agreement.interfaces import Evaluation, Start
 from edl.trainer.agreement.ledger import Ledger
 from edl.trainer.checkpoint.warm_start import of_job as warm_start_of_job
+from edl.trainer.embedding.interfaces import Start
 from edl.trainer.embedding.local_rows import LocalRows
 from edl.trainer.embedding.lookups import Lookups
 from edl.trainer.evaluation.evaluation import RingEvaluation
@@ -33,6 +33,7 @@ from edl.trainer.evaluation.prediction import (
     PredictionFiles,
     RingPrediction,
 )
+from edl.trainer.evaluation.rounds import Evaluation
 from edl.trainer.model.batch_types import tensor_tree
 from edl.trainer.model.data import Batch, Batches
 from edl.trainer.model.model_support import refuse_unless_compiled

@@ -15,7 +15,7 @@ import numpy as np
 
 from edl.contract.proto import edl_pb2 as pb
 from edl.contract.rows.placement import Arrangement
-from edl.trainer.agreement.interfaces import Servers
+from edl.trainer.ps_client.interfaces import Servers
 from edl.trainer.restore import Beginning
 from edl.trainer.ring.base import Ring, broadcast_bytes, broadcast_text
 from edl.trainer.session.orders import FormRing

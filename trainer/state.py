@@ -25,14 +25,16 @@ from edl.contract.steps import Steps
 from edl.errors import ModelError
 from edl.trainer.agreement import control
 from edl.trainer.agreement.epochs import Turn
-from edl.trainer.agreement.interfaces import Commit, Learner, Servers
 from edl.trainer.agreement.ledger import Ledger
 from edl.trainer.agreement.metric_values import Value
 from edl.trainer.checkpoint.memory_copy import MemoryCopy
+from edl.trainer.embedding.interfaces import Commit
 from edl.trainer.evaluation.rounds import Rounds
+from edl.trainer.ps_client.interfaces import Servers
 from edl.trainer.ring.base import Arrival, Ring, broadcast_parts
 from edl.trainer.session.orders import FormRing
 from edl.trainer.session.state import Session
+from edl.trainer.step.interfaces import Learner
 
 KEPT = 256 << 20  # bytes of sums that a member keeps, or as many as its state has, while that is on its way
 AT_ONCE = 2  # steps that it applies in the time of one, so that nobody waits for it long

@@ -9,13 +9,13 @@ from typing import Any
 from edl.config import Config
 from edl.contract.layout import Layout, Part
 from edl.contract.proto import edl_pb2 as pb
-from edl.trainer.agreement.interfaces import SampleLoss
 from edl.trainer.model.data import Batch, Batches
 from edl.trainer.model.records import Records
 from edl.trainer.ring.base import Ring, RingBroken
 from edl.trainer.session.orders import FormRing
 from edl.trainer.session.state import Session
 from edl.trainer.session.telemetry import Telemetry
+from edl.trainer.step.interfaces import SampleLoss
 from edl.trainer.step.learner import KerasLearner
 from edl.trainer.step.own_step import OwnStepLearner
 from edl.trainer.step.sample_loss import sample_loss

@@ -75,13 +75,14 @@ from edl.errors import EdlError
 from edl.trainer.agreement import control
 from edl.trainer.agreement.checks import check, refuse_nonfinite, refuse_too_many_bad
 from edl.trainer.agreement.epochs import Turn
-from edl.trainer.agreement.interfaces import Callbacks, Evaluation, Learner, SampleLoss, Servers, TrainedOn
 from edl.trainer.agreement.ledger import Ledger
 from edl.trainer.agreement.metric_values import Value, as_numbers
+from edl.trainer.callbacks.interfaces import Callbacks
 from edl.trainer.checkpoint.checkpointing import Checkpointing, Place
 from edl.trainer.checkpoint.memory_copy import MemoryCopy
-from edl.trainer.evaluation.rounds import Rounds
+from edl.trainer.evaluation.rounds import Evaluation, Rounds
 from edl.trainer.model.data import Batch, Batches
+from edl.trainer.ps_client.interfaces import Servers, TrainedOn
 from edl.trainer.ps_setup import RowServers
 from edl.trainer.restore import Beginning
 from edl.trainer.ring.base import Ring, RingBroken
@@ -90,6 +91,7 @@ from edl.trainer.session.orders import End, Export, FormRing, WriteCheckpoint
 from edl.trainer.session.state import Session
 from edl.trainer.session.telemetry import Telemetry
 from edl.trainer.state import State
+from edl.trainer.step.interfaces import Learner, SampleLoss
 
 
 class StatesDiffer(EdlError):

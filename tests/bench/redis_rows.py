@@ -65,7 +65,7 @@ def _keys(table: int, ids: np.ndarray) -> np.ndarray:
 
 
 class RedisRows:
-    """The rows of a model (trainer/agreement/interfaces.py, Rows), and Adam, as Keras has it."""
+    """The rows of a model (trainer/embedding/interfaces.py, Rows), and Adam, as Keras has it."""
 
     def __init__(self, wire: Wire, dims: Sequence[int]):
         self._wire, self._dims = wire, dims

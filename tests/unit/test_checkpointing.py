@@ -20,10 +20,10 @@ from edl.contract.layout import Layout
 from edl.contract.proto import edl_pb2 as pb
 from edl.contract.steps import Steps
 from edl.errors import ConfigError, DataError, ModelError, StoreUnavailable
-from edl.trainer.agreement.interfaces import PartNotWritten, PartsOfServers
 from edl.trainer.checkpoint.checkpointing import Checkpointing, Place, deal
 from edl.trainer.evaluation.evaluation import RingEvaluation
 from edl.trainer.model.data import Batches
+from edl.trainer.ps_client.interfaces import PartNotWritten, PartsOfServers
 from edl.trainer.ring.local import Circle
 from edl.trainer.runtime.retry import tried_again
 from edl.trainer.worker import StatesDiffer

@@ -17,8 +17,8 @@ from edl.contract.ranges import RangeSet
 from edl.errors import EdlError
 from edl.trainer.agreement.control import Agreed
 from edl.trainer.agreement.epochs import Epochs
-from edl.trainer.agreement.interfaces import Commit
 from edl.trainer.agreement.metric_values import Value
+from edl.trainer.embedding.interfaces import Commit
 
 # Of what travels; 1: with ranges of records instead of steps; 2: without bad records; 3: or rounds; 4: or the
 # last commit.

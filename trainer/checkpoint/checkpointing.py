@@ -52,10 +52,10 @@ from edl.contract.ranges import RangeSet
 from edl.contract.steps import Steps
 from edl.errors import DataError, ModelError
 from edl.trainer.agreement.epochs import MEMORY, Epochs, without_memory
-from edl.trainer.agreement.interfaces import PartNotWritten, PartsOfServers
 from edl.trainer.agreement.ledger import Ledger
 from edl.trainer.model.digests import digest, drained
 from edl.trainer.model.variable_spec import Described
+from edl.trainer.ps_client.interfaces import PartNotWritten, PartsOfServers
 from edl.trainer.ring.base import RingBroken
 from edl.trainer.runtime.log import log
 from edl.trainer.runtime.retry import tried_again

@@ -35,7 +35,7 @@ from edl.config import Config
 from edl.errors import ConfigError, EdlError, ModelError
 from edl.layers.embedding import Embedding
 from edl.trainer.agreement.epochs import without_memory
-from edl.trainer.agreement.interfaces import Start, Table
+from edl.trainer.embedding.interfaces import Start, Table
 from edl.trainer.embedding.saved_rows import counted, counted_in_file, dims, dims_in_file, tables, weights_in
 from edl.trainer.model import snapshot
 from edl.trainer.model.variable_spec import Described

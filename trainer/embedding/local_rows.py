@@ -17,7 +17,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from edl.trainer.agreement.interfaces import Commit, Table
+from edl.trainer.embedding.interfaces import Commit, Table
 
 # Given a table and ids [n], their initial rows, float32 [n, dim].
 Initial = Callable[[Table, np.ndarray], np.ndarray]

@@ -25,8 +25,8 @@ import tensorflow as tf
 
 from edl.errors import DataError, ModelError
 from edl.layers.embedding import Embedding, rows_from
-from edl.trainer.agreement.interfaces import Begun, Commit, Rows, RowsAhead
 from edl.trainer.embedding import table_specs
+from edl.trainer.embedding.interfaces import Begun, Commit, Rows, RowsAhead
 
 MOST_PLAIN = 1 << 28  # bytes of a table that is saved as Keras does, with rows that nobody has learned
 

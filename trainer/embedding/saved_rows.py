@@ -20,7 +20,7 @@ import numpy as np
 from edl.checkpoints import SERVERS, Checkpoint
 from edl.checkpoints import tensors as files_of_tensors
 from edl.errors import CheckpointDamaged, CheckpointError, ModelError
-from edl.trainer.agreement.interfaces import Table
+from edl.trainer.embedding.interfaces import Table
 
 IN_KERAS = "model.weights.h5"  # of a .keras file
 _DTYPES: dict[str, np.dtype[Any]] = {

@@ -15,7 +15,7 @@ import numpy as np
 
 from edl.errors import ModelError
 from edl.layers.embedding import Embedding
-from edl.trainer.agreement.interfaces import Table
+from edl.trainer.embedding.interfaces import Table
 
 OPTIMIZERS = ("SGD", "Adagrad", "Adam", "Ftrl")  # that servers have
 ZEROS = json.dumps({"class_name": "Zeros", "config": {}})

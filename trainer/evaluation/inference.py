@@ -13,8 +13,8 @@ import tensorflow as tf
 
 from edl.errors import ModelError
 from edl.trainer.agreement import control
-from edl.trainer.agreement.interfaces import Commit, Table
 from edl.trainer.agreement.metric_values import Value
+from edl.trainer.embedding.interfaces import Commit, Table
 from edl.trainer.embedding.lookups import Lookups
 from edl.trainer.evaluation.reading_step import Following, ReadingStep, nothing_follows
 from edl.trainer.model import snapshot

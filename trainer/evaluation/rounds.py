@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Protocol
 
 import numpy as np
 
@@ -16,12 +17,50 @@ from edl.contract.evaluation import FINAL, Pass
 from edl.contract.layout import Part
 from edl.contract.proto import edl_pb2 as pb
 from edl.trainer.agreement import control
-from edl.trainer.agreement.interfaces import Evaluation
 from edl.trainer.agreement.ledger import Ledger
 from edl.trainer.agreement.metric_values import Value, as_numbers
 from edl.trainer.ring.base import RingBroken
 from edl.trainer.runtime.error_report import described
 from edl.trainer.session.state import Session
+
+
+class Evaluation(Protocol):
+    """The held-out data, and how the model is evaluated on them."""
+
+    @property
+    def sizes(self) -> Mapping[str, int]:
+        """The records of each split that there is."""
+        ...
+
+    def after(self, step: int, epochs: int) -> tuple[Pass, ...]:
+        """What is to be evaluated when so many steps are done, in a job that trains so many epochs."""
+        ...
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether nothing is left to find out about a trained model."""
+        ...
+
+    def take(self, part: Part) -> None:
+        """From now on this worker evaluates this part of each round."""
+        ...
+
+    def nothing(self, split: str) -> np.ndarray:
+        """What no records add, float32 [values]."""
+        ...
+
+    def part(self, now: Pass, round: int) -> tuple[np.ndarray, int]:
+        """What this rank's part of a round adds, float32 [values], and how many records it has. Changes
+        nothing.
+
+        Raises:
+            anything: of the user's code, or of the data.
+        """
+        ...
+
+    def results(self, split: str, totals: np.ndarray) -> dict[str, Value]:
+        """The loss and the metrics that these sums over all rounds mean, float64 [values]."""
+        ...
 
 
 class Rounds:

@@ -28,7 +28,7 @@ import numpy as np
 import tensorflow as tf
 
 from edl.trainer.agreement import control
-from edl.trainer.agreement.interfaces import Commit
+from edl.trainer.embedding.interfaces import Commit
 from edl.trainer.model import arrays
 from edl.trainer.model.data import Batch
 from edl.trainer.model.graphs import concrete, flat

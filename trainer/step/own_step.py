@@ -46,8 +46,8 @@ import tensorflow as tf
 
 from edl.errors import ModelError
 from edl.trainer.agreement import control
-from edl.trainer.agreement.interfaces import Commit, Rows, Table
 from edl.trainer.agreement.metric_values import Value, values_of
+from edl.trainer.embedding.interfaces import Commit, Rows, Table
 from edl.trainer.embedding.lookups import Lookups
 from edl.trainer.model import snapshot
 from edl.trainer.model.data import Batch

@@ -21,12 +21,13 @@ import numpy as np
 
 from edl.errors import ModelError
 from edl.trainer.agreement import control
-from edl.trainer.agreement.interfaces import StepGradients, Table
 from edl.trainer.embedding.dense_rows import DIM, DenseRows
+from edl.trainer.embedding.interfaces import Table
 from edl.trainer.embedding.table_specs import OPTIMIZERS, ZEROS
 from edl.trainer.model.captured import distinct
 from edl.trainer.model.data import Batch
 from edl.trainer.model.model_support import moving
+from edl.trainer.ps_client.interfaces import StepGradients
 from edl.trainer.runtime.serialization import decode, encode
 from edl.trainer.step.learner import KerasLearner
 from edl.trainer.step.step_graphs import Layout

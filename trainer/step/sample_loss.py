@@ -20,13 +20,13 @@ from collections.abc import Callable
 import numpy as np
 
 from edl.trainer.agreement import control
-from edl.trainer.agreement.interfaces import SampleLoss
 from edl.trainer.model import snapshot
 from edl.trainer.model.data import Batch
 from edl.trainer.model.variable_spec import Described
 from edl.trainer.ring.base import RingBroken
 from edl.trainer.runtime.error_report import described
 from edl.trainer.runtime.log import log
+from edl.trainer.step.interfaces import SampleLoss
 from edl.trainer.step.learner import KerasLearner
 from edl.trainer.step.own_step import OwnStepLearner
 

@@ -29,7 +29,7 @@ import tensorflow as tf
 
 from edl.errors import ModelError
 from edl.trainer.agreement.control import Sums
-from edl.trainer.agreement.interfaces import Commit
+from edl.trainer.embedding.interfaces import Commit
 from edl.trainer.embedding.lookups import Given, Lookups, Recorder
 from edl.trainer.model.batch_types import BatchTypes
 from edl.trainer.model.captured import distinct, read_in, refuse_assigned

@@ -19,7 +19,7 @@ import numpy as np
 import tensorflow as tf
 
 from edl.trainer.agreement import control
-from edl.trainer.agreement.interfaces import Commit
+from edl.trainer.embedding.interfaces import Commit
 from edl.trainer.model import batch_types
 from edl.trainer.model.captured import attributes_of
 from edl.trainer.model.data import Batch

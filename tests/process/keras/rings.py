@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from edl.trainer.agreement import control
-from edl.trainer.agreement.interfaces import Commit
+from edl.trainer.embedding.interfaces import Commit
 from edl.trainer.model import arrays
 from edl.trainer.model.data import Batch
 from edl.trainer.step.learner import KerasLearner

@@ -14,8 +14,8 @@ import tensorflow as tf
 import edl.layers
 from edl.layers.embedding import rows_elsewhere
 from edl.trainer.agreement import control
-from edl.trainer.agreement.interfaces import SampleLoss
 from edl.trainer.model.data import Batch
+from edl.trainer.step.interfaces import SampleLoss
 from edl.trainer.step.learner import KerasLearner
 from edl.trainer.step.own_step import OwnStepLearner
 from edl.trainer.step.ps_learner import ServedLearner

@@ -14,8 +14,8 @@ import edl.layers
 from edl.checkpoints import Store, Tensor
 from edl.errors import ConfigError, ModelError
 from edl.layers.embedding import rows_elsewhere, saved_tables
-from edl.trainer.agreement.interfaces import Start
 from edl.trainer.checkpoint.warm_start import WarmStart, saved_counts
+from edl.trainer.embedding.interfaces import Start
 from edl.trainer.embedding.local_rows import LocalRows
 from edl.trainer.embedding.lookups import Lookups
 from edl.trainer.evaluation.inference import FrozenLearner, Predictor
