@@ -23,7 +23,7 @@ from edl.contract.proto import edl_pb2 as pb
 from edl.contract.workers import ASKED_BACKEND, WORKER_ENVIRONMENT
 from edl.exit_announcements import announce_as_told
 from edl.trainer.checkpoint.memory_copy import MemoryCopy
-from edl.trainer.runtime.error_report import traced
+from edl.trainer.runtime.error_report import format_traceback
 from edl.trainer.runtime.termination import become_subreaper, end_children, leave, when_asked_to_end
 from edl.trainer.session.client import MasterStream, NoMaster
 
@@ -79,7 +79,7 @@ def _fail(stream: MasterStream, error: BaseException, starting: bool) -> None:
     """
     stream.session.fail(error, starting=starting)
     stream.close()
-    print(traced(error), file=sys.stderr)  # last: a master that was not told reads it there
+    print(format_traceback(error), file=sys.stderr)  # last: a master that was not told reads it there
 
 
 def _succession(text: str) -> pb.Succession:
@@ -106,7 +106,7 @@ def work(stream: MasterStream, start: Start, memory: MemoryCopy | None = None, b
     begins_from, found = worker.checkpoints.newest(worker.batches.layout) if worker.checkpoints else (0, None)
     layout = pb.Layout(**asdict(found or worker.batches.layout))
     model = worker.learner.fingerprint()
-    held = worker.begin_from_memory()
+    held = worker.restore_from_memory()
     held_out = worker.rounds.sizes
     forced = worker.checkpoints.forced if worker.checkpoints else ()
     ready = pb.Ready(

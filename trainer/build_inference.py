@@ -23,7 +23,7 @@ from edl.trainer.embedding.interfaces import Start
 from edl.trainer.embedding.local_rows import LocalRows
 from edl.trainer.embedding.lookups import Lookups
 from edl.trainer.evaluation.evaluation import RingEvaluation
-from edl.trainer.evaluation.inference import FrozenLearner, Predictor
+from edl.trainer.evaluation.inference import InferenceLearner, Predictor
 from edl.trainer.evaluation.metrics import EvaluationMetrics
 from edl.trainer.evaluation.prediction import (
     DONE,
@@ -41,7 +41,7 @@ from edl.trainer.model.records import Records
 from edl.trainer.model.user_model import UserModel
 from edl.trainer.ps_client.client import ParameterServers
 from edl.trainer.ring.base import Ring, RingBroken
-from edl.trainer.runtime.error_report import described, traced
+from edl.trainer.runtime.error_report import format_error, format_traceback
 from edl.trainer.runtime.watchdog import Compute, Watch, Watchdog
 from edl.trainer.session.client import MasterStream
 from edl.trainer.session.orders import FormRing
@@ -53,7 +53,7 @@ SAMPLE_RECORDS = 5  # to build, trace and try the model with
 MEBIBYTE = 1 << 20
 
 
-class Nothing:
+class NoRecords:
     """The records of a training that there is not."""
 
     layout = Layout(0)
@@ -65,7 +65,7 @@ class Nothing:
         raise AssertionError("there are no records")
 
 
-def build_frozen(
+def build_inference(
     config: Config, stream: MasterStream, module: UserModel, model: Any, ring: Ring, watchdog: Watchdog,
     servers: ParameterServers | None = None,
 ) -> Worker:  # fmt: skip
@@ -91,8 +91,8 @@ def build_frozen(
             "edl.layers.Embedding, so nothing of it would be on parameter servers: set ps.servers=0"
         )
     lookups.rows = LocalRows(lookups.tables)
-    learner = FrozenLearner(model, ring.reduce, lookups.tables)
-    batches = Batches(Nothing(), config.training.batch_size)
+    learner = InferenceLearner(model, ring.reduce, lookups.tables)
+    batches = Batches(NoRecords(), config.training.batch_size)
     plan = config.evaluation_plan(batches.steps, {split: len(reader)})
     limits = config.elastic.step_timeout_seconds, config.elastic.startup_timeout_seconds
     computing = Compute(watchdog, *limits, waits=lambda: session.waits() is not None)
@@ -210,11 +210,13 @@ def _end(session: Session, files: PredictionFiles | None, worth: Mapping[str, fl
         try:
             files.end()
         except (PredictionError, OSError) as error:
-            failed.append(pb.PartFailed(part="prediction", why=described(error), traceback=traced(error)))
+            failed.append(
+                pb.PartFailed(part="prediction", why=format_error(error), traceback=format_traceback(error))
+            )
     session.say(finished=pb.Finished(metrics={} if files else worth, failed=failed))
 
 
-def _meet_alone(config: Config, ring: Ring, learner: FrozenLearner) -> None:
+def _meet_alone(config: Config, ring: Ring, learner: InferenceLearner) -> None:
     """A whole ring of one, without a record: all that takes time is touched before others wait.
 
     Raises:
@@ -222,10 +224,10 @@ def _meet_alone(config: Config, ring: Ring, learner: FrozenLearner) -> None:
     """
     said: list[pb.FromWorker] = []
     alone = Session(0, said.append, Event())
-    batches = Batches(Nothing(), config.training.batch_size)
+    batches = Batches(NoRecords(), config.training.batch_size)
     report = Telemetry(alone, batches.steps, log=lambda line: None)
     nothing: Callable[[Mapping[str, Any] | None], None] = lambda worth: None  # noqa: E731
     worker = Worker(config, alone, ring, learner, batches, report, nothing)
-    worker.ride(FormRing(0, (0,), 0, sync=True, epochs=0, shares=(1,), layout=Layout(0)))
+    worker.run_ring(FormRing(0, (0,), 0, sync=True, epochs=0, shares=(1,), layout=Layout(0)))
     if broken := said[-1].left_ring.broken:
         raise RingBroken(broken)

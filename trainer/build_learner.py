@@ -20,12 +20,12 @@ from edl.trainer.embedding.replacement import replaced
 from edl.trainer.model.data import Batch
 from edl.trainer.model.model_support import has_own_step, refuse_unless_compiled
 from edl.trainer.model.user_model import UserModel
-from edl.trainer.runtime.error_report import described
+from edl.trainer.runtime.error_report import format_error
 from edl.trainer.session.client import MasterStream
 from edl.trainer.step.learner import KerasLearner
-from edl.trainer.step.overlapped import RingSums
+from edl.trainer.step.overlapped import RingAllReduce
 from edl.trainer.step.own_step import OwnStepLearner
-from edl.trainer.step.ps_learner import ServedLearner
+from edl.trainer.step.ps_learner import PsLearner
 
 TRIED_RECORDS = 5  # to build, trace and try the model with: so that it divides into two unlike parts
 
@@ -89,12 +89,12 @@ def explained(module: UserModel, samples: Sequence[Batch], batch_size: int) -> I
             )
         if not why:
             raise
-        raise UserCodeError(f"{module.name}: {why}: {described(error)}") from error
+        raise UserCodeError(f"{module.name}: {why}: {format_error(error)}") from error
 
 
-def served_learner_of(
+def ps_learner_of(
     config: Config, model: Any, samples: Sequence[Batch], warn: Callable[[str], None]
-) -> ServedLearner:
+) -> PsLearner:
     """Return the learner of a model whose weights are all on parameter servers (mode=ps).
 
     Args:
@@ -112,14 +112,14 @@ def served_learner_of(
         )
     how = config.training
     sample = samples[0] if samples else None
-    return ServedLearner(model, sample, samples[1:], how.inexact_loss, warn, how.accumulate_steps)
+    return PsLearner(model, sample, samples[1:], how.inexact_loss, warn, how.accumulate_steps)
 
 
-class Sums(Protocol):
+class RingReducer(Protocol):
     """What of a ring a learner is made with."""
 
     @property
-    def in_graph(self) -> RingSums | None: ...
+    def in_graph(self) -> RingAllReduce | None: ...
 
     def reduce(self, vector: Any) -> Any: ...
 
@@ -127,7 +127,7 @@ class Sums(Protocol):
 def learner_of(
     model: Any,
     samples: Sequence[Batch],
-    ring: Sums,
+    ring: RingReducer,
     inexact: str,
     warn: Callable[[str], None],
     pieces: int = 1,

@@ -117,7 +117,7 @@ def main() -> int:
     while step <= WARM_STEPS or time.monotonic() - began < SECONDS:
         if step == WARM_STEPS:
             began = time.monotonic()
-        sums = learner.sums(batch(step), control.write(step, holds=True), step, 0, BATCH)
+        sums = learner.allreduce_step(batch(step), control.write(step, in_sync=True), step, 0, BATCH)
         commit = learner.commit(step, sums)
         rows.apply(commit.scale, commit.learning_rate, commit.iteration)
         learner.apply(sums)

@@ -80,7 +80,7 @@ class Job:
         return found
 
     def ring(self, wanted: int) -> tuple[StepServers, int]:
-        """Formed anew, until it is, as `ServedWorker.meet` does it. With the step at which rows can move."""
+        """Formed anew, until it is, as `AsyncWorker.meet` does it. With the step at which rows can move."""
         while True:
             self.workers += 1
             servers = self.servers(wanted)

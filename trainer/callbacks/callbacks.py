@@ -26,13 +26,13 @@ import numpy as np
 from keras import callbacks as k
 
 from edl.errors import ModelError, UserCodeError
-from edl.trainer.agreement.epochs import Epochs, Turn, columns
+from edl.trainer.agreement.epochs import CallbackUpdate, Epochs, columns
 from edl.trainer.agreement.metric_values import Value, value_of
 from edl.trainer.callbacks.rules import is_overridden, name_of
 from edl.trainer.callbacks.tensorboard import Scalars
 from edl.trainer.callbacks.variables import reachable
 from edl.trainer.model import snapshot
-from edl.trainer.runtime.error_report import described
+from edl.trainer.runtime.error_report import format_error
 from edl.trainer.runtime.serialization import NotPlain, decode, encode
 from edl.trainer.runtime.watchdog import Watch, unwatched
 
@@ -82,7 +82,7 @@ class Callbacks:
         self._started = False  # on_train_begin was called in this process
         self._memory: bytes | None = None  # that they have; None: some other
 
-    def turn(self, epochs: Epochs, whole: int, task: int, facts: Mapping[str, float]) -> Turn:
+    def run(self, epochs: Epochs, whole: int, task: int, facts: Mapping[str, float]) -> CallbackUpdate:
         """Call what is due when so many epochs are whole. The model is as it was before when this returns.
 
         Args:
@@ -129,7 +129,7 @@ class Callbacks:
             raise
         self._learner.change({place: before[place] for place in changed})
         self._memory = after.memory
-        return Turn(after, changed)
+        return CallbackUpdate(after, changed)
 
     def end(self, epochs: Epochs) -> bool:
         """What `fit` does last. True: the model is another one then, as EarlyStopping may make it.
@@ -179,7 +179,7 @@ class Callbacks:
             with self._watch(lambda: call):
                 yield
         except RAISED as error:
-            raise UserCodeError(f"{call} raised {described(error)}") from error
+            raise UserCodeError(f"{call} raised {format_error(error)}") from error
 
     def _tell_history(self, history: Sequence[Mapping[str, Value]]) -> None:
         """As `fit` keeps it while it runs: in `model.history`, and in a History that somebody has given."""

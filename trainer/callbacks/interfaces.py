@@ -5,20 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Protocol
 
-from edl.trainer.agreement.epochs import Epochs, Turn
+from edl.trainer.agreement.epochs import CallbackUpdate, Epochs
 
 
 class Callbacks(Protocol):
     """The user's callbacks."""
 
-    def turn(self, epochs: Epochs, whole: int, task: int, facts: Mapping[str, float]) -> Turn:
-        """Call what is due when so many epochs are whole. Changes nothing.
+    def run(self, epochs: Epochs, whole: int, task: int, facts: Mapping[str, float]) -> CallbackUpdate:
+        """Make the calls that are due when `whole` epochs are whole. Changes nothing in the learner.
 
         Args:
-            task: epochs to be trained.
-            facts: of the ring.
+            task: the number of epochs to train.
+            facts: about the ring, for callbacks that log them.
 
         Raises:
-            EdlError: one of them raises, or changes what it must not.
+            EdlError: a callback raises an error, or changes what it must not change.
         """
         ...

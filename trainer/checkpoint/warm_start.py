@@ -38,8 +38,8 @@ from edl.trainer.agreement.epochs import without_memory
 from edl.trainer.embedding.interfaces import Start, Table
 from edl.trainer.embedding.saved_rows import counted, counted_in_file, dims, dims_in_file, tables, weights_in
 from edl.trainer.model import snapshot
-from edl.trainer.model.variable_spec import Described
-from edl.trainer.runtime.error_report import described as in_words
+from edl.trainer.model.variable_spec import VariableSpec
+from edl.trainer.runtime.error_report import format_error
 from edl.trainer.runtime.log import log
 
 FILES = (".keras", ".weights.h5")  # as Keras saves models, and weights
@@ -64,7 +64,7 @@ class Learner(Protocol):
     @property
     def tables(self) -> tuple[Table, ...]: ...
 
-    def described(self) -> list[Described]: ...
+    def variable_specs(self) -> list[VariableSpec]: ...
 
     def parts(self) -> list[np.ndarray]: ...
 
@@ -131,7 +131,7 @@ class WarmStart:
         names = self._renamed(values) | self._averages(values)
         parts = [
             values[names.get(d.name, d.name)] if self.everything or d.of_model else part
-            for d, part in zip(self.learner.described(), self.learner.parts(), strict=True)
+            for d, part in zip(self.learner.variable_specs(), self.learner.parts(), strict=True)
         ]
         self.learner.take_over(self.learner.prepared(parts))
         if start is not None and self.servers is not None:
@@ -142,7 +142,7 @@ class WarmStart:
     def _renamed(self, there: Collection[str]) -> dict[str, str]:
         """Names of weights here, and there. They begin with what was called when a weight was made: the model
         is among that, or not if a train_step() of its own calls only what it is made of."""
-        here = {d.name for d in self.learner.described() if d.of_model}
+        here = {d.name for d in self.learner.variable_specs() if d.of_model}
         new = [name for name in there if name not in here]
         found: dict[str, str] = {}
         for name in here.difference(there):
@@ -160,7 +160,7 @@ class WarmStart:
             return {}
         trained = self.model.trainable_variables
         optimizer.build(trained)
-        names = [weight.name for weight in snapshot.described(trained, self.model)]
+        names = [weight.name for weight in snapshot.variable_specs(trained, self.model)]
         renamed, found = self._renamed(there), dict[str, str]()
         for name, average in zip(names, optimizer._model_variables_moving_average, strict=True):
             if average.path in there:
@@ -181,7 +181,7 @@ class WarmStart:
 
     def _other_averages(self, there: Collection[str], renamed: Mapping[str, str]) -> list[str]:
         """The names of those that an optimizer has kept."""
-        of_model = {renamed.get(d.name, d.name) for d in self.learner.described() if d.of_model}
+        of_model = {renamed.get(d.name, d.name) for d in self.learner.variable_specs() if d.of_model}
         return sorted(name for name in there if name.endswith(AVERAGE) and name not in of_model)
 
     def _start(self, checkpoint: Checkpoint, there: Mapping[str, Tensor]) -> Start | None:
@@ -268,7 +268,7 @@ class WarmStart:
         self._compare_tables(checkpoint)
         elsewhere = {v.path for layer in layers for v in (layer.ids, layer.embeddings) if v is not None}
         there = {v.name: (v.dtype, v.shape) for v in without_memory(manifest)}
-        ours = [d for d in self.learner.described() if self.everything or d.of_model]
+        ours = [d for d in self.learner.variable_specs() if self.everything or d.of_model]
         names = self._renamed(there)
         here = {names.get(d.name, d.name): (d.dtype, d.shape) for d in ours if d.name not in elsewhere}
         place = _place(manifest, self.where)
@@ -297,11 +297,11 @@ class WarmStart:
         # Keras loads the optimizer, too, or a part of what a damaged file has.
         parts = [
             new if d.of_model else old
-            for d, old, new in zip(self.learner.described(), before, taken, strict=True)
+            for d, old, new in zip(self.learner.variable_specs(), before, taken, strict=True)
         ]
         self.learner.take_over(self.learner.prepared(parts))
         if error is not None:
-            raise CheckpointError(f"checkpoint.from: {self.where}: {in_words(error)}") from error
+            raise CheckpointError(f"checkpoint.from: {self.where}: {format_error(error)}") from error
         if self.servers is not None:
             self.servers.begin_with(Start(rows=rows))
         return f"the weights of {self.where}"
@@ -357,7 +357,7 @@ def local_file(where: str) -> Iterator[Path]:
     except EdlError:
         raise
     except Exception as error:  # whatever the client of a store says
-        raise CheckpointError(f"checkpoint.from: {where}: {in_words(error)}") from error
+        raise CheckpointError(f"checkpoint.from: {where}: {format_error(error)}") from error
 
 
 def saved_counts(where: str) -> dict[str, int]:

@@ -1,4 +1,4 @@
-"""The rows of embedding tables, as a training step uses them: by number, wherever they are stored."""
+"""Embedding rows, as a training step uses them, wherever they are stored."""
 
 from __future__ import annotations
 
@@ -18,33 +18,33 @@ class Table:
     dim: int
     initializer: str  # JSON, as `keras.initializers.serialize` has it
     optimizer: str  # JSON, as `keras.optimizers.serialize` has it
-    own_learning_rate: bool = False  # its optimizer's; else that of the model's
+    own_learning_rate: bool = False  # True: that of its own optimizer; False: that of the model's
     min_count: int = 0
     ttl_steps: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """What became of the step that was taken at `step` (ps.proto, Commit)."""
+    """The outcome of the step that was made at `step` (ps.proto, Commit)."""
 
     step: int
-    skipped: bool  # it was left out: its gradients are dropped
-    scale: float  # what the sum of all ranks' gradients is multiplied with
+    skipped: bool  # the step was left out: its gradients are dropped
+    scale: float  # factor for the sum of all ranks' gradients
     learning_rate: float  # of the model's optimizer in this step
     iteration: int  # updates of the model before it
-    generation: int = 0  # of the servers, in which its gradients were staged
+    generation: int = 0  # of the servers, when its gradients were staged
 
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """The rows that a training begins with, which another one has learned.
+    """The rows that a training begins with, which another training has learned.
 
     Args:
-        directory: of that one's checkpoints, or an address; empty: all rows are in `rows`.
+        directory: of that training's checkpoints, or a URL; empty if all rows are in `rows`.
         step, attempt: of the checkpoint.
-        everything: what the optimizer keeps, too.
-        tables: by name, that the servers read there themselves.
-        rows: of other tables, by number: ids int64 [n], each once, and rows float32 [n, dim].
+        everything: whether the optimizer's state is loaded, too.
+        tables: names of the tables that the servers load from there themselves.
+        rows: of other tables, by number: ids int64 [n], without duplicates, and rows float32 [n, dim].
     """
 
     directory: str = ""
@@ -55,7 +55,7 @@ class Start:
     rows: Mapping[int, tuple[np.ndarray, np.ndarray]] = field(default_factory=dict)
 
     def digest(self) -> str:
-        """Of which rows they are."""
+        """A digest that identifies these rows."""
         found = hashlib.sha256(repr((self.step, self.attempt, self.tables)).encode())
         for number, of_table in sorted(self.rows.items()):
             found.update(number.to_bytes(4, "little"))
@@ -65,28 +65,31 @@ class Start:
 
 
 class Rows(Protocol):
-    """The rows of a model's tables, as its step sees them."""
+    """The rows of a model's tables."""
 
     def pull(self, step: int, ids: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """Rows of the state at `step`.
+        """Return rows of the state at `step`.
 
         Args:
-            ids: of each table, int64 [n], each once; they may be none.
+            ids: for each table, int64 [n], without duplicates; may be empty.
 
         Returns:
-            of each table, float32 [n, dim].
+            for each table, float32 [n, dim].
 
         Raises:
-            RingBroken: the ring was cut before they were here.
+            RingBroken: the ring was cut before the rows arrived.
         """
         ...
 
     def stage(self, step: int, rank: int, gradients: Sequence[tuple[np.ndarray, np.ndarray]]) -> None:
-        """This rank's gradients for the step that is taken at `step`: before it takes part in the step's
-        sums, so that they are there when these have come back anywhere.
+        """Send this rank's gradients for the step that is made at `step` to the servers.
+
+        It is called before the step's all-reduce, so that the servers have the gradients of all ranks once
+        the
+        all-reduce has come back anywhere.
 
         Args:
-            gradients: of each table, ids int64 [n], each once, and values float32 [n, dim].
+            gradients: for each table, ids int64 [n], without duplicates, and values float32 [n, dim].
 
         Raises:
             RingBroken: the ring was cut before all servers had them.
@@ -95,34 +98,34 @@ class Rows(Protocol):
 
 
 class Begun(Protocol):
-    """A call that was begun, and is answered while something else is done."""
+    """A call in progress, whose result is fetched later."""
 
     def result(self) -> Any:
-        """As if the call had been made now, with all that it raises."""
+        """Wait for the result; raises as the call itself would."""
         ...
 
     def forget(self) -> None:
-        """Nobody waits for it any more."""
+        """Drop the call: its result is not needed any more."""
         ...
 
 
 @runtime_checkable
 class RowsAhead(Rows, Protocol):
-    """Rows that can be asked for before they are needed."""
+    """Rows that can be requested before they are needed."""
 
     def begin_pull(self, step: int, ids: Sequence[np.ndarray], last: Commit | None = None) -> Begun:
-        """`pull`, of which the result comes later.
+        """Begin a `pull`.
 
         Args:
-            last: what became of the step before, if that is not in this worker's state yet.
+            last: the outcome of the step before, if that is not in this worker's state yet.
         """
         ...
 
     def begin_stage(self, step: int, rank: int, gradients: Sequence[tuple[np.ndarray, np.ndarray]]) -> Begun:
-        """`stage`, which is done when this has a result."""
+        """Begin a `stage`."""
         ...
 
     @property
     def generation(self) -> int:
-        """Of the ring. What was begun in another one is of no use."""
+        """The ring's generation. A call begun in a different generation is of no use."""
         ...

@@ -1,7 +1,8 @@
-"""The rounds of an evaluation or prediction, from one worker's side: what it adds, and what all of them mean.
+"""The rounds of an evaluation or prediction, on one worker: its contributions, and the result of all.
 
-A round is a sum between two steps. It changes the ledger and no weight: the totals of a pass are there until
-it is over, and then what it has found.
+A round is an all-reduce between two steps. It changes the ledger and no weight: the ledger has the totals of
+a
+pass until the pass is over, and then its result.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from edl.trainer.agreement import control
 from edl.trainer.agreement.ledger import Ledger
 from edl.trainer.agreement.metric_values import Value, as_numbers
 from edl.trainer.ring.base import RingBroken
-from edl.trainer.runtime.error_report import described
+from edl.trainer.runtime.error_report import format_error
 from edl.trainer.session.state import Session
 
 
@@ -29,37 +30,36 @@ class Evaluation(Protocol):
 
     @property
     def sizes(self) -> Mapping[str, int]:
-        """The records of each split that there is."""
+        """The number of records of each split with records."""
         ...
 
     def after(self, step: int, epochs: int) -> tuple[Pass, ...]:
-        """What is to be evaluated when so many steps are done, in a job that trains so many epochs."""
+        """The passes due after `step` steps, in a job that trains `epochs`."""
         ...
 
     @property
     def is_whole(self) -> bool:
-        """Whether nothing is left to find out about a trained model."""
+        """Whether the passes find all that there is to know of a trained model."""
         ...
 
     def take(self, part: Part) -> None:
-        """From now on this worker evaluates this part of each round."""
+        """Set the shard of each round that this worker evaluates."""
         ...
 
     def nothing(self, split: str) -> np.ndarray:
-        """What no records add, float32 [values]."""
+        """The contribution of no records, float32 [values]."""
         ...
 
     def part(self, now: Pass, round: int) -> tuple[np.ndarray, int]:
-        """What this rank's part of a round adds, float32 [values], and how many records it has. Changes
-        nothing.
+        """This rank's contribution to a round, float32 [values], and its number of records. Changes nothing.
 
         Raises:
-            anything: of the user's code, or of the data.
+            anything: by the user's code, or by the data.
         """
         ...
 
     def results(self, split: str, totals: np.ndarray) -> dict[str, Value]:
-        """The loss and the metrics that these sums over all rounds mean, float64 [values]."""
+        """The loss and the metrics, from the sums over all rounds, float64 [values]."""
         ...
 
 
@@ -106,11 +106,13 @@ class Rounds:
             if isinstance(error, RingBroken) or not self._config.trains:
                 raise
             told[control.NONFINITE] = 1
-            self._session.warn(f"the model could not be evaluated on data({now.split!r}): {described(error)}")
+            self._session.warn(
+                f"the model could not be evaluated on data({now.split!r}): {format_error(error)}"
+            )
             return self.evaluation.nothing(now.split)
         return values
 
-    def put(self, ledger: Ledger, sums: control.Sums, ends_epoch: bool) -> Ledger:
+    def put(self, ledger: Ledger, sums: control.StepResult, ends_epoch: bool) -> Ledger:
         """The ledger with a round more; with the last one of a pass, what the pass has found.
 
         Args:
@@ -134,7 +136,9 @@ class Rounds:
         except (Exception, SystemExit) as error:
             if not self._config.trains:
                 raise
-            self._session.warn(f"the metrics over data({split!r}) could not be computed: {described(error)}")
+            self._session.warn(
+                f"the metrics over data({split!r}) could not be computed: {format_error(error)}"
+            )
             return {}
 
     def say(self, generation: int, ledger: Ledger, split: str) -> None:

@@ -29,7 +29,7 @@ from edl.trainer.export.model_saving import FAILURES, Kept, keep, may_pass, secu
 from edl.trainer.export.verification import Verification
 from edl.trainer.model.user_model import UserModel
 from edl.trainer.ring.base import RingBroken
-from edl.trainer.runtime.error_report import described, traced
+from edl.trainer.runtime.error_report import format_error, format_traceback
 from edl.trainer.runtime.log import log
 from edl.trainer.runtime.watchdog import Hung, Limit, Watch
 from edl.trainer.session.state import Session
@@ -94,7 +94,7 @@ class Exporter:
             try:  # first, for it takes seconds to begin
                 verification = self.verify()
             except (EdlError, OSError) as error:  # no memory, no room for a process
-                unseen = described(error)
+                unseen = format_error(error)
         with contextlib.ExitStack() as kept:
             if verification is not None:
                 kept.callback(verification.close)
@@ -215,7 +215,7 @@ class Exporter:
                 try:
                     verification.ask(self.model, sample, exports, self.module.name, self.source)
                 except (EdlError, OSError) as error:  # no memory for a copy of the model, or of the records
-                    unseen = described(error)
+                    unseen = format_error(error)
         except FAILURES as error:
             failed.append(_part(part, error, f"{name}: " if part == EXPORTING else ""))
         return exports, failed, unseen
@@ -333,5 +333,5 @@ def _trouble(kept: Kept) -> list[pb.PartFailed]:
 def _part(part: str, error: BaseException, what: str = "") -> pb.PartFailed:
     """An error, for the master. Errors in our own words need no traceback."""
     ours = isinstance(error, EdlError) and not isinstance(error, UserCodeError)
-    why = f"{what}{described(error)}"
-    return pb.PartFailed(part=part, why=why, traceback="" if ours else traced(error))
+    why = f"{what}{format_error(error)}"
+    return pb.PartFailed(part=part, why=why, traceback="" if ours else format_traceback(error))

@@ -28,7 +28,7 @@ from edl.layers import rows_to_be_loaded
 from edl.trainer.export import samples, saved_file
 from edl.trainer.export.samples import KERAS_TOLERANCE, OTHER_TOLERANCE, Sample
 from edl.trainer.model import user_model
-from edl.trainer.runtime.error_report import described
+from edl.trainer.runtime.error_report import format_error
 
 FAILURES = (Exception, SystemExit)  # what the user's code may raise
 NO_MEMORY = (MemoryError, tf.errors.ResourceExhaustedError)
@@ -58,7 +58,7 @@ def look(name: str, path: Path, sample: Sample, about: Mapping[str, Any]) -> tup
             return "", wrong, ""
         return wrong, "", ""
     except NO_MEMORY as error:
-        return "", "", f"the process that loads it has not had enough memory: {described(error)}"
+        return "", "", f"the process that loads it has not had enough memory: {format_error(error)}"
 
 
 def _tried(look: Look, path: Path, sample: Sample, about: Mapping[str, Any]) -> str:
@@ -67,7 +67,7 @@ def _tried(look: Look, path: Path, sample: Sample, about: Mapping[str, Any]) -> 
     except NO_MEMORY:
         raise
     except FAILURES as error:
-        return f"{path.name} cannot be loaded and run: {described(error)}"
+        return f"{path.name} cannot be loaded and run: {format_error(error)}"
 
 
 def _keras(path: Path, sample: Sample, about: Mapping[str, Any]) -> str:

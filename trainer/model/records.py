@@ -16,7 +16,7 @@ from edl.data import RandomAccess, Reader
 from edl.errors import DataError
 from edl.trainer.model.arrays import kind_of, nbytes, protected, standard
 from edl.trainer.model.data import BadRecord, Batch, named
-from edl.trainer.runtime.error_report import described
+from edl.trainer.runtime.error_report import format_error
 from edl.trainer.runtime.watchdog import Watch, unwatched
 
 SAMPLE = 16  # records, to see how large one is
@@ -151,7 +151,7 @@ class Records:
             try:
                 self.these([index])
             except Exception as error:
-                bad.append(BadRecord(index, described(error)))
+                bad.append(BadRecord(index, format_error(error)))
             else:
                 good.append(index)
         if not good:

@@ -20,7 +20,7 @@ import tensorflow as tf
 
 from edl.errors import ModelError
 from edl.trainer.model import digests
-from edl.trainer.model.variable_spec import Described
+from edl.trainer.model.variable_spec import VariableSpec
 
 LARGE = 1 << 20  # bytes of a part that is worth not being copied
 
@@ -30,7 +30,7 @@ def parts(variables: Sequence[Any]) -> list[np.ndarray]:
     return [_array(_value(v)).reshape(-1).view(np.uint8) for v in variables]
 
 
-def described(variables: Sequence[Any], model: keras.Model) -> list[Described]:
+def variable_specs(variables: Sequence[Any], model: keras.Model) -> list[VariableSpec]:
     """Each of them, Keras' or TensorFlow's; of several of one name, the later ones are numbered.
 
     Args:
@@ -42,14 +42,14 @@ def described(variables: Sequence[Any], model: keras.Model) -> list[Described]:
     )
     # TensorFlow numbers the names of what is made while a step is traced; Keras' paths are the same anywhere.
     paths = {id(v.value): v.path for v in model.variables}
-    found: list[Described] = []
+    found: list[VariableSpec] = []
     times = Counter[str]()
     for v in variables:
         value, name = _value(v), paths.get(id(v)) or str(getattr(v, "path", v.name)).partition(":")[0]
         times[name] += 1
         unlike = name if times[name] == 1 else f"{name}#{times[name]}"
         shape = tuple(int(n) for n in value.shape)
-        found.append(Described(unlike, str(value.dtype.name), shape, id(v) in trained, id(v) in of_model))
+        found.append(VariableSpec(unlike, str(value.dtype.name), shape, id(v) in trained, id(v) in of_model))
     return found
 
 
@@ -88,7 +88,7 @@ class Room(np.ndarray):
         return found
 
 
-def room(nbytes: int) -> np.ndarray:
+def allocate(nbytes: int) -> np.ndarray:
     """For a part that is to come, uint8 [bytes]. `prepared` makes a value of it without a copy: memory that
     is touched for the first time costs more than what is written there."""
     if nbytes < LARGE:

@@ -18,7 +18,7 @@ from edl.trainer.ring.base import RingBroken
 
 @dataclass(frozen=True, slots=True)
 class StepGradients:
-    """What a step has to teach, where all weights are on servers (ps.proto, PushRequest)."""
+    """The gradients of one step, if all weights are on servers (ps.proto, PushRequest)."""
 
     step: int
     gradients: Sequence[tuple[np.ndarray, np.ndarray]]  # of each table: ids int64 [n], float32 [n, dim]
@@ -30,7 +30,7 @@ class StepGradients:
 
 @dataclass(frozen=True, slots=True)
 class Whole:
-    """How far the job is, as the coordinator of its servers has it."""
+    """The job's progress, as the coordinator of its servers reports it."""
 
     step: int = 0  # all steps below it are in all weights
     loss: float = 0.0  # of the steps since something was kept: the sum over their records
@@ -41,64 +41,65 @@ class Whole:
 
 @dataclass(frozen=True, slots=True)
 class Pulled:
-    """Rows, and how many updates they have on each server."""
+    """Rows, and the number of updates in them on each server."""
 
     rows: list[np.ndarray]  # of each table, float32 [n, dim]
     versions: Mapping[int, int]  # by the server's index
 
 
 class Servers(Rows, Protocol):
-    """The same, as the loop sees them."""
+    """Servers of embedding rows, as the training loop uses them."""
 
     def follow(self, tables: Sequence[Table], last: Callable[[], Commit | None]) -> None:
-        """Whose rows they have, and what tells with each call which step has led to this worker's state."""
+        """Set the tables whose rows they have, and the function that returns the last step's outcome, sent
+        with each call."""
         ...
 
     def enter(self, addresses: Sequence[str] = (), servers: int = 0) -> None:
-        """This worker is to be in a new ring: from now on it may be cut.
+        """This worker is about to enter a ring: from now on calls end when it is cut.
 
         Args:
-            addresses: of the servers, host:port by index; none: those that are known.
-            servers: how many of them are to have the rows; 0: all.
+            addresses: of the servers, host:port by index; empty: unchanged.
+            servers: the number of servers that shall hold the rows; 0: all.
         """
         ...
 
     @property
     def generation(self) -> int:
-        """Of which all calls are."""
+        """The generation that all calls carry."""
         ...
 
     def claim(self, worker: int) -> int:
-        """The root of a new ring asks all servers for a generation of theirs that is newer than all before.
+        """As the root of a new ring, get a generation from the servers that is newer than all before.
 
-        The master's will not do: a master that finds no worker begins to count anew.
+        The master's generation would not do: a master that starts without workers may count from 1 again.
 
         Raises:
-            RingBroken: the ring was cut before all of them had answered.
+            RingBroken: the ring was cut before all servers had answered.
         """
         ...
 
     def speak_of(self, generation: int) -> None:
-        """The generation that the root has claimed: all calls are of it from now on."""
+        """Set the generation that the root has claimed: all calls carry it from now on."""
         ...
 
     def leave(self) -> None:
-        """It has left it. What was cut is over: calls for the state that it has are possible again."""
+        """This worker has left the ring: calls for its own state are possible again."""
         ...
 
     def settle(self, step: int) -> str:
-        """The root of a new ring tells all servers where the ring is.
+        """As the root of a new ring, report the ring's step to all servers.
 
         Returns:
-            why the ring has to go back, and the servers with it; empty: they are there too.
+            why ring and servers must roll back; "" if all servers are at this step.
 
         Raises:
-            RingBroken: the ring was cut before all of them had answered.
+            RingBroken: the ring was cut before all servers had answered.
         """
         ...
 
     def restore(self, step: int, attempt: str) -> None:
-        """All servers go back to the checkpoint of this step, or on to it; 0: they begin anew.
+        """Have all servers restore the checkpoint of this step; 0: they begin again.
 
         Raises:
             RingBroken: as above.
@@ -107,82 +108,84 @@ class Servers(Rows, Protocol):
 
     @property
     def arrangement(self) -> Arrangement:
-        """In which the servers have the rows."""
+        """The assignment of rows to servers."""
         ...
 
     @property
     def moves(self) -> bool:
-        """Whether rows are elsewhere than where they are to be, as the root knows after `settle`."""
+        """Whether rows must move to different servers, as the root knows after `settle`."""
         ...
 
     def move(self, step: int) -> str:
-        """The root has the rows moved to where they are to be. All who hold the state have that of this step.
+        """As the root, have the rows moved. All members in sync hold the state of this step.
 
         Returns:
-            why they stay where they are; empty: they do not.
+            why the rows stay where they are; "" if they moved.
 
         Raises:
-            RingBroken: as above. One arrangement is whole then, and the next root finds it.
+            RingBroken: as above. One assignment is complete then, and the next root finds it.
         """
         ...
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """Where they listen, host:port by index, as far as is known."""
+        """The known addresses of the servers, host:port by index."""
         ...
 
     def adopt(self, arrangement: Arrangement, addresses: Sequence[str] = ()) -> None:
-        """All calls go to the servers of this arrangement from now on, at these addresses."""
+        """Use this assignment of rows, and these addresses, for all calls from now on."""
         ...
 
     def cut(self) -> None:
-        """The ring is called off, from any thread: no call waits any more."""
+        """End all calls at once, from any thread: the ring is called off."""
         ...
 
 
 class TrainedOn(RingBroken):
-    """The servers have taken steps of another epoch, which is to be trained to its end."""
+    """The servers have applied steps of a further epoch, which must be trained to its end."""
 
 
 class PartNotWritten(CheckpointError):
-    """A server went away before its part of a checkpoint was written: it may write it when it is back."""
+    """A server went away before its part of a checkpoint was written; it may write the part when it is
+    back."""
 
 
 class PartsOfServers(Protocol):
-    """What of the servers is in a checkpoint."""
+    """The servers' parts of a checkpoint."""
 
     @property
     def count(self) -> int:
-        """How many there are."""
+        """The number of servers."""
         ...
 
     def take_parts(
         self, step: int, attempt: str, first: int
     ) -> AbstractContextManager[Callable[[], Sequence[FilePart]]]:
-        """Have each server take its part of a checkpoint of this step, and write it beside the training. When
-        this returns, all of them have taken it.
+        """Have each server snapshot its part of a checkpoint of this step, and write it in the background.
+
+        When this returns, all servers have made their snapshots.
 
         Args:
-            first: how many parts there are before theirs.
+            first: the number of parts before theirs.
 
         Returns:
-            a block to be entered once. Inside, call its value to wait until all parts are written. When the
-            block ends, parts that are not written are given up.
+            a context manager, to be entered once. Inside, call its value to wait until all parts are written.
+            On exit, unwritten parts are given up.
 
         Raises:
-            CheckpointError: one of them could not. The value of the block raises it, too.
-            PartNotWritten: one of them went away before it had. The value of the block raises it, too.
+            CheckpointError: a server could not. The context's value raises it, too.
+            PartNotWritten: a server went away before. The context's value raises it, too.
         """
         ...
 
     def answer_within(self, seconds: float) -> bool:
-        """Whether all of them answer, also one that is away now and is back within so many seconds.
+        """Whether all servers answer within so many seconds, also one that is away now and comes back.
 
         Raises:
-            RingBroken: it is called off.
+            RingBroken: the call was called off.
         """
         ...
 
     def committed(self, step: int, attempt: str) -> None:
-        """That checkpoint is whole. Fails silently: the next one says more."""
+        """Report that the checkpoint is complete. Fails silently: the next checkpoint reports more."""
         ...

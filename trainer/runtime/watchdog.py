@@ -215,3 +215,16 @@ def _stack(thread: int) -> str:
         if other != thread and any("script_ops.py" in line for line in lines):
             stacks.append("in a function that the model's graph calls:\n" + "".join(lines))
     return "\n".join(stacks)
+
+
+class Doing:
+    """The present stage of a worker's start, for a message if it hangs there."""
+
+    def __init__(self) -> None:
+        self._now = ""
+
+    def now(self, what: str) -> None:
+        self._now = what
+
+    def words(self) -> str:
+        return self._now

@@ -15,7 +15,7 @@ import keras
 import tensorflow as tf
 
 
-class Sums(Protocol):
+class Reducer(Protocol):
     """Over the ring, with a gradient: InnerSum, or what makes one of it for another kind of step."""
 
     def differentiable(self, vector: tf.Tensor) -> tf.Tensor: ...
@@ -31,7 +31,7 @@ def is_synchronized(model: keras.Model) -> bool:
 
 
 @contextmanager
-def synchronized(ring: Sums | None, alive: tf.Tensor) -> Iterator[None]:
+def synchronized(ring: Reducer | None, alive: tf.Tensor) -> Iterator[None]:
     """Inside, the statistics of such layers are the ring's.
 
     Args:
@@ -58,7 +58,7 @@ def synchronized(ring: Sums | None, alive: tf.Tensor) -> Iterator[None]:
 
 
 def _moments(
-    layer: Any, inputs: tf.Tensor, mask: Any, ring: Sums, alive: tf.Tensor
+    layer: Any, inputs: tf.Tensor, mask: Any, ring: Reducer, alive: tf.Tensor
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Mean and variance over the records of all ranks, as `BatchNormalization._moments`."""
     axes, channels = layer._reduction_axes, int(inputs.shape[layer.axis])

@@ -1,4 +1,4 @@
-"""The model, as the training loop uses it: two halves of a step, and a state that can be copied."""
+"""The model, as the training loop uses it: the two halves of a step, and a state that can be copied."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from edl.trainer.agreement import control
 from edl.trainer.agreement.metric_values import Value
 from edl.trainer.embedding.interfaces import Commit, Table
 from edl.trainer.model.data import Batch
-from edl.trainer.model.variable_spec import Described
+from edl.trainer.model.variable_spec import VariableSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,16 +24,16 @@ class SampleLoss:
 
 
 class Learner(Protocol):
-    """A model, as two halves of a step: its sums over the ring, and what they change."""
+    """A model, as two halves of a step: an all-reduce, and the update with its result."""
 
-    def sums(
+    def allreduce_step(
         self, batch: Batch | None, contribution: np.ndarray, step: int, rank: int, records: int
-    ) -> control.Sums:
-        """Take part in all sums of a step. Changes nothing.
+    ) -> control.StepResult:
+        """Compute this rank's gradients, and take part in all sums of a step. Changes nothing.
 
         Args:
-            batch: this rank's part; None: it has none, and takes part with weight zero.
-            contribution: the control vector of this rank; what depends on the batch is added here.
+            batch: this rank's shard; None if it has none: it takes part with weight zero.
+            contribution: the control vector of this rank; fields that depend on the batch are added here.
             records: of the whole step, on all ranks, bad ones included.
 
         Raises:
@@ -41,21 +41,21 @@ class Learner(Protocol):
         """
         ...
 
-    def apply(self, sums: control.Sums) -> None:
-        """Apply what the sums have given to the model."""
+    def apply(self, result: control.StepResult) -> None:
+        """Apply the result to the model."""
         ...
 
     @property
     def tables(self) -> tuple[Table, ...]:
-        """Whose rows are on servers."""
+        """The tables whose rows are on servers."""
         ...
 
-    def commit(self, step: int, sums: control.Sums) -> Commit:
-        """What the servers have to know of the step that was taken at `step`, before it is applied."""
+    def commit(self, step: int, result: control.StepResult) -> Commit:
+        """What the servers need to know of the step made at `step`, before it is applied."""
         ...
 
     def take_metrics(self) -> dict[str, Value]:
-        """The compiled metrics over the epoch that has ended; the next one begins with none."""
+        """Return the compiled metrics of the epoch that has ended, and reset them."""
         ...
 
     @property
@@ -64,41 +64,43 @@ class Learner(Protocol):
         ...
 
     @property
-    def follows(self) -> bool:
-        """Whether sums can be applied later than they are made, in another state."""
+    def can_catch_up(self) -> bool:
+        """Whether a result can be applied later, to a state that was received meanwhile."""
         ...
 
     @property
     def nbytes(self) -> int:
-        """How large the state is."""
+        """The size of the state."""
         ...
 
     def parts(self) -> list[np.ndarray]:
-        """Everything that `apply` changes, uint8 [bytes] for each variable: as it is now, whatever is applied
-        later."""
+        """Everything that `apply` changes, uint8 [bytes] for each variable: a snapshot that later updates
+        do not change."""
         ...
 
     def prepared(self, parts: list[np.ndarray]) -> Any:
-        """Another worker's `parts`, for `take_over`: what takes time, on any thread. Changes nothing; each
-        part is dropped from the list as soon as it is used."""
+        """Convert a different worker's `parts` for `take_over`, on any thread. Changes nothing.
+
+        Each part is removed from the list as soon as it is converted, to save memory.
+        """
         ...
 
     def take_over(self, values: Any) -> None:
-        """Take over what was prepared."""
+        """Replace the state by what `prepared` has returned."""
         ...
 
     def change(self, values: Mapping[int, np.ndarray]) -> None:
-        """Give some of the variables of `parts` other values."""
+        """Set some of the variables of `parts`, by index."""
         ...
 
-    def described(self) -> list[Described]:
+    def variable_specs(self) -> list[VariableSpec]:
         """The variables of `parts`."""
         ...
 
     def fingerprint(self) -> str:
-        """Of how the model is made: equal on two workers that can share a ring."""
+        """A digest of the model's definition: equal on two workers that can share a ring."""
         ...
 
     def digest(self) -> str:
-        """Of the state: equal on two workers when their models are equal, bit for bit."""
+        """A digest of the state: equal on two workers if their models are equal, bit for bit."""
         ...

@@ -44,7 +44,7 @@ class CannotOverlap(Exception):
     """This model takes another way."""
 
 
-class RingSums(Protocol):
+class RingAllReduce(Protocol):
     """Sums over the ring, made by a graph (trainer/ring/horovod.py, trainer/step/inner_sum.py)."""
 
     WIRES: tuple[str, ...]  # the types as which numbers can travel
@@ -87,7 +87,7 @@ class OverlappedStep(StepGraphs):
         CannotOverlap: it is not for this model.
     """
 
-    def __init__(self, *others: Any, total: RingSums, divided: bool = False, wire: str = "float32"):
+    def __init__(self, *others: Any, total: RingAllReduce, divided: bool = False, wire: str = "float32"):
         model, sample = others[0], others[2]
         super().__init__(*others)
         self._of_ring += total.variables
@@ -121,9 +121,9 @@ class OverlappedStep(StepGraphs):
     def warm_up(self) -> None:
         """Nothing is left: whoever joins applies what all apply."""
 
-    def sums(
+    def allreduce_step(
         self, pieces: Sequence[list[Any]], contribution: np.ndarray, draw: np.ndarray, records: int, step: int
-    ) -> control.Sums:
+    ) -> control.StepResult:
         sums = self._sums(pieces, contribution, draw, records)
         if sums.agreed.records in (0, records) or sums.agreed.nonfinite:
             return sums
@@ -132,10 +132,10 @@ class OverlappedStep(StepGraphs):
 
     def _sums(
         self, pieces: Sequence[list[Any]], contribution: np.ndarray, draw: np.ndarray, records: int
-    ) -> control.Sums:
+    ) -> control.StepResult:
         if not pieces:
             total, _, *reduced = self._nothing(tf.constant(contribution), tf.zeros([len(self._large) + 2]))
-            return control.Sums(_agreed(total), False, 0.0, self._nbytes, reduced)
+            return control.StepResult(_agreed(total), False, 0.0, self._nbytes, reduced)
         whole = tf.constant(records, tf.float32)
         call = np.array([self._total.next_call()], np.int64)
         *first, last = (
@@ -150,9 +150,9 @@ class OverlappedStep(StepGraphs):
         else:
             total, bad, ready_at, *reduced = self._step(*last)
         waited = max(0.0, time.time() - float(ready_at))
-        return control.Sums(_agreed(total), bool(bad), waited, self._nbytes, reduced)
+        return control.StepResult(_agreed(total), bool(bad), waited, self._nbytes, reduced)
 
-    def apply(self, sums: control.Sums) -> None:
+    def apply(self, sums: control.StepResult) -> None:
         self._update(tf.constant(sums.agreed.records, tf.float32), *sums.given)
 
     def ring_errors(self) -> AbstractContextManager[None]:

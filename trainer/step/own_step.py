@@ -52,7 +52,7 @@ from edl.trainer.embedding.lookups import Lookups
 from edl.trainer.model import snapshot
 from edl.trainer.model.data import Batch
 from edl.trainer.model.fingerprint import fingerprint
-from edl.trainer.model.variable_spec import Described
+from edl.trainer.model.variable_spec import VariableSpec
 from edl.trainer.step.own_step_graphs import OwnStepGraphs, tensors_of
 
 
@@ -61,9 +61,9 @@ class OwnStepLearner(OwnStepGraphs):
 
     # --- the two halves of a step
 
-    def sums(
+    def allreduce_step(
         self, batch: Batch | None, contribution: np.ndarray, step: int, rank: int, records: int
-    ) -> control.Sums:
+    ) -> control.StepResult:
         """Run the step, and make its last sum. Nothing is changed until that is applied.
 
         Raises:
@@ -76,9 +76,9 @@ class OwnStepLearner(OwnStepGraphs):
         total = self._reduce(ours)
         waited = time.monotonic() - ready_at
         at_fault = control.read(np.asarray(memoryview(ours))[self.length :]).nonfinite
-        return control.Sums(self.agreed(total), at_fault, waited, 0, total)
+        return control.StepResult(self.agreed(total), at_fault, waited, 0, total)
 
-    def apply(self, sums: control.Sums) -> None:
+    def apply(self, sums: control.StepResult) -> None:
         """Accept the step that was run last.
 
         Raises:
@@ -99,7 +99,7 @@ class OwnStepLearner(OwnStepGraphs):
         """With its arrays as tensors: on the thread that reads, so that the step need not wait for it."""
         return replace(batch, tensors=tensors_of(batch))
 
-    def commit(self, step: int, sums: control.Sums) -> Commit:
+    def commit(self, step: int, sums: control.StepResult) -> Commit:
         """There are no rows that were changed."""
         return Commit(step, skipped=True, scale=0.0, learning_rate=0.0, iteration=0)
 
@@ -176,7 +176,7 @@ class OwnStepLearner(OwnStepGraphs):
 
     # --- the state
 
-    follows = False  # the step changes the model while its sums are made
+    can_catch_up = False  # the step changes the model while its sums are made
 
     @property
     def nbytes(self) -> int:
@@ -191,8 +191,8 @@ class OwnStepLearner(OwnStepGraphs):
     def variables(self) -> list[tf.Variable]:
         return self._all
 
-    def described(self) -> list[Described]:
-        return snapshot.described(self._all, self.model)
+    def variable_specs(self) -> list[VariableSpec]:
+        return snapshot.variable_specs(self._all, self.model)
 
     def warm_up(self) -> None:
         """Nothing: a worker that joins a ring runs nothing else."""

@@ -28,7 +28,7 @@ import numpy as np
 import tensorflow as tf
 
 from edl.errors import ModelError
-from edl.trainer.agreement.control import Sums
+from edl.trainer.agreement.control import StepResult
 from edl.trainer.embedding.interfaces import Commit
 from edl.trainer.embedding.lookups import Given, Lookups, Recorder
 from edl.trainer.model.batch_types import BatchTypes
@@ -95,9 +95,9 @@ class StepGraphs(ABC):
     # --- a step
 
     @abstractmethod
-    def sums(
+    def allreduce_step(
         self, pieces: Sequence[list[Any]], contribution: np.ndarray, draw: np.ndarray, records: int, step: int
-    ) -> Sums:
+    ) -> StepResult:
         """Take part in all sums of a step. Changes nothing.
 
         Args:
@@ -139,7 +139,7 @@ class StepGraphs(ABC):
     meanwhile: Callable[[], None] = staticmethod(lambda: None)  # what is done while a step waits for servers
 
     @abstractmethod
-    def apply(self, sums: Sums) -> None:
+    def apply(self, sums: StepResult) -> None:
         """Change the model: one update of the optimizer, with the exact mean of the gradients."""
 
     @abstractmethod

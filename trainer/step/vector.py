@@ -104,18 +104,18 @@ class VectorStep(StepGraphs):
         of_rows = [tf.TensorSpec([len(layout.tables)], tf.int32)] if layout.tables else []
         self._update = self._graph(self._update_graph, floats, *of_rows)
 
-    def sums(
+    def allreduce_step(
         self, pieces: Sequence[list[Any]], contribution: np.ndarray, draw: np.ndarray, records: int, step: int
-    ) -> control.Sums:
+    ) -> control.StepResult:
         self._at = None
         ours, of_tables = self._all(pieces, contribution, draw, step)
         ready_at = time.monotonic()
         total = self._reduce(ours)
         waited = time.monotonic() - ready_at
         agreed, own = (control.read(_end(v)) for v in (total, ours))
-        return control.Sums(agreed, own.nonfinite, waited, 4 * len(total), Total(total, of_tables))
+        return control.StepResult(agreed, own.nonfinite, waited, 4 * len(total), Total(total, of_tables))
 
-    def apply(self, sums: control.Sums) -> None:
+    def apply(self, sums: control.StepResult) -> None:
         self._update(sums.given.vector, *sums.given.rows)
 
     def optimizer_at(self) -> tuple[float, int]:
