@@ -33,13 +33,15 @@ LOOK_SECONDS = 0.5  # between two looks of a worker that has been asked to end
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="edl worker", description=__doc__)
-    # A pod says in its environment who it is: one template serves all workers, only the id differs.
+    # A pod's environment has the worker's id: one template serves all workers, only the id differs.
     address, worker = os.environ.get("EDL_MASTER", ""), os.environ.get("EDL_WORKER_ID", "-1")
     parser.add_argument("--master", required=not address, default=address, metavar="HOST:PORT")
     parser.add_argument("--worker", type=int, default=worker, metavar="ID", help="default: any vacant one")
     parser.add_argument("--run-id", default=os.environ.get("EDL_RUN_ID", ""))
     parser.add_argument("--succeeds", type=_succession, help=argparse.SUPPRESS)  # of trainer.supervisor
-    parser.add_argument("--memory", type=MemoryCopy, help=argparse.SUPPRESS)  # of who keeps it: a path
+    parser.add_argument(
+        "--memory", type=MemoryCopy, help=argparse.SUPPRESS
+    )  # a path, from the process that holds the memory
     args = parser.parse_args(argv)
     announce_as_told()
     become_subreaper()
@@ -126,9 +128,11 @@ class Start:
 
     def __init__(self, stream: MasterStream):
         self._stream = stream
-        self.starts = True  # and is not ready yet
-        self._mine = threading.Lock()  # held by who ends this process now; or for ever, once it is ready
-        self._grace_seconds = 0.0  # once it is ready
+        self.starts = True  # False once the worker is ready
+        self._mine = (
+            threading.Lock()
+        )  # held while one thread ends this process; for ever, once the worker is ready
+        self._grace_seconds = 0.0  # to end, once the worker is ready
 
     def begin(self) -> None:
         """The master knows of this worker, and may end it."""
@@ -180,7 +184,7 @@ class Start:
 
 
 def _lost(why: str) -> WorkerExit:
-    """How it ends without a master: nobody is to blame for a token that was changed meanwhile."""
+    """The exit code of a worker without a master: a token that was changed meanwhile is no failure."""
     return WorkerExit.UNAUTHENTICATED if why.startswith("UNAUTHENTICATED") else WorkerExit.LOST
 
 

@@ -9,9 +9,9 @@ master, which may also say that none is needed here: then all ends.
 
 What follows is also this process's duty, as there is no other:
 
-    asked to end   the worker is asked, and nobody follows it
+    asked to end   the worker is asked, and no further one is started
     orphans        what a worker leaves behind is killed before the next one starts, and zombies are reaped
-    its own death  the kernel kills the worker: nobody would be there to tell how that one ends
+    its own death  the kernel kills the worker, because no process would report how it ends
 
 With elastic.memoryCopy it also holds memory for the state (`memory_copy`), which it never looks at.
 """
@@ -125,7 +125,7 @@ class Supervisor:
             signal.signal(number, lambda number, _: self.ask(number))
 
     def ask(self, number: int) -> None:
-        """Have the worker end, and nobody follow it."""
+        """Ask the worker to end, and start no further one."""
         self.asked = True
         if self.worker:
             os.kill(self.worker, number)

@@ -7,7 +7,7 @@ its model outlive the ring.
     train        wait for an order, run the ring, report how it ended; repeat
     run_ring     form ─▶ synchronize ─▶ step, step, step ... ─▶ close
     synchronize  copy the root's state, or join without state and receive it while stepping
-    step         this rank's shard of a batch, an all-reduce, one update, one more step in the model
+    step         this rank's part of a batch, an all-reduce, one update, one more step in the model
 
 The collaborators have files of their own: the state (trainer/state.py), the initial state where no worker
 holds one (trainer/restore.py), the servers of embedding rows (trainer/ps_setup.py).
@@ -18,7 +18,7 @@ model. Model and ledger are one state: they are always copied together, so they 
 receives the state knows the next step without asking. That is why no record is lost or counted twice,
 whichever worker dies.
 
-**Each rank's shard of a step** is arithmetic, too. The shards of all ranks are the whole step, whatever the
+**Each rank's part of a step** is arithmetic, too. The parts of all ranks are the whole step, whatever the
 ring's size. The all-reduce counts the records, and the loop stops if one is missing.
 
 **Steps are not rolled back.** When a member dies, each survivor either received all sums of the step in
@@ -26,7 +26,7 @@ flight, or did not. The next ring continues from a survivor that did, if there i
 
 **Members in sync do not wait for new workers.** A member that joins without the state takes part in the
 all-reduce with weight zero and keeps the results. Meanwhile it receives the state. Then it applies the kept
-results, and gets a shard of each later step. (Before the first step of a job all members copy the root's
+results, and gets a part of each later step. (Before the first step of a job all members copy the root's
 state instead: `sync`.)
 
 **A bad record**, one that cannot be read, is left out of its step, if the job allows that. The all-reduce
@@ -40,7 +40,7 @@ after it.
 which all ranks reported that they can write. If no worker holds the state any more, the root begins with the
 newest checkpoint.
 
-**An evaluation** is made by all ranks between two steps, in rounds. Each rank evaluates its shard of the next
+**An evaluation** is made by all ranks between two steps, in rounds. Each rank evaluates its part of the next
 records, and the ledger keeps the sums. A round makes a new state with the same weights: members with the same
 step and round have the same state, and members that are behind receive it.
 
@@ -48,7 +48,7 @@ step and round have the same state, and members that are behind receive it.
 and their memory are broadcast as a `CallbackUpdate`, which makes a new state as a round does. After the last
 epoch only the worker that saves the model calls them.
 
-**Embedding rows** may be on parameter servers. Each rank pulls the rows of its shard, and stages its
+**Embedding rows** may be on parameter servers. Each rank pulls the rows of its part, and stages its
 gradients
 before the all-reduce. So once the all-reduce has come back anywhere, the servers can apply the step, too.
 
@@ -161,7 +161,7 @@ class Worker:
         self.ring_slot = RingSlot(0, 0, 0, 1)  # this worker's position
         self.in_sync = False  # whether this worker has the state of the step that this ring is at
         self.in_flight = 0  # this rank's records in a step whose sums have not come back
-        self.next_shard: Part | None = None  # this rank's, once all members are in sync
+        self.next_part: Part | None = None  # this rank's, once all members are in sync
 
     # --- rings, one after the other
 
@@ -220,7 +220,7 @@ class Worker:
         Only if this worker holds a state already: the state of a different member may be at a different step.
         """
         if self.state.has_state and form.layout == self.batches.layout and self.state.step < self.end:
-            self.batches.take(form.layout, self.shard_at_start(form, rank))
+            self.batches.take(form.layout, self.part_at_start(form, rank))
             self.batches.begin(self.state.step)
 
     def enter_servers(self, form: FormRing) -> None:
@@ -254,7 +254,7 @@ class Worker:
             state.sync(self.ring, form.members.index(form.root), rank)
         if self.rows is not None:
             self.rows.move(self.ring, form)
-        self.assign_shards(form, rank)
+        self.assign_parts(form, rank)
         if not state.catching_up:
             self.report_synced(form.generation, back)
 
@@ -276,21 +276,21 @@ class Worker:
         """
         return self.left_ring("") if self.state.restore_from_memory() else None
 
-    def shard_at_start(self, form: FormRing, rank: int) -> Part:
-        """This rank's shard of a step while the joining members have no state."""
+    def part_at_start(self, form: FormRing, rank: int) -> Part:
+        """This rank's part of a step while the joining members have no state."""
         shares = zip(form.members, form.shares, strict=True)
         return Part(rank, tuple(0 if worker in form.joining else share for worker, share in shares))
 
-    def assign_shards(self, form: FormRing, rank: int) -> None:
-        """Assign each step's shards to ranks, and have the state sent to the members that join without it.
+    def assign_parts(self, form: FormRing, rank: int) -> None:
+        """Assign each step's parts to ranks, and have the state sent to the members that join without it.
 
-        Joining members get no shard until all members are in sync.
+        Joining members get no part until all members are in sync.
         """
         joining = [form.members.index(worker) for worker in form.joining]
         synced_ranks = [r for r in range(len(form.members)) if r not in joining]
         self.callback_rank = synced_ranks[0]
-        now = self.shard_at_start(form, rank)
-        self.next_shard = Part(rank, form.shares) if joining else None
+        now = self.part_at_start(form, rank)
+        self.next_part = Part(rank, form.shares) if joining else None
         self.batches.take(form.layout, now)
         self.rounds.take(now)
         # Each member sends to one other. Receivers forward the state, so that many joining members cost a
@@ -445,10 +445,10 @@ class Worker:
 
     def act_on(self, agreed: control.Agreed, size: int) -> None:
         """Act on what all ranks have learned from the same all-reduce."""
-        if self.next_shard is not None and agreed.synced_ranks == size:
-            self.batches.take_from(self.state.step + 1, self.next_shard)
-            self.rounds.take(self.next_shard)
-            self.next_shard = None
+        if self.next_part is not None and agreed.synced_ranks == size:
+            self.batches.take_from(self.state.step + 1, self.next_part)
+            self.rounds.take(self.next_part)
+            self.next_part = None
         if agreed.changes == size:
             self.task = self.session.take_task()
 

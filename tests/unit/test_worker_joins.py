@@ -88,7 +88,7 @@ def test_each_gives_the_state_to_one_however_many_join() -> None:
     members, joining = (3, 4, 0, 1, 2, 5), (0, 1, 2, 5)
     form = FormRing(2, members, 3, False, EPOCHS, (1,) * 6, Layout(SIZE), step=2, joining=joining)
     for rank, number in enumerate(members):
-        A(number, ring=Noted(given, rank)).worker.assign_shards(form, rank)
+        A(number, ring=Noted(given, rank)).worker.assign_parts(form, rank)
     #                 who has it               two from those          and two from these
     assert given == [(0, 0, True), (1, 1, True), (2, 0, True), (3, 1, True), (4, 2, False), (5, 3, False)]
 
@@ -169,7 +169,7 @@ def test_a_state_of_another_version_is_refused_in_words() -> None:
 
 
 def test_who_can_keep_no_more_has_the_others_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("edl.trainer.state.KEPT", 0)
+    monkeypatch.setattr("edl.trainer.state.PENDING_BYTES", 0)
     old, new = joining_at_step_2()
     for w in (old, new):
         w.ring.free()

@@ -32,7 +32,7 @@ def refuse_nonfinite(batch: Batch | None, result: StepResult, step: int, worker:
     """End the step because a loss or gradient is not finite.
 
     Args:
-        batch: this rank's shard.
+        batch: this rank's part.
 
     Raises:
         NonFinite: this rank's contribution is not finite; the job ends.
@@ -51,7 +51,7 @@ def refuse_too_many_bad(
     """End the step if an epoch has more bad records than the job allows.
 
     Args:
-        mine: the bad records in this rank's shard.
+        mine: the bad records in this rank's part.
         before: the number of records left out of the epoch's earlier steps.
         most: the number of records that may be left out of an epoch.
 

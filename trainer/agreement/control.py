@@ -9,7 +9,7 @@ Its length does not depend on the ring's size. float32 represents whole numbers 
 the step is sent modulo 4096.
 
 A round of an evaluation (edl/contract/evaluation.py) carries a control vector, too. Its non-finite field
-reports that a rank could not evaluate its shard.
+reports that a rank could not evaluate its part.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def write(
         step: the step that the rank makes, counted over the job.
         leave: whether the rank is to leave the ring after it.
         change: whether the rank knows of a change of the task that the ring has not made yet.
-        bad: the number of bad records in the rank's shard; they are left out.
+        bad: the number of bad records in the rank's part; they are left out.
         in_sync: whether the rank has the state of this step.
         checkpoint: whether the rank can write its part of a checkpoint after this step; for rank 0: and one
             is due.

@@ -5,8 +5,8 @@
 
 Promise: a turn changes nothing. What the callbacks have changed (weights, learning rate, whether training
 goes on) and what they remember comes out of it as a value; the model is put back. All ranks take that over
-together, or none does, and then the turn has not happened: whoever has the next one calls the callbacks as
-they were before it. So they live as long as the job, in whatever process.
+together, or none does, and then the calls have not happened: the next rank that calls the callbacks restores
+them as they were before. So they live as long as the job, in whatever process.
 
 What a callback remembers are its attributes that are plain values (trainer/runtime/serialization.py), where
 they are not those that it was made with. Everything else, such as an open file, is made anew by callbacks()
@@ -141,7 +141,7 @@ class Callbacks:
             return False
         before = self._learner.parts()
         self._wake(epochs, before)
-        self._memory = None  # what they remember from here on is nobody's
+        self._memory = None  # their memory is not part of the state from here on
         self._tell_history(epochs.history)
         self._call("on_train_end", "", dict(epochs.history[-1]) if epochs.history else {})
         return bool(_changed(before, self._learner.parts()))
@@ -149,8 +149,8 @@ class Callbacks:
     # --- calling
 
     def _end_epoch(self, epoch: int, told: Mapping[str, Value]) -> tuple[dict[str, Value], str]:
-        """-> the epoch's entry in the history, with what callbacks have added; and who has stopped the
-        training."""
+        """Return the epoch's entry in the history, with the values that callbacks have added, and the
+        callback that has stopped the training."""
         logs: dict[str, Any] = {
             n: np.asarray(v) if isinstance(v, list) else v for n, v in sorted(told.items())
         }
@@ -182,7 +182,8 @@ class Callbacks:
             raise UserCodeError(f"{call} raised {format_error(error)}") from error
 
     def _tell_history(self, history: Sequence[Mapping[str, Value]]) -> None:
-        """As `fit` keeps it while it runs: in `model.history`, and in a History that somebody has given."""
+        """Update the history as `fit` does while it runs: in `model.history`, and in a History among the
+        callbacks."""
         own = [callback for callback in self._callbacks if isinstance(callback, k.History)]
         for one in (self._history, *own):
             one.history = columns(history)
@@ -224,7 +225,8 @@ class Callbacks:
         return encode(kept)
 
     def _remember(self, memory: bytes) -> None:
-        """Give them back what they had; who had nothing, or is another than it was then, begins anew."""
+        """Restore the callbacks' memory. A callback without memory, or of a different type than then,
+        begins anew."""
         kept = decode(memory) if memory else []
         for place, (callback, made) in enumerate(zip(self._callbacks, self._made, strict=True)):
             name, values = kept[place] if place < len(kept) else ("", {})
@@ -278,7 +280,7 @@ def _changed(before: Sequence[np.ndarray], after: Sequence[np.ndarray]) -> dict[
     if len(before) != len(after):
         raise ModelError("a callback has changed which variables the model has")
     pairs = enumerate(zip(before, after, strict=True))
-    # A value that nobody has changed is where it was.
+    # An unchanged value has its address: TensorFlow gives a changed variable new memory.
     return {i: b for i, (a, b) in pairs if a.ctypes.data != b.ctypes.data and not np.array_equal(a, b)}
 
 

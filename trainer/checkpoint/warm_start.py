@@ -4,8 +4,8 @@
 `checkpoint.fromState` takes the weights (with moving averages; the optimizer begins anew), or everything. The
 job's own records are counted from the first one, whatever those weights have seen.
 
-Only who begins a training reads it, once. What does not fit is refused before, variable by variable; then
-nothing is changed.
+Only the root of a training's first ring reads it, once. It is checked before, variable by variable; if a
+variable does not fit, nothing is changed.
 
 Rows of a job with parameter servers are taken by a job that evaluates or predicts: it has them as variables,
 and every worker reads how many there are when it builds the model (`saved_counts`). A training whose rows are
@@ -347,7 +347,7 @@ def local_file(where: str) -> Iterator[Path]:
                 raise ConfigError(f"checkpoint.from: {where}: no such file on this worker")
             yield Path(where)
             return
-        import fsspec  # only who has such an address needs it
+        import fsspec  # only needed for such an address
 
         with scratch.directory() as directory:
             path = directory / where.rpartition("/")[2]

@@ -51,7 +51,7 @@ class LocalRows:
             return self._tables[table].all()
 
     def rows_of(self, table: int, ids: np.ndarray) -> np.ndarray:
-        """Rows that nobody has learned are zeros: they stand for others, where a model is tried."""
+        """Rows that were never trained are zeros: they stand for others while a model is tried."""
         found = np.zeros((len(ids), self._tables[table].dim), np.float32)
         known, rows = self.all_rows(table)
         there = np.isin(known, ids)

@@ -28,7 +28,7 @@ from edl.layers.embedding import Embedding, rows_from
 from edl.trainer.embedding import table_specs
 from edl.trainer.embedding.interfaces import Begun, Commit, Rows, RowsAhead
 
-MOST_PLAIN = 1 << 28  # bytes of a table that is saved as Keras does, with rows that nobody has learned
+MOST_PLAIN = 1 << 28  # bytes of a table that is saved as Keras does, with rows that were never trained
 
 
 @runtime_checkable
@@ -129,7 +129,7 @@ class Lookups:
         return self._pull(step, ids)
 
     def _pull(self, step: int, ids: Sequence[np.ndarray]) -> list[np.ndarray]:
-        assert self.rows is not None, "nobody has any rows"
+        assert self.rows is not None, "no rows were set"
         for layer, some in zip(self.layers, ids, strict=True):
             _refuse_outside(layer, some)
         return self.rows.pull(step, ids)
@@ -155,7 +155,7 @@ class Lookups:
             pieces: of each piece of the batch, of each table: ids, each once, and gradients of their rows.
             meanwhile: is done while the servers write them.
         """
-        assert self.rows is not None, "nobody has any rows"
+        assert self.rows is not None, "no rows were set"
         gradients = [_added(of_table) for of_table in zip(*pieces, strict=True)]
         if not isinstance(self.rows, RowsAhead):
             self.rows.stage(step, rank, gradients)

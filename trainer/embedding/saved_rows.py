@@ -131,7 +131,7 @@ def counted(checkpoint: Checkpoint) -> dict[str, int]:
 
 
 def tables(checkpoint: Checkpoint) -> dict[str, SavedTable]:
-    """All rows of all tables of a checkpoint, of all servers. Who wants them whole verifies it before.
+    """All rows of all tables of a checkpoint, of all servers. The caller verifies the checkpoint before.
 
     Raises:
         CheckpointError: it cannot be read.

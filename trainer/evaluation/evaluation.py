@@ -49,7 +49,7 @@ class RingEvaluation:
     """The held-out data of a worker, and its model's metrics.
 
     While the sum of one round travels, the next one of its pass is computed: between them nothing changes the
-    weights, and nobody waits for the slowest rank of each round, only for that of the pass.
+    weights. So ranks do not wait for the slowest rank of each round, only for that of the pass.
 
     Args:
         batches: by split; each of them has the rounds of a pass as its steps.

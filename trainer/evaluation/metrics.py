@@ -1,4 +1,4 @@
-"""The loss and the compiled metrics over held-out records, whoever evaluates which of them.
+"""The loss and the compiled metrics over held-out records that are divided over the ranks.
 
 Keras' `evaluate` runs `model.test_step`, which updates metrics, and asks those for their results. Nearly all
 of them count: what two batches add to a metric's variables is what both of them add together. So each rank

@@ -168,7 +168,7 @@ class PredictionFiles:
             )
         if others := sorted(found - expected):
             raise PredictionError(f"{self._directory} holds other parts, too, e.g. {others[0]}")
-        for left in self._directory.glob(".*.part-*"):  # of one who was lost while it wrote
+        for left in self._directory.glob(".*.part-*"):  # of a worker that was lost while writing
             left.unlink(missing_ok=True)
         path = self._directory / BOOK
         book = json.loads(path.read_text(encoding="utf-8"))

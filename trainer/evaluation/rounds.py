@@ -43,7 +43,7 @@ class Evaluation(Protocol):
         ...
 
     def take(self, part: Part) -> None:
-        """Set the shard of each round that this worker evaluates."""
+        """Set the part of each round that this worker evaluates."""
         ...
 
     def nothing(self, split: str) -> np.ndarray:
@@ -89,23 +89,26 @@ class Rounds:
             return None
         return next((now for now in self.evaluation.after(step, epochs) if round < now.end), None)
 
-    def part(self, now: Pass, round: int, told: np.ndarray, follows: bool) -> np.ndarray:
-        """What this rank adds to a round. Who cannot evaluate its part says so: the pass ends without a
-        result, and the training goes on.
+    def part(self, now: Pass, round: int, contribution: np.ndarray, catching_up: bool) -> np.ndarray:
+        """This rank's contribution to a round, float32 [n].
+
+        A rank that cannot evaluate its part sets the non-finite field: the pass ends without a result, and
+        the
+        training goes on.
 
         Args:
-            told: the control vector of this rank; how many records it has is added here.
-            follows: it has not got the state yet, so it adds nothing.
+            contribution: the control vector of this rank; its number of records is added here.
+            catching_up: whether this rank has not the state yet: then it adds nothing.
         """
         assert self.evaluation is not None
-        if follows:
+        if catching_up:
             return self.evaluation.nothing(now.split)
         try:
-            values, told[control.RECORDS] = self.evaluation.part(now, round)
+            values, contribution[control.RECORDS] = self.evaluation.part(now, round)
         except (Exception, SystemExit) as error:
             if isinstance(error, RingBroken) or not self._config.trains:
                 raise
-            told[control.NONFINITE] = 1
+            contribution[control.NONFINITE] = 1
             self._session.warn(
                 f"the model could not be evaluated on data({now.split!r}): {format_error(error)}"
             )
@@ -145,8 +148,8 @@ class Rounds:
         """Tell what the last pass over a split has found."""
         found = ledger.evaluated[split]
         numbers = as_numbers(found.metrics)
-        told = pb.Evaluated(step=found.step, split=split, records=found.records, metrics=numbers)
-        self._session.say(generation, evaluated=told)
+        message = pb.Evaluated(step=found.step, split=split, records=found.records, metrics=numbers)
+        self._session.say(generation, evaluated=message)
 
     def worth(self, ledger: Ledger) -> Mapping[str, Value] | None:
         """What was found of just this state; None: it was not evaluated, or could not be, or not whole."""

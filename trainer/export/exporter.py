@@ -101,8 +101,8 @@ class Exporter:
             self._export(worth, verification, self._completed(kept), unseen)
 
     def keep(self, step: int) -> None:
-        """Save the model as it is at this step, before the ring evaluates it, and say so: a copy, in case
-        that nobody lives to hand the model over."""
+        """Save the model as it is at this step, before the ring evaluates it, and report it: the
+        copy remains if no worker lives to save the evaluated model."""
         if self.output is not None:
             with contextlib.ExitStack() as held:
                 failed = self._completed(held)
@@ -221,7 +221,7 @@ class Exporter:
         return exports, failed, unseen
 
     def _not_verified(self, paths: Sequence[Path], why: str) -> str:
-        """What one has to know of files that nobody has looked at."""
+        """The warning about files that were not verified."""
         names = " and ".join(path.name for path in paths)
         verb = "is" if len(paths) == 1 else "are"
         return f"{names} {verb} kept, but not verified: {why}; `edl export {self.output}` does it later"
@@ -276,7 +276,7 @@ class Exporter:
         A model that lies elsewhere waits a while for that; one that lies nowhere, as long as it takes.
         """
         while kept.path is None and may_pass(kept.trouble) and not self._must_end:
-            time.sleep(LOOK_SECONDS)  # nobody tells when a disk has room
+            time.sleep(LOOK_SECONDS)  # no event reports free disk space
             kept = self._keep()
         if self.output is None or kept.path is None or not kept.is_whole or kept.trouble is None:
             return kept

@@ -93,14 +93,14 @@ def put(model: keras.Model, name: str, directory: Path, sample: Any, worker: int
     """Write a format into the output directory of a job, whole or not at all.
 
     Args:
-        worker: who writes.
+        worker: the id of the writing worker.
 
     Raises:
         as `write`, and OSError.
     """
     path = directory / FORMATS[name]
     directory.mkdir(parents=True, exist_ok=True)
-    for left in directory.glob(f".*.{path.name}"):  # of one who was lost while it wrote
+    for left in directory.glob(f".*.{path.name}"):  # of a worker that was lost while writing
         _remove(left)
     put_at(model, name, path, sample, worker)
     return path
@@ -110,7 +110,7 @@ def put_at(model: keras.Model, name: str, path: Path, sample: Any, by: int) -> N
     """Write a format to a path, whole or not at all. What lies there is replaced.
 
     Args:
-        by: a number of who writes, that nobody else has.
+        by: a number that is unique to the writer.
     """
     unfinished = path.with_name(f".{by}.{path.name}")
     try:

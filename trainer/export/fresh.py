@@ -1,10 +1,10 @@
-"""A fresh process that loads what was exported, as whoever receives it will, and compares what comes out.
+"""A fresh process that loads an export, as its users will, and compares the outputs.
 
     python -m edl.trainer.export.fresh REQUEST RESULT
 
 Both are descriptors of files in memory. Imports at once, which takes seconds; then waits for a line on its
-standard input, which says that the request is there. When its standard input ends before that, nobody needs
-it any more. Its parent has trained the model: nothing of that is here, not even TensorFlow's settings.
+standard input, which says that the request is there. If its standard input ends before that, the process
+ends. Nothing of the parent, which has trained the model, is here, not even TensorFlow's settings.
 
 A `.keras` file is loaded with Keras alone; and with the user's module, where the file's note says that it
 needs custom objects. Where Keras cannot load it so (which was told before the training), the module builds

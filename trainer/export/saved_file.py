@@ -1,4 +1,4 @@
-"""A saved model, looked at as who is to load it will: with nothing but Keras.
+"""A saved model, checked as its users will load it: with nothing but Keras.
 
 A `.keras` file names the classes and functions that it was built of. Those of Keras are there in every
 process; others must be imported, or given as `custom_objects`, before the file can be loaded.
@@ -16,7 +16,7 @@ from typing import Any
 import keras
 
 from edl.contract.artifacts import MODEL
-from edl.layers.embedding import (  # which a file may have that nobody else here knows
+from edl.layers.embedding import (  # a file may contain them, and Keras alone does not know them
     Embedding,
     rows_to_be_loaded,
 )

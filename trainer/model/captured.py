@@ -124,7 +124,7 @@ def refuse_assigned(graph: Any, without: Iterable[Any] = ()) -> None:
 def undone() -> Iterator[None]:
     """On exit, give each of Keras' variables that was assigned inside the value that it had before.
 
-    Metrics, losses and layers may assign variables that nobody lists, so each is noted when it is assigned.
+    Metrics, losses and layers may assign variables that no object lists. Each is noted when it is assigned.
     """
     before: dict[int, tuple[tf.Variable, tf.Tensor]] = {}
     assign = keras.Variable._direct_assign

@@ -119,8 +119,10 @@ class Batches:
             self._part, self._then = part, None
 
     def take_from(self, step: int, part: Part) -> None:
-        """From that step on this worker reads this part. The step before it has its part as it was, so that
-        nobody waits for records that could not be read earlier."""
+        """From `step` on, read this part of each step.
+
+        The part of the step before is unchanged, because its records are being read already.
+        """
         self._then = step, part
         while self._read and self._read[-1][0] >= step:
             self._read.pop()[1].cancel()
@@ -152,7 +154,7 @@ class Batches:
 
     def following(self, step: int) -> Batch | None:
         """The records of the step after this one, if they are read already; None: they are not, or cannot be
-        read, as who needs them will hear."""
+        read; the step that needs them raises the error."""
         for at, reading in self._read:
             if at == step + 1 and reading.done() and not reading.cancelled() and reading.exception() is None:
                 return reading.result()

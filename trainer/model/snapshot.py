@@ -1,7 +1,7 @@
 """The values of many variables: taken without a copy, sent, prepared, and taken over.
 
-TensorFlow never writes into a value that somebody else has read: what changes a variable gives it a new
-value, or copies the present one first. So values that were read stay what the variables were.
+TensorFlow never writes into a value that is still referenced: an update gives the variable a new value, or
+copies the present one first. So values that were read stay what the variables were.
 
 To take values over is quick: what takes time is done before, on any thread, by `prepared`.
 """
@@ -75,7 +75,7 @@ def divided(variables: Sequence[Any], state: np.ndarray) -> list[np.ndarray]:
 
 
 class Room(np.ndarray):
-    """A tensor's memory, uint8 [bytes], which may be written to: nobody has seen the tensor yet."""
+    """A tensor's memory, uint8 [bytes], which may be written to: the tensor was not used yet."""
 
     tensor: Any
 
@@ -175,7 +175,7 @@ def _tensor(part: np.ndarray, like: Any) -> Any:
         memory = np.asarray(memoryview(value))
     except ValueError:  # bfloat16: Python has no name for it
         return tf.constant(array)
-    ctypes.memmove(memory.ctypes.data, array.ctypes.data, array.nbytes)  # nobody has seen it yet
+    ctypes.memmove(memory.ctypes.data, array.ctypes.data, array.nbytes)  # the tensor was not used yet
     return value
 
 

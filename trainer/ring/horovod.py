@@ -51,7 +51,7 @@ INTERNET = (socket.AF_INET, socket.AF_INET6)
 NO_PORT = -1
 CUT_AGAIN_SECONDS = 0.1
 HUNG_SECONDS = 10.0
-OVERDUE = 10  # times the longest graph so far: shards grow when a ring shrinks
+OVERDUE = 10  # times the longest graph so far: parts grow when a ring shrinks
 IDLE = 0.3  # of a core: a process that uses less only waits
 
 

@@ -1,6 +1,6 @@
 """Plain values as bytes, and back: numbers, texts, arrays, and what Python puts them in.
 
-Promise: nothing but values comes out of the bytes, whoever wrote them: no code is run, as unpickling would.
+Promise: unpacking returns values only, whatever the bytes are: it runs no code, as unpickling would.
 What comes out equals what went in, in type and value; arrays are new ones, and may be changed.
 """
 

@@ -1,7 +1,7 @@
 """Limits on the time of the user's code: a call that does not return is this worker's failure.
 
 A ring waits for its slowest member, and a worker whose main thread hangs still sends heartbeats: without a
-limit, one call that never returns would stop the whole job, and nobody would know which.
+limit, one call that never returns would stop the whole job, without a hint which call it is.
 
     watch     a call of one function of the user's: read(), feed(), a callback, get_config()
     Compute   a step or an evaluation batch: the worker's own computation. Time in which the worker waits

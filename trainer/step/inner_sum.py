@@ -2,7 +2,7 @@
 
 The ring's `reduce` is called by an operation of the graph. Promise: the sums of a graph are made one
 at a time, in the order in which the code made them, so in the same order on all ranks; none is left
-out; and a ring that breaks in one is `RingBroken` for whoever runs the graph, not TensorFlow's words.
+out; and a ring that breaks in one raises `RingBroken` where the graph is run, not an error of TensorFlow.
 
     total = InnerSum(ring.reduce)
     graph = compiled(lambda x: total(work(x)), ...)

@@ -32,7 +32,7 @@ class Learner(Protocol):
         """Compute this rank's gradients, and take part in all sums of a step. Changes nothing.
 
         Args:
-            batch: this rank's shard; None if it has none: it takes part with weight zero.
+            batch: this rank's part; None if it has none: it takes part with weight zero.
             contribution: the control vector of this rank; fields that depend on the batch are added here.
             records: of the whole step, on all ranks, bad ones included.
 

@@ -145,7 +145,7 @@ class KerasLearner:
         """Compute this rank's gradients, and take part in all sums of a step.
 
         Args:
-            batch: this rank's shard; None if it has none: it takes part with weight zero.
+            batch: this rank's part; None if it has none: it takes part with weight zero.
             contribution: the control vector of this rank; the records, the loss and whether all is finite are
                 added here.
             step: the step's number.

@@ -8,7 +8,7 @@
 The graph of the sums has no side effect: they are its results, and nothing else. So whatever breaks in it,
 and wherever, the step has not happened. `apply` is a second graph, of the sums and the variables alone: the
 same for a rank with a batch and for one without, which takes part in the sums with zeros; at once or later,
-as one must who has not the state yet that the sums are for. In memory the gradients are there twice at most,
+as a member that is catching up must. In memory the gradients are there twice at most,
 and neither weights nor slots are (trainer/step/fused_updates.py).
 
 What keeps a model out is found before the first step (CannotOverlap): sums inside its layers (synchronized
@@ -119,7 +119,7 @@ class OverlappedStep(StepGraphs):
         pass
 
     def warm_up(self) -> None:
-        """Nothing is left: whoever joins applies what all apply."""
+        """Nothing to do: a joining member runs the same graphs as all others."""
 
     def allreduce_step(
         self, pieces: Sequence[list[Any]], contribution: np.ndarray, draw: np.ndarray, records: int, step: int
@@ -127,7 +127,7 @@ class OverlappedStep(StepGraphs):
         sums = self._sums(pieces, contribution, draw, records)
         if sums.agreed.records in (0, records) or sums.agreed.nonfinite:
             return sums
-        # Some records were bad, which nobody else knew before. All ranks see it, and sum the step once more.
+        # Some records were bad, which other ranks could not know. All ranks see it now, and repeat the sums.
         return self._sums(pieces, contribution, draw, sums.agreed.records)
 
     def _sums(
@@ -270,7 +270,7 @@ class OverlappedStep(StepGraphs):
         large = [tf.fill(shape, zeros[i]) for i, shape in enumerate(shapes)]
         said = contribution[control.LEAVE : control.LOSS]
         parts = [tf.fill([self._rest], zeros[-1]), zeros[-1:], said, tf.fill([2], zeros[-1])]
-        with tf.control_dependencies(totals):  # nobody needs them here, and they must be made
+        with tf.control_dependencies(totals):  # no operation here uses the totals, and they must be computed
             rest = tf.concat(parts, 0)
         return self._reduced(large, rest)
 

@@ -12,12 +12,12 @@ own, which comes last and carries what remains: the losses, what the step has as
 averages, counters), and the control vector.
 
 **When is such a step in the model?** When the last sum has come back, and only then: until `update` the
-values from before the step are kept, and whoever asks for the state, or begins another step, finds them put
-back. So a step that breaks in any of its collectives, or is skipped because a number is not finite, or in
-which no rank had a record, has not happened. And the last sum comes back nowhere unless all ranks have made
+values from before the step are kept, and are restored before the state is read or the next step begins.
+So a step that breaks in any of its collectives, or is skipped because a number is not finite, or in which no
+rank had a record, has not happened. And the last sum comes back nowhere unless all ranks have made
 their last contribution, for which they must have all sums before it. So nothing else can tell two ranks
-apart than whether they have the last sum, as with any other model: those who have it are at step k, the
-others, bit for bit, at k - 1, and the next ring goes on from one who is at k (docs/ring.md).
+apart than whether they have the last sum, as with any other model: ranks that have it are at step k, the
+others, bit for bit, at k - 1, and the next ring continues from a rank at k (docs/ring.md).
 
 The copy costs little: TensorFlow's variables copy on write, so to keep a value costs its memory, and one copy
 when the optimizer changes it.
@@ -93,7 +93,7 @@ class OwnStepLearner(OwnStepGraphs):
     missing = staticmethod(str)
 
     def use(self, rows: Rows, at: Callable[[], int]) -> None:
-        """There are no tables, whoever has rows."""
+        """Nothing to do: such a model has no tables."""
 
     def ready(self, batch: Batch) -> Batch:
         """With its arrays as tensors: on the thread that reads, so that the step need not wait for it."""

@@ -1,5 +1,4 @@
-"""The compiled metrics over the records of an epoch, and the losses of several outputs, whoever trained on
-them.
+"""The compiled metrics over the records of an epoch, and the losses of several outputs, over all ranks.
 
 Keras' `fit` updates them in each step, with the predictions of the forward pass that it trains with. Nearly
 all of them count: what two parts of a batch add to a metric's variables is what the whole of it adds. So each
