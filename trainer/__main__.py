@@ -89,7 +89,7 @@ def _succession(text: str) -> pb.Succession:
 
 
 def work(stream: MasterStream, start: Start, memory: MemoryCopy | None = None, backend: str = "") -> int:
-    """Greet the master, build, warm up, say ready, and train until told to stop; returns the exit code.
+    """Connect to the master, build, warm up, report ready, and train until the end; returns the exit code.
 
     Args:
         backend: of Keras, that the environment has asked for.
@@ -142,7 +142,7 @@ class Start:
             self._on_end()
 
     def over(self, grace_seconds: float) -> None:
-        """From now on the worker's loop acts on what it is told.
+        """The start is over: from now on the worker's loop acts on requests to end.
 
         Args:
             grace_seconds: how long a worker that is asked to end may take for a step.

@@ -54,7 +54,7 @@ MEBIBYTE = 1 << 20
 
 
 class NoRecords:
-    """The records of a training that there is not."""
+    """A source without records, for a job that does not train."""
 
     layout = Layout(0)
 
@@ -69,7 +69,8 @@ def build_inference(
     config: Config, stream: MasterStream, module: UserModel, model: Any, ring: Ring, watchdog: Watchdog,
     servers: ParameterServers | None = None,
 ) -> Worker:  # fmt: skip
-    """
+    """Build the worker of a job that evaluates or predicts.
+
     Args:
         servers: have the rows of the model's tables; None: these are variables of the model.
 
@@ -143,7 +144,7 @@ def build_inference(
 
 
 def _build(model: Any, sample: Batch) -> None:
-    """Create all of its variables."""
+    """Create all variables of the model."""
     if type(model).predict_step is keras.Model.predict_step:
         model.predict_on_batch(sample.x)
     else:  # which is given what `predict` gives it
@@ -151,7 +152,7 @@ def _build(model: Any, sample: Batch) -> None:
 
 
 class RememberedRows:
-    """Those that the servers begin with: which they are, is known then."""
+    """Remembers the digest of the rows that the servers begin with."""
 
     def __init__(self, servers: ParameterServers):
         self._servers, self.digest = servers, ""
@@ -162,6 +163,7 @@ class RememberedRows:
 
 
 def _files(config: Config, stream: MasterStream, module: UserModel, records: int) -> PredictionFiles:
+    """Return the files of the predictions."""
     directory = config.prediction.dir or (stream.output and str(Path(stream.output, PREDICTIONS)))
     if not directory:
         raise ConfigError(
@@ -173,7 +175,8 @@ def _files(config: Config, stream: MasterStream, module: UserModel, records: int
 
 
 def _metrics(model: Any, sample: Batch, lookups: Lookups) -> EvaluationMetrics:
-    """
+    """Return the metrics of an evaluation by several workers.
+
     Raises:
         ModelError: a metric is not the sum of what the ring's members find.
     """
@@ -191,7 +194,7 @@ def _metrics(model: Any, sample: Batch, lookups: Lookups) -> EvaluationMetrics:
 def _kept(
     module: UserModel, watch: Watch, outputs: Mapping[str, np.ndarray], ids: np.ndarray
 ) -> Mapping[str, np.ndarray] | None:
-    """What the user's write() keeps of a part."""
+    """Call the user's write() with the outputs of a part, and return the outputs to keep: none."""
     assert module.write is not None
     with watch(lambda: f"{module.name}: write() of the records {ids[0]} to {ids[-1]}"):
         found = module.write(outputs["output"] if list(outputs) == ["output"] else dict(outputs), ids)
@@ -204,7 +207,7 @@ def _kept(
 
 
 def _end(session: Session, files: PredictionFiles | None, worth: Mapping[str, float] | None) -> None:
-    """There is no model to be saved."""
+    """Report the end of the job: there is no model to save."""
     failed = []
     if files is not None:
         try:
@@ -217,7 +220,7 @@ def _end(session: Session, files: PredictionFiles | None, worth: Mapping[str, fl
 
 
 def _meet_alone(config: Config, ring: Ring, learner: InferenceLearner) -> None:
-    """A whole ring of one, without a record: all that takes time is touched before others wait.
+    """Run a ring of one without records, so that the first real ring does not wait for graphs to be traced.
 
     Raises:
         RingBroken: the master has ended this worker meanwhile.

@@ -31,7 +31,7 @@ TRIED_RECORDS = 5  # to build, trace and try the model with: so that it divides 
 
 
 def model_of(config: Config, module: UserModel, stream: MasterStream) -> keras.Model:
-    """What model() returns, with large embeddings replaced where that is asked for.
+    """Return the model of model(), with large embeddings replaced if the job says so.
 
     Raises:
         ModelError: one of them cannot be, or it is no model.
@@ -50,8 +50,7 @@ def model_of(config: Config, module: UserModel, stream: MasterStream) -> keras.M
 
 @contextmanager
 def advised(config: Config, model: keras.Model) -> Iterator[None]:
-    """Inside, the error of a model that is refused also says how to place its rows, if the job has not chosen
-    where they are.
+    """Inside this context, a refused model's error also says how to place its rows, if the mode is auto.
 
     Raises:
         ModelError: it is refused.
@@ -70,7 +69,7 @@ def advised(config: Config, model: keras.Model) -> Iterator[None]:
 
 @contextmanager
 def explained(module: UserModel, samples: Sequence[Batch], batch_size: int) -> Iterator[None]:
-    """Inside, the model is used with its first records: what a library says of a usual mistake is explained.
+    """Inside this context, explain a library's error about a common mistake in the model or its data.
 
     Raises:
         UserCodeError: with what is behind the error.
@@ -116,7 +115,7 @@ def ps_learner_of(
 
 
 class RingReducer(Protocol):
-    """What of a ring a learner is made with."""
+    """The part of a ring that a learner needs."""
 
     @property
     def in_graph(self) -> RingAllReduce | None: ...

@@ -43,7 +43,8 @@ from edl.trainer.step.ps_learner import DENSE, PsLearner
 
 @dataclass(frozen=True)
 class Request:
-    """
+    """What to export.
+
     Args:
         values: of the job.
         trained: the file of the trained model; empty: a checkpoint is meant.

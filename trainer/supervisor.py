@@ -71,7 +71,7 @@ class Ended:
         return self.code if self.code >= 0 else 128 - self.code
 
     def told(self, place: int) -> dict[str, Any]:
-        """To the master, as the fields of a Succession."""
+        """The fields of a Succession, for the master."""
         if self.out_of_memory and self.code == -signal.SIGKILL:
             return {"place": place, "code": self.exit_code, "why": "OOMKilled"}
         if self.code < 0:
@@ -98,7 +98,7 @@ class Supervisor:
     asked: bool = field(default=False, init=False)  # to end
 
     def run(self) -> int:
-        """Until there is to be no worker here any more; returns the exit code of the last one."""
+        """Run workers until no further one is to be started; returns the exit code of the last one."""
         arguments: list[str] = [*self.arguments]
         crashes = 0
         while True:
@@ -131,7 +131,7 @@ class Supervisor:
             os.kill(self.worker, number)
 
     def _one(self, arguments: list[str]) -> int:
-        """One worker, from its first to its last moment; returns its exit code, as in subprocess."""
+        """Run one worker, from its start to its end; returns its exit code, as in subprocess."""
         sys.stdout.flush()
         sys.stderr.flush()
         # A signal between the fork and the moment at which the worker's process id is known would be lost.
@@ -191,8 +191,8 @@ def main() -> int:
 
 
 def _killed_for_memory() -> int:
-    """How many processes of this container the kernel has killed for want of memory; 0 where it cannot be
-    known."""
+    """The number of processes of this container that the kernel has killed for want of memory; 0 if
+    unknown."""
     for path in OOM_KILLS:
         with contextlib.suppress(OSError, ValueError, KeyError):
             return int(dict(line.split() for line in path.read_text().splitlines())["oom_kill"])

@@ -44,7 +44,7 @@ RAISED = (Exception, SystemExit)
 
 
 class Learner(Protocol):
-    """What of a learner callbacks may change."""
+    """The part of a learner that callbacks may change."""
 
     @property
     def model(self) -> Any: ...
@@ -132,7 +132,7 @@ class Callbacks:
         return CallbackUpdate(after, changed)
 
     def end(self, epochs: Epochs) -> bool:
-        """What `fit` does last. True: the model is another one then, as EarlyStopping may make it.
+        """Make the calls of `fit`'s end. True if the model has changed, as EarlyStopping may do.
 
         Raises:
             UserCodeError: a callback raises.
@@ -161,7 +161,8 @@ class Callbacks:
         return {name: value_of(v) for name, v in logs.items() if _is_numeric(v)}, by
 
     def _call(self, hook: str, which: str, *given: Any) -> str:
-        """-> the name of the callback that has stopped the training; empty: none has."""
+        """Call a method of all callbacks. Returns the name of the callback that has stopped the training;
+        empty if none has."""
         by = ""
         for callback in self._callbacks:
             if is_overridden(callback, hook):
@@ -173,7 +174,7 @@ class Callbacks:
 
     @contextlib.contextmanager
     def _blamed(self, callback: k.Callback, hook: str, which: str) -> Iterator[None]:
-        """What it raises is told with its name."""
+        """Inside this context, errors name the callback."""
         call = f"callback {name_of(callback)}: {hook}(){which}"
         try:
             with self._watch(lambda: call):
@@ -193,7 +194,8 @@ class Callbacks:
     # --- what they remember
 
     def _wake(self, epochs: Epochs, before: list[np.ndarray]) -> None:
-        """Have them here as they were after the last turn, wherever that was."""
+        """Restore the callbacks' state of the last update, which may have been made by a different
+        process."""
         self._tell_history(epochs.history[: epochs.ended])
         if epochs.memory and self._memory is epochs.memory:
             return
@@ -276,7 +278,7 @@ def _continue(logger: k.CSVLogger, epochs: int) -> None:
 
 
 def _changed(before: Sequence[np.ndarray], after: Sequence[np.ndarray]) -> dict[int, np.ndarray]:
-    """By place, those of which the bytes are others."""
+    """The values whose bytes have changed, by index."""
     if len(before) != len(after):
         raise ModelError("a callback has changed which variables the model has")
     pairs = enumerate(zip(before, after, strict=True))
@@ -285,7 +287,8 @@ def _changed(before: Sequence[np.ndarray], after: Sequence[np.ndarray]) -> dict[
 
 
 def _refuse_changed(others: Mapping[str, Any], before: list[np.ndarray]) -> None:
-    """
+    """Refuse changes of variables that are not part of the training state.
+
     Args:
         others: variables that are not in the training state, by where they were found.
         before: their values before the callbacks were called.
@@ -303,7 +306,7 @@ def _refuse_changed(others: Mapping[str, Any], before: list[np.ndarray]) -> None
 
 
 def _made(model: Any) -> tuple[Any, ...]:
-    """What of a model is in the graph of its step, and must not change."""
+    """Properties of a model that its step's graph has captured, and that must not change."""
     numbers = (
         {
             name: value

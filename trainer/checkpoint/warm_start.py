@@ -51,7 +51,7 @@ Shape = tuple[int, ...]
 
 
 class Servers(Protocol):
-    """Of the tables' rows."""
+    """Servers of the tables' rows."""
 
     def begin_with(self, start: Start) -> None:
         """When they are brought to the beginning next, they have these rows."""
@@ -59,7 +59,7 @@ class Servers(Protocol):
 
 
 class Learner(Protocol):
-    """What of a learner is replaced."""
+    """The part of a learner that a warm start replaces."""
 
     @property
     def tables(self) -> tuple[Table, ...]: ...
@@ -79,7 +79,7 @@ class Learner(Protocol):
 
 @dataclass(frozen=True)
 class WarmStart:
-    """Of a job.
+    """The warm start of a job.
 
     Args:
         where: `checkpoint.from`.
@@ -112,7 +112,8 @@ class WarmStart:
             self._compare(one_of(self.where))
 
     def begin(self) -> None:
-        """Have the learner begin with it, and its servers. Raises as `check`; nothing is changed then."""
+        """Load the checkpoint into the learner and its servers. Raises as `check`; nothing is changed
+        then."""
         what = self._take_file() if _is_file(self.where) else self._take_checkpoint()
         if self.everything:
             self.learner.take_metrics()  # what it had counted of an epoch that was not over
@@ -152,8 +153,8 @@ class WarmStart:
         return found if len(set(found.values())) == len(found) else {}
 
     def _averages(self, there: Mapping[str, np.ndarray]) -> dict[str, str]:
-        """Where nothing is trained, the weights are what they would be if the training had ended there: those
-        with an average (`use_ema`), with the name of that."""
+        """The averages of weights (`use_ema`), by the weights' names: an inference loads them instead of
+        the weights, as `fit` would at its end."""
         optimizer: Any = getattr(self.model, "optimizer", None)  # what only predicts need not be compiled
         optimizer = getattr(optimizer, "inner_optimizer", optimizer)
         if self.work == TRAINING or not getattr(optimizer, "use_ema", False):
@@ -185,7 +186,7 @@ class WarmStart:
         return sorted(name for name in there if name.endswith(AVERAGE) and name not in of_model)
 
     def _start(self, checkpoint: Checkpoint, there: Mapping[str, Tensor]) -> Start | None:
-        """What the servers begin with."""
+        """The rows that the servers begin with."""
         if not self.learner.tables:
             return None
         on_servers, rows = dims(checkpoint), dict[int, tuple[np.ndarray, np.ndarray]]()
@@ -209,7 +210,8 @@ class WarmStart:
         return [(table, layers[table.name]) for table in self.learner.tables]
 
     def _compare_tables(self, checkpoint: Checkpoint) -> None:
-        """
+        """Compare the tables with those of the checkpoint.
+
         Raises:
             ModelError: the rows of a table are not there, or others.
         """
@@ -260,7 +262,8 @@ class WarmStart:
         return found
 
     def _compare(self, checkpoint: Checkpoint) -> None:
-        """
+        """Compare the checkpoint's variables with the model's.
+
         Raises:
             ModelError: the checkpoint does not fit the model.
         """
@@ -308,7 +311,7 @@ class WarmStart:
 
     @contextmanager
     def _collecting(self, rows: dict[int, tuple[np.ndarray, np.ndarray]]) -> Iterator[None]:
-        """What is loaded inside of layers whose rows are on servers is put there."""
+        """Inside this context, rows that are loaded into layers with rows on servers are collected."""
 
         def collect(number: int, values: list[np.ndarray]) -> None:
             *ids, found = values
@@ -335,7 +338,7 @@ class WarmStart:
 
 @contextmanager
 def local_file(where: str) -> Iterator[Path]:
-    """What is there, as a file of this machine.
+    """Download what is at this address, and return it as a local file.
 
     Raises:
         ConfigError: it is not there.
@@ -361,8 +364,8 @@ def local_file(where: str) -> Iterator[Path]:
 
 
 def saved_counts(where: str) -> dict[str, int]:
-    """Of each layer whose rows were on parameter servers, how many `checkpoint.from` has: to be known when
-    the model is built.
+    """The number of rows in `checkpoint.from` for each layer whose rows were on parameter servers. The model
+    is built with these.
 
     Raises:
         ConfigError: it is not there.
@@ -383,7 +386,7 @@ def of_job(
     config: Config, model: keras.Model, learner: Learner, tell: Callable[[str], None],
     servers: Servers | None = None,
 ) -> WarmStart | None:  # fmt: skip
-    """The warm start of a job; None: it begins with what model() returns."""
+    """Return the warm start of a job; None if it begins with what model() returns."""
     checkpoint = config.checkpoint
     if not checkpoint.from_:
         return None
@@ -402,12 +405,13 @@ def _place(manifest: Manifest, where: str) -> str:
 
 
 def _variable(layer: Embedding) -> str:
-    """Where the rows would be, were they a variable."""
+    """The name that the rows' variable would have."""
     return f"{layer.path}/embeddings"
 
 
 def _refuse_rows(place: str, table: Table, dim: int | None) -> None:
-    """
+    """Refuse rows that do not fit the table.
+
     Args:
         dim: of the rows that are there; None: none are.
 
@@ -427,7 +431,8 @@ def _kind(dtype: str, shape: Shape) -> str:
 
 
 def _refuse(place: str, here: Mapping[str, str], there: Mapping[str, str]) -> None:
-    """
+    """Refuse variables that are missing there, or of a different kind.
+
     Raises:
         ModelError: what is here is not there, or is of another kind.
     """

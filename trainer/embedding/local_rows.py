@@ -24,7 +24,8 @@ Initial = Callable[[Table, np.ndarray], np.ndarray]
 
 
 class LocalRows:
-    """
+    """The rows of tables in this process, without servers.
+
     Args:
         seed: of the initial rows.
         initial: gives these instead.
@@ -78,7 +79,7 @@ class _Row:
 
 
 class _Rows:
-    """Of one table."""
+    """The rows of one table."""
 
     def __init__(self, table: Table, initial: Initial):
         self._table, self._initial, self.dim = table, initial, table.dim
@@ -118,7 +119,7 @@ class _Rows:
                 self._update(row, value * np.float32(commit.scale), commit)
 
     def _update(self, row: _Row, gradient: np.ndarray, commit: Commit) -> None:
-        """As the Keras optimizer of this name does."""
+        """Update rows as the Keras optimizer of this name does."""
         of, one = self._config, np.float32(1)
         own = self._table.own_learning_rate
         rate = np.float32(of["learning_rate"] if own else commit.learning_rate)

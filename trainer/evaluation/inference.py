@@ -58,7 +58,7 @@ class InferenceLearner:
         raise AssertionError("no record is trained on")
 
     def commit(self, step: int, sums: control.StepResult) -> Commit:
-        """Of a step without records."""
+        """The outcome of a step without records."""
         return Commit(step, skipped=True, scale=0.0, learning_rate=0.0, iteration=0)
 
     def change(self, values: Mapping[int, np.ndarray]) -> None:
@@ -93,7 +93,7 @@ class InferenceLearner:
 
 
 class Predictor:
-    """What gives the model's outputs for a batch, by name.
+    """Computes the model's outputs for a batch, by name.
 
     Args:
         sample: real records, to trace and to try it with.
@@ -109,7 +109,8 @@ class Predictor:
         self(sample)
 
     def __call__(self, batch: Batch, following: Following = nothing_follows) -> dict[str, np.ndarray]:
-        """
+        """Return the outputs for a batch.
+
         Args:
             following: the batch that will be predicted next, if it is there already.
         """

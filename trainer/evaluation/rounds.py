@@ -64,7 +64,7 @@ class Evaluation(Protocol):
 
 
 class Rounds:
-    """Of one worker.
+    """The rounds of one worker.
 
     Args:
         evaluation: None: there are none.
@@ -79,12 +79,12 @@ class Rounds:
         return self.evaluation.sizes if self.evaluation is not None else {}
 
     def take(self, part: Part) -> None:
-        """From now on this worker evaluates this part of each round."""
+        """Set the part of each round that this worker evaluates."""
         if self.evaluation is not None:
             self.evaluation.take(part)
 
     def due(self, step: int, round: int, epochs: int) -> Pass | None:
-        """The pass of which this round is one; None: a step is due."""
+        """The pass of this round; None if a step is due."""
         if self.evaluation is None:
             return None
         return next((now for now in self.evaluation.after(step, epochs) if round < now.end), None)
@@ -132,7 +132,8 @@ class Rounds:
         return ledger
 
     def _results(self, split: str, totals: np.ndarray) -> dict[str, Value]:
-        """What the sums of all rounds mean: the same on all ranks; none, where the user's metrics fail."""
+        """The results from the sums of all rounds, the same on all ranks; empty if the user's metrics
+        fail."""
         assert self.evaluation is not None
         try:
             return self.evaluation.results(split, totals)
@@ -152,7 +153,8 @@ class Rounds:
         self._session.say(generation, evaluated=message)
 
     def worth(self, ledger: Ledger) -> Mapping[str, Value] | None:
-        """What was found of just this state; None: it was not evaluated, or could not be, or not whole."""
+        """The results for exactly this state; None if it was not evaluated, or only in part, or the
+        evaluation failed."""
         found = ledger.evaluated.get(FINAL if self._config.trains else self._config.evaluation.split)
         if self.evaluation is None or not self.evaluation.is_whole or found is None:
             return None

@@ -28,7 +28,8 @@ PACKAGES = {"savedmodel": (), "onnx": ("onnx", "onnxruntime", "tf2onnx")}
 
 
 def refuse_missing(formats: Sequence[str]) -> None:
-    """
+    """Refuse formats whose packages are not installed.
+
     Raises:
         ConfigError: a format needs packages that are not installed.
     """
@@ -42,7 +43,8 @@ def refuse_missing(formats: Sequence[str]) -> None:
 
 
 def write(model: keras.Model, name: str, path: Path, sample: Any) -> None:
-    """
+    """Write the model to `path`.
+
     Args:
         name: of the format.
         path: where nothing lies.

@@ -49,8 +49,8 @@ def main(argv: Sequence[str]) -> None:
 
 
 def look(name: str, path: Path, sample: Sample, about: Mapping[str, Any]) -> tuple[str, str, str]:
-    """What is wrong with an export, why Keras alone is not enough, and why neither could be found out; each
-    empty where there is nothing to say."""
+    """Return what is wrong with an export, why Keras alone is not enough, and why neither could be
+    checked; empty texts where nothing is to be reported."""
     looks: dict[str, Look] = {"keras": _keras, "savedmodel": _saved_model, "onnx": _onnx}
     try:
         wrong = _tried(looks[name], path, sample, about)
@@ -138,7 +138,7 @@ def _onnx(path: Path, sample: Sample, about: Mapping[str, Any]) -> str:
 
 
 def _numpy_type(onnx_type: str) -> Any:
-    """Of `tensor(float)`."""
+    """The NumPy type of `tensor(float)`."""
     name = onnx_type.removeprefix("tensor(").removesuffix(")")
     return {"float": np.float32, "double": np.float64, "string": object}.get(name) or np.dtype(name)
 
@@ -160,7 +160,7 @@ def _by_name(features: Any, ours: Sequence[str], theirs: Sequence[str]) -> dict[
 
 
 def _in_order(outputs: Mapping[str, Any]) -> list[np.ndarray]:
-    """Those of a signature, as Keras flattens them: by their numbers, or by their names."""
+    """The values of a signature, as Keras flattens them: by their numbers, or by their names."""
     numbered = {name: name.rpartition("_")[2] for name in outputs}
     if all(number.isdecimal() and name == f"output_{number}" for name, number in numbered.items()):
         names = sorted(outputs, key=lambda name: int(numbered[name]))

@@ -140,7 +140,8 @@ def _same(one: Any, other: Any) -> bool:
 
 
 def refuse_empty(size: int, split: str, name: str, allowed: bool) -> None:
-    """
+    """Refuse data without records, unless the job allows it.
+
     Raises:
         DataError: there are no records, and that is not allowed.
     """

@@ -40,7 +40,7 @@ OURS = frozenset(
 
 
 class Found(NamedTuple):
-    """What was found of an export.
+    """The result of verifying an export.
 
     Args:
         wrong: with it; empty: nothing.
@@ -54,7 +54,7 @@ class Found(NamedTuple):
 
 
 class Verification:
-    """One fresh process.
+    """One fresh process that verifies exports.
 
     Args:
         seconds: that it may take from when it is asked, beside those that large files take.
@@ -87,7 +87,7 @@ class Verification:
         module: str = "",
         source: str = "",
     ) -> None:
-        """Have it load and compare these.
+        """Begin to load and compare these exports.
 
         Args:
             model: as it is in memory.
@@ -114,7 +114,7 @@ class Verification:
             self._process.stdin.flush()
 
     def result(self, must_end: Callable[[], bool] = lambda: False) -> dict[str, Found]:
-        """What was found of each export, by its format.
+        """Return the result for each export, by its format.
 
         Args:
             must_end: asked now and then whether the answer is not needed any more.
@@ -154,7 +154,7 @@ class Verification:
         return self._process.poll() is None
 
     def close(self) -> None:
-        """It is not needed any more."""
+        """End the process: it is not needed any more."""
         if self._process.poll() is None:
             self._process.kill()
             self._process.wait()

@@ -37,7 +37,7 @@ def distinct(variables: Iterable[Any], without: Iterable[Any] = ()) -> list[Any]
 
 
 def metrics_of(model: keras.Model) -> list[keras.metrics.Metric]:
-    """All metrics of the model and its layers, also where its `metrics` lists only some."""
+    """All metrics of the model and its layers, even if its `metrics` lists only some."""
     compiled = [getattr(model, name, None) for name in ("_loss_tracker", "_compile_metrics")]
     losses = getattr(getattr(model, "_compile_loss", None), "metrics", ())
     of_layers = (m for layer in model._flatten_layers() for m in layer._metrics)
@@ -63,7 +63,7 @@ def read_in(graph: Any) -> list[tf.Variable]:
 
 
 def assigned_in(graph: Any, without: Iterable[int] = ()) -> list[tf.Variable]:
-    """Those of `read_in` that the concrete function assigns.
+    """The variables of `read_in` that the concrete function assigns.
 
     Args:
         without: the positions of operations that do not count.

@@ -57,20 +57,20 @@ def named(indices: np.ndarray) -> str:
 
 
 class Source(Protocol):
-    """Where the records are."""
+    """The records of a split."""
 
     @property
     def layout(self) -> Layout:
-        """How they lie, as far as this worker has found."""
+        """The records' layout, as this worker has found it."""
         ...
 
     def lay_out(self, layout: Layout) -> None:
-        """From now on they lie so: the job's workers have agreed on it. Records that are kept may stay."""
+        """Use this layout, which the job's workers have agreed on. Records that were read may stay."""
         ...
 
     def batch(self, start: int, stop: int, part: Part) -> Batch | None:
-        """That part of the records at the positions [start, stop), which lie in one epoch; None: of so few
-        records it has none.
+        """Read this part of the records at the positions [start, stop), which lie in one epoch; None if the
+        part has no records.
 
         Raises:
             DataError: they cannot be read, or are not what they should be.
@@ -110,7 +110,7 @@ class Batches:
         return self._source.layout
 
     def take(self, layout: Layout, part: Part) -> None:
-        """From now on this worker reads this part of each step of data that lie so."""
+        """Read this part of each step from now on, with this layout."""
         if layout != self._source.layout:
             self._forget()
             self._reading.submit(self._source.lay_out, layout).result()
@@ -139,7 +139,7 @@ class Batches:
             self._submit(step)
 
     def of(self, step: int, end: int) -> Batch | None:
-        """The records of `step`; None: of so few the rank has none. Asked again, they are the same.
+        """The records of `step`; None if this rank's part has none. A second call returns the same.
 
         Args:
             end: there is nothing to be read from this step on.

@@ -31,7 +31,7 @@ def parts(variables: Sequence[Any]) -> list[np.ndarray]:
 
 
 def variable_specs(variables: Sequence[Any], model: keras.Model) -> list[VariableSpec]:
-    """Each of them, Keras' or TensorFlow's; of several of one name, the later ones are numbered.
+    """Describe the variables, Keras' or TensorFlow's; later ones of the same name are numbered.
 
     Args:
         model: whose weights are among them.
@@ -58,12 +58,12 @@ def nbytes(variables: Sequence[Any]) -> int:
 
 
 def joined(parts: Sequence[np.ndarray]) -> np.ndarray:
-    """All parts as one, uint8 [bytes]."""
+    """All parts in one array, uint8 [bytes]."""
     return np.concatenate(parts) if parts else np.zeros(0, np.uint8)
 
 
 def divided(variables: Sequence[Any], state: np.ndarray) -> list[np.ndarray]:
-    """What `joined` has joined.
+    """The reverse of `joined`.
 
     Raises:
         ModelError: it is not of these variables.
@@ -98,8 +98,8 @@ def allocate(nbytes: int) -> np.ndarray:
 
 
 def prepared(variables: Sequence[Any], parts: list[np.ndarray]) -> list[Any]:
-    """These values, for `take_over`. Changes nothing but the list: each part is dropped as soon as its value
-    is made.
+    """Convert parts for `take_over`. Changes nothing but the list: each part is removed as soon as it is
+    converted.
 
     Raises:
         ModelError: they are not of these variables.
@@ -156,14 +156,14 @@ def digest(parts: Sequence[np.ndarray]) -> str:
 
 
 def _value(variable: Any) -> Any:
-    """As an eager tensor: of Keras' variable, or of TensorFlow's."""
+    """The variable's value as an eager tensor."""
     return (variable.value if isinstance(variable, keras.Variable) else variable).read_value()
 
 
 def _tensor(part: np.ndarray, like: Any) -> Any:
-    """Of a part that lies in a `room`, that memory; of another one a copy. Other threads go on while it is
-    made: TensorFlow's own way holds Python's lock, for a tenth of a second where there is much to copy into
-    memory that is touched for the first time."""
+    """A part as a tensor: without a copy if its memory was `allocate`d, else a copy. Other threads run
+    meanwhile: TensorFlow's own copy holds Python's lock, for a tenth of a second if much new memory is
+    touched."""
     if isinstance(part, Room) and (like.dtype.is_floating or like.dtype.is_integer):
         size = [like.dtype.size] if like.dtype.size > 1 else []
         with tf.device("CPU:0"):

@@ -23,7 +23,7 @@ def tried_again(
     tell: Callable[[str], None],
     must_end: Callable[[], bool] = lambda: False,
 ) -> T:
-    """What `read` returns.
+    """Call `read` until the store answers, and return its result.
 
     Args:
         seconds: no new attempt begins after as many.

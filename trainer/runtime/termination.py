@@ -90,8 +90,8 @@ def leave(code: int) -> NoReturn:
 
 
 def become_subreaper() -> None:
-    """From now on this process is the parent of processes below it whose own parent has ended, also of those
-    with a session of their own: so it can end them."""
+    """Become the parent of orphaned descendants, also of those with a session of their own, so that this
+    process can end them."""
     prctl(PR_SET_CHILD_SUBREAPER, 1)
 
 

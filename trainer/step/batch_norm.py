@@ -32,7 +32,7 @@ def is_synchronized(model: keras.Model) -> bool:
 
 @contextmanager
 def synchronized(ring: Reducer | None, alive: tf.Tensor) -> Iterator[None]:
-    """Inside, the statistics of such layers are the ring's.
+    """Inside this context, such layers use the statistics of the whole ring.
 
     Args:
         ring: None: there is none, and nothing changes.
@@ -68,7 +68,7 @@ def _moments(
         kept = tf.broadcast_to(tf.cast(mask, tf.bool)[..., None], tf.shape(inputs))
 
     def total(*values: tf.Tensor) -> list[tf.Tensor]:
-        """Of the kept values of all ranks, for each channel."""
+        """The sum over all ranks, for each channel."""
         ours = tf.concat([tf.reduce_sum(tf.where(kept, a, 0), axes) for a in values], 0)
         return tf.split(ring.differentiable(tf.where(alive, ours, 0)), len(values))
 

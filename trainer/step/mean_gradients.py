@@ -73,7 +73,7 @@ class MeanGradients:
 
     @property
     def variables(self) -> list[tf.Variable]:
-        """Of no model."""
+        """Variables that belong to no model."""
         return [*self.sum.variables, self.records, self._rank, self.not_finite, self.spoiled]
 
     @contextlib.contextmanager
@@ -99,7 +99,7 @@ class MeanGradients:
     def apply(
         self, optimizer: Any, gradients: list[Any], variables: Any, original: Callable[..., None]
     ) -> None:
-        """What `optimizer.apply` does in a step: `original`, with the mean over the ring."""
+        """Replaces `optimizer.apply` in a step: calls `original` with the mean over the ring."""
         graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
         _refuse_where_a_rank_may_not_come(optimizer, graph)
         begin = len(graph.get_operations()) if graph else 0
@@ -124,7 +124,7 @@ class MeanGradients:
         self.calls.append(Call(optimizer.name, length, graph, range(begin, end)))
 
     def _by_row(self, optimizer: Any, gradient: Any) -> Any:
-        """The gradient as it is summed: the slices of a table, or dense."""
+        """The gradient as it is summed: slices of a table, or dense."""
         if gradient is None or not (
             isinstance(gradient, tf.IndexedSlices) and sparse_gradients.one_by_one(optimizer)
         ):
@@ -192,7 +192,7 @@ class MeanGradients:
     def _parts(
         self, gradients: list[Any], variables: list[Any], records: tf.Tensor
     ) -> tuple[list[tf.Tensor], list[tf.Tensor | int]]:
-        """Each gradient times the records, as a part of the vector that is summed; and how long it is."""
+        """Each gradient times the records, as a part of the summed vector; and its length."""
         tables = {id(g): n for n, g in enumerate(g for g in gradients if isinstance(g, tf.IndexedSlices))}
         if tables:
             counts = [tf.shape(g.indices)[0] for g in gradients if id(g) in tables]
@@ -247,7 +247,7 @@ _here = _Here()
 
 
 def _route_all() -> None:
-    """Have `apply` of all optimizer classes that there are, the user's too, ask `_here` first."""
+    """Make `apply` of all optimizer classes, the user's too, call `_here` first."""
     classes = [c for c in keras.optimizers.Optimizer.__mro__ if "apply" in c.__dict__]
     for cls in classes:  # grows
         classes += cls.__subclasses__()

@@ -55,7 +55,8 @@ class RingAllReduce(Protocol):
         ...
 
     def __call__(self, tensor: tf.Tensor, /, name: str, wire: str = "float32") -> tf.Tensor:
-        """
+        """Return the sum over all ranks.
+
         Args:
             wire: the type as which the numbers travel.
         """
@@ -66,7 +67,7 @@ class RingAllReduce(Protocol):
         ...
 
     def mark(self, call: tf.Tensor) -> None:
-        """Have the graph note that this call waits for a sum, and computes nothing meanwhile; 0: it computes.
+        """Let the graph note that this call waits for a sum and computes nothing; 0: it computes.
 
         The note is for the watchdog (trainer/runtime/watchdog.py). It is no part of the step.
         """
@@ -76,7 +77,8 @@ class RingAllReduce(Protocol):
 
 
 class OverlappedStep(StepGraphs):
-    """
+    """A step whose large gradients are summed while the backward pass computes.
+
     Args:
         total: makes the sums.
         divided: a batch may come in several pieces.
@@ -193,7 +195,7 @@ class OverlappedStep(StepGraphs):
         return [total, bad + spoiled, ready_at, *reduced]
 
     def _carry_graph(self, *arguments: tf.Tensor) -> list[tf.Tensor]:
-        """What the pieces of a batch so far have for the sums, with one more. Arguments: see `_ours`."""
+        """The sums of the micro-batches so far, with one more. Arguments: see `_ours`."""
         large, rest = self._made(*arguments)
         return [*large, rest]
 
@@ -254,13 +256,13 @@ class OverlappedStep(StepGraphs):
         return large, rest
 
     def _summed_specs(self) -> list[tf.TensorSpec]:
-        """What `_ours` gives."""
+        """The signature of `_ours`' result."""
         assert self._found is not None
         shapes = [self._found.trained[i].shape for i in self._large] + [[self._rest + control.LENGTH]]
         return [tf.TensorSpec(shape, tf.float32) for shape in shapes]
 
     def _nothing_graph(self, contribution: tf.Tensor, zeros: tf.Tensor) -> list[tf.Tensor]:
-        """The same sums, of a rank without a batch.
+        """The same sums, on a rank without a batch.
 
         Args:
             zeros: as many as there are sums, so that each is of another, and none of a constant.
@@ -275,9 +277,9 @@ class OverlappedStep(StepGraphs):
         return self._reduced(large, rest)
 
     def _reduced(self, large: list[tf.Tensor], rest: tf.Tensor) -> list[tf.Tensor]:
-        """The same operations under the same names, whether there is a batch or not: the sums of the control
-        vectors; 1 where nothing was wrong before the sums and something is now; the sums of large gradients,
-        and of what else there is."""
+        """The same operations under the same names, with or without a batch. Returns the summed control
+        vectors; 1 where values were finite before the sums and are not now; the sums of large gradients;
+        the sum of all the rest."""
         sums = [self._total(g, str(i), self._wire) for i, g in zip(self._large, large, strict=True)]
         rest = self._total(rest, "rest")
         told, spoiled = rest[self._rest :], tf.constant(0.0)
@@ -289,7 +291,7 @@ class OverlappedStep(StepGraphs):
         return [told, spoiled, *sums, rest[: self._rest]]
 
     def _prepare(self, layout: Layout) -> None:
-        """What follows from the layout, before the rest of the graph is made."""
+        """Derive values from the layout, before the rest of the graph is made."""
         nbytes = [4 * math.prod(v.shape) for v in layout.trained]
         self._large = [i for i, n in enumerate(nbytes) if n >= SMALL]  # of the trained variables
         self._rest = sum(n for i, n in enumerate(layout.sizes) if i not in self._large)
@@ -331,7 +333,7 @@ def finite_as(gradient: tf.Tensor) -> tf.Tensor:
 
 
 def _factors(gradient: tf.Tensor) -> list[tf.Tensor]:
-    """Of a product of matrices in float32; none: it is something else."""
+    """The factors of a product of matrices in float32; None for any other operation."""
     op = gradient.op
     return list(op.inputs) if op.type == "MatMul" and gradient.dtype == tf.float32 else []
 

@@ -96,7 +96,8 @@ class OwnStepLearner(OwnStepGraphs):
         """Nothing to do: such a model has no tables."""
 
     def ready(self, batch: Batch) -> Batch:
-        """With its arrays as tensors: on the thread that reads, so that the step need not wait for it."""
+        """Convert a batch's arrays to tensors, on the thread that reads, so that the step need not wait
+        for it."""
         return replace(batch, tensors=tensors_of(batch))
 
     def commit(self, step: int, sums: control.StepResult) -> Commit:
@@ -114,12 +115,12 @@ class OwnStepLearner(OwnStepGraphs):
         return self._run(batch, len(batch), contribution, np.array([step, rank], np.int64))
 
     def nothing(self, contribution: np.ndarray) -> tf.Tensor:
-        """The same for a rank that has no batch."""
+        """The contribution of a rank without a batch."""
         assert self._sample is not None, "there are no records at all"
         return self._run(self._sample, 0, contribution, np.zeros(2, np.int64))
 
     def agreed(self, total: tf.Tensor) -> control.Agreed:
-        """What the control vector at the end of a summed vector says."""
+        """Read the control vector at the end of a summed vector."""
         agreed = control.read(np.asarray(memoryview(total))[self.length :])
         if agreed.nonfinite or not agreed.records:
             self._put_back()  # there will be no update
@@ -169,7 +170,8 @@ class OwnStepLearner(OwnStepGraphs):
         )
 
     def finish_training(self) -> None:
-        """What Keras' `fit` does at its end, before the model is evaluated and saved. No step may follow."""
+        """Do what Keras' `fit` does at its end, before the model is evaluated and saved. No step may
+        follow."""
         self._put_back()
         if self.model.optimizer is not None:
             self.model.optimizer.finalize_variable_values(self.model.trainable_variables)
@@ -195,10 +197,10 @@ class OwnStepLearner(OwnStepGraphs):
         return snapshot.variable_specs(self._all, self.model)
 
     def warm_up(self) -> None:
-        """Nothing: a worker that joins a ring runs nothing else."""
+        """Nothing to do: a joining worker runs no other graphs."""
 
     def state(self) -> np.ndarray:
-        """Of all variables, uint8 [bytes]."""
+        """The state of all variables, uint8 [bytes]."""
         return snapshot.joined(self.parts())
 
     def parts(self) -> list[np.ndarray]:
@@ -228,7 +230,7 @@ class OwnStepLearner(OwnStepGraphs):
         snapshot.change(self._all, values)
 
     def kept(self) -> snapshot.Kept:
-        """All of it, for `restore`, after something was tried."""
+        """A copy of the state for `restore`, after something was tried."""
         self._put_back()
         return snapshot.Kept(self._all)
 
@@ -241,6 +243,6 @@ class OwnStepLearner(OwnStepGraphs):
         return snapshot.digest(self.parts())
 
     def fingerprint(self) -> str:
-        """Of how the model is made, equal on all workers of a job."""
+        """A digest of the model's definition, equal on all workers of a job."""
         self._fingerprint = self._fingerprint or fingerprint(self.model)  # as it was before any callback
         return self._fingerprint

@@ -91,7 +91,7 @@ class OwnStepGraphs:
 
     @property
     def _size(self) -> int:
-        """How many numbers the step returns."""
+        """The number of values that the step returns."""
         return sum(map(math.prod, self._shapes))
 
     def _put_back(self) -> None:
@@ -345,7 +345,7 @@ def _salt(v: tf.Variable, draw: tf.Tensor) -> tf.Tensor:
 
 
 def _distinct(variables: Iterable[Any], without: Iterable[Any] = ()) -> list[tf.Variable]:
-    """As TensorFlow's variables, each once, in the order given."""
+    """TensorFlow's variables without duplicates, in the order given."""
     return [plain(v) for v in distinct(variables, without)]
 
 

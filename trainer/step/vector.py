@@ -47,7 +47,7 @@ Staged = list[tuple[np.ndarray, np.ndarray]]  # of each table on servers: ids, a
 
 @dataclass(frozen=True, eq=False)
 class _Found:
-    """What records ask for.
+    """The ids that records look up.
 
     Args:
         tensors, draw: of which it was found.
@@ -62,13 +62,14 @@ class _Found:
 
 
 class _Ids(threading.local):
-    """Of the step that runs on this thread, of each table on servers."""
+    """The ids of each table on servers, for the step that runs on this thread."""
 
     ids: Sequence[np.ndarray] | None = None
 
 
 class VectorStep(StepGraphs):
-    """
+    """A step whose gradients are summed as one vector.
+
     Args:
         reduce: the ring's (trainer/ring/base.py).
         dense: the gradients of tables are not rows, whatever the optimizer.
@@ -227,7 +228,8 @@ class VectorStep(StepGraphs):
         step: int,
         idle: bool = False,
     ) -> tuple[list[tf.Tensor], Staged]:
-        """What the graph of the gradients gives for some records; and the gradients of rows on servers.
+        """Run the gradients' graph for some records. Returns its result, and the gradients of rows on
+        servers.
 
         Args:
             idle: nothing becomes of the records: rows of zeros will do.
@@ -262,7 +264,7 @@ class VectorStep(StepGraphs):
             self._lookups.begin_pull(step, self._ahead.ids, last)
 
     def _found_ids(self, tensors: list[Any], draw: np.ndarray) -> _Found:
-        """What some records ask for: if it was looked up before, that."""
+        """The ids that some records look up; cached."""
         ahead = self._ahead
         if ahead is not None and ahead.tensors is tensors and np.array_equal(ahead.draw, draw):
             return ahead
@@ -296,7 +298,7 @@ class VectorStep(StepGraphs):
         return frozenset(id(v) for v, by_record in tables if not by_record)
 
     def _count_rows(self, leaves: list[Any]) -> np.ndarray:
-        """Of each table, that the step of one rank with these records would look up."""
+        """The number of rows of each table that one rank's step would look up for these records."""
         tensors = tf.nest.flatten(leaves, expand_composites=True)
         told, draw = np.zeros(control.LENGTH, np.float32), np.zeros(3, np.int64)
         given, _ = self._run(tensors, told, draw, (True,) if self._synchronized else (), 0, idle=True)
