@@ -96,7 +96,7 @@ def work(stream: MasterStream, start: Start, memory: MemoryCopy | None = None, b
     """
     stream.open()
     start.begin()
-    if stream.rehearses and backend not in ("", WORKER_ENVIRONMENT["KERAS_BACKEND"]):
+    if stream.runs_preflight and backend not in ("", WORKER_ENVIRONMENT["KERAS_BACKEND"]):
         stream.session.warn(
             f"KERAS_BACKEND is {backend}, and edl trains with Keras' TensorFlow backend: it is not used"
         )

@@ -49,7 +49,7 @@ from edl.trainer.checkpoint.warm_start import saved_counts
 from edl.trainer.evaluation.evaluation import RingEvaluation
 from edl.trainer.evaluation.metrics import EvaluationMetrics
 from edl.trainer.export.exporter import Exporter
-from edl.trainer.export.preflight import refuse_empty, rehearse
+from edl.trainer.export.preflight import refuse_empty, run_preflight
 from edl.trainer.export.verification import Ahead, Verification
 from edl.trainer.model import user_model
 from edl.trainer.model.data import Batch, Batches
@@ -145,7 +145,7 @@ class Context:
 
     def warn(self, text: str) -> None:
         """Show a warning: on one worker for all, the others only log it."""
-        if self.stream.rehearses:
+        if self.stream.runs_preflight:
             self.session.warn(text)
         else:
             log.warning(text)
@@ -231,7 +231,7 @@ def trainer_of(context: Context, memory: MemoryCopy | None) -> Worker:
     elif servers is not None:
         assert isinstance(learner, KerasLearner)
         learner.use(servers, step, batches.following)
-    if servers is not None and stream.rehearses and stream.output and learner.missing():
+    if servers is not None and stream.runs_preflight and stream.output and learner.missing():
         session.warn(learner.missing())
     checkpoints, begin = checkpoint_of(context, model, learner, servers, batches)
     if memory is not None:
@@ -350,10 +350,10 @@ def first_steps(
     context.doing.now(f"{context.name}: the first step of the model")
     sample_loss = warm_up(config, context.ring, learner, records)
     learner.warm_up()
-    if stream.rehearses:
+    if stream.runs_preflight:
         context.doing.now(f"{context.name}: trying out the evaluation and the saving of the model")
         with learner.whole():  # the rows in it are those of the warm-up
-            rehearse(
+            run_preflight(
                 model, context.module, context.watchdog.watch, config.data.allow_empty, context.session.warn,
                 bool(stream.output), config.export.further, samples[0].x if samples else None,
                 config.export.verify,
@@ -375,7 +375,7 @@ def checkpoint_of(
     warm_start = warm_start_of_job(config, model, learner, session.began_with, servers)
     if warm_start is None:
         return checkpoints, None
-    if stream.rehearses:
+    if stream.runs_preflight:
         own, _ = checkpoints.newest(batches.layout) if checkpoints else (0, None)
         if not own:
             seconds = config.elastic.startup_timeout_seconds / 2

@@ -115,7 +115,7 @@ def build_inference(
         evaluation = RingEvaluation(plan, held_out, _metrics(model, sample, lookups), watched=computing)
     rows = RememberedRows(servers) if servers is not None else None
     warm_start = warm_start_of_job(config, model, learner, session.began_with, rows)
-    if warm_start is not None and stream.rehearses:
+    if warm_start is not None and stream.runs_preflight:
         warm_start.check()
 
     def begin() -> Ledger | None:

@@ -43,7 +43,7 @@ def model_of(config: Config, module: UserModel, stream: MasterStream) -> keras.M
         raise ModelError(
             f"{module.name}: model() must return a compiled keras.Model, not {type(model).__name__}{hint}"
         )
-    for line in told if stream.rehearses else ():  # one worker tells it for all
+    for line in told if stream.runs_preflight else ():  # one worker tells it for all
         stream.session.warn(line)
     return model
 

@@ -127,18 +127,18 @@ class Delivery:
 
     def send(self, group: InProcessGroup, transfer: StateTransfer, parts: list[np.ndarray]) -> None:
         """It arrives after a while, or never, when its source dies or the ring breaks meanwhile."""
-        source, taker = self.members[transfer.source], self.members[transfer.rank]
+        source, receiver = self.members[transfer.source], self.members[transfer.rank]
 
         def complete() -> None:
-            if source.alive and not source.frozen and not group.broken and taker.group is group:
+            if source.alive and not source.frozen and not group.broken and receiver.group is group:
                 self._came.add(transfer.rank)
                 transfer.complete(parts)
-                taker.go_on()
+                receiver.go_on()
 
         self.world.faults.moment("sending")
         # Who passes it on does so piece by piece, so it is nearly there when that one has all of it.
         takes = (0.001, 0.05) if transfer.source in self._came else (0.001, 0.05, 0.5, 3.0)
-        self.fleet.does(taker, self.random.choice(takes) * self.random.random(), complete)
+        self.fleet.does(receiver, self.random.choice(takes) * self.random.random(), complete)
 
     def wait_for_state(self, transfer: StateTransfer) -> None:
         w = self.members[transfer.rank]

@@ -1,5 +1,5 @@
 """The rows of a model's tables in this process: for what runs before there are servers (a worker's warm-up,
-the trial, the rehearsal), for a model that is trained in one process, and for tests.
+the trial, the preflight), for a model that is trained in one process, and for tests.
 
 They are trained as servers train them: of a table, only the rows that a step has had.
 """

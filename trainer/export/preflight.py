@@ -29,7 +29,7 @@ from edl.trainer.runtime.watchdog import Watch
 BATCH = 2  # records; two batches are taken, the first and the last
 
 
-def rehearse(
+def run_preflight(
     model: keras.Model,
     module: UserModel,
     watch: Watch,

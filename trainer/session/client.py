@@ -100,7 +100,7 @@ class MasterStream:
         self.config_json = ""
         self.output = self.salvage = ""
         self.servers: tuple[str, ...] = ()  # host:port of the parameter servers, by index
-        self.rehearses = False
+        self.runs_preflight = False
         self.opened_at = 0.0  # when the master's welcome came, of `time.monotonic`
         self.store_port = 0
         self.address, self._token, self._run_id, self._connect = address, token, run_id, connect
@@ -327,7 +327,7 @@ class MasterStream:
             case "welcome":
                 self.config_json, self.output = message.welcome.config, message.welcome.output
                 log.follow(self.config_json)
-                self.salvage, self.rehearses = message.welcome.salvage, message.welcome.rehearse
+                self.salvage, self.runs_preflight = message.welcome.salvage, message.welcome.rehearse
                 self.session.worker, self._run_id = message.welcome.worker, message.run_id
                 self.servers = tuple(message.welcome.servers)
                 self._patience = message.welcome.master_outage_timeout_seconds

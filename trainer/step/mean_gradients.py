@@ -62,7 +62,9 @@ class MeanGradients:
         self.spoiled = tf.Variable(0.0, trainable=False, name="sums_that_are_not_finite")
         self.calls: list[Call] = []  # of the step that runs, or has run last
         self.called = False  # in whatever step
-        self.theirs: list[Any] = []  # variables of the optimizers and those that they update; of a rehearsal
+        self.theirs: list[
+            Any
+        ] = []  # variables of the optimizers and those that they update; found in a dry run
         self.expected: list[int] | None = None  # lengths of the calls that each step must make
         # Of gradients of tables, that an optimizer takes row by row (trainer/step/sparse_gradients.py):
         self.rows: list[int | None] = []  # how many of each, of the step that has run last eagerly
@@ -77,18 +79,18 @@ class MeanGradients:
         return [*self.sum.variables, self.records, self._rank, self.not_finite, self.spoiled]
 
     @contextlib.contextmanager
-    def in_charge(self, rehearsing: bool = False) -> Iterator[None]:
+    def in_charge(self, dry_run: bool = False) -> Iterator[None]:
         """While a step runs on this thread, or is traced.
 
         Args:
-            rehearsing: there is no ring, so the optimizers are built and do nothing.
+            dry_run: there is no ring, so the optimizers are built and do nothing.
 
         Raises:
             ModelError: what it does with its optimizers cannot be done over a ring.
         """
         _route_all()
         self.calls, self.rows = [], []
-        _here.means, _here.rehearsing = self, rehearsing
+        _here.means, _here.dry_run = self, dry_run
         try:
             yield
         finally:
@@ -108,7 +110,7 @@ class MeanGradients:
         length = sum(math.prod(v.shape) for v, g in zip(trained, gradients, strict=True) if g is not None)
         if self.expected is not None and self.expected[len(self.calls) :][:1] != [length]:
             raise ModelError(_UNEVEN.format(f"optimizer {optimizer.name!r}"))
-        if not _here.rehearsing:
+        if not _here.dry_run:
             mean = self._mean(optimizer, gradients, trained)
             _here.means = None  # what the optimizer itself calls is given the mean already
             try:
@@ -240,7 +242,7 @@ def _refuse_where_a_rank_may_not_come(optimizer: Any, graph: Any) -> None:
 
 class _Here(threading.local):
     means: MeanGradients | None = None  # of the step that runs on this thread
-    rehearsing = False
+    dry_run = False
 
 
 _here = _Here()
