@@ -124,15 +124,14 @@ def work(stream: MasterStream, start: Start, memory: MemoryCopy | None = None, b
 
 class Start:
     """A worker's time before it is ready. There is nothing to lose then, and the import of TensorFlow, or the
-    tracing of a large model, does not listen to anybody: who is asked to end ends at once."""
+    tracing of a large model, cannot be interrupted in Python: a worker that is asked to end ends at once."""
 
     def __init__(self, stream: MasterStream):
         self._stream = stream
         self.starts = True  # False once the worker is ready
-        self._mine = (
-            threading.Lock()
-        )  # held while one thread ends this process; for ever, once the worker is ready
-        self._grace_seconds = 0.0  # to end, once the worker is ready
+        # Held while one thread ends this process; for ever, once the worker is ready.
+        self._mine = threading.Lock()
+        self._grace_seconds = 0.0  # for leaving, once the worker is ready
 
     def begin(self) -> None:
         """The master knows of this worker, and may end it."""
