@@ -30,7 +30,7 @@ class CountingServed(CountingLearner):
     """
 
     tables = (TABLE,)
-    served = (TABLE, DENSE)
+    server_tables = (TABLE, DENSE)
     rows: Rows
 
     def __init__(self, positions: int, works: Callable[[], None] = lambda: None, exact: bool = True):

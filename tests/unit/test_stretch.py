@@ -86,7 +86,7 @@ class Learner:
     """Nothing to learn."""
 
     tables: tuple[Table, ...] = ()
-    served = (TABLE,)
+    server_tables = (TABLE,)
     fails = False
 
     def dense_ids(self, whole: bool) -> list[np.ndarray]:
