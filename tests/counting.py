@@ -16,10 +16,10 @@ import numpy as np
 
 from edl.contract.layout import Layout, Part
 from edl.trainer.agreement import control
-from edl.trainer.agreement.interfaces import Commit, Table
 from edl.trainer.agreement.metric_values import Value
+from edl.trainer.embedding.interfaces import Commit, Table
 from edl.trainer.model.data import BadRecord, Batch
-from edl.trainer.model.variable_spec import Described
+from edl.trainer.model.variable_spec import VariableSpec
 from edl.trainer.ring.base import Ring
 
 
@@ -60,14 +60,14 @@ class CountingLearner:
         """A bit of the state changes by itself: one that no step reads."""
         self._variables[-1] ^= 1
 
-    def sums(
+    def allreduce_step(
         self, batch: Batch | None, contribution: np.ndarray, step: int, rank: int, records: int
-    ) -> control.Sums:
+    ) -> control.StepResult:
         vector = self.nothing(contribution) if batch is None else self.gradients(batch, contribution)
         ready_at = self._clock()
         total = np.concatenate([self._reduce(piece) for piece in np.array_split(vector, self._pieces)])
         ours, agreed = (control.read(v[len(self.weights) :]) for v in (vector, total))
-        return control.Sums(agreed, ours.nonfinite, self._clock() - ready_at, total.nbytes, total)
+        return control.StepResult(agreed, ours.nonfinite, self._clock() - ready_at, total.nbytes, total)
 
     def gradients(self, batch: Batch, contribution: np.ndarray) -> np.ndarray:
         self._works()
@@ -81,7 +81,7 @@ class CountingLearner:
     def nothing(self, contribution: np.ndarray) -> np.ndarray:
         return np.concatenate([np.zeros(len(self.weights), np.float32), contribution])
 
-    def apply(self, sums: control.Sums) -> None:
+    def apply(self, sums: control.StepResult) -> None:
         self._variables[:-2] += sums.given[: len(self.weights)].astype(np.int16)
         self._variables[-2] += 1
 
@@ -92,18 +92,18 @@ class CountingLearner:
 
     tables: tuple[Table, ...] = ()
 
-    def commit(self, step: int, sums: control.Sums) -> Commit:
+    def commit(self, step: int, sums: control.StepResult) -> Commit:
         skipped = sums.agreed.nonfinite or not sums.agreed.records
         return Commit(step, skipped, 1.0, 0.0, self.updates)
 
-    follows = True
+    can_catch_up = True
 
     @property
     def nbytes(self) -> int:
         return self._variables.nbytes
 
-    def described(self) -> list[Described]:
-        return [Described("counts", "int16", (len(self._variables),))]
+    def variable_specs(self) -> list[VariableSpec]:
+        return [VariableSpec("counts", "int16", (len(self._variables),))]
 
     def parts(self) -> list[np.ndarray]:
         return [self.state().copy()]

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from edl.trainer.agreement import control
-from edl.trainer.agreement.interfaces import Commit, Rows, Table
+from edl.trainer.embedding.interfaces import Commit, Rows, Table
 from edl.trainer.model.data import Batch
 from tests.counting import CountingLearner
 
@@ -29,9 +29,9 @@ class CountingRows(CountingLearner):
     tables = (TABLE,)
     rows: Rows
 
-    def sums(
+    def allreduce_step(
         self, batch: Batch | None, contribution: np.ndarray, step: int, rank: int, records: int
-    ) -> control.Sums:
+    ) -> control.StepResult:
         if batch is not None:
             own = np.asarray(batch.x, np.int64)
             done = np.flatnonzero(self.weights)  # positions that are in this state
@@ -43,9 +43,9 @@ class CountingRows(CountingLearner):
                 f"those of {others} {counts[len(own) :]}"
             )
             self.rows.stage(step, rank, [(own, -np.ones((len(own), 1), np.float32))])
-        return super().sums(batch, contribution, step, rank, records)
+        return super().allreduce_step(batch, contribution, step, rank, records)
 
-    def commit(self, step: int, sums: control.Sums) -> Commit:
+    def commit(self, step: int, sums: control.StepResult) -> Commit:
         skipped = sums.agreed.nonfinite or not sums.agreed.records
         return Commit(step, skipped, 1.0, 0.0, self.updates)
 

@@ -10,8 +10,9 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from edl.errors import ModelError
-from edl.trainer.agreement.interfaces import Rows, StepGradients, Table
+from edl.trainer.embedding.interfaces import Rows, Table
 from edl.trainer.model.data import Batch
+from edl.trainer.ps_client.interfaces import StepGradients
 from tests.counting import CountingLearner
 from tests.counting_rows import SGD, TABLE, ZEROS
 
@@ -29,7 +30,7 @@ class CountingServed(CountingLearner):
     """
 
     tables = (TABLE,)
-    served = (TABLE, DENSE)
+    server_tables = (TABLE, DENSE)
     rows: Rows
 
     def __init__(self, positions: int, works: Callable[[], None] = lambda: None, exact: bool = True):

@@ -14,7 +14,7 @@ from edl.contract.proto import edl_pb2 as pb
 from edl.trainer.agreement import control
 from edl.trainer.model.data import Batches
 from edl.trainer.ring.base import RingBroken
-from edl.trainer.ring.local import Circle, LocalRing
+from edl.trainer.ring.local import InProcessGroup, LocalRing
 from edl.trainer.session.orders import End
 from edl.trainer.session.state import Session
 from edl.trainer.session.telemetry import Telemetry
@@ -109,12 +109,12 @@ class A:
         self.session.hear(pb.ToWorker(generation=generation, **what))  # type: ignore[arg-type]
 
     def form(
-        self, circle: Circle, generation: int, members: list[int], root: int = 0, *, sync: bool = True,
+        self, group: InProcessGroup, generation: int, members: list[int], root: int = 0, *, sync: bool = True,
         epochs: int = EPOCHS, shares: tuple[int, ...] = (), block: int = 1, step: int = 0,
         joining: Sequence[int] = (), round: int = 0, turn: int = 0,
         untrusted_up_to: int = 0, untrusted_reason: str = "",
     ) -> None:  # fmt: skip
-        self.ring.open(circle)
+        self.ring.open(group)
         layout = pb.Layout(records=SIZE, block=block, shards=1)
         even = [1] * len(members)
         order = pb.Form(
@@ -138,9 +138,9 @@ class A:
 
 def ring_of(*workers: A, generation: int = 1, **order: Any) -> None:
     """Form one of these, with the first as its root."""
-    circle, members = Circle(len(workers)), [w.session.worker for w in workers]
+    group, members = InProcessGroup(len(workers)), [w.session.worker for w in workers]
     for w in workers:
-        w.form(circle, generation, members, members[0], **order)
+        w.form(group, generation, members, members[0], **order)
 
 
 def come_to_sum(number: int, *workers: A) -> control.Agreed:
@@ -164,17 +164,17 @@ class Later(LocalRing):
         self.coming: Any = None
         self.may_come = threading.Event()
 
-    def take(self, giver: int, prepare: Any, passes_on: bool = False) -> Any:
-        self.coming = super().take(giver, prepare, passes_on)
+    def receive_state(self, source: int, prepare: Any, forward: bool = False) -> Any:
+        self.coming = super().receive_state(source, prepare, forward)
         return self
 
     @property
-    def here(self) -> bool:
+    def done(self) -> bool:
         return self.may_come.is_set()
 
-    def state(self) -> Any:
+    def result(self) -> Any:
         assert self.may_come.wait(10)
-        return self.coming.state()
+        return self.coming.result()
 
 
 class Both(Held, Later):

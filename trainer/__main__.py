@@ -23,7 +23,7 @@ from edl.contract.proto import edl_pb2 as pb
 from edl.contract.workers import ASKED_BACKEND, WORKER_ENVIRONMENT
 from edl.exit_announcements import announce_as_told
 from edl.trainer.checkpoint.memory_copy import MemoryCopy
-from edl.trainer.runtime.error_report import traced
+from edl.trainer.runtime.error_report import format_traceback
 from edl.trainer.runtime.termination import become_subreaper, end_children, leave, when_asked_to_end
 from edl.trainer.session.client import MasterStream, NoMaster
 
@@ -33,13 +33,15 @@ LOOK_SECONDS = 0.5  # between two looks of a worker that has been asked to end
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="edl worker", description=__doc__)
-    # A pod says in its environment who it is: one template serves all workers, only the id differs.
+    # A pod's environment has the worker's id: one template serves all workers, only the id differs.
     address, worker = os.environ.get("EDL_MASTER", ""), os.environ.get("EDL_WORKER_ID", "-1")
     parser.add_argument("--master", required=not address, default=address, metavar="HOST:PORT")
     parser.add_argument("--worker", type=int, default=worker, metavar="ID", help="default: any vacant one")
     parser.add_argument("--run-id", default=os.environ.get("EDL_RUN_ID", ""))
     parser.add_argument("--predecessor", type=_predecessor, help=argparse.SUPPRESS)  # of trainer.supervisor
-    parser.add_argument("--memory", type=MemoryCopy, help=argparse.SUPPRESS)  # of who keeps it: a path
+    parser.add_argument(
+        "--memory", type=MemoryCopy, help=argparse.SUPPRESS
+    )  # a path, from the process that holds the memory
     args = parser.parse_args(argv)
     announce_as_told()
     become_subreaper()
@@ -79,7 +81,7 @@ def _fail(stream: MasterStream, error: BaseException, starting: bool) -> None:
     """
     stream.session.fail(error, starting=starting)
     stream.close()
-    print(traced(error), file=sys.stderr)  # last: a master that was not told reads it there
+    print(format_traceback(error), file=sys.stderr)  # last: a master that was not told reads it there
 
 
 def _predecessor(text: str) -> pb.Predecessor:
@@ -87,14 +89,14 @@ def _predecessor(text: str) -> pb.Predecessor:
 
 
 def work(stream: MasterStream, start: Start, memory: MemoryCopy | None = None, backend: str = "") -> int:
-    """Greet the master, build, warm up, say ready, and train until told to stop; returns the exit code.
+    """Connect to the master, build, warm up, report ready, and train until the end; returns the exit code.
 
     Args:
         backend: of Keras, that the environment has asked for.
     """
     stream.open()
     start.begin()
-    if stream.rehearses and backend not in ("", WORKER_ENVIRONMENT["KERAS_BACKEND"]):
+    if stream.runs_preflight and backend not in ("", WORKER_ENVIRONMENT["KERAS_BACKEND"]):
         stream.session.warn(
             f"KERAS_BACKEND is {backend}, and edl trains with Keras' TensorFlow backend: it is not used"
         )
@@ -106,7 +108,7 @@ def work(stream: MasterStream, start: Start, memory: MemoryCopy | None = None, b
     begins_from, found = worker.checkpoints.newest(worker.batches.layout) if worker.checkpoints else (0, None)
     layout = pb.Layout(**asdict(found or worker.batches.layout))
     model = worker.learner.fingerprint()
-    held = worker.begin_from_memory()
+    held = worker.restore_from_memory()
     held_out = worker.rounds.sizes
     forced = worker.checkpoints.forced if worker.checkpoints else ()
     ready = pb.Ready(
@@ -122,13 +124,14 @@ def work(stream: MasterStream, start: Start, memory: MemoryCopy | None = None, b
 
 class Start:
     """A worker's time before it is ready. There is nothing to lose then, and the import of TensorFlow, or the
-    tracing of a large model, does not listen to anybody: who is asked to end ends at once."""
+    tracing of a large model, cannot be interrupted in Python: a worker that is asked to end ends at once."""
 
     def __init__(self, stream: MasterStream):
         self._stream = stream
-        self.starts = True  # and is not ready yet
-        self._mine = threading.Lock()  # held by who ends this process now; or for ever, once it is ready
-        self._grace_seconds = 0.0  # once it is ready
+        self.starts = True  # False once the worker is ready
+        # Held while one thread ends this process; for ever, once the worker is ready.
+        self._mine = threading.Lock()
+        self._grace_seconds = 0.0  # for leaving, once the worker is ready
 
     def begin(self) -> None:
         """The master knows of this worker, and may end it."""
@@ -138,7 +141,7 @@ class Start:
             self._on_end()
 
     def over(self, grace_seconds: float) -> None:
-        """From now on the worker's loop acts on what it is told.
+        """The start is over: from now on the worker's loop acts on requests to end.
 
         Args:
             grace_seconds: how long a worker that is asked to end may take for a step.
@@ -180,7 +183,7 @@ class Start:
 
 
 def _lost(why: str) -> WorkerExit:
-    """How it ends without a master: nobody is to blame for a token that was changed meanwhile."""
+    """The exit code of a worker without a master: a token that was changed meanwhile is no failure."""
     return WorkerExit.UNAUTHENTICATED if why.startswith("UNAUTHENTICATED") else WorkerExit.LOST
 
 

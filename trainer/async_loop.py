@@ -29,9 +29,10 @@ from edl.config import Config
 from edl.contract.rows.placement import Arrangement
 from edl.contract.steps import Steps
 from edl.trainer.agreement.checks import NonFinite
-from edl.trainer.agreement.interfaces import Pulled, StepGradients, Table, Whole
 from edl.trainer.agreement.ledger import Ledger
+from edl.trainer.embedding.interfaces import Table
 from edl.trainer.model.data import Batch, Batches
+from edl.trainer.ps_client.interfaces import Pulled, StepGradients, Whole
 from edl.trainer.ring.base import RingBroken
 from edl.trainer.runtime.log import log
 from edl.trainer.runtime.serialization import decode, encode
@@ -49,7 +50,7 @@ class Learner(Protocol):
     """A model whose weights are on servers (trainer/step/ps_learner.py)."""
 
     @property
-    def served(self) -> tuple[Table, ...]:
+    def server_tables(self) -> tuple[Table, ...]:
         """All tables, dense ones included; always the same."""
         ...
 
@@ -189,7 +190,7 @@ class Stretch:
         Args:
             step: that the ring before had reached.
         """
-        self.servers.declare(self._learner.served)
+        self.servers.declare(self._learner.server_tables)
         return self.servers.take_charge(self._session.worker, step)
 
     def look(self, patient: bool = False) -> list[int]:
@@ -198,7 +199,7 @@ class Stretch:
         Args:
             patient: one that is away is waited for, also if others have its rows.
         """
-        self.servers.declare(self._learner.served)
+        self.servers.declare(self._learner.server_tables)
         self._since_pull = 0
         found = self.servers.look(patient)
         self.has_steps = any(len(told.taken.bounds) for told in found.values())

@@ -1,21 +1,22 @@
-"""Asynchronous training, from one worker's side: the loop of trainer/worker.py where all weights are on
-parameter servers (mode=ps).
+"""Asynchronous training: the loop of trainer/worker.py with all weights on parameter servers (mode=ps).
 
-    ride    form ─▶ meet ─▶ stretch, round, turn, stretch ... ─▶ close
-    meet    the root sees to it that all servers have what there is; all take over what they have kept
-    stretch steps that a server hands out, in any order, up to the next boundary (trainer/async_loop.py)
+    run_ring     form ─▶ synchronize ─▶ stretch, round, callbacks, stretch ... ─▶ close
+    synchronize  the root brings all servers up to date; all members load the ledger that the servers keep
+    stretch      steps that a server hands out, in any order, up to the next boundary (trainer/async_loop.py)
 
-**The state is on the servers**, and the ledger with them. So whoever enters a ring has it, nobody is sent
-anything, and a worker leaves in the middle of a stretch, at once, without anybody's agreement.
+**The state is on the servers**, and the ledger with it. So a worker that enters a ring needs no state from a
+member, and a worker may leave in the middle of a stretch, at once, without an agreement.
 
-**A boundary** is the end of an epoch, or where the model is evaluated or written. There all steps before are
-in all weights, all ranks have the same ledger, and the ring makes rounds and turns as ever.
+**A boundary** is the end of an epoch, or a step at which the model is evaluated or written. There all steps
+before it are in all weights, all ranks have the same ledger, and the ring makes rounds and runs callbacks as
+in any mode.
 
-**Other servers**, or one that is back: the stretch ends early, at a boundary of its own, where all servers
-have the same steps (`moves_at`). There rank 0 has the rows moved (`rearrange`), and all go on with those.
+**If the number of servers changes**, or a server is back, the stretch ends early, at a boundary where all
+servers have the same steps (`moves_at`). There rank 0 has the rows moved (`rearrange`), and all members go on
+with the new servers.
 
-**A server that has lost steps** has them made again, for it alone: before anything else, also where the ring
-was further already.
+**If a server has lost steps**, they are made again for that server alone, before anything else, even if the
+ring was further already.
 """
 
 from __future__ import annotations
@@ -30,13 +31,14 @@ from edl.contract.layout import Part
 from edl.contract.proto import edl_pb2 as pb
 from edl.trainer.agreement import control
 from edl.trainer.agreement.checks import check
-from edl.trainer.agreement.epochs import Epochs, Turn
-from edl.trainer.agreement.interfaces import Callbacks, TrainedOn
+from edl.trainer.agreement.epochs import CallbackUpdate, Epochs
 from edl.trainer.agreement.ledger import Ledger
 from edl.trainer.agreement.metric_values import as_numbers
 from edl.trainer.async_loop import Stretch
-from edl.trainer.checkpoint.checkpointing import Place
+from edl.trainer.callbacks.interfaces import Callbacks
+from edl.trainer.checkpoint.checkpointing import RingSlot
 from edl.trainer.ps_client.async_client import NOWHERE
+from edl.trainer.ps_client.interfaces import TrainedOn
 from edl.trainer.ps_client.link import ServerRefused
 from edl.trainer.ps_setup import adopt
 from edl.trainer.ring.base import RingBroken, broadcast_bytes
@@ -45,54 +47,59 @@ from edl.trainer.session.orders import FormRing
 from edl.trainer.worker import Worker
 
 
-class ServedWorker(Worker):
-    """
+class AsyncWorker(Worker):
+    """One worker of asynchronous training.
+
     Args:
         stretch: makes the steps.
-        others: as of Worker.
+        others: as for Worker.
     """
 
     def __init__(self, stretch: Stretch, *others: Any, **more: Any):
         super().__init__(*others, **more)
         self.stretch = stretch
-        self.beginning.first = self.learner.parts()
+        self.restore.initial_weights = self.learner.parts()
         self.moves_at = NOWHERE  # the step at which rows move to other servers
-        self.joined = pb.JoinedRing()  # as it was said of this ring
+        self.joined = pb.JoinedRing()  # as reported for this ring
 
     @property
     def epochs(self) -> int:
-        """With the one that has begun: the servers are further than the ledger, which is of the last
-        boundary, and fewer may be wanted since. Steps come in any order: an epoch has begun with any of its
-        own."""
+        """The number of epochs to train, with the epoch in progress.
+
+        The ledger is that of the last boundary, the servers are further, and the task may have become smaller
+        since.
+        Steps come in any order: an epoch has begun with any of its steps.
+        """
         return max(super().epochs, self.steps.begun(max(self.stretch.reached, self.stretch.furthest)))
 
     # --- rings
 
-    def read_ahead(self, form: FormRing, rank: int) -> None:
-        """Nothing: the coordinator says which steps are this worker's."""
+    def prefetch(self, form: FormRing, rank: int) -> None:
+        """Nothing: the coordinator assigns this worker's steps."""
 
-    def enter(self, form: FormRing) -> None:
+    def enter_servers(self, form: FormRing) -> None:
         self.stretch.servers.enter(form.addresses, form.servers)
 
-    def leave(self) -> None:
+    def leave_servers(self) -> None:
         self.stretch.servers.leave()
 
     def why_broken(self, generation: int, error: RingBroken) -> str:
-        # In a stretch each leaves by itself, and whoever sums something then finds the ring gone.
+        # Within a stretch each worker leaves by itself, so that a later all-reduce finds the ring broken.
         return "" if self.session.must_leave(generation) else str(error)
 
-    def left(self, broken: str) -> pb.LeftRing:
-        found = super().left(broken)  # as far as the servers are, but not over the next boundary
+    def left_ring(self, broken: str) -> pb.LeftRing:
+        found = super().left_ring(broken)  # as far as the servers are, but not over the next boundary
         limit = self.stretch.boundary(self.state.step, self.end)
         found.step = max(found.step, min(self.stretch.reached, limit - 1))
         if not self.stretch.at_boundary:
             found.digest = ""
-        if self.stretch.reached < self.state.ledger.step:  # what a server has lost is still to be made again
+        if self.stretch.reached < self.state.ledger.step:  # a server has lost steps, which must be made again
             found.step, found.round, found.turn, found.digest = self.stretch.reached, 0, 0, ""
         return found
 
-    def meet(self, form: FormRing, rank: int) -> None:
-        """All members have the state that the servers have. The root sees to it that these are all there."""
+    def synchronize(self, form: FormRing, rank: int) -> None:
+        """All members load the state that the servers have, after the root has brought the servers up to
+        date."""
         stretch, root, why, kept = self.stretch, form.members.index(form.root), "", b""
         servers, told = stretch.servers, np.zeros(3, np.int64)
         if rank == root:
@@ -103,7 +110,9 @@ class ServedWorker(Worker):
                 raise RingBroken(
                     f"parameter server {first} has lost what it had since the ring began to form"
                 )
-            if stretch.find_progress() < form.step and not why:  # whoever has seen to that has died of it
+            if (
+                stretch.find_progress() < form.step and not why
+            ):  # an earlier root has rolled a server back, and died
                 why = "a parameter server went back to a checkpoint"
             told[:] = stretch.reached, servers.furthest, servers.moves_at()
         else:
@@ -116,12 +125,12 @@ class ServedWorker(Worker):
         if rank != root:
             stretch.look()
         stretch.reached, stretch.furthest = step, furthest
-        self.state.begin_with(stretch.take_over(kept))
-        self.batches.take(form.layout, Part.even(0, 1))  # each makes whole steps
+        self.state.set_ledger(stretch.take_over(kept))
+        self.batches.take(form.layout, Part.even(0, 1))  # each worker makes whole steps
         self.rounds.take(Part(rank, form.shares))
-        self.caller = 0
+        self.callback_rank = 0
         state = self.state
-        state.is_held = self.is_up = True
+        state.has_state = self.in_sync = True
         of = servers.arrangement
         self.joined = pb.JoinedRing(
             step=step, round=state.round, turn=state.turn, went_back=why, servers=of.servers, out=of.out
@@ -129,19 +138,21 @@ class ServedWorker(Worker):
         self.session.say(form.generation, joined_ring=self.joined)
 
     def settle_servers(self, form: FormRing, all_go_back: bool) -> str:
-        """Of the root: servers that have nothing begin with what there is.
+        """On the root: give servers that have lost their rows a state.
 
         Args:
-            all_go_back: also those that have rows.
+            all_go_back: roll back the servers that have rows, too.
 
         Returns:
-            why all had to go back, or some steps have to be made again; empty: neither.
+            why all servers rolled back, or why some steps have to be made again; "" if neither.
         """
         stretch = self.stretch
         lost = stretch.look()
         if not lost:
-            if not stretch.servers.kept():  # who had them begin has died before that
-                self.state.begin_with(Ledger())
+            if (
+                not stretch.servers.kept()
+            ):  # an earlier root has initialized the servers, and died before this
+                self.state.set_ledger(Ledger())
                 stretch.forget()
                 stretch.keep(self.state.ledger)
             return ""
@@ -150,16 +161,16 @@ class ServedWorker(Worker):
         all_go_back = all_go_back or len(lost) == stretch.servers.count
         if not all_go_back:
             if not self.bring_back(lost):  # with the first weights, and then all steps again
-                self.beginning.take_first()
-                if self.beginning.warm_start is not None:
-                    self.beginning.warm_start()
+                self.restore.reset_weights()
+                if self.restore.warm_start is not None:
+                    self.restore.warm_start()
                 stretch.begin(lost)
-            again = stretch.has_steps  # else the job was about to begin when somebody died
+            again = stretch.has_steps  # else no step was made when the servers were lost
         else:
             again = stretch.has_steps or stretch.reached > 0 or form.step > 0
-            self.beginning.take_first()
-            self.state.begin_with(Ledger())
-            whole = self.beginning.restore_checkpoint(self.beginning.known)
+            self.restore.reset_weights()
+            self.state.set_ledger(Ledger())
+            whole = self.restore.load_checkpoint(self.restore.newest_step)
             if whole and self.checkpoints is not None and self.checkpoints.restored_step:
                 attempt = self.checkpoints.attempt
                 stretch.servers.restart_as(self.checkpoints.restored_servers)
@@ -167,23 +178,27 @@ class ServedWorker(Worker):
             else:
                 if len(lost) < stretch.servers.count:
                     stretch.servers.go_back(0, "")
-                if self.beginning.warm_start is not None:
-                    self.beginning.warm_start()
+                if self.restore.warm_start is not None:
+                    self.restore.warm_start()
                 stretch.begin()
         if again:
             stretch.forget()
         if not stretch.servers.kept():
             if not all_go_back:
-                self.state.begin_with(Ledger())
+                self.state.set_ledger(Ledger())
             stretch.keep(self.state.ledger)
         return why if again else ""
 
     def bring_back(self, lost: list[int]) -> bool:
-        """Servers that have lost all begin with their rows of the newest checkpoint that they can begin with:
-        one of another number of servers may be of different steps. False: there is none."""
+        """Have the lost servers load their rows from the newest checkpoint that they can use.
+
+        A checkpoint of a different number of servers may be unusable, because its parts are of different
+        steps. False
+        if there is no usable one.
+        """
         there = self.checkpoints.whole if self.checkpoints is not None else ()
         for step, attempt in there:
-            if not step:  # nothing is in it that a server could begin with
+            if not step:  # it has no part that a server could load
                 continue
             try:
                 self.stretch.servers.bring_back(lost, step, attempt)
@@ -195,19 +210,19 @@ class ServedWorker(Worker):
 
     # --- steps
 
-    def take_step(self, generation: int, rank: int, size: int) -> bool:
-        if self.stretch.reached < self.state.step:  # a server has lost steps: they come first
+    def advance(self, generation: int, rank: int, size: int) -> bool:
+        if self.stretch.reached < self.state.step:  # a server has lost steps, which come first
             if self.session.was_cut(generation):
                 raise RingBroken("the ring was cut")
             self.report.step_begins()
-            return self.train_on(generation, rank, size)
-        return super().take_step(generation, rank, size)
+            return self.train_step(generation, rank, size)
+        return super().advance(generation, rank, size)
 
-    def train_on(self, generation: int, rank: int, size: int) -> bool:
-        """Steps in any order, up to the next boundary. False: this worker leaves the ring after it."""
+    def train_step(self, generation: int, rank: int, size: int) -> bool:
+        """Make steps in any order, up to the next boundary. False: this worker leaves the ring after it."""
         stretch, end = self.stretch, self.end
         if rank == 0:
-            stretch.keep(self.state.ledger)  # with what was evaluated, and what callbacks have said
+            stretch.keep(self.state.ledger)  # with the results of evaluations and callbacks
             self.history(self.state.ledger.epochs.history)
         again = stretch.reached < self.state.step  # a server has lost steps
         if self.state.step >= end and not again:
@@ -223,7 +238,7 @@ class ServedWorker(Worker):
                 self.report.to_go(end - stretch.reached)
                 self.write_inside(generation, limit)
 
-        # Nobody takes a step before the ledger is kept: what was lost of the stretch counts from there.
+        # No member makes a step before the servers keep the ledger: lost steps are counted from there.
         self.ring.broadcast(np.zeros(1, np.int64), 0)
         if not stretch.run(generation, rank, limit, now_and_then):
             return False
@@ -232,7 +247,7 @@ class ServedWorker(Worker):
         return self.agree(generation, rank, size)
 
     def end_stretch(self, generation: int, rank: int, limit: int) -> None:
-        """All steps below `limit` are taken: all have the same weights and the same ledger then."""
+        """All steps below `limit` are applied: give all members the same weights and the same ledger."""
         stretch = self.stretch
         kept = b""
         ended = 0
@@ -248,7 +263,7 @@ class ServedWorker(Worker):
             stretch.keep(ledger)
             kept = stretch.packed(ledger)
         before = self.state.step
-        self.state.begin_with(stretch.take_over(broadcast_bytes(self.ring, kept, 0)))
+        self.state.set_ledger(stretch.take_over(broadcast_bytes(self.ring, kept, 0)))
         if before < limit and self.steps.ends_epoch(limit):
             ended = self.steps.epoch(limit)
             if self.checkpoints is not None:
@@ -258,14 +273,17 @@ class ServedWorker(Worker):
         self.report.boundary(generation, rank, self.state.step, self.state.ledger.epochs, ended)
 
     def rearrange(self, generation: int, rank: int) -> None:
-        """Nobody makes a step, and all know the same ledger: the rows move to where the master wants them, or
-        stay where they are, or can move at a later step, as all ranks know when this returns."""
+        """Have rank 0 move the rows to the servers that the master wants. No member is in a step now.
+
+        The rows move, stay where they are, or can move at a later step; all ranks know which when this
+        returns.
+        """
         stretch, why, told = self.stretch, "", np.zeros(1, np.int64)
         if rank == 0:
             told[0], why = stretch.servers.move_rows(self.session.worker)
         self.moves_at = int(self.ring.broadcast(told, 0)[0])
         why = adopt(self.ring, 0, stretch.servers, why)
-        stretch.forget()  # steps that were held, and weights: they are of the servers before
+        stretch.forget()  # leased steps and weights are those of the former servers
         stretch.look()
         if self.moves_at == NOWHERE:
             of = stretch.servers.arrangement
@@ -273,31 +291,33 @@ class ServedWorker(Worker):
             self.session.say(generation, joined_ring=self.joined)
 
     def agree(self, generation: int, rank: int, size: int) -> bool:
-        """What all ranks have to know at a boundary. False: nothing is left to be done."""
+        """All-reduce what all ranks must know at a boundary. False: nothing is left to be done."""
         ended = self.steps.ended(self.state.step, self.epochs)
-        told = control.write(
+        contribution = control.write(
             self.state.step,
             change=self.session.task is not None,
             checkpoint=not ended and self.can_write(self.state.step),
             round=self.state.round,
         )
-        agreed = control.read(np.asarray(self.ring.reduce(told)))
+        agreed = control.read(np.asarray(self.ring.reduce(contribution)))
         check(agreed, self.state.step, self.state.round, size, 0)
         if agreed.writers == size:
-            self.write()
-        self.settle(agreed, size)
+            self.begin_checkpoint()
+        self.act_on(agreed, size)
         return not ended or self.rounds.due(self.state.step, self.state.round, self.epochs) is not None
 
     # --- checkpoints
 
     def write_inside(self, generation: int, limit: int) -> None:
-        """A checkpoint that is due in the middle of a stretch, of the weights as they are: each server's of
-        its own moment, with the steps that are in it. By one worker."""
+        """Begin a checkpoint that is due in the middle of a stretch, on one worker.
+
+        Each server writes its weights of its own moment, with the list of steps in them.
+        """
         step = self.stretch.reached
         if self.checkpoints is None or not self.session.checkpoint_is_due(generation):
             return
-        alone = Place(generation, self.session.worker, 0, 1)
-        if self.stretch.servers.arrangement.out:  # of other steps than the rows that they had would be
+        alone = RingSlot(generation, self.session.worker, 0, 1)
+        if self.stretch.servers.arrangement.out:  # their rows would be of different steps than the others'
             return
         if self.state.step < step < limit and self.checkpoints.ready(alone, step, self.steps, self.epochs):
             self.stretch.pull_all(step)
@@ -310,31 +330,31 @@ class ServedWorker(Worker):
         try:
             step = max(step, self.stretch.find_progress())
             self.stretch.pull_all(step)
-        except RingBroken as error:  # of a server: that it has no part then, the checkpoint says
+        except RingBroken as error:  # of a server: the checkpoint itself fails then, with the reason
             log.warning(str(error))
         self.checkpoints.save(self.state.ledger, self.steps, self.batches.layout, step)
 
     def export_model(self) -> None:
         stretch, step = self.stretch, self.state.ledger.step
         stretch.saves(step)
-        stretch.look(patient=True)  # there is no ring any more that could be formed without one
-        if stretch.servers.furthest > step:  # the ring broke, and then fewer epochs were wanted
+        stretch.look(patient=True)  # no further ring would be formed without a lost server
+        if stretch.servers.furthest > step:  # the ring broke, and the number of epochs was reduced after it
             raise TrainedOn(f"steps of epoch {self.steps.epoch(step) + 1} are in the weights already")
         super().export_model()
 
     # --- callbacks
 
-    def take_turn(self, callbacks: Callbacks, generation: int, rank: int) -> bool:
-        return super().take_turn(_Checked(callbacks, self.stretch), generation, rank)
+    def run_callbacks(self, callbacks: Callbacks, generation: int, rank: int) -> bool:
+        return super().run_callbacks(_Checked(callbacks, self.stretch), generation, rank)
 
 
 class _Checked:
-    """Callbacks whose changes are looked at: weights are the servers'."""
+    """Callbacks that must not change weights, which are on servers."""
 
     def __init__(self, callbacks: Callbacks, stretch: Stretch):
         self._callbacks, self._stretch = callbacks, stretch
 
-    def turn(self, epochs: Epochs, whole: int, task: int, facts: Mapping[str, float]) -> Turn:
-        made = self._callbacks.turn(epochs, whole, task, facts)
+    def run(self, epochs: Epochs, whole: int, task: int, facts: Mapping[str, float]) -> CallbackUpdate:
+        made = self._callbacks.run(epochs, whole, task, facts)
         self._stretch.refuse_changed(made.changed)
         return made

@@ -17,13 +17,13 @@ from edl.contract.evaluation import PREDICTED
 from edl.contract.layout import Layout, Part
 from edl.contract.proto import edl_pb2 as pb
 from edl.errors import ConfigError, DataError, ModelError
-from edl.trainer.agreement.interfaces import Evaluation, Start
 from edl.trainer.agreement.ledger import Ledger
 from edl.trainer.checkpoint.warm_start import of_job as warm_start_of_job
+from edl.trainer.embedding.interfaces import Start
 from edl.trainer.embedding.local_rows import LocalRows
 from edl.trainer.embedding.lookups import Lookups
 from edl.trainer.evaluation.evaluation import RingEvaluation
-from edl.trainer.evaluation.inference import FrozenLearner, Predictor
+from edl.trainer.evaluation.inference import InferenceLearner, Predictor
 from edl.trainer.evaluation.metrics import EvaluationMetrics
 from edl.trainer.evaluation.prediction import (
     DONE,
@@ -33,6 +33,7 @@ from edl.trainer.evaluation.prediction import (
     PredictionFiles,
     RingPrediction,
 )
+from edl.trainer.evaluation.rounds import Evaluation
 from edl.trainer.model.batch_types import tensor_tree
 from edl.trainer.model.data import Batch, Batches
 from edl.trainer.model.model_support import refuse_unless_compiled
@@ -40,7 +41,7 @@ from edl.trainer.model.records import Records
 from edl.trainer.model.user_model import UserModel
 from edl.trainer.ps_client.client import ParameterServers
 from edl.trainer.ring.base import Ring, RingBroken
-from edl.trainer.runtime.error_report import described, traced
+from edl.trainer.runtime.error_report import format_error, format_traceback
 from edl.trainer.runtime.watchdog import Compute, Watch, Watchdog
 from edl.trainer.session.client import MasterStream
 from edl.trainer.session.orders import FormRing
@@ -52,8 +53,8 @@ SAMPLE_RECORDS = 5  # to build, trace and try the model with
 MEBIBYTE = 1 << 20
 
 
-class Nothing:
-    """The records of a training that there is not."""
+class NoRecords:
+    """A source without records, for a job that does not train."""
 
     layout = Layout(0)
 
@@ -64,11 +65,12 @@ class Nothing:
         raise AssertionError("there are no records")
 
 
-def build_frozen(
+def build_inference(
     config: Config, stream: MasterStream, module: UserModel, model: Any, ring: Ring, watchdog: Watchdog,
     servers: ParameterServers | None = None,
 ) -> Worker:  # fmt: skip
-    """
+    """Build the worker of a job that evaluates or predicts.
+
     Args:
         servers: have the rows of the model's tables; None: these are variables of the model.
 
@@ -90,8 +92,8 @@ def build_frozen(
             "edl.layers.Embedding, so nothing of it would be on parameter servers: set ps.servers=0"
         )
     lookups.rows = LocalRows(lookups.tables)
-    learner = FrozenLearner(model, ring.reduce, lookups.tables)
-    batches = Batches(Nothing(), config.training.batch_size)
+    learner = InferenceLearner(model, ring.reduce, lookups.tables)
+    batches = Batches(NoRecords(), config.training.batch_size)
     plan = config.evaluation_plan(batches.steps, {split: len(reader)})
     limits = config.elastic.step_timeout_seconds, config.elastic.startup_timeout_seconds
     computing = Compute(watchdog, *limits, waits=lambda: session.waits() is not None)
@@ -113,7 +115,7 @@ def build_frozen(
         evaluation = RingEvaluation(plan, held_out, _metrics(model, sample, lookups), watched=computing)
     rows = RememberedRows(servers) if servers is not None else None
     warm_start = warm_start_of_job(config, model, learner, session.began_with, rows)
-    if warm_start is not None and stream.rehearses:
+    if warm_start is not None and stream.runs_preflight:
         warm_start.check()
 
     def begin() -> Ledger | None:
@@ -142,7 +144,7 @@ def build_frozen(
 
 
 def _build(model: Any, sample: Batch) -> None:
-    """Create all of its variables."""
+    """Create all variables of the model."""
     if type(model).predict_step is keras.Model.predict_step:
         model.predict_on_batch(sample.x)
     else:  # which is given what `predict` gives it
@@ -150,7 +152,7 @@ def _build(model: Any, sample: Batch) -> None:
 
 
 class RememberedRows:
-    """Those that the servers begin with: which they are, is known then."""
+    """Remembers the digest of the rows that the servers begin with."""
 
     def __init__(self, servers: ParameterServers):
         self._servers, self.digest = servers, ""
@@ -161,6 +163,7 @@ class RememberedRows:
 
 
 def _files(config: Config, stream: MasterStream, module: UserModel, records: int) -> PredictionFiles:
+    """Return the files of the predictions."""
     directory = config.prediction.dir or (stream.output and str(Path(stream.output, PREDICTIONS)))
     if not directory:
         raise ConfigError(
@@ -172,7 +175,8 @@ def _files(config: Config, stream: MasterStream, module: UserModel, records: int
 
 
 def _metrics(model: Any, sample: Batch, lookups: Lookups) -> EvaluationMetrics:
-    """
+    """Return the metrics of an evaluation by several workers.
+
     Raises:
         ModelError: a metric is not the sum of what the ring's members find.
     """
@@ -190,7 +194,7 @@ def _metrics(model: Any, sample: Batch, lookups: Lookups) -> EvaluationMetrics:
 def _kept(
     module: UserModel, watch: Watch, outputs: Mapping[str, np.ndarray], ids: np.ndarray
 ) -> Mapping[str, np.ndarray] | None:
-    """What the user's write() keeps of a part."""
+    """Call the user's write() with the outputs of a part, and return the outputs to keep: none."""
     assert module.write is not None
     with watch(lambda: f"{module.name}: write() of the records {ids[0]} to {ids[-1]}"):
         found = module.write(outputs["output"] if list(outputs) == ["output"] else dict(outputs), ids)
@@ -203,28 +207,30 @@ def _kept(
 
 
 def _end(session: Session, files: PredictionFiles | None, worth: Mapping[str, float] | None) -> None:
-    """There is no model to be saved."""
+    """Report the end of the job: there is no model to save."""
     failed = []
     if files is not None:
         try:
             files.end()
         except (PredictionError, OSError) as error:
-            failed.append(pb.PartFailed(part="prediction", why=described(error), traceback=traced(error)))
+            failed.append(
+                pb.PartFailed(part="prediction", why=format_error(error), traceback=format_traceback(error))
+            )
     session.say(finished=pb.Finished(metrics={} if files else worth, failed=failed))
 
 
-def _meet_alone(config: Config, ring: Ring, learner: FrozenLearner) -> None:
-    """A whole ring of one, without a record: all that takes time is touched before others wait.
+def _meet_alone(config: Config, ring: Ring, learner: InferenceLearner) -> None:
+    """Run a ring of one without records, so that the first real ring does not wait for graphs to be traced.
 
     Raises:
         RingBroken: the master has ended this worker meanwhile.
     """
     said: list[pb.FromWorker] = []
     alone = Session(0, said.append, Event())
-    batches = Batches(Nothing(), config.training.batch_size)
+    batches = Batches(NoRecords(), config.training.batch_size)
     report = Telemetry(alone, batches.steps, log=lambda line: None)
     nothing: Callable[[Mapping[str, Any] | None], None] = lambda worth: None  # noqa: E731
     worker = Worker(config, alone, ring, learner, batches, report, nothing)
-    worker.ride(FormRing(0, (0,), 0, sync=True, epochs=0, shares=(1,), layout=Layout(0)))
+    worker.run_ring(FormRing(0, (0,), 0, sync=True, epochs=0, shares=(1,), layout=Layout(0)))
     if broken := said[-1].left_ring.broken:
         raise RingBroken(broken)

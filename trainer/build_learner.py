@@ -20,18 +20,18 @@ from edl.trainer.embedding.replacement import replaced
 from edl.trainer.model.data import Batch
 from edl.trainer.model.model_support import has_own_step, refuse_unless_compiled
 from edl.trainer.model.user_model import UserModel
-from edl.trainer.runtime.error_report import described
+from edl.trainer.runtime.error_report import format_error
 from edl.trainer.session.client import MasterStream
 from edl.trainer.step.learner import KerasLearner
-from edl.trainer.step.overlapped import RingSums
+from edl.trainer.step.overlapped import RingAllReduce
 from edl.trainer.step.own_step import OwnStepLearner
-from edl.trainer.step.ps_learner import ServedLearner
+from edl.trainer.step.ps_learner import PsLearner
 
 TRIED_RECORDS = 5  # to build, trace and try the model with: so that it divides into two unlike parts
 
 
 def model_of(config: Config, module: UserModel, stream: MasterStream) -> keras.Model:
-    """What model() returns, with large embeddings replaced where that is asked for.
+    """Return the model of model(), with large embeddings replaced if the job says so.
 
     Raises:
         ModelError: one of them cannot be, or it is no model.
@@ -43,15 +43,14 @@ def model_of(config: Config, module: UserModel, stream: MasterStream) -> keras.M
         raise ModelError(
             f"{module.name}: model() must return a compiled keras.Model, not {type(model).__name__}{hint}"
         )
-    for line in told if stream.rehearses else ():  # one worker tells it for all
+    for line in told if stream.runs_preflight else ():  # one worker tells it for all
         stream.session.warn(line)
     return model
 
 
 @contextmanager
 def advised(config: Config, model: keras.Model) -> Iterator[None]:
-    """Inside, the error of a model that is refused also says how to place its rows, if the job has not chosen
-    where they are.
+    """Inside this context, a refused model's error also says how to place its rows, if the mode is auto.
 
     Raises:
         ModelError: it is refused.
@@ -70,7 +69,7 @@ def advised(config: Config, model: keras.Model) -> Iterator[None]:
 
 @contextmanager
 def explained(module: UserModel, samples: Sequence[Batch], batch_size: int) -> Iterator[None]:
-    """Inside, the model is used with its first records: what a library says of a usual mistake is explained.
+    """Inside this context, explain a library's error about a common mistake in the model or its data.
 
     Raises:
         UserCodeError: with what is behind the error.
@@ -91,12 +90,12 @@ def explained(module: UserModel, samples: Sequence[Batch], batch_size: int) -> I
             )
         if not why:
             raise
-        raise UserCodeError(f"{module.name}: {why}: {described(error)}") from error
+        raise UserCodeError(f"{module.name}: {why}: {format_error(error)}") from error
 
 
-def served_learner_of(
+def ps_learner_of(
     config: Config, model: Any, samples: Sequence[Batch], warn: Callable[[str], None]
-) -> ServedLearner:
+) -> PsLearner:
     """Return the learner of a model whose weights are all on parameter servers (mode=ps).
 
     Args:
@@ -114,14 +113,14 @@ def served_learner_of(
         )
     how = config.training
     sample = samples[0] if samples else None
-    return ServedLearner(model, sample, samples[1:], how.on_inexact_loss, warn, how.accumulate_steps)
+    return PsLearner(model, sample, samples[1:], how.on_inexact_loss, warn, how.accumulate_steps)
 
 
-class Sums(Protocol):
-    """What of a ring a learner is made with."""
+class RingReducer(Protocol):
+    """The part of a ring that a learner needs."""
 
     @property
-    def in_graph(self) -> RingSums | None: ...
+    def in_graph(self) -> RingAllReduce | None: ...
 
     def reduce(self, vector: Any) -> Any: ...
 
@@ -129,7 +128,7 @@ class Sums(Protocol):
 def learner_of(
     model: Any,
     samples: Sequence[Batch],
-    ring: Sums,
+    ring: RingReducer,
     inexact: str,
     warn: Callable[[str], None],
     pieces: int = 1,

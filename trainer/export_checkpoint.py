@@ -35,15 +35,16 @@ from edl.trainer.export.verification import Found, Verification
 from edl.trainer.model import user_model
 from edl.trainer.model.records import Records
 from edl.trainer.model.user_model import UserModel
-from edl.trainer.runtime.error_report import described
+from edl.trainer.runtime.error_report import format_error
 from edl.trainer.step.learner import KerasLearner
 from edl.trainer.step.own_step import OwnStepLearner
-from edl.trainer.step.ps_learner import DENSE, ServedLearner
+from edl.trainer.step.ps_learner import DENSE, PsLearner
 
 
 @dataclass(frozen=True)
 class Request:
-    """
+    """What to export.
+
     Args:
         values: of the job.
         trained: the file of the trained model; empty: a checkpoint is meant.
@@ -104,7 +105,7 @@ def export(request: Request) -> str:
         try:
             formats.put_at(model, request.name, path, features, os.getpid())
         except FAILURES as error:  # what Keras raises, or a disk
-            raise ModelError(f"{path}: cannot be written as {request.name}: {described(error)}") from error
+            raise ModelError(f"{path}: cannot be written as {request.name}: {format_error(error)}") from error
         if fresh is not None:
             why = "" if features is not None else "there are no records"
             sample = samples.of(model, features, why)
@@ -136,7 +137,7 @@ def _trained(request: Request, module: UserModel, features: Any) -> tuple[keras.
         try:
             model = built(path, module, features)
         except FAILURES:
-            raise ModelError(f"{path} cannot be loaded: {described(error)}") from error
+            raise ModelError(f"{path} cannot be loaded: {format_error(error)}") from error
     return model, f"the trained model as {request.name}"
 
 
@@ -159,12 +160,12 @@ def _restored(
     pieces, warn = config.training.accumulate_steps, lambda _: None
     learner: KerasLearner | OwnStepLearner
     if manifest.of_servers and DENSE in dims(loaded.checkpoint):  # of a job with mode=ps
-        learner = ServedLearner(model, batches[0] if batches else None, batches[1:], "allow", warn, pieces)
+        learner = PsLearner(model, batches[0] if batches else None, batches[1:], "allow", warn, pieces)
     else:
         learner = learner_of(model, batches, Alone(), "allow", warn, pieces)
     variables = without_memory(manifest)
     theirs = [(v.dtype, v.shape) for v in variables]
-    ours = [(d.dtype, d.shape) for d in learner.described()]
+    ours = [(d.dtype, d.shape) for d in learner.variable_specs()]
     if manifest.model != learner.fingerprint() or theirs != ours:
         raise ModelError(
             f"the checkpoint of step {manifest.step:,} in {request.checkpoints} is of another model than "

@@ -68,7 +68,7 @@ def main() -> None:
 
 
 def _become(order: dict[str, Any]) -> None:
-    """In the child: be the worker. Never returns."""
+    """Become the worker, in the child. Never returns."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     os.setsid()
     log = log_file(Path(order["log"]))

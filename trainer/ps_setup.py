@@ -1,9 +1,10 @@
-"""A ring and the servers that have the rows of its model's tables: what its members do before the first step.
+"""What a ring's members do with the servers of their model's rows before the first step.
 
-Ring and servers are at the same step: the root of a new ring tells the servers where it is (`join`) before
-anything is summed. What became of a step is told to them with the next call, and is a part of the ledger: who
-has the state can tell it. Where a server has lost its rows, or has more than the ring, both go back together.
-Where another number of servers is wanted, the root has the rows moved when all have the state (`move`).
+Ring and servers must be at the same step: the root of a new ring tells the servers its step (`join`) before
+anything is summed. Each call to a server also carries the outcome of the last step, which is part of the
+ledger, so that every member with the state can report it. If a server has lost its rows, or is ahead of the
+ring, ring and servers roll back together. If the number of servers is to change, the root has the rows moved
+once all members have the state (`move`).
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ import numpy as np
 
 from edl.contract.proto import edl_pb2 as pb
 from edl.contract.rows.placement import Arrangement
-from edl.trainer.agreement.interfaces import Servers
-from edl.trainer.restore import Beginning
+from edl.trainer.ps_client.interfaces import Servers
+from edl.trainer.restore import Restore
 from edl.trainer.ring.base import Ring, broadcast_bytes, broadcast_text
 from edl.trainer.session.orders import FormRing
 from edl.trainer.session.state import Session
@@ -24,8 +25,13 @@ from edl.trainer.state import State
 
 
 def adopt(ring: Ring, root: int, servers: Any, why: str = "") -> str:
-    """All members call the servers of the root's arrangement, where the root knows them: members whom
-    different masters have told of servers know different ones. Returns what the root says beside that."""
+    """Use the root's shard assignment and server addresses on all members.
+
+    Members whose information comes from different masters may know different servers.
+
+    Returns:
+        the root's `why`.
+    """
     of = servers.arrangement
     said = json.dumps([of.servers, of.replicas, of.out, servers.addresses, why]).encode()
     count, replicas, out, addresses, why = json.loads(broadcast_bytes(ring, said, root))
@@ -34,40 +40,44 @@ def adopt(ring: Ring, root: int, servers: Any, why: str = "") -> str:
 
 
 class RowServers:
-    """
+    """The servers of embedding rows, as a ring's members set them up.
+
     Args:
-        state: of this member.
-        beginning: to which ring and servers go back, where they have to.
+        state: the state of this member.
+        restore: rolls the state back, if ring and servers must roll back.
     """
 
-    def __init__(self, servers: Servers, session: Session, state: State, beginning: Beginning):
+    def __init__(self, servers: Servers, session: Session, state: State, restore: Restore):
         self._servers, self._session = servers, session
-        self._state, self._beginning = state, beginning
-        self._stay = ""  # why the rows have not moved to where they are to be
+        self._state, self._restore = state, restore
+        self._stay = ""  # why the rows were not moved to the servers that the master wants
 
     def join(self, ring: Ring, form: FormRing, begun: bool) -> str:
-        """Ring and servers are at the same step, as all ranks know when this returns. The root sees to it,
-        before anybody else is given its state or sums with it.
+        """Bring ring and servers to the same step; all ranks know the result when this returns.
+
+        The root does it before any member receives its state or sums with it.
 
         Args:
-            begun: the root has just begun with a checkpoint, or with a warm start.
+            begun: whether the root has just restored a checkpoint or done a warm start.
 
         Returns:
-            why both had to go back, to what the root has now; empty: they had not.
+            why ring and servers rolled back to what the root has now; "" if they did not.
         """
-        servers, state, beginning = self._servers, self._state, self._beginning
+        servers, state, restore = self._servers, self._state, self._restore
         why = ""
         if form.root == self._session.worker:
             servers.speak_of(servers.claim(self._session.worker))
-            # Rows may be another training's at the beginning, too: then that is a state like any other.
-            there = state.ledger.step or beginning.warm_start is not None
+            # After a warm start step 0 is a state to compare, too: the rows are another training's.
+            there = state.ledger.step or restore.warm_start is not None
             if there and not begun and (why := servers.settle(state.ledger.step)):
                 begun = True
-                if not beginning.go_back():
-                    self._session.warn(f"{why}: the servers read the rows again, and what was done stands")
+                if not restore.roll_back():
+                    self._session.warn(
+                        f"{why}: the servers read the rows again; the work done so far stays valid"
+                    )
                     why = ""
             if begun or not there:
-                attempt = beginning.checkpoints.attempt if beginning.checkpoints is not None else ""
+                attempt = restore.checkpoints.attempt if restore.checkpoints is not None else ""
                 servers.restore(state.ledger.step, attempt if state.ledger.step else "")
         root = form.members.index(form.root)
         generation = np.array([servers.generation], np.int64)
@@ -76,14 +86,18 @@ class RowServers:
         return broadcast_text(ring, why, root)
 
     def move(self, ring: Ring, form: FormRing) -> None:
-        """The rows are where the master wants them, or stay where they are, as all ranks know when this
-        returns. All who hold the state have the same one, so that any of them can go on with them."""
+        """Have the rows moved to the servers that the master wants; all ranks know the result when this
+        returns.
+
+        It comes after `State.sync`: all members in sync hold the same state, so that any of them can
+        continue.
+        """
         servers, why = self._servers, ""
         if form.root == self._session.worker and servers.moves:
             why = servers.move(self._state.ledger.step)
         self._stay = adopt(ring, form.members.index(form.root), servers, why)
 
     def tell(self, joined: pb.JoinedRing) -> None:
-        """Add where the rows are."""
+        """Add to `joined` which servers have the rows."""
         of = self._servers.arrangement
         joined.servers, joined.out[:], joined.servers_stay = of.servers, of.out, self._stay

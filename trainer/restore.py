@@ -1,5 +1,8 @@
-"""What the root of a ring begins with when no worker holds the job's state: the newest checkpoint. Without a
-checkpoint it is what another training has learned, and without that the model's first weights."""
+"""The initial state of a ring's root, if no worker holds the job's state.
+
+It is the newest checkpoint. Without a checkpoint it is what another training has learned (a warm start), and
+without that the model's first weights.
+"""
 
 from __future__ import annotations
 
@@ -12,15 +15,17 @@ from edl.trainer.checkpoint.checkpointing import Checkpointing
 from edl.trainer.state import State
 
 
-class Beginning:
-    """
+class Restore:
+    """Restores the initial state of one worker.
+
     Args:
-        state: which is to begin.
-        checkpoints: None: the job writes none.
-        warm_start: has the model begin with what another training has learned, and returns what of the job is
-            done already; None: with its own weights.
-        first: the parts of the learner that it was built with, to begin again; none: it never has to.
-        trains: whether the job does; else the state of a beginning may be the one that is there.
+        state: the state to set.
+        checkpoints: None if the job writes none.
+        warm_start: loads what another training has learned into the model, and returns the ledger of the work
+            that is already done; None: the model begins with its own weights.
+        initial_weights: the learner's parts as they were built, uint8 [bytes] each, for beginning again;
+            empty if the job never has to.
+        trains: whether the job trains. If it does not, restoring may lead to the present state again.
     """
 
     def __init__(
@@ -28,56 +33,59 @@ class Beginning:
         state: State,
         checkpoints: Checkpointing | None,
         warm_start: Callable[[], Ledger | None] | None,
-        first: list[np.ndarray],
+        initial_weights: list[np.ndarray],
         trains: bool,
     ):
-        self.checkpoints, self.warm_start, self.first = checkpoints, warm_start, first
+        self.checkpoints, self.warm_start, self.initial_weights = checkpoints, warm_start, initial_weights
         self._state, self._trains = state, trains
 
     @property
-    def known(self) -> int:
-        """The step of the newest checkpoint, or 0 if there is none."""
+    def newest_step(self) -> int:
+        """The step of the newest checkpoint; 0 if there is none."""
         return self.checkpoints.known if self.checkpoints is not None else 0
 
-    def restore(self, expected: int) -> bool:
-        """Begin with the newest checkpoint, ledger and model together, or with a warm start if there is none.
+    def initial_state(self, expected: int) -> bool:
+        """Restore the newest checkpoint, ledger and model together, or do a warm start if there is none.
+
+        Args:
+            expected: the step of a checkpoint that is known to exist; 0 if none is.
 
         Returns:
-            whether there is either.
+            True if there was a checkpoint or a warm start.
         """
-        if self.restore_checkpoint(expected):
+        if self.load_checkpoint(expected):
             return True
         if self.warm_start is not None:
             if (begun := self.warm_start()) is not None:
-                self._state.begin_with(begun)
+                self._state.set_ledger(begun)
             return True
         return False
 
-    def restore_checkpoint(self, expected: int) -> bool:
-        """Begin with the newest checkpoint. Returns False if there is none."""
+    def load_checkpoint(self, expected: int) -> bool:
+        """Restore the newest checkpoint. False if there is none."""
         if self.checkpoints is None or (found := self.checkpoints.restore(expected)) is None:
             return False
-        self._state.begin_with(found)
+        self._state.set_ledger(found)
         return True
 
-    def take_first(self) -> None:
-        """The model has its first weights again; the ledger is as it was."""
+    def reset_weights(self) -> None:
+        """Give the model its first weights again; the ledger is unchanged."""
         learner = self._state.learner
-        learner.take_over(learner.prepared(list(self.first)))
+        learner.take_over(learner.prepared(list(self.initial_weights)))
 
-    def go_back(self) -> bool:
-        """To the newest checkpoint; where there is none, to the beginning.
+    def roll_back(self) -> bool:
+        """Restore the newest checkpoint; without a checkpoint, begin again.
 
         Returns:
-            whether the state is another one then: not where nothing is trained, and the same rows and weights
-            are there again.
+            whether the state has changed. It has not if nothing is trained and the same weights were loaded
+            again.
         """
         state = self._state
         before, digest = state.ledger, "" if self._trains else state.learner.digest()
-        self.take_first()
-        state.begin_with(Ledger())
-        self.restore(self.known)
+        self.reset_weights()
+        state.set_ledger(Ledger())
+        self.initial_state(self.newest_step)
         if digest and state.learner.digest() == digest:
-            state.begin_with(before)
+            state.set_ledger(before)
             return False
         return True

@@ -1,14 +1,14 @@
-"""The job's state, as one worker has it: the model, the ledger, and what the ring has summed beyond them.
+"""The job's state, as one worker holds it: the model, the ledger, and the updates that are not in it yet.
 
-    ledger, model       one state: changed together, taken over together, copied together
-    kept                steps that the ring has taken, and that are not in the state yet
-    step, round, turn   what the ring takes next: the ledger's own, once nothing is kept
+    ledger, model       one state: changed together, copied together
+    pending_updates     steps that the ring has made and that are not in the state yet
+    step, round, turn   what the ring does next: the ledger's own, when nothing is pending
 
-Most of the time a step is kept no longer than `add` takes. But who enters a ring without the state follows
-it: the state of one moment is on its way, and the steps since then are kept, and put into it when it is here.
+Most of the time a step is pending no longer than `add` takes. But a member that joins without the state
+catches up: it receives the state of one moment, keeps the steps made since then, and applies them afterwards.
 
-Training changes the state in `_put` only. Else another one is taken over as a whole: another member's
-(`sync`, `follow`), that of a worker before this one (`begin_from_memory`), a checkpoint's
+Training changes the state in `_put` only. Otherwise the whole state is replaced: by a different member's
+(`sync`, `begin_catch_up`), by the copy of an earlier worker (`restore_from_memory`), or by a checkpoint
 (trainer/restore.py).
 """
 
@@ -24,27 +24,32 @@ from edl.contract.proto import edl_pb2 as pb
 from edl.contract.steps import Steps
 from edl.errors import ModelError
 from edl.trainer.agreement import control
-from edl.trainer.agreement.epochs import Turn
-from edl.trainer.agreement.interfaces import Commit, Learner, Servers
+from edl.trainer.agreement.epochs import CallbackUpdate
 from edl.trainer.agreement.ledger import Ledger
 from edl.trainer.agreement.metric_values import Value
 from edl.trainer.checkpoint.memory_copy import MemoryCopy
+from edl.trainer.embedding.interfaces import Commit
 from edl.trainer.evaluation.rounds import Rounds
-from edl.trainer.ring.base import Arrival, Ring, broadcast_parts
+from edl.trainer.ps_client.interfaces import Servers
+from edl.trainer.ring.base import Ring, StateFuture, broadcast_parts
 from edl.trainer.session.orders import FormRing
 from edl.trainer.session.state import Session
+from edl.trainer.step.interfaces import Learner
 
-KEPT = 256 << 20  # bytes of sums that a member keeps, or as many as its state has, while that is on its way
-AT_ONCE = 2  # steps that it applies in the time of one, so that nobody waits for it long
+PENDING_BYTES = (
+    256 << 20
+)  # or the size of the state, if that is larger; beyond it the ring waits for this member
+UPDATES_PER_STEP = 2  # applied in each step while catching up: more would delay the other members
 
 
 class State:
-    """
+    """The state of one worker.
+
     Args:
-        learner: has the model.
-        rounds: of its evaluations.
-        memory: takes a copy of each state; None: nobody keeps one.
-        servers: have the rows of the model's tables; None: it has none.
+        learner: holds the model.
+        rounds: adds rounds of evaluations to the ledger.
+        memory: keeps a copy of each state in memory that outlives this process; None: no copies.
+        servers: hold the rows of the model's tables; None if it has no tables.
     """
 
     def __init__(
@@ -59,37 +64,37 @@ class State:
         self.learner, self._steps, self._rounds, self._session = learner, steps, rounds, session
         self._memory, self._servers = memory, servers
         self.ledger = Ledger()
-        self.step, self.round, self.turn = 0, 0, 0  # which the ring takes next
-        self.stop = 0  # with so many epochs the training ends, because a callback wants it; 0: none does
-        self.is_held = False  # whether it is a copy of the job's state
-        self.held_in = 0  # the last ring whose state it was
-        # Of a member that has entered the ring without its state:
-        self.kept: deque[control.Sums | Turn] = deque()
-        self._arrival: Arrival | None = None  # until the state is here
-        self._arrives_in = 0  # that ring
+        self.step, self.round, self.turn = 0, 0, 0  # which the ring makes next
+        self.stop = 0  # number of epochs after which a callback ends the training; 0 if none does
+        self.has_state = False  # whether this is a state of the job, and not of a new model
+        self.synced_generation = 0  # the last ring in which this worker was in sync
+        # For a member that joins without the state:
+        self.pending_updates: deque[control.StepResult | CallbackUpdate] = deque()
+        self._incoming: StateFuture | None = None  # the state that is being received; None when it is here
+        self._incoming_generation = 0  # the ring that sends it
 
-    # --- as a whole
+    # --- the whole state
 
-    def begin_with(self, ledger: Ledger) -> None:
-        """That is what is in the model."""
+    def set_ledger(self, ledger: Ledger) -> None:
+        """Replace the ledger: the model is in this state already. Nothing is pending then."""
         self.ledger, self.step, self.round, self.turn = ledger, ledger.step, ledger.round, ledger.turn
         self.stop = ledger.epochs.stop
 
-    def begin_from_memory(self) -> bool:
-        """Take over what a worker before this one has left in the memory of their place. False: nothing."""
+    def restore_from_memory(self) -> bool:
+        """Restore the copy that an earlier worker has left in this pod's memory. False if there is none."""
         if self._memory is None or (found := self._memory.newest()) is None:
             return False
         ledger, parts = found
         self.learner.take_over(self.learner.prepared(parts))
-        self.begin_with(ledger)
-        self.is_held = True
+        self.set_ledger(ledger)
+        self.has_state = True
         return True
 
     def sync(self, ring: Ring, root: int, rank: int) -> None:
-        """All take the root's: ledger and model together, or neither."""
+        """Copy the root's state to all members: ledger and model together, or neither."""
         ledger = self.ledger.pack() if rank == root else np.zeros(0, np.uint8)
-        parts = self.learner.parts()  # of the root; of the others, as long as those
-        # First how long everything is, so that the others can make room for it.
+        parts = self.learner.parts()  # on all ranks of the same sizes; only the root's values count
+        # The sizes come first, so that the other members can allocate memory.
         header = np.array([len(ledger), sum(map(len, parts))], np.int64)
         lengths = ring.broadcast(header, root).tolist()
         if rank != root:
@@ -98,116 +103,126 @@ class State:
             raise ModelError(f"the ring's state has {lengths[1]} bytes, this worker's model has {header[1]}")
         ledger = ring.broadcast(ledger, root)
         parts = broadcast_parts(ring, parts, root, rank)
-        # Nothing is taken over before all of it is here.
+        # Nothing changes before all of it has been received: the ring may break meanwhile.
         if rank != root:
             found = Ledger.unpack(ledger)
             self.learner.take_over(self.learner.prepared(parts))
-            self.begin_with(found)
+            self.set_ledger(found)
 
-    def hold(self, generation: int) -> None:
-        """It is the state of that ring, at the step that the ring is at."""
-        self.is_held, self.held_in = True, generation
+    def mark_synced(self, generation: int) -> None:
+        """Record that this is the state of that ring, at the ring's step."""
+        self.has_state, self.synced_generation = True, generation
 
     def forget(self) -> None:
-        """It may not be the job's: it counts for nothing, whatever becomes of the next ring."""
-        self.is_held, self.held_in = False, 0
+        """Treat this state as invalid, because it may have diverged from the job's.
+
+        A copy in memory is dropped, too, so that it cannot come back whatever becomes of the next ring.
+        """
+        self.has_state, self.synced_generation = False, 0
         if self._memory is not None:
             self._memory.forget()
 
     def left_ring(self, broken: str) -> pb.LeftRing:
-        """What the master goes on from."""
-        complete = self.is_held and self._steps.ends_epoch(self.ledger.step)  # it may be the last
+        """Describe the state for the master, which chooses the next ring's root by it."""
+        complete = self.has_state and self._steps.ends_epoch(
+            self.ledger.step
+        )  # the master compares digests of states that may be final
         digest = self.learner.digest() if complete else ""
-        return self.ledger.left_ring(self.is_held, broken, digest)
+        return self.ledger.left_ring(self.has_state, broken, digest)
 
-    # --- of a member that has entered the ring without it
+    # --- joining a ring without the state
 
     @property
-    def follows(self) -> bool:
-        """Whether steps of the ring are not in it yet."""
-        return self._arrival is not None or bool(self.kept)
+    def catching_up(self) -> bool:
+        """Whether the ring has made steps that are not in this state yet."""
+        return self._incoming is not None or bool(self.pending_updates)
 
     def packed(self) -> list[np.ndarray]:
-        """As it is now, for a member that follows: uint8 [bytes] each."""
+        """The state as it is now, for a member that catches up: uint8 [bytes] each."""
         return [self.ledger.pack(), *self.learner.parts()]
 
     def prepared(self, parts: list[np.ndarray]) -> tuple[Ledger, Any]:
-        """What another member has packed: on the thread that receives it, and nothing is changed yet."""
+        """Unpack what `packed` has made. Runs on the thread that receives the state, and changes nothing."""
         return Ledger.unpack(parts.pop(0)), self.learner.prepared(parts)
 
-    def follow(self, ring: Ring, form: FormRing, giver: int, passes_on: bool) -> None:
-        """Have the state of the ring's first step come, and keep the steps since then.
+    def begin_catch_up(self, ring: Ring, form: FormRing, source: int, forward: bool) -> None:
+        """Receive the state of the ring's first step, and keep the steps made since then.
 
         Args:
-            giver: the rank that it comes from.
-            passes_on: one more member takes it, from this one.
+            source: the rank that sends it.
+            forward: whether this member forwards the state to one more.
         """
         self.step, self.round, self.turn = form.step, form.round, form.turn
-        self._arrival, self._arrives_in = ring.take(giver, self.prepared, passes_on), form.generation
-        if not self.learner.follows:
-            self._take_over(self._arrival)  # all wait for it
+        self._incoming, self._incoming_generation = (
+            ring.receive_state(source, self.prepared, forward),
+            form.generation,
+        )
+        if not self.learner.can_catch_up:
+            self._take_over(
+                self._incoming
+            )  # this learner cannot apply results later, so the ring waits for it
 
-    def drop_kept(self) -> None:
-        """The ring is left: what is kept is worth nothing without the others."""
-        self._arrival = None
-        self.kept.clear()
-        self.begin_with(self.ledger)
+    def drop_pending(self) -> None:
+        """Drop the pending updates after a ring: without the other members they cannot be completed."""
+        self._incoming = None
+        self.pending_updates.clear()
+        self.set_ledger(self.ledger)
 
-    def _take_over(self, arrival: Arrival) -> None:
-        """Take over the state that comes: ledger and model together."""
-        ledger, values = arrival.state()
+    def _take_over(self, incoming: StateFuture) -> None:
+        """Replace ledger and model by the received state."""
+        ledger, values = incoming.result()
         self.learner.take_over(values)
-        self.ledger, self._arrival = ledger, None
-        self.hold(self._arrives_in)
+        self.ledger, self._incoming = ledger, None
+        self.mark_synced(self._incoming_generation)
         self.stop = self.stop or ledger.epochs.stop
 
-    # --- one step, round or turn more
+    # --- one more step, round or callback update
 
-    def add(self, sums: control.Sums | Turn) -> dict[str, Value] | None:
-        """The ring has taken it: put it into the state, or keep it until the state is here.
+    def add(self, update: control.StepResult | CallbackUpdate) -> dict[str, Value] | None:
+        """Add an update that the ring has made. It stays pending until the state has been received.
 
         Returns:
-            the metrics of an epoch that ends with it, if one does.
+            the metrics of an epoch that ends with it; None if no epoch ends.
         """
-        self.kept.append(sums)
-        if isinstance(sums, Turn):
-            self.turn, self.stop = 1, sums.after.stop
-        elif sums.round:
-            self.round = sums.round
+        self.pending_updates.append(update)
+        if isinstance(update, CallbackUpdate):
+            self.turn, self.stop = 1, update.after.stop
+        elif update.round:
+            self.round = update.round
         else:
             self.step, self.round, self.turn = self.step + 1, 0, 0
         return self._catch_up()
 
     def _catch_up(self) -> dict[str, Value] | None:
-        """Put what is kept into the state, as far as the state is here. Returns as `add` does."""
-        if self._arrival is not None:
-            # Beyond that all wait for the state.
-            full = sum(s.nbytes for s in self.kept) > max(KEPT, self.learner.nbytes)
-            if not self._arrival.here and not full:
+        """Apply pending updates, if the state has been received. Returns as `add` does."""
+        if self._incoming is not None:
+            # Beyond this limit the ring waits until the state has been received.
+            full = sum(u.nbytes for u in self.pending_updates) > max(PENDING_BYTES, self.learner.nbytes)
+            if not self._incoming.done and not full:
                 return None
-            self._take_over(self._arrival)
-        for _ in range(min(len(self.kept), AT_ONCE)):
-            metrics = self._put(self.kept.popleft())
+            self._take_over(self._incoming)
+        for _ in range(min(len(self.pending_updates), UPDATES_PER_STEP)):
+            metrics = self._put(self.pending_updates.popleft())
         self._copy()
-        return None if self.kept else metrics
+        return None if self.pending_updates else metrics
 
-    def _put(self, sums: control.Sums | Turn) -> dict[str, Value] | None:
-        """Model and ledger, one after the other, nothing in between that can fail."""
-        if isinstance(sums, Turn):
-            self.change(sums)
+    def _put(self, update: control.StepResult | CallbackUpdate) -> dict[str, Value] | None:
+        """Apply one update to model and ledger; nothing that can fail comes between the two."""
+        if isinstance(update, CallbackUpdate):
+            self.change(update)
             self.ledger = replace(self.ledger, turn=1)
             return None
-        if sums.round:
+        if update.round:
             ends_epoch = self._steps.ends_epoch(self.ledger.step)
-            self.ledger = self._rounds.put(self.ledger, sums, ends_epoch)
+            self.ledger = self._rounds.put(self.ledger, update, ends_epoch)
             return None
-        agreed = sums.agreed
+        agreed = update.agreed
         commit: Commit | None = None
         if self._servers is not None:
-            made = self.learner.commit(self.ledger.step, sums)
+            made = self.learner.commit(self.ledger.step, update)
             commit = replace(made, generation=self._servers.generation)
         if not agreed.nonfinite and agreed.records:
-            self.learner.apply(sums)
+            self.learner.apply(update)
         self.ledger = self.ledger.after(agreed, self._steps.epoch(self.ledger.step), commit)
         metrics: dict[str, Value] | None = None
         if self._steps.ends_epoch(self.ledger.step):
@@ -216,14 +231,18 @@ class State:
             self.ledger = replace(self.ledger, epochs=epochs)
         return metrics
 
-    def change(self, turn: Turn) -> None:
-        """As callbacks want it."""
-        self.learner.change(turn.changed)
-        self.ledger = replace(self.ledger, epochs=turn.after)
+    def change(self, update: CallbackUpdate) -> None:
+        """Apply what callbacks have changed."""
+        self.learner.change(update.changed)
+        self.ledger = replace(self.ledger, epochs=update.after)
 
     def _copy(self) -> None:
-        """Into the memory of its place: before the next step, which is then proof that all have this one
-        twice. The rounds of a pass that is not over are not worth a copy of all weights."""
+        """Copy the state to memory that outlives this process.
+
+        It is done before the next step, whose all-reduce then proves that all members have both copies of
+        this step.
+        The rounds of an unfinished evaluation are not worth a copy of all weights.
+        """
         if self._memory is not None and not self.ledger.totals:
             self._memory.put(self.ledger, self.learner.parts())
             if self._memory.full:

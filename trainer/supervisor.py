@@ -9,9 +9,9 @@ master, which may also say that none is needed here: then all ends.
 
 What follows is also this process's duty, as there is no other:
 
-    asked to end   the worker is asked, and nobody follows it
+    asked to end   the worker is asked, and no further one is started
     orphans        what a worker leaves behind is killed before the next one starts, and zombies are reaped
-    its own death  the kernel kills the worker: nobody would be there to tell how that one ends
+    its own death  the kernel kills the worker, because no process would report how it ends
 
 With elastic.inMemorySnapshot it also holds memory for the state (`memory_copy`), which it never looks at.
 """
@@ -71,7 +71,7 @@ class Ended:
         return self.code if self.code >= 0 else 128 - self.code
 
     def told(self, place: int) -> dict[str, Any]:
-        """To the master, as the fields of a Predecessor."""
+        """The fields of a Predecessor, for the master."""
         if self.out_of_memory and self.code == -signal.SIGKILL:
             return {"place": place, "code": self.exit_code, "why": "OOMKilled"}
         if self.code < 0:
@@ -98,7 +98,7 @@ class Supervisor:
     asked: bool = field(default=False, init=False)  # to end
 
     def run(self) -> int:
-        """Until there is to be no worker here any more; returns the exit code of the last one."""
+        """Run workers until no further one is to be started; returns the exit code of the last one."""
         arguments: list[str] = [*self.arguments]
         crashes = 0
         while True:
@@ -125,13 +125,13 @@ class Supervisor:
             signal.signal(number, lambda number, _: self.ask(number))
 
     def ask(self, number: int) -> None:
-        """Have the worker end, and nobody follow it."""
+        """Ask the worker to end, and start no further one."""
         self.asked = True
         if self.worker:
             os.kill(self.worker, number)
 
     def _one(self, arguments: list[str]) -> int:
-        """One worker, from its first to its last moment; returns its exit code, as in subprocess."""
+        """Run one worker, from its start to its end; returns its exit code, as in subprocess."""
         sys.stdout.flush()
         sys.stderr.flush()
         # A signal between the fork and the moment at which the worker's process id is known would be lost.
@@ -193,8 +193,8 @@ def main() -> int:
 
 
 def _killed_for_memory() -> int:
-    """How many processes of this container the kernel has killed for want of memory; 0 where it cannot be
-    known."""
+    """The number of processes of this container that the kernel has killed for want of memory; 0 if
+    unknown."""
     for path in OOM_KILLS:
         with contextlib.suppress(OSError, ValueError, KeyError):
             return int(dict(line.split() for line in path.read_text().splitlines())["oom_kill"])

@@ -9,13 +9,13 @@ from typing import Any
 from edl.config import Config
 from edl.contract.layout import Layout, Part
 from edl.contract.proto import edl_pb2 as pb
-from edl.trainer.agreement.interfaces import SampleLoss
 from edl.trainer.model.data import Batch, Batches
 from edl.trainer.model.records import Records
 from edl.trainer.ring.base import Ring, RingBroken
 from edl.trainer.session.orders import FormRing
 from edl.trainer.session.state import Session
 from edl.trainer.session.telemetry import Telemetry
+from edl.trainer.step.interfaces import SampleLoss
 from edl.trainer.step.learner import KerasLearner
 from edl.trainer.step.own_step import OwnStepLearner
 from edl.trainer.step.sample_loss import sample_loss
@@ -65,7 +65,7 @@ def warm_up(
     report = Telemetry(alone, batches.steps, log=lambda line: None)
     worker = _Sampled(sample, learner, config, alone, ring, learner, batches, report, _nothing)
     me = (alone.worker,)
-    worker.ride(FormRing(0, me, alone.worker, sync=True, epochs=1, shares=(1,), layout=sample.layout))
+    worker.run_ring(FormRing(0, me, alone.worker, sync=True, epochs=1, shares=(1,), layout=sample.layout))
     if broken := said[-1].left_ring.broken:
         raise RingBroken(broken)
     return worker.sample_loss
@@ -82,8 +82,8 @@ class _Sampled(Worker):
         super().__init__(*others)
         self._sample, self._model = sample, learner
 
-    def meet(self, form: FormRing, rank: int) -> None:
-        super().meet(form, rank)
+    def synchronize(self, form: FormRing, rank: int) -> None:
+        super().synchronize(form, rank)
         self.sample_loss = sample_loss(self._model, self._sample.whole)
 
 

@@ -21,9 +21,10 @@ from edl.checkpoints import Store
 from edl.checkpoints.manifest import Manifest
 from edl.contract.rows.buckets import BUCKETS
 from edl.contract.rows.placement import Arrangement, moves
-from edl.trainer.agreement.interfaces import Commit, StepGradients, Table
+from edl.trainer.embedding.interfaces import Commit, Table
 from edl.trainer.ps_client.async_client import NOWHERE, StepServers
 from edl.trainer.ps_client.client import ParameterServers
+from edl.trainer.ps_client.interfaces import StepGradients
 from edl.trainer.ps_client.link import Interrupt, Link, ServerLink
 
 DIM, STEP_ROWS = 16, 100_000

@@ -65,7 +65,7 @@ def _keys(table: int, ids: np.ndarray) -> np.ndarray:
 
 
 class RedisRows:
-    """The rows of a model (trainer/agreement/interfaces.py, Rows), and Adam, as Keras has it."""
+    """The rows of a model (trainer/embedding/interfaces.py, Rows), and Adam, as Keras has it."""
 
     def __init__(self, wire: Wire, dims: Sequence[int]):
         self._wire, self._dims = wire, dims
@@ -117,7 +117,7 @@ def main() -> int:
     while step <= WARM_STEPS or time.monotonic() - began < SECONDS:
         if step == WARM_STEPS:
             began = time.monotonic()
-        sums = learner.sums(batch(step), control.write(step, holds=True), step, 0, BATCH)
+        sums = learner.allreduce_step(batch(step), control.write(step, in_sync=True), step, 0, BATCH)
         commit = learner.commit(step, sums)
         rows.apply(commit.scale, commit.learning_rate, commit.iteration)
         learner.apply(sums)

@@ -208,7 +208,7 @@ def ours(
     report = Paced(session, Timing(), whole, learner.warm_up)
     worker = Worker(config.parse(values_), session, ring, learner, batches, report, lambda worth: None)
     members, shares = tuple(range(ranks)), (1,) * ranks
-    worker.ride(FormRing(1, members, 0, sync=True, epochs=1, shares=shares, layout=Layout(MOST)))
+    worker.run_ring(FormRing(1, members, 0, sync=True, epochs=1, shares=shares, layout=Layout(MOST)))
 
 
 def plain(built: keras.Model, model: Model, x: np.ndarray, y: np.ndarray) -> Callable[[int], None]:

@@ -60,17 +60,17 @@ def _obey(ring: Ring, order: list[str], say: Callable[[str], None]) -> str:
             data = ring.broadcast(np.full(4, int(value), dtype), int(root))
             return f"{data.dtype} {data.tolist()}"
         case ["give", *values]:
-            ring.give([np.full(3_000_000, int(value), np.uint8) for value in values])
+            ring.send_state([np.full(3_000_000, int(value), np.uint8) for value in values])
             return "given"
         case ["take" | "pass" as verb, giver]:
 
             def prepare(parts: list[np.ndarray]) -> list[tuple[int, list[int]]]:
                 return [(len(p), sorted(set(p.tolist()))) for p in parts]
 
-            coming = ring.take(int(giver), prepare, passes_on=verb == "pass")
+            coming = ring.receive_state(int(giver), prepare, forward=verb == "pass")
             total = ring.reduce(np.ones(1, np.float32))  # meanwhile the ring goes on
-            state = coming.state()
-            assert coming.here
+            state = coming.result()
+            assert coming.done
             return f"took {state} {np.asarray(total).tolist()}"
         case ["close"]:
             ring.close()

@@ -16,7 +16,7 @@ from typing import Protocol
 
 import pytest
 
-from edl.trainer.ring.local import Circle, LocalRing
+from edl.trainer.ring.local import InProcessGroup, LocalRing
 from edl.trainer.session.kvstore import KeyValueStore
 from tests.contract.ring_member import serve
 
@@ -98,10 +98,10 @@ class Local:
         return list(self._members)
 
     def meet(self, members: list[Member]) -> None:
-        circle = Circle(len(members))
+        group = InProcessGroup(len(members))
         for m in self._members:
             if m in members:
-                m.ring.open(circle)
+                m.ring.open(group)
 
     def call_off(self, members: list[Member]) -> None:
         for m in members:
@@ -110,8 +110,8 @@ class Local:
     def kill(self, member: Member) -> None:
         assert isinstance(member, LocalMember)
         member.alive = False
-        if member.ring.circle is not None:
-            member.ring.circle.cut("a member has died")
+        if member.ring.group is not None:
+            member.ring.group.cut("a member has died")
         member.do(ENDED)
 
     def close(self) -> None:

@@ -21,7 +21,7 @@ import edl
 from edl.contract import artifacts
 from edl.errors import ConfigError, EdlError, UserCodeError
 from edl.trainer.export import exporter, formats, room, samples
-from edl.trainer.export.preflight import rehearse
+from edl.trainer.export.preflight import run_preflight
 from edl.trainer.export.verification import Verification, environment
 from edl.trainer.model.user_model import UserModel
 from edl.trainer.runtime.watchdog import unwatched
@@ -284,7 +284,7 @@ def test_what_cannot_be_exported_is_refused_before_the_training(name: str) -> No
     module = UserModel("mine", model, data, None)
     why = f"cannot be written as {name}, tried out before the first step: .*EagerOnly"
     with pytest.raises(UserCodeError, match=why):
-        rehearse(made, module, unwatched, True, lambda warning: None, True, (name,), features)
+        run_preflight(made, module, unwatched, True, lambda warning: None, True, (name,), features)
 
 
 def test_a_format_whose_packages_are_missing_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,7 +27,7 @@ from edl.contract.steps import Steps
 from edl.master.core import effects as ef
 from edl.master.core import events as ev
 from edl.master.core import view
-from edl.trainer.async_worker import ServedWorker
+from edl.trainer.async_worker import AsyncWorker
 from tests.invariants import replayed
 from tests.simulator.worker import FLIP, Sim
 
@@ -87,7 +87,9 @@ class Checks:
         given_up = self.world.watchdog.stopped | {e.worker for e in effects if isinstance(e, ef.Fence)}
         there = [w for w in workers.values() if w.alive and not (w.fenced or w.failed)]
         there = [
-            w for w in there if not form.untrusted_up_to or w.worker.state.held_in > form.untrusted_up_to
+            w
+            for w in there
+            if not form.untrusted_up_to or w.worker.state.synced_generation > form.untrusted_up_to
         ]
         newest = self.world.job.checkpoints.step  # before which a copy that was left counts for nothing
         there = [w for w in there if not w.from_memory or w.step >= newest]
@@ -103,7 +105,7 @@ class Checks:
         """Who sums has the state of all others: step, ledger and model; and a ring begins at its root's, or
         with the newest checkpoint."""
         members = [
-            w for w in members if not w.worker.state.follows
+            w for w in members if not w.worker.state.catching_up
         ]  # who has not got it yet has no part in it
         first = members[0]
         assert begins_at in (None, first.step), (
@@ -134,12 +136,12 @@ class Checks:
             case "joined_ring":
                 w.has_state = True
             case "left_ring":
-                forgot = self.world.faults.kinds[FLIP] and not w.worker.state.held_in
+                forgot = self.world.faults.kinds[FLIP] and not w.worker.state.synced_generation
                 assert message.left_ring.has_state or not w.has_state or forgot, (
                     f"worker {w.id} has forgotten its state"
                 )
                 w.has_state = message.left_ring.has_state  # it may have come, and not all that followed
-                if isinstance(w.worker, ServedWorker):
+                if isinstance(w.worker, AsyncWorker):
                     has = min(
                         w.worker.state.ledger.step, w.worker.stretch.reached
                     )  # a server may have lost steps
@@ -149,9 +151,9 @@ class Checks:
                 counted = self._counted(w)
                 assert np.array_equal(counted, w.weights), f"worker {w.id}: model and ledger disagree"
             case "heartbeat" if (
-                w.circle is not None and message.generation and not self.world.config.asynchronous
+                w.group is not None and message.generation and not self.world.config.asynchronous
             ):
-                others = [o for o in self.world.fleet.workers.values() if o.alive and o.circle is w.circle]
+                others = [o for o in self.world.fleet.workers.values() if o.alive and o.group is w.group]
                 behind = [o.id for o in others if o.has_state and o.step < message.heartbeat.step - 1]
                 assert not behind, (
                     f"worker {w.id} has step {message.heartbeat.step}, {behind} not the one before"

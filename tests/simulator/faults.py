@@ -73,7 +73,7 @@ class Faults:
 
     def _flip(self, chance: random.Random) -> None:
         """Of somebody who has the state, and in what no step reads: all sums stay right."""
-        holders = [w for w in self.world.fleet.workers.values() if w.alive and w.worker.state.is_held]
+        holders = [w for w in self.world.fleet.workers.values() if w.alive and w.worker.state.has_state]
         if holders and self.world.ended is None:
             self.kinds[FLIP] += 1
             chance.choice(holders).learner.flip()

@@ -166,7 +166,7 @@ class Fleet:
         layout = pb.Layout(records=self.world.size, block=1, shards=1)
         found = w.checkpoints.newest(Layout(self.world.size))[0] if w.checkpoints else 0
         held_out = w.worker.rounds.sizes
-        held = w.worker.begin_from_memory()
+        held = w.worker.restore_from_memory()
         w.has_state = w.from_memory = held is not None
         w.session.say(ready=pb.Ready(
             layout=layout, checkpoint=found, held_out=held_out, held=held, sample_loss=SAMPLE_LOSS,
@@ -309,8 +309,8 @@ class Fleet:
         if w.greeted:
             w.audible_at = 0.0  # whoever kept its words back lets go of them
             self.say(w, ev.Closed(w.id, "its stream ended"))
-        if (circle := w.circle) is not None:
-            self.clock.later(self.random.uniform(0.0001, 0.03), lambda: circle.cut(f"worker {w.id} has died"))
+        if (group := w.group) is not None:
+            self.clock.later(self.random.uniform(0.0001, 0.03), lambda: group.cut(f"worker {w.id} has died"))
 
     # --- a pause
 

@@ -16,7 +16,7 @@ from edl.contract.ids import Generation, WorkerId
 from edl.contract.proto import edl_pb2 as pb
 from edl.master.core import effects as ef
 from edl.trainer.ring.base import RingBroken
-from edl.trainer.ring.local import Circle, Coming, Slot
+from edl.trainer.ring.local import InProcessGroup, Slot, StateTransfer
 from tests.simulator.servers import SimServers
 from tests.simulator.worker import Sim
 
@@ -30,20 +30,20 @@ class Rings:
     def __init__(self, world: World) -> None:
         self.world = world
         self.forms: list[ef.Form] = []
-        self._circles: dict[
-            tuple[int, Generation], Circle
+        self._groups: dict[
+            tuple[int, Generation], InProcessGroup
         ] = {}  # by master, which is whom members hear of it
 
     def form(self, form: ef.Form, master: int) -> None:
         """That master has decided on it."""
         self.forms.append(form)
-        circle = Circle(len(form.members), Delivery(self.world, form, master))
-        self._circles[master, form.generation] = circle
+        group = InProcessGroup(len(form.members), Delivery(self.world, form, master))
+        self._groups[master, form.generation] = group
 
     def opens(self, w: Sim, message: pb.ToWorker) -> None:
         """The worker hears that it is to enter a ring."""
-        assert w.circle is None, "ordered into a ring while in another"
-        w.ring.open(self._circles[w.master, Generation(message.generation)])
+        assert w.group is None, "ordered into a ring while in another"
+        w.ring.open(self._groups[w.master, Generation(message.generation)])
 
     def hears(self, w: Sim, message: pb.ToWorker) -> None:
         """A message of the master reaches the worker."""
@@ -73,7 +73,9 @@ class Delivery:
         self.members = [world.fleet.workers[m] for m in form.members]
         self.lock = nullcontext()
         root = world.fleet.workers[form.root]
-        untrusted_up_to = form.untrusted_up_to > 0 and root.worker.state.held_in <= form.untrusted_up_to
+        untrusted_up_to = (
+            form.untrusted_up_to > 0 and root.worker.state.synced_generation <= form.untrusted_up_to
+        )
         has_state = (
             root.has_state and not untrusted_up_to and not (root.from_memory and root.step < form.step)
         )
@@ -83,13 +85,13 @@ class Delivery:
         if world.config.asynchronous:  # where the servers are
             self._begins_at, self._at_least = None, 0
         self._noted = False  # that it is broken
-        self._await_state: dict[Sim, None] = {}
+        self._awaiting_state: dict[Sim, None] = {}
         self._came: set[int] = set()  # the ranks to whom a state has come
 
     def wait(self, slot: Slot) -> None:
         self.members[slot.rank].waits(lambda: slot.done)
 
-    def hand_out(self, circle: Circle, slots: list[Slot]) -> None:
+    def deliver(self, group: InProcessGroup, slots: list[Slot]) -> None:
         """Nobody is through before everybody is there."""
         match slots[0].call:
             case ("form",):
@@ -107,58 +109,56 @@ class Delivery:
                 self._begins_at, self._at_least = None, 0
             case _:
                 takes, spread = 0.001, self.random.random() * 0.1
-        self.clock.later(takes, lambda: self._comes_back(circle, slots, spread))
+        self.clock.later(takes, lambda: self._comes_back(group, slots, spread))
 
-    def _comes_back(self, circle: Circle, slots: list[Slot], spread: float) -> None:
+    def _comes_back(self, group: InProcessGroup, slots: list[Slot], spread: float) -> None:
         """The result is there, for each rank at its own moment, or it never comes."""
         apart = slots[0].call == ("form",) and not self.fleet.met(self.form, self.master)
-        if (apart or any(w.frozen and w.alive for w in self.members)) and not circle.broken:
-            self.clock.later(
-                0.05, lambda: self._comes_back(circle, slots, spread)
-            )  # it hangs until it is cut
+        if (apart or any(w.frozen and w.alive for w in self.members)) and not group.broken:
+            self.clock.later(0.05, lambda: self._comes_back(group, slots, spread))  # it hangs until it is cut
             return
-        if circle.broken and self.random.random() < 0.5:
+        if group.broken and self.random.random() < 0.5:
             return  # it broke before the sum was made: nobody has it
         for slot in slots:
             w, at = self.members[slot.rank], self.random.random() * spread
-            self.fleet.does(w, at, lambda w=w, slot=slot: self._arrives(circle, w, slot))  # type: ignore[misc]
+            self.fleet.does(w, at, lambda w=w, slot=slot: self._arrives(group, w, slot))  # type: ignore[misc]
         self.world.faults.moment({"form": "syncing", "reduce": "stepping"}.get(slots[0].call[0], ""))
 
-    def _arrives(self, circle: Circle, w: Sim, slot: Slot) -> None:
-        if not slot.done and not (circle.broken and self.random.random() < 0.5):
-            slot.arrives()
+    def _arrives(self, group: InProcessGroup, w: Sim, slot: Slot) -> None:
+        if not slot.done and not (group.broken and self.random.random() < 0.5):
+            slot.complete()
             w.go_on()
 
-    def send(self, circle: Circle, coming: Coming, parts: list[np.ndarray]) -> None:
-        """It arrives after a while, or never, when its giver dies or the ring breaks meanwhile."""
-        giver, taker = self.members[coming.giver], self.members[coming.rank]
+    def send(self, group: InProcessGroup, transfer: StateTransfer, parts: list[np.ndarray]) -> None:
+        """It arrives after a while, or never, when its source dies or the ring breaks meanwhile."""
+        source, receiver = self.members[transfer.source], self.members[transfer.rank]
 
-        def arrives() -> None:
-            if giver.alive and not giver.frozen and not circle.broken and taker.circle is circle:
-                self._came.add(coming.rank)
-                coming.arrives(parts)
-                taker.go_on()
+        def complete() -> None:
+            if source.alive and not source.frozen and not group.broken and receiver.group is group:
+                self._came.add(transfer.rank)
+                transfer.complete(parts)
+                receiver.go_on()
 
         self.world.faults.moment("sending")
         # Who passes it on does so piece by piece, so it is nearly there when that one has all of it.
-        takes = (0.001, 0.05) if coming.giver in self._came else (0.001, 0.05, 0.5, 3.0)
-        self.fleet.does(taker, self.random.choice(takes) * self.random.random(), arrives)
+        takes = (0.001, 0.05) if transfer.source in self._came else (0.001, 0.05, 0.5, 3.0)
+        self.fleet.does(receiver, self.random.choice(takes) * self.random.random(), complete)
 
-    def await_state(self, coming: Coming) -> None:
-        w = self.members[coming.rank]
-        self._await_state[w] = None
-        w.waits(lambda: coming.here or coming.circle.broken)
-        self._await_state.pop(w, None)
-        if not coming.here:
+    def wait_for_state(self, transfer: StateTransfer) -> None:
+        w = self.members[transfer.rank]
+        self._awaiting_state[w] = None
+        w.waits(lambda: transfer.done or transfer.group.broken)
+        self._awaiting_state.pop(w, None)
+        if not transfer.done:
             raise RingBroken("the state did not come")
 
-    def give_up(self, circle: Circle, slots: Sequence[Slot], why: str) -> None:
+    def fail_slots(self, group: InProcessGroup, slots: Sequence[Slot], why: str) -> None:
         """The members notice, each at its own moment."""
-        for w in self._await_state:
+        for w in self._awaiting_state:
             self.fleet.does(w, 0.01, w.go_on)
         alone = self.world.config.asynchronous  # in a stretch each leaves by itself
-        assert circle.broken or alone or not slots, "the members leave the ring at different steps"
-        if circle.broken and not self._noted:  # a break reaches some at first: these cut the ring
+        assert group.broken or alone or not slots, "the members leave the ring at different steps"
+        if group.broken and not self._noted:  # a break reaches some at first: these cut the ring
             self._noted = True
             self.world.faults.moment("breaking")
             some = self.random.sample(slots, self.random.randint(1, len(slots))) if slots else ()
@@ -173,7 +173,7 @@ class Delivery:
 
     def _fails(self, w: Sim, slot: Slot, why: str) -> None:
         if not slot.done:
-            slot.breaks(why)
+            slot.fail(why)
             w.go_on()
             assert w.ring.is_cut or w.done, (
                 f"worker {w.id} has not cut the ring that broke: others wait in vain"

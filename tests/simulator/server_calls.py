@@ -11,7 +11,7 @@ import grpc
 
 from edl.contract.proto import ps_pb2 as pb
 from edl.errors import CheckpointError
-from edl.trainer.agreement.interfaces import PartNotWritten
+from edl.trainer.ps_client.interfaces import PartNotWritten
 from edl.trainer.ps_client.link import _ANSWERS, AWAY, Interrupt, ServerLink
 from edl.trainer.ps_client.multiplex import Failed
 from tests.simulator.server_processes import LATENCY, Place

@@ -15,13 +15,13 @@ from greenlet import getcurrent, greenlet
 from edl.contract.evaluation import FINAL, EvaluationPlan
 from edl.contract.ids import WorkerId
 from edl.trainer.async_loop import Stretch
-from edl.trainer.async_worker import ServedWorker
+from edl.trainer.async_worker import AsyncWorker
 from edl.trainer.checkpoint.checkpointing import Checkpointing
 from edl.trainer.checkpoint.memory_copy import MemoryCopy
 from edl.trainer.evaluation.evaluation import RingEvaluation
 from edl.trainer.model.data import Batches
 from edl.trainer.ps_client.async_client import StepServers
-from edl.trainer.ring.local import Circle, LocalRing
+from edl.trainer.ring.local import InProcessGroup, LocalRing
 from edl.trainer.session.telemetry import Telemetry
 from edl.trainer.worker import Worker
 from tests.counting import AtOnce, CountingLearner, CountingMetrics, Positions
@@ -84,7 +84,7 @@ class Sim:
                 world.config, self.session, self.learner, self.servers, batches, report, now
             )  # fmt: skip
             self.learner.rows = stretch
-            self.worker = ServedWorker(stretch, *parts, **more)
+            self.worker = AsyncWorker(stretch, *parts, **more)
         else:
             self.worker = Worker(*parts, **more, servers=self.servers)
         self._main = greenlet(lambda: fleet.live(self))
@@ -128,7 +128,7 @@ class Sim:
 
     def pulls(self) -> None:
         """As who saves the model needs them, all rows of its state from the servers."""
-        if isinstance(self.worker, ServedWorker):
+        if isinstance(self.worker, AsyncWorker):
             self.worker.stretch.all_rows(0)
         elif self.servers is not None:
             self.servers.all_rows(0)
@@ -148,9 +148,9 @@ class Sim:
         return self.learner.weights
 
     @property
-    def circle(self) -> Circle | None:
+    def group(self) -> InProcessGroup | None:
         """The ring that it is in, or is to enter."""
-        return self.ring.circle
+        return self.ring.group
 
     # --- its main thread
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from edl.trainer.ring.base import broadcast_parts
-from edl.trainer.ring.local import Circle, LocalRing
+from edl.trainer.ring.local import InProcessGroup, LocalRing
 
 RANKS, ROOT, TOGETHER = 3, 1, 10
 
@@ -16,9 +16,9 @@ RANKS, ROOT, TOGETHER = 3, 1, 10
 class Counted(LocalRing):
     """Knows how long each of its broadcasts was."""
 
-    def __init__(self, circle: Circle):
+    def __init__(self, group: InProcessGroup):
         super().__init__()
-        self.open(circle)
+        self.open(group)
         self.lengths: list[int] = []
 
     def broadcast(self, data: np.ndarray, root: int) -> np.ndarray:
@@ -39,8 +39,8 @@ class Counted(LocalRing):
 def test_all_have_the_parts_of_the_root_and_a_little_travels_at_once(
     sizes: list[int], lengths: list[int]
 ) -> None:
-    circle = Circle(RANKS)
-    rings = [Counted(circle) for _ in range(RANKS)]
+    group = InProcessGroup(RANKS)
+    rings = [Counted(group) for _ in range(RANKS)]
 
     def take_part(rank: int) -> list[list[int]]:
         ring = rings[rank]

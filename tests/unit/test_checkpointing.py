@@ -20,11 +20,11 @@ from edl.contract.layout import Layout
 from edl.contract.proto import edl_pb2 as pb
 from edl.contract.steps import Steps
 from edl.errors import ConfigError, DataError, ModelError, StoreUnavailable
-from edl.trainer.agreement.interfaces import PartNotWritten, PartsOfServers
-from edl.trainer.checkpoint.checkpointing import Checkpointing, Place, deal
+from edl.trainer.checkpoint.checkpointing import Checkpointing, RingSlot, deal
 from edl.trainer.evaluation.evaluation import RingEvaluation
 from edl.trainer.model.data import Batches
-from edl.trainer.ring.local import Circle
+from edl.trainer.ps_client.interfaces import PartNotWritten, PartsOfServers
+from edl.trainer.ring.local import InProcessGroup
 from edl.trainer.runtime.retry import tried_again
 from edl.trainer.worker import StatesDiffer
 from tests.counting import AtOnce, CountingLearner, CountingMetrics, Positions
@@ -73,7 +73,7 @@ class Writer(A):
         self.checkpoints = Checkpointing(
             self.worker.config, self.session, self.learner, store, run_id, self.beside, servers=self.servers
         )
-        self.worker.checkpoints = self.worker.beginning.checkpoints = self.checkpoints
+        self.worker.checkpoints = self.worker.restore.checkpoints = self.checkpoints
 
 
 @pytest.fixture
@@ -338,7 +338,7 @@ def test_the_best_one_by_a_metric_is_kept_beside_the_newest(tmp_path: Path) -> N
 def test_for_the_best_one_each_epochs_end_makes_a_checkpoint_and_an_unknown_metric_is_told(
     tmp_path: Path,
 ) -> None:
-    place, steps = Place(1, 0, 0, 1), Steps(SIZE, BATCH)
+    place, steps = RingSlot(1, 0, 0, 1), Steps(SIZE, BATCH)
     w = Writer(0, tmp_path, changes={"checkpoint": {"best": "acc", "seconds": 1000}})
     plain = Writer(0, tmp_path, changes={"checkpoint": {"seconds": 1000}})
     assert w.checkpoints.ready(place, 3, steps, 2) and not plain.checkpoints.ready(place, 3, steps, 2)
@@ -494,7 +494,7 @@ def test_a_state_that_counts_no_longer_is_not_told_again_when_the_next_ring_brea
     come_to_sum(5, *pair)
     cut(pair)
     pair[1].hears(2, cut=pb.Cut())
-    pair[1].form(Circle(2), 2, [0, 1], untrusted_up_to=1, untrusted_reason="they differ", step=2)
+    pair[1].form(InProcessGroup(2), 2, [0, 1], untrusted_up_to=1, untrusted_reason="they differ", step=2)
     assert not pair[1].says("left_ring", 2).has_state
 
 
@@ -504,7 +504,7 @@ def test_where_there_is_no_checkpoint_to_go_back_to_the_root_says_so(pair: list[
     ring_of(*pair, generation=2, untrusted_up_to=1, untrusted_reason="they differ")
     error = pair[0].joined()
     assert isinstance(error, StatesDiffer)
-    assert str(error) == "they differ. There is no checkpoint that they could go back to"
+    assert str(error) == "they differ. No checkpoint exists to roll back to"
     pair[1].hears(2, cut=pb.Cut())
 
 

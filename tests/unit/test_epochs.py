@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edl.trainer.agreement.epochs import Epochs, Turn, columns
+from edl.trainer.agreement.epochs import CallbackUpdate, Epochs, columns
 from edl.trainer.callbacks import history
 from edl.trainer.runtime.serialization import NotPlain, decode, encode
 
@@ -98,14 +98,14 @@ def test_who_stops_the_training_lowers_the_number_of_epochs_until_the_job_goes_o
 
 def test_what_is_written_beside_a_checkpoint_comes_back() -> None:
     epochs = Epochs(({"loss": 0.1, "mae": math.nan},), 0.3, 2, 1, 1, memory=b"\x00")
-    told = json.loads(json.dumps(epochs.described()).replace("NaN", '"nan"'))
-    assert repr(Epochs.of(told, b"\x00")) == repr(epochs)
+    told = json.loads(json.dumps(epochs.to_json()).replace("NaN", '"nan"'))
+    assert repr(Epochs.from_json(told, b"\x00")) == repr(epochs)
 
 
 def test_a_turn_travels_whole() -> None:
     values = {3: np.array([1, 2], np.uint8), 70: np.zeros(0, np.uint8)}
-    turn = Turn(Epochs(({"loss": math.nan},), ended=1, memory=b"\x01"), values)
-    found = Turn.unpack(turn.pack())
+    turn = CallbackUpdate(Epochs(({"loss": math.nan},), ended=1, memory=b"\x01"), values)
+    found = CallbackUpdate.unpack(turn.pack())
     assert repr(found.after) == repr(turn.after)
     assert {place: value.tolist() for place, value in found.changed.items()} == {3: [1, 2], 70: []}
 

@@ -20,7 +20,7 @@ from edl.master.core import snapshot, view
 from edl.trainer.agreement.ledger import Evaluated, Ledger
 from edl.trainer.evaluation.evaluation import RingEvaluation
 from edl.trainer.model.data import Batch, Batches
-from edl.trainer.ring.local import Circle
+from edl.trainer.ring.local import InProcessGroup
 from tests.counting import AtOnce, CountingMetrics, Positions
 from tests.stories import Story, of, only
 from tests.workers import A, Held, come_to_sum, ring_of
@@ -128,8 +128,8 @@ def test_who_leaves_in_the_middle_of_an_evaluation_takes_it_along_and_it_goes_on
         w.ring.free()
     assert [(w.says("left_ring", 1).step, w.says("left_ring", 1).round) for w in pair] == [(3, 3)] * 2
     assert told(pair[0]) == [(3, 10, ONCE)]
-    circle = Circle(1)
-    pair[1].form(circle, 2, [1], 1, sync=False, step=3)
+    group = InProcessGroup(1)
+    pair[1].form(group, 2, [1], 1, sync=False, step=3)
     assert (pair[1].says("left_ring", 2).step, told(pair[1])) == (6, [(3, 10, ONCE), (6, 10, ONCE)])
     for w in pair:
         w.stop()
@@ -165,9 +165,9 @@ def test_a_newcomer_without_the_state_takes_part_with_nothing_and_then_has_it_al
     old.ring.free()
     out = old.says("left_ring", 1)
     assert (out.step, out.round) == (3, 2)
-    circle = Circle(2)
+    group = InProcessGroup(2)
     for w in (new, old):
-        w.form(circle, 2, [0, 1], sync=False, step=3, joining=[1], round=2)
+        w.form(group, 2, [0, 1], sync=False, step=3, joining=[1], round=2)
     outs = [w.says("left_ring", 2) for w in (old, new)]
     assert {(o.step, o.round, o.digest) for o in outs} == {(6, 3, outs[0].digest)}
     assert told(old) == [(3, 10, ONCE), (6, 10, ONCE)]
@@ -183,7 +183,7 @@ def test_the_next_ring_tells_what_the_last_one_has_found() -> None:
     ring_of(w)
     w.says("left_ring", 1)
     w.said.clear()
-    w.form(Circle(1), 2, [7], 7, sync=False, step=6, round=3)
+    w.form(InProcessGroup(1), 2, [7], 7, sync=False, step=6, round=3)
     w.says("left_ring", 2)
     assert told(w) == [(6, 10, ONCE)]
     w.stop()

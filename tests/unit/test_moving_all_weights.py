@@ -18,8 +18,9 @@ import pytest
 from edl.contract.proto import ps_pb2 as pb
 from edl.contract.rows.placement import Arrangement
 from edl.ps.errors import Misplaced, Stale
-from edl.trainer.agreement.interfaces import StepGradients, Table
+from edl.trainer.embedding.interfaces import Table
 from edl.trainer.ps_client.async_client import NOWHERE, StepServers
+from edl.trainer.ps_client.interfaces import StepGradients
 from edl.trainer.ps_client.recovery import Going
 from edl.trainer.ring.base import RingBroken
 from tests import counting_steps as counting
@@ -79,7 +80,7 @@ class Job:
         return found
 
     def ring(self, wanted: int) -> tuple[StepServers, int]:
-        """Formed anew, until it is, as `ServedWorker.meet` does it. With the step at which rows can move."""
+        """Formed anew, until it is, as `AsyncWorker.meet` does it. With the step at which rows can move."""
         while True:
             self.workers += 1
             servers = self.servers(wanted)

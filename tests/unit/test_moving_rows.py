@@ -15,7 +15,7 @@ import pytest
 
 from edl.contract.rows.buckets import BUCKETS
 from edl.contract.rows.placement import Arrangement, moves
-from edl.trainer.agreement.interfaces import Commit, Table
+from edl.trainer.embedding.interfaces import Commit, Table
 from edl.trainer.ps_client.client import ParameterServers
 from edl.trainer.ring.base import RingBroken
 from tests.direct_servers import RootDied, World

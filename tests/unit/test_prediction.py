@@ -29,7 +29,7 @@ from edl.trainer.evaluation.prediction import (
     RingPrediction,
 )
 from edl.trainer.model.data import Batch
-from edl.trainer.ring.local import Circle
+from edl.trainer.ring.local import InProcessGroup
 from tests.counting import AtOnce
 from tests.stories import Story, of, only
 from tests.workers import A, ring_of
@@ -109,14 +109,14 @@ def test_who_dies_in_a_round_leaves_neither_holes_nor_doubles(tmp_path: Path) ->
     alive, dead = predicting(0, tmp_path), predicting(1, tmp_path)
     assert dead.worker.rounds.evaluation is not None
     dead.worker.rounds.evaluation.__class__ = Dies
-    circle = Circle(2)
-    alive.form(circle, 1, [0, 1], epochs=0)
-    dead.form(circle, 1, [0, 1], epochs=0)
+    group = InProcessGroup(2)
+    alive.form(group, 1, [0, 1], epochs=0)
+    dead.form(group, 1, [0, 1], epochs=0)
     dead.thread.join(10)
-    circle.cut("worker 1 has died")
+    group.cut("worker 1 has died")
     out = alive.says("left_ring", 1)
     assert (out.round, bool(out.broken)) == (0, True)
-    alive.form(Circle(1), 2, [0], sync=False, epochs=0)
+    alive.form(InProcessGroup(1), 2, [0], sync=False, epochs=0)
     assert alive.says("left_ring", 2).round == 2
     alive.stop()
     assert read(tmp_path) == EVERY

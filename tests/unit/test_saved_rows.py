@@ -10,8 +10,8 @@ import pytest
 
 from edl.checkpoints import Store
 from edl.errors import CheckpointDamaged, CheckpointError, ModelError
-from edl.trainer.agreement.interfaces import Table
 from edl.trainer.embedding import saved_rows
+from edl.trainer.embedding.interfaces import Table
 from tests.checkpoints import write as write_plain
 from tests.unit.test_rows_of_a_checkpoint import counted as expected
 from tests.unit.test_rows_of_a_checkpoint import write

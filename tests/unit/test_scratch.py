@@ -18,7 +18,7 @@ from edl.master.core import effects as ef
 from edl.master.core import events as ev
 from edl.trainer.model import user_model
 
-HOLDS = """
+IN_SYNC = """
 import os, sys
 from edl import scratch
 kept = scratch.of_this_process()
@@ -40,7 +40,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def holder(ending: str = "sys.stdin.read()") -> subprocess.Popen[bytes]:
     """A process with a directory for a while, and one for as long as it runs."""
     process = subprocess.Popen(
-        [sys.executable, "-c", HOLDS.format(ending=ending)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        [sys.executable, "-c", IN_SYNC.format(ending=ending)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )
     assert process.stdout is not None
     assert process.stdout.readline() != b""
@@ -95,7 +95,7 @@ def test_the_text_of_a_model_lies_in_such_a_directory(place: Path) -> None:
 
 async def test_what_a_killed_worker_leaves_is_removed_with_its_job(place: Path, tmp_path: Path) -> None:
     gone = asyncio.Event()
-    program = HOLDS.format(ending="os.kill(os.getpid(), 9)")
+    program = IN_SYNC.format(ending="os.kill(os.getpid(), 9)")
     backend = Processes(
         lambda event: gone.set() if isinstance(event, ev.Gone) else None,
         Spawn([sys.executable, "-c", program], dict(os.environ)),

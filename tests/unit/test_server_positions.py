@@ -9,7 +9,7 @@ import pytest
 
 from edl.contract.proto import ps_pb2 as pb
 from edl.contract.rows.placement import Arrangement
-from edl.trainer.agreement.interfaces import Commit
+from edl.trainer.embedding.interfaces import Commit
 from edl.trainer.ps_client.recovery import Going, Positions, going, has_dropped, why_behind
 
 STEP = 7

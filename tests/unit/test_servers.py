@@ -15,9 +15,10 @@ import pytest
 
 from edl.checkpoints import CheckpointError, Store
 from edl.contract.proto import ps_pb2 as pb
-from edl.trainer.agreement.interfaces import Commit, PartNotWritten, Table
+from edl.trainer.embedding.interfaces import Commit, Table
 from edl.trainer.ps_client import link
 from edl.trainer.ps_client.client import ParameterServers
+from edl.trainer.ps_client.interfaces import PartNotWritten
 from edl.trainer.ps_client.link import ServerAway, ServerLink, ServerRefused, TokenRefused
 from edl.trainer.ring.base import RingBroken
 from tests.fakes.parameter_server import FakeServer, Listening, Refused

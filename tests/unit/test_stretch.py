@@ -16,11 +16,12 @@ from edl.contract.layout import Part
 from edl.contract.proto import edl_pb2 as to_master
 from edl.contract.proto import ps_pb2 as pb
 from edl.trainer.agreement.checks import NonFinite
-from edl.trainer.agreement.interfaces import Pulled, Start, StepGradients, Table, Whole
 from edl.trainer.agreement.ledger import Ledger
 from edl.trainer.async_loop import AT_ONCE, Stretch
+from edl.trainer.embedding.interfaces import Start, Table
 from edl.trainer.model.data import Batch, Batches
 from edl.trainer.ps_client.async_client import StepServers
+from edl.trainer.ps_client.interfaces import Pulled, StepGradients, Whole
 from edl.trainer.ring.base import RingBroken
 from edl.trainer.session.state import Session
 from edl.trainer.session.telemetry import Telemetry
@@ -85,7 +86,7 @@ class Learner:
     """Nothing to learn."""
 
     tables: tuple[Table, ...] = ()
-    served = (TABLE,)
+    server_tables = (TABLE,)
     fails = False
 
     def dense_ids(self, whole: bool) -> list[np.ndarray]:

@@ -15,7 +15,7 @@ from edl.contract.reasons import Reason
 from edl.errors import UserCodeError
 from edl.master.core import effects as ef
 from edl.master.core import events as ev
-from edl.trainer.agreement.epochs import Epochs, Turn
+from edl.trainer.agreement.epochs import CallbackUpdate, Epochs
 from tests.stories import Story, of, only
 from tests.unit.test_checkpointing import Writer, write
 from tests.workers import (
@@ -46,7 +46,7 @@ class Calls:
         self.after: list[int] = []
         worker.worker.callbacks = self
 
-    def turn(self, epochs: Epochs, whole: int, task: int, facts: Mapping[str, float]) -> Turn:
+    def run(self, epochs: Epochs, whole: int, task: int, facts: Mapping[str, float]) -> CallbackUpdate:
         self.after.append(whole)
         if whole == self.fails:
             raise UserCodeError("callback Mine: on_epoch_end() of epoch 1 raised ValueError: no")
@@ -55,7 +55,7 @@ class Calls:
         after = replace(epochs, ended=whole, begun=whole + 1, memory=epochs.memory + b"%d" % whole)
         if whole == self.stops:
             after = replace(after, stop=whole, stopped_by="Mine", stop_of=task)
-        return Turn(after, {0: state.view(np.uint8)})
+        return CallbackUpdate(after, {0: state.view(np.uint8)})
 
 
 def epochs_of(worker: A) -> Epochs:
@@ -126,7 +126,7 @@ def test_who_joins_keeps_a_turn_until_its_state_is_there() -> None:
     calls = [Calls(w) for w in (old, new)]  # in time for the end of the epoch; the ring is held at step 2
     come_to_sum(2, old, new)
     assert [c.after for c in calls] == [[1], []]
-    assert any(isinstance(kept, Turn) for kept in new.worker.state.kept)
+    assert any(isinstance(kept, CallbackUpdate) for kept in new.worker.state.pending_updates)
     new.ring.may_come.set()
     for w in (old, new):
         w.ring.free()

@@ -12,7 +12,7 @@ from edl.contract.proto import edl_pb2 as pb
 from edl.trainer.agreement import control
 from edl.trainer.agreement.ledger import Ledger, LedgerBroken
 from edl.trainer.model.data import Batch
-from edl.trainer.ring.local import Circle
+from edl.trainer.ring.local import InProcessGroup
 from edl.trainer.session.orders import End
 from tests.counting import CountingLearner, Positions
 from tests.workers import BATCH, POSITIONS, SIZE, STEPS, A, Broken, Held, come_to_sum, ring_of
@@ -52,10 +52,12 @@ class Parts(CountingLearner):
         super().__init__(POSITIONS)
         self.given: dict[int, list[int]] = {}
 
-    def sums(self, batch: Batch | None, contribution: np.ndarray, step: int, *others: int) -> control.Sums:
+    def allreduce_step(
+        self, batch: Batch | None, contribution: np.ndarray, step: int, *others: int
+    ) -> control.StepResult:
         if batch is not None:
             self.given[step] = batch.x.tolist()
-        return super().sums(batch, contribution, step, *others)
+        return super().allreduce_step(batch, contribution, step, *others)
 
 
 @pytest.mark.parametrize("shares", [(1,), (1, 1), (3, 1), (1, 20), (1, 0), (1, 1, 1), (5, 20, 10)])
@@ -138,7 +140,7 @@ def test_ranks_at_different_steps_change_nothing_any_more() -> None:
     ring_of(*pair, sync=False)
     for w, step in zip(pair, (0, 1), strict=True):
         assert isinstance(w.joined(), LedgerBroken)
-        assert str(w.ended) == f"the ranks take different steps (this one step {step + 1})"
+        assert str(w.ended) == f"the ranks are at different steps (this one at step {step + 1})"
         assert w.worker.state.step == step
         assert not w.learner.weights.any()
 
@@ -187,7 +189,7 @@ def test_a_sum_that_has_not_come_back_has_not_happened_and_its_step_is_trained_a
 def test_a_ring_that_was_cut_before_it_is_entered_is_left_at_once() -> None:
     w = A(0)
     w.hears(1, cut=pb.Cut())
-    w.form(Circle(2), 1, [0, 1])
+    w.form(InProcessGroup(2), 1, [0, 1])
     assert w.says("left_ring", 1).broken == "the ring was cut before it was formed"
     w.session.end("given up")
     w.thread.join(10)

@@ -11,7 +11,7 @@ from edl.contract.order import Layout
 from edl.contract.proto import edl_pb2 as pb
 from edl.contract.ranges import RangeSet
 from edl.trainer.agreement.ledger import Ledger, LedgerBroken
-from edl.trainer.ring.local import Circle, LocalRing
+from edl.trainer.ring.local import InProcessGroup, LocalRing
 from edl.trainer.session.orders import FormRing
 from tests.workers import (
     EPOCHS,
@@ -35,14 +35,14 @@ def test_a_newcomer_takes_the_state_and_the_root_keeps_it() -> None:
     old.hears(1, leave=pb.Leave())
     old.ring.free()
     assert old.says("left_ring", 1).step == 3
-    circle = Circle(2)
-    new.form(circle, 2, [1, 0])
-    old.form(circle, 2, [1, 0])
+    group = InProcessGroup(2)
+    new.form(group, 2, [1, 0])
+    old.form(group, 2, [1, 0])
     assert new.says("joined_ring", 2).step == 3
     outs = [w.says("left_ring", 2) for w in (old, new)]
     assert [o.step for o in outs] == [STEPS] * 2
     assert outs[0].digest == outs[1].digest != ""
-    assert new.worker.state.is_held
+    assert new.worker.state.has_state
     assert (new.learner.weights == 1).all()
     old.stop()
     new.stop()
@@ -50,11 +50,13 @@ def test_a_newcomer_takes_the_state_and_the_root_keeps_it() -> None:
 
 def test_who_joins_takes_part_with_weight_zero_until_the_state_has_come_and_what_it_kept_is_applied() -> None:
     old, new = joining_at_step_2()
-    assert [come_to_sum(n, old, new).holders for n in (1, 2, 3)] == [1, 1, 1]
+    assert [come_to_sum(n, old, new).synced_ranks for n in (1, 2, 3)] == [1, 1, 1]
     assert not new.learner.weights.any() and new.worker.state.step == 4
     assert old.says("joined_ring", 2).step == 2
     new.ring.may_come.set()
-    assert [come_to_sum(n, old, new).holders for n in (4, 5)] == [1, 2], "two steps are applied in one's time"
+    assert [come_to_sum(n, old, new).synced_ranks for n in (4, 5)] == [1, 2], (
+        "two steps are applied in one's time"
+    )
     assert new.says("joined_ring", 2).step == new.worker.state.ledger.step == STEPS
     old.ring.free()
     new.ring.free()
@@ -73,11 +75,11 @@ class Noted(LocalRing):
         super().__init__()
         self.given, self.rank = given, rank
 
-    def give(self, parts: Any) -> None:
+    def send_state(self, parts: Any) -> None:
         self.given.append((self.rank, self.rank, True))
 
-    def take(self, giver: int, prepare: Any, passes_on: bool = False) -> Any:
-        self.given.append((self.rank, giver, passes_on))
+    def receive_state(self, source: int, prepare: Any, forward: bool = False) -> Any:
+        self.given.append((self.rank, source, forward))
         return self
 
 
@@ -86,7 +88,7 @@ def test_each_gives_the_state_to_one_however_many_join() -> None:
     members, joining = (3, 4, 0, 1, 2, 5), (0, 1, 2, 5)
     form = FormRing(2, members, 3, False, EPOCHS, (1,) * 6, Layout(SIZE), step=2, joining=joining)
     for rank, number in enumerate(members):
-        A(number, ring=Noted(given, rank)).worker.take_part(form, rank)
+        A(number, ring=Noted(given, rank)).worker.assign_parts(form, rank)
     #                 who has it               two from those          and two from these
     assert given == [(0, 0, True), (1, 1, True), (2, 0, True), (3, 1, True), (4, 2, False), (5, 3, False)]
 
@@ -99,7 +101,7 @@ def test_a_ring_that_breaks_while_the_state_travels_leaves_nothing_of_it() -> No
         w.ring.free()
     out = new.says("left_ring", 2)
     assert (out.step, out.has_state) == (0, False)
-    assert not new.learner.weights.any() and not new.worker.state.kept
+    assert not new.learner.weights.any() and not new.worker.state.pending_updates
     assert old.says("left_ring", 2).step >= 3
     for w in (old, new):
         w.stop()
@@ -123,7 +125,7 @@ def test_who_cannot_apply_sums_later_has_the_others_wait_for_its_state() -> None
     ring = Later()
     ring.may_come.set()
     old, new = A(0), A(1, ring=ring)
-    new.learner.follows = False
+    new.learner.can_catch_up = False
     old.learner.weights[:8], old.worker.state.ledger, old.worker.state.step = 1, Ledger(2), 2
     ring_of(old, new, sync=False, step=2, joining=[1])
     assert new.says("joined_ring", 1).step == 2
@@ -163,11 +165,11 @@ def test_a_state_of_another_version_is_refused_in_words() -> None:
     new.thread.join(10)
     assert isinstance(new.ended, LedgerBroken)
     assert "the state to take over has version 1, expected 5" in str(new.ended)
-    assert not new.worker.state.is_held
+    assert not new.worker.state.has_state
 
 
 def test_who_can_keep_no_more_has_the_others_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("edl.trainer.state.KEPT", 0)
+    monkeypatch.setattr("edl.trainer.state.PENDING_BYTES", 0)
     old, new = joining_at_step_2()
     for w in (old, new):
         w.ring.free()

@@ -1,1 +1,1 @@
-"""What the workers of a ring agree on: the control vector, the ledger, epochs, and the parts' interfaces."""
+"""What the workers of a ring agree on: the control vector, the ledger, and the epochs' history."""

@@ -1,4 +1,4 @@
-"""What ends a step for all ranks before any of them has changed anything."""
+"""Checks that end a step on all ranks before any rank has changed its state."""
 
 from __future__ import annotations
 
@@ -6,39 +6,39 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from edl.errors import DataError, EdlError
-from edl.trainer.agreement.control import Agreed, Sums
+from edl.trainer.agreement.control import Agreed, StepResult
 from edl.trainer.agreement.ledger import LedgerBroken
 from edl.trainer.model.data import BadRecord, Batch
 from edl.trainer.ring.base import RingBroken
 
 
 class NonFinite(EdlError):
-    """A gradient or loss is not finite, and the job does not go on after one."""
+    """A gradient or loss is not finite, and the job is to stop then."""
 
 
 def check(agreed: Agreed, step: int, round: int, size: int, records: int) -> None:
-    """All ranks took one step, or one round after it, and all of its records are in it.
+    """Check that all ranks made the same step, or the same round after it, and that no record is missing.
 
     Raises:
-        LedgerBroken: it is not so.
+        LedgerBroken: the ranks are at different steps, or the records are not as many as expected.
     """
     if not agreed.all_at(step, round, size):
-        raise LedgerBroken(f"the ranks take different steps (this one step {step + 1})")
+        raise LedgerBroken(f"the ranks are at different steps (this one at step {step + 1})")
     if (found := agreed.records + agreed.bad) != records:
         raise LedgerBroken(f"step {step + 1} has {found} records of {size} ranks, expected {records}")
 
 
-def refuse_nonfinite(batch: Batch | None, sums: Sums, step: int, worker: int) -> NoReturn:
-    """A part of the step is not finite.
+def refuse_nonfinite(batch: Batch | None, result: StepResult, step: int, worker: int) -> NoReturn:
+    """End the step because a loss or gradient is not finite.
 
     Args:
         batch: this rank's part.
 
     Raises:
-        NonFinite: it is this rank's, and the job ends.
-        RingBroken: it is another's, which says so; this one waits for what follows.
+        NonFinite: this rank's contribution is not finite; the job ends.
+        RingBroken: a different rank's is not, which reports it; this rank waits for the master's order.
     """
-    if batch is None or not sums.at_fault:
+    if batch is None or not result.at_fault:
         raise RingBroken("the loss or a gradient of another worker is not finite")
     raise NonFinite(
         f"the loss or a gradient is not finite at step {step + 1}, on worker {worker}, in the {batch}"
@@ -48,16 +48,17 @@ def refuse_nonfinite(batch: Batch | None, sums: Sums, step: int, worker: int) ->
 def refuse_too_many_bad(
     agreed: Agreed, mine: Sequence[BadRecord], epoch: int, before: int, most: int
 ) -> None:
-    """Bad records are left out of the step, if the job allows as many in an epoch.
+    """End the step if an epoch has more bad records than the job allows.
 
     Args:
-        mine: those in this rank's part.
-        before: so many were left out of the epoch's earlier steps.
-        most: so many may be, in all.
+        mine: the bad records in this rank's part.
+        before: the number of records left out of the epoch's earlier steps.
+        most: the number of records that may be left out of an epoch.
 
     Raises:
-        DataError: some are this rank's, and they are too many: the job ends.
-        RingBroken: they are others', who say so; this one waits for what follows.
+        DataError: there are too many, and some are this rank's: the job ends.
+        RingBroken: there are too many, all on other ranks, which report it; this rank waits for the master's
+            order.
     """
     total = before + agreed.bad
     if not agreed.bad or total <= most:

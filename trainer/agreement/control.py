@@ -1,15 +1,15 @@
-"""The control vector: what every rank tells every other in each step.
+"""The control vector: what every rank reports to all others in each step.
 
-It is a part of what a step sums over the ring. So all ranks read the same values at the same step, and that
-is all the agreement the protocol needs.
+It travels with the gradients in the all-reduce. So all ranks read the same values at the same step; the
+protocol needs no other agreement.
 
-    [ records, leave, step, round, change, bad records, holders, checkpoint, loss sum, non-finite ]
+    [ records, leave, step, round, change, bad records, in sync, checkpoint, loss sum, non-finite ]
 
-Its length does not depend on the ring. float32 holds whole numbers up to 2^24, so the number of the step is
-told by its last digits.
+Its length does not depend on the ring's size. float32 represents whole numbers exactly only up to 2^24, so
+the step is sent modulo 4096.
 
-A round of an evaluation (edl/contract/evaluation.py) is summed with one, too. Non-finite says then that a
-rank could not evaluate its part.
+A round of an evaluation (edl/contract/evaluation.py) carries a control vector, too. Its non-finite field
+reports that a rank could not evaluate its part.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from typing import Any
 
 import numpy as np
 
-RECORDS, LEAVE, STEP, ROUND, CHANGE, BAD, HOLDS, CHECKPOINT, LOSS, NONFINITE = range(10)
+RECORDS, LEAVE, STEP, ROUND, CHANGE, BAD, IN_SYNC, CHECKPOINT, LOSS, NONFINITE = range(10)
 LENGTH = 10
-STEPS = 4096  # told modulo this: the sum is exact for as many ranks
+STEPS = 4096  # sent modulo this: the sum is exact for up to 4096 ranks
 
 
 def write(
@@ -29,26 +29,26 @@ def write(
     leave: bool = False,
     change: bool = False,
     bad: int = 0,
-    holds: bool = True,
+    in_sync: bool = True,
     checkpoint: bool = False,
     round: int = 0,
 ) -> np.ndarray:
     """This rank's contribution, float32 [LENGTH].
 
-    The records, loss and non-finite fields of a rank with a batch are written by the model's
-    graph, which knows them.
+    If the rank has a batch, the model's graph fills in the records, loss and non-finite fields.
 
     Args:
-        step: that the rank takes, counted over the job.
+        step: the step that the rank makes, counted over the job.
         leave: whether the rank is to leave the ring after it.
-        change: whether the rank has been told of a change of the task that the ring has not made yet.
-        bad: how many records are missing in the rank's part, because they are bad.
-        holds: whether the rank has the state of this step.
-        checkpoint: whether the rank can write its part of one after this step; of rank 0: and one is due.
-        round: which round after that step it takes, if it takes one.
+        change: whether the rank knows of a change of the task that the ring has not made yet.
+        bad: the number of bad records in the rank's part; they are left out.
+        in_sync: whether the rank has the state of this step.
+        checkpoint: whether the rank can write its part of a checkpoint after this step; for rank 0: and one
+            is due.
+        round: the number of the evaluation round after that step, if the rank makes one.
     """
     vector = np.zeros(LENGTH, np.float32)
-    vector[LEAVE:LOSS] = leave, step % STEPS, round % STEPS, change, bad, holds, checkpoint
+    vector[LEAVE:LOSS] = leave, step % STEPS, round % STEPS, change, bad, in_sync, checkpoint
     return vector
 
 
@@ -60,28 +60,28 @@ class Agreed:
     loss: float  # mean over the step's records; nan when there were none
     leave: bool
     nonfinite: bool
-    steps: int  # the sum of what the ranks said
-    changes: int  # how many ranks know of the next change
+    steps: int  # the sum of all ranks' values
+    changes: int  # number of ranks that know of the next change of the task
     bad: int  # records that are left out of the step
-    holders: int  # how many ranks have the state
-    writers: int = 0  # how many ranks can write their part of a checkpoint; of all: one is due
-    rounds: int = 0  # the sum of what the ranks said
+    synced_ranks: int  # number of ranks that have the state
+    writers: int = 0  # number of ranks that can write their part of a checkpoint; all ranks: one is due
+    rounds: int = 0  # the sum of all ranks' values
 
     def all_at(self, step: int, round: int, ranks: int) -> bool:
-        """Whether all ranks took this step, or this round after it."""
+        """Whether all ranks made this step, or this round after it."""
         return self.steps == step % STEPS * ranks and self.rounds == round % STEPS * ranks
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Sums:
-    """What the sums of one step have given a rank, all of which have come back."""
+class StepResult:
+    """The result of one step's all-reduce on one rank."""
 
     agreed: Agreed
-    at_fault: bool  # whether this rank's own part is not finite
-    waited: float  # seconds, for the other ranks: from the moment at which its part was ready
-    nbytes: int  # that it takes to keep them
-    given: Any  # what is to be applied to the model, as the learner that made the sums has it
-    round: int = 0  # of a round of an evaluation: which one is next
+    at_fault: bool  # whether this rank's own contribution is not finite
+    waited: float  # seconds for the other ranks, after this rank's contribution was ready
+    nbytes: int  # memory that it takes while it is pending
+    given: Any  # the summed gradients, in the form of the learner that made them
+    round: int = 0  # for a round of an evaluation: the number of the next one
 
 
 def read(vector: np.ndarray) -> Agreed:
@@ -95,7 +95,7 @@ def read(vector: np.ndarray) -> Agreed:
         steps=int(vector[STEP]),
         changes=int(vector[CHANGE]),
         bad=int(vector[BAD]),
-        holders=int(vector[HOLDS]),
+        synced_ranks=int(vector[IN_SYNC]),
         writers=int(vector[CHECKPOINT]),
         rounds=int(vector[ROUND]),
     )

@@ -1,11 +1,11 @@
-"""What the epochs have given so far: a part of the state, like the step that it belongs to.
+"""The history of the epochs so far: a part of the state, like the step that it belongs to.
 
-    history    of each whole epoch what Keras' `fit` would have in its history
-    loss       of the epoch in progress, over all of its records, whoever trained on them
-    callbacks  how far they have been called, what they remember, and whether one has stopped the training
+    history    for each whole epoch, what Keras' `fit` would have in its history
+    loss       of the epoch in progress, over all of its records on all ranks
+    callbacks  which calls were made, what they remember, and whether one has stopped the training
 
-All ranks make the same of the same sums. What a callback changes is made by one of them, and taken over by
-all at once: a `Turn`.
+All ranks compute the same history from the same sums. Callbacks run on one rank only; all ranks apply their
+changes together, as a `CallbackUpdate`.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from edl.checkpoints import Manifest, Variable
 from edl.trainer.agreement.metric_values import Value, mapped
 from edl.trainer.runtime.serialization import LENGTH, decode, encode
 
-MEMORY = "callbacks"  # what they remember, among the tensors of a checkpoint
+MEMORY = "callbacks"  # the name of their memory among the tensors of a checkpoint
 
 
 def without_memory(manifest: Manifest) -> list[Variable]:
-    """A checkpoint's variables that are the learner's."""
+    """The learner's variables in a checkpoint: all but the memory of callbacks."""
     return [v for v in manifest.variables if v.name != MEMORY]
 
 
@@ -33,17 +33,18 @@ History: TypeAlias = tuple[Mapping[str, Value], ...]
 
 @dataclass(frozen=True, slots=True)
 class Epochs:
-    """A value; each method gives the next one.
+    """An immutable value; each method returns the next one.
 
     Args:
         history: of each whole epoch, from the first.
-        loss, records: of the steps of the epoch in progress: the sum of their records' losses, and how many.
-        ended: epochs whose end the callbacks have been told of.
-        begun: epochs whose beginning they have been told of.
-        stop: with so many epochs the training ends, because a callback wants it; 0: none does.
-        stopped_by: its name.
-        stop_of: how many were to be trained then.
-        memory: what the callbacks remember; empty: they have not been called yet.
+        loss, records: of the steps of the epoch in progress: the sum of their records' losses, and the number
+            of records.
+        ended: number of epochs for whose end the callbacks were called.
+        begun: number of epochs for whose beginning they were called.
+        stop: number of epochs after which a callback ends the training; 0 if none does.
+        stopped_by: the name of that callback.
+        stop_of: the number of epochs that were to be trained when it did.
+        memory: what the callbacks remember; empty if they were never called.
     """
 
     history: History = ()
@@ -57,11 +58,11 @@ class Epochs:
     memory: bytes = b""
 
     def after(self, loss: float, records: int) -> Epochs:
-        """With a step of so many records and this mean loss."""
+        """Add a step with this many records and this mean loss."""
         return replace(self, loss=self.loss + loss * records, records=self.records + records)
 
     def whole(self, metrics: Mapping[str, Value], has_loss: bool = True) -> Epochs:
-        """With the end of the epoch in progress, whose compiled metrics these are.
+        """End the epoch in progress, with its compiled metrics.
 
         Args:
             has_loss: whether Keras' `fit` has the loss in the history, if it is not among the metrics.
@@ -70,7 +71,7 @@ class Epochs:
         return replace(self, history=(*self.history, {**loss, **metrics}), loss=0.0, records=0)
 
     def evaluated(self, metrics: Mapping[str, Value]) -> Epochs:
-        """With what the last whole epoch's model makes of the records that were held out."""
+        """Add the metrics of the held-out records to the last whole epoch."""
         found = {f"val_{name}": value for name, value in metrics.items()}
         return replace(self, history=(*self.history[:-1], {**self.history[-1], **found}))
 
@@ -81,36 +82,41 @@ class Epochs:
         return None if isinstance(loss, list) else loss
 
     def due(self, whole: int, more: bool) -> bool:
-        """Whether callbacks are to be called at an epoch's boundary.
+        """Whether callbacks must be called at an epoch's boundary.
 
         Args:
-            whole: so many epochs are.
-            more: whether another one is to be trained.
+            whole: the number of whole epochs.
+            more: whether a further epoch will be trained.
         """
         return self.ended < whole or (more and self.begun <= whole)
 
     def limit(self, epochs: int) -> int:
-        """How many are to be trained where the task is so many."""
+        """The number of epochs to train, if the task says `epochs` and callbacks may have stopped the
+        training."""
         return min(epochs, self.stop) if self.stop else epochs
 
     def going_on(self, epochs: int) -> Epochs:
-        """For a job that goes on from here, to train so many: more than then is people's word."""
+        """Continue from here in a job that trains `epochs`.
+
+        If these are more than when a callback stopped the training, the user wants more: the stop is dropped.
+        """
         return replace(self, stop=0, stopped_by="", stop_of=0) if epochs > self.stop_of else self
 
-    def described(self) -> dict[str, Any]:
-        """As JSON, without `memory`."""
+    def to_json(self) -> dict[str, Any]:
+        """The fields for JSON, without `memory`."""
         return {f.name: getattr(self, f.name) for f in fields(self) if f.name != "memory"}
 
     @staticmethod
-    def of(described: Mapping[str, Any], memory: bytes) -> Epochs:
-        """What `described` describes; of what is not finite, JSON may have made a text."""
+    def from_json(described: Mapping[str, Any], memory: bytes) -> Epochs:
+        """The reverse of `to_json`; JSON may have made texts of numbers that are not finite."""
         history = tuple({n: mapped(v, float) for n, v in entry.items()} for entry in described["history"])
         loss = float(described["loss"])
         return Epochs(**{**described, "history": history, "loss": loss}, memory=memory)
 
     def pieces(self) -> list[bytes]:
-        """All of it. What is long, and the same for a whole epoch, is a piece that was made before."""
-        told = {name: value for name, value in self.described().items() if name != "history"}
+        """The packed bytes. The history is long and constant within an epoch, so it is packed once an
+        epoch."""
+        told = {name: value for name, value in self.to_json().items() if name != "history"}
         history = _packed(self.history)
         own = encode([told, len(history)])
         return [len(own).to_bytes(LENGTH, "little"), own, history, self.memory]
@@ -120,7 +126,7 @@ class Epochs:
 
     @staticmethod
     def unpack(data: bytes | memoryview) -> Epochs:
-        """What `pack` has packed."""
+        """The reverse of `pack`."""
         view = memoryview(data)
         begin = LENGTH + int.from_bytes(view[:LENGTH], "little")
         told, length = decode(view[LENGTH:begin])
@@ -129,7 +135,7 @@ class Epochs:
 
     @staticmethod
     def unknown(whole: int) -> Epochs:
-        """Of a state that says nothing of its epochs, but how many there were."""
+        """The history of a state that records only the number of its epochs."""
         return Epochs(history=({},) * whole, ended=whole)
 
 
@@ -137,7 +143,7 @@ _last: tuple[History, bytes] = (), encode(())
 
 
 def _packed(history: History) -> bytes:
-    """The last one is kept: it is the same until an epoch ends. From any thread."""
+    """The packed history. The last one is cached: it is the same until an epoch ends. From any thread."""
     global _last
     last = _last
     if last[0] is not history:
@@ -146,15 +152,15 @@ def _packed(history: History) -> bytes:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Turn:
-    """What the callbacks have made at an epoch's boundary, for all ranks to take over."""
+class CallbackUpdate:
+    """What the callbacks have changed at an epoch's boundary, for all ranks to apply."""
 
     after: Epochs
-    changed: Mapping[int, np.ndarray]  # variables, by their place in the learner's `parts`: uint8 [bytes]
+    changed: Mapping[int, np.ndarray]  # variables by their index in the learner's `parts`, uint8 [bytes]
 
     @property
     def nbytes(self) -> int:
-        """That it takes to keep it."""
+        """The memory that it takes while it is pending."""
         return len(self.after.memory) + sum(value.nbytes for value in self.changed.values())
 
     def pack(self) -> np.ndarray:
@@ -163,12 +169,13 @@ class Turn:
         return np.frombuffer(data, np.uint8)
 
     @staticmethod
-    def unpack(data: np.ndarray) -> Turn:
+    def unpack(data: np.ndarray) -> CallbackUpdate:
         found: dict[str, Any] = decode(data.data)
-        return Turn(Epochs.unpack(found["after"]), found["changed"])
+        return CallbackUpdate(Epochs.unpack(found["after"]), found["changed"])
 
 
 def columns(history: Sequence[Mapping[str, Value]]) -> dict[str, list[Value | None]]:
-    """As `fit` returns it: by name, a value for each epoch; None where an epoch has none of that name."""
+    """The history as `fit` returns it: by name, a value for each epoch; None where an epoch has no such
+    value."""
     names = dict.fromkeys(name for entry in history for name in entry)
     return {name: [entry.get(name) for entry in history] for name in names}

@@ -1,7 +1,7 @@
-"""What of the job is in a model: the number beside the weights, what was left out, and what an evaluation has
-found so far, and what the epochs have given.
+"""The ledger: what of the job is in a model. It lies beside the weights.
 
-Model and ledger are one state: they are changed together, and taken over together.
+It holds the step, the records that were left out, the results of evaluations, and the history of the epochs.
+Model and ledger are one state: they are changed together, and copied together.
 """
 
 from __future__ import annotations
@@ -17,50 +17,49 @@ from edl.contract.ranges import RangeSet
 from edl.errors import EdlError
 from edl.trainer.agreement.control import Agreed
 from edl.trainer.agreement.epochs import Epochs
-from edl.trainer.agreement.interfaces import Commit
 from edl.trainer.agreement.metric_values import Value
+from edl.trainer.embedding.interfaces import Commit
 
-# Of what travels; 1: with ranges of records instead of steps; 2: without bad records; 3: or rounds; 4: or the
-# last commit.
+# Version of the packed form. A worker of a different version of edl must not read it.
 VERSION = 5
-HEADER = 16  # bytes: the version, and how long the text is that follows
+HEADER = 16  # bytes: the version, and the length of the text that follows
 
 
 class LedgerBroken(EdlError):
-    """The ranks do not take the same step, or a record of it is missing: nothing is changed any more."""
+    """The ranks are at different steps, or a record is missing: no state is changed any more."""
 
 
 @dataclass(frozen=True, slots=True)
 class Evaluated:
-    """What the last evaluation on a split has found."""
+    """The result of the last evaluation on a split."""
 
-    step: int  # that the model was at
+    step: int  # step of the evaluated model
     records: int
-    metrics: Mapping[str, Value]  # none: it failed
+    metrics: Mapping[str, Value]  # empty if the evaluation failed
 
 
 @dataclass(frozen=True, slots=True)
 class Ledger:
-    """A value; `after` and `after_round` give the next one."""
+    """An immutable value; `after` and `after_round` return the next one."""
 
-    step: int = 0  # so many are in the model
+    step: int = 0  # number of steps in the model
     skipped: RangeSet = field(
         default_factory=RangeSet
-    )  # those of them that were left out: their gradients were not finite
-    bad: Mapping[int, int] = field(default_factory=dict)  # by epoch, from 0: records left out of its steps
-    round: int = 0  # so many of the evaluation after that step are made
-    totals: bytes = b""  # what the rounds of the present pass have summed up, float64
+    )  # steps that were left out, because their gradients were not finite
+    bad: Mapping[int, int] = field(default_factory=dict)  # by epoch, from 0: number of records left out
+    round: int = 0  # number of evaluation rounds made after that step
+    totals: bytes = b""  # sums of the rounds of the present pass, float64
     evaluated: Mapping[str, Evaluated] = field(default_factory=dict)  # by split
-    turn: int = 0  # 1: after that step callbacks have been called, for the next epoch to begin
+    turn: int = 0  # 1 if callbacks were called after that step, for the next epoch to begin
     epochs: Epochs = field(default_factory=Epochs)
-    commit: Commit | None = None  # of the step that led here, for servers; None: there are none, or none did
+    commit: Commit | None = None  # of the last step, for servers; None without servers or steps
 
     def after(self, agreed: Agreed, epoch: int, commit: Commit | None = None) -> Ledger:
-        """With the next step.
+        """Add the next step.
 
         Args:
-            epoch: in which it is.
-            commit: what servers have to know of it, if there are any.
+            epoch: the epoch of the step.
+            commit: what the servers need to know of the step; None if there are no servers.
         """
         next_ = replace(self, step=self.step + 1, round=0, totals=b"", turn=0, commit=commit)
         if agreed.records and not agreed.nonfinite:
@@ -72,30 +71,30 @@ class Ledger:
         return next_
 
     def after_stretch(self, step: int, loss: float, records: int, left_out: int, epoch: int) -> Ledger:
-        """With all steps below `step`, which servers have taken in any order (mode=ps).
+        """Add all steps below `step`, which servers have applied in any order (mode=ps).
 
         Args:
             loss: of these steps: the sum over their records.
-            records: how many these are.
-            left_out: how many others they had: those of steps that were not finite.
-            epoch: in which they are.
+            records: the number of these records.
+            left_out: the number of records in steps that were left out, because they were not finite.
+            epoch: the epoch of the steps.
         """
         epochs = replace(self.epochs, loss=self.epochs.loss + loss, records=self.epochs.records + records)
         bad = {**self.bad, epoch: self.bad.get(epoch, 0) + left_out} if left_out else self.bad
         return replace(self, step=step, round=0, totals=b"", turn=0, epochs=epochs, bad=bad)
 
     def after_round(self, round: int, values: np.ndarray) -> Ledger:
-        """With the next round of a pass.
+        """Add the next round of a pass.
 
         Args:
-            round: which one follows it.
-            values: what it adds to the totals, [n].
+            round: the number of the round after it.
+            values: what the round adds to the totals, [n].
         """
         before = np.frombuffer(self.totals) if self.totals else 0.0
         return replace(self, round=round, totals=(before + values.astype(np.float64)).tobytes())
 
     def after_pass(self, round: int, split: str, records: int, metrics: Mapping[str, Value]) -> Ledger:
-        """With the last round of a pass, and what the pass has found."""
+        """End a pass with its last round, and add its result."""
         found = Evaluated(self.step, records, metrics)
         return replace(self, round=round, totals=b"", evaluated={**self.evaluated, split: found})
 
@@ -104,7 +103,7 @@ class Ledger:
         return np.frombuffer(b"".join(self.pieces()), np.uint8)
 
     def pieces(self) -> list[bytes]:
-        """What `pack` joins: some may be long, and are not copied."""
+        """The pieces that `pack` joins: some may be long, and are not copied."""
         told = {
             "step": self.step, "skipped": list(self.skipped), "bad": list(self.bad.items()),
             "round": self.round, "evaluated": {split: asdict(e) for split, e in self.evaluated.items()},
@@ -116,17 +115,19 @@ class Ledger:
         return [header, text, self.totals, *self.epochs.pieces()]
 
     def exact(self) -> bytes:
-        """What of it is a whole number: equal wherever the state is. (A metric of an epoch is a result of
-        TensorFlow's, which may round it otherwise with another number of threads.)"""
+        """The whole numbers of the ledger: equal on all members with this state.
+
+        Metrics are left out: TensorFlow may round them differently with a different number of threads.
+        """
         told = (self.step, list(self.skipped), sorted(self.bad.items()), self.round, self.turn)
         return repr(told).encode()
 
     @staticmethod
     def unpack(data: np.ndarray) -> Ledger:
-        """What another worker has packed.
+        """The ledger that a different worker has packed.
 
         Raises:
-            LedgerBroken: it runs another version of edl.
+            LedgerBroken: the worker runs a different version of edl.
         """
         version, length = data[:HEADER].view(np.int64).tolist()
         if version != VERSION:
@@ -147,7 +148,7 @@ class Ledger:
         )  # fmt: skip
 
     def left_ring(self, has_state: bool, broken: str, digest: str) -> pb.LeftRing:
-        """As it is told to the master."""
+        """The message for the master about this state."""
         return pb.LeftRing(
             step=self.step,
             has_state=has_state,

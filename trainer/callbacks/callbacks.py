@@ -5,8 +5,8 @@
 
 Promise: a turn changes nothing. What the callbacks have changed (weights, learning rate, whether training
 goes on) and what they remember comes out of it as a value; the model is put back. All ranks take that over
-together, or none does, and then the turn has not happened: whoever has the next one calls the callbacks as
-they were before it. So they live as long as the job, in whatever process.
+together, or none does, and then the calls have not happened: the next rank that calls the callbacks restores
+them as they were before. So they live as long as the job, in whatever process.
 
 What a callback remembers are its attributes that are plain values (trainer/runtime/serialization.py), where
 they are not those that it was made with. Everything else, such as an open file, is made anew by callbacks()
@@ -26,13 +26,13 @@ import numpy as np
 from keras import callbacks as k
 
 from edl.errors import ModelError, UserCodeError
-from edl.trainer.agreement.epochs import Epochs, Turn, columns
+from edl.trainer.agreement.epochs import CallbackUpdate, Epochs, columns
 from edl.trainer.agreement.metric_values import Value, value_of
 from edl.trainer.callbacks.rules import is_overridden, name_of
 from edl.trainer.callbacks.tensorboard import Scalars
 from edl.trainer.callbacks.variables import reachable
 from edl.trainer.model import snapshot
-from edl.trainer.runtime.error_report import described
+from edl.trainer.runtime.error_report import format_error
 from edl.trainer.runtime.serialization import NotPlain, decode, encode
 from edl.trainer.runtime.watchdog import Watch, unwatched
 
@@ -44,7 +44,7 @@ RAISED = (Exception, SystemExit)
 
 
 class Learner(Protocol):
-    """What of a learner callbacks may change."""
+    """The part of a learner that callbacks may change."""
 
     @property
     def model(self) -> Any: ...
@@ -82,7 +82,7 @@ class Callbacks:
         self._started = False  # on_train_begin was called in this process
         self._memory: bytes | None = None  # that they have; None: some other
 
-    def turn(self, epochs: Epochs, whole: int, task: int, facts: Mapping[str, float]) -> Turn:
+    def run(self, epochs: Epochs, whole: int, task: int, facts: Mapping[str, float]) -> CallbackUpdate:
         """Call what is due when so many epochs are whole. The model is as it was before when this returns.
 
         Args:
@@ -129,10 +129,10 @@ class Callbacks:
             raise
         self._learner.change({place: before[place] for place in changed})
         self._memory = after.memory
-        return Turn(after, changed)
+        return CallbackUpdate(after, changed)
 
     def end(self, epochs: Epochs) -> bool:
-        """What `fit` does last. True: the model is another one then, as EarlyStopping may make it.
+        """Make the calls of `fit`'s end. True if the model has changed, as EarlyStopping may do.
 
         Raises:
             UserCodeError: a callback raises.
@@ -141,7 +141,7 @@ class Callbacks:
             return False
         before = self._learner.parts()
         self._wake(epochs, before)
-        self._memory = None  # what they remember from here on is nobody's
+        self._memory = None  # their memory is not part of the state from here on
         self._tell_history(epochs.history)
         self._call("on_train_end", "", dict(epochs.history[-1]) if epochs.history else {})
         return bool(_changed(before, self._learner.parts()))
@@ -149,8 +149,8 @@ class Callbacks:
     # --- calling
 
     def _end_epoch(self, epoch: int, told: Mapping[str, Value]) -> tuple[dict[str, Value], str]:
-        """-> the epoch's entry in the history, with what callbacks have added; and who has stopped the
-        training."""
+        """Return the epoch's entry in the history, with the values that callbacks have added, and the
+        callback that has stopped the training."""
         logs: dict[str, Any] = {
             n: np.asarray(v) if isinstance(v, list) else v for n, v in sorted(told.items())
         }
@@ -161,7 +161,8 @@ class Callbacks:
         return {name: value_of(v) for name, v in logs.items() if _is_numeric(v)}, by
 
     def _call(self, hook: str, which: str, *given: Any) -> str:
-        """-> the name of the callback that has stopped the training; empty: none has."""
+        """Call a method of all callbacks. Returns the name of the callback that has stopped the training;
+        empty if none has."""
         by = ""
         for callback in self._callbacks:
             if is_overridden(callback, hook):
@@ -173,16 +174,17 @@ class Callbacks:
 
     @contextlib.contextmanager
     def _blamed(self, callback: k.Callback, hook: str, which: str) -> Iterator[None]:
-        """What it raises is told with its name."""
+        """Inside this context, errors name the callback."""
         call = f"callback {name_of(callback)}: {hook}(){which}"
         try:
             with self._watch(lambda: call):
                 yield
         except RAISED as error:
-            raise UserCodeError(f"{call} raised {described(error)}") from error
+            raise UserCodeError(f"{call} raised {format_error(error)}") from error
 
     def _tell_history(self, history: Sequence[Mapping[str, Value]]) -> None:
-        """As `fit` keeps it while it runs: in `model.history`, and in a History that somebody has given."""
+        """Update the history as `fit` does while it runs: in `model.history`, and in a History among the
+        callbacks."""
         own = [callback for callback in self._callbacks if isinstance(callback, k.History)]
         for one in (self._history, *own):
             one.history = columns(history)
@@ -192,7 +194,8 @@ class Callbacks:
     # --- what they remember
 
     def _wake(self, epochs: Epochs, before: list[np.ndarray]) -> None:
-        """Have them here as they were after the last turn, wherever that was."""
+        """Restore the callbacks' state of the last update, which may have been made by a different
+        process."""
         self._tell_history(epochs.history[: epochs.ended])
         if epochs.memory and self._memory is epochs.memory:
             return
@@ -224,7 +227,8 @@ class Callbacks:
         return encode(kept)
 
     def _remember(self, memory: bytes) -> None:
-        """Give them back what they had; who had nothing, or is another than it was then, begins anew."""
+        """Restore the callbacks' memory. A callback without memory, or of a different type than then,
+        begins anew."""
         kept = decode(memory) if memory else []
         for place, (callback, made) in enumerate(zip(self._callbacks, self._made, strict=True)):
             name, values = kept[place] if place < len(kept) else ("", {})
@@ -274,16 +278,17 @@ def _continue(logger: k.CSVLogger, epochs: int) -> None:
 
 
 def _changed(before: Sequence[np.ndarray], after: Sequence[np.ndarray]) -> dict[int, np.ndarray]:
-    """By place, those of which the bytes are others."""
+    """The values whose bytes have changed, by index."""
     if len(before) != len(after):
         raise ModelError("a callback has changed which variables the model has")
     pairs = enumerate(zip(before, after, strict=True))
-    # A value that nobody has changed is where it was.
+    # An unchanged value has its address: TensorFlow gives a changed variable new memory.
     return {i: b for i, (a, b) in pairs if a.ctypes.data != b.ctypes.data and not np.array_equal(a, b)}
 
 
 def _refuse_changed(others: Mapping[str, Any], before: list[np.ndarray]) -> None:
-    """
+    """Refuse changes of variables that are not part of the training state.
+
     Args:
         others: variables that are not in the training state, by where they were found.
         before: their values before the callbacks were called.
@@ -301,7 +306,7 @@ def _refuse_changed(others: Mapping[str, Any], before: list[np.ndarray]) -> None
 
 
 def _made(model: Any) -> tuple[Any, ...]:
-    """What of a model is in the graph of its step, and must not change."""
+    """Properties of a model that its step's graph has captured, and that must not change."""
     numbers = (
         {
             name: value

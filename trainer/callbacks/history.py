@@ -39,7 +39,7 @@ class HistoryFiles:
             self.end(history)
 
     def end(self, history: Sequence[Mapping[str, Value]]) -> None:
-        """It is whole."""
+        """Write the final history."""
         self._written, self._at = len(history), self._clock()
         if self._output is None or not history:
             return
@@ -50,7 +50,8 @@ class HistoryFiles:
 
 
 def write(output: Path, history: Sequence[Mapping[str, Value]]) -> None:
-    """
+    """Write the history's files.
+
     Raises:
         OSError: the directory cannot be written.
     """
@@ -59,7 +60,7 @@ def write(output: Path, history: Sequence[Mapping[str, Value]]) -> None:
 
 
 def as_json(history: Sequence[Mapping[str, Value]]) -> str:
-    """What `fit` returns as `history.history`; null for what is not finite, which JSON has no number for."""
+    """The value of `history.history` in `fit`, as JSON; null for numbers that are not finite."""
 
     def finite(value: float) -> float | None:
         return value if math.isfinite(value) else None

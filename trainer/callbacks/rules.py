@@ -36,12 +36,12 @@ def name_of(callback: Any) -> str:
 
 
 def is_overridden(callback: k.Callback, hook: str) -> bool:
-    """In its class, or as LambdaCallback does, on the object."""
+    """Whether a method is overridden in the callback's class, or on the object, as LambdaCallback does."""
     return not getattr(getattr(callback, hook), "_is_default", False)  # Keras' own mark
 
 
 def accepted(given: Any, config: Config, notify: Callable[[str], None]) -> list[k.Callback]:
-    """Those of what callbacks() has returned that are to be called.
+    """Return the user's callbacks that edl calls.
 
     Args:
         notify: is told of those that are not, because edl does what they are for.
@@ -70,7 +70,7 @@ def _flat(given: Any) -> Iterable[Any]:
 
 
 def _used(callback: Any, config: Config, notify: Callable[[str], None]) -> k.Callback | None:
-    """It, or what takes its place; None: nothing does."""
+    """The callback, or its replacement; None if edl does its work."""
     name, kind = name_of(callback), type(callback)
     for other, instead in INSTEAD.items():
         if isinstance(callback, other):

@@ -21,7 +21,7 @@ VALIDATION = "val_"
 
 
 class Scalars(keras.callbacks.Callback):
-    """In the place of keras.callbacks.TensorBoard.
+    """Replaces keras.callbacks.TensorBoard.
 
     Args:
         directory: its `log_dir`.
@@ -34,7 +34,7 @@ class Scalars(keras.callbacks.Callback):
         self._facts: Mapping[str, float] = {}
 
     def tell(self, facts: Mapping[str, float]) -> None:
-        """Of the ring, for the epoch that ends next."""
+        """Set facts about the ring, to be logged with the next epoch."""
         self._facts = facts
 
     def on_epoch_end(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
@@ -64,7 +64,7 @@ class Scalars(keras.callbacks.Callback):
 
 
 def _learning_rates(model: keras.Model) -> dict[str, float]:
-    """As Keras' callback finds them."""
+    """The learning rates, as Keras' callback determines them."""
     optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
     if several := getattr(optimizer, "optimizers", None):
         return {f"learning_rate_{one.name}": _number(one.learning_rate) for one in several}

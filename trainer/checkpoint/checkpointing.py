@@ -1,20 +1,23 @@
-"""Checkpoints, from one worker's side: its part of each, and the state that a job goes on from.
+"""Checkpoints, on one worker: its part of each, and the state that a job resumes from.
 
-The ring agrees on the step (`ready`: a field of the control vector). Right after it each rank takes the
-values of its variables, without a copy, and has them written in the background while it trains on: `begin`.
-Which variables are whose is arithmetic. The master hears of each part; when all are there, it has one of the
-writers finish the checkpoint: `commit`. It may have left that ring by then.
+The ring agrees on the step (`ready` sets a field of the control vector). Right after it each rank snapshots
+its variables, without a copy, and has them written in the background while it trains on: `begin`. Which rank
+writes which variables is arithmetic. Each rank reports its part to the master. When all parts are there, the
+master has one of the writers complete the checkpoint (`commit`), which may have left that ring already.
 
     ready ──all ranks──▶ begin ──background──▶ CheckpointPart ... CommitCheckpoint ──▶ Checkpointed
 
-With its part each rank says the digest of the whole state that it holds: a checkpoint of states that differ
-is never finished. The digest is made in the background, too.
+With its part each rank reports the digest of the whole state that it holds: a checkpoint of diverged states
+is
+never completed. The digest is computed in the background, too.
 
-Where rows are on parameter servers, each of these has a part of its own, of the same step: rank 0 has all of
-them take it before it goes on, and tells of it when they have written it.
+Parameter servers write parts of their own, of the same step: rank 0 has all servers snapshot their rows
+before
+it goes on, and reports their parts when they are written.
 
-Promise: nothing here changes the model, delays a step for longer than it takes to read the variables'
-addresses, or ends the training: what fails is told, and the next checkpoint is another attempt.
+Promise: no function here changes the model while it trains, delays a step for longer than it takes to read
+the
+variables' addresses, or ends the training. Failures are reported, and the next checkpoint is a new attempt.
 """
 
 from __future__ import annotations
@@ -52,28 +55,28 @@ from edl.contract.ranges import RangeSet
 from edl.contract.steps import Steps
 from edl.errors import DataError, ModelError
 from edl.trainer.agreement.epochs import MEMORY, Epochs, without_memory
-from edl.trainer.agreement.interfaces import PartNotWritten, PartsOfServers
 from edl.trainer.agreement.ledger import Ledger
 from edl.trainer.model.digests import digest, drained
-from edl.trainer.model.variable_spec import Described
+from edl.trainer.model.variable_spec import VariableSpec
+from edl.trainer.ps_client.interfaces import PartNotWritten, PartsOfServers
 from edl.trainer.ring.base import RingBroken
 from edl.trainer.runtime.log import log
 from edl.trainer.runtime.retry import tried_again
 from edl.trainer.session.state import Session
 
 T = TypeVar("T")
-NICE = 10  # of the thread that writes
-BOUNDARY = "boundary"  # of a manifest's state: the step of its ledger, where that is not the checkpoint's
-KEPT = 2  # attempts that this worker can finish
-TRIES = 3  # to write the last state, where servers go away meanwhile
-BACK_SECONDS = 30.0  # that one may take to be there again
-EPOCH_SHARE = 0.1  # of the interval: an epoch's end makes a checkpoint if the last one is as old
+NICE = 10  # of the writing thread
+BOUNDARY = "boundary"  # key of a manifest's state: the ledger's step, if it is not the checkpoint's
+KEPT = 2  # attempts that this worker can still complete
+TRIES = 3  # to write the last state, if servers go away meanwhile
+BACK_SECONDS = 30.0  # in which such a server must be back
+EPOCH_SHARE = 0.1  # of the interval: if the last checkpoint is older, an epoch's end makes one
 
 
 class Learner(Protocol):
-    """What of a learner is in a checkpoint."""
+    """The part of a learner that checkpoints use."""
 
-    def described(self) -> list[Described]: ...
+    def variable_specs(self) -> list[VariableSpec]: ...
 
     def parts(self) -> list[np.ndarray]: ...
 
@@ -85,8 +88,8 @@ class Learner(Protocol):
 
 
 @dataclass(frozen=True)
-class Place:
-    """Of a worker in a ring."""
+class RingSlot:
+    """A worker's position in a ring."""
 
     generation: int
     first: int  # the worker of rank 0
@@ -98,10 +101,10 @@ class Checkpointing:
     """The checkpoints of one worker.
 
     Args:
-        store: where they lie.
+        store: where the checkpoints are.
         run_id: of the job.
-        background: has work done beside the training, one piece after the other.
-        servers: have a part each; None: there are none.
+        background: runs work beside the training, one piece after the other.
+        servers: write a part each; None if there are none.
         clock: seconds, never going back.
     """
 
@@ -119,41 +122,41 @@ class Checkpointing:
         self._servers = servers
         self._config, self._session, self._learner, self._store = config, session, learner, store
         self._run_id, self._clock = run_id, clock
-        self._background = background or ThreadPoolExecutor(1, "checkpoints", _give_way).submit
-        self._model = ""  # the fingerprint, once it was asked for
-        self.forced: tuple[str, ...] = ()  # what is another value than before a checkpoint, in words
+        self._background = background or ThreadPoolExecutor(1, "checkpoints", _lower_priority).submit
+        self._model = ""  # the fingerprint, once computed
+        self.forced: tuple[str, ...] = ()  # values that differ from the restored checkpoint's, in words
         self._lock = threading.Lock()
-        self._busy = 0  # pieces of work in the background that are not done
-        self._begun_at = clock()  # the last one in which this worker took part
-        self._restored: Manifest | None = None  # what it has begun from
+        self._busy = 0  # number of unfinished pieces of work in the background
+        self._begun_at = clock()  # when this worker last took part in one
+        self._restored: Manifest | None = None  # the checkpoint that was restored
         every = config.checkpoint
         self._best = Best(every.best, every.best_mode == "max") if every.best else None
-        self._metrics: tuple[int, dict[str, float]] = 0, {}  # of the last epoch, and the step that ended it
-        self._told = False  # that there is no such metric
+        self._metrics: tuple[int, dict[str, float]] = 0, {}  # the last epoch's, and the step that ended it
+        self._metric_reported = False  # whether the missing metric was reported
         self._saves = 0
-        self._keeps_all = False  # old ones could not be removed, as was told
-        self._pending: dict[tuple[int, str], Manifest] = {}  # to be finished, but for their parts
+        self._prune_failed = False  # whether it was reported that old ones cannot be removed
+        self._pending: dict[tuple[int, str], Manifest] = {}  # to be completed, without the parts
         session.commits(self.commit)
 
     # --- writing
 
     @property
     def waits_for_evaluation(self) -> bool:
-        """Whether a checkpoint of the end of an epoch is to say what its evaluation has found."""
+        """Whether a checkpoint of an epoch's end needs the metrics of its evaluation."""
         return self._best is not None and self._best.metric.startswith("val_")
 
-    def ready(self, place: Place, step: int, steps: Steps, epochs: int, evaluated: bool = False) -> bool:
-        """Whether this rank can take part in a checkpoint after the next step; of rank 0: and one is due.
+    def ready(self, slot: RingSlot, step: int, steps: Steps, epochs: int, evaluated: bool = False) -> bool:
+        """Whether this rank can take part in a checkpoint after the next step; for rank 0: and one is due.
 
         Args:
-            step: how many there will be in the model.
-            epochs: to train. The state that they end with is written by who saves the model.
-            evaluated: it is that of the end of an epoch, after its evaluation.
+            step: the number of steps in the model then.
+            epochs: to train. The final state is written by the worker that saves the model.
+            evaluated: the checkpoint is that of an epoch's end, after its evaluation.
         """
         if self._busy or steps.ended(step, epochs):
             return False
-        asked = self._session.checkpoint_is_due(place.generation)
-        return place.rank != 0 or evaluated or asked or self._is_due(step, steps)
+        asked = self._session.checkpoint_is_due(slot.generation)
+        return slot.rank != 0 or evaluated or asked or self._is_due(step, steps)
 
     def _is_due(self, step: int, steps: Steps) -> bool:
         every = self._config.checkpoint
@@ -163,77 +166,78 @@ class Checkpointing:
         return steps.ends_epoch(step) and (old or self._best is not None)
 
     def epoch_ended(self, step: int, metrics: dict[str, float], evaluated: bool = False) -> None:
-        """With this step an epoch is whole: this is how good a checkpoint of it is."""
+        """Record the metrics of the epoch that ends with this step, for its checkpoint."""
         self._metrics = step, metrics
         name = self._best.metric if self._best is not None else ""
         later = name.startswith("val_") and not evaluated
-        if name and name not in metrics and not later and not self._told:
-            self._told = True
+        if name and name not in metrics and not later and not self._metric_reported:
+            self._metric_reported = True
             self._session.warn(
                 f"checkpoint.best is {name!r}, and the metrics of an epoch are "
                 f"{', '.join(metrics) or 'none'}: no checkpoint is the best one"
             )
 
     def begin(
-        self, place: Place, ledger: Ledger, steps: Steps, layout: Layout, step: int | None = None
+        self, slot: RingSlot, ledger: Ledger, steps: Steps, layout: Layout, step: int | None = None
     ) -> None:
         """Have this rank's part of the present state written. All ranks begin at the same step.
 
         Args:
-            step: of the checkpoint, where servers are further than the ledger (mode=ps); None: the ledger's.
+            step: of the checkpoint, if servers are further than the ledger (mode=ps); None: the ledger's.
         """
         self._begun_at = self._clock()
         self._session.checkpoint_begins()
-        # A new master may count generations anew; workers are numbered once.
-        attempt = f"{self._run_id}-g{place.generation}-w{place.first}"
-        key, ours, finite, all_ = self._take(attempt, place, ledger, steps, layout, step)
-        if not (compared := place.size > 1 and not self._config.asynchronous):
-            all_.clear()  # nobody else holds the state, or the servers do
+        # A new master may count generations from 1 again; worker ids are never reused.
+        attempt = f"{self._run_id}-g{slot.generation}-w{slot.first}"
+        key, ours, finite, all_ = self._take(attempt, slot, ledger, steps, layout, step)
+        if not (compared := slot.size > 1 and not self._config.asynchronous):
+            all_.clear()  # no other worker holds the state to compare with
         told = ledger.exact()
-        theirs = self._take_parts(key, place)
+        theirs = self._take_parts(key, slot)
 
         def work() -> None:
             with theirs as written:
                 state = digest(drained(all_), told) if compared else b""
-                self._write(key, place, ours, finite, written, state)
+                self._write(key, slot, ours, finite, written, state)
 
         self._do(key, work)
 
     def save(self, ledger: Ledger, steps: Steps, layout: Layout, step: int | None = None) -> None:
-        """Write a whole checkpoint of the present state, and return when it is there, or has failed. Args: as
-        `begin`.
+        """Write a whole checkpoint of the present state, and return when it is complete, or has failed.
 
-        For a state of which this worker alone is asked to take care: the last one of a training, or the last
-        copy. No later one makes up for it, and nothing is trained meanwhile: a server that goes away is
-        waited for, and all write their parts again.
+        It is for a state that this worker alone saves: the last state of a training, or the only copy. No
+        later
+        checkpoint would replace it, and nothing is trained meanwhile. So if a server goes away, the worker
+        waits for
+        it, and all parts are written again. Args: as for `begin`.
         """
         at = ledger.step if step is None else step
         if (found := self._restored) is not None and at == found.step:
-            self._session.say(checkpointed=_told(found))  # a new master may not know of it
+            self._session.say(checkpointed=_told(found))  # a new master may not know of this checkpoint
             return
-        place = Place(0, self._session.worker, 0, 1)
+        slot = RingSlot(0, self._session.worker, 0, 1)
         for tries in range(1, TRIES + 1):
             self._saves += 1
-            attempt = f"{self._run_id}-w{place.first}-alone{self._saves}"
-            key, tensors, finite, _ = self._take(attempt, place, ledger, steps, layout, at)
-            again = self._attempt(key, partial(self._save, key, tensors, finite, place, tries < TRIES))
+            attempt = f"{self._run_id}-w{slot.first}-alone{self._saves}"
+            key, tensors, finite, _ = self._take(attempt, slot, ledger, steps, layout, at)
+            again = self._attempt(key, partial(self._save, key, tensors, finite, slot, tries < TRIES))
             if not again:
                 return
 
     def _save(
-        self, key: tuple[int, str], tensors: dict[str, Tensor], finite: frozenset[str], place: Place,
+        self, key: tuple[int, str], tensors: dict[str, Tensor], finite: frozenset[str], slot: RingSlot,
         again: bool,
     ) -> bool:  # fmt: skip
         """Write a whole checkpoint.
 
         Args:
-            again: it may be tried again.
+            again: whether a further attempt is allowed.
 
         Returns:
-            whether it is to be: a server went away before its part was written, and all answer now.
+            whether to try again: a server went away before its part was written, and all servers answer now.
         """
         try:
-            with self._take_parts(key, place) as theirs:
+            with self._take_parts(key, slot) as theirs:
                 part = self._store.begin(*key).write_part(0, 1 + self._of_servers(key), tensors, finite)
                 parts = theirs()
         except PartNotWritten as error:
@@ -246,15 +250,17 @@ class Checkpointing:
         return False
 
     def _take(
-        self, attempt: str, place: Place, ledger: Ledger, steps: Steps, layout: Layout, at: int | None
+        self, attempt: str, slot: RingSlot, ledger: Ledger, steps: Steps, layout: Layout, at: int | None
     ) -> tuple[tuple[int, str], dict[str, Tensor], frozenset[str], list[np.ndarray]]:
-        """The state as it is now: what it takes to finish a checkpoint of it, this rank's part, what of
-        that must be finite, and all values, uint8 [bytes] each."""
-        described, parts = self._learner.described(), self._learner.parts()
+        """Snapshot the state: the checkpoint's key, this rank's part, the names in it that must be finite,
+        and all
+        values, uint8 [bytes] each.
+        """
+        described, parts = self._learner.variable_specs(), self._learner.parts()
         if memory := ledger.epochs.memory:
-            described = [*described, Described(MEMORY, "uint8", (len(memory),))]
+            described = [*described, VariableSpec(MEMORY, "uint8", (len(memory),))]
             parts = [*parts, np.frombuffer(memory, np.uint8)]
-        parts_of = deal([part.nbytes for part in parts], place.size)
+        parts_of = deal([part.nbytes for part in parts], slot.size)
         variables = [
             Variable(d.name, d.dtype, d.shape, part) for d, part in zip(described, parts_of, strict=True)
         ]
@@ -269,7 +275,7 @@ class Checkpointing:
             config=lineage.kept(self._config), edl=edl.__version__,
             metrics=self._metrics[1] if self._metrics[0] == step else {},
             state={
-                "layout": asdict(layout), "forced": list(self.forced), "epochs": ledger.epochs.described(),
+                "layout": asdict(layout), "forced": list(self.forced), "epochs": ledger.epochs.to_json(),
                 **of_servers, **({} if step == ledger.step else {BOUNDARY: ledger.step}),
             },
         )  # fmt: skip
@@ -278,36 +284,39 @@ class Checkpointing:
         ours = {
             v.name: Tensor(v.dtype, v.shape, part.data)
             for v, part in zip(variables, parts, strict=True)
-            if v.part == place.rank
+            if v.part == slot.rank
         }
         return key, ours, frozenset(d.name for d in described if d.weight and d.name in ours), parts
 
     def _take_parts(
-        self, key: tuple[int, str], place: Place
+        self, key: tuple[int, str], slot: RingSlot
     ) -> AbstractContextManager[Callable[[], Sequence[Part]]]:
-        """Have the servers take their parts now, if that is for this rank to do. Returns: as of
-        `PartsOfServers.take_parts`."""
-        if self._servers is None or place.rank:
+        """Have the servers snapshot their rows, if this is rank 0.
+
+        Returns:
+            see `PartsOfServers.take_parts`.
+        """
+        if self._servers is None or slot.rank:
             return nullcontext[Callable[[], Sequence[Part]]](tuple)
         try:
-            return self._servers.take_parts(*key, place.size)
+            return self._servers.take_parts(*key, slot.size)
         except CheckpointError as error:
             return nullcontext(partial(_fail, error))
 
     def _write(
         self,
         key: tuple[int, str],
-        place: Place,
+        slot: RingSlot,
         tensors: dict[str, Tensor],
         finite: frozenset[str],
         theirs: Callable[[], Sequence[Part]],
         state: bytes,
     ) -> None:
-        (step, attempt), of = key, place.size + self._of_servers(key)
-        ours = self._store.begin(*key).write_part(place.rank, of, tensors, finite)
-        for index, part in [(place.rank, ours), *enumerate(theirs(), place.size)]:
+        (step, attempt), of = key, slot.size + self._of_servers(key)
+        ours = self._store.begin(*key).write_part(slot.rank, of, tensors, finite)
+        for index, part in [(slot.rank, ours), *enumerate(theirs(), slot.size)]:
             self._session.say(
-                place.generation,
+                slot.generation,
                 checkpoint_part=pb.CheckpointPart(
                     step=step, attempt=attempt, index=index, of=of,
                     name=part.name, nbytes=part.nbytes, sha256=bytes.fromhex(part.sha256), state=state,
@@ -315,12 +324,12 @@ class Checkpointing:
             )  # fmt: skip
 
     def _of_servers(self, key: tuple[int, str]) -> int:
-        """How many parts of servers it has: there may be others by the time when they are written."""
+        """The number of servers' parts in this checkpoint; the number of servers may have changed since."""
         pending = self._pending.get(key)
         return pending.state.get(SERVERS, {}).get("count", 0) if pending is not None else 0
 
     def _whole(self, key: tuple[int, str], parts: Sequence[Part]) -> Manifest:
-        """With all parts, those of the servers last."""
+        """The manifest with all parts, those of the servers last."""
         manifest = replace(self._pending[key], parts=tuple(parts))
         if self._servers is None:
             return manifest
@@ -328,7 +337,7 @@ class Checkpointing:
         return replace(manifest, state={**manifest.state, SERVERS: {"count": len(names), "parts": names}})
 
     def commit(self, order: pb.CommitCheckpoint) -> None:
-        """Finish a checkpoint, from any thread: all of its parts are written."""
+        """Complete a checkpoint whose parts are all written. From any thread."""
         key = order.step, order.attempt
         if key in self._pending:
             manifest = self._whole(key, [Part(p.name, p.nbytes, p.sha256.hex()) for p in order.parts])
@@ -342,21 +351,21 @@ class Checkpointing:
         self._prune()
 
     def _prune(self) -> None:
-        """Remove old ones. That an account may not, or a store is away, makes the new one no worse."""
+        """Remove old checkpoints. Failing to (no permission, no store) does not make the new one invalid."""
         try:
             self._store.prune(self._config.checkpoint.keep, self._best)
         except CheckpointError as error:
-            if not self._keeps_all:
+            if not self._prune_failed:
                 self._session.warn(
                     f"old checkpoints are not removed, and take room: {error} (checkpoint.keep is "
                     f"{self._config.checkpoint.keep})"
                 )
-            self._keeps_all = True
+            self._prune_failed = True
         else:
-            self._keeps_all = False
+            self._prune_failed = False
 
     def _do(self, key: tuple[int, str], work: Callable[[], None]) -> None:
-        """In the background; a failure ends nothing but this attempt."""
+        """Run work in the background; a failure ends only this attempt."""
 
         def beside() -> None:
             try:
@@ -370,10 +379,10 @@ class Checkpointing:
         self._background(beside)
 
     def _attempt(self, key: tuple[int, str], work: Callable[[], T]) -> T | None:
-        """The result of the work; None if it failed, which the master is told."""
+        """Return the result of the work; None if it failed, which is reported to the master."""
         try:
             return work()
-        except Exception as error:  # also what a store's library raises that nobody has thought of
+        except Exception as error:  # a store's library may raise any error
             said = isinstance(error, (CheckpointError, RingBroken))
             why = str(error) if said else f"{type(error).__name__}: {error}"
             failed = pb.CheckpointFailed(step=key[0], attempt=key[1], why=why)
@@ -384,12 +393,12 @@ class Checkpointing:
 
     @property
     def attempt(self) -> str:
-        """Of the checkpoint that was restored last; empty: none was."""
+        """The attempt of the checkpoint that was restored last; empty if none was."""
         return self._restored.attempt if self._restored is not None else ""
 
     @property
     def whole(self) -> Iterator[tuple[int, str]]:
-        """Step and attempt of those that are whole, the newest first.
+        """Step and attempt of all whole checkpoints, the newest first.
 
         Raises:
             CheckpointError: the store cannot be read.
@@ -398,18 +407,18 @@ class Checkpointing:
 
     @property
     def restored_step(self) -> int:
-        """Of the checkpoint that was restored last; 0: none was."""
+        """The step of the checkpoint that was restored last; 0 if none was."""
         return self._restored.step if self._restored is not None else 0
 
     @property
     def restored_servers(self) -> int:
-        """How many servers have a part of that one; 0: none has."""
+        """The number of servers' parts in that checkpoint."""
         state = self._restored.state if self._restored is not None else {}
         return int(state.get(SERVERS, {}).get("count", 0))
 
     @property
     def known(self) -> int:
-        """The step of the newest one that was completed, whole or not; 0: there is none.
+        """The step of the newest completed checkpoint, damaged or not; 0 if there is none.
 
         Raises:
             CheckpointError: the store cannot be read.
@@ -417,18 +426,19 @@ class Checkpointing:
         return max((c.step for c in self._store.checkpoints()), default=0)
 
     def newest(self, ours: Layout) -> tuple[int, Layout | None]:
-        """The step of the newest checkpoint that this job could begin from, and its data's layout; 0: none.
+        """The step of the newest checkpoint that this job could resume from, and its data's layout; 0 if
+        none.
 
         Args:
-            ours: the data's layout, as this worker would have it.
+            ours: the data's layout, as this worker would choose it.
 
         Raises:
-            DataError: it is of other data.
-            ConfigError: it is another run's, or of other values.
-            ModelError: it is of another model.
+            DataError: the checkpoint is of different data.
+            ConfigError: it is of a different run, or of incompatible values.
+            ModelError: it is of a different model.
             CheckpointError: the store cannot be read.
         """
-        return self._patiently(lambda: self._newest(ours))
+        return self._with_retries(lambda: self._newest(ours))
 
     def _newest(self, ours: Layout) -> tuple[int, Layout | None]:
         for checkpoint in reversed(self._store.checkpoints()):
@@ -445,16 +455,16 @@ class Checkpointing:
         return 0, None
 
     def restore(self, expected: int) -> Ledger | None:
-        """Take over the state of the newest whole checkpoint; None: there is none.
+        """Restore the state of the newest whole checkpoint; None if there is none.
 
         Args:
-            expected: the step of one that is known to have been written; 0: none is.
+            expected: the step of a checkpoint that is known to exist; 0 if none is.
 
         Raises:
             CheckpointError: none is whole, though one is expected.
-            others: as `newest`; nothing is changed then.
+            others: as for `newest`; nothing is changed then.
         """
-        loaded: Loaded | None = self._patiently(lambda: self._store.load_newest(log.warning))
+        loaded: Loaded | None = self._with_retries(lambda: self._store.load_newest(log.warning))
         if loaded is None and expected:
             raise CheckpointError(
                 f"{self._config.checkpoint.dir}: the checkpoint of step {expected:,} was written, and none "
@@ -470,7 +480,7 @@ class Checkpointing:
         loaded.tensors.clear()
         self._learner.take_over(self._learner.prepared(found))
         self._restored = manifest
-        try:  # those that were passed over: the training that begins here is not theirs
+        try:  # damaged newer ones: the training that resumes here does not continue them
             self._store.supersede(manifest.step)
         except CheckpointError as error:
             log.warning(str(error))
@@ -478,9 +488,12 @@ class Checkpointing:
         step = int(manifest.state.get(BOUNDARY, manifest.step))
         return Ledger(step, RangeSet.of(manifest.skipped), dict(manifest.bad), epochs=epochs)
 
-    def _patiently(self, read: Callable[[], T]) -> T:
-        """What is read of the store, which may be away for a while: so long that it is told why this worker
-        is not ready, and not only that it is not."""
+    def _with_retries(self, read: Callable[[], T]) -> T:
+        """Read from the store, with retries while it is away.
+
+        The limit is half the startup timeout, so that this worker reports the cause before the master gives
+        it up.
+        """
         seconds = self._config.elastic.startup_timeout_seconds / 2
         return tried_again(read, seconds, self._session.warn, lambda: self._session.stopped)
 
@@ -489,7 +502,7 @@ class Checkpointing:
         forced = check_values(where, manifest, self._config, self._run_id)
         self._model = self._model or self._learner.fingerprint()
         theirs = [(v.dtype, v.shape) for v in without_memory(manifest)]
-        ours = [(d.dtype, d.shape) for d in self._learner.described()]
+        ours = [(d.dtype, d.shape) for d in self._learner.variable_specs()]
         if manifest.model != self._model or theirs != ours:
             raise ModelError(
                 f"the checkpoint of step {step:,} in {where} is of another model: its layers, variables, "
@@ -513,21 +526,24 @@ def _told(manifest: Manifest) -> pb.Checkpointed:
 
 
 def _epochs(manifest: Manifest, memory: bytes) -> Epochs:
-    """What the epochs before a checkpoint have given; an older edl has not written that."""
+    """The history of a checkpoint's epochs; checkpoints of early versions of edl have none."""
     described = manifest.state.get("epochs")
-    return Epochs.unknown(manifest.epoch) if described is None else Epochs.of(described, memory)
+    return Epochs.unknown(manifest.epoch) if described is None else Epochs.from_json(described, memory)
 
 
-def _give_way() -> None:
-    """Where there are no cores to spare, the training has those that there are: Linux weighs each thread by
-    itself."""
+def _lower_priority() -> None:
+    """Lower the priority of this thread, so that training gets the cores first. On Linux each thread has
+    its own."""
     with suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
 
 
 def deal(sizes: Sequence[int], of: int) -> list[int]:
-    """Which part each variable is in: the largest first, each into the part that is smallest so far. The same
-    on every rank."""
+    """Divide variables over parts: the largest first, each into the part that is smallest so far.
+
+    Returns:
+        the part of each variable, the same on every rank.
+    """
     parts, full = [0] * len(sizes), [0] * of
     for i in sorted(range(len(sizes)), key=lambda i: (-sizes[i], i)):
         parts[i] = min(range(of), key=lambda part: (full[part], part))
@@ -538,13 +554,13 @@ def deal(sizes: Sequence[int], of: int) -> list[int]:
 def of_job(
     config: Config, session: Session, learner: Any, run_id: str, servers: PartsOfServers | None = None
 ) -> Checkpointing | None:
-    """The checkpoints of a worker; None: the job writes none.
+    """The checkpoints of a worker; None if the job writes none.
 
     Args:
-        servers: have a part of each; None: there are none.
+        servers: write a part of each; None if there are none.
 
     Raises:
-        CheckpointError: their address is invalid.
+        CheckpointError: the address of the store is invalid.
     """
     if not (where := config.checkpoint.dir):
         return None

@@ -1,16 +1,17 @@
 """A second copy of the state, in memory that this process does not own: it outlives a crash.
 
-The memory is a file without a name that another process holds (a pod's supervisor; `edl run`'s master),
-and hands to each worker that lives in the same place, one after the other. After each step the state is
-copied there, before the next step begins. So what is there is never behind a step that all have.
+The memory is a file without a name. A different process holds it (a pod's supervisor, or the master of
+`edl run`), and passes it to each worker process that runs in the same pod, one after the other. After each
+step the state is copied there, before the next step begins. So the copy is never behind a step that all
+members have.
 
-    a page: what the file is of, and two entries     a copy     another copy
+    a page: what the file is of, and two entries     a copy     a second copy
              each: sequence number, step, bytes      -----------------------
                                                      ledger | variable | variable | ...
 
-A copy is written over the older of the two, and its number comes last: whenever the process dies, the one
-with the greatest number is whole. What a process has written stays, in its order, so no digest is needed for
-that; one over all bytes would cost more than the copy.
+A copy overwrites the older of the two, and its number is written last: whenever the process dies, the copy
+with the greatest number is whole. The kernel keeps a dead process's writes, in their order, so no digest is
+needed; a digest of all bytes would cost more than the copy.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ from edl.trainer.agreement.ledger import Ledger
 
 PAGE = 4096
 OF_WHAT = slice(0, 32)  # SHA-256 of run, model and sizes
-# Bytes that a ledger may have, beside as many as the state has: EarlyStopping remembers weights. They take
-# no memory before something is written there.
+# Bytes for a ledger, in addition to the size of the state: EarlyStopping remembers weights. They take no
+# memory before they are written.
 LEDGER = 1 << 22
 # Of each of the two entries, as uint64: where they are, in units of 8 bytes.
 ENTRIES = (8, 16)
@@ -43,18 +44,18 @@ class MemoryCopy:
 
     def __init__(self, path: str):
         self._file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-        self._bytes = np.zeros(0, np.uint8)  # all of it, once it is laid out
+        self._bytes = np.zeros(0, np.uint8)  # the whole memory, once it is laid out
         self._sizes: list[int] = []
-        self.full = ""  # why nothing is copied any more
+        self.full = ""  # why no copy is made any more
 
     @property
     def is_there(self) -> bool:
-        """Whether a copy is there, of whatever it is."""
+        """Whether the memory has a copy, of any model."""
         head = self._head if len(self._bytes) else np.frombuffer(os.pread(self._file, PAGE, 0), np.uint64)
         return len(head) == PAGE // 8 and any(head[at + SEQUENCE] for at in ENTRIES)
 
     def open(self, run_id: str, model: str, sizes: Sequence[int]) -> None:
-        """Lay the memory out, unless a process before this one has.
+        """Lay the memory out, unless an earlier process has.
 
         Args:
             model: its fingerprint.
@@ -62,16 +63,16 @@ class MemoryCopy:
         """
         self._sizes = list(sizes)
         of_what = hashlib.sha256(f"{run_id} {model} {self._sizes}".encode()).digest()
-        length = PAGE + 2 * self._room
+        length = PAGE + 2 * self._copy_size
         if os.pread(self._file, 32, 0) != of_what or os.fstat(self._file).st_size != length:
-            os.ftruncate(self._file, 0)  # what was there is gone, numbers first
+            os.ftruncate(self._file, 0)  # drop the old copies, their numbers first
             os.ftruncate(self._file, length)
             os.pwrite(self._file, of_what, 0)
         self._bytes = np.frombuffer(mmap.mmap(self._file, length), np.uint8)
         os.close(self._file)
 
     def newest(self) -> tuple[Ledger, list[np.ndarray]] | None:
-        """The last whole copy: the ledger, and each variable, uint8 [bytes]; None: there is none."""
+        """The last whole copy: the ledger, and each variable, uint8 [bytes]; None if there is none."""
         entry = self._entry(max(ENTRIES, key=lambda at: int(self._head[at + SEQUENCE])))
         if not int(entry[SEQUENCE]):
             return None
@@ -104,7 +105,7 @@ class MemoryCopy:
         entry[SEQUENCE] = sequence
 
     def forget(self) -> None:
-        """What is there is nobody's state any more."""
+        """Mark all copies as invalid."""
         self._head[[at + SEQUENCE for at in ENTRIES]] = 0
 
     @property
@@ -113,8 +114,8 @@ class MemoryCopy:
         return LEDGER + sum(self._sizes)
 
     @property
-    def _room(self) -> int:
-        """For one copy: whole pages."""
+    def _copy_size(self) -> int:
+        """The size of one copy in whole pages."""
         return -(-(self._ledger + sum(self._sizes)) // PAGE) * PAGE
 
     @property
@@ -125,5 +126,5 @@ class MemoryCopy:
         return self._head[at : at + 8]
 
     def _copy(self, sequence: int) -> np.ndarray:
-        begin = PAGE + (sequence % 2) * self._room
+        begin = PAGE + (sequence % 2) * self._copy_size
         return self._bytes[begin : begin + self._ledger + sum(self._sizes)]

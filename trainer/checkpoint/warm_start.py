@@ -4,8 +4,8 @@
 `initFrom.state` takes the weights (with moving averages; the optimizer begins anew), or everything. The
 job's own records are counted from the first one, whatever those weights have seen.
 
-Only who begins a training reads it, once. What does not fit is refused before, variable by variable; then
-nothing is changed.
+Only the root of a training's first ring reads it, once. It is checked before, variable by variable; if a
+variable does not fit, nothing is changed.
 
 Rows of a job with parameter servers are taken by a job that evaluates or predicts: it has them as variables,
 and every worker reads how many there are when it builds the model (`saved_counts`). A training whose rows are
@@ -35,11 +35,11 @@ from edl.config import Config
 from edl.errors import ConfigError, EdlError, ModelError
 from edl.layers.embedding import Embedding
 from edl.trainer.agreement.epochs import without_memory
-from edl.trainer.agreement.interfaces import Start, Table
+from edl.trainer.embedding.interfaces import Start, Table
 from edl.trainer.embedding.saved_rows import counted, counted_in_file, dims, dims_in_file, tables, weights_in
 from edl.trainer.model import snapshot
-from edl.trainer.model.variable_spec import Described
-from edl.trainer.runtime.error_report import described as in_words
+from edl.trainer.model.variable_spec import VariableSpec
+from edl.trainer.runtime.error_report import format_error
 from edl.trainer.runtime.log import log
 
 FILES = (".keras", ".weights.h5")  # as Keras saves models, and weights
@@ -51,7 +51,7 @@ Shape = tuple[int, ...]
 
 
 class Servers(Protocol):
-    """Of the tables' rows."""
+    """Servers of the tables' rows."""
 
     def begin_with(self, start: Start) -> None:
         """When they are brought to the beginning next, they have these rows."""
@@ -59,12 +59,12 @@ class Servers(Protocol):
 
 
 class Learner(Protocol):
-    """What of a learner is replaced."""
+    """The part of a learner that a warm start replaces."""
 
     @property
     def tables(self) -> tuple[Table, ...]: ...
 
-    def described(self) -> list[Described]: ...
+    def variable_specs(self) -> list[VariableSpec]: ...
 
     def parts(self) -> list[np.ndarray]: ...
 
@@ -79,7 +79,7 @@ class Learner(Protocol):
 
 @dataclass(frozen=True)
 class WarmStart:
-    """Of a job.
+    """The warm start of a job.
 
     Args:
         where: `initFrom.path`.
@@ -112,7 +112,8 @@ class WarmStart:
             self._compare(one_of(self.where))
 
     def begin(self) -> None:
-        """Have the learner begin with it, and its servers. Raises as `check`; nothing is changed then."""
+        """Load the checkpoint into the learner and its servers. Raises as `check`; nothing is changed
+        then."""
         what = self._take_file() if _is_file(self.where) else self._take_checkpoint()
         if self.everything:
             self.learner.take_metrics()  # what it had counted of an epoch that was not over
@@ -131,7 +132,7 @@ class WarmStart:
         names = self._renamed(values) | self._averages(values)
         parts = [
             values[names.get(d.name, d.name)] if self.everything or d.of_model else part
-            for d, part in zip(self.learner.described(), self.learner.parts(), strict=True)
+            for d, part in zip(self.learner.variable_specs(), self.learner.parts(), strict=True)
         ]
         self.learner.take_over(self.learner.prepared(parts))
         if start is not None and self.servers is not None:
@@ -142,7 +143,7 @@ class WarmStart:
     def _renamed(self, there: Collection[str]) -> dict[str, str]:
         """Names of weights here, and there. They begin with what was called when a weight was made: the model
         is among that, or not if a train_step() of its own calls only what it is made of."""
-        here = {d.name for d in self.learner.described() if d.of_model}
+        here = {d.name for d in self.learner.variable_specs() if d.of_model}
         new = [name for name in there if name not in here]
         found: dict[str, str] = {}
         for name in here.difference(there):
@@ -152,15 +153,15 @@ class WarmStart:
         return found if len(set(found.values())) == len(found) else {}
 
     def _averages(self, there: Mapping[str, np.ndarray]) -> dict[str, str]:
-        """Where nothing is trained, the weights are what they would be if the training had ended there: those
-        with an average (`use_ema`), with the name of that."""
+        """The averages of weights (`use_ema`), by the weights' names: an inference loads them instead of
+        the weights, as `fit` would at its end."""
         optimizer: Any = getattr(self.model, "optimizer", None)  # what only predicts need not be compiled
         optimizer = getattr(optimizer, "inner_optimizer", optimizer)
         if self.work == TRAINING or not getattr(optimizer, "use_ema", False):
             return {}
         trained = self.model.trainable_variables
         optimizer.build(trained)
-        names = [weight.name for weight in snapshot.described(trained, self.model)]
+        names = [weight.name for weight in snapshot.variable_specs(trained, self.model)]
         renamed, found = self._renamed(there), dict[str, str]()
         for name, average in zip(names, optimizer._model_variables_moving_average, strict=True):
             if average.path in there:
@@ -181,11 +182,11 @@ class WarmStart:
 
     def _other_averages(self, there: Collection[str], renamed: Mapping[str, str]) -> list[str]:
         """The names of those that an optimizer has kept."""
-        of_model = {renamed.get(d.name, d.name) for d in self.learner.described() if d.of_model}
+        of_model = {renamed.get(d.name, d.name) for d in self.learner.variable_specs() if d.of_model}
         return sorted(name for name in there if name.endswith(AVERAGE) and name not in of_model)
 
     def _start(self, checkpoint: Checkpoint, there: Mapping[str, Tensor]) -> Start | None:
-        """What the servers begin with."""
+        """The rows that the servers begin with."""
         if not self.learner.tables:
             return None
         on_servers, rows = dims(checkpoint), dict[int, tuple[np.ndarray, np.ndarray]]()
@@ -209,7 +210,8 @@ class WarmStart:
         return [(table, layers[table.name]) for table in self.learner.tables]
 
     def _compare_tables(self, checkpoint: Checkpoint) -> None:
-        """
+        """Compare the tables with those of the checkpoint.
+
         Raises:
             ModelError: the rows of a table are not there, or others.
         """
@@ -260,7 +262,8 @@ class WarmStart:
         return found
 
     def _compare(self, checkpoint: Checkpoint) -> None:
-        """
+        """Compare the checkpoint's variables with the model's.
+
         Raises:
             ModelError: the checkpoint does not fit the model.
         """
@@ -268,7 +271,7 @@ class WarmStart:
         self._compare_tables(checkpoint)
         elsewhere = {v.path for layer in layers for v in (layer.ids, layer.embeddings) if v is not None}
         there = {v.name: (v.dtype, v.shape) for v in without_memory(manifest)}
-        ours = [d for d in self.learner.described() if self.everything or d.of_model]
+        ours = [d for d in self.learner.variable_specs() if self.everything or d.of_model]
         names = self._renamed(there)
         here = {names.get(d.name, d.name): (d.dtype, d.shape) for d in ours if d.name not in elsewhere}
         place = _place(manifest, self.where)
@@ -297,18 +300,18 @@ class WarmStart:
         # Keras loads the optimizer, too, or a part of what a damaged file has.
         parts = [
             new if d.of_model else old
-            for d, old, new in zip(self.learner.described(), before, taken, strict=True)
+            for d, old, new in zip(self.learner.variable_specs(), before, taken, strict=True)
         ]
         self.learner.take_over(self.learner.prepared(parts))
         if error is not None:
-            raise CheckpointError(f"initFrom.path: {self.where}: {in_words(error)}") from error
+            raise CheckpointError(f"initFrom.path: {self.where}: {format_error(error)}") from error
         if self.servers is not None:
             self.servers.begin_with(Start(rows=rows))
         return f"the weights of {self.where}"
 
     @contextmanager
     def _collecting(self, rows: dict[int, tuple[np.ndarray, np.ndarray]]) -> Iterator[None]:
-        """What is loaded inside of layers whose rows are on servers is put there."""
+        """Inside this context, rows that are loaded into layers with rows on servers are collected."""
 
         def collect(number: int, values: list[np.ndarray]) -> None:
             *ids, found = values
@@ -335,7 +338,7 @@ class WarmStart:
 
 @contextmanager
 def local_file(where: str) -> Iterator[Path]:
-    """What is there, as a file of this machine.
+    """Download what is at this address, and return it as a local file.
 
     Raises:
         ConfigError: it is not there.
@@ -347,7 +350,7 @@ def local_file(where: str) -> Iterator[Path]:
                 raise ConfigError(f"initFrom.path: {where}: no such file on this worker")
             yield Path(where)
             return
-        import fsspec  # only who has such an address needs it
+        import fsspec  # only needed for such an address
 
         with scratch.directory() as directory:
             path = directory / where.rpartition("/")[2]
@@ -357,12 +360,12 @@ def local_file(where: str) -> Iterator[Path]:
     except EdlError:
         raise
     except Exception as error:  # whatever the client of a store says
-        raise CheckpointError(f"initFrom.path: {where}: {in_words(error)}") from error
+        raise CheckpointError(f"initFrom.path: {where}: {format_error(error)}") from error
 
 
 def saved_counts(where: str) -> dict[str, int]:
-    """Of each layer whose rows were on parameter servers, how many `initFrom.path` has: to be known when
-    the model is built.
+    """The number of rows in `initFrom.path` for each layer whose rows were on parameter servers. The model
+    is built with these.
 
     Raises:
         ConfigError: it is not there.
@@ -383,7 +386,7 @@ def of_job(
     config: Config, model: keras.Model, learner: Learner, tell: Callable[[str], None],
     servers: Servers | None = None,
 ) -> WarmStart | None:  # fmt: skip
-    """The warm start of a job; None: it begins with what model() returns."""
+    """Return the warm start of a job; None if it begins with what model() returns."""
     source = config.init_from
     if not source.path:
         return None
@@ -402,12 +405,13 @@ def _place(manifest: Manifest, where: str) -> str:
 
 
 def _variable(layer: Embedding) -> str:
-    """Where the rows would be, were they a variable."""
+    """The name that the rows' variable would have."""
     return f"{layer.path}/embeddings"
 
 
 def _refuse_rows(place: str, table: Table, dim: int | None) -> None:
-    """
+    """Refuse rows that do not fit the table.
+
     Args:
         dim: of the rows that are there; None: none are.
 
@@ -427,7 +431,8 @@ def _kind(dtype: str, shape: Shape) -> str:
 
 
 def _refuse(place: str, here: Mapping[str, str], there: Mapping[str, str]) -> None:
-    """
+    """Refuse variables that are missing there, or of a different kind.
+
     Raises:
         ModelError: what is here is not there, or is of another kind.
     """

@@ -19,7 +19,8 @@ DIM = 256
 
 
 class DenseRows:
-    """
+    """Dense variables as rows of a table.
+
     Args:
         variables: float32.
     """
@@ -33,20 +34,20 @@ class DenseRows:
 
     @property
     def ids(self) -> np.ndarray:
-        """Of all rows."""
+        """The ids of all rows."""
         return np.arange(self._begins[-1], dtype=np.int64)
 
     def ids_of(self, places: Sequence[int]) -> np.ndarray:
-        """Of the rows of these variables, by their places."""
+        """The ids of the rows of these variables, by their indexes."""
         ranges = [np.arange(self._begins[p], self._begins[p + 1], dtype=np.int64) for p in places]
         return np.concatenate(ranges) if ranges else np.zeros(0, np.int64)
 
     def place(self, variable: keras.Variable) -> int:
-        """Of one of them."""
+        """The index of a variable."""
         return next(place for place, v in enumerate(self.variables) if v is variable)
 
     def value(self, place: int) -> np.ndarray:
-        """Of one of them, as it is now."""
+        """The present value of a variable, by its index."""
         found: np.ndarray = self.variables[place].value.numpy()
         return found
 

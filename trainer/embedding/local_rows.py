@@ -1,5 +1,5 @@
 """The rows of a model's tables in this process: for what runs before there are servers (a worker's warm-up,
-the trial, the rehearsal), for a model that is trained in one process, and for tests.
+the trial, the preflight), for a model that is trained in one process, and for tests.
 
 They are trained as servers train them: of a table, only the rows that a step has had.
 """
@@ -17,14 +17,15 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from edl.trainer.agreement.interfaces import Commit, Table
+from edl.trainer.embedding.interfaces import Commit, Table
 
 # Given a table and ids [n], their initial rows, float32 [n, dim].
 Initial = Callable[[Table, np.ndarray], np.ndarray]
 
 
 class LocalRows:
-    """
+    """The rows of tables in this process, without servers.
+
     Args:
         seed: of the initial rows.
         initial: gives these instead.
@@ -51,7 +52,7 @@ class LocalRows:
             return self._tables[table].all()
 
     def rows_of(self, table: int, ids: np.ndarray) -> np.ndarray:
-        """Rows that nobody has learned are zeros: they stand for others, where a model is tried."""
+        """Rows that were never trained are zeros: they stand for others while a model is tried."""
         found = np.zeros((len(ids), self._tables[table].dim), np.float32)
         known, rows = self.all_rows(table)
         there = np.isin(known, ids)
@@ -78,7 +79,7 @@ class _Row:
 
 
 class _Rows:
-    """Of one table."""
+    """The rows of one table."""
 
     def __init__(self, table: Table, initial: Initial):
         self._table, self._initial, self.dim = table, initial, table.dim
@@ -118,7 +119,7 @@ class _Rows:
                 self._update(row, value * np.float32(commit.scale), commit)
 
     def _update(self, row: _Row, gradient: np.ndarray, commit: Commit) -> None:
-        """As the Keras optimizer of this name does."""
+        """Update rows as the Keras optimizer of this name does."""
         of, one = self._config, np.float32(1)
         own = self._table.own_learning_rate
         rate = np.float32(of["learning_rate"] if own else commit.learning_rate)

@@ -25,10 +25,10 @@ import tensorflow as tf
 
 from edl.errors import DataError, ModelError
 from edl.layers.embedding import Embedding, rows_from
-from edl.trainer.agreement.interfaces import Begun, Commit, Rows, RowsAhead
 from edl.trainer.embedding import table_specs
+from edl.trainer.embedding.interfaces import Begun, Commit, Rows, RowsAhead
 
-MOST_PLAIN = 1 << 28  # bytes of a table that is saved as Keras does, with rows that nobody has learned
+MOST_PLAIN = 1 << 28  # bytes of a table that is saved as Keras does, with rows that were never trained
 
 
 @runtime_checkable
@@ -36,7 +36,7 @@ class WholeTables(Protocol):
     """Rows that can be had all at once."""
 
     def all_rows(self, table: int) -> tuple[np.ndarray, np.ndarray]:
-        """All rows that the table of this number has, at the state that this worker is at.
+        """All rows of the table of this number, at this worker's state.
 
         Returns:
             ids int64 [n], each once, in any order, and rows float32 [n, dim].
@@ -46,7 +46,7 @@ class WholeTables(Protocol):
 
 @runtime_checkable
 class AnyRows(Protocol):
-    """Rows that can be had for any ids, also of such as were not learned."""
+    """Rows for any ids, including ids that were never trained."""
 
     def rows_of(self, table: int, ids: np.ndarray) -> np.ndarray:
         """float32 [n, dim], at the state that this worker is at: of an id that has none, its initial one."""
@@ -54,7 +54,7 @@ class AnyRows(Protocol):
 
 
 class Lookups:
-    """Those of one model.
+    """The lookups of one model.
 
     Args:
         model: built.
@@ -88,7 +88,7 @@ class Lookups:
             layer.reader = self._reader(number)
 
     def number(self, layer: Embedding) -> int:
-        """Of its table."""
+        """The number of the layer's table."""
         try:
             return self._numbers[id(layer)]
         except KeyError:
@@ -107,7 +107,7 @@ class Lookups:
 
     @property
     def signature(self) -> list[tf.TensorSpec]:
-        """Of the rows and places of all tables."""
+        """The signature of the rows and positions of all tables."""
         return [
             *(tf.TensorSpec([None, table.dim], tf.float32) for table in self.tables),
             *(tf.TensorSpec([None], tf.int32) for _ in self.tables),
@@ -116,7 +116,8 @@ class Lookups:
     def pull(
         self, step: int, ids: Sequence[np.ndarray], meanwhile: Callable[[], None] = lambda: None
     ) -> list[np.ndarray]:
-        """
+        """Pull the rows of these ids.
+
         Args:
             meanwhile: is done while the servers send them, if they were asked for before.
         """
@@ -129,13 +130,13 @@ class Lookups:
         return self._pull(step, ids)
 
     def _pull(self, step: int, ids: Sequence[np.ndarray]) -> list[np.ndarray]:
-        assert self.rows is not None, "nobody has any rows"
+        assert self.rows is not None, "no rows were set"
         for layer, some in zip(self.layers, ids, strict=True):
             _refuse_outside(layer, some)
         return self.rows.pull(step, ids)
 
     def begin_pull(self, step: int, ids: Sequence[np.ndarray], last: Commit) -> None:
-        """Have rows of the state after a step brought, before they are asked for with the very same `ids`.
+        """Request the rows of the state after a step, before `pull` is called with the very same `ids`.
 
         Args:
             last: that step, which is not in this worker's state yet.
@@ -150,12 +151,13 @@ class Lookups:
         self, step: int, rank: int, pieces: Sequence[Sequence[tuple[np.ndarray, np.ndarray]]],
         meanwhile: Callable[[], None] = lambda: None,
     ) -> None:  # fmt: skip
-        """
+        """Send the gradients of a step's rows.
+
         Args:
             pieces: of each piece of the batch, of each table: ids, each once, and gradients of their rows.
             meanwhile: is done while the servers write them.
         """
-        assert self.rows is not None, "nobody has any rows"
+        assert self.rows is not None, "no rows were set"
         gradients = [_added(of_table) for of_table in zip(*pieces, strict=True)]
         if not isinstance(self.rows, RowsAhead):
             self.rows.stage(step, rank, gradients)
@@ -224,7 +226,7 @@ class Lookups:
 
     @property
     def missing(self) -> str:
-        """What a saved model lacks, in words; empty: nothing."""
+        """What a saved model lacks, in words; empty if nothing."""
         if not self.tables or isinstance(self.rows, WholeTables):
             return ""
         names = ", ".join(repr(table.name) for table in self.tables)
@@ -235,7 +237,8 @@ class Lookups:
 
     @contextmanager
     def filled(self) -> Iterator[None]:
-        """Inside, the model has all rows that there are, as variables: it can be saved. See `missing`."""
+        """Inside this context, the model has all rows as variables, so that it can be saved. See
+        `missing`."""
         try:
             self._fill()
             yield
@@ -244,7 +247,7 @@ class Lookups:
 
     @contextmanager
     def live(self) -> Iterator[None]:
-        """Inside of that, the model is as it was trained, with all rows that there are."""
+        """Inside `filled`, the model computes as it was trained, with all rows."""
         if not self.missing:
             yield
             return
@@ -271,7 +274,7 @@ class Lookups:
         self._forget_graphs()
 
     def _forget_graphs(self) -> None:
-        """Those that Keras keeps: what they look up is decided when they are traced."""
+        """Drop the graphs that Keras caches: their lookups were decided when they were traced."""
         if self.tables:
             self._model.train_function = self._model.test_function = self._model.predict_function = None
 
@@ -342,7 +345,7 @@ class Recorder:
         return zeros
 
     def unique(self) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
-        """Of each table: its ids, int64, each once; and the place of each that was asked for among them.
+        """For each table: its ids, int64, without duplicates; and each requested id's index among them.
 
         Raises:
             ModelError: ids depend on rows.

@@ -27,7 +27,7 @@ REFUSED = ("embeddings_regularizer", "embeddings_constraint", "lora_rank", "quan
 
 @contextmanager
 def replaced(least: int) -> Iterator[list[str]]:
-    """Inside, an Embedding of so many values (input_dim x output_dim) or more is one of edl's.
+    """Inside this context, an Embedding of `least` or more values (input_dim x output_dim) is one of edl's.
 
     Args:
         least: 0: none is replaced.
@@ -76,7 +76,8 @@ def replaced(least: int) -> Iterator[list[str]]:
 
 
 def _arguments(cls: Any, args: Any, named: Any) -> dict[str, Any]:
-    """Those of the layer, by name, with its defaults; none: Keras does not take them, and says so itself."""
+    """The layer's arguments by name, with its defaults; empty if Keras does not accept them, and will
+    raise."""
     try:
         bound = inspect.signature(cls.__init__).bind(None, *args, **named)
     except TypeError:
@@ -92,7 +93,7 @@ def _arguments(cls: Any, args: Any, named: Any) -> dict[str, Any]:
 
 
 def _stays(found: dict[str, Any]) -> str:
-    """Why it is left as it is; empty: it is not."""
+    """Why the layer is not replaced; empty if it is."""
     if found.get("weights") is not None:
         return "it is given its weights"
     if not found.get("trainable", True):

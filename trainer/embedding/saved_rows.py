@@ -20,7 +20,7 @@ import numpy as np
 from edl.checkpoints import SERVERS, Checkpoint
 from edl.checkpoints import tensors as files_of_tensors
 from edl.errors import CheckpointDamaged, CheckpointError, ModelError
-from edl.trainer.agreement.interfaces import Table
+from edl.trainer.embedding.interfaces import Table
 
 IN_KERAS = "model.weights.h5"  # of a .keras file
 _DTYPES: dict[str, np.dtype[Any]] = {
@@ -29,7 +29,7 @@ _DTYPES: dict[str, np.dtype[Any]] = {
 
 
 class SavedTable(NamedTuple):
-    """Of one layer.
+    """The saved rows of one layer.
 
     Args:
         ids: int64 [n], each once.
@@ -56,7 +56,7 @@ def weights_in(path: Path) -> Iterator[h5py.File]:
 
 
 def counted_in_file(path: Path) -> dict[str, int]:
-    """How many ids each layer has there that was saved with the ids that were learned.
+    """The number of ids of each layer that was saved with its learned ids.
 
     Raises:
         CheckpointError: it is not a file of Keras.
@@ -117,7 +117,7 @@ def dims(checkpoint: Checkpoint) -> dict[str, int]:
 
 
 def counted(checkpoint: Checkpoint) -> dict[str, int]:
-    """How many rows each table has in a checkpoint; empty: none was on parameter servers.
+    """The number of rows of each table in a checkpoint; empty if none were on parameter servers.
 
     Raises:
         CheckpointError: it cannot be read.
@@ -131,7 +131,7 @@ def counted(checkpoint: Checkpoint) -> dict[str, int]:
 
 
 def tables(checkpoint: Checkpoint) -> dict[str, SavedTable]:
-    """All rows of all tables of a checkpoint, of all servers. Who wants them whole verifies it before.
+    """All rows of all tables of a checkpoint, of all servers. The caller verifies the checkpoint before.
 
     Raises:
         CheckpointError: it cannot be read.

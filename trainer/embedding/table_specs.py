@@ -15,7 +15,7 @@ import numpy as np
 
 from edl.errors import ModelError
 from edl.layers.embedding import Embedding
-from edl.trainer.agreement.interfaces import Table
+from edl.trainer.embedding.interfaces import Table
 
 OPTIMIZERS = ("SGD", "Adagrad", "Adam", "Ftrl")  # that servers have
 ZEROS = json.dumps({"class_name": "Zeros", "config": {}})
@@ -46,12 +46,13 @@ def trained(layer: Embedding, model: keras.Model) -> Table:
 
 
 def kept(layer: Embedding) -> Table:
-    """Rows that stay as they are; an id that has none has zeros, as in a saved model."""
+    """A table whose rows are constant; ids without a row have zeros, as in a saved model."""
     return Table(layer.name, layer.dim, ZEROS, _NO_OPTIMIZER, True)
 
 
 def refuse_optimizer(optimizer: Any) -> None:
-    """
+    """Refuse an optimizer that cannot train beside rows on servers.
+
     Args:
         optimizer: of a model with such layers; None: it has none.
 

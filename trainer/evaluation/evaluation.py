@@ -24,11 +24,11 @@ class Metrics(Protocol):
 
     @property
     def size(self) -> int:
-        """How many numbers they are."""
+        """The number of values."""
         ...
 
     def added(self, batch: Batch, following: Callable[[], Batch | None]) -> np.ndarray:
-        """What the records of a batch add, float32 [size]. Changes nothing.
+        """The contribution of a batch's records, float32 [size]. Changes nothing.
 
         Args:
             following: the batch that will be added next, if it is there already.
@@ -41,7 +41,7 @@ class Metrics(Protocol):
         ...
 
     def results(self, totals: np.ndarray) -> dict[str, Value]:
-        """What such sums over all records mean, float64 [size]."""
+        """The results, from the sums over all records, float64 [size]."""
         ...
 
 
@@ -49,7 +49,7 @@ class RingEvaluation:
     """The held-out data of a worker, and its model's metrics.
 
     While the sum of one round travels, the next one of its pass is computed: between them nothing changes the
-    weights, and nobody waits for the slowest rank of each round, only for that of the pass.
+    weights. So ranks do not wait for the slowest rank of each round, only for that of the pass.
 
     Args:
         batches: by split; each of them has the rounds of a pass as its steps.
@@ -75,7 +75,7 @@ class RingEvaluation:
         return self._plan.sizes
 
     def after(self, step: int, epochs: int) -> tuple[Pass, ...]:
-        """What is to be evaluated when so many steps are done, in a job that trains so many epochs."""
+        """The passes due after `step` steps, in a job that trains `epochs`."""
         return self._plan.after(step, epochs)
 
     @property
@@ -84,18 +84,18 @@ class RingEvaluation:
         return self._metrics.all_count
 
     def take(self, part: Part) -> None:
-        """From now on this worker evaluates this part of each round. What was computed before is forgotten:
-        it may be of another state, too."""
+        """Set the part of each round that this worker evaluates. Results computed in advance are dropped:
+        they may be of a different state."""
         self._forget()
         for batches in self._batches.values():
             batches.take(batches.layout, part)
 
     def nothing(self, split: str) -> np.ndarray:
-        """What no records add, float32 [values]."""
+        """The contribution of no records, float32 [values]."""
         return np.zeros(self._metrics.size, np.float32)
 
     def part(self, now: Pass, round: int) -> tuple[np.ndarray, int]:
-        """What this rank's part of a round adds, float32 [values], and how many records it has.
+        """This rank's contribution to a round, float32 [values], and its number of records.
 
         Raises:
             anything: of the user's code, or of the data.

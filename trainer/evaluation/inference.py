@@ -13,8 +13,8 @@ import tensorflow as tf
 
 from edl.errors import ModelError
 from edl.trainer.agreement import control
-from edl.trainer.agreement.interfaces import Commit, Table
 from edl.trainer.agreement.metric_values import Value
+from edl.trainer.embedding.interfaces import Commit, Table
 from edl.trainer.embedding.lookups import Lookups
 from edl.trainer.evaluation.reading_step import Following, ReadingStep, nothing_follows
 from edl.trainer.model import snapshot
@@ -22,13 +22,13 @@ from edl.trainer.model.batch_types import divided, tensor_tree
 from edl.trainer.model.data import Batch
 from edl.trainer.model.fingerprint import fingerprint
 from edl.trainer.model.model_support import moving
-from edl.trainer.model.variable_spec import Described
+from edl.trainer.model.variable_spec import VariableSpec
 from edl.trainer.ring.base import Vector
 
 AT_ONCE = 256  # records that are predicted in one call
 
 
-class FrozenLearner:
+class InferenceLearner:
     """The state of a model that no step changes.
 
     Args:
@@ -37,7 +37,7 @@ class FrozenLearner:
         tables: whose rows are on servers.
     """
 
-    follows = True
+    can_catch_up = True
 
     def __init__(
         self, model: keras.Model, reduce: Callable[[Vector], Vector], tables: tuple[Table, ...] = ()
@@ -45,20 +45,20 @@ class FrozenLearner:
         self.model, self._reduce, self.tables = model, reduce, tables
         self._variables = [*model.trainable_variables, *moving(model)]
 
-    def sums(
+    def allreduce_step(
         self, batch: Batch | None, contribution: np.ndarray, step: int, rank: int, records: int
-    ) -> control.Sums:
+    ) -> control.StepResult:
         """A step without records: it makes the last round safe."""
         assert batch is None, "no record is trained on"
         began = time.monotonic()
         total = np.asarray(self._reduce(tf.constant(contribution)))
-        return control.Sums(control.read(total), False, time.monotonic() - began, total.nbytes, None)
+        return control.StepResult(control.read(total), False, time.monotonic() - began, total.nbytes, None)
 
-    def apply(self, sums: control.Sums) -> None:
+    def apply(self, sums: control.StepResult) -> None:
         raise AssertionError("no record is trained on")
 
-    def commit(self, step: int, sums: control.Sums) -> Commit:
-        """Of a step without records."""
+    def commit(self, step: int, sums: control.StepResult) -> Commit:
+        """The outcome of a step without records."""
         return Commit(step, skipped=True, scale=0.0, learning_rate=0.0, iteration=0)
 
     def change(self, values: Mapping[int, np.ndarray]) -> None:
@@ -73,8 +73,8 @@ class FrozenLearner:
     def nbytes(self) -> int:
         return snapshot.nbytes(self._variables)
 
-    def described(self) -> list[Described]:
-        return snapshot.described(self._variables, self.model)
+    def variable_specs(self) -> list[VariableSpec]:
+        return snapshot.variable_specs(self._variables, self.model)
 
     def parts(self) -> list[np.ndarray]:
         return snapshot.parts(self._variables)
@@ -93,7 +93,7 @@ class FrozenLearner:
 
 
 class Predictor:
-    """What gives the model's outputs for a batch, by name.
+    """Computes the model's outputs for a batch, by name.
 
     Args:
         sample: real records, to trace and to try it with.
@@ -109,7 +109,8 @@ class Predictor:
         self(sample)
 
     def __call__(self, batch: Batch, following: Following = nothing_follows) -> dict[str, np.ndarray]:
-        """
+        """Return the outputs for a batch.
+
         Args:
             following: the batch that will be predicted next, if it is there already.
         """

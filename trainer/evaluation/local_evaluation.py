@@ -45,8 +45,8 @@ class _Batches(keras.utils.PyDataset):
 
 @contextlib.contextmanager
 def _own_step_given_as_by_fit(model: keras.Model) -> Iterator[None]:
-    """Inside, a `test_step` of the model's own is given what `fit` gives it: features alone, if there are no
-    labels."""
+    """Inside this context, a model's own `test_step` gets features alone if there are no labels, as `fit`
+    does it."""
     if type(model).test_step is keras.Model.test_step:
         yield
         return

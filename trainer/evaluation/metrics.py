@@ -1,4 +1,4 @@
-"""The loss and the compiled metrics over held-out records, whoever evaluates which of them.
+"""The loss and the compiled metrics over held-out records that are divided over the ranks.
 
 Keras' `evaluate` runs `model.test_step`, which updates metrics, and asks those for their results. Nearly all
 of them count: what two batches add to a metric's variables is what both of them add together. So each rank
@@ -28,7 +28,8 @@ TOLERANCE = 1e-4
 
 
 class EvaluationMetrics:
-    """
+    """The loss and the compiled metrics of a model over held-out records.
+
     Args:
         model: compiled and built.
         sample: real records, to trace and to try the metrics with.
@@ -79,11 +80,11 @@ class EvaluationMetrics:
 
     @property
     def size(self) -> int:
-        """How many numbers the variables of the metrics have."""
+        """The number of values in the metrics' variables."""
         return int(self._edges[-1])
 
     def added(self, batch: Batch, following: Following = nothing_follows) -> np.ndarray:
-        """What the records of a batch add to these, float32 [size]. Changes nothing.
+        """The contribution of a batch's records, float32 [size]. Changes nothing.
 
         Args:
             following: the batch that will be added next, if it is there already.
@@ -92,7 +93,7 @@ class EvaluationMetrics:
         return self._by_records(found, len(batch)).astype(np.float32)
 
     def results(self, totals: np.ndarray) -> dict[str, Value]:
-        """What these sums mean, float64 [size]; by the names that Keras' `evaluate` gives."""
+        """The results, from sums float64 [size], by the names that Keras' `evaluate` uses."""
         before = _values(self._variables)
         sums = [totals[start:stop] for start, stop in zip(self._edges, self._edges[1:], strict=False)]
         _assign(
@@ -126,7 +127,7 @@ class EvaluationMetrics:
         return np.concatenate(grown) if grown else np.zeros(0)
 
     def _by_records(self, grown: np.ndarray, records: int) -> np.ndarray:
-        """With as many counted as there are records where batches are counted, however long they are."""
+        """Rescale the metrics that count batches, so that they count records."""
         found = grown.copy()
         for here in self._by_batch:
             if found[here[-1]]:
@@ -134,13 +135,14 @@ class EvaluationMetrics:
         return found
 
     def _place(self, metric: keras.metrics.Metric) -> np.ndarray:
-        """Where the metric's variables are among the numbers, int64 [n]."""
+        """The indexes of the metric's variables among the values, int64 [n]."""
         numbers = {id(v): n for n, v in enumerate(self._variables)}
         edges = [self._edges[n : n + 2] for n in (numbers[id(v)] for v in metric.variables)]
         return np.concatenate([np.arange(*ends) for ends in edges] or [np.zeros(0, np.int64)])
 
     def _not_metrics(self, returned: Any, warn: Callable[[str], None]) -> set[str]:
-        """As in Keras, what `test_step` returns says what is shown."""
+        """The entries of `test_step`'s result that are no metrics of the model: the ring leaves them out,
+        with a warning."""
         named = set(flat_logs(returned)) if isinstance(returned, dict) else self._shown
         if unknown := sorted(named - self._shown):
             warn(
@@ -153,7 +155,7 @@ class EvaluationMetrics:
         return set()
 
     def _uncounted(self, sample: Batch, warn: Callable[[str], None]) -> set[str]:
-        """The names of results of which the parts of a batch do not make the whole."""
+        """The names of results that cannot be combined from the parts of a batch."""
         halves = divided(sample, 2)
         first, second = map(self._grown, halves)
         both, whole = self._grown(*halves), self._grown(sample)

@@ -50,7 +50,7 @@ class Source(Protocol):
 
 @dataclass(frozen=True)
 class Format:
-    """How a part is written."""
+    """A format of predictions' files."""
 
     suffix: str
     encode: Callable[[np.ndarray, Outputs], bytes]
@@ -88,7 +88,7 @@ DONE = Format("done", _marker)  # of a part that the user's write() has kept els
 
 @dataclass(frozen=True)
 class Book:
-    """Of what the files of a directory are predictions."""
+    """Identifies the data and the model of a directory's predictions."""
 
     records: int
     part_records: int
@@ -135,7 +135,7 @@ class PredictionFiles:
             raise
 
     def begin(self, book: Book) -> int:
-        """Which part is the first that is missing.
+        """Return the first missing part.
 
         Raises:
             PredictionError: there are predictions of other data or of another model.
@@ -155,7 +155,7 @@ class PredictionFiles:
         return next((part for part in range(self.parts) if not self.path(part).exists()), self.parts)
 
     def end(self) -> None:
-        """All parts are there, and nothing else is.
+        """Check that all parts are there, and no other files.
 
         Raises:
             PredictionError: it is not so.
@@ -168,7 +168,7 @@ class PredictionFiles:
             )
         if others := sorted(found - expected):
             raise PredictionError(f"{self._directory} holds other parts, too, e.g. {others[0]}")
-        for left in self._directory.glob(".*.part-*"):  # of one who was lost while it wrote
+        for left in self._directory.glob(".*.part-*"):  # of a worker that was lost while writing
             left.unlink(missing_ok=True)
         path = self._directory / BOOK
         book = json.loads(path.read_text(encoding="utf-8"))
@@ -176,12 +176,13 @@ class PredictionFiles:
 
 
 def _if_done(read: Future[Batch] | None) -> Batch | None:
-    """What cannot be read is told when it is needed."""
+    """The result, if the reading is done without an error; the error is raised when the records are
+    needed."""
     return read.result() if read is not None and read.done() and read.exception() is None else None
 
 
 class RingPrediction:
-    """What of the records this worker predicts: it has the place of an evaluation in the loop.
+    """The prediction by a ring; for the training loop it is an evaluation.
 
     Args:
         plan: of one pass; its rounds consist of whole parts.
@@ -216,7 +217,7 @@ class RingPrediction:
         return self._plan.after(step, epochs)
 
     def take(self, part: Part) -> None:
-        """From now on this worker predicts this part of each round."""
+        """Set the part of each round that this worker predicts."""
         self._part = part
 
     def nothing(self, split: str) -> np.ndarray:
@@ -241,7 +242,7 @@ class RingPrediction:
         return np.array([len(self._ours(now, round))], np.float32), records
 
     def results(self, split: str, totals: np.ndarray) -> dict[str, Value]:
-        """How many parts there are."""
+        """The number of parts."""
         return {"parts": float(totals[0])}
 
     def _ours(self, now: Pass, round: int) -> range:

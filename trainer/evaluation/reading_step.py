@@ -37,7 +37,7 @@ def nothing_follows() -> None:
 
 @dataclass(frozen=True, eq=False)
 class _Known:
-    """What a batch asks for."""
+    """The ids that a batch looks up."""
 
     batch: Batch
     data: Any
@@ -47,7 +47,8 @@ class _Known:
 
 
 class ReadingStep:
-    """
+    """A model's test_step or predict_step as a graph.
+
     Args:
         model: built.
         name: of the step: test_step or predict_step.
@@ -101,7 +102,7 @@ class ReadingStep:
         self._run, self._ids = graph, ids
 
     def __call__(self, batch: Batch, following: Following = nothing_follows) -> Any:
-        """What the step returns.
+        """Return what the step returns.
 
         Args:
             following: the batch that will be computed next, if it is there already.

@@ -1,4 +1,4 @@
-"""The list of what was exported, beside it: whoever copies it can tell whether all of it has arrived."""
+"""The list of exported files, beside them: after a copy it shows whether all files have arrived."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ from edl.trainer.export.model_saving import FAILURES, Kept, keep, may_pass, secu
 from edl.trainer.export.verification import Verification
 from edl.trainer.model.user_model import UserModel
 from edl.trainer.ring.base import RingBroken
-from edl.trainer.runtime.error_report import described, traced
+from edl.trainer.runtime.error_report import format_error, format_traceback
 from edl.trainer.runtime.log import log
 from edl.trainer.runtime.watchdog import Hung, Limit, Watch
 from edl.trainer.session.state import Session
@@ -94,15 +94,15 @@ class Exporter:
             try:  # first, for it takes seconds to begin
                 verification = self.verify()
             except (EdlError, OSError) as error:  # no memory, no room for a process
-                unseen = described(error)
+                unseen = format_error(error)
         with contextlib.ExitStack() as kept:
             if verification is not None:
                 kept.callback(verification.close)
             self._export(worth, verification, self._completed(kept), unseen)
 
     def keep(self, step: int) -> None:
-        """Save the model as it is at this step, before the ring evaluates it, and say so: a copy, in case
-        that nobody lives to hand the model over."""
+        """Save the model as it is at this step, before the ring evaluates it, and report it: the
+        copy remains if no worker lives to save the evaluated model."""
         if self.output is not None:
             with contextlib.ExitStack() as held:
                 failed = self._completed(held)
@@ -215,13 +215,13 @@ class Exporter:
                 try:
                     verification.ask(self.model, sample, exports, self.module.name, self.source)
                 except (EdlError, OSError) as error:  # no memory for a copy of the model, or of the records
-                    unseen = described(error)
+                    unseen = format_error(error)
         except FAILURES as error:
             failed.append(_part(part, error, f"{name}: " if part == EXPORTING else ""))
         return exports, failed, unseen
 
     def _not_verified(self, paths: Sequence[Path], why: str) -> str:
-        """What one has to know of files that nobody has looked at."""
+        """The warning about files that were not verified."""
         names = " and ".join(path.name for path in paths)
         verb = "is" if len(paths) == 1 else "are"
         return f"{names} {verb} kept, but not verified: {why}; `edl export {self.output}` does it later"
@@ -276,7 +276,7 @@ class Exporter:
         A model that lies elsewhere waits a while for that; one that lies nowhere, as long as it takes.
         """
         while kept.path is None and may_pass(kept.trouble) and not self._must_end:
-            time.sleep(LOOK_SECONDS)  # nobody tells when a disk has room
+            time.sleep(LOOK_SECONDS)  # no event reports free disk space
             kept = self._keep()
         if self.output is None or kept.path is None or not kept.is_whole or kept.trouble is None:
             return kept
@@ -333,5 +333,5 @@ def _trouble(kept: Kept) -> list[pb.PartFailed]:
 def _part(part: str, error: BaseException, what: str = "") -> pb.PartFailed:
     """An error, for the master. Errors in our own words need no traceback."""
     ours = isinstance(error, EdlError) and not isinstance(error, UserCodeError)
-    why = f"{what}{described(error)}"
-    return pb.PartFailed(part=part, why=why, traceback="" if ours else traced(error))
+    why = f"{what}{format_error(error)}"
+    return pb.PartFailed(part=part, why=why, traceback="" if ours else format_traceback(error))

@@ -28,7 +28,8 @@ PACKAGES = {"savedmodel": (), "onnx": ("onnx", "onnxruntime", "tf2onnx")}
 
 
 def refuse_missing(formats: Sequence[str]) -> None:
-    """
+    """Refuse formats whose packages are not installed.
+
     Raises:
         ConfigError: a format needs packages that are not installed.
     """
@@ -42,7 +43,8 @@ def refuse_missing(formats: Sequence[str]) -> None:
 
 
 def write(model: keras.Model, name: str, path: Path, sample: Any) -> None:
-    """
+    """Write the model to `path`.
+
     Args:
         name: of the format.
         path: where nothing lies.
@@ -93,14 +95,14 @@ def put(model: keras.Model, name: str, directory: Path, sample: Any, worker: int
     """Write a format into the output directory of a job, whole or not at all.
 
     Args:
-        worker: who writes.
+        worker: the id of the writing worker.
 
     Raises:
         as `write`, and OSError.
     """
     path = directory / FORMATS[name]
     directory.mkdir(parents=True, exist_ok=True)
-    for left in directory.glob(f".*.{path.name}"):  # of one who was lost while it wrote
+    for left in directory.glob(f".*.{path.name}"):  # of a worker that was lost while writing
         _remove(left)
     put_at(model, name, path, sample, worker)
     return path
@@ -110,7 +112,7 @@ def put_at(model: keras.Model, name: str, path: Path, sample: Any, by: int) -> N
     """Write a format to a path, whole or not at all. What lies there is replaced.
 
     Args:
-        by: a number of who writes, that nobody else has.
+        by: a number that is unique to the writer.
     """
     unfinished = path.with_name(f".{by}.{path.name}")
     try:

@@ -1,10 +1,10 @@
-"""A fresh process that loads what was exported, as whoever receives it will, and compares what comes out.
+"""A fresh process that loads an export, as its users will, and compares the outputs.
 
     python -m edl.trainer.export.fresh REQUEST RESULT
 
 Both are descriptors of files in memory. Imports at once, which takes seconds; then waits for a line on its
-standard input, which says that the request is there. When its standard input ends before that, nobody needs
-it any more. Its parent has trained the model: nothing of that is here, not even TensorFlow's settings.
+standard input, which says that the request is there. If its standard input ends before that, the process
+ends. Nothing of the parent, which has trained the model, is here, not even TensorFlow's settings.
 
 A `.keras` file is loaded with Keras alone; and with the user's module, where the file's note says that it
 needs custom objects. Where Keras cannot load it so (which was told before the training), the module builds
@@ -28,7 +28,7 @@ from edl.layers import rows_to_be_loaded
 from edl.trainer.export import samples, saved_file
 from edl.trainer.export.samples import KERAS_TOLERANCE, OTHER_TOLERANCE, Sample
 from edl.trainer.model import user_model
-from edl.trainer.runtime.error_report import described
+from edl.trainer.runtime.error_report import format_error
 
 FAILURES = (Exception, SystemExit)  # what the user's code may raise
 NO_MEMORY = (MemoryError, tf.errors.ResourceExhaustedError)
@@ -49,8 +49,8 @@ def main(argv: Sequence[str]) -> None:
 
 
 def look(name: str, path: Path, sample: Sample, about: Mapping[str, Any]) -> tuple[str, str, str]:
-    """What is wrong with an export, why Keras alone is not enough, and why neither could be found out; each
-    empty where there is nothing to say."""
+    """Return what is wrong with an export, why Keras alone is not enough, and why neither could be
+    checked; empty texts where nothing is to be reported."""
     looks: dict[str, Look] = {"keras": _keras, "savedmodel": _saved_model, "onnx": _onnx}
     try:
         wrong = _tried(looks[name], path, sample, about)
@@ -58,7 +58,7 @@ def look(name: str, path: Path, sample: Sample, about: Mapping[str, Any]) -> tup
             return "", wrong, ""
         return wrong, "", ""
     except NO_MEMORY as error:
-        return "", "", f"the process that loads it has not had enough memory: {described(error)}"
+        return "", "", f"the process that loads it has not had enough memory: {format_error(error)}"
 
 
 def _tried(look: Look, path: Path, sample: Sample, about: Mapping[str, Any]) -> str:
@@ -67,7 +67,7 @@ def _tried(look: Look, path: Path, sample: Sample, about: Mapping[str, Any]) -> 
     except NO_MEMORY:
         raise
     except FAILURES as error:
-        return f"{path.name} cannot be loaded and run: {described(error)}"
+        return f"{path.name} cannot be loaded and run: {format_error(error)}"
 
 
 def _keras(path: Path, sample: Sample, about: Mapping[str, Any]) -> str:
@@ -138,7 +138,7 @@ def _onnx(path: Path, sample: Sample, about: Mapping[str, Any]) -> str:
 
 
 def _numpy_type(onnx_type: str) -> Any:
-    """Of `tensor(float)`."""
+    """The NumPy type of `tensor(float)`."""
     name = onnx_type.removeprefix("tensor(").removesuffix(")")
     return {"float": np.float32, "double": np.float64, "string": object}.get(name) or np.dtype(name)
 
@@ -160,7 +160,7 @@ def _by_name(features: Any, ours: Sequence[str], theirs: Sequence[str]) -> dict[
 
 
 def _in_order(outputs: Mapping[str, Any]) -> list[np.ndarray]:
-    """Those of a signature, as Keras flattens them: by their numbers, or by their names."""
+    """The values of a signature, as Keras flattens them: by their numbers, or by their names."""
     numbered = {name: name.rpartition("_")[2] for name in outputs}
     if all(number.isdecimal() and name == f"output_{number}" for name, number in numbered.items()):
         names = sorted(outputs, key=lambda name: int(numbered[name]))

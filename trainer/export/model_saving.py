@@ -123,7 +123,7 @@ def write_whole(
 ) -> Path:
     """Whole or not at all: a reader sees the old file, none, or the new one."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    for left in path.parent.glob(f".*.{path.name}"):  # of one who was lost while it wrote
+    for left in path.parent.glob(f".*.{path.name}"):  # of a worker that was lost while writing
         left.unlink(missing_ok=True)
     unfinished = path.with_name(f".{worker}.{path.name}")
     try:

@@ -23,13 +23,13 @@ from edl.trainer.export import formats, room, saved_file
 from edl.trainer.export.model_saving import FAILURES, disk_error
 from edl.trainer.export.verification import BASE_BYTES, COPIES
 from edl.trainer.model.user_model import UserModel
-from edl.trainer.runtime.error_report import described
+from edl.trainer.runtime.error_report import format_error
 from edl.trainer.runtime.watchdog import Watch
 
 BATCH = 2  # records; two batches are taken, the first and the last
 
 
-def rehearse(
+def run_preflight(
     model: keras.Model,
     module: UserModel,
     watch: Watch,
@@ -85,7 +85,7 @@ def _evaluation(model: keras.Model, module: UserModel, watch: Watch, allow_empty
     except FAILURES as error:
         raise UserCodeError(
             f'the trained model could not be evaluated on data("test"), tried out before the first step: '
-            f"{described(error)}"
+            f"{format_error(error)}"
         ) from error
 
 
@@ -97,7 +97,7 @@ def _saving(model: keras.Model, module: UserModel, path: Path, warn: Callable[[s
             warn(f"whether the model can be saved could not be tried out: {full}")
         else:
             warn(
-                f"the model cannot be saved whole: {described(error)}; only its weights will be kept "
+                f"the model cannot be saved whole: {format_error(error)}; only its weights will be kept "
                 f"({artifacts.WEIGHTS}, or {artifacts.VARIABLES} where Keras cannot write that), and the job "
                 "will not count as succeeded"
             )
@@ -108,7 +108,7 @@ def _saving(model: keras.Model, module: UserModel, path: Path, warn: Callable[[s
         loaded = saved_file.load(path, getattr(module.model, "__globals__", {}))
         different = not _same(model, loaded)
     except FAILURES as error:
-        why = f"cannot be loaded again: {described(error)}"
+        why = f"cannot be loaded again: {format_error(error)}"
     else:
         why = "is loaded with other weights than it was saved with" if different else ""
     if why:
@@ -126,7 +126,7 @@ def _exporting(
             return
         raise UserCodeError(
             f"export.formats: the model cannot be written as {name}, tried out before the first step: "
-            f"{described(error)}"
+            f"{format_error(error)}"
         ) from error
 
 
@@ -140,7 +140,8 @@ def _same(one: Any, other: Any) -> bool:
 
 
 def refuse_empty(size: int, split: str, name: str, allowed: bool) -> None:
-    """
+    """Refuse data without records, unless the job allows it.
+
     Raises:
         DataError: there are no records, and that is not allowed.
     """

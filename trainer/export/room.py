@@ -11,7 +11,8 @@ MEBIBYTE = 1 << 20
 
 
 def refuse_without(nbytes: int, cgroup: Path = CGROUP) -> None:
-    """
+    """Refuse to use more memory than the container's limit leaves.
+
     Raises:
         EdlError: the container's limit does not leave as much.
     """
@@ -24,7 +25,8 @@ def refuse_without(nbytes: int, cgroup: Path = CGROUP) -> None:
 
 
 def left(cgroup: Path = CGROUP) -> int | None:
-    """Bytes that the limit leaves, with what the kernel can take back from files; None: there is no limit."""
+    """Bytes of memory that the limit leaves, with what the kernel can reclaim from files; None if there is
+    no limit."""
     try:
         limit = (cgroup / "memory.max").read_text().strip()
         used = int((cgroup / "memory.current").read_text())

@@ -45,7 +45,7 @@ class Sample:
 
 
 def features_of(module: UserModel, watch: Watch = unwatched) -> Any:
-    """Of the first good records that are held out, else of those to train on; None: there are none.
+    """Features of the first good held-out records, else of training records; None if there are none.
 
     Args:
         watch: goes around each call of the user's code that reads.
@@ -59,7 +59,7 @@ def features_of(module: UserModel, watch: Watch = unwatched) -> Any:
 
 
 def of(model: keras.Model, features: Any, why: str = "") -> Sample:
-    """What the model makes of the features of some records.
+    """Return the model's outputs for the features of some records.
 
     Args:
         features: None: there are none, for the reason `why`.
@@ -83,7 +83,8 @@ def of(model: keras.Model, features: Any, why: str = "") -> Sample:
 
 
 def outputs_of(model: Any, features: Any) -> tuple[np.ndarray, ...]:
-    """Each output of the model in inference, flattened. On the CPU, as they are everywhere the same there."""
+    """Return each output of the model in inference, flattened. It is computed on the CPU, where results
+    are the same everywhere."""
     with tf.device("/CPU:0"):
         tensors = keras.tree.map_structure(lambda a: None if a is None else tf.convert_to_tensor(a), features)
         return flattened(model(tensors, training=False))
@@ -120,7 +121,7 @@ def _difference(ours: np.ndarray, theirs: np.ndarray) -> float:
 
 
 def digests(model: Any) -> tuple[str, ...]:
-    """Of each variable of the model, in its order."""
+    """The digest of each variable of the model, in its order."""
     return tuple(_digest(np.asarray(keras.ops.convert_to_numpy(v))) for v in saved_file.weights(model))
 
 

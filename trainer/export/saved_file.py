@@ -1,4 +1,4 @@
-"""A saved model, looked at as who is to load it will: with nothing but Keras.
+"""A saved model, checked as its users will load it: with nothing but Keras.
 
 A `.keras` file names the classes and functions that it was built of. Those of Keras are there in every
 process; others must be imported, or given as `custom_objects`, before the file can be loaded.
@@ -16,7 +16,7 @@ from typing import Any
 import keras
 
 from edl.contract.artifacts import MODEL
-from edl.layers.embedding import (  # which a file may have that nobody else here knows
+from edl.layers.embedding import (  # a file may contain them, and Keras alone does not know them
     Embedding,
     rows_to_be_loaded,
 )
@@ -64,7 +64,7 @@ def weights(model: Any) -> list[Any]:
 
 
 def _plain(config: Any) -> Any:
-    """The same model, with layers of Keras where those of edl hold all of their rows."""
+    """The same model, with Keras' layers in place of edl's layers that hold all of their rows."""
     for node in _nodes(config):
         of = node.get("config")
         if node.get("registered_name") != EMBEDDING or not isinstance(of, dict) or not of.get("float_ids"):
@@ -80,7 +80,7 @@ def _plain(config: Any) -> Any:
 
 
 def note(path: Path) -> str:
-    """What one has to know to load the file; empty: `keras.models.load_model(path)` is enough."""
+    """What a user must know to load the file; empty if `keras.models.load_model(path)` is enough."""
     found, needs = config(path), []
     if names := custom_objects(found):
         more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
@@ -94,7 +94,7 @@ def note(path: Path) -> str:
 
 
 def by_its_code(why: str, name: str = MODEL) -> str:
-    """What one has to know to load a file that Keras cannot load, or not as it was saved."""
+    """What a user must know to load a file that Keras cannot load, or not as it was saved."""
     return f"{why}; build the model by its own code, and take the weights with model.load_weights({name!r})"
 
 
@@ -114,7 +114,7 @@ def load(path: Path, known: Mapping[str, Any]) -> Any:
 
 
 def config(path: Path) -> Any:
-    """The configuration in the file; None: it is not as Keras writes it, which loading it will show."""
+    """The configuration in the file; None if it is invalid, which loading will show."""
     try:
         with zipfile.ZipFile(path) as archive:
             return json.loads(archive.read(CONFIG))

@@ -33,14 +33,14 @@ SLOWEST = 2_000_000  # bytes of what was exported that are loaded and run in a s
 # What a process says last whose memory has run out, beside being killed by the kernel.
 NO_MEMORY = ("MemoryError", "bad_alloc", "ResourceExhausted", "Cannot allocate memory")
 PATIENCE_SECONDS = 0.5  # between two looks whether this worker has to end
-# Variables that are no business of who loads a model: how this worker reaches its master, and its ring.
+# Variables of this worker that a process that loads a model must not see.
 OURS = frozenset(
     {"EDL_TOKEN", "EDL_MASTER", "EDL_WORKER_ID", "EDL_RUN_ID", "EDL_RING_INTERFACE", "TF_CONFIG"}
 )
 
 
 class Found(NamedTuple):
-    """What was found of an export.
+    """The result of verifying an export.
 
     Args:
         wrong: with it; empty: nothing.
@@ -54,7 +54,7 @@ class Found(NamedTuple):
 
 
 class Verification:
-    """One fresh process.
+    """One fresh process that verifies exports.
 
     Args:
         seconds: that it may take from when it is asked, beside those that large files take.
@@ -87,7 +87,7 @@ class Verification:
         module: str = "",
         source: str = "",
     ) -> None:
-        """Have it load and compare these.
+        """Begin to load and compare these exports.
 
         Args:
             model: as it is in memory.
@@ -114,10 +114,10 @@ class Verification:
             self._process.stdin.flush()
 
     def result(self, must_end: Callable[[], bool] = lambda: False) -> dict[str, Found]:
-        """What was found of each export, by its format.
+        """Return the result for each export, by its format.
 
         Args:
-            must_end: asked now and then whether nobody needs the answer any more.
+            must_end: asked now and then whether the answer is not needed any more.
         """
         deadline = self._asked_at + self._seconds
         while True:
@@ -154,7 +154,7 @@ class Verification:
         return self._process.poll() is None
 
     def close(self) -> None:
-        """It is not needed any more."""
+        """End the process: it is not needed any more."""
         if self._process.poll() is None:
             self._process.kill()
             self._process.wait()
@@ -196,7 +196,7 @@ class Ahead:
 
 
 def environment(threads: int) -> dict[str, str]:
-    """Of whoever loads a model: nothing of the job, and no GPU, which is this worker's."""
+    """The environment of a process that loads a model: without this job's variables and this worker's GPU."""
     ours = {name for name in os.environ if name in OURS or name.startswith("HOROVOD_")}
     kept = {name: value for name, value in os.environ.items() if name not in ours}
     more = {"CUDA_VISIBLE_DEVICES": "-1", "TF_CPP_MIN_LOG_LEVEL": "2"}

@@ -35,7 +35,7 @@ def protected(array: Any) -> Any:
 
 
 def standard(array: Any) -> Any:
-    """As Keras' `fit` would give it to the model: floats in the default precision, text as a tensor.
+    """Convert an array as Keras' `fit` does: floats to the default precision, text to a tensor.
 
     Raises:
         TypeError, ValueError: no tensor can be made of it.
@@ -55,7 +55,7 @@ def standard(array: Any) -> Any:
 
 
 def kind_of(array: Any) -> str:
-    """What the array holds, for messages: `an array of datetime64[s]`, `an array of Decimal objects`."""
+    """The array's type for messages: `an array of datetime64[s]`, `an array of Decimal objects`."""
     array = np.asarray(array, dtype=None if isinstance(array, np.ndarray) else object)
     if array.dtype != object:
         return f"an array of {array.dtype}"

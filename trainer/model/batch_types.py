@@ -20,7 +20,8 @@ from edl.trainer.model.data import Batch
 
 
 class BatchTypes:
-    """
+    """The types and shapes of a model's batches.
+
     Args:
         first: says which arrays each batch has.
         others: further batches, to be covered too.
@@ -38,7 +39,7 @@ class BatchTypes:
 
     @property
     def signature(self) -> list[tf.TensorSpec]:
-        """Of `tensors`."""
+        """The signature of `tensors`."""
         return list(tf.nest.flatten(self._specs, expand_composites=True))
 
     def know(self, batch: Batch) -> bool:
@@ -72,7 +73,7 @@ class BatchTypes:
         return _specs(batch) != self._first
 
     def tensors(self, batch: Batch) -> list[Any]:
-        """What a graph is given: the arrays, ragged and sparse ones as the tensors that they are made of."""
+        """The arguments of a graph: the arrays, and the component tensors of ragged and sparse ones."""
         found = leaves(batch)
         if any(isinstance(leaf, tf.RaggedTensor | tf.SparseTensor) for leaf in found):
             return list(tf.nest.flatten(found, expand_composites=True))
@@ -132,7 +133,7 @@ def _type(tree: Any) -> tuple[Any, ...]:
 
 
 def _names(tree: Any) -> list[str]:
-    """Of the leaves, as the user knows them."""
+    """The names of the leaves, as the user knows them."""
     found = []
     for path, leaf in keras.tree.flatten_with_path(tree):
         if leaf is not None:

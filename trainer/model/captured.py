@@ -37,7 +37,7 @@ def distinct(variables: Iterable[Any], without: Iterable[Any] = ()) -> list[Any]
 
 
 def metrics_of(model: keras.Model) -> list[keras.metrics.Metric]:
-    """All metrics of the model and its layers, also where its `metrics` lists only some."""
+    """All metrics of the model and its layers, even if its `metrics` lists only some."""
     compiled = [getattr(model, name, None) for name in ("_loss_tracker", "_compile_metrics")]
     losses = getattr(getattr(model, "_compile_loss", None), "metrics", ())
     of_layers = (m for layer in model._flatten_layers() for m in layer._metrics)
@@ -63,7 +63,7 @@ def read_in(graph: Any) -> list[tf.Variable]:
 
 
 def assigned_in(graph: Any, without: Iterable[int] = ()) -> list[tf.Variable]:
-    """Those of `read_in` that the concrete function assigns.
+    """The variables of `read_in` that the concrete function assigns.
 
     Args:
         without: the positions of operations that do not count.
@@ -124,7 +124,7 @@ def refuse_assigned(graph: Any, without: Iterable[Any] = ()) -> None:
 def undone() -> Iterator[None]:
     """On exit, give each of Keras' variables that was assigned inside the value that it had before.
 
-    Metrics, losses and layers may assign variables that nobody lists, so each is noted when it is assigned.
+    Metrics, losses and layers may assign variables that no object lists. Each is noted when it is assigned.
     """
     before: dict[int, tuple[tf.Variable, tf.Tensor]] = {}
     assign = keras.Variable._direct_assign

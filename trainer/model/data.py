@@ -57,20 +57,20 @@ def named(indices: np.ndarray) -> str:
 
 
 class Source(Protocol):
-    """Where the records are."""
+    """The records of a split."""
 
     @property
     def layout(self) -> Layout:
-        """How they lie, as far as this worker has found."""
+        """The records' layout, as this worker has found it."""
         ...
 
     def lay_out(self, layout: Layout) -> None:
-        """From now on they lie so: the job's workers have agreed on it. Records that are kept may stay."""
+        """Use this layout, which the job's workers have agreed on. Records that were read may stay."""
         ...
 
     def batch(self, start: int, stop: int, part: Part) -> Batch | None:
-        """That part of the records at the positions [start, stop), which lie in one epoch; None: of so few
-        records it has none.
+        """Read this part of the records at the positions [start, stop), which lie in one epoch; None if the
+        part has no records.
 
         Raises:
             DataError: they cannot be read, or are not what they should be.
@@ -110,7 +110,7 @@ class Batches:
         return self._source.layout
 
     def take(self, layout: Layout, part: Part) -> None:
-        """From now on this worker reads this part of each step of data that lie so."""
+        """Read this part of each step from now on, with this layout."""
         if layout != self._source.layout:
             self._forget()
             self._reading.submit(self._source.lay_out, layout).result()
@@ -119,8 +119,10 @@ class Batches:
             self._part, self._then = part, None
 
     def take_from(self, step: int, part: Part) -> None:
-        """From that step on this worker reads this part. The step before it has its part as it was, so that
-        nobody waits for records that could not be read earlier."""
+        """From `step` on, read this part of each step.
+
+        The part of the step before is unchanged, because its records are being read already.
+        """
         self._then = step, part
         while self._read and self._read[-1][0] >= step:
             self._read.pop()[1].cancel()
@@ -137,7 +139,7 @@ class Batches:
             self._submit(step)
 
     def of(self, step: int, end: int) -> Batch | None:
-        """The records of `step`; None: of so few the rank has none. Asked again, they are the same.
+        """The records of `step`; None if this rank's part has none. A second call returns the same.
 
         Args:
             end: there is nothing to be read from this step on.
@@ -152,7 +154,7 @@ class Batches:
 
     def following(self, step: int) -> Batch | None:
         """The records of the step after this one, if they are read already; None: they are not, or cannot be
-        read, as who needs them will hear."""
+        read; the step that needs them raises the error."""
         for at, reading in self._read:
             if at == step + 1 and reading.done() and not reading.cancelled() and reading.exception() is None:
                 return reading.result()

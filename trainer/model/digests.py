@@ -1,7 +1,7 @@
 """The digest of a state: equal for states that are equal, bit for bit, and else not, as far as chance goes.
 
 XXH3, as of what travels between members (trainer/ring/transfer.py): it finds bits that have changed by
-themselves, as fast as memory can be read. It proves nothing to somebody who means harm.
+themselves, as fast as memory can be read. It is no protection against an attacker.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import xxhash
 
 
 def digest(parts: Iterable[np.ndarray], told: bytes = b"") -> bytes:
-    """Of values, contiguous arrays, one after the other.
+    """The digest of contiguous arrays, one after the other.
 
     Args:
         told: what else is in the state.
@@ -25,8 +25,8 @@ def digest(parts: Iterable[np.ndarray], told: bytes = b"") -> bytes:
 
 
 def drained(parts: list[np.ndarray]) -> Iterator[np.ndarray]:
-    """Each of them, taken out of the list before the next one is looked at: while a value is read by somebody
-    else, a step that changes it has to copy it."""
+    """Remove each part from the list before the next one is read: a step has to copy a value that is still
+    referenced before it changes it."""
     parts.reverse()
     while parts:
         yield parts.pop()

@@ -16,7 +16,8 @@ LOOP = ("fit", "train_on_batch", "make_train_function", "_make_function")
 
 
 def refuse_unless_compiled(model: Any) -> None:
-    """
+    """Refuse a model that is not compiled, or whose step cannot be divided.
+
     Raises:
         ModelError: it is no compiled Keras model whose step can be taken apart.
     """
@@ -49,7 +50,8 @@ def has_own_step(model: keras.Model) -> bool:
 
 
 def refuse_unless_float32(model: keras.Model) -> None:
-    """
+    """Refuse trained variables of other types than float32.
+
     Raises:
         ModelError: a variable that is to be trained has another type.
     """
@@ -65,7 +67,8 @@ def refuse_unless_float32(model: keras.Model) -> None:
 
 
 def refuse_fixed_batches(model: keras.Model) -> None:
-    """
+    """Refuse a model of a fixed batch size, or with state from batch to batch.
+
     Raises:
         ModelError: the model takes batches of one size only, or carries something from batch to batch.
     """
@@ -90,8 +93,7 @@ def output(model: keras.Model, x: Any, training: bool) -> Any:
 
 
 def flat_logs(returned: Any) -> Any:
-    """What a step returns, as `fit` shows it: `{m.name: m.result() for m in self.metrics}` has a dict within
-    it, the results of the compiled metrics."""
+    """A step's result as `fit` shows it: a dict of compiled metrics inside it is flattened."""
     if not isinstance(returned, dict):
         return returned
     found: dict[str, Any] = {}
@@ -101,7 +103,7 @@ def flat_logs(returned: Any) -> Any:
 
 
 def moving(model: keras.Model) -> list[keras.Variable]:
-    """What is neither trained nor a metric: moving averages, counters, seeds."""
+    """The variables that are neither trained nor a metric's: moving averages, counters, seeds."""
     metrics = {id(v) for v in model.metrics_variables}
     return [v for v in model.non_trainable_variables if id(v) not in metrics]
 

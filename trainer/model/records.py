@@ -16,7 +16,7 @@ from edl.data import RandomAccess, Reader
 from edl.errors import DataError
 from edl.trainer.model.arrays import kind_of, nbytes, protected, standard
 from edl.trainer.model.data import BadRecord, Batch, named
-from edl.trainer.runtime.error_report import described
+from edl.trainer.runtime.error_report import format_error
 from edl.trainer.runtime.watchdog import Watch, unwatched
 
 SAMPLE = 16  # records, to see how large one is
@@ -71,12 +71,12 @@ class Records:
             self.lay_out(Layout.fitting(size, record_bytes, buffer_bytes, ranks, together))
 
     def lay_out(self, layout: Layout) -> None:
-        """From now on they lie so."""
+        """Use this layout from now on."""
         self._order = Order(layout, self._seed, self._shuffle)
         self._open = {}
 
     def batch(self, start: int, stop: int, part: Part) -> Batch | None:
-        """That part of the records at the positions [start, stop).
+        """Read this part of the records at the positions [start, stop).
 
         Raises:
             DataError: the reader gave something else than it promised.
@@ -106,7 +106,7 @@ class Records:
         return self._as_batch(self._read(start, stop), np.arange(start, stop))
 
     def first(self, count: int) -> list[int]:
-        """The first records of which none is bad, `count` of them if there are as many.
+        """The first `count` good records, or fewer if there are fewer.
 
         Raises:
             DataError, or what the reader or `feed` raises: there is none among very many.
@@ -152,7 +152,7 @@ class Records:
             try:
                 self.these([index])
             except Exception as error:
-                bad.append(BadRecord(index, described(error)))
+                bad.append(BadRecord(index, format_error(error)))
             else:
                 good.append(index)
         if not good:
@@ -188,7 +188,8 @@ class Records:
         return Batch(indices, x, y, weights, nbytes((x, y, weights)))
 
     def _refuse_objects(self, fed: Any, where: str) -> None:
-        """
+        """Refuse arrays that cannot be tensors.
+
         Raises:
             DataError: one of the arrays cannot be a tensor.
         """

@@ -1,7 +1,7 @@
 """The values of many variables: taken without a copy, sent, prepared, and taken over.
 
-TensorFlow never writes into a value that somebody else has read: what changes a variable gives it a new
-value, or copies the present one first. So values that were read stay what the variables were.
+TensorFlow never writes into a value that is still referenced: an update gives the variable a new value, or
+copies the present one first. So values that were read stay what the variables were.
 
 To take values over is quick: what takes time is done before, on any thread, by `prepared`.
 """
@@ -20,7 +20,7 @@ import tensorflow as tf
 
 from edl.errors import ModelError
 from edl.trainer.model import digests
-from edl.trainer.model.variable_spec import Described
+from edl.trainer.model.variable_spec import VariableSpec
 
 LARGE = 1 << 20  # bytes of a part that is worth not being copied
 
@@ -30,8 +30,8 @@ def parts(variables: Sequence[Any]) -> list[np.ndarray]:
     return [_array(_value(v)).reshape(-1).view(np.uint8) for v in variables]
 
 
-def described(variables: Sequence[Any], model: keras.Model) -> list[Described]:
-    """Each of them, Keras' or TensorFlow's; of several of one name, the later ones are numbered.
+def variable_specs(variables: Sequence[Any], model: keras.Model) -> list[VariableSpec]:
+    """Describe the variables, Keras' or TensorFlow's; later ones of the same name are numbered.
 
     Args:
         model: whose weights are among them.
@@ -42,14 +42,14 @@ def described(variables: Sequence[Any], model: keras.Model) -> list[Described]:
     )
     # TensorFlow numbers the names of what is made while a step is traced; Keras' paths are the same anywhere.
     paths = {id(v.value): v.path for v in model.variables}
-    found: list[Described] = []
+    found: list[VariableSpec] = []
     times = Counter[str]()
     for v in variables:
         value, name = _value(v), paths.get(id(v)) or str(getattr(v, "path", v.name)).partition(":")[0]
         times[name] += 1
         unlike = name if times[name] == 1 else f"{name}#{times[name]}"
         shape = tuple(int(n) for n in value.shape)
-        found.append(Described(unlike, str(value.dtype.name), shape, id(v) in trained, id(v) in of_model))
+        found.append(VariableSpec(unlike, str(value.dtype.name), shape, id(v) in trained, id(v) in of_model))
     return found
 
 
@@ -58,12 +58,12 @@ def nbytes(variables: Sequence[Any]) -> int:
 
 
 def joined(parts: Sequence[np.ndarray]) -> np.ndarray:
-    """All parts as one, uint8 [bytes]."""
+    """All parts in one array, uint8 [bytes]."""
     return np.concatenate(parts) if parts else np.zeros(0, np.uint8)
 
 
 def divided(variables: Sequence[Any], state: np.ndarray) -> list[np.ndarray]:
-    """What `joined` has joined.
+    """The reverse of `joined`.
 
     Raises:
         ModelError: it is not of these variables.
@@ -75,7 +75,7 @@ def divided(variables: Sequence[Any], state: np.ndarray) -> list[np.ndarray]:
 
 
 class Room(np.ndarray):
-    """A tensor's memory, uint8 [bytes], which may be written to: nobody has seen the tensor yet."""
+    """A tensor's memory, uint8 [bytes], which may be written to: the tensor was not used yet."""
 
     tensor: Any
 
@@ -88,7 +88,7 @@ class Room(np.ndarray):
         return found
 
 
-def room(nbytes: int) -> np.ndarray:
+def allocate(nbytes: int) -> np.ndarray:
     """For a part that is to come, uint8 [bytes]. `prepared` makes a value of it without a copy: memory that
     is touched for the first time costs more than what is written there."""
     if nbytes < LARGE:
@@ -98,8 +98,8 @@ def room(nbytes: int) -> np.ndarray:
 
 
 def prepared(variables: Sequence[Any], parts: list[np.ndarray]) -> list[Any]:
-    """These values, for `take_over`. Changes nothing but the list: each part is dropped as soon as its value
-    is made.
+    """Convert parts for `take_over`. Changes nothing but the list: each part is removed as soon as it is
+    converted.
 
     Raises:
         ModelError: they are not of these variables.
@@ -156,14 +156,14 @@ def digest(parts: Sequence[np.ndarray]) -> str:
 
 
 def _value(variable: Any) -> Any:
-    """As an eager tensor: of Keras' variable, or of TensorFlow's."""
+    """The variable's value as an eager tensor."""
     return (variable.value if isinstance(variable, keras.Variable) else variable).read_value()
 
 
 def _tensor(part: np.ndarray, like: Any) -> Any:
-    """Of a part that lies in a `room`, that memory; of another one a copy. Other threads go on while it is
-    made: TensorFlow's own way holds Python's lock, for a tenth of a second where there is much to copy into
-    memory that is touched for the first time."""
+    """A part as a tensor: without a copy if its memory was `allocate`d, else a copy. Other threads run
+    meanwhile: TensorFlow's own copy holds Python's lock, for a tenth of a second if much new memory is
+    touched."""
     if isinstance(part, Room) and (like.dtype.is_floating or like.dtype.is_integer):
         size = [like.dtype.size] if like.dtype.size > 1 else []
         with tf.device("CPU:0"):
@@ -175,7 +175,7 @@ def _tensor(part: np.ndarray, like: Any) -> Any:
         memory = np.asarray(memoryview(value))
     except ValueError:  # bfloat16: Python has no name for it
         return tf.constant(array)
-    ctypes.memmove(memory.ctypes.data, array.ctypes.data, array.nbytes)  # nobody has seen it yet
+    ctypes.memmove(memory.ctypes.data, array.ctypes.data, array.nbytes)  # the tensor was not used yet
     return value
 
 

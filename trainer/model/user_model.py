@@ -98,8 +98,8 @@ def _takes_split(feed: Callable[..., Any], name: str) -> bool:
 
 
 def load(name: str, source: str = "") -> UserModel:
-    """Import the module that `name` means, or whose text `source` is. Errors of the user's own code pass as
-    they are.
+    """Import the module named `name`, or the module whose text is `source`. Errors of the user's code are not
+    changed.
 
     Raises:
         ModelError: the module does not exist, or it lacks a function of the contract.

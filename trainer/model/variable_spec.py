@@ -1,15 +1,15 @@
-"""What a variable is, without its value."""
+"""The description of a variable, without its value."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
 
-class Described(NamedTuple):
+class VariableSpec(NamedTuple):
     """One variable of a learner's state."""
 
-    name: str  # for people; no two of a state have the same
+    name: str  # unique in the state
     dtype: str  # as NumPy and TensorFlow call it
     shape: tuple[int, ...]
-    weight: bool = False  # it is trained: its values must be finite
-    of_model: bool = False  # a weight or a moving average; else the optimizer's, or a count
+    weight: bool = False  # the variable is trained: its values must be finite
+    of_model: bool = False  # a weight or a moving average; else a variable of the optimizer, or a counter

@@ -35,8 +35,9 @@ from edl.contract.proto import ps_pb2 as pb
 from edl.contract.ranges import Range, RangeSet
 from edl.contract.rows.placement import Arrangement
 from edl.contract.rows.shares import IDS, PAGE_BYTES, VALUES, Shares, encoded
-from edl.trainer.agreement.interfaces import Pulled, Start, StepGradients, Table, TrainedOn, Whole
+from edl.trainer.embedding.interfaces import Start, Table
 from edl.trainer.ps_client.client import ParameterServers
+from edl.trainer.ps_client.interfaces import Pulled, StepGradients, TrainedOn, Whole
 from edl.trainer.ps_client.link import Interrupt, Link, Request, ServerRefused
 from edl.trainer.ps_client.messages import ids_asked, put_together, start_told
 from edl.trainer.ps_client.recovery import Going, going

@@ -31,7 +31,7 @@ from edl.contract.heartbeats import ServerWait
 from edl.contract.proto import ps_pb2 as pb
 from edl.contract.rows.placement import Arrangement
 from edl.contract.rows.shares import IDS, PAGE_BYTES, VALUES, Shares, encoded, put
-from edl.trainer.agreement.interfaces import Commit, Start, Table
+from edl.trainer.embedding.interfaces import Commit, Start, Table
 from edl.trainer.ps_client.link import (
     Interrupt,
     Link,

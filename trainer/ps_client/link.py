@@ -27,7 +27,7 @@ from edl.contract.proto import ps_pb2_grpc as rpc
 from edl.contract.rows.shares import OPTIONS
 from edl.errors import CheckpointError, EdlError
 from edl.net import tls
-from edl.trainer.agreement.interfaces import PartNotWritten
+from edl.trainer.ps_client.interfaces import PartNotWritten
 from edl.trainer.ps_client.multiplex import Conversation
 from edl.trainer.ring.base import RingBroken
 from edl.trainer.runtime.log import log

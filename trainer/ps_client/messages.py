@@ -14,7 +14,7 @@ from edl.contract.proto import ps_pb2 as pb
 from edl.contract.rows.placement import Arrangement
 from edl.contract.rows.shares import IDS, Shares, encoded, put
 from edl.errors import EdlError
-from edl.trainer.agreement.interfaces import Commit, Start, Table
+from edl.trainer.embedding.interfaces import Commit, Start, Table
 
 
 def tables_told(

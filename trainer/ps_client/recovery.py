@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 from edl.contract.proto import ps_pb2 as pb
 from edl.contract.rows.placement import Arrangement
-from edl.trainer.agreement.interfaces import Commit
+from edl.trainer.embedding.interfaces import Commit
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,14 +1,14 @@
-"""The ring as the trainer sees it: seven verbs, so that another engine is another file.
+"""The interface of a ring, so that a new engine is one new file.
 
-    form       meet the other members of a generation
-    reduce     sum a vector over all members
-    broadcast  take the root's bytes
-    give, take  one member's state goes to another while both go on summing
-    cut        break it from another thread, at once
-    close      leave; the process can form again
+    form           meet the other members of a generation
+    reduce         sum a vector over all members (all-reduce)
+    broadcast      receive the root's bytes
+    send_state, receive_state   transfer a state between two members while all go on summing
+    cut            break the ring from a different thread, at once
+    close          leave the ring; the process can form the next one
 
-Whatever goes wrong inside `form`, `reduce` and `broadcast` is `RingBroken`: nothing but the
-engine runs in there, so no text of an error has to be matched.
+Any failure inside `form`, `reduce` and `broadcast` raises `RingBroken`. Only the engine runs inside them, so
+no error text has to be matched.
 """
 
 from __future__ import annotations
@@ -20,29 +20,29 @@ import numpy as np
 
 from edl.errors import EdlError
 
-Vector: TypeAlias = Any  # float32 [n], in the learner's library: a TensorFlow tensor or a NumPy array
-Prepare: TypeAlias = Callable[[list[np.ndarray]], Any]  # of a state's parts
+Vector: TypeAlias = Any  # float32 [n]: a TensorFlow tensor or a NumPy array, as the learner uses
+Prepare: TypeAlias = Callable[[list[np.ndarray]], Any]  # takes a state's parts
 
 
 class RingBroken(EdlError):
     """A collective did not come back: a member has left or died, or the ring was cut."""
 
 
-class Arrival(Protocol):
-    """A state that is on its way."""
+class StateFuture(Protocol):
+    """A state that is being received."""
 
     @property
-    def here(self) -> bool:
-        """Whether all of it has come and is prepared, or it is known that it does not."""
+    def done(self) -> bool:
+        """Whether the state has been received and prepared, or has failed."""
         ...
 
-    def state(self) -> Any:
-        """What `prepare` has made of it, once; waits for it.
+    def result(self) -> Any:
+        """Wait for the state, and return what `prepare` has made of it. To be called once.
 
         Raises:
-            RingBroken: it does not come.
-            StateDamaged: it came, but not as it was given (trainer/ring/transfer.py).
-            Exception: of `prepare`.
+            RingBroken: the state was not received.
+            StateDamaged: the state was received, but not as it was sent (trainer/ring/transfer.py).
+            Exception: raised by `prepare`.
         """
         ...
 
@@ -51,50 +51,50 @@ class Ring(Protocol):
     """One member's end of a ring."""
 
     def form(self, rank: int, size: int) -> None:
-        """Meet the others.
+        """Meet the other members.
 
         Raises:
-            RingBroken: a member died on the way, or the generation was called off.
+            RingBroken: a member died meanwhile, or the master called the generation off.
         """
         ...
 
     def reduce(self, vector: Vector) -> Vector:
-        """The sum over all ranks of `vector`, the same on each rank to the bit.
+        """Return the sum of `vector` over all ranks, the same on each rank to the bit.
 
         Called from any thread, one call at a time.
 
         Raises:
-            RingBroken: it did not come back here; it may have elsewhere.
+            RingBroken: the sum did not come back here; other ranks may have it.
         """
         ...
 
     def broadcast(self, data: np.ndarray, root: int) -> np.ndarray:
-        """The root's `data`, uint8 or int64 [n]; n is the same on all ranks.
+        """Return the root's `data`, uint8 or int64 [n]; n is the same on all ranks.
 
         Raises:
-            RingBroken: it did not come back here; it may have elsewhere.
+            RingBroken: the data did not come back here; other ranks may have them.
         """
         ...
 
-    def give(self, parts: Sequence[np.ndarray]) -> None:
-        """Give a state to the one member that asks for it with `take`. Returns at once.
+    def send_state(self, parts: Sequence[np.ndarray]) -> None:
+        """Send a state to the one member that calls `receive_state` for it. Returns at once.
 
         Args:
             parts: uint8 [bytes] each; they must not change until the ring is closed.
         """
         ...
 
-    def take(self, giver: int, prepare: Prepare, passes_on: bool = False) -> Arrival:
-        """Have the state come that this rank gives, or passes on. Returns at once.
+    def receive_state(self, source: int, prepare: Prepare, forward: bool = False) -> StateFuture:
+        """Receive the state that rank `source` sends or forwards. Returns at once.
 
         Args:
-            passes_on: one more member takes it, from this one.
-            prepare: makes of the parts what is wanted of them, on the thread that has received them.
+            prepare: called with the parts, on the thread that has received them; its result is the future's.
+            forward: whether one more member receives the state from this one.
         """
         ...
 
-    def room(self, nbytes: int) -> np.ndarray:
-        """Memory for a part of a state that is to come, uint8 [nbytes]."""
+    def allocate(self, nbytes: int) -> np.ndarray:
+        """Memory for a part of a received state, uint8 [nbytes]."""
         ...
 
     def cut(self) -> None:
@@ -112,9 +112,11 @@ TOGETHER = 16 << 20
 def broadcast_parts(
     ring: Ring, parts: Sequence[np.ndarray], root: int, rank: int, together: int = TOGETHER
 ) -> list[np.ndarray]:
-    """The root's parts, uint8 [bytes] each; how long each is, all ranks know: theirs are as long.
+    """Return the root's parts, uint8 [bytes] each; all ranks know the sizes.
 
-    A little at a time, so that the root needs no more memory than it has, and the others that of one copy.
+    A few megabytes travel at a time, so that the root needs no additional memory and the other ranks that of
+    one
+    copy.
 
     Args:
         together: bytes that travel at once, of several small parts or of a large one.
@@ -134,7 +136,7 @@ def broadcast_parts(
 
 
 def _broadcast_part(ring: Ring, part: np.ndarray, root: int, rank: int, together: int) -> np.ndarray:
-    whole = part if rank == root else ring.room(len(part))
+    whole = part if rank == root else ring.allocate(len(part))
     for start in range(0, len(part), together):
         some = slice(start, start + together)
         piece = ring.broadcast(part[some], root)
@@ -143,11 +145,11 @@ def _broadcast_part(ring: Ring, part: np.ndarray, root: int, rank: int, together
     return whole
 
 
-TEXT = 256  # bytes
+TEXT = 256  # bytes, UTF-8
 
 
 def broadcast_text(ring: Ring, text: str, root: int) -> str:
-    """A sentence of the root's, cut off where it is too long.
+    """Return the root's text, cut off where it is too long.
 
     Raises:
         RingBroken: see `Ring.broadcast`.
@@ -159,7 +161,7 @@ def broadcast_text(ring: Ring, text: str, root: int) -> str:
 
 
 def broadcast_bytes(ring: Ring, data: bytes, root: int) -> bytes:
-    """The root's bytes; the others need not know how many they are.
+    """Return the root's bytes; the other ranks need not know how many there are.
 
     Raises:
         RingBroken: see `Ring.broadcast`.

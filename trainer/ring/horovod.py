@@ -1,17 +1,16 @@
-"""The ring on Horovod's Gloo engine, with sums over NCCL on a GPU. The only module that knows Horovod.
+"""The ring on Horovod's Gloo engine, with sums over NCCL on a GPU. The only module that imports Horovod.
 
 Facts that shape it, each with its incident in docs/horovod-patches.md:
-- Horovod pairs operations by name. A sum that is asked for by `reduce` has one name, and they come one at a
-  time; those of a graph (`in_graph`) each have their own, and come in any order.
-- A broken ring is cut: the sockets that appeared while it was formed are shut down, so that
-  every rank's collective fails in milliseconds and not after Gloo's timeout. While a broken
-  ring is still being formed, connections keep appearing, so the cut is repeated.
+- Horovod pairs operations by name. The sums of `reduce` share one name, and come one at a time. The sums of a
+  graph (`in_graph`) have a name each, and come in any order.
+- A broken ring is cut: the sockets that appeared while it was formed are shut down. So every rank's
+  collective fails in milliseconds and not after Gloo's timeout. While a broken ring is still being formed,
+  connections keep appearing, so the cut is repeated.
 - Connections of NCCL are not cut, since nothing tells them from those of the user's code. A cut aborts
   NCCL's communicators (patch 14), which also works where ranks share memory and have no connections.
-- Liveness is the master's business, so Gloo's own timeout is long: a rank may take minutes
-  for a step without being called dead.
-- Its background thread asks all ranks what can be summed when this process has something (patch 12), and
-  otherwise at times: so an idle ring learns that it is cut or that a rank has left it.
+- The master watches liveness, so Gloo's own timeout is long: a rank may take minutes for a step.
+- Horovod's background thread asks all ranks what can be summed when this process has a tensor (patch 12), and
+  otherwise now and then. So an idle ring notices that it is cut or that a rank has left.
 - Only RANK and SIZE are set in the environment ("flat"): half the connections.
 - Nothing of `horovod.runner` is ever imported or started.
 """
@@ -44,7 +43,7 @@ from edl.contract.exit_codes import WorkerExit
 from edl.trainer.model import snapshot
 from edl.trainer.model.graphs import compiled
 from edl.trainer.ring.base import Prepare, RingBroken
-from edl.trainer.ring.transfer import Giver, Offer, TransferFailed, give_way, take
+from edl.trainer.ring.transfer import PeerListener, StateSender, TransferFailed, lower_priority, receive_state
 from edl.trainer.runtime.termination import leave, shielded
 
 LOOPBACK = "lo"
@@ -52,8 +51,8 @@ INTERNET = (socket.AF_INET, socket.AF_INET6)
 NO_PORT = -1
 CUT_AGAIN_SECONDS = 0.1
 HUNG_SECONDS = 10.0
-OVERDUE = 10  # times the longest graph so far: a smaller ring has larger parts
-IDLE = 0.3  # of a core, that a process uses which only waits
+OVERDUE = 10  # times the longest graph so far: parts grow when a ring shrinks
+IDLE = 0.3  # of a core: a process that uses less only waits
 
 
 class HorovodRing:
@@ -61,10 +60,10 @@ class HorovodRing:
 
     Args:
         store_port: of the loopback rendezvous store of this process.
-        interface: network interface that the members reach each other by.
+        interface: network interface by which the members reach each other.
         name: of this worker, unique in the job.
-        master_port: where the worker's link connects to, at any time: its socket is never the ring's.
-        store_secret: with which each path of the store begins.
+        master_port: the port of the worker's stream to the master, whose socket a cut must spare.
+        store_secret: the prefix of each path of the store.
     """
 
     def __init__(
@@ -83,9 +82,9 @@ class HorovodRing:
             HOROVOD_GLOO_TIMEOUT_SECONDS=os.environ.get("HOROVOD_GLOO_TIMEOUT_SECONDS", "600"),
             HOROVOD_HOSTNAME=name,
             HOROVOD_IDLE_CYCLE_TIME=os.environ.get("HOROVOD_IDLE_CYCLE_TIME", "10"),
-            HOROVOD_ELASTIC="0",  # it would ask the store for what only Horovod's own launcher puts there
+            HOROVOD_ELASTIC="0",  # else it asks the store for keys of Horovod's own launcher
             NCCL_SOCKET_IFNAME=os.environ.get("NCCL_SOCKET_IFNAME", f"={interface}"),
-            # What goes wrong in the engine is told as RingBroken; a ring that is cut is no error to show.
+            # The engine's errors are raised as RingBroken, and a cut ring is no error to show.
             HOROVOD_LOG_LEVEL=os.environ.get("HOROVOD_LOG_LEVEL", "fatal"),
         )
         if interface == LOOPBACK:
@@ -95,7 +94,7 @@ class HorovodRing:
         self._store_secret = store_secret
         self._rank, self._size = 0, 0
         self._is_alone = False  # in a ring that has made a sum: all that a larger one needs was touched
-        self._transfers: list[Giver | Taking] = []  # of this ring
+        self._transfers: list[StateSender | StateReceiver] = []  # of this ring
         self._lock = threading.Lock()
         self._outside: frozenset[tuple[int, str]] = frozenset()  # sockets from before this ring
         self._sockets: frozenset[tuple[int, str]] | None = None  # of this ring, once it is formed
@@ -103,7 +102,7 @@ class HorovodRing:
         self._closed = threading.Event()
         self._closed.set()
         self._sum: Callable[[tf.Tensor], tf.Tensor] | None = None  # traced when a ring is up
-        self.in_graph = GraphSums()
+        self.in_graph = GraphAllReduce()
 
     def form(self, rank: int, size: int) -> None:
         with self._lock:
@@ -115,7 +114,7 @@ class HorovodRing:
         if size > 1:
             # Horovod asks http://ADDRESS:PORT/SCOPE/KEY: with a path in its address, each key begins with it.
             os.environ["HOROVOD_GLOO_RENDEZVOUS_ADDR"] = f"127.0.0.1:{self._store_port}/{self._store_secret}"
-        else:  # a ring of one asks nobody; with an address set it would ask itself
+        else:  # a ring of one needs no rendezvous; with an address set it would ask itself
             os.environ.pop("HOROVOD_GLOO_RENDEZVOUS_ADDR", None)
         with _broken("hvd.init"), shielded():  # Gloo takes an interrupted wait for a broken connection
             hvd.init()
@@ -146,26 +145,26 @@ class HorovodRing:
         with _broken("broadcast"):
             return np.asarray(hvd.broadcast(tf.constant(data), root, name="state"))
 
-    def give(self, parts: Sequence[np.ndarray]) -> None:
-        giver = Giver(_address_of(self._interface), parts)
-        self._transfers.append(giver)
-        self._store("PUT", self._rank, giver.address)
+    def send_state(self, parts: Sequence[np.ndarray]) -> None:
+        sender = StateSender(_address_of(self._interface), parts)
+        self._transfers.append(sender)
+        self._store("PUT", self._rank, sender.address)
 
-    def take(self, giver: int, prepare: Prepare, passes_on: bool = False) -> Taking:
-        onward = Offer(_address_of(self._interface)) if passes_on else None
-        taking = Taking(lambda: self._store("GET", giver), prepare, onward)
-        self._transfers.append(taking)
-        if onward is not None:
-            self._store("PUT", self._rank, onward.address)
-        return taking
+    def receive_state(self, source: int, prepare: Prepare, forward: bool = False) -> StateReceiver:
+        forward_to = PeerListener(_address_of(self._interface)) if forward else None
+        receiver = StateReceiver(lambda: self._store("GET", source), prepare, forward_to)
+        self._transfers.append(receiver)
+        if forward_to is not None:
+            self._store("PUT", self._rank, forward_to.address)
+        return receiver
 
-    def room(self, nbytes: int) -> np.ndarray:
-        return snapshot.room(nbytes)
+    def allocate(self, nbytes: int) -> np.ndarray:
+        return snapshot.allocate(nbytes)
 
     def _store(self, method: str, rank: int, address: str = "") -> str:
-        """A question to the rendezvous store. GET waits until the rank has put its address.
+        """Ask the rendezvous store. GET waits until the rank has put its address.
 
-        The key is not named after the rank alone, as are those that Horovod puts (trainer/session/client.py).
+        Horovod's own keys are named after the rank alone (trainer/session/client.py), so this key is not.
         """
         connection = HTTPConnection("127.0.0.1", self._store_port)
         with contextlib.closing(connection):
@@ -173,7 +172,7 @@ class HorovodRing:
             answer = connection.getresponse()
             text = answer.read().decode()
         if answer.status != HTTPStatus.OK:
-            raise RingBroken("the ring was called off while a state was to be sent")
+            raise RingBroken("the ring was called off before a state was sent")
         return text
 
     def cut(self) -> None:
@@ -193,7 +192,7 @@ class HorovodRing:
         self._closed.set()
 
     def _break_off(self) -> None:
-        """No state is sent any more."""
+        """Break off all transfers of states."""
         for transfer in list(self._transfers):
             transfer.close()
 
@@ -210,8 +209,9 @@ class HorovodRing:
     def _shut_down(self, fd: int, inode: str) -> None:
         """shutdown(2) the socket, unless its descriptor was reused, or it is not Gloo's.
 
-        While a ring is formed, questions to the rendezvous store come and go (they are answered
-        with 410, which is quicker than a broken connection), and the link may find a new master.
+        While a ring is formed, requests to the rendezvous store come and go (they are answered with 410,
+        which is
+        quicker than a broken connection), and the stream may find a new master.
         """
         with contextlib.suppress(OSError), socket.socket(fileno=os.dup(fd)) as copy:
             if os.readlink(f"/proc/self/fd/{copy.fileno()}") != inode or copy.family not in INTERNET:
@@ -223,7 +223,7 @@ class HorovodRing:
                 copy.shutdown(socket.SHUT_RDWR)
 
     def _keep_cutting(self) -> None:
-        """Until the ring is closed. A process that cannot get out of it ends itself."""
+        """Repeat the cut until the ring is closed. End the process if it cannot leave the ring."""
         hung, used, cut_at = 0.0, time.process_time(), time.monotonic()
         while not self._closed.wait(CUT_AGAIN_SECONDS):
             self._cut_once()
@@ -244,7 +244,7 @@ class HorovodRing:
     def _in_engine(self) -> bool:
         """Whether a thread waits in this module, and not in the user's code."""
         others = {thread.ident for thread in threading.enumerate() if thread.name == "cut"}
-        others.add(threading.get_ident())  # which asks
+        others.add(threading.get_ident())  # the thread that asks
         for thread, innermost in sys._current_frames().items():
             frame: FrameType | None = innermost
             while frame is not None and thread not in others:
@@ -254,47 +254,49 @@ class HorovodRing:
         return False
 
 
-class Taking:
-    """A state that is on its way, on a thread of its own.
+class StateReceiver:
+    """Receives a state on a thread of its own (a `StateFuture`).
 
     Args:
-        address: asks for the giver's; may wait.
-        prepare: see `take`.
-        onward: where it is passed on, if it is.
+        address: asks for the source's address; may wait.
+        prepare: see `receive_state`.
+        forward_to: the listener whose peer the state is forwarded to; None: it is not forwarded.
     """
 
-    def __init__(self, address: Callable[[], str], prepare: Prepare, onward: Offer | None):
+    def __init__(self, address: Callable[[], str], prepare: Prepare, forward_to: PeerListener | None):
         self._done = threading.Event()
-        self._prepare, self._onward, self._state = prepare, onward, None
+        self._prepare, self._forward_to, self._state = prepare, forward_to, None
         self._error: Exception | None = None
         self._connection: socket.socket | None = None
-        threading.Thread(target=self._take, args=(address,), name="take", daemon=True).start()
+        threading.Thread(target=self._receive, args=(address,), name="receive", daemon=True).start()
 
     @property
-    def here(self) -> bool:
+    def done(self) -> bool:
         return self._done.is_set()
 
-    def state(self) -> Any:
+    def result(self) -> Any:
         self._done.wait()
         if isinstance(self._error, (TransferFailed, RingBroken, OSError, HTTPException)):
-            raise RingBroken(f"the state did not come: {self._error}") from self._error
+            raise RingBroken(f"the state was not received: {self._error}") from self._error
         if self._error is not None:
-            raise self._error  # this worker's own trouble, or its network's: it is to be replaced
+            raise self._error  # an error of this worker or its network: the master replaces the worker
         state, self._state = self._state, None
         return state
 
     def close(self) -> None:
-        if self._onward is not None:
-            self._onward.close()
+        if self._forward_to is not None:
+            self._forward_to.close()
         if self._connection is not None:
             with contextlib.suppress(OSError):
                 self._connection.shutdown(socket.SHUT_RDWR)
 
-    def _take(self, address: Callable[[], str]) -> None:
-        give_way()
+    def _receive(self, address: Callable[[], str]) -> None:
+        lower_priority()
         try:
-            self._state = self._prepare(take(address(), self._is_connected, self._onward, snapshot.room))
-        except Exception as error:  # for who waits for it
+            self._state = self._prepare(
+                receive_state(address(), self._is_connected, self._forward_to, snapshot.allocate)
+            )
+        except Exception as error:  # raised by `result`
             self._error = error
         self._done.set()
 
@@ -303,7 +305,8 @@ class Taking:
 
 
 def _address_of(interface: str) -> str:
-    """An address at which the other members reach this machine: as Gloo does it, the interface's first."""
+    """The address at which the other members reach this machine: the interface's first, as Gloo chooses
+    it."""
     found = psutil.net_if_addrs().get(interface, ())
     addresses = [a.address for a in found if a.family in INTERNET and not a.address.startswith("fe80:")]
     if not addresses:
@@ -315,13 +318,17 @@ def _sum(vector: tf.Tensor) -> tf.Tensor:
     return hvd.allreduce(vector, op=hvd.Sum, name="step", ignore_name_scope=True)
 
 
-class GraphSums:
-    """Sums over the ring that a graph makes by operations of its own, while it goes on computing.
+class GraphAllReduce:
+    """Sums over the ring by operations of a graph, while the graph goes on computing.
 
-    Promise: a sum is made, whatever TensorFlow makes of the graph. The operation is not marked as having an
-    effect: two with equal inputs would be made one, and one of a constant would be computed while the graph
-    is optimized; on some ranks, and the others would wait for ever. So each carries its name as an
-    attribute, by which it differs from all others. That no input is a constant is the caller's business.
+    Promise: each sum is made, whatever TensorFlow's optimizer does with the graph. The operation is not
+    marked as
+    having an effect. So two operations with equal inputs would be merged, and one with a constant input would
+    be
+    computed while the graph is optimized: on some ranks, and the other ranks would wait for ever. Therefore
+    each
+    operation carries its name as an attribute, by which it differs from all others. The caller must see to it
+    that no input is a constant.
     """
 
     def __init__(self) -> None:
@@ -339,18 +346,19 @@ class GraphSums:
         return self._alone, self._waiting
 
     def formed(self, size: int) -> None:
-        """There is a ring of so many."""
+        """A ring of this size was formed."""
         self._size = size
         self._alone.assign(False)
 
     WIRES: tuple[str, ...] = ("float32", "float16")  # types that Gloo sums
 
     def __call__(self, tensor: tf.Tensor, name: str, wire: str = "float32") -> tf.Tensor:
-        """The sum over all ranks of a float32 tensor; shape and name are the same on all ranks. It has no
-        gradient.
+        """Return the sum over all ranks of a float32 tensor, without a gradient.
+
+        Shape and name must be the same on all ranks.
 
         Args:
-            wire: the type as which it travels, one of WIRES.
+            wire: the type in which the tensor travels, one of WIRES.
         """
         with _without_callbacks():
             # In a ring of one it is the tensor itself. (A branch would be a graph of its own, to be traced.)
@@ -369,12 +377,12 @@ class GraphSums:
 
     @property
     def waits(self) -> bool:
-        """True while the graph that runs has nothing left to compute before a sum comes back."""
+        """True while the running graph has nothing left to compute before a sum comes back."""
         return self.runs and int(self._waiting.numpy()) == self._call
 
     @contextlib.contextmanager
     def ring_errors(self) -> Iterator[None]:
-        """Around the call of a graph.
+        """Run a graph inside this context.
 
         Raises:
             RingBroken: one of its sums did not come back.
@@ -431,7 +439,7 @@ ATTRIBUTE = "_sum_of_ring"
 
 @contextlib.contextmanager
 def _broken(what: str) -> Iterator[None]:
-    """Nothing but Horovod runs inside: an error is the ring's. Keeps the cause."""
+    """Raise errors of Horovod as RingBroken; no other code runs inside. The cause is kept."""
     try:
         yield
     except (tf.errors.OpError, ValueError, RuntimeError) as error:
@@ -439,8 +447,12 @@ def _broken(what: str) -> Iterator[None]:
 
 
 def _why(error: Exception) -> str:
-    """What an error says, in one line. Of one in a graph TensorFlow says before it where the operation was
-    made, and after it which one it was, in [[ ]]."""
+    """An error's text in one line.
+
+    For an error in a graph, TensorFlow puts before it where the operation was made, and after it which one it
+    was,
+    in [[ ]].
+    """
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     named = next((number for number, line in enumerate(lines) if "[[" in line), 0)
     return lines[max(0, named - 1)][:200] if lines else type(error).__name__

@@ -1,9 +1,9 @@
 """A ring among the members of one process: no engine and no socket, but the same promises.
 
-A `Circle` is what the members of one generation share. Each of them calls the collectives in the same
-order; what it contributes and where its result arrives is its `Slot`. Members may be threads, as in
-the tests, or whatever else can wait: a `Delivery` says how they wait, and when a result reaches whom.
-The simulator's delivers in virtual time, and may give a sum to some members and never to the others.
+The members of one generation share an `InProcessGroup`. They call the collectives in the same order. A
+member's contribution to a collective, and its result, are in its `Slot`. Members may be threads, as in the
+tests, or anything that can wait: a `Delivery` defines how members wait, and when which member gets a result.
+The simulator's delivery runs in virtual time, and may give a sum to some members and never to the others.
 """
 
 from __future__ import annotations
@@ -24,45 +24,47 @@ class Slot:
     """One member's part in one collective."""
 
     rank: int
-    call: tuple[Any, ...]  # which collective, the same for all members
+    call: tuple[Any, ...]  # the collective and its root, the same on all members
     given: np.ndarray | None
     result: np.ndarray | None = None
     error: str = ""
     done: bool = False
 
-    def arrives(self) -> None:
+    def complete(self) -> None:
+        """The result is in the slot; the member need not wait any longer."""
         self.done = True
 
-    def breaks(self, why: str) -> None:
-        """Its result does not come, unless it is there already."""
+    def fail(self, why: str) -> None:
+        """Let the collective fail for this member, unless its result is there already."""
         if not self.done:
             self.done, self.error = True, why
 
 
 @dataclass(slots=True, eq=False)
-class Coming:
-    """A state on its way from one member to another."""
+class StateTransfer:
+    """A state that one member receives from a different one (a `StateFuture`)."""
 
     rank: int
-    giver: int
-    circle: Circle
+    source: int
+    group: InProcessGroup
     prepare: Prepare
-    passes_on: bool = False
-    given: list[np.ndarray] | None = None
+    forward: bool = False
+    parts: list[np.ndarray] | None = None
 
     @property
-    def here(self) -> bool:
-        return self.given is not None
+    def done(self) -> bool:
+        return self.parts is not None
 
-    def arrives(self, parts: list[np.ndarray]) -> None:
-        self.given = parts
-        if self.passes_on:
-            self.circle.give(self.rank, parts)
+    def complete(self, parts: list[np.ndarray]) -> None:
+        """Deliver the state, and forward it if a member receives it from this one."""
+        self.parts = parts
+        if self.forward:
+            self.group.send_state(self.rank, parts)
 
-    def state(self) -> Any:
-        self.circle.delivery.await_state(self)
-        assert self.given is not None
-        return self.prepare(list(self.given))
+    def result(self) -> Any:
+        self.group.delivery.wait_for_state(self)
+        assert self.parts is not None
+        return self.prepare(list(self.parts))
 
 
 class Delivery(Protocol):
@@ -70,30 +72,30 @@ class Delivery(Protocol):
 
     @property
     def lock(self) -> AbstractContextManager[Any]:
-        """Held while a circle changes."""
+        """Held while a group changes."""
         ...
 
     def wait(self, slot: Slot) -> None:
         """Return when the slot is done. Called without the lock."""
         ...
 
-    def hand_out(self, circle: Circle, slots: list[Slot]) -> None:
-        """All members have contributed: have the results arrive."""
+    def deliver(self, group: InProcessGroup, slots: list[Slot]) -> None:
+        """Complete the slots: all members have contributed."""
         ...
 
-    def give_up(self, circle: Circle, slots: Sequence[Slot], why: str) -> None:
-        """These wait in vain: have them break."""
+    def fail_slots(self, group: InProcessGroup, slots: Sequence[Slot], why: str) -> None:
+        """Fail these slots: their results cannot come any more."""
         ...
 
-    def send(self, circle: Circle, coming: Coming, parts: list[np.ndarray]) -> None:
-        """Have the state arrive."""
+    def send(self, group: InProcessGroup, transfer: StateTransfer, parts: list[np.ndarray]) -> None:
+        """Complete the transfer of the state."""
         ...
 
-    def await_state(self, coming: Coming) -> None:
-        """Return when it is here. Called without the lock.
+    def wait_for_state(self, transfer: StateTransfer) -> None:
+        """Return when the state has been received. Called without the lock.
 
         Raises:
-            RingBroken: it does not come.
+            RingBroken: the state was not received.
         """
         ...
 
@@ -108,112 +110,111 @@ class Threads:
         with self.lock:
             self.lock.wait_for(lambda: slot.done)
 
-    def hand_out(self, circle: Circle, slots: list[Slot]) -> None:
+    def deliver(self, group: InProcessGroup, slots: list[Slot]) -> None:
         for slot in slots:
-            slot.arrives()
+            slot.complete()
         self.lock.notify_all()
 
-    def give_up(self, circle: Circle, slots: Sequence[Slot], why: str) -> None:
+    def fail_slots(self, group: InProcessGroup, slots: Sequence[Slot], why: str) -> None:
         for slot in slots:
-            slot.breaks(why)
+            slot.fail(why)
         self.lock.notify_all()
 
-    def send(self, circle: Circle, coming: Coming, parts: list[np.ndarray]) -> None:
-        coming.arrives(parts)
+    def send(self, group: InProcessGroup, transfer: StateTransfer, parts: list[np.ndarray]) -> None:
+        transfer.complete(parts)
         self.lock.notify_all()
 
-    def await_state(self, coming: Coming) -> None:
+    def wait_for_state(self, transfer: StateTransfer) -> None:
         with self.lock:
-            self.lock.wait_for(lambda: coming.here or coming.circle.broken)
-        if not coming.here:
-            raise RingBroken(f"the state did not come: {coming.circle.broken}")
+            self.lock.wait_for(lambda: transfer.done or transfer.group.broken)
+        if not transfer.done:
+            raise RingBroken(f"the state was not received: {transfer.group.broken}")
 
 
-class Circle:
-    """The members of one generation. Once broken it stays so.
+class InProcessGroup:
+    """The members of one generation. Once broken it stays broken.
 
     Args:
-        size: how many members there are.
-        delivery: see there; by default the members are threads.
+        size: the number of members.
+        delivery: how members wait; by default the members are threads.
     """
 
     def __init__(self, size: int, delivery: Delivery | None = None):
         self.size, self.delivery = size, delivery or Threads()
-        self.broken = ""  # why; empty while it is whole
-        self._left = ""  # likewise, when a member has left in good order: what it took part in still arrives
-        self._here: list[Slot] = []  # of the collective that waits for the others
-        self._last: dict[int, Slot] = {}  # of each rank, done or not
-        self._given: dict[int, list[np.ndarray]] = {}  # states, by rank
-        self._coming: list[Coming] = []  # whose givers have not given yet
+        self.broken = ""  # why; empty while it works
+        self._left = ""  # why no further collective succeeds, though the last results still arrive
+        self._waiting: list[Slot] = []  # of the collective that waits for more members
+        self._last: dict[int, Slot] = {}  # by rank, done or not
+        self._sent: dict[int, list[np.ndarray]] = {}  # sent states, by rank
+        self._transfers: list[StateTransfer] = []  # whose source has not sent its state yet
 
-    def take_part(self, rank: int, call: tuple[Any, ...], given: np.ndarray | None = None) -> Slot:
+    def contribute(self, rank: int, call: tuple[Any, ...], given: np.ndarray | None = None) -> Slot:
         """Contribute to the next collective; the result arrives in the slot."""
         slot = Slot(rank, call, given)
         with self.delivery.lock:
             self._last[rank] = slot
             if why := self.broken or self._left:
-                self.delivery.give_up(self, [slot], why)
+                self.delivery.fail_slots(self, [slot], why)
                 return slot
-            if self._here and self._here[0].call != call:
-                other = self._here[0]
+            if self._waiting and self._waiting[0].call != call:
+                other = self._waiting[0]
                 raise ValueError(f"rank {rank} calls {call}, but rank {other.rank} calls {other.call}")
-            self._here.append(slot)
-            if len(self._here) == self.size:
-                slots, self._here = sorted(self._here, key=lambda s: s.rank), []
+            self._waiting.append(slot)
+            if len(self._waiting) == self.size:
+                slots, self._waiting = sorted(self._waiting, key=lambda s: s.rank), []
                 result = _result(call, [s.given for s in slots])
                 for one in slots:
                     one.result = result
-                self.delivery.hand_out(self, slots)
+                self.delivery.deliver(self, slots)
         return slot
 
-    def give(self, rank: int, parts: list[np.ndarray]) -> None:
+    def send_state(self, rank: int, parts: list[np.ndarray]) -> None:
         with self.delivery.lock:
-            self._given[rank] = parts
-            for coming in [c for c in self._coming if c.giver == rank]:
-                self._coming.remove(coming)
-                self.delivery.send(self, coming, parts)
+            self._sent[rank] = parts
+            for transfer in [c for c in self._transfers if c.source == rank]:
+                self._transfers.remove(transfer)
+                self.delivery.send(self, transfer, parts)
 
-    def take(self, rank: int, giver: int, prepare: Prepare, passes_on: bool) -> Coming:
-        coming = Coming(rank, giver, self, prepare, passes_on)
+    def receive_state(self, rank: int, source: int, prepare: Prepare, forward: bool) -> StateTransfer:
+        transfer = StateTransfer(rank, source, self, prepare, forward)
         with self.delivery.lock:
-            if giver in self._given:
-                self.delivery.send(self, coming, self._given[giver])
+            if source in self._sent:
+                self.delivery.send(self, transfer, self._sent[source])
             else:
-                self._coming.append(coming)
-        return coming
+                self._transfers.append(transfer)
+        return transfer
 
     def cut(self, why: str) -> None:
-        """Break it: a member has died, or has closed its connections."""
+        """Break the group: a member has died, or has closed its connections."""
         with self.delivery.lock:
             self.broken = self.broken or why
-            self.delivery.give_up(self, [s for s in self._last.values() if not s.done], why)
+            self.delivery.fail_slots(self, [s for s in self._last.values() if not s.done], why)
 
     def leave(self, rank: int) -> None:
-        """One member takes part no longer: there will be no further sum."""
+        """Leave in good order: no further collective succeeds, but results on their way still arrive."""
         with self.delivery.lock:
             self._left = self._left or f"rank {rank} has left the ring"
-            self.delivery.give_up(self, self._here, self._left)
-            self._here = []
+            self.delivery.fail_slots(self, self._waiting, self._left)
+            self._waiting = []
 
 
 class LocalRing:
-    """One member's end of a circle.
+    """One member's end of a group.
 
-    `open` before `form` says which circle: as the key-value store of a generation is opened
-    for Horovod.
+    `open` before `form` sets the group, as the key-value store of a generation is opened for Horovod.
     """
 
     def __init__(self) -> None:
-        self.circle: Circle | None = None
+        self.group: InProcessGroup | None = None
         self._rank = -1
         self.is_cut = False
 
-    def open(self, circle: Circle) -> None:
-        """The next ring is formed in this circle."""
-        self.circle, self.is_cut = circle, False
+    def open(self, group: InProcessGroup) -> None:
+        """The next ring is formed in this group."""
+        self.group, self.is_cut = group, False
 
     def form(self, rank: int, size: int) -> None:
-        assert self.circle is not None and self.circle.size == size, "not a ring of this size"
+        assert self.group is not None and self.group.size == size, "not a ring of this size"
         self._rank = rank
         if self.is_cut:
             raise RingBroken("the ring was cut before it was formed")
@@ -227,38 +228,38 @@ class LocalRing:
         assert result is not None
         return result
 
-    def room(self, nbytes: int) -> np.ndarray:
+    def allocate(self, nbytes: int) -> np.ndarray:
         return np.empty(nbytes, np.uint8)
 
-    def give(self, parts: Sequence[np.ndarray]) -> None:
-        assert self.circle is not None, "not in a ring"
-        self.circle.give(self._rank, [part.copy() for part in parts])
+    def send_state(self, parts: Sequence[np.ndarray]) -> None:
+        assert self.group is not None, "not in a ring"
+        self.group.send_state(self._rank, [part.copy() for part in parts])
 
-    def take(self, giver: int, prepare: Prepare, passes_on: bool = False) -> Coming:
-        assert self.circle is not None, "not in a ring"
-        return self.circle.take(self._rank, giver, prepare, passes_on)
+    def receive_state(self, source: int, prepare: Prepare, forward: bool = False) -> StateTransfer:
+        assert self.group is not None, "not in a ring"
+        return self.group.receive_state(self._rank, source, prepare, forward)
 
     def cut(self) -> None:
         self.is_cut = True
-        if circle := self.circle:
-            circle.cut(f"rank {self._rank} has cut the ring")
+        if group := self.group:
+            group.cut(f"rank {self._rank} has cut the ring")
 
     def close(self) -> None:
-        if self.circle is not None:
-            self.circle.leave(self._rank)
-        self.circle = None
+        if self.group is not None:
+            self.group.leave(self._rank)
+        self.group = None
 
     def _collective(self, *call: Any, given: np.ndarray | None = None) -> np.ndarray | None:
-        assert self.circle is not None, "not in a ring"
-        slot = self.circle.take_part(self._rank, call, given)
-        self.circle.delivery.wait(slot)
+        assert self.group is not None, "not in a ring"
+        slot = self.group.contribute(self._rank, call, given)
+        self.group.delivery.wait(slot)
         if slot.error:
             raise RingBroken(f"{call[0]}: {slot.error}")
         return slot.result
 
 
 def _result(call: tuple[Any, ...], given: list[Any]) -> np.ndarray | None:
-    """Of a collective to which all have contributed, by rank. Everybody is given the same one."""
+    """The result of a collective, from all contributions by rank; every member gets the same array."""
     match call:
         case ("reduce",):
             result = given[0]

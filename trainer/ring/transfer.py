@@ -1,18 +1,18 @@
-"""The state of a member, sent to one that lacks it, while both take part in the ring.
+"""The transfer of a member's state to a member that lacks it, while both take part in the ring.
 
-The giver listens at an address of the ring's interface; who takes asks for it with the secret that came over
-the members' authenticated streams. What is sent is how many parts there are and how long each is, the parts,
-and the XXH3 of all of it. The parts are sent as they lie in memory: nothing is copied here.
+The sender listens at an address of the ring's interface. The receiver connects and proves with a secret that
+it is a member: address and secret reach it over the members' authenticated streams. The parts are sent from
+where they lie in memory, without a copy.
 
-A giver gives to one. Where several lack the state, that one passes on what comes, piece by piece, to the
-next, and so on: the giver, for whose steps all wait, sends it once, however many there are, and the last one
-has it hardly later than the first.
+A sender sends to one receiver. If several members lack the state, each receiver forwards what it receives,
+chunk by chunk, to the next one. So the first sender, on whose steps all ranks wait, sends the state only
+once, and the last receiver has it hardly later than the first.
 
     number of parts, uint64 | bytes of each part, uint64 ... | parts | digest
 
-A taker has all of it, as its digest says, or nothing. The digest is the giver's, whoever passes it on. It
-finds what was damaged on its way; who gave it is known by the secret. SHA-256 was a third of what a join
-takes of the processors, for whose time those who train wait.
+A receiver gets the whole state, as the digest proves, or nothing. The digest is the first sender's, whichever
+member forwards it. It finds damage on the way; the secret authenticates the peer. So a fast digest (XXH3)
+suffices: SHA-256 took a third of a join's processor time, for which the training members wait.
 """
 
 from __future__ import annotations
@@ -32,28 +32,28 @@ import numpy as np
 import xxhash
 
 Parts: TypeAlias = Sequence[np.ndarray]  # uint8 [bytes] each
-Room: TypeAlias = Callable[[int], np.ndarray]  # makes room for a part: uint8 [bytes]
+Allocate: TypeAlias = Callable[[int], np.ndarray]  # allocates a part: uint8 [bytes]
 
-PIECE = 4 << 20  # bytes that are sent, or received, and digested at once
-SILENCE_SECONDS = 60.0  # without a byte: the other side is gone
+CHUNK = 4 << 20  # bytes that are sent, received and digested at once
+SILENCE_SECONDS = 60.0  # without a byte: the peer is lost
 SECRET_BYTES = 32
 NICE = 10
 MOST_PARTS = 1 << 20
 
 
 class TransferFailed(Exception):
-    """The state did not come."""
+    """The state was not received."""
 
 
 class StateDamaged(Exception):
-    """It came, but not as it was sent."""
+    """The state was received, but not as it was sent."""
 
 
-class Offer:
-    """A place where one who knows the secret is waited for.
+class PeerListener:
+    """Listens for the one peer that knows the secret.
 
     Args:
-        host: to listen at, an address of this machine.
+        host: the address of this machine to listen at.
     """
 
     def __init__(self, host: str):
@@ -61,30 +61,30 @@ class Offer:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._listener = socket.create_server((host, 0), family=family)
         port = self._listener.getsockname()[1]
-        self.address = f"{host} {port} {self._secret.hex()}"  # for `take`
+        self.address = f"{host} {port} {self._secret.hex()}"  # the argument of `receive_state`
         self._lock = threading.Lock()
-        self._came = threading.Event()  # or will not
-        self._taker: socket.socket | None = None
-        threading.Thread(target=self._serve, name="offer", daemon=True).start()
+        self._decided = threading.Event()  # a peer was accepted, or the listener was closed
+        self._peer: socket.socket | None = None
+        threading.Thread(target=self._serve, name="listen", daemon=True).start()
 
-    def taker(self) -> socket.socket:
-        """The connection to whoever came; waits for it. Its timeout is set.
+    def peer(self) -> socket.socket:
+        """Wait for the peer, and return the connection to it. Its timeout is set.
 
         Raises:
-            TransferFailed: the offer was closed before.
+            TransferFailed: the listener was closed before.
         """
-        self._came.wait()
-        if self._taker is None:
+        self._decided.wait()
+        if self._peer is None:
             raise TransferFailed("it was broken off")
-        return self._taker
+        return self._peer
 
     def close(self) -> None:
-        """Break off what is under way."""
+        """Stop listening, and break off a transfer in progress."""
         with self._lock:
-            self._came.set()
-            if self._taker is not None:
-                _shut(self._taker)
-        self._hear_no_more()
+            self._decided.set()
+            if self._peer is not None:
+                _shut(self._peer)
+        self._stop_listening()
 
     def _serve(self) -> None:
         while True:
@@ -92,154 +92,162 @@ class Offer:
                 connection, _ = self._listener.accept()
             except OSError:
                 return  # closed
-            threading.Thread(target=self._greet, args=(connection,), name="greet", daemon=True).start()
+            threading.Thread(
+                target=self._authenticate, args=(connection,), name="authenticate", daemon=True
+            ).start()
 
-    def _greet(self, connection: socket.socket) -> None:
-        said = bytearray(SECRET_BYTES)
+    def _authenticate(self, connection: socket.socket) -> None:
+        secret = bytearray(SECRET_BYTES)
         try:
             connection.settimeout(SILENCE_SECONDS)
-            _receive(connection, memoryview(said))
+            _receive(connection, memoryview(secret))
         except (OSError, TransferFailed):
             connection.close()
             return
         with self._lock:
-            if self._came.is_set() or not hmac.compare_digest(said, self._secret):
+            if self._decided.is_set() or not hmac.compare_digest(secret, self._secret):
                 connection.close()
                 return
-            self._taker = connection
-            self._came.set()
-        self._hear_no_more()
+            self._peer = connection
+            self._decided.set()
+        self._stop_listening()
 
-    def _hear_no_more(self) -> None:
+    def _stop_listening(self) -> None:
         _shut(self._listener)
         self._listener.close()
 
 
-class Giver:
-    """Gives a state to the one who knows the secret, unless it is closed before.
+class StateSender:
+    """Sends a state to the peer that knows the secret, unless it is closed before.
 
     Args:
-        host: to listen at, an address of this machine.
+        host: the address of this machine to listen at.
         parts: of the state. They must not change.
     """
 
     def __init__(self, host: str, parts: Parts):
-        self._parts, self._offer = parts, Offer(host)
-        self.address = self._offer.address
+        self._parts, self._listener = parts, PeerListener(host)
+        self.address = self._listener.address
         self._closed = False
         self._digest: Future[bytes] = Future()
         threading.Thread(target=self._make_digest, name="digest", daemon=True).start()
-        threading.Thread(target=self._give, name="give", daemon=True).start()
+        threading.Thread(target=self._send, name="send", daemon=True).start()
 
     def close(self) -> None:
-        """Break off what is under way."""
+        """Break off the transfer."""
         self._closed = True
-        self._offer.close()
+        self._listener.close()
 
-    def _give(self) -> None:
-        give_way()
-        # What goes wrong the taker sees, and says so.
-        with contextlib.suppress(OSError, TransferFailed), self._offer.taker() as connection:
-            for piece in _pieces(self._parts):
-                connection.sendall(piece)
+    def _send(self) -> None:
+        lower_priority()
+        # The receiver notices any error, and reports it.
+        with contextlib.suppress(OSError, TransferFailed), self._listener.peer() as connection:
+            for chunk in _chunks(self._parts):
+                connection.sendall(chunk)
             connection.sendall(self._digest.result())
-        self._parts = ()  # it need not be kept any longer
+        self._parts = ()  # free the memory of the snapshot
 
     def _make_digest(self) -> None:
-        give_way()
+        lower_priority()
         digest = xxhash.xxh3_128()
-        for piece in _pieces(self._parts):
+        for chunk in _chunks(self._parts):
             if self._closed:
                 self._digest.set_exception(TransferFailed("it was broken off"))
                 return
-            digest.update(piece)
+            digest.update(chunk)
         self._digest.set_result(digest.digest())
 
 
-def _pieces(parts: Parts) -> Iterator[memoryview]:
-    """What is sent, but for the digest."""
+def _chunks(parts: Parts) -> Iterator[memoryview]:
+    """The bytes that are sent, except the digest."""
     header = struct.pack(f"<{1 + len(parts)}Q", len(parts), *(part.nbytes for part in parts))
     for view in (memoryview(header), *(part.data for part in parts)):
-        for start in range(0, len(view), PIECE):
-            yield view[start : start + PIECE]
+        for start in range(0, len(view), CHUNK):
+            yield view[start : start + CHUNK]
 
 
-def give_way() -> None:
-    """This thread gets what the others leave: nobody waits for a state that is on its way, and all wait for
-    whoever is late with a step."""
-    with contextlib.suppress(OSError):  # where that is not for each thread by itself
+def lower_priority() -> None:
+    """Lower the priority of this thread: members that train must not wait for a transfer.
+
+    All ranks wait for the slowest rank of a step, but no rank waits for a state in transfer.
+    """
+    with contextlib.suppress(OSError):  # a system that has no priorities for threads
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
 
 
-def room(nbytes: int) -> np.ndarray:
+def allocate(nbytes: int) -> np.ndarray:
+    """Memory for a part, uint8 [nbytes]."""
     return np.empty(nbytes, np.uint8)
 
 
-def take(
+def receive_state(
     address: str,
     connected: Callable[[socket.socket], None] = lambda _: None,
-    onward: Offer | None = None,
-    room: Room = room,
+    forward_to: PeerListener | None = None,
+    allocate: Allocate = allocate,
 ) -> list[np.ndarray]:
-    """The state that is given, or passed on, at `address`.
+    """Receive the state that is sent or forwarded at `address`.
 
     Args:
-        connected: is shown the socket, so that somebody can break it off.
-        onward: what comes is passed on to who comes there, who is waited for first.
-        room: for the parts.
+        connected: receives the socket, so that a different thread can break the transfer off.
+        forward_to: the state is forwarded to this listener's peer, for which the call waits first.
+        allocate: returns memory for a part.
 
     Raises:
-        TransferFailed: it did not come.
-        StateDamaged: it came, but not as it was sent.
+        TransferFailed: the state was not received.
+        StateDamaged: the state was received, but not as it was sent.
     """
     host, port, secret = address.split()
     with contextlib.ExitStack() as until_the_end:
-        further = _Further(until_the_end.enter_context(onward.taker()) if onward is not None else None)
+        relay = Relay(until_the_end.enter_context(forward_to.peer()) if forward_to is not None else None)
         try:
             with socket.create_connection((host, int(port)), SILENCE_SECONDS) as connection:
                 connected(connection)
                 connection.sendall(bytes.fromhex(secret))
-                return _take(connection, further, room)
+                return _receive_state(connection, relay, allocate)
         except OSError as error:
             raise TransferFailed(f"{host}:{port}: {error.strerror or error}") from error
 
 
-class _Further:
-    """To whom a state is passed on, if to anybody. Who does not take it any more sees that itself."""
+class Relay:
+    """The peer that a state is forwarded to, if there is one.
+
+    If the peer breaks off, forwarding stops and receiving goes on: the peer notices the end by itself.
+    """
 
     def __init__(self, connection: socket.socket | None):
         self._connection = connection
 
-    def send(self, piece: memoryview) -> None:
+    def send(self, chunk: memoryview) -> None:
         if self._connection is not None:
             try:
-                self._connection.sendall(piece)
+                self._connection.sendall(chunk)
             except OSError:
                 self._connection = None
 
 
-def _take(connection: socket.socket, further: _Further, room_for_part: Room) -> list[np.ndarray]:
+def _receive_state(connection: socket.socket, relay: Relay, allocate_part: Allocate) -> list[np.ndarray]:
     digest = xxhash.xxh3_128()
 
-    def block(nbytes: int, room: Room = room) -> np.ndarray:
-        data = room(nbytes)
+    def block(nbytes: int, allocate: Allocate = allocate) -> np.ndarray:
+        data = allocate(nbytes)
         view = data.data
-        for start in range(0, nbytes, PIECE):
-            piece = view[start : start + PIECE]
-            _receive(connection, piece)
-            further.send(piece)
-            digest.update(piece)
+        for start in range(0, nbytes, CHUNK):
+            chunk = view[start : start + CHUNK]
+            _receive(connection, chunk)
+            relay.send(chunk)
+            digest.update(chunk)
         return data
 
     (count,) = struct.unpack("<Q", block(8).data)
     if count > MOST_PARTS:
         raise StateDamaged(f"a state of {count} parts was announced, expected at most {MOST_PARTS}")
     sizes = struct.unpack(f"<{count}Q", block(8 * count).data)
-    parts = [block(size, room_for_part) for size in sizes]
-    said = bytearray(digest.digest_size)
-    _receive(connection, memoryview(said))
-    further.send(memoryview(said))
-    if bytes(said) != digest.digest():
+    parts = [block(size, allocate_part) for size in sizes]
+    expected = bytearray(digest.digest_size)
+    _receive(connection, memoryview(expected))
+    relay.send(memoryview(expected))
+    if bytes(expected) != digest.digest():
         raise StateDamaged("a state was received with another digest than it was sent with")
     return parts
 

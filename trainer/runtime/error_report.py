@@ -1,7 +1,7 @@
-"""An error of the user's code in words that can be sent, printed and written, whatever it is.
+"""Errors of the user's code, as text that can be sent, printed and written, whatever the error is.
 
-Promise: nothing here raises. An error may have a `__str__` that fails, characters that no encoding has, or
-many megabytes of text; what comes out is valid UTF-8, and short enough for a person.
+Promise: no function here raises. An error may have a `__str__` that fails, characters that no encoding has,
+or many megabytes of text; the result is valid UTF-8, and short enough to read.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from edl.errors import EdlError
 OURS = Path(edl.__file__).parent
 LIBRARIES = frozenset({"site-packages", "dist-packages", "lib-dynload"})
 STANDARD = Path(traceback.__file__).parent  # Python's own library
-# Errors that code makes by itself. What files, networks and memory do (OSError, MemoryError) may pass.
+# Errors that the code itself causes. Those of files, networks and memory (OSError, MemoryError) may pass.
 MISTAKES = (
     ArithmeticError, AssertionError, AttributeError, ImportError, LookupError, NameError, NotImplementedError,
     RecursionError, SyntaxError, SystemExit, TypeError, ValueError,
@@ -26,32 +26,33 @@ MISTAKES = (
 MISTAKES_OF_TENSORFLOW = frozenset({"InvalidArgumentError", "UnimplementedError"})
 MOST_WHY = 2_000  # characters
 MOST_TRACEBACK = 20_000
-MOST_LINES = 6  # of a sentence that goes over several of them
+MOST_LINES = 6  # of a sentence over several lines
 COLOR = re.compile(r"\x1b\[[0-9;]*m")
-# Keras puts what a layer has raised between where that was and what the layer was given.
+# Keras puts a layer's error between its place and the layer's arguments.
 IN_A_LAYER = re.compile(
     r"Exception encountered when calling (?P<call>[^\n]+)\.\n\n(?P<what>.*?)(\n\nArguments received by |\Z)",
     re.S,
 )
-# What TensorFlow says of itself, about its words.
+# Marks that TensorFlow adds to its messages.
 OF_TENSORFLOW = re.compile(r"\{\{function_node [^}]*\}\} ?| ?\[Op:\w+\](?: name: ?)?")
 
 
-def described(error: BaseException) -> str:
-    """The error in one line, for a reason; one in our own words is taken as it is."""
+def format_error(error: BaseException) -> str:
+    """The error in one line, for a reason; the text of an EdlError is used unchanged."""
     try:
         text = str(error)
-    except Exception as another:
-        text = f"(its __str__ raises {type(another).__name__})"
+    except Exception as second:
+        text = f"(its __str__ raises {type(second).__name__})"
     if isinstance(error, EdlError):
         return clean(text, MOST_WHY)
     if isinstance(error, SystemExit):
         return clean(f"the model's code has called sys.exit({text})", MOST_WHY)
-    return clean(f"{type(error).__name__}: {_said(text)}".removesuffix(": "), MOST_WHY)
+    return clean(f"{type(error).__name__}: {_first_sentence(text)}".removesuffix(": "), MOST_WHY)
 
 
-def located(error: BaseException) -> str:
-    """Where in the user's code the error was raised, such as `mine.py, line 7, in model`; empty: nowhere."""
+def error_location(error: BaseException) -> str:
+    """The place in the user's code that raised the error, such as `mine.py, line 7, in model`; empty if
+    none."""
     if isinstance(error, SyntaxError) and error.filename:
         return f"{Path(error.filename).name}, line {error.lineno}"
     found = ""
@@ -62,15 +63,15 @@ def located(error: BaseException) -> str:
     return found
 
 
-def comes_again(error: BaseException) -> bool:
-    """Whether it is a mistake of the code, which every worker would make that runs it."""
+def is_reproducible(error: BaseException) -> bool:
+    """Whether the error is a mistake in the code, which every worker that runs the code would repeat."""
     if any(isinstance(cause, OSError | MemoryError) for cause in _causes(error)):
         return isinstance(error, ImportError)
     return isinstance(error, MISTAKES) or type(error).__name__ in MISTAKES_OF_TENSORFLOW
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
-    """The error and those that it was raised from, the first one last."""
+    """The error and the errors that it was raised from, the first one last."""
     seen: list[BaseException] = []
     cause: BaseException | None = error
     while cause is not None and cause not in seen:
@@ -92,8 +93,8 @@ def _is_of_a_library(file: Path) -> bool:
     return file.is_relative_to(OURS) and file.relative_to(OURS).parts[0] != "zoo"  # models are user code
 
 
-def _said(text: str) -> str:
-    """What an error's text says first, without what libraries put around it."""
+def _first_sentence(text: str) -> str:
+    """The first sentence of an error's text, without what libraries put around it."""
     text, where = COLOR.sub("", text).strip(), ""
     if found := IN_A_LAYER.match(text):
         text, where = found["what"], f" (in {found['call']})"
@@ -101,7 +102,7 @@ def _said(text: str) -> str:
 
 
 def _sentence(text: str) -> str:
-    """The lines of a text until a sentence ends with one of them, or a paragraph does."""
+    """The lines of a text up to the end of its first sentence or paragraph."""
     lines: list[str] = []
     for line in text.strip().splitlines()[:MOST_LINES]:
         if line.strip():
@@ -113,17 +114,17 @@ def _sentence(text: str) -> str:
     return " ".join(lines).removesuffix(".")
 
 
-def traced(error: BaseException) -> str:
+def format_traceback(error: BaseException) -> str:
     """The error with its traceback."""
     try:
         text = COLOR.sub("", "".join(traceback.format_exception(error)))
-    except Exception as another:  # as RecursionError, of causes that go in circles
-        text = f"{type(error).__name__} (its traceback cannot be formatted: {type(another).__name__})"
+    except Exception as second:  # such as RecursionError, if an error is its own cause
+        text = f"{type(error).__name__} (its traceback cannot be formatted: {type(second).__name__})"
     return clean(text, MOST_TRACEBACK)
 
 
 def clean(text: str, most: int) -> str:
-    """As valid UTF-8, and with its middle left out when there is too much of it."""
+    """The text as valid UTF-8, its middle left out if it is longer than `most` characters."""
     if len(text) > most:
         half = most // 2
         text = f"{text[:half]} ... [{len(text) - 2 * half:,} characters left out] ... {text[-half:]}"

@@ -19,7 +19,7 @@ OF_LIBRARIES = {"TF_CPP_MIN_LOG_LEVEL": "0", "HOROVOD_LOG_LEVEL": "info"}  # the
 
 
 class Line(logging.Formatter):
-    """All with their time; those of others with their level and who says it."""
+    """All lines have their time; those of other libraries have their level and the logger's name, too."""
 
     def format(self, record: logging.LogRecord) -> str:
         text = super().format(record)

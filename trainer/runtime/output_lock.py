@@ -46,7 +46,7 @@ def hold(output: Path, run_id: str, seconds: float = MOST_SECONDS) -> int | None
             if _try(file, fcntl.LOCK_EX):
                 os.ftruncate(file, 0)
                 os.pwrite(file, run_id.encode(), 0)
-            # To go from one kind of lock to the other is to let go for a moment: read who is named then.
+            # Changing the kind of lock releases it for a moment: read the holder's name then.
             holder = ""
             if _try(file, fcntl.LOCK_SH):
                 holder = os.pread(file, 1000, 0).decode(errors="replace")
@@ -55,7 +55,7 @@ def hold(output: Path, run_id: str, seconds: float = MOST_SECONDS) -> int | None
                 fcntl.flock(file, fcntl.LOCK_UN)
             if time.monotonic() >= deadline:
                 break
-            time.sleep(LOOK_SECONDS)  # there is no event for who cannot wait for ever
+            time.sleep(LOOK_SECONDS)  # a lock with a time limit has no event to wait for
         os.close(file)
     except OSError:
         return None  # it cannot be written, or has no locks: that is told when the model is to be saved there

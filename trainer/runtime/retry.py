@@ -1,4 +1,4 @@
-"""A store of checkpoints that is away for a while: whoever has to read it tries again.
+"""Retries for a store of checkpoints that is away for a while.
 
 Promise: what a store refuses (an account, a bucket that is not there), and what is damaged in it, is raised
 at once. What may pass is told once, tried again, and raised when it has lasted.
@@ -23,12 +23,12 @@ def tried_again(
     tell: Callable[[str], None],
     must_end: Callable[[], bool] = lambda: False,
 ) -> T:
-    """What `read` returns.
+    """Call `read` until the store answers, and return its result.
 
     Args:
         seconds: no new attempt begins after as many.
         tell: takes a line, the first time that the store does not answer.
-        must_end: asked now and then whether nobody needs the answer any more.
+        must_end: asked now and then whether the answer is not needed any more.
 
     Raises:
         StoreUnavailable: the store does not answer, and has not for so long.

@@ -1,6 +1,6 @@
 """Plain values as bytes, and back: numbers, texts, arrays, and what Python puts them in.
 
-Promise: nothing but values comes out of the bytes, whoever wrote them: no code is run, as unpickling would.
+Promise: unpacking returns values only, whatever the bytes are: it runs no code, as unpickling would.
 What comes out equals what went in, in type and value; arrays are new ones, and may be changed.
 """
 
@@ -22,7 +22,8 @@ class NotPlain(Exception):
 
 
 def encode(value: Any) -> bytes:
-    """
+    """Pack a value.
+
     Raises:
         NotPlain: it is something else, or has something else in it.
     """
@@ -35,14 +36,14 @@ def encode(value: Any) -> bytes:
 
 
 def decode(data: bytes | memoryview) -> Any:
-    """What `encode` has encoded."""
+    """The reverse of `encode`."""
     view = memoryview(data)
     start = LENGTH + int.from_bytes(view[:LENGTH], "little")
     return _value(json.loads(bytes(view[LENGTH:start])), [view[start:]])
 
 
 def _tree(value: Any, pieces: list[bytes]) -> Any:
-    """As JSON; the bytes of arrays are appended to `pieces`, in the order in which they stand in it."""
+    """The value as JSON; the bytes of arrays are appended to `pieces`, in their order."""
     kind = type(value)
     if value is None or kind in (bool, int, float, str):
         return value
@@ -65,7 +66,7 @@ def _tree(value: Any, pieces: list[bytes]) -> Any:
 
 
 def _value(tree: Any, rest: list[memoryview]) -> Any:
-    """Of JSON; `rest`, of one entry, is what of the arrays' bytes is still to come."""
+    """The value of JSON; `rest` has one entry, the remaining bytes of arrays."""
     match tree:
         case {"dict": pairs}:
             return {_value(k, rest): _value(v, rest) for k, v in pairs}

@@ -1,6 +1,6 @@
 """How a worker's process is asked to end, and how it takes with it the processes that it has started.
 
-It is asked by SIGTERM, or by Ctrl-C (SIGINT) where somebody has started it by hand; Ctrl-C again ends it at
+It is asked by SIGTERM, or by Ctrl-C (SIGINT) where a user has started it by hand; Ctrl-C again ends it at
 once. These signals are not blocked. A blocked signal stays blocked in every child, also after exec: a
 subprocess of the user's code, or a worker of a multiprocessing.Pool, could not be terminated. A Python
 handler alone would be late: it runs on the main thread between two bytecodes, and that may be in a
@@ -90,8 +90,8 @@ def leave(code: int) -> NoReturn:
 
 
 def become_subreaper() -> None:
-    """From now on this process is the parent of processes below it whose own parent has ended, also of those
-    with a session of their own: so it can end them."""
+    """Become the parent of orphaned descendants, also of those with a session of their own, so that this
+    process can end them."""
     prctl(PR_SET_CHILD_SUBREAPER, 1)
 
 

@@ -1,7 +1,7 @@
 """Limits on the time of the user's code: a call that does not return is this worker's failure.
 
 A ring waits for its slowest member, and a worker whose main thread hangs still sends heartbeats: without a
-limit, one call that never returns would stop the whole job, and nobody would know which.
+limit, one call that never returns would stop the whole job, without a hint which call it is.
 
     watch     a call of one function of the user's: read(), feed(), a callback, get_config()
     Compute   a step or an evaluation batch: the worker's own computation. Time in which the worker waits
@@ -215,3 +215,16 @@ def _stack(thread: int) -> str:
         if other != thread and any("script_ops.py" in line for line in lines):
             stacks.append("in a function that the model's graph calls:\n" + "".join(lines))
     return "\n".join(stacks)
+
+
+class Doing:
+    """The present stage of a worker's start, for a message if it hangs there."""
+
+    def __init__(self) -> None:
+        self._now = ""
+
+    def now(self, what: str) -> None:
+        self._now = what
+
+    def words(self) -> str:
+        return self._now

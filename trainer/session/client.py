@@ -1,17 +1,17 @@
-"""The worker's life line: one ordered stream to the master, on a thread of its own.
+"""The worker's stream to its master: one ordered stream, on a thread of its own.
 
-The main thread trains and may be inside a collective or the user's code for long; this
-thread keeps sending heartbeats meanwhile, relays the rendezvous, and cuts the ring at once when
-the master orders it. What the main thread must act upon it finds in the session (trainer/session/state.py).
+The main thread may be inside a collective or the user's code for long. This thread keeps sending heartbeats
+meanwhile, relays the rendezvous, and cuts the ring at once when the master orders it. Orders for the main
+thread go into the session (trainer/session/state.py).
 
-When the master ends the stream, the worker is out of the job. The ring is cut, and the next
-order is `End`. When the stream breaks, the master has died or cannot be reached: the worker goes on
-with what it has, and looks for a master for as long as the last one has asked it to. The next one
-gets the state of the worker, and nothing that was meant for its predecessor. A master that stands by
-(trainer/session/standbys.py) can also call the worker when it acts: the old stream, which may be silent
-for long before it breaks, is given up then.
+When the master ends the stream, the worker is out of the job: the ring is cut, and the next order is `End`.
+When the stream breaks, the master has died or cannot be reached. The worker continues, and looks for a master
+as long as the last master has allowed it to. It sends its state to the next master, and none of the messages
+that were meant for the former one. A standby master (trainer/session/standbys.py) can also call the worker
+when it becomes the acting one. Then the old stream, which may be silent for long before it breaks, is given
+up.
 
-Promise: no order is obeyed of a master whose term is smaller than one that this worker has seen.
+Promise: no order is obeyed from a master whose term is smaller than a term that this worker has seen.
 """
 
 from __future__ import annotations
@@ -43,19 +43,19 @@ from edl.trainer.session.state import Session
 OPTIONS = [
     ("grpc.max_receive_message_length", 64 << 20),
     ("grpc.max_send_message_length", 64 << 20),
-    # A master whose node is lost says nothing more: ask, so that a new one is looked for.
+    # A master whose node is lost closes no connection: ping it, so that the worker looks for a new one.
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 5_000),
 ]
 AGAIN_SECONDS = 0.5
-# How a stream ends that a master has meant to end; with any other, it is the connection that broke.
+# The status codes of a stream that a master has ended; with any other, the connection broke.
 MEANT = {
     grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.ABORTED, grpc.StatusCode.UNAUTHENTICATED,
 }  # fmt: skip
 
 
 class NoMaster(EdlError):
-    """The master cannot be reached or does not want this worker."""
+    """The master cannot be reached or rejects this worker."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,9 +63,9 @@ class _Ended:
     """How a stream has ended.
 
     Args:
-        meant: by the master.
-        welcomed: the master had spoken on it.
-        stands_by: it was refused by a master that does not act.
+        meant: whether the master has ended it.
+        welcomed: whether the master had sent a message on it.
+        stands_by: whether a standby master has refused it.
     """
 
     why: str
@@ -82,8 +82,8 @@ class MasterStream:
         token: the job's token.
         worker: this worker's id.
         connect: makes a channel to host:port.
-        predecessor: how the process ended whose pod this one takes over.
-        brings_state: whether there is a copy of the state that it could begin from.
+        predecessor: how the former process of this pod has ended, if this process replaces it.
+        brings_state: whether this pod's memory has a copy of the state.
     """
 
     def __init__(
@@ -100,47 +100,47 @@ class MasterStream:
         self.config_json = ""
         self.output = self.salvage = ""
         self.servers: tuple[str, ...] = ()  # host:port of the parameter servers, by index
-        self.rehearses = False
+        self.runs_preflight = False
         self.opened_at = 0.0  # when the master's welcome came, of `time.monotonic`
         self.store_port = 0
         self.address, self._token, self._run_id, self._connect = address, token, run_id, connect
         self._predecessor, self._brings_state = predecessor, brings_state
-        self._term = 0  # the greatest of a master that it has seen
-        self._caller = ""  # who has said that it acts; it is looked for there before all else
+        self._term = 0  # the greatest term of a master so far
+        self._caller = ""  # the address of the master that has called last; it is tried first
         self._patience = 0.0
         self._closing = False
         self._loop = asyncio.new_event_loop()
         self._outbox: asyncio.Queue[pb.FromWorker | None] = asyncio.Queue()
         self._welcomed = threading.Event()
-        self._admitted = threading.Event()  # a master listens to it
+        self._admitted = threading.Event()  # the master accepts messages on the stream
         self._thread = threading.Thread(target=self._run, name="link", daemon=True)
         self._store = KeyValueStore(self._relay)
         self.store_secret = self._store.secret
-        self._members: tuple[int, ...] = ()  # of the ring whose store it is, by rank
+        self._members: tuple[int, ...] = ()  # of the store's ring, by rank
         self._drained = threading.Event()
 
     @property
     def run_id(self) -> str:
-        """Of the job, once the master has said it."""
+        """The job's run id, once the master has sent it."""
         return self._run_id
 
     @property
     def token(self) -> str:
-        """Of the job."""
+        """The job's token."""
         return self._token
 
     # --- the main thread's side
 
     def open(self, timeout: float = 30.0) -> None:
-        """Connect, and wait for the master's welcome: twice as long to follow another worker in its place.
+        """Connect, and wait for the master's welcome: twice as long if this process replaces a former one.
 
         Raises:
-            NoMaster: it did not come.
+            NoMaster: the welcome did not come.
         """
         timeout = timeout if self._predecessor is None else 2 * timeout
         self._thread.start()
-        # A master that listens says who this worker is once its parameter servers listen, too. How long a
-        # worker may take to start is the master's affair then.
+        # An master sends the welcome when its parameter servers listen, too. From its admission on, the
+        # master limits the time that a worker may take to start.
         while not self._welcomed.wait(timeout) and self._admitted.is_set():
             log.log.info("waiting for the master's welcome")
         if not self._welcomed.is_set():
@@ -156,14 +156,14 @@ class MasterStream:
         self._loop.call_soon_threadsafe(lambda: self._keep(self._heartbeats(seconds)))
 
     def close(self, timeout: float = 5.0) -> None:
-        """Send what is left to say, and end the stream."""
+        """Send the remaining messages, and end the stream."""
         self._closing = True
         with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self._post, None)
         self._drained.wait(timeout)
 
     def _send(self, message: pb.FromWorker) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop has ended: there is no stream any more
+        with contextlib.suppress(RuntimeError):  # the loop has ended, and the stream with it
             self._loop.call_soon_threadsafe(self._post, message)
 
     # --- the link's own thread
@@ -192,10 +192,10 @@ class MasterStream:
             self._standbys.lose()
             if ended.welcomed:
                 until = self._loop.time() + self._patience
-            unheard = ended.stands_by and not self._welcomed.is_set()  # `open` says for how long
+            unheard = ended.stands_by and not self._welcomed.is_set()  # `open` limits the time
             if ended.meant or self._closing or self.session.stopped or not (self._patience or unheard):
                 break
-            if not ended.welcomed:  # it was refused, and would be again
+            if not ended.welcomed:  # at once it would be refused again
                 await asyncio.sleep(AGAIN_SECONDS)
             if unheard:
                 continue
@@ -209,13 +209,14 @@ class MasterStream:
         self._end(why)
 
     async def _one_stream(self, address: str) -> _Ended:
-        """Talk to the master at this address until the stream ends, or another one has said that it acts."""
+        """Run a stream to the master at this address, until it ends or a standby master becomes the acting
+        one."""
         talking = self._loop.create_task(self._converse(address))
         called = self._loop.create_task(self._standbys.called.wait())
         try:
             await asyncio.wait((talking, called), return_when=asyncio.FIRST_COMPLETED)
             if not talking.done():
-                return _Ended("another one acts", welcomed=True)
+                return _Ended("a different master acts", welcomed=True)
             return _Ended("the stream was cancelled", True) if talking.cancelled() else talking.result()
         finally:
             called.cancel()
@@ -236,11 +237,11 @@ class MasterStream:
         welcomed = False
         try:
             async with self._channel(address) as channel:
-                waits = address == self.address  # one that called may be gone again, and nobody comes there
+                waits = address == self.address  # a master that has called may be gone already
                 stream = rpc.MasterStub(channel).Work(
-                    self._sayings(admitted), metadata=metadata, wait_for_ready=waits
+                    self._messages(admitted), metadata=metadata, wait_for_ready=waits
                 )
-                # What is written to a call while it is refused hides why: gRPC then says INTERNAL.
+                # Messages written to a refused call hide the reason: gRPC reports INTERNAL then.
                 listens = ADMITTED in dict(await stream.initial_metadata() or ())
                 if listens:
                     self._admitted.set()
@@ -266,13 +267,13 @@ class MasterStream:
             )
 
     def _channel(self, address: str) -> grpc.aio.Channel:
-        """To the master at this address, whose certificate is for the one that all of them are reached at."""
+        """A channel to the master at this address; all masters' certificates are for the Service's name."""
         host = self.address.rpartition(":")[0].strip("[]")
         named = [("grpc.ssl_target_name_override", host)] if address != self.address else []
         return self._connect(address, [*OPTIONS, *named])
 
     async def _find_master(self, deadline: float) -> str:
-        """Where a master listens; empty: nowhere, until that time of the loop."""
+        """The address of a listening master; empty if none is found until `deadline`, on the loop's clock."""
         while self._loop.time() < deadline:
             if self._standbys.called.is_set():
                 self._caller, self._term = self._standbys.take_call()
@@ -287,7 +288,7 @@ class MasterStream:
         return ""
 
     async def _listens(self, address: str, seconds: float) -> bool:
-        """Whether somebody does there, within these seconds, or until a master calls."""
+        """Whether a server listens at this address within `seconds`, or until a master calls."""
         async with self._channel(address) as channel:
             ready = self._loop.create_task(channel.channel_ready())
             called = self._loop.create_task(self._standbys.called.wait())
@@ -299,7 +300,7 @@ class MasterStream:
             await asyncio.wait((ready,))
             return False
 
-    async def _sayings(self, admitted: asyncio.Future[bool]) -> AsyncIterator[pb.FromWorker]:
+    async def _messages(self, admitted: asyncio.Future[bool]) -> AsyncIterator[pb.FromWorker]:
         outbox = self._outbox
         if not await admitted:
             return
@@ -326,7 +327,7 @@ class MasterStream:
             case "welcome":
                 self.config_json, self.output = message.welcome.config, message.welcome.output
                 log.follow(self.config_json)
-                self.salvage, self.rehearses = message.welcome.salvage, message.welcome.rehearse
+                self.salvage, self.runs_preflight = message.welcome.salvage, message.welcome.rehearse
                 self.session.worker, self._run_id = message.welcome.worker, message.run_id
                 self.servers = tuple(message.welcome.servers)
                 self._patience = message.welcome.master_outage_timeout_seconds
@@ -334,20 +335,23 @@ class MasterStream:
             case "key_value":
                 self._store.put(message.generation, message.key_value.key, message.key_value.value)
             case "addresses":
-                told = addresses.by_rank(message.addresses)
-                for rank, address in enumerate(told):  # Gloo looks for its own among those for all others
+                by_rank = addresses.by_rank(message.addresses)
+                for rank, address in enumerate(
+                    by_rank
+                ):  # Gloo looks for its own address among those for all others
                     key = f"{message.addresses.scope}/{rank}"
-                    self._store.put(message.generation, key, address, times=len(told) - 1)
-            case say:
-                if say == "form":  # before the main thread can ask the store
+                    self._store.put(message.generation, key, address, times=len(by_rank) - 1)
+            case body:
+                if body == "form":  # before the main thread can ask the store
                     self._store.open(message.generation)
                     self._members = tuple(message.form.members)
-                elif say in ("cut", "stop"):
+                elif body in ("cut", "stop"):
                     self._store.call_off()
                 self.session.hear(message)
 
     def _relay(self, generation: int, key: str, value: bytes) -> None:
-        """Horovod has put it into the store: its addresses, under a key that is named after its rank."""
+        """Send a value of the local Horovod to the others: its addresses, under a key named after its
+        rank."""
         rank, size = self._members.index(self.session.worker), len(self._members)
         scope, _, name = key.rpartition("/")
         if name == str(rank) and (by_rank := parts(value, rank, size)):

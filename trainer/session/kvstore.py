@@ -1,14 +1,14 @@
 """The key-value store in which the members of a generation find each other.
 
-Horovod's C++ asks `http://host:port/scope/key` for its peers' addresses. Each worker runs
-this store on its own loopback, and what is put into it is relayed over the worker's
-authenticated stream. There is no stale key, since the store is emptied for each generation, and no
-polling: a GET is held until the value is there, or answered with 410 Gone when the generation is dead.
+Horovod's C++ asks `http://host:port/scope/key` for its peers' addresses. Each worker runs this store on its
+own loopback, and relays its values over the worker's authenticated stream. No key is stale, since the store
+is emptied for each generation. No client polls: a GET is held until the value is there, or answered with 410
+Gone when the generation is dead.
 
 Other users of the machine can connect to loopback, too. So every path begins with a secret that only this
 process knows; any other request is answered with 403 Forbidden before its body is read.
 
-Lives on the asyncio loop of the worker's link; not thread-safe.
+Lives on the asyncio loop of the worker's stream; not thread-safe.
 """
 
 from __future__ import annotations
@@ -23,9 +23,13 @@ from aiohttp import web
 
 
 def parts(value: bytes, rank: int, size: int) -> list[bytes]:
-    """What `rank` of `size` puts under its own key, by the rank of whom each part is for; empty: not that.
+    """Divide the value that `rank` of `size` puts under its own key, by the rank that each part is for.
 
-    Gloo puts the addresses for all others there, one after the other, and each of them reads only its own.
+    Gloo puts the addresses for all other ranks there, one after the other, and each of them reads only its
+    own.
+
+    Returns:
+        a part for each rank; empty if the value cannot be divided.
     """
     length, rest = divmod(len(value), max(size - 1, 1))
     if not length or rest:
@@ -35,7 +39,7 @@ def parts(value: bytes, rank: int, size: int) -> list[bytes]:
 
 
 class KeyValueStore:
-    """Keys of one generation at a time.
+    """The keys of one generation at a time.
 
     Args:
         relay: called with (generation, key, value) for each key that the local Horovod puts.
@@ -46,13 +50,13 @@ class KeyValueStore:
         self.secret = secrets.token_hex(16)
         self._generation = 0
         self._dead = True
-        self._values: dict[str, tuple[bytes, int]] = {}  # and how often it is repeated in the answer
+        self._values: dict[str, tuple[bytes, int]] = {}  # and the number of repetitions in the answer
         self._waiting: defaultdict[str, list[asyncio.Future[None]]] = defaultdict(list)
         self._runner: web.ServerRunner | None = None
 
     async def start(self) -> int:
         """Listen on loopback; returns the port."""
-        # Its calls are no news: a ring of a hundred would be hundreds of lines in each worker's log.
+        # No access log: a ring of a hundred would write hundreds of lines into each worker's log.
         self._runner = web.ServerRunner(web.Server(self._handle, access_log=None), keepalive_timeout=1.0)
         await self._runner.setup()
         site = web.TCPSite(self._runner, "127.0.0.1", 0, backlog=1024)
@@ -66,17 +70,17 @@ class KeyValueStore:
             await self._runner.cleanup()
 
     def open(self, generation: int) -> None:
-        """From now on only `generation` is spoken of."""
+        """Empty the store, and accept values of `generation` only."""
         self.call_off()
         self._generation, self._dead, self._values = generation, False, {}
 
     def put(self, generation: int, key: str, value: bytes, times: int = 1) -> None:
-        """A value from another member."""
+        """Store a value of a different member."""
         if generation == self._generation and not self._dead:
             self._set(key, value, times)
 
     def call_off(self) -> None:
-        """The generation is called off: every question is answered with 410, those that wait included."""
+        """Answer every request with 410, also those that wait: the generation is called off."""
         self._dead = True
         for futures in self._waiting.values():
             for future in futures:
@@ -105,7 +109,7 @@ class KeyValueStore:
             return web.Response()
         if request.method == "GET":
             return await self._get(key)
-        return web.Response()  # DELETE: a rank that leaves; the next generation empties the store
+        return web.Response()  # DELETE by a rank that leaves: the next generation empties the store anyway
 
     async def _get(self, key: str) -> web.Response:
         while not self._dead:

@@ -1,4 +1,4 @@
-"""What the master orders a worker to do, as its main thread gets it."""
+"""The master's orders to a worker, as its main thread receives them."""
 
 from __future__ import annotations
 
@@ -9,25 +9,23 @@ from edl.contract.layout import Layout
 
 @dataclass(frozen=True, slots=True)
 class FormRing:
-    """Meet the others in this generation."""
+    """Meet the members of this generation."""
 
     generation: int
     members: tuple[int, ...]  # by rank
-    root: int  # the member whose state is taken
-    sync: bool  # False: all members hold the same state already
+    root: int  # the member whose state the others copy
+    sync: bool  # False: all members but the joining ones hold the same state already
     epochs: int  # to train
     shares: tuple[int, ...]  # of each step, by rank
     layout: Layout  # of the data
     step: int = 0  # at which the ring begins
-    joining: tuple[int, ...] = ()  # members that are sent the state while the others train
+    joining: tuple[int, ...] = ()  # members that receive the state while the others train
     round: int = 0  # of the evaluation after that step
-    turn: int = 0  # 1: callbacks have been called after it
-    servers: int = 0  # parameter servers that are to have the rows; 0: as many as there are
-    addresses: tuple[
-        str, ...
-    ] = ()  # of them, and of those that have had some, by index; none: those of before
-    untrusted_up_to: int = 0  # no state counts that is of this ring, or of one before
-    untrusted_reason: str = ""  # why it does not
+    turn: int = 0  # 1 if callbacks were called after it
+    servers: int = 0  # number of parameter servers that shall hold the rows; 0: all
+    addresses: tuple[str, ...] = ()  # of these and of former servers, by index; empty: unchanged
+    untrusted_up_to: int = 0  # states of this ring and of earlier ones are not to be used
+    untrusted_reason: str = ""  # the reason
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,15 +35,15 @@ class Export:
 
 @dataclass(frozen=True, slots=True)
 class WriteCheckpoint:
-    """Write a whole checkpoint of the state: nobody else holds it."""
+    """Write a whole checkpoint of the state: no other worker holds it."""
 
 
 @dataclass(frozen=True, slots=True)
 class End:
     """Stop."""
 
-    why: str  # and who wants it
-    lost: bool = False  # the stream has ended, and this worker's part in the job with it
+    why: str  # with the party that wants it
+    lost: bool = False  # the stream has ended: this worker is out of the job
 
 
 Order = FormRing | Export | WriteCheckpoint | End

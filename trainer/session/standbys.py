@@ -1,9 +1,9 @@
-"""The masters that stand by, as this worker knows them: where it says that it has lost the acting one.
+"""The standby masters, as this worker knows them: it reports to them that it has lost the acting master.
 
-The acting master names them while all is well, so that nobody has to be asked where they are once it has gone
-(a Service and DNS may lead to the lost node for most of a minute). To each there is a stream, on which
-nothing is said while the acting master is heard. One that acts says so there, with its term: `called` is set
-then.
+The acting master sends their addresses while all is well. So the worker need not look them up when the acting
+master is lost: a Service and DNS may lead to the lost node for most of a minute. The worker keeps a stream to
+each standby, and sends nothing on it while it receives messages from the acting master. A standby that
+becomes the acting master sends its term there: then `called` is set.
 
 Lives on the loop of the worker's stream (trainer/session/client.py).
 """
@@ -29,12 +29,12 @@ Connect: TypeAlias = Callable[[str, Sequence[tuple[str, Any]]], grpc.aio.Channel
 
 
 class Standbys:
-    """Those of one worker.
+    """The standby masters of one worker's stream.
 
     Args:
-        token: the job's.
-        host: of the Service, for which the certificate of every master is made.
-        worker: this worker's id, asked for when it says something.
+        token: the job's token.
+        host: the Service's name, for which the certificate of every master is made.
+        worker: returns this worker's id.
         options: of gRPC.
         connect: makes a channel to host:port.
     """
@@ -53,13 +53,13 @@ class Standbys:
         self._term = 0  # of the acting master
         self._heard_at = 0.0
         self._is_lost = False
-        self._changed = asyncio.Event()  # set, and replaced, when there is something else to say
+        self._changed = asyncio.Event()  # set, and replaced, when there is a new message to send
         self._alarm: asyncio.TimerHandle | None = None
-        self.called = asyncio.Event()  # one of them acts
-        self._caller = ("", 0)  # where, and in which term
+        self.called = asyncio.Event()  # a standby has become the acting master
+        self._caller = ("", 0)  # its address and term
 
     def hear(self, term: int) -> None:
-        """The acting master, of this term, has said something."""
+        """A message of the acting master, of this term, was received."""
         self._heard_at = asyncio.get_running_loop().time()
         self._say(term, False)
 
@@ -68,7 +68,7 @@ class Standbys:
         self._say(self._term, True)
 
     def name(self, addresses: Collection[str]) -> None:
-        """These stand by."""
+        """Set the addresses of the standby masters."""
         for address in self._streams.keys() - set(addresses):
             self._streams.pop(address).cancel()
         for address in set(addresses) - self._streams.keys():
@@ -77,9 +77,9 @@ class Standbys:
             self._watch()
 
     def take_call(self) -> tuple[str, int]:
-        """Who acts: host:port and term."""
+        """The address and term of the standby that has become the acting master."""
         self.called.clear()
-        if stream := self._streams.pop(self._caller[0], None):  # it does not stand by any more
+        if stream := self._streams.pop(self._caller[0], None):  # it is no standby any more
             stream.cancel()
         return self._caller
 
@@ -90,7 +90,7 @@ class Standbys:
             self._changed = asyncio.Event()
 
     def _watch(self) -> None:
-        """Notice when the acting master, who would say something every second, is silent."""
+        """Notice that the acting master, which sends a message every second, is silent."""
         loop = asyncio.get_running_loop()
         self._alarm = None
         if not self._streams:

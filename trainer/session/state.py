@@ -1,11 +1,11 @@
-"""The worker's session with its master: what it was told, what it has said, what is still to be done.
+"""The worker's session with its master: the orders received, the messages sent, and what is left to do.
 
-`Session` lies between the main thread, which trains, and the stream, which hears and speaks at any
-time (trainer/session/client.py). It has no thread, socket or clock of its own: what waits is a `Bell`, and
-messages go out through `send`. So the simulator runs the same session in virtual time. (`say_saved` alone
+`Session` lies between the main thread, which trains, and the stream, which receives and sends at any time
+(trainer/session/client.py). It has no thread, socket or clock of its own: the main thread waits for a `Bell`,
+and messages go out through `send`. So the simulator runs the same session in virtual time. (`say_saved` alone
 waits for itself; saving takes real time anyhow.)
 
-`SessionState` is the part that outlives a master: the next one is told it when it takes over.
+`SessionState` is the part that outlives a master: the worker sends it to the next one.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ NOTED_SECONDS = 5.0
 
 
 class SessionState:
-    """What a master knows of this worker: the last ring it was ordered into, and how that went."""
+    """What a master must know of this worker: the last ring it was ordered into, and how that ring went."""
 
     def __init__(self) -> None:
         self.generation = 0
@@ -40,25 +40,25 @@ class SessionState:
 
     @property
     def ready(self) -> bool:
-        """Whether it has said that it is; else there is nothing to tell."""
+        """Whether this worker has reported ready; before, a new master needs to know nothing."""
         return self._ready is not None
 
     def form(self, generation: int, members: tuple[int, ...], untrusted_up_to: int = 0) -> None:
-        """It was ordered into this ring.
+        """Record that this worker was ordered into a ring.
 
         Args:
-            untrusted_up_to: a state of this ring, or of one before, counts no longer.
+            untrusted_up_to: states of this ring and of earlier ones are not to be used.
         """
         if untrusted_up_to and self.generation <= untrusted_up_to:
             self._out = None
         self.generation, self._members, self._up, self._left = generation, members, False, False
 
     def is_inside(self, generation: int) -> bool:
-        """Whether it was ordered into this ring last, and has not left it."""
+        """Whether this is the last ring this worker was ordered into, and it has not left it."""
         return generation == self.generation > 0 and not self._left
 
     def note(self, message: pb.FromWorker) -> None:
-        """It said this, whether or not a master received it."""
+        """Record a message of this worker, whether or not a master has received it."""
         match message.WhichOneof("body"):
             case "ready":
                 self._ready = message.ready
@@ -70,7 +70,7 @@ class SessionState:
                 self._out, self._left = message.left_ring, message.generation == self.generation
 
     def resume(self) -> pb.Resume:
-        """All of it, for the new master."""
+        """The message for a new master."""
         assert self._ready is not None
         ready = self._ready
         return pb.Resume(
@@ -97,7 +97,7 @@ class EpochLoss:
     last: float = 0.0  # of the last step
 
     def after(self, loss: float, records: int) -> EpochLoss:
-        """With one more step."""
+        """Add one more step."""
         total = self.records + records
         return EpochLoss(self.epoch, total, self.mean + (loss - self.mean) * records / total, loss)
 
@@ -107,12 +107,12 @@ class EpochLoss:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """What the heartbeats tell. One value, replaced whole, so that a heartbeat never mixes two steps."""
+    """What heartbeats report. One value, replaced whole, so that a heartbeat never mixes two steps."""
 
     generation: int = 0
     step: int = 0
-    records: int = 0  # trained by this worker in this ring, for its rate
-    seconds: float = 0.0  # that they took to compute, for its speed
+    records: int = 0  # trained by this worker in this ring, to compute its rate
+    seconds: float = 0.0  # that they took to compute, without waiting
     loss: EpochLoss | None = None
     round: int = 0  # of the evaluation after that step
     staleness: Staleness | None = None
@@ -132,9 +132,9 @@ class Session:
     """What the main thread and the stream of one worker share.
 
     Args:
-        worker: this worker's id, as far as it is known.
-        send: takes each message, from any thread, and keeps the order.
-        bell: the main thread waits for it.
+        worker: this worker's id; the master's welcome may change it.
+        send: sends a message; called from any thread, it keeps the order.
+        bell: wakes the main thread.
     """
 
     def __init__(
@@ -147,23 +147,25 @@ class Session:
         self.state = SessionState()
         self.progress = Progress()
         self.stopped = False  # the master has ordered this worker to end
-        self.waits: Callable[[], ServerWait | None] = lambda: None  # for which server, on any thread
-        self.ended = ""  # why the stream has ended for good; empty while it has not
+        self.waits: Callable[[], ServerWait | None] = lambda: (
+            None
+        )  # the server that a call waits for; from any thread
+        self.ended = ""  # why the stream has ended for good; empty before
         self._send, self._bell = send, bell
         self._orders: deque[Order] = deque()
-        self._tasks: deque[int] = deque()  # epochs to train, as changed since the ring was formed
+        self._tasks: deque[int] = deque()  # changes of the number of epochs since the ring was formed
         self._leave_generation = self._cut_generation = self._checkpoint_generation = NO_GENERATION
         self._commit: Callable[[pb.CommitCheckpoint], None] = lambda order: None
         self._cut: Callable[[], None] = lambda: None
         self._when_ended: Callable[[], None] = lambda: None
         self._noted = threading.Event()
-        self._rate, self._memory = 0.0, 0  # as said last
-        self._told_staleness: Staleness | None = None  # on this stream
+        self._rate, self._memory = 0.0, 0  # as reported last
+        self._reported_staleness: Staleness | None = None  # as reported last on this stream
 
     # --- the main thread's side
 
     def next_order(self) -> Order:
-        """Wait for what to do next."""
+        """Wait for the next order of the master, and return it."""
         while not self._orders:
             self._bell.wait()
             self._bell.clear()
@@ -171,11 +173,12 @@ class Session:
 
     @property
     def task(self) -> int | None:
-        """The next change of the task that the ring has not made: up to how many epochs to train."""
+        """The next change of the task that the ring has not made: the number of epochs to train; None if
+        there is none."""
         return self._tasks[0] if self._tasks else None
 
     def take_task(self) -> int:
-        """The ring makes that change now."""
+        """Remove the next change of the task, which the ring makes now, and return it."""
         return self._tasks.popleft()
 
     def must_leave(self, generation: int) -> bool:
@@ -187,69 +190,74 @@ class Session:
         return self._checkpoint_generation == generation
 
     def checkpoint_begins(self) -> None:
-        """That is done now."""
+        """Record that the checkpoint that the master wanted has begun."""
         self._checkpoint_generation = NO_GENERATION
 
     def say_saved(self, saved: pb.Saved, seconds: float = NOTED_SECONDS) -> None:
-        """Tell where the model is kept, and wait until the master knows it: whoever dies of what comes next,
-        the model is not trained again. A master that is out of reach is not waited for any longer."""
+        """Report where the model is saved, and wait until the master has recorded it.
+
+        If this worker dies afterwards, the model is not trained again. A master that does not answer is
+        waited for
+        only `seconds`.
+        """
         self._noted.clear()
         self.say(saved=saved)
         self._noted.wait(seconds)
 
     def was_cut(self, generation: int) -> bool:
+        """Whether the master has called this generation off, or this worker is to end."""
         return self._cut_generation == generation or self.stopped or bool(self.ended)
 
     # --- from any thread
 
     def say(self, generation: int = 0, **what: object) -> None:
-        """Send one message, e.g. `say(g, joined_ring=pb.Up(step=3))`."""
+        """Send one message, e.g. `say(g, joined_ring=pb.JoinedRing(step=3))`."""
         self._send(pb.FromWorker(generation=generation, **what))  # type: ignore[arg-type]
 
     def fail(self, error: BaseException, starting: bool = False) -> None:
-        """Tell the master, once, why this worker cannot go on.
+        """Report why this worker cannot continue.
 
         Args:
-            starting: it was not ready yet.
+            starting: whether the worker was not ready yet.
         """
-        ours = isinstance(error, EdlError)  # then another worker would fare no better
-        plain = ours and not isinstance(error, UserCodeError)  # the text says it all
-        text = "" if plain else error_report.traced(error)
-        why = error_report.described(error)
-        if not plain and (where := error_report.located(error)):
+        ours = isinstance(error, EdlError)  # then a different worker would fail, too
+        plain = ours and not isinstance(error, UserCodeError)  # the message needs no traceback
+        text = "" if plain else error_report.format_traceback(error)
+        why = error_report.format_error(error)
+        if not plain and (where := error_report.error_location(error)):
             why = f"{why} ({where})"
-        mistake = starting and not ours and error_report.comes_again(error)
+        mistake = starting and not ours and error_report.is_reproducible(error)
         self.say(failed=pb.Failed(why=why, traceback=text, fatal=ours, mistake=mistake))
 
     def began_with(self, text: str) -> None:
-        """Tell people with what the training begins."""
+        """Show the user what the training begins with."""
         self.say(warm_started=pb.WarmStarted(text=text))
 
     def warn(self, text: str) -> None:
-        """Tell people something that does not stop this worker."""
+        """Show the user a warning, which does not stop this worker."""
         self.say(warned=pb.Warned(text=text))
 
     def break_ring(self) -> None:
-        """Break the ring that this worker is in, and the calls of servers that it waits for."""
+        """Break the ring that this worker is in, and its calls to servers."""
         self._cut()
 
     def cuts(self, cut: Callable[[], None]) -> None:
-        """From now on a ring that is called off is cut with `cut`, which may be called from any thread."""
+        """Set the function that cuts the ring. It may be called from any thread."""
         self._cut = cut
 
     def commits(self, commit: Callable[[pb.CommitCheckpoint], None]) -> None:
-        """From now on `commit`, which may be called from any thread, finishes checkpoints."""
+        """Set the function that completes checkpoints. It may be called from any thread."""
         self._commit = commit
 
     def when_ended(self, act: Callable[[], None]) -> None:
-        """From now on `act` is called, on any thread, when this worker is to end or has lost its master."""
+        """Set a function to be called, on any thread, when this worker is to end or has lost its master."""
         self._when_ended = act
 
     # --- the stream's side
 
     def greeting(self) -> list[pb.FromWorker]:
         """The first messages of a stream."""
-        self._told_staleness = None
+        self._reported_staleness = None
         hello = pb.Hello(worker=self.worker, version=edl.__version__, resumes=self.state.ready)
         messages = [pb.FromWorker(hello=hello)]
         if self.state.ready:
@@ -257,7 +265,7 @@ class Session:
         return messages
 
     def heartbeat(self, rate: float, memory: int) -> None:
-        """Say how far the training is.
+        """Report the training's progress.
 
         Args:
             rate: records per second of this worker.
@@ -267,7 +275,7 @@ class Session:
         self.beat()
 
     def beat(self) -> None:
-        """Say how far the training is now, and not a while later."""
+        """Report the training's progress now, without waiting for the next heartbeat."""
         progress = self.progress
         speed = progress.records / progress.seconds if progress.seconds else 0.0
         beat = pb.Heartbeat(
@@ -277,15 +285,15 @@ class Session:
             beat.loss = loss.last
             beat.epoch_loss.CopyFrom(loss.message())
         staleness = progress.staleness
-        if staleness is not None and staleness != self._told_staleness:
-            self._told_staleness = staleness
+        if staleness is not None and staleness != self._reported_staleness:
+            self._reported_staleness = staleness
             beat.staleness.CopyFrom(pb.Staleness(**asdict(staleness)))
         if (waits := self.waits()) is not None:
             beat.waits.CopyFrom(pb.ServerWait(**asdict(waits)))
         self.say(progress.generation, heartbeat=beat)
 
     def hear(self, message: pb.ToWorker) -> None:
-        """An order of the master."""
+        """Receive a message of the master."""
         generation = message.generation
         match message.WhichOneof("body"):
             case "form":
@@ -293,7 +301,7 @@ class Session:
                 members, shares = tuple(form.members), tuple(form.shares)
                 layout = Layout(form.layout.records, form.layout.block, form.layout.shards)
                 self.state.form(generation, members, form.untrusted_up_to)
-                self._tasks.clear()  # what the ring is to do is in the order
+                self._tasks.clear()  # the order contains the present task
                 joining = tuple(form.joining)
                 self._orders.append(
                     FormRing(
@@ -321,7 +329,7 @@ class Session:
                 self._orders.append(Export())
             case "stop":
                 self.stopped = True
-                self._orders.clear()  # a master that took over may have ordered once more what is done now
+                self._orders.clear()  # a new master may have repeated orders that are done
                 self._orders.append(End(message.stop.why))
                 self._leave_generation = self.progress.generation
                 self._cut()
@@ -329,7 +337,7 @@ class Session:
         self._bell.set()
 
     def end(self, why: str) -> None:
-        """The stream has ended for good, and with it this worker's place in the job."""
+        """The stream has ended for good: this worker is out of the job."""
         self.ended = why
         self._orders.append(End(why, lost=True))
         self._cut()

@@ -1,4 +1,4 @@
-"""What a worker reports of its steps: how the training goes, and what a change of the ring has cost."""
+"""What a worker reports of its steps: the progress of the training, and the cost of each ring change."""
 
 from __future__ import annotations
 
@@ -19,21 +19,20 @@ from edl.trainer.runtime.log import log
 from edl.trainer.session.state import EpochLoss, Progress, Session
 
 LOG_SECONDS = 10.0
-NEAR_SECONDS = 6.0  # before the last step: about what a process takes to import TensorFlow
+NEAR_SECONDS = 6.0  # before the last step: about the time in which a process imports TensorFlow
 STALENESS_STEPS = 1000  # the last ones
 STALENESS_SECONDS = 1.0  # between two looks at them
-MEMORY = 0.9  # of the present pace, at each step
+MEMORY = 0.9  # weight of the former pace, at each step
 
 
 class Telemetry:
-    """Turns steps into what the session says: at once where somebody waits for it, else with the next
-    heartbeat.
+    """Turns steps into messages: sent at once where the master waits for them, else with the next heartbeat.
 
     Args:
         steps: of the job.
         clock: seconds, never going back.
-        log: takes a line about the training now and again.
-        near_end: called once, when the last step is near: whoever saves the model can prepare for that.
+        log: receives a line about the training now and then.
+        near_end: called once, when the last step is near, so that saving the model can be prepared.
     """
 
     def __init__(
@@ -46,32 +45,36 @@ class Telemetry:
     ):
         self._session, self._clock, self._log, self._near_end = session, clock, log, near_end
         self._pace: float | None = None  # seconds from one step to the next
-        self._records = 0  # trained here in this ring
+        self._records = 0  # trained by this worker in this ring
         self._steps = steps
         self._loss: EpochLoss | None = None
-        self._ended: pb.EpochEnded | None = None  # an epoch whose last step is not safe yet
-        self._seconds = 0.0  # that these took, without waiting for other ranks
+        self._ended: pb.EpochEnded | None = None  # the report of an epoch whose last step is not safe yet
+        self._seconds = 0.0  # computing these, without waiting for other ranks
         self._logged_at = clock() - LOG_SECONDS
-        self._began_at: float | None = None  # of the step in progress; None between steps
-        self._stepped_at: float | None = None  # the last step came back
-        self._since: float | None = None  # of its first step
+        self._began_at: float | None = None  # when the step in progress began; None between steps
+        self._stepped_at: float | None = None  # when the last step came back
+        self._since: float | None = None  # when the first step began
         self._useful_seconds = 0.0  # in steps that came back
-        self._wasted_seconds = 0.0  # in steps that did not come back, not told yet
+        self._wasted_seconds = 0.0  # in steps that did not come back, not reported yet
         self._missed: deque[int] = deque(maxlen=STALENESS_STEPS)  # updates, by the weights of each step
         self._repeated = 0
         self._staleness: Staleness | None = None
         self._looked_at = float("-inf")
-        self._redone: int | None = None  # records, of the change that is still to be told
+        self._redone: int | None = None  # records of the ring change that is not reported yet
 
     def ring_formed(self) -> None:
         self._records, self._seconds = 0, 0.0
 
     def ring_up(self, redone: int) -> None:
-        """All have one state again. `redone`: records of this worker that it has to train again."""
+        """All members have one state again.
+
+        Args:
+            redone: records of this worker that it has to train again.
+        """
         self._redone = redone
 
     def went_back(self) -> None:
-        """The ring goes on from a step that it had long before: what was found since is not so any more."""
+        """The ring has rolled back: results since then are dropped."""
         self._loss = self._ended = None
 
     def step_begins(self) -> None:
@@ -80,12 +83,12 @@ class Telemetry:
 
     @property
     def goodput(self) -> float:
-        """Of the time since its first step, the share that was spent in steps that came back."""
+        """The share of the time since this worker's first step that was spent in completed steps."""
         spent = self._clock() - self._since if self._since is not None else 0.0
         return self._useful_seconds / spent if spent else 1.0
 
     def to_go(self, steps: int) -> None:
-        """So many steps are left."""
+        """Note that this many steps are left."""
         if self._near_end is not None and self._pace is not None and steps * self._pace < NEAR_SECONDS:
             self._near_end()
             self._near_end = None
@@ -94,7 +97,7 @@ class Telemetry:
         """The sums of the step have come back.
 
         Args:
-            waited: seconds that this rank has waited for the others, with its own part ready.
+            waited: seconds that this rank has waited for the others, after its own contribution was ready.
         """
         if self._began_at is not None and self._records:  # the first step may have to warm up
             self._seconds += max(0.0, self._clock() - self._began_at - waited)
@@ -109,8 +112,8 @@ class Telemetry:
         """The step is in the model.
 
         Args:
-            step: how many are in the model now.
-            trained: records of it that were this worker's.
+            step: the number of steps in the model now.
+            trained: the number of its records that were this worker's.
         """
         now = self._clock()
         if self._stepped_at is not None and self._records:
@@ -147,13 +150,13 @@ class Telemetry:
         """A step that this worker has made alone is in the weights, which are on servers.
 
         Args:
-            reached: all steps below it are.
-            step: which one.
-            trained: its records.
+            reached: all steps below it are in the weights.
+            step: the step's number.
+            trained: the number of its records.
             seconds: that it took to compute.
-            loss, records: its mean, and over how many.
-            missed: updates that its weights had not.
-            repeated: steps of the job that came again after they were taken.
+            loss, records: its mean loss, and over how many records.
+            missed: the number of updates that its weights lacked.
+            repeated: the number of steps of the job that were pushed again after they were applied.
         """
         now = self._clock()
         self._missed.append(missed)
@@ -177,10 +180,10 @@ class Telemetry:
         )
 
     def stretch_done(self, repeated: int) -> Staleness | None:
-        """All steps up to a boundary are taken: tell at once how old the weights of this worker's were.
+        """All steps up to a boundary are applied: report at once how stale this worker's weights were.
 
         Returns:
-            what it tells; None: it has made none.
+            the report; None if this worker has made no step.
         """
         self._repeated = repeated
         if self._missed:
@@ -198,8 +201,8 @@ class Telemetry:
         """All workers have the weights of this step.
 
         Args:
-            epochs: with the loss of the one in progress, or of the one that has just ended.
-            ended: so many are whole, and one of them has just become so; 0: none has.
+            epochs: with the loss of the epoch in progress, or of the one that has just ended.
+            ended: the number of whole epochs, if one has just ended; else 0.
         """
         self._comes_back(generation, rank, step, self._clock())
         if ended:
@@ -217,8 +220,8 @@ class Telemetry:
         """A round of an evaluation is made.
 
         Args:
-            step: how many are in the model.
-            round: which one is next.
+            step: the number of steps in the model.
+            round: the number of the next round.
         """
         at = self._clock()
         self._comes_back(generation, rank, step, at)
@@ -232,7 +235,7 @@ class Telemetry:
             )
 
     def _comes_back(self, generation: int, rank: int, step: int, now: float) -> None:
-        """The sums of a step or round have: so the step before it is safe, and the ring works."""
+        """The sums of a step or round came back: so the step before it is safe, and the ring works."""
         self._useful_seconds += now - self._began_at if self._began_at is not None else 0.0
         self._began_at = None
         if self._ended is not None:
@@ -240,20 +243,20 @@ class Telemetry:
                 self._session.say(generation, epoch_ended=self._ended)
             self._ended = None
         if self._redone is not None:
-            self._tell_the_change(generation, step, now)
+            self._report_ring_change(generation, step, now)
         self._stepped_at = now
 
     def left_out(self, generation: int, epoch: int, bad: Sequence[BadRecord]) -> None:
-        """The step that was done last has not these records of this worker's part."""
+        """Report the bad records in this worker's part, which the last step has left out."""
         records = [pb.BadRecord(index=record.index, why=record.why) for record in bad]
         self._session.say(generation, bad_records=pb.BadRecords(epoch=epoch, records=records))
 
     def epoch_ends(self, epochs: int, loss: float | None, metrics: dict[str, float]) -> None:
-        """With the step that was done last, so many epochs are whole.
+        """With the last step, this many epochs are whole.
 
         Args:
-            loss: over the records of the last of them, whoever was in the ring; None: all were left out.
-            metrics: the compiled ones over them.
+            loss: over the records of the last epoch, on all ranks; None if all were left out.
+            metrics: the compiled metrics over them.
         """
         self._ended = self._epoch(epochs, loss, metrics)
 
@@ -266,8 +269,8 @@ class Telemetry:
     def ring_left(self, step: int) -> None:
         self._session.progress = Progress(step=step)
 
-    def _tell_the_change(self, generation: int, step: int, now: float) -> None:
-        """The first step after a change has come back."""
+    def _report_ring_change(self, generation: int, step: int, now: float) -> None:
+        """Report the cost of the ring change: its first step has come back."""
         stall = now - self._stepped_at if self._stepped_at is not None else 0.0
         stepped = pb.Stepped(
             step=step, stall_seconds=stall, redone_records=self._redone, wasted_seconds=self._wasted_seconds

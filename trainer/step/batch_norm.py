@@ -15,7 +15,7 @@ import keras
 import tensorflow as tf
 
 
-class Sums(Protocol):
+class Reducer(Protocol):
     """Over the ring, with a gradient: InnerSum, or what makes one of it for another kind of step."""
 
     def differentiable(self, vector: tf.Tensor) -> tf.Tensor: ...
@@ -31,8 +31,8 @@ def is_synchronized(model: keras.Model) -> bool:
 
 
 @contextmanager
-def synchronized(ring: Sums | None, alive: tf.Tensor) -> Iterator[None]:
-    """Inside, the statistics of such layers are the ring's.
+def synchronized(ring: Reducer | None, alive: tf.Tensor) -> Iterator[None]:
+    """Inside this context, such layers use the statistics of the whole ring.
 
     Args:
         ring: None: there is none, and nothing changes.
@@ -58,7 +58,7 @@ def synchronized(ring: Sums | None, alive: tf.Tensor) -> Iterator[None]:
 
 
 def _moments(
-    layer: Any, inputs: tf.Tensor, mask: Any, ring: Sums, alive: tf.Tensor
+    layer: Any, inputs: tf.Tensor, mask: Any, ring: Reducer, alive: tf.Tensor
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Mean and variance over the records of all ranks, as `BatchNormalization._moments`."""
     axes, channels = layer._reduction_axes, int(inputs.shape[layer.axis])
@@ -68,7 +68,7 @@ def _moments(
         kept = tf.broadcast_to(tf.cast(mask, tf.bool)[..., None], tf.shape(inputs))
 
     def total(*values: tf.Tensor) -> list[tf.Tensor]:
-        """Of the kept values of all ranks, for each channel."""
+        """The sum over all ranks, for each channel."""
         ours = tf.concat([tf.reduce_sum(tf.where(kept, a, 0), axes) for a in values], 0)
         return tf.split(ring.differentiable(tf.where(alive, ours, 0)), len(values))
 

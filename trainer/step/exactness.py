@@ -39,7 +39,7 @@ HALF_TOLERANCE = 5e-2
 
 @dataclass(frozen=True, eq=False)
 class Trial:
-    """What a forward and backward pass of some records gives."""
+    """The result of a forward and backward pass of some records."""
 
     terms: Terms
     loss: tf.Tensor
@@ -54,7 +54,7 @@ Try = Callable[[Any, "Sequence[Verdict] | None", "tf.Tensor | None"], Trial]
 
 @dataclass(frozen=True)
 class Findings:
-    """What the trial has shown."""
+    """The result of the trial."""
 
     verdicts: tuple[Verdict, ...] | None = None  # for the terms that were unknown
     summed: frozenset[str] = frozenset()  # paths of counters whose increments add up; others are raised once
@@ -64,7 +64,7 @@ class Findings:
 def tried(
     attempt: Try, parts: Sequence[Any], sizes: tuple[int, int], whole: Any, half: bool = False
 ) -> Findings:
-    """What the parts of a batch say about the whole of it.
+    """Compare the parts of a batch with the whole batch.
 
     Args:
         attempt: runs some records, given the verdicts and the totals of the ring.
@@ -115,7 +115,7 @@ def tried(
 def tried_forward(
     attempt: Try, parts: Sequence[Any], sizes: tuple[int, int], whole: Any, half: bool = False
 ) -> Findings | None:
-    """What the outputs and the loss of two parts of a batch say about the whole of it.
+    """Compare the outputs and the loss of two parts of a batch with those of the whole.
 
     Args:
         attempt: as in `tried`, without a backward pass.
@@ -157,7 +157,7 @@ def _of(sizes: tuple[int, int], off: float) -> str:
 def _inexact_averages(
     one: Trial, other: Trial, whole: Trial, sizes: tuple[int, int], tolerance: float
 ) -> list[str]:
-    """Which floating-point variables the forward pass changes depending on how a batch is divided."""
+    """The floating-point variables whose change in the forward pass depends on how a batch is divided."""
     found = []
     for nth, (v, _, _) in enumerate(whole.changes):
         if keras.backend.is_float_dtype(v.dtype):
@@ -206,14 +206,15 @@ def _flat(trial: Trial) -> list[np.ndarray]:
 def _off(
     one: list[np.ndarray], other: list[np.ndarray], whole: list[np.ndarray], sizes: tuple[int, int]
 ) -> float:
-    """How far the mean of two parts, weighted with their records, is from the whole; as `_difference`."""
+    """The difference between the weighted mean of two parts and the whole; as `_difference`."""
     shares = [size / sum(sizes) for size in sizes]
     ring = [shares[0] * a + shares[1] * b for a, b in zip(one, other, strict=True)]
     return _difference(ring, whole, [one, other])
 
 
 def _difference(ring: list[np.ndarray], whole: list[np.ndarray], parts: list[list[np.ndarray]]) -> float:
-    """Relative to the largest of them: parts may nearly cancel each other. 0 where it cannot be told."""
+    """The difference relative to the largest value, since parts may nearly cancel each other; 0 if it
+    cannot be determined."""
     size = max(_norm(arrays) for arrays in (ring, whole, *parts))
     off = _norm([a - b for a, b in zip(ring, whole, strict=True)])
     return off / size if np.isfinite(off) and np.isfinite(size) and size > 0 else 0.0
@@ -224,14 +225,14 @@ def _norm(arrays: list[np.ndarray]) -> float:
 
 
 def difference(ours: np.ndarray, other: np.ndarray, whole: np.ndarray) -> float:
-    """Of the sum of what two parts of a batch give from what the whole of it gives; as `_difference`."""
+    """The difference between the sum of two parts of a batch and the whole; as `_difference`."""
     parts = [np.asarray(a, np.float64) for a in (ours, other)]
     return _difference([parts[0] + parts[1]], [np.asarray(whole, np.float64)], [[a] for a in parts])
 
 
 @contextmanager
 def records_alone(sizes: tuple[int, int]) -> Iterator[None]:
-    """Inside, as far as Keras' layers go, what becomes of a record does not depend on its batch.
+    """Inside this context, Keras' layers compute each record independently of its batch, as far as they can.
 
     Args:
         sizes: of the two parts of a batch.

@@ -100,7 +100,8 @@ class Forward:
 
     @property
     def changes(self) -> list[tuple[keras.Variable, tf.Tensor, tf.Tensor]]:
-        """What it would change of the model: variable, value before, value after. No seeds, no metrics."""
+        """The changes that the pass would make: variable, value before, value after. Without seeds and
+        metrics."""
         return self._scope.changes
 
     @property
@@ -109,7 +110,7 @@ class Forward:
         return self._scope.others
 
     def added_to(self, metric: keras.Variable) -> tf.Tensor:
-        """What the records add to a variable of a metric that was given."""
+        """The records' contribution to a variable of a metric."""
         return self._scope.added_to(metric)
 
 

@@ -11,7 +11,7 @@ momentum whose factor differs by more than the rounding of one update (`CLOSE`).
 Keras' as its graph, eager and XLA modes do from each other. For 25 million parameters this takes 2.1 times
 as long as the operation alone, and half as long as Keras' operations (one thread).
 
-Like all that changes a variable, it leaves alone a value that somebody else has read: then it writes into a
+Like every update of a variable, it does not overwrite a value that is still referenced: then it writes into a
 copy (trainer/model/snapshot.py counts on that).
 """
 

@@ -2,7 +2,7 @@
 
 The ring's `reduce` is called by an operation of the graph. Promise: the sums of a graph are made one
 at a time, in the order in which the code made them, so in the same order on all ranks; none is left
-out; and a ring that breaks in one is `RingBroken` for whoever runs the graph, not TensorFlow's words.
+out; and a ring that breaks in one raises `RingBroken` where the graph is run, not an error of TensorFlow.
 
     total = InnerSum(ring.reduce)
     graph = compiled(lambda x: total(work(x)), ...)
@@ -72,11 +72,11 @@ class InnerSum:
         return 0
 
     def mark(self, call: tf.Tensor) -> None:
-        """Nothing: while a sum is awaited, a thread is in `reduce`."""
+        """Nothing to do: while a sum is awaited, a thread is in `reduce`."""
 
     @contextlib.contextmanager
     def made_by(self, reduce: Callable[[Vector], Vector]) -> Iterator[None]:
-        """Inside, something else than the ring makes the sums: to try out what a ring would get."""
+        """Inside this context, a different function makes the sums, to try what a ring would get."""
         before, self._reduce = self._reduce, reduce
         try:
             yield
@@ -84,7 +84,7 @@ class InnerSum:
             self._reduce = before
 
     def differentiable(self, vector: tf.Tensor) -> tf.Tensor:
-        """The same, with its gradient: the sum over all ranks of what comes from above.
+        """The sum with its gradient: the all-reduced gradient from above.
 
         Each rank's loss depends on each rank's vector, so the gradient is another sum, and all ranks
         must differentiate, or none.

@@ -1,19 +1,19 @@
-"""The model as the ring sees it: sums that change nothing, and an update that takes them.
+"""The model, as the ring trains it: an all-reduce that changes nothing, and an update that applies its
+result.
 
-    sums(batch)  ->  Sums    this rank's gradients times its records, summed over the ring
-    apply(sums)              the user's optimizer, with the exact mean
+    allreduce_step(batch)  ->  StepResult   this rank's gradients times its records, summed over the ring
+    apply(result)                           the user's optimizer, with the exact mean
 
-`sums` has no side effect: what a forward pass would change (moving averages, counters) is
-a result there (trainer/step/forward.py). Only `apply` changes the model, and it is called only after
-all sums have come back. So a step that breaks anywhere has not happened. How a step sums is decided at the
-start, by what the model is (trainer/step/step_graphs.py).
+`allreduce_step` has no side effect: what a forward pass would change (moving averages, counters) is part of
+the result (trainer/step/forward.py). Only `apply` changes the model, and it is called only after all sums
+have come back. So a step that breaks anywhere has not happened. How a model's step is summed is chosen at the
+start, by what the model contains (trainer/step/step_graphs.py).
 
-The mean is exact for uneven batches, because each rank's part is weighted with its records
-and the sum is divided by all of them. What in a loss is no mean over records (masks, weights,
-sums) is corrected before the backward pass, with totals that the ring sums inside the step
-(trainer/step/loss_terms.py); a model without such terms does not pay for it. Moving averages
-(BatchNorm) are averaged by records. Random layers draw from (job seed, step, rank): different
-on each rank, the same when a step is done again, with no state to keep.
+The mean is exact for uneven batches, because each rank's gradients are weighted with its records, and the sum
+is divided by all of them. Parts of a loss that are no mean over records (masks, weights, sums) are corrected
+before the backward pass, with totals that the ring sums inside the step (trainer/step/loss_terms.py). A model
+without such parts does not pay for it. Moving averages (BatchNorm) are averaged by records. Random layers
+draw from (job seed, step, rank): different on each rank, the same when a step is repeated, and without state.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ import tensorflow as tf
 
 from edl.errors import DataError, ModelError
 from edl.trainer.agreement import control
-from edl.trainer.agreement.interfaces import Commit, Rows, Table
 from edl.trainer.agreement.metric_values import Value
+from edl.trainer.embedding.interfaces import Commit, Rows, Table
 from edl.trainer.embedding.local_rows import LocalRows
 from edl.trainer.embedding.lookups import Lookups
 from edl.trainer.model import arrays, snapshot
@@ -46,11 +46,11 @@ from edl.trainer.model.model_support import (
     refuse_unless_compiled,
     refuse_unless_float32,
 )
-from edl.trainer.model.variable_spec import Described
+from edl.trainer.model.variable_spec import VariableSpec
 from edl.trainer.ring.base import Vector
 from edl.trainer.step.inner_sum import InnerSum
 from edl.trainer.step.loss_terms import BROKEN_ASSUMPTION
-from edl.trainer.step.overlapped import CannotOverlap, OverlappedStep, RingSums
+from edl.trainer.step.overlapped import CannotOverlap, OverlappedStep, RingAllReduce
 from edl.trainer.step.step_graphs import SEEDS, NeedsTotals, StepGraphs
 from edl.trainer.step.training_metrics import TrainingMetrics
 from edl.trainer.step.trial import Inexact, try_model
@@ -58,19 +58,20 @@ from edl.trainer.step.vector import VectorStep
 
 
 class KerasLearner:
-    """A compiled Keras model, taken apart into the two halves of a step.
+    """A compiled Keras model, split into the two halves of a step.
 
     Args:
         model: compiled; its optimizer, loss and metrics are used as they are.
-        sample: a batch of real records, to build, try and trace with; None when there are none.
-        others: further batches; where their shapes differ, the model is traced for any.
-        reduce: the ring's (trainer/ring/base.py).
-        inexact: what to do about a model that a ring does not train as Keras would: warn, refuse or allow.
-        warn: is told of it.
-        in_graph: sums over the ring that a graph can make while it computes; None: they are made by `reduce`.
-        pieces: of a batch, that are computed one after the other.
-        wire: the type as which large gradients travel.
-        at_once: a step's gradients are one vector, in which none are rows of a table; nobody sums it.
+        sample: a batch of real records, to build, try and trace the model with; None if there are none.
+        others: further batches; if their shapes differ, the model is traced for any shape.
+        reduce: the ring's all-reduce (trainer/ring/base.py).
+        inexact: what to do with a model that a ring does not train exactly as Keras would: warn, refuse or
+            allow.
+        warn: called with a warning about it.
+        in_graph: all-reduce operations that a graph can run while it computes; None: `reduce` is used.
+        pieces: the number of micro-batches that a batch is divided into.
+        wire: the type in which large gradients travel.
+        at_once: a step's gradients are one vector, in which none are rows of a table; they are not summed.
         rows: of the model's tables; None: they are in this process.
 
     Raises:
@@ -85,7 +86,7 @@ class KerasLearner:
         reduce: Callable[[Vector], Vector],
         inexact: str = "warn",
         warn: Callable[[str], None] = print,
-        in_graph: RingSums | None = None,
+        in_graph: RingAllReduce | None = None,
         pieces: int = 1,
         wire: str = "float32",
         rows: Rows | None = None,
@@ -97,8 +98,8 @@ class KerasLearner:
             self._build(sample)
         self.lookups = Lookups(model)
         self.use(rows or LocalRows(self.lookups.tables))
-        self._now = 0, 0  # the step that is made, and its rank
-        self._next: tuple[Batch, list[Any], int] | None = None  # of the next one: its tensors, and its number
+        self._now = 0, 0  # the step in progress, and its rank
+        self._next: tuple[Batch, list[Any], int] | None = None  # the next step's batch, tensors and number
         self._fingerprint = ""
         self._variables = _state_of(model)
         self._metrics: TrainingMetrics | None = None
@@ -132,35 +133,39 @@ class KerasLearner:
             self._variables += self._captured()
 
     def warm_up(self) -> None:
-        """Run what only a worker runs that joins a ring; steps were made before, whose memory is there."""
+        """Run the graphs that only a joining worker needs. Steps were made before, so their memory is
+        allocated."""
         self._step.warm_up()
 
     # --- the two halves of a step
 
-    def sums(
+    def allreduce_step(
         self, batch: Batch | None, contribution: np.ndarray, step: int, rank: int, records: int
-    ) -> control.Sums:
-        """Take part in all sums of a step.
+    ) -> control.StepResult:
+        """Compute this rank's gradients, and take part in all sums of a step.
 
         Args:
-            batch: this rank's part; None: it has none, and takes part with weight zero.
-            contribution: the control vector of this rank; the records, the loss and whether all is finite
-                are added here.
+            batch: this rank's part; None if it has none: it takes part with weight zero.
+            contribution: the control vector of this rank; the records, the loss and whether all is finite are
+                added here.
+            step: the step's number.
             records: of the whole step, on all ranks.
 
         Raises:
-            DataError: the batch is not what the model was traced for, and no graph is for both.
+            DataError: the batch has shapes that the model was not traced for, and no graph takes both.
             ModelError: what the trial at the start has found does not hold for this batch.
             RingBroken: one of the sums did not come back.
         """
         pieces = [] if batch is None else self._compared(batch)
         self._now = step, rank
         with self._errors(batch):
-            return self._step.sums(pieces, contribution, _draw(step, rank), records, step)
+            return self._step.allreduce_step(pieces, contribution, _draw(step, rank), records, step)
 
     def ready(self, batch: Batch) -> Batch:
-        """With its arrays as tensors, where the step can take it as it is: on the thread that reads, so that
-        the step need not wait for it."""
+        """Convert a batch's arrays to tensors, if the step can take them unchanged.
+
+        It runs on the thread that reads, so that the step need not wait for it.
+        """
         if self._pieces > 1 or not self._types.know(batch):
             return batch
         tensors = [arrays.tensor(array) for array in self._types.tensors(batch)]
@@ -168,24 +173,29 @@ class KerasLearner:
         return replace(batch, x=x, y=y, weights=weights, tensors=tensors)
 
     def _look_ahead(self) -> None:
-        """Find out which rows the next step will need, while this one waits: for its own rows, or, where the
-        next batch was not there then, for its gradients to be written. What goes wrong with its records is
-        told when it is taken."""
+        """Look up the embedding rows of the next step while this one waits.
+
+        It is called while this step waits for its own rows, and again while its gradients are written, if the
+        next
+        batch was not there the first time. Errors in its records are raised when the batch is trained.
+        """
         step, rank = self._now
         batch = self._following(step)
         if self._next is not None and self._next[0] is batch and self._next[2] == step + 1:
             return
         self._next = None
-        if batch is None or not len(batch) or batch.tensors is None:  # it is not one that is known
+        if (
+            batch is None or not len(batch) or batch.tensors is None
+        ):  # its shapes are new: the step itself must trace for them
             return
         tensors = batch.tensors
         with contextlib.suppress(DataError, tf.errors.OpError, ValueError, TypeError):
             self._step.look_up(tensors, _draw(step + 1, rank))
             self._next = batch, tensors, step + 1
 
-    def apply(self, sums: control.Sums) -> None:
-        """One update with the exact mean gradient, and with what the forward pass has changed."""
-        self._step.apply(sums)
+    def apply(self, result: control.StepResult) -> None:
+        """Make one update with the exact mean gradient, and with what the forward pass has changed."""
+        self._step.apply(result)
 
     @property
     def variables(self) -> list[Any]:
@@ -194,49 +204,51 @@ class KerasLearner:
 
     @property
     def others(self) -> list[Any]:
-        """Variables in the state that neither the model nor its optimizer lists: of losses, say."""
+        """Variables of the state that neither the model nor its optimizer lists, such as those of losses."""
         return distinct(self._variables, [*_state_of(self.model), *metric_variables(self.model)])
 
     @property
     def tables(self) -> tuple[Table, ...]:
-        """Whose rows are on servers."""
+        """The tables whose rows are on servers."""
         return self.lookups.tables
 
     def use(
         self, rows: Rows, at: Callable[[], int] = lambda: 0,
         following: Callable[[int], Batch | None] = lambda step: None,
     ) -> None:  # fmt: skip
-        """From now on the rows of the tables are these.
+        """Set the storage of the tables' rows.
 
         Args:
-            at: the step of the state that the model has: of which its rows are where it is evaluated.
-            following: the batch of the step after that one, if it is there already: its rows are asked for
-                as soon as the step before it is made.
+            at: returns the step of the model's state, whose rows an evaluation must use.
+            following: returns the batch of the step after the given one, if it has been read: its rows are
+                requested as soon as the given step is made.
         """
         self.lookups.rows, self.lookups.at, self._following = rows, at, following
 
     def whole(self) -> contextlib.AbstractContextManager[None]:
-        """Within it, the model has the rows of its tables as variables: so it can be saved."""
+        """Inside this context, the model has the rows of its tables as variables, so that it can be saved."""
         return self.lookups.filled()
 
     def live(self) -> contextlib.AbstractContextManager[None]:
-        """Within that, it has them from where they are, if not all could be had."""
+        """Inside `whole`, read rows from their servers, if not all of them could be copied."""
         return self.lookups.live()
 
     def missing(self) -> str:
-        """What a saved model lacks, in words; empty: nothing."""
+        """What a saved model lacks, in words; empty if nothing."""
         return self.lookups.missing
 
-    def commit(self, step: int, sums: control.Sums) -> Commit:
-        """What the servers have to know of the step that was taken at `step`, before it is applied: they are
-        told it here already, by who asks for the rows of the next one."""
-        commit = self._commit(step, sums)
+    def commit(self, step: int, result: control.StepResult) -> Commit:
+        """What the servers need to know of this step, before it is applied here.
+
+        The request for the next step's rows, which is sent here, already carries it to them.
+        """
+        commit = self._commit(step, result)
         if self._next is not None and self._next[2] == step + 1:
             self._step.begin_pull(self._next[1], step + 1, commit)
         return commit
 
-    def _commit(self, step: int, sums: control.Sums) -> Commit:
-        agreed = sums.agreed
+    def _commit(self, step: int, result: control.StepResult) -> Commit:
+        agreed = result.agreed
         if agreed.nonfinite or not agreed.records or not self.tables:
             return Commit(step, skipped=True, scale=0.0, learning_rate=0.0, iteration=0)
         scale = 1.0 / agreed.records if self._step.layout.divided else 1.0
@@ -246,22 +258,22 @@ class KerasLearner:
     has_loss = True
 
     def take_metrics(self) -> dict[str, Value]:
-        """The compiled metrics over the records of all steps since they were taken last.
+        """Return the compiled metrics over the records of all steps since the last call, and reset them.
 
-        It is a change of the state: to be made on all ranks after the same step.
+        It changes the state, so all ranks must call it after the same step.
         """
         return self._metrics.take() if self._metrics else {}
 
     def finish_training(self) -> None:
-        """What Keras' `fit` does at its end, before the model is evaluated and saved. No step may follow.
+        """Do what Keras' `fit` does at its end, before the model is evaluated and saved. No step may follow.
 
-        An optimizer with `use_ema` puts its averages in the place of the weights.
+        An optimizer with `use_ema` replaces the weights by their averages.
         """
         self.model.optimizer.finalize_variable_values(self.model.trainable_variables)
 
     # --- the state
 
-    follows = True
+    can_catch_up = True
 
     @property
     def nbytes(self) -> int:
@@ -271,52 +283,55 @@ class KerasLearner:
         """All of the training state (weights, moving averages, optimizer slots, metrics), uint8 [bytes]."""
         return snapshot.joined(self.parts())
 
-    def described(self) -> list[Described]:
-        return snapshot.described(self._variables, self.model)
+    def variable_specs(self) -> list[VariableSpec]:
+        return snapshot.variable_specs(self._variables, self.model)
 
     def parts(self) -> list[np.ndarray]:
-        """The same, each variable by itself, as it is now: it stays so, and nothing is copied."""
+        """The state, each variable by itself, uint8 [bytes]: a snapshot that later updates do not change,
+        without a copy."""
         return snapshot.parts(self._variables)
 
     def load(self, state: np.ndarray) -> None:
-        """Take over another worker's `state`.
+        """Replace the state by a different worker's `state`.
 
         Raises:
-            ModelError: it is not the state of this model; nothing is changed then.
+            ModelError: it is not a state of this model; nothing is changed then.
         """
         self.take_over(self.prepared(snapshot.divided(self._variables, state)))
 
     def prepared(self, parts: list[np.ndarray]) -> list[Any]:
-        """Another worker's `parts`, for `take_over`: on any thread. Raises as `load` does."""
+        """Convert a different worker's `parts` for `take_over`, on any thread. Raises as `load` does."""
         return snapshot.prepared(self._variables, parts)
 
     def take_over(self, values: list[Any]) -> None:
-        """Take over what was prepared."""
+        """Replace the state by what `prepared` has returned."""
         snapshot.take_over(self._variables, values)
 
     def change(self, values: Mapping[int, np.ndarray]) -> None:
-        """Give some of the variables of `parts` other values."""
+        """Set some of the variables of `parts`, by index."""
         snapshot.change(self._variables, values)
 
     def kept(self) -> snapshot.Kept:
-        """The same, for `restore`, after something was tried."""
+        """A copy of the state for `restore`, after something was tried."""
         return snapshot.Kept(self._variables)
 
     def restore(self, kept: snapshot.Kept) -> None:
         kept.put_back()
 
     def fingerprint(self) -> str:
-        self._fingerprint = self._fingerprint or fingerprint(self.model)  # as it was before any callback
+        self._fingerprint = self._fingerprint or fingerprint(
+            self.model
+        )  # computed before any callback changes the model
         return self._fingerprint
 
     def digest(self) -> str:
-        """XXH3 of the state: equal on two workers when their models are, bit for bit."""
+        """XXH3 of the state: equal on two workers if their models are equal, bit for bit."""
         return snapshot.digest(self.parts())
 
     # --- the model's variables, and each batch's types
 
     def _build(self, sample: Batch) -> None:
-        """Create every variable: weights, loss, optimizer slots. Changes no value that is there already."""
+        """Create every variable: weights, loss, optimizer slots. Changes no existing value."""
         model = self.model
         refuse_fixed_batches(model)
         x, y, weights = tensor_tree(sample)
@@ -359,7 +374,7 @@ class KerasLearner:
 
     @contextlib.contextmanager
     def _errors(self, batch: Batch | None) -> Iterator[None]:
-        """What a step raises, in our words."""
+        """Raise a step's errors with a message that names the batch."""
         try:
             with self._step.ring_errors():
                 yield
@@ -382,7 +397,7 @@ _SALTS = 2654435761, 2246822519
 
 
 def _draw(step: int, rank: int) -> np.ndarray:
-    """A seed's two words, and the rank."""
+    """The two words of a seed, and the rank."""
     return np.array([step * _SALTS[0] % SEEDS, rank * _SALTS[1] % SEEDS, rank], np.int64)
 
 

@@ -43,7 +43,7 @@ class Kind(Enum):
 
 @dataclass(frozen=True)
 class Verdict:
-    """What was found out about an unknown term."""
+    """What was found about an unknown term."""
 
     kind: Kind
     per_record: float | None = None  # values for each record, of a mean of values: must stay so
@@ -98,7 +98,8 @@ class Terms:
         return bool(self.found) and all(term.kind is Kind.SUM for term in self.found)
 
     def parts(self) -> tf.Tensor:
-        """Of this batch, what `corrected` needs the ring's totals of: float32 [1 + RATIO terms]."""
+        """This batch's contribution to the ring's totals that `corrected` needs: float32 [1 + RATIO
+        terms]."""
         ratios = [t.denominator for t in self.found if t.kind is Kind.RATIO]
         return tf.stack([self._records, *ratios])
 
@@ -128,7 +129,7 @@ class Terms:
 
     @contextmanager
     def noted(self) -> Iterator[None]:
-        """Inside, the terms of the loss that is computed are noted."""
+        """Inside this context, the terms of a computed loss are noted."""
         with _PATCHING, self._tape:
             keras_loss.Loss.__call__ = lambda *a, **k: self._loss(*a, **k)
             keras_loss.reduce_weighted_values = self._reduce

@@ -62,7 +62,9 @@ class MeanGradients:
         self.spoiled = tf.Variable(0.0, trainable=False, name="sums_that_are_not_finite")
         self.calls: list[Call] = []  # of the step that runs, or has run last
         self.called = False  # in whatever step
-        self.theirs: list[Any] = []  # variables of the optimizers and those that they update; of a rehearsal
+        self.theirs: list[
+            Any
+        ] = []  # variables of the optimizers and those that they update; found in a dry run
         self.expected: list[int] | None = None  # lengths of the calls that each step must make
         # Of gradients of tables, that an optimizer takes row by row (trainer/step/sparse_gradients.py):
         self.rows: list[int | None] = []  # how many of each, of the step that has run last eagerly
@@ -73,22 +75,22 @@ class MeanGradients:
 
     @property
     def variables(self) -> list[tf.Variable]:
-        """Of no model."""
+        """Variables that belong to no model."""
         return [*self.sum.variables, self.records, self._rank, self.not_finite, self.spoiled]
 
     @contextlib.contextmanager
-    def in_charge(self, rehearsing: bool = False) -> Iterator[None]:
+    def in_charge(self, dry_run: bool = False) -> Iterator[None]:
         """While a step runs on this thread, or is traced.
 
         Args:
-            rehearsing: there is no ring, so the optimizers are built and do nothing.
+            dry_run: there is no ring, so the optimizers are built and do nothing.
 
         Raises:
             ModelError: what it does with its optimizers cannot be done over a ring.
         """
         _route_all()
         self.calls, self.rows = [], []
-        _here.means, _here.rehearsing = self, rehearsing
+        _here.means, _here.dry_run = self, dry_run
         try:
             yield
         finally:
@@ -99,7 +101,7 @@ class MeanGradients:
     def apply(
         self, optimizer: Any, gradients: list[Any], variables: Any, original: Callable[..., None]
     ) -> None:
-        """What `optimizer.apply` does in a step: `original`, with the mean over the ring."""
+        """Replaces `optimizer.apply` in a step: calls `original` with the mean over the ring."""
         graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
         _refuse_where_a_rank_may_not_come(optimizer, graph)
         begin = len(graph.get_operations()) if graph else 0
@@ -108,7 +110,7 @@ class MeanGradients:
         length = sum(math.prod(v.shape) for v, g in zip(trained, gradients, strict=True) if g is not None)
         if self.expected is not None and self.expected[len(self.calls) :][:1] != [length]:
             raise ModelError(_UNEVEN.format(f"optimizer {optimizer.name!r}"))
-        if not _here.rehearsing:
+        if not _here.dry_run:
             mean = self._mean(optimizer, gradients, trained)
             _here.means = None  # what the optimizer itself calls is given the mean already
             try:
@@ -124,7 +126,7 @@ class MeanGradients:
         self.calls.append(Call(optimizer.name, length, graph, range(begin, end)))
 
     def _by_row(self, optimizer: Any, gradient: Any) -> Any:
-        """The gradient as it is summed: the slices of a table, or dense."""
+        """The gradient as it is summed: slices of a table, or dense."""
         if gradient is None or not (
             isinstance(gradient, tf.IndexedSlices) and sparse_gradients.one_by_one(optimizer)
         ):
@@ -192,7 +194,7 @@ class MeanGradients:
     def _parts(
         self, gradients: list[Any], variables: list[Any], records: tf.Tensor
     ) -> tuple[list[tf.Tensor], list[tf.Tensor | int]]:
-        """Each gradient times the records, as a part of the vector that is summed; and how long it is."""
+        """Each gradient times the records, as a part of the summed vector; and its length."""
         tables = {id(g): n for n, g in enumerate(g for g in gradients if isinstance(g, tf.IndexedSlices))}
         if tables:
             counts = [tf.shape(g.indices)[0] for g in gradients if id(g) in tables]
@@ -240,14 +242,14 @@ def _refuse_where_a_rank_may_not_come(optimizer: Any, graph: Any) -> None:
 
 class _Here(threading.local):
     means: MeanGradients | None = None  # of the step that runs on this thread
-    rehearsing = False
+    dry_run = False
 
 
 _here = _Here()
 
 
 def _route_all() -> None:
-    """Have `apply` of all optimizer classes that there are, the user's too, ask `_here` first."""
+    """Make `apply` of all optimizer classes, the user's too, call `_here` first."""
     classes = [c for c in keras.optimizers.Optimizer.__mro__ if "apply" in c.__dict__]
     for cls in classes:  # grows
         classes += cls.__subclasses__()

@@ -8,7 +8,7 @@
 The graph of the sums has no side effect: they are its results, and nothing else. So whatever breaks in it,
 and wherever, the step has not happened. `apply` is a second graph, of the sums and the variables alone: the
 same for a rank with a batch and for one without, which takes part in the sums with zeros; at once or later,
-as one must who has not the state yet that the sums are for. In memory the gradients are there twice at most,
+as a member that is catching up must. In memory the gradients are there twice at most,
 and neither weights nor slots are (trainer/step/fused_updates.py).
 
 What keeps a model out is found before the first step (CannotOverlap): sums inside its layers (synchronized
@@ -28,7 +28,7 @@ import numpy as np
 import tensorflow as tf
 
 from edl.trainer.agreement import control
-from edl.trainer.agreement.interfaces import Commit
+from edl.trainer.embedding.interfaces import Commit
 from edl.trainer.model import arrays
 from edl.trainer.model.data import Batch
 from edl.trainer.model.graphs import concrete, flat
@@ -44,7 +44,7 @@ class CannotOverlap(Exception):
     """This model takes another way."""
 
 
-class RingSums(Protocol):
+class RingAllReduce(Protocol):
     """Sums over the ring, made by a graph (trainer/ring/horovod.py, trainer/step/inner_sum.py)."""
 
     WIRES: tuple[str, ...]  # the types as which numbers can travel
@@ -55,7 +55,8 @@ class RingSums(Protocol):
         ...
 
     def __call__(self, tensor: tf.Tensor, /, name: str, wire: str = "float32") -> tf.Tensor:
-        """
+        """Return the sum over all ranks.
+
         Args:
             wire: the type as which the numbers travel.
         """
@@ -66,7 +67,7 @@ class RingSums(Protocol):
         ...
 
     def mark(self, call: tf.Tensor) -> None:
-        """Have the graph note that this call waits for a sum, and computes nothing meanwhile; 0: it computes.
+        """Let the graph note that this call waits for a sum and computes nothing; 0: it computes.
 
         The note is for the watchdog (trainer/runtime/watchdog.py). It is no part of the step.
         """
@@ -76,7 +77,8 @@ class RingSums(Protocol):
 
 
 class OverlappedStep(StepGraphs):
-    """
+    """A step whose large gradients are summed while the backward pass computes.
+
     Args:
         total: makes the sums.
         divided: a batch may come in several pieces.
@@ -87,7 +89,7 @@ class OverlappedStep(StepGraphs):
         CannotOverlap: it is not for this model.
     """
 
-    def __init__(self, *others: Any, total: RingSums, divided: bool = False, wire: str = "float32"):
+    def __init__(self, *others: Any, total: RingAllReduce, divided: bool = False, wire: str = "float32"):
         model, sample = others[0], others[2]
         super().__init__(*others)
         self._of_ring += total.variables
@@ -119,23 +121,23 @@ class OverlappedStep(StepGraphs):
         pass
 
     def warm_up(self) -> None:
-        """Nothing is left: whoever joins applies what all apply."""
+        """Nothing to do: a joining member runs the same graphs as all others."""
 
-    def sums(
+    def allreduce_step(
         self, pieces: Sequence[list[Any]], contribution: np.ndarray, draw: np.ndarray, records: int, step: int
-    ) -> control.Sums:
+    ) -> control.StepResult:
         sums = self._sums(pieces, contribution, draw, records)
         if sums.agreed.records in (0, records) or sums.agreed.nonfinite:
             return sums
-        # Some records were bad, which nobody else knew before. All ranks see it, and sum the step once more.
+        # Some records were bad, which other ranks could not know. All ranks see it now, and repeat the sums.
         return self._sums(pieces, contribution, draw, sums.agreed.records)
 
     def _sums(
         self, pieces: Sequence[list[Any]], contribution: np.ndarray, draw: np.ndarray, records: int
-    ) -> control.Sums:
+    ) -> control.StepResult:
         if not pieces:
             total, _, *reduced = self._nothing(tf.constant(contribution), tf.zeros([len(self._large) + 2]))
-            return control.Sums(_agreed(total), False, 0.0, self._nbytes, reduced)
+            return control.StepResult(_agreed(total), False, 0.0, self._nbytes, reduced)
         whole = tf.constant(records, tf.float32)
         call = np.array([self._total.next_call()], np.int64)
         *first, last = (
@@ -150,9 +152,9 @@ class OverlappedStep(StepGraphs):
         else:
             total, bad, ready_at, *reduced = self._step(*last)
         waited = max(0.0, time.time() - float(ready_at))
-        return control.Sums(_agreed(total), bool(bad), waited, self._nbytes, reduced)
+        return control.StepResult(_agreed(total), bool(bad), waited, self._nbytes, reduced)
 
-    def apply(self, sums: control.Sums) -> None:
+    def apply(self, sums: control.StepResult) -> None:
         self._update(tf.constant(sums.agreed.records, tf.float32), *sums.given)
 
     def ring_errors(self) -> AbstractContextManager[None]:
@@ -193,7 +195,7 @@ class OverlappedStep(StepGraphs):
         return [total, bad + spoiled, ready_at, *reduced]
 
     def _carry_graph(self, *arguments: tf.Tensor) -> list[tf.Tensor]:
-        """What the pieces of a batch so far have for the sums, with one more. Arguments: see `_ours`."""
+        """The sums of the micro-batches so far, with one more. Arguments: see `_ours`."""
         large, rest = self._made(*arguments)
         return [*large, rest]
 
@@ -254,13 +256,13 @@ class OverlappedStep(StepGraphs):
         return large, rest
 
     def _summed_specs(self) -> list[tf.TensorSpec]:
-        """What `_ours` gives."""
+        """The signature of `_ours`' result."""
         assert self._found is not None
         shapes = [self._found.trained[i].shape for i in self._large] + [[self._rest + control.LENGTH]]
         return [tf.TensorSpec(shape, tf.float32) for shape in shapes]
 
     def _nothing_graph(self, contribution: tf.Tensor, zeros: tf.Tensor) -> list[tf.Tensor]:
-        """The same sums, of a rank without a batch.
+        """The same sums, on a rank without a batch.
 
         Args:
             zeros: as many as there are sums, so that each is of another, and none of a constant.
@@ -270,14 +272,14 @@ class OverlappedStep(StepGraphs):
         large = [tf.fill(shape, zeros[i]) for i, shape in enumerate(shapes)]
         said = contribution[control.LEAVE : control.LOSS]
         parts = [tf.fill([self._rest], zeros[-1]), zeros[-1:], said, tf.fill([2], zeros[-1])]
-        with tf.control_dependencies(totals):  # nobody needs them here, and they must be made
+        with tf.control_dependencies(totals):  # no operation here uses the totals, and they must be computed
             rest = tf.concat(parts, 0)
         return self._reduced(large, rest)
 
     def _reduced(self, large: list[tf.Tensor], rest: tf.Tensor) -> list[tf.Tensor]:
-        """The same operations under the same names, whether there is a batch or not: the sums of the control
-        vectors; 1 where nothing was wrong before the sums and something is now; the sums of large gradients,
-        and of what else there is."""
+        """The same operations under the same names, with or without a batch. Returns the summed control
+        vectors; 1 where values were finite before the sums and are not now; the sums of large gradients;
+        the sum of all the rest."""
         sums = [self._total(g, str(i), self._wire) for i, g in zip(self._large, large, strict=True)]
         rest = self._total(rest, "rest")
         told, spoiled = rest[self._rest :], tf.constant(0.0)
@@ -289,7 +291,7 @@ class OverlappedStep(StepGraphs):
         return [told, spoiled, *sums, rest[: self._rest]]
 
     def _prepare(self, layout: Layout) -> None:
-        """What follows from the layout, before the rest of the graph is made."""
+        """Derive values from the layout, before the rest of the graph is made."""
         nbytes = [4 * math.prod(v.shape) for v in layout.trained]
         self._large = [i for i, n in enumerate(nbytes) if n >= SMALL]  # of the trained variables
         self._rest = sum(n for i, n in enumerate(layout.sizes) if i not in self._large)
@@ -331,7 +333,7 @@ def finite_as(gradient: tf.Tensor) -> tf.Tensor:
 
 
 def _factors(gradient: tf.Tensor) -> list[tf.Tensor]:
-    """Of a product of matrices in float32; none: it is something else."""
+    """The factors of a product of matrices in float32; None for any other operation."""
     op = gradient.op
     return list(op.inputs) if op.type == "MatMul" and gradient.dtype == tf.float32 else []
 

@@ -12,12 +12,12 @@ own, which comes last and carries what remains: the losses, what the step has as
 averages, counters), and the control vector.
 
 **When is such a step in the model?** When the last sum has come back, and only then: until `update` the
-values from before the step are kept, and whoever asks for the state, or begins another step, finds them put
-back. So a step that breaks in any of its collectives, or is skipped because a number is not finite, or in
-which no rank had a record, has not happened. And the last sum comes back nowhere unless all ranks have made
+values from before the step are kept, and are restored before the state is read or the next step begins.
+So a step that breaks in any of its collectives, or is skipped because a number is not finite, or in which no
+rank had a record, has not happened. And the last sum comes back nowhere unless all ranks have made
 their last contribution, for which they must have all sums before it. So nothing else can tell two ranks
-apart than whether they have the last sum, as with any other model: those who have it are at step k, the
-others, bit for bit, at k - 1, and the next ring goes on from one who is at k (docs/ring.md).
+apart than whether they have the last sum, as with any other model: ranks that have it are at step k, the
+others, bit for bit, at k - 1, and the next ring continues from a rank at k (docs/ring.md).
 
 The copy costs little: TensorFlow's variables copy on write, so to keep a value costs its memory, and one copy
 when the optimizer changes it.
@@ -46,13 +46,13 @@ import tensorflow as tf
 
 from edl.errors import ModelError
 from edl.trainer.agreement import control
-from edl.trainer.agreement.interfaces import Commit, Rows, Table
 from edl.trainer.agreement.metric_values import Value, values_of
+from edl.trainer.embedding.interfaces import Commit, Rows, Table
 from edl.trainer.embedding.lookups import Lookups
 from edl.trainer.model import snapshot
 from edl.trainer.model.data import Batch
 from edl.trainer.model.fingerprint import fingerprint
-from edl.trainer.model.variable_spec import Described
+from edl.trainer.model.variable_spec import VariableSpec
 from edl.trainer.step.own_step_graphs import OwnStepGraphs, tensors_of
 
 
@@ -61,9 +61,9 @@ class OwnStepLearner(OwnStepGraphs):
 
     # --- the two halves of a step
 
-    def sums(
+    def allreduce_step(
         self, batch: Batch | None, contribution: np.ndarray, step: int, rank: int, records: int
-    ) -> control.Sums:
+    ) -> control.StepResult:
         """Run the step, and make its last sum. Nothing is changed until that is applied.
 
         Raises:
@@ -76,9 +76,9 @@ class OwnStepLearner(OwnStepGraphs):
         total = self._reduce(ours)
         waited = time.monotonic() - ready_at
         at_fault = control.read(np.asarray(memoryview(ours))[self.length :]).nonfinite
-        return control.Sums(self.agreed(total), at_fault, waited, 0, total)
+        return control.StepResult(self.agreed(total), at_fault, waited, 0, total)
 
-    def apply(self, sums: control.Sums) -> None:
+    def apply(self, sums: control.StepResult) -> None:
         """Accept the step that was run last.
 
         Raises:
@@ -93,13 +93,14 @@ class OwnStepLearner(OwnStepGraphs):
     missing = staticmethod(str)
 
     def use(self, rows: Rows, at: Callable[[], int]) -> None:
-        """There are no tables, whoever has rows."""
+        """Nothing to do: such a model has no tables."""
 
     def ready(self, batch: Batch) -> Batch:
-        """With its arrays as tensors: on the thread that reads, so that the step need not wait for it."""
+        """Convert a batch's arrays to tensors, on the thread that reads, so that the step need not wait
+        for it."""
         return replace(batch, tensors=tensors_of(batch))
 
-    def commit(self, step: int, sums: control.Sums) -> Commit:
+    def commit(self, step: int, sums: control.StepResult) -> Commit:
         """There are no rows that were changed."""
         return Commit(step, skipped=True, scale=0.0, learning_rate=0.0, iteration=0)
 
@@ -114,12 +115,12 @@ class OwnStepLearner(OwnStepGraphs):
         return self._run(batch, len(batch), contribution, np.array([step, rank], np.int64))
 
     def nothing(self, contribution: np.ndarray) -> tf.Tensor:
-        """The same for a rank that has no batch."""
+        """The contribution of a rank without a batch."""
         assert self._sample is not None, "there are no records at all"
         return self._run(self._sample, 0, contribution, np.zeros(2, np.int64))
 
     def agreed(self, total: tf.Tensor) -> control.Agreed:
-        """What the control vector at the end of a summed vector says."""
+        """Read the control vector at the end of a summed vector."""
         agreed = control.read(np.asarray(memoryview(total))[self.length :])
         if agreed.nonfinite or not agreed.records:
             self._put_back()  # there will be no update
@@ -169,14 +170,15 @@ class OwnStepLearner(OwnStepGraphs):
         )
 
     def finish_training(self) -> None:
-        """What Keras' `fit` does at its end, before the model is evaluated and saved. No step may follow."""
+        """Do what Keras' `fit` does at its end, before the model is evaluated and saved. No step may
+        follow."""
         self._put_back()
         if self.model.optimizer is not None:
             self.model.optimizer.finalize_variable_values(self.model.trainable_variables)
 
     # --- the state
 
-    follows = False  # the step changes the model while its sums are made
+    can_catch_up = False  # the step changes the model while its sums are made
 
     @property
     def nbytes(self) -> int:
@@ -191,14 +193,14 @@ class OwnStepLearner(OwnStepGraphs):
     def variables(self) -> list[tf.Variable]:
         return self._all
 
-    def described(self) -> list[Described]:
-        return snapshot.described(self._all, self.model)
+    def variable_specs(self) -> list[VariableSpec]:
+        return snapshot.variable_specs(self._all, self.model)
 
     def warm_up(self) -> None:
-        """Nothing: a worker that joins a ring runs nothing else."""
+        """Nothing to do: a joining worker runs no other graphs."""
 
     def state(self) -> np.ndarray:
-        """Of all variables, uint8 [bytes]."""
+        """The state of all variables, uint8 [bytes]."""
         return snapshot.joined(self.parts())
 
     def parts(self) -> list[np.ndarray]:
@@ -228,7 +230,7 @@ class OwnStepLearner(OwnStepGraphs):
         snapshot.change(self._all, values)
 
     def kept(self) -> snapshot.Kept:
-        """All of it, for `restore`, after something was tried."""
+        """A copy of the state for `restore`, after something was tried."""
         self._put_back()
         return snapshot.Kept(self._all)
 
@@ -241,6 +243,6 @@ class OwnStepLearner(OwnStepGraphs):
         return snapshot.digest(self.parts())
 
     def fingerprint(self) -> str:
-        """Of how the model is made, equal on all workers of a job."""
+        """A digest of the model's definition, equal on all workers of a job."""
         self._fingerprint = self._fingerprint or fingerprint(self.model)  # as it was before any callback
         return self._fingerprint

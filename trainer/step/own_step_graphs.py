@@ -91,7 +91,7 @@ class OwnStepGraphs:
 
     @property
     def _size(self) -> int:
-        """How many numbers the step returns."""
+        """The number of values that the step returns."""
         return sum(map(math.prod, self._shapes))
 
     def _put_back(self) -> None:
@@ -123,11 +123,11 @@ class OwnStepGraphs:
             self._graphs[kind] = concrete(self._train_step, *kind)
         return self._graphs[kind](*tensors)
 
-    def _train_step(self, *tensors: tf.Tensor, rehearsing: bool = False) -> tf.Tensor:
+    def _train_step(self, *tensors: tf.Tensor, dry_run: bool = False) -> tf.Tensor:
         left = iter(tensors)
         x, y, weights = keras.tree.map_structure(lambda a: None if a is None else next(left), self._structure)
-        ring = self._means if is_synchronized(self.model) and not rehearsing else None
-        with self._means.in_charge(rehearsing), synchronized(ring, self._means.records.read_value() > 0):
+        ring = self._means if is_synchronized(self.model) and not dry_run else None
+        with self._means.in_charge(dry_run), synchronized(ring, self._means.records.read_value() > 0):
             losses = flat_logs(self.model.train_step(keras.utils.pack_x_y_sample_weight(x, y, weights)))
         if not isinstance(losses, dict) or not losses:
             raise ModelError(
@@ -165,7 +165,7 @@ class OwnStepGraphs:
         """Create every variable, and find those that the step touches. Changes no value."""
         self._structure = (sample.x, sample.y, sample.weights)
         tensors = tensors_of(sample)
-        assigned = self._rehearse(tensors) if self.model.run_eagerly else self._trace(tensors)
+        assigned = self._dry_run(tensors) if self.model.run_eagerly else self._trace(tensors)
         if not self._means.called:
             raise ModelError(
                 f"{self._name} calls no Keras optimizer. Over a ring its gradients are summed where it calls "
@@ -208,7 +208,7 @@ class OwnStepGraphs:
         assigned = {id(v) for v in assigned_in(graph, without=(i for c in calls for i in c.operations))}
         return [v for v in self._variables if id(v) in assigned]
 
-    def _rehearse(self, tensors: list[tf.Tensor]) -> list[tf.Variable]:
+    def _dry_run(self, tensors: list[tf.Tensor]) -> list[tf.Variable]:
         """Run the step without a ring and without its optimizers, and put back what it has changed.
 
         Code that is never traced shows only which variables it has, not which ones it assigns: all that are
@@ -226,7 +226,7 @@ class OwnStepGraphs:
             if keras.backend.is_float_dtype(v.dtype):
                 v.assign(v + 1)
         with tf.variable_creator_scope(create):
-            self._train_step(*tensors, rehearsing=True)
+            self._train_step(*tensors, dry_run=True)
         for metric in metrics_of(self.model):
             metric.reset_state()
         for v, value in before:
@@ -345,7 +345,7 @@ def _salt(v: tf.Variable, draw: tf.Tensor) -> tf.Tensor:
 
 
 def _distinct(variables: Iterable[Any], without: Iterable[Any] = ()) -> list[tf.Variable]:
-    """As TensorFlow's variables, each once, in the order given."""
+    """TensorFlow's variables without duplicates, in the order given."""
     return [plain(v) for v in distinct(variables, without)]
 
 

@@ -1,13 +1,14 @@
-"""A model with all weights on parameter servers (mode=ps): a step gives gradients, and changes nothing.
+"""A model with all weights on parameter servers (mode=ps): a step returns gradients, and changes nothing.
 
-    put         the weights as the servers have them now
-    gradients   means over the step's records, of every weight that it trains, as rows
+    put         set the weights to those on the servers
+    gradients   means over the step's records, for every trained weight, as rows
 
-It is the learner of a ring of one, and never applies anything: the servers do, with the model's optimizer.
-What a forward pass changes (moving averages) travels as a change that they add.
+It is the learner of a ring of one, and never applies an update: the servers do, with the model's optimizer.
+Changes by a forward pass (moving averages) are sent as differences that the servers add.
 
-What is neither on servers nor made anew by each worker (learning rate, counters that callbacks may change)
-is small, and kept beside the ledger: `beside`.
+Values that are neither on servers nor computed anew by each worker (the learning rate, counters that
+callbacks
+may change) are small, and are stored beside the ledger: `beside`.
 """
 
 from __future__ import annotations
@@ -21,12 +22,13 @@ import numpy as np
 
 from edl.errors import ModelError
 from edl.trainer.agreement import control
-from edl.trainer.agreement.interfaces import StepGradients, Table
 from edl.trainer.embedding.dense_rows import DIM, DenseRows
+from edl.trainer.embedding.interfaces import Table
 from edl.trainer.embedding.table_specs import OPTIMIZERS, ZEROS
 from edl.trainer.model.captured import distinct
 from edl.trainer.model.data import Batch
 from edl.trainer.model.model_support import moving
+from edl.trainer.ps_client.interfaces import StepGradients
 from edl.trainer.runtime.serialization import decode, encode
 from edl.trainer.step.learner import KerasLearner
 from edl.trainer.step.step_graphs import Layout
@@ -35,18 +37,19 @@ DENSE, MOVING = "edl/dense", "edl/moving"  # tables; no layer of Keras has such 
 ADDED = json.dumps(
     {"class_name": "SGD", "config": {"learning_rate": 1.0, "momentum": 0.0, "nesterov": False}}
 )
-CLIPPED = ("clipnorm", "global_clipnorm", "clipvalue")  # here, where the whole gradient is
-# What an optimizer may have that takes more than a row and its gradient, and that nobody does.
+CLIPPED = ("clipnorm", "global_clipnorm", "clipvalue")  # the worker clips: it has the whole gradient
+# Options of an optimizer that need more than a row and its gradient; servers do not implement them.
 REFUSED = ("weight_decay", "use_ema", "loss_scale_factor", "gradient_accumulation_steps", "amsgrad")
 
 
-class ServedLearner(KerasLearner):
-    """
+class PsLearner(KerasLearner):
+    """A compiled Keras model whose weights are all on parameter servers.
+
     Args:
-        model, sample, others, inexact, warn, pieces: as of KerasLearner.
+        model, sample, others, inexact, warn, pieces: as for KerasLearner.
 
     Raises:
-        ModelError: it cannot be trained so; the text says why.
+        ModelError: the model cannot be trained in mode=ps; the text says why.
     """
 
     def __init__(
@@ -73,13 +76,13 @@ class ServedLearner(KerasLearner):
             )
         averaged = layout.averaged if layout is not None else []
         floats = [v for v in distinct([*moving(model), *averaged]) if v.dtype == "float32"]
-        # As it is now: callbacks change the learning rate, and tables stay what they were declared.
-        self.served = (*self.tables, *_dense_tables(model.optimizer))
+        # With the present rate: callbacks may change it later, but a table's declaration is constant.
+        self.server_tables = (*self.tables, *_dense_tables(model.optimizer))
         self._dense, self._moving = DenseRows(model.trainable_variables), DenseRows(floats)
         self._averaged = tuple(self._moving.place(v) for v in averaged)
         trained = layout.trained if layout is not None else []
         self._trained = tuple(self._dense.place(v) for v in trained)
-        # The state, as a checkpoint has it: the optimizer's slots are on the servers, too.
+        # The state of a checkpoint leaves out the optimizer's slots, which are on the servers, too.
         self._everything, optimizer = self._variables, model.optimizer
         own = [v for v in optimizer.variables if v is optimizer.iterations or v is optimizer._learning_rate]
         self._variables = [*model.trainable_variables, *moving(model), *own, *self.others]
@@ -95,17 +98,17 @@ class ServedLearner(KerasLearner):
     # --- as rows
 
     def dense_values(self) -> list[tuple[np.ndarray, np.ndarray]]:
-        """All dense rows as they are here: of each table, ids and rows."""
+        """All dense rows as they are in this process: ids and rows for each table."""
         nothing = [(np.zeros(0, np.int64), np.zeros((0, t.dim), np.float32)) for t in self.tables]
         values = self._dense.values(), self._moving.values()
         return [*nothing, *zip(self._ids, values, strict=True)]
 
     def dense_ids(self, whole: bool) -> list[np.ndarray]:
-        """Of the rows of the two dense tables: all, or those that change from step to step."""
+        """The row ids of the two dense tables: all, or only those that change from step to step."""
         return self._ids if whole else self._each
 
     def put(self, whole: bool, rows: Sequence[np.ndarray]) -> None:
-        """The dense weights are those of these rows from now on. Args: see `dense_ids`."""
+        """Set the dense weights to these rows. Args: see `dense_ids`."""
         moving_places = tuple(range(len(self._moving.variables))) if whole else self._averaged
         self._dense.put(tuple(range(len(self._dense.variables))), rows[0])
         self._moving.put(moving_places, rows[1])
@@ -115,21 +118,22 @@ class ServedLearner(KerasLearner):
     def gradients(
         self, step: int, batch: Batch, of_rows: Callable[[], Sequence[tuple[np.ndarray, np.ndarray]]]
     ) -> StepGradients:
-        """
+        """Compute the gradients of one step.
+
         Args:
-            of_rows: gives, once they are made, what was staged for the rows of embeddings.
+            of_rows: called after the gradients were computed; returns the staged gradients of embedding rows.
 
         Raises:
-            as `sums`.
+            as `allreduce_step`.
         """
         optimizer = self.model.optimizer
-        optimizer.iterations.assign(step)  # which a schedule of the learning rate asks for
+        optimizer.iterations.assign(step)  # a schedule of the learning rate reads it
         before = [self._moving.value(place) for place in self._averaged]
-        sums = self.sums(batch, control.write(step), step, 0, len(batch))
-        agreed, rate = sums.agreed, float(np.asarray(optimizer.learning_rate))
+        result = self.allreduce_step(batch, control.write(step), step, 0, len(batch))
+        agreed, rate = result.agreed, float(np.asarray(optimizer.learning_rate))
         if agreed.nonfinite or not agreed.records:
-            return StepGradients(step, self._nothing, agreed.loss, 0, rate, skipped=True)
-        layout, vector = self._step.layout, np.asarray(sums.given.vector)
+            return StepGradients(step, self._no_gradients, agreed.loss, 0, rate, skipped=True)
+        layout, vector = self._step.layout, np.asarray(result.given.vector)
         share = np.float32(1.0 / agreed.records)
         scale = share if layout.divided else np.float32(1.0)
         pieces = np.split(vector[: layout.length], np.cumsum(layout.sizes)[:-1])
@@ -144,11 +148,12 @@ class ServedLearner(KerasLearner):
         return StepGradients(step, given, agreed.loss, agreed.records, rate)
 
     @property
-    def _nothing(self) -> list[tuple[np.ndarray, np.ndarray]]:
-        return [(np.zeros(0, np.int64), np.zeros((0, t.dim), np.float32)) for t in self.served]
+    def _no_gradients(self) -> list[tuple[np.ndarray, np.ndarray]]:
+        return [(np.zeros(0, np.int64), np.zeros((0, t.dim), np.float32)) for t in self.server_tables]
 
     def _clipped(self, gradients: list[np.ndarray]) -> list[np.ndarray]:
-        """As the model's optimizer would: it sees the whole gradient here, and no server does."""
+        """Clip the gradients as the model's optimizer would: this worker has the whole gradient, and no
+        server does."""
         if limit := self._clips.get("clipnorm"):
             return [_within(g, float(limit)) for g in gradients]
         if limit := self._clips.get("global_clipnorm"):
@@ -161,28 +166,30 @@ class ServedLearner(KerasLearner):
     # --- the state
 
     def at(self, step: int) -> None:
-        """So many steps are in the weights."""
+        """Record the number of steps in the weights."""
         self.model.optimizer.iterations.assign(step)
 
     def beside(self) -> bytes:
-        """What of the state is on no server."""
+        """The part of the state that is on no server."""
         parts = self.parts()
         return encode([parts[place] for place in self._beside])
 
     def take_beside(self, data: bytes) -> None:
-        """
+        """Set the part of the state that is on no server.
+
         Raises:
-            ModelError: it is of another model.
+            ModelError: it belongs to a different model.
         """
         self.change(dict(zip(self._beside, decode(data), strict=True)))
 
     def refuse_changed(self, changed: Mapping[int, Any]) -> None:
-        """
+        """Check what callbacks have changed, by index in `parts`.
+
         Raises:
-            ModelError: callbacks have changed what servers have.
+            ModelError: they have changed weights, which are on servers.
         """
         if wrong := sorted(set(changed) - set(self._beside)):
-            name = self.described()[wrong[0]].name
+            name = self.variable_specs()[wrong[0]].name
             raise ModelError(
                 f"a callback has changed {name!r} while the model is trained: in mode=ps the weights are on "
                 "servers, and a callback can change the learning rate, stop the training, and read weights. "
@@ -190,7 +197,7 @@ class ServedLearner(KerasLearner):
             )
 
     def kept(self) -> Any:
-        """With the slots, which a step of the warm-up changes."""
+        """A copy of the state with the optimizer's slots, which a step of the warm-up changes."""
         now, self._variables = self._variables, self._everything
         try:
             return super().kept()
@@ -212,7 +219,7 @@ def _alone(vector: Any) -> Any:
 
 
 def _fixed(ids: np.ndarray) -> np.ndarray:
-    """Not to be written to: which server has which of them is computed once."""
+    """Make the ids read-only: their distribution over the servers is cached."""
     ids.setflags(write=False)
     return ids
 
@@ -223,9 +230,10 @@ def _within(gradient: np.ndarray, limit: float) -> np.ndarray:
 
 
 def _refuse_optimizer(optimizer: Any) -> None:
-    """
+    """Check the optimizer.
+
     Raises:
-        ModelError: servers cannot do what it does.
+        ModelError: servers cannot apply its updates.
     """
     name = type(optimizer).__name__
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):

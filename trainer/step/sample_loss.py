@@ -20,13 +20,13 @@ from collections.abc import Callable
 import numpy as np
 
 from edl.trainer.agreement import control
-from edl.trainer.agreement.interfaces import SampleLoss
 from edl.trainer.model import snapshot
 from edl.trainer.model.data import Batch
-from edl.trainer.model.variable_spec import Described
+from edl.trainer.model.variable_spec import VariableSpec
 from edl.trainer.ring.base import RingBroken
-from edl.trainer.runtime.error_report import described
+from edl.trainer.runtime.error_report import format_error
 from edl.trainer.runtime.log import log
+from edl.trainer.step.interfaces import SampleLoss
 from edl.trainer.step.learner import KerasLearner
 from edl.trainer.step.own_step import OwnStepLearner
 
@@ -76,11 +76,11 @@ def sample_loss(learner: KerasLearner | OwnStepLearner, read: Callable[[], Batch
 def _loss(learner: KerasLearner | OwnStepLearner, batch: Batch) -> float:
     """Compute the mean loss of the batch; nan if it is not finite or cannot be computed."""
     try:
-        agreed = learner.sums(batch, control.write(0), 0, 0, len(batch)).agreed
+        agreed = learner.allreduce_step(batch, control.write(0), 0, 0, len(batch)).agreed
     except RingBroken:
         raise
     except Exception as error:  # the model may check its values, which are not those of a training
-        log.info(f"workers are not compared by their loss: {described(error)}")
+        log.info(f"workers are not compared by their loss: {format_error(error)}")
         return math.nan
     return math.nan if agreed.nonfinite else agreed.loss
 
@@ -90,10 +90,10 @@ def _fill(learner: KerasLearner | OwnStepLearner, numbers: np.ndarray) -> None:
 
     One variable at a time is set, without a copy, so that no second model must fit into memory.
     """
-    for place, variable in enumerate(learner.described()):
+    for place, variable in enumerate(learner.variable_specs()):
         if variable.of_model and variable.dtype in FLOATS:
             size = math.prod(variable.shape)
-            part = snapshot.room(size * np.dtype(variable.dtype).itemsize)
+            part = snapshot.allocate(size * np.dtype(variable.dtype).itemsize)
             flat = part.view(variable.dtype)
             pattern = np.resize(np.roll(_scaled(numbers, variable), -place * STRIDE), min(size, PERIOD))
             for start in range(0, size, PERIOD):
@@ -105,7 +105,7 @@ def _fill(learner: KerasLearner | OwnStepLearner, numbers: np.ndarray) -> None:
         learner.change({place: part})
 
 
-def _scaled(numbers: np.ndarray, variable: Described) -> np.ndarray:
+def _scaled(numbers: np.ndarray, variable: VariableSpec) -> np.ndarray:
     """Scale numbers between -1 and 1 so that the layers of any model neither vanish nor explode.
 
     A vector may be a variance or a scale, so it is positive. A matrix has about the variance of 1 / fan-in.

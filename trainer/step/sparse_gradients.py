@@ -65,7 +65,8 @@ def one_by_one(optimizer: Any) -> bool:
 
 
 def refuse_rank(rank: int) -> None:
-    """
+    """Refuse a rank beyond the number of counts.
+
     Raises:
         ModelError: there is no place for this rank among the counts.
     """
@@ -79,7 +80,7 @@ def refuse_rank(rank: int) -> None:
 def counted(
     total: Callable[[tf.Tensor], tf.Tensor] | None, rank: Any, counts: Sequence[tf.Tensor | int]
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """How many rows of each table the ranks before this one have, and how many all have; int32 [tables].
+    """The number of rows of each table on the ranks before this one, and on all ranks; int32 [tables].
 
     Args:
         total: sums over the ring; None: there is none.
@@ -95,7 +96,7 @@ def counted(
 
 
 def nothing(total: Callable[[tf.Tensor], tf.Tensor] | None, tables: int) -> tf.Tensor:
-    """How many rows of each table all ranks have, for one that has none; int32 [tables]."""
+    """The number of rows of each table on all ranks, for a rank without rows; int32 [tables]."""
     return counted(total, 0, [0] * tables)[1]
 
 

@@ -28,8 +28,8 @@ import numpy as np
 import tensorflow as tf
 
 from edl.errors import ModelError
-from edl.trainer.agreement.control import Sums
-from edl.trainer.agreement.interfaces import Commit
+from edl.trainer.agreement.control import StepResult
+from edl.trainer.embedding.interfaces import Commit
 from edl.trainer.embedding.lookups import Given, Lookups, Recorder
 from edl.trainer.model.batch_types import BatchTypes
 from edl.trainer.model.captured import distinct, read_in, refuse_assigned
@@ -95,9 +95,9 @@ class StepGraphs(ABC):
     # --- a step
 
     @abstractmethod
-    def sums(
+    def allreduce_step(
         self, pieces: Sequence[list[Any]], contribution: np.ndarray, draw: np.ndarray, records: int, step: int
-    ) -> Sums:
+    ) -> StepResult:
         """Take part in all sums of a step. Changes nothing.
 
         Args:
@@ -123,7 +123,7 @@ class StepGraphs(ABC):
 
     @abstractmethod
     def begin_pull(self, tensors: list[Any], step: int, last: Commit) -> None:
-        """Have the rows brought that were looked up for these tensors.
+        """Request the rows that were looked up for these tensors.
 
         Args:
             step: for which they are.
@@ -139,7 +139,7 @@ class StepGraphs(ABC):
     meanwhile: Callable[[], None] = staticmethod(lambda: None)  # what is done while a step waits for servers
 
     @abstractmethod
-    def apply(self, sums: Sums) -> None:
+    def apply(self, sums: StepResult) -> None:
         """Change the model: one update of the optimizer, with the exact mean of the gradients."""
 
     @abstractmethod
@@ -193,7 +193,8 @@ class StepGraphs(ABC):
         return forward.terms.all_sums and not forward.more_than_terms and not is_scaled(self._model)
 
     def _require(self, forward: Forward) -> None:
-        """
+        """Require the sum of totals that this model's step needs.
+
         Raises:
             NeedsTotals: the graph has no sum of totals yet, which the step of this model takes.
         """
@@ -215,7 +216,7 @@ class StepGraphs(ABC):
 
     @staticmethod
     def _changes(forward: Forward, layout: Layout) -> list[tf.Tensor]:
-        """What is to be summed of the forward pass's own changes, flat, in the order of the layout."""
+        """The changes of the forward pass to be summed, flat, in the order of the layout."""
         records, after = forward.records, {id(v): (old, new) for v, old, new in forward.changes}
         parts = [tf.reshape(after[id(v)][1], [-1]) * records for v in layout.averaged]
         for v in layout.counters:
@@ -224,7 +225,7 @@ class StepGraphs(ABC):
         return parts
 
     def _added(self, forward: Forward, layout: Layout, totals: tf.Tensor | None) -> list[tf.Tensor]:
-        """What is to be summed of metrics, flat, in the order of the layout.
+        """The contributions to metrics to be summed, flat, in the order of the layout.
 
         Args:
             totals: of the ring, where the loss depends on them.
@@ -302,7 +303,7 @@ _SALT = 1640531527
 
 @dataclass(frozen=True, eq=False)
 class Layout:
-    """What is summed, in this order, in front of the control vector, and what it means."""
+    """The layout of the summed vector, in front of the control vector."""
 
     trained: list[keras.Variable]
     averaged: list[keras.Variable]  # moving averages: changed by the forward pass
@@ -342,7 +343,7 @@ class Layout:
 
     @property
     def changing(self) -> list[keras.Variable]:
-        """What the optimizer does not change."""
+        """The variables that the optimizer does not change."""
         return [*self.averaged, *self.counters, *self.metrics]
 
     @property
@@ -361,5 +362,5 @@ class Layout:
 
     @cached_property
     def length(self) -> int:
-        """Of what is there in each step, so without the rows."""
+        """The length of what each step has, so without embedding rows."""
         return sum(self.sizes)

@@ -1,5 +1,4 @@
-"""The compiled metrics over the records of an epoch, and the losses of several outputs, whoever trained on
-them.
+"""The compiled metrics over the records of an epoch, and the losses of several outputs, over all ranks.
 
 Keras' `fit` updates them in each step, with the predictions of the forward pass that it trains with. Nearly
 all of them count: what two parts of a batch add to a metric's variables is what the whole of it adds. So each
@@ -29,7 +28,8 @@ TOLERANCE = 1e-4
 
 
 class TrainingMetrics:
-    """
+    """The compiled metrics over the records of an epoch, on all ranks.
+
     Args:
         model: compiled and built.
         sample: real records, to try the metrics with.
@@ -83,7 +83,7 @@ class TrainingMetrics:
             metric.reset_state()
 
     def _leave_out(self, given: list[Any], warn: Callable[[str], None]) -> None:
-        """Those of which the parts of a batch do not make the whole."""
+        """Leave out metrics that cannot be combined from the parts of a batch."""
         whole, one, other = given
         first, second, both, all_ = (self._added(*given) for given in ([one], [other], [one, other], [whole]))
         counting = []
@@ -99,7 +99,7 @@ class TrainingMetrics:
         self._metrics = counting
 
     def _added(self, *parts: Any) -> dict[int, np.ndarray]:
-        """What records add to each variable, one part after the other."""
+        """The records' contribution to each variable, one after the other."""
         for part in parts:
             self._update(part)
         found = {id(v): v.numpy().astype(np.float64) - self.initial(v) for v in self.variables}
@@ -112,7 +112,7 @@ class TrainingMetrics:
 
 
 def counted_metrics(model: keras.Model) -> list[keras.metrics.Metric]:
-    """What `fit` would show beside the losses: those, Keras weights with batches, and not with records."""
+    """The metrics that `fit` shows beside the losses and that Keras weights with batches, not records."""
     losses = [model._loss_tracker, *output_losses(model)]
     found: list[keras.metrics.Metric] = []
     for metric in model.metrics:
@@ -122,7 +122,7 @@ def counted_metrics(model: keras.Model) -> list[keras.metrics.Metric]:
 
 
 def shown_names(model: keras.Model) -> dict[int, str]:
-    """As Keras shows them: of several outputs, with the output's name; unlike, where two have one name."""
+    """The names that Keras shows: with the output's name if there are several outputs; unique."""
     found = {id(m): m.name for m in counted_metrics(model)}
     compiled = model._compile_metrics
     if compiled is not None and compiled.built:  # else a test_step() of the model's own has not asked them
@@ -133,7 +133,7 @@ def shown_names(model: keras.Model) -> dict[int, str]:
 
 
 def _given(model: keras.Model, types: BatchTypes, leaves: list[Any]) -> tuple[Any, ...]:
-    """What `compute_metrics` is given of some records."""
+    """The arguments of `compute_metrics` for some records."""
     x, y, weights = types.tree(leaves)
     return x, y, output(model, x, training=False), weights
 

@@ -28,13 +28,14 @@ from edl.trainer.step.loss_terms import Verdict
 
 @dataclass(frozen=True)
 class Inexact:
-    """What is done about a model that a ring does not train as Keras would (training.onInexactLoss)."""
+    """The reaction to a model that a ring does not train as Keras would (training.onInexactLoss)."""
 
     choice: str = "warn"  # warn, refuse or allow
     warn: Callable[[str], None] = print
 
     def told(self, findings: Sequence[str], sums: Sequence[str] = ()) -> None:
-        """
+        """React to the findings.
+
         Args:
             findings: what mixes the records of a batch.
             sums: what adds them up.
@@ -102,7 +103,7 @@ def try_model(model: keras.Model, types: BatchTypes, sample: Batch, inexact: Ine
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """What a step of one's own gives for some records."""
+    """The result of a model's own step for some records."""
 
     sums: list[np.ndarray]  # what it contributed to each of its sums over the ring
     changes: np.ndarray  # of what it assigns by itself, times the records
@@ -115,7 +116,8 @@ Runs = Callable[[list[Any], int, "list[np.ndarray] | None"], Run]
 
 @dataclass(frozen=True)
 class OwnStepFindings:
-    """
+    """The result of trying a model's own step.
+
     Args:
         mixed, summed: what depends on how a batch is divided, in words: it mixes the records, or adds them up
             where a mean over them is expected.
@@ -129,7 +131,7 @@ class OwnStepFindings:
 
 
 def try_own_step(run: Runs, names: Callable[[], list[str]], sample: Batch, half: bool) -> OwnStepFindings:
-    """What in a step of one's own depends on how a batch is divided.
+    """Find what in a model's own step depends on how a batch is divided.
 
     Two parts of a batch take the step as the ranks of a ring would: each of its sums has the total that it
     has for the whole batch. What the two contribute to it should add up to just that.
@@ -146,7 +148,9 @@ def try_own_step(run: Runs, names: Callable[[], list[str]], sample: Batch, half:
     counts = zip(one.rows, other.rows, whole.rows, strict=True)
     added_up = frozenset(nth for nth, (a, b, c) in enumerate(counts) if a + b != c)
     if not all(np.array_equal(a, b, equal_nan=True) for a, b in zip(whole.sums, again.sums, strict=True)):
-        return OwnStepFindings((), (), added_up)  # it draws what nobody controls: a difference says nothing
+        return OwnStepFindings(
+            (), (), added_up
+        )  # it draws random numbers that cannot be seeded: a difference proves nothing
     found, summed = [], []
     for name, a, b, total in zip(names(), one.sums, other.sums, whole.sums, strict=True):
         off = exactness.difference(a, b, total)

@@ -19,7 +19,7 @@ import numpy as np
 import tensorflow as tf
 
 from edl.trainer.agreement import control
-from edl.trainer.agreement.interfaces import Commit
+from edl.trainer.embedding.interfaces import Commit
 from edl.trainer.model import batch_types
 from edl.trainer.model.captured import attributes_of
 from edl.trainer.model.data import Batch
@@ -47,7 +47,7 @@ Staged = list[tuple[np.ndarray, np.ndarray]]  # of each table on servers: ids, a
 
 @dataclass(frozen=True, eq=False)
 class _Found:
-    """What records ask for.
+    """The ids that records look up.
 
     Args:
         tensors, draw: of which it was found.
@@ -62,13 +62,14 @@ class _Found:
 
 
 class _Ids(threading.local):
-    """Of the step that runs on this thread, of each table on servers."""
+    """The ids of each table on servers, for the step that runs on this thread."""
 
     ids: Sequence[np.ndarray] | None = None
 
 
 class VectorStep(StepGraphs):
-    """
+    """A step whose gradients are summed as one vector.
+
     Args:
         reduce: the ring's (trainer/ring/base.py).
         dense: the gradients of tables are not rows, whatever the optimizer.
@@ -104,18 +105,18 @@ class VectorStep(StepGraphs):
         of_rows = [tf.TensorSpec([len(layout.tables)], tf.int32)] if layout.tables else []
         self._update = self._graph(self._update_graph, floats, *of_rows)
 
-    def sums(
+    def allreduce_step(
         self, pieces: Sequence[list[Any]], contribution: np.ndarray, draw: np.ndarray, records: int, step: int
-    ) -> control.Sums:
+    ) -> control.StepResult:
         self._at = None
         ours, of_tables = self._all(pieces, contribution, draw, step)
         ready_at = time.monotonic()
         total = self._reduce(ours)
         waited = time.monotonic() - ready_at
         agreed, own = (control.read(_end(v)) for v in (total, ours))
-        return control.Sums(agreed, own.nonfinite, waited, 4 * len(total), Total(total, of_tables))
+        return control.StepResult(agreed, own.nonfinite, waited, 4 * len(total), Total(total, of_tables))
 
-    def apply(self, sums: control.Sums) -> None:
+    def apply(self, sums: control.StepResult) -> None:
         self._update(sums.given.vector, *sums.given.rows)
 
     def optimizer_at(self) -> tuple[float, int]:
@@ -227,7 +228,8 @@ class VectorStep(StepGraphs):
         step: int,
         idle: bool = False,
     ) -> tuple[list[tf.Tensor], Staged]:
-        """What the graph of the gradients gives for some records; and the gradients of rows on servers.
+        """Run the gradients' graph for some records. Returns its result, and the gradients of rows on
+        servers.
 
         Args:
             idle: nothing becomes of the records: rows of zeros will do.
@@ -262,7 +264,7 @@ class VectorStep(StepGraphs):
             self._lookups.begin_pull(step, self._ahead.ids, last)
 
     def _found_ids(self, tensors: list[Any], draw: np.ndarray) -> _Found:
-        """What some records ask for: if it was looked up before, that."""
+        """The ids that some records look up; cached."""
         ahead = self._ahead
         if ahead is not None and ahead.tensors is tensors and np.array_equal(ahead.draw, draw):
             return ahead
@@ -296,7 +298,7 @@ class VectorStep(StepGraphs):
         return frozenset(id(v) for v, by_record in tables if not by_record)
 
     def _count_rows(self, leaves: list[Any]) -> np.ndarray:
-        """Of each table, that the step of one rank with these records would look up."""
+        """The number of rows of each table that one rank's step would look up for these records."""
         tensors = tf.nest.flatten(leaves, expand_composites=True)
         told, draw = np.zeros(control.LENGTH, np.float32), np.zeros(3, np.int64)
         given, _ = self._run(tensors, told, draw, (True,) if self._synchronized else (), 0, idle=True)

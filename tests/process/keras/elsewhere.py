@@ -43,7 +43,7 @@ def main() -> None:
                 )
                 for step, (start, stop) in enumerate(STEPS):
                     part = batch(case, start, stop)
-                    summed = learner.sums(part, control.write(step), step, 0, stop - start)
+                    summed = learner.allreduce_step(part, control.write(step), step, 0, stop - start)
                     assert summed.agreed.records == stop - start, summed.agreed
                     learner.apply(summed)
             where = {v.value.device.rpartition("/device:")[2] for v in learner.model.trainable_variables}

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 import tensorflow as tf
 
-from edl.trainer.ring.local import Circle, LocalRing
+from edl.trainer.ring.local import InProcessGroup, LocalRing
 
 T = TypeVar("T")
 SECONDS = 60
@@ -23,9 +23,9 @@ def on_ranks(rings: list[LocalRing], work: Callable[[int], T]) -> list[T]:
 
     Its first error is raised; one that raises has cut the ring for the others.
     """
-    circle = Circle(len(rings))
+    group = InProcessGroup(len(rings))
     for ring in rings:
-        ring.open(circle)
+        ring.open(group)
 
     def one(rank: int) -> T:
         try:

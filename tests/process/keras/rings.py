@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from edl.trainer.agreement import control
-from edl.trainer.agreement.interfaces import Commit
+from edl.trainer.embedding.interfaces import Commit
 from edl.trainer.model import arrays
 from edl.trainer.model.data import Batch
 from edl.trainer.step.learner import KerasLearner
@@ -100,8 +100,8 @@ def ring_step(
 
     records = sum(len(part) for part in parts if part is not None)
 
-    def contribute(rank: int) -> control.Sums:
-        return learner.sums(parts[rank], control.write(step), step, rank, records)
+    def contribute(rank: int) -> control.StepResult:
+        return learner.allreduce_step(parts[rank], control.write(step), step, rank, records)
 
     with ThreadPoolExecutor(len(parts)) as ranks:
         sums = list(ranks.map(contribute, range(len(parts))))

@@ -17,7 +17,7 @@ from keras import callbacks as k
 from edl import config
 from edl.config import values
 from edl.errors import ModelError, UserCodeError
-from edl.trainer.agreement.epochs import Epochs, Turn, columns
+from edl.trainer.agreement.epochs import CallbackUpdate, Epochs, columns
 from edl.trainer.callbacks.callbacks import Callbacks
 from edl.trainer.callbacks.rules import accepted
 from edl.trainer.step.learner import KerasLearner
@@ -73,9 +73,9 @@ class Ours:
             return
         self.turns += 1
         before = self.learner.digest()
-        turn = self.here.turn(self.epochs, self.whole, EPOCHS, {"ring_size": float(self.size)})
+        turn = self.here.run(self.epochs, self.whole, EPOCHS, {"ring_size": float(self.size)})
         assert self.learner.digest() == before, "a turn changes nothing"
-        told = Turn.unpack(turn.pack())  # as the other ranks get it
+        told = CallbackUpdate.unpack(turn.pack())  # as the other ranks get it
         assert told.after == turn.after
         assert {i: v.tobytes() for i, v in told.changed.items()} == {
             i: v.tobytes() for i, v in turn.changed.items()
@@ -178,7 +178,7 @@ def test_who_takes_over_calls_them_as_they_were(name: str) -> None:
     expected = fitted(job)
 
     def replaced(job: Ours) -> None:
-        job.here.turn(job.epochs, job.whole, EPOCHS, {})  # nobody has taken over what it gives
+        job.here.run(job.epochs, job.whole, EPOCHS, {})  # nobody has taken over what it gives
         job.here = job.worker()
 
     same(job.train(replaced), expected)
@@ -189,7 +189,7 @@ def test_a_turn_that_was_not_taken_over_is_called_again_on_the_same_objects() ->
     expected = fitted(job)
 
     def twice(job: Ours) -> None:
-        job.here.turn(job.epochs, job.whole, EPOCHS, {})
+        job.here.run(job.epochs, job.whole, EPOCHS, {})
 
     same(job.train(twice), expected)
     assert job.turns == len(job.epochs.history) + 1
@@ -204,7 +204,7 @@ def test_a_log_has_each_epoch_once_though_its_writer_was_replaced(tmp_path: Path
 
     def replaced(job: Ours) -> None:
         for _ in range(2):
-            job.here.turn(job.epochs, job.whole, EPOCHS, {})
+            job.here.run(job.epochs, job.whole, EPOCHS, {})
         loggers[-1].csv_file.close()
         job.here = job.worker()
 
@@ -349,7 +349,7 @@ def test_a_variable_that_no_model_lists_changes_on_all_workers(name: str) -> Non
     same(job.train(), expected)
     final = [v.numpy() for v in raised]
     assert final == [pytest.approx(0.1 * (EPOCHS - 1))]
-    turn = job.here.turn(job.epochs, job.whole, EPOCHS + 1, {})
+    turn = job.here.run(job.epochs, job.whole, EPOCHS + 1, {})
     assert [v.numpy() for v in raised] == final  # as before, until all take over what the turn gives
     job.learner.change(turn.changed)
     assert [v.numpy() for v in raised] == [pytest.approx(0.1 * EPOCHS)]
@@ -449,6 +449,6 @@ def test_the_learner_is_made_of_what_the_callbacks_change() -> None:
     learner = learner_of(Case(model, plain), Meeting())
     assert isinstance(learner, KerasLearner)
     rate = learner.model.optimizer.learning_rate
-    place = [d.name for d in learner.described()].index(rate.path)
+    place = [d.name for d in learner.variable_specs()].index(rate.path)
     learner.change({place: np.array([0.25], np.float32).view(np.uint8)})
     assert float(rate) == 0.25

@@ -70,7 +70,7 @@ def test_gradients_are_staged_before_the_sums_and_a_rank_without_records_asks_fo
     ring_step(both.learner, both.meeting, [batch(both.case, 0, 12)], 7)
     assert noted.told == [("pull", 7), ("stage", 7), ("sum", 7)]
     noted.told.clear()
-    sums = both.learner.sums(None, control.write(7), 7, 0, 0)
+    sums = both.learner.allreduce_step(None, control.write(7), 7, 0, 0)
     assert noted.told == [("sum", 7)]
     assert both.learner.commit(7, sums).skipped
 
@@ -129,7 +129,7 @@ def test_rows_of_the_next_step_are_asked_for_before_this_one_is_in_the_model() -
     for step, some in enumerate(batches):
         if step == 2:  # another ring: what was begun in the one before is of no use
             ahead.generation = 2
-        sums = both.learner.sums(some, control.write(step), step, 0, 12)
+        sums = both.learner.allreduce_step(some, control.write(step), step, 0, 12)
         commit = both.learner.commit(step, sums)
         both.learner.apply(sums)
         whole = batch(both.case, *steps[step])
@@ -156,7 +156,7 @@ def test_a_row_that_is_not_finite_is_flagged_and_what_was_staged_is_dropped() ->
         both.learner.tables, initial=lambda table, some: np.full((len(some), 4), np.inf, "f4")
     )
     both.learner.use(spoiled)
-    sums = both.learner.sums(batch(both.case, 0, 12), control.write(0), 0, 0, 12)
+    sums = both.learner.allreduce_step(batch(both.case, 0, 12), control.write(0), 0, 0, 12)
     assert (sums.agreed.nonfinite, sums.at_fault) == (True, True)
     commit = both.learner.commit(0, sums)
     assert commit.skipped
@@ -167,7 +167,7 @@ def test_a_row_that_is_not_finite_is_flagged_and_what_was_staged_is_dropped() ->
 def test_what_servers_are_told_of_a_step() -> None:
     both = beside(CASES["a learning rate that decays"])
     for step in range(2):
-        sums = both.learner.sums(batch(both.case, 0, 12), control.write(step), step, 0, 12)
+        sums = both.learner.allreduce_step(batch(both.case, 0, 12), control.write(step), step, 0, 12)
         commit = both.learner.commit(step, sums)
         assert (commit.step, commit.skipped, commit.iteration) == (step, False, step)
         assert commit.learning_rate == pytest.approx(0.1 * 0.5**step)

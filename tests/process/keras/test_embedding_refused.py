@@ -86,7 +86,7 @@ def test_an_id_out_of_bounds_is_named() -> None:
     x = np.array(TOKENS)
     x[3, 2] = MANY
     with pytest.raises(DataError, match="layer 'embedding' is given the id 64; its input_dim is 64"):
-        both.learner.sums(
+        both.learner.allreduce_step(
             batch(Case(both.case.build, lambda: (x, Y, None)), 0, 12), control.write(0), 0, 0, 12
         )
 

@@ -52,7 +52,7 @@ def test_what_callbacks_remember_is_in_a_checkpoint_and_no_part_of_the_model(tmp
     average.assign(np.full((3, 2), 7.0))
     tensors = {
         d.name: Tensor(d.dtype, d.shape, part.data)
-        for d, part in zip(learner.described(), learner.parts(), strict=True)
+        for d, part in zip(learner.variable_specs(), learner.parts(), strict=True)
     }
     tensors[MEMORY] = Tensor.of(np.zeros(9, np.uint8))
     write(Store.open(str(tmp_path / "c")), 7, tensors=tensors, model=learner.fingerprint())

@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 from edl.trainer.model.graphs import keep_xla_explicit
-from edl.trainer.ring.horovod import HUNG_SECONDS, OVERDUE, GraphSums, HorovodRing
+from edl.trainer.ring.horovod import HUNG_SECONDS, OVERDUE, GraphAllReduce, HorovodRing
 
 
 @pytest.fixture
@@ -53,7 +53,7 @@ def test_workers_of_one_machine_are_different_hosts_to_nccl(
 
 
 def test_a_graph_that_outlasts_its_cut_ring_is_overdue() -> None:
-    sums = GraphSums()
+    sums = GraphAllReduce()
     assert not sums.overdue(0.0, 1e9), "no graph runs"
     began = time.monotonic()
     with sums.ring_errors():

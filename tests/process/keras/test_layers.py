@@ -114,7 +114,9 @@ def test_gradients_have_no_side_effect() -> None:
     learner = learner_of(case, Meeting())
     before, state = learner.digest(), learner.state()
     told = control.write(0)
-    first, again, other = (learner.sums(batch(case, 0, 12), told, 5, rank, 12) for rank in (0, 0, 1))
+    first, again, other = (
+        learner.allreduce_step(batch(case, 0, 12), told, 5, rank, 12) for rank in (0, 0, 1)
+    )
     assert learner.digest() == before
     after = []
     for sums in (first, again, other):
@@ -146,7 +148,7 @@ def test_what_is_not_finite_is_flagged() -> None:
     case, meeting = Case(dense, lambda: (x, Y, None)), Meeting()
     learner = learner_of(case, meeting)
     before = learner.digest()
-    sums = learner.sums(batch(case, 0, 12), control.write(0), 0, 0, 12)
+    sums = learner.allreduce_step(batch(case, 0, 12), control.write(0), 0, 0, 12)
     assert (sums.agreed.nonfinite, sums.at_fault) == (True, True)
     assert learner.digest() == before
 

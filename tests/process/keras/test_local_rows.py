@@ -8,7 +8,7 @@ import keras
 import numpy as np
 import pytest
 
-from edl.trainer.agreement.interfaces import Commit, Table
+from edl.trainer.embedding.interfaces import Commit, Table
 from edl.trainer.embedding.local_rows import LocalRows, born
 
 IDS = np.array([3, -7, 1 << 62, 0])

@@ -18,7 +18,7 @@ from edl.errors import ModelError
 from edl.trainer.agreement import control
 from edl.trainer.model.graphs import concrete
 from edl.trainer.ring.base import RingBroken
-from edl.trainer.ring.horovod import GraphSums
+from edl.trainer.ring.horovod import GraphAllReduce
 from edl.trainer.ring.local import LocalRing
 from edl.trainer.step.fused_updates import fused
 from edl.trainer.step.learner import KerasLearner
@@ -56,9 +56,9 @@ class Rank:
             self.ring.cut()
         return self.ring.reduce(vector)
 
-    def sums(self, rank: int, step: int, start: int, stop: int, records: int = 12) -> control.Sums:
+    def sums(self, rank: int, step: int, start: int, stop: int, records: int = 12) -> control.StepResult:
         part = batch(self.case, start, stop) if start < stop else None
-        return self.learner.sums(part, control.write(step), step, rank, records)
+        return self.learner.allreduce_step(part, control.write(step), step, rank, records)
 
 
 def ranks_of(case: Case, size: int, wire: str = "float32") -> list[Rank]:
@@ -68,7 +68,7 @@ def ranks_of(case: Case, size: int, wire: str = "float32") -> list[Rank]:
     return ranks
 
 
-def made(ranks: list[Rank], step: int, ends: tuple[int, ...], records: int = 12) -> list[control.Sums]:
+def made(ranks: list[Rank], step: int, ends: tuple[int, ...], records: int = 12) -> list[control.StepResult]:
     """The sums of one step in one ring."""
     parts = list(itertools.pairwise(ends))
     return on_ranks([r.ring for r in ranks], lambda rank: ranks[rank].sums(rank, step, *parts[rank], records))
@@ -297,7 +297,7 @@ def test_a_step_is_the_same_where_its_variables_are_on_another_device() -> None:
 
 
 def test_no_check_is_made_of_the_side_of_a_sum_that_a_ring_of_one_does_not_take() -> None:
-    sums = GraphSums()
+    sums = GraphAllReduce()
     tf.debugging.enable_check_numerics()
     try:
         graph = concrete(lambda a: sums(a / 2.0, "rest"), tf.TensorSpec([3], tf.float32)).graph
@@ -313,7 +313,7 @@ def test_no_check_is_made_of_the_side_of_a_sum_that_a_ring_of_one_does_not_take(
 def test_variables_of_the_ring_are_not_taken_for_the_models() -> None:
     case = Case(dense, plain)
     learner = KerasLearner(
-        case.build(), batch(case, 0, 5), [batch(case, 0, 1)], lambda v: v, in_graph=GraphSums()
+        case.build(), batch(case, 0, 5), [batch(case, 0, 1)], lambda v: v, in_graph=GraphAllReduce()
     )
     assert isinstance(learner._step, OverlappedStep)
     assert learner.others == []

@@ -60,7 +60,7 @@ class Rank:
 
     def step(self, step: int, rank: int, size: int, batch: Batch | None) -> control.Agreed:
         """As a worker makes it."""
-        sums = self.learner.sums(batch, control.write(0), step, rank, RECORDS)
+        sums = self.learner.allreduce_step(batch, control.write(0), step, rank, RECORDS)
         if sums.agreed.records and not sums.agreed.nonfinite:
             self.learner.apply(sums)
         return sums.agreed

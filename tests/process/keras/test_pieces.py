@@ -45,9 +45,9 @@ def test_a_step_in_pieces_is_the_same_step(name: str) -> None:
         assert type(learner._step) is way
         learner.load(whole.state())
 
-    def sums(learner: KerasLearner, step: int, rank: int, start: int, stop: int) -> control.Sums:
+    def sums(learner: KerasLearner, step: int, rank: int, start: int, stop: int) -> control.StepResult:
         part = batch(case, start, stop) if start < stop else None
-        return learner.sums(part, control.write(step), step, rank, ENDS[-1])
+        return learner.allreduce_step(part, control.write(step), step, rank, ENDS[-1])
 
     for step in range(3):
         found = on_ranks(rings, lambda r, step=step: sums(learners[r], step, r, *ENDS[r : r + 2]))
@@ -70,7 +70,9 @@ def test_what_is_not_finite_in_a_piece_that_is_not_the_last_is_told() -> None:
     ring = LocalRing()
     case = Case(dense, lambda: (x, *plain()[1:]))
     learner = learner_of(Case(dense, plain), ring, PIECES)
-    [sums] = on_ranks([ring], lambda _: learner.sums(batch(case, 0, 12), control.write(0), 0, 0, 12))
+    [sums] = on_ranks(
+        [ring], lambda _: learner.allreduce_step(batch(case, 0, 12), control.write(0), 0, 0, 12)
+    )
     assert (sums.agreed.nonfinite, sums.at_fault) == (True, True)
 
 

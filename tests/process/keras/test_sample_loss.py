@@ -14,11 +14,11 @@ import tensorflow as tf
 import edl.layers
 from edl.layers.embedding import rows_elsewhere
 from edl.trainer.agreement import control
-from edl.trainer.agreement.interfaces import SampleLoss
 from edl.trainer.model.data import Batch
+from edl.trainer.step.interfaces import SampleLoss
 from edl.trainer.step.learner import KerasLearner
 from edl.trainer.step.own_step import OwnStepLearner
-from edl.trainer.step.ps_learner import ServedLearner
+from edl.trainer.step.ps_learner import PsLearner
 from edl.trainer.step.sample_loss import sample_loss
 from tests.process.keras.own_models import VAE
 
@@ -81,7 +81,7 @@ def differ(one: SampleLoss | None, other: SampleLoss | None) -> bool:
 
 def trained(learner: Learner) -> Learner:
     for step in range(2):
-        learner.apply(learner.sums(batch(2), control.write(step), step, 0, 2))
+        learner.apply(learner.allreduce_step(batch(2), control.write(step), step, 0, 2))
     return learner
 
 
@@ -142,7 +142,7 @@ def test_a_model_with_its_own_step_is_compared_too() -> None:
         sample = Batch(np.arange(5), X, None, None)
         learner = OwnStepLearner(model, sample, ring_of_one, "allow")
         for n in range(step):
-            sums = learner.sums(sample, control.write(n), n, 0, 5)
+            sums = learner.allreduce_step(sample, control.write(n), n, 0, 5)
             learner.apply(sums)
         return learner
 
@@ -157,7 +157,7 @@ def test_a_model_with_its_own_step_is_compared_too() -> None:
     assert differ(one, different)
 
 
-@pytest.mark.parametrize("learner", [KerasLearner, ServedLearner], ids=["hybrid", "ps"])
+@pytest.mark.parametrize("learner", [KerasLearner, PsLearner], ids=["hybrid", "ps"])
 def test_a_model_with_rows_on_servers_is_compared_too(learner: Any) -> None:
     def found(scale: float) -> SampleLoss | None:
         keras.utils.clear_session()

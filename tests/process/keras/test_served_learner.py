@@ -28,7 +28,7 @@ from edl.trainer.ps_client.async_client import StepServers
 from edl.trainer.ps_client.link import Interrupt, ServerLink
 from edl.trainer.session.state import Session
 from edl.trainer.session.telemetry import Telemetry
-from edl.trainer.step.ps_learner import ServedLearner
+from edl.trainer.step.ps_learner import PsLearner
 
 RECORDS, BATCH, STEPS = 60, 12, 10  # two epochs of five steps
 RNG = np.random.default_rng(5)
@@ -77,7 +77,7 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[str]]:
         process.wait()
 
 
-def stretch_of(learner: ServedLearner, addresses: list[str], **how: Any) -> Stretch:
+def stretch_of(learner: PsLearner, addresses: list[str], **how: Any) -> Stretch:
     interrupt, run_id = Interrupt(), secrets.token_hex(8)
     links = [ServerLink(index, address, "token", interrupt) for index, address in enumerate(addresses)]
     typed = config.parse(values.merge(values.defaults(), {"mode": "ps", "ps": how}))
@@ -97,7 +97,7 @@ def stretch_of(learner: ServedLearner, addresses: list[str], **how: Any) -> Stre
 
 def trained(model: keras.Model, addresses: list[str], **how: Any) -> Stretch:
     """By one worker, on servers; the model has the weights then."""
-    learner = ServedLearner(model, some(np.arange(5)), [])
+    learner = PsLearner(model, some(np.arange(5)), [])
     stretch = stretch_of(learner, addresses, **how)
     assert stretch.run(1, 0, STEPS, lambda: None)
     stretch.servers.drain(STEPS)
@@ -197,15 +197,15 @@ def test_two_gradients_that_wait_for_each_other_are_one_update_with_their_mean(
 )
 def test_what_servers_cannot_do_is_refused_by_name(optimizer: Callable[[], Any], words: str) -> None:
     with pytest.raises(ModelError, match=words):
-        ServedLearner(dense(optimizer()), some(np.arange(5)), [])
+        PsLearner(dense(optimizer()), some(np.arange(5)), [])
 
 
 def test_callbacks_may_set_the_learning_rate_and_no_weights() -> None:
-    learner = ServedLearner(dense(keras.optimizers.SGD(0.1), True), some(np.arange(5)), [])
-    tables, before = learner.served, learner.parts()
+    learner = PsLearner(dense(keras.optimizers.SGD(0.1), True), some(np.arange(5)), [])
+    tables, before = learner.server_tables, learner.parts()
     learner.model.optimizer.learning_rate = 0.5
     kept = learner.beside()
-    assert learner.served == tables, "the tables are others than were declared"
+    assert learner.server_tables == tables, "the tables are others than were declared"
     (rate,) = [n for n, (a, b) in enumerate(zip(before, learner.parts(), strict=True)) if (a != b).any()]
     learner.refuse_changed({rate: before[rate]})
     learner.change({rate: before[rate]})

@@ -41,7 +41,7 @@ def test_a_value_that_comes_into_its_room_is_not_copied(monkeypatch: pytest.Monk
     one, other = variables(1), variables(2)
     come, places = [], []
     for part in snapshot.parts(one):
-        come.append(snapshot.room(len(part)))
+        come.append(snapshot.allocate(len(part)))
         come[-1][:] = part
         places.append(come[-1].ctypes.data)
     before = values(one)

@@ -14,11 +14,11 @@ import edl.layers
 from edl.checkpoints import Store, Tensor
 from edl.errors import ConfigError, ModelError
 from edl.layers.embedding import rows_elsewhere, saved_tables
-from edl.trainer.agreement.interfaces import Start
 from edl.trainer.checkpoint.warm_start import WarmStart, saved_counts
+from edl.trainer.embedding.interfaces import Start
 from edl.trainer.embedding.local_rows import LocalRows
 from edl.trainer.embedding.lookups import Lookups
-from edl.trainer.evaluation.inference import FrozenLearner, Predictor
+from edl.trainer.evaluation.inference import InferenceLearner, Predictor
 from edl.trainer.model.data import Batch
 from edl.trainer.step.learner import KerasLearner
 from tests.checkpoints import manifest_of
@@ -60,7 +60,7 @@ def kept(of: KerasLearner, where: Path, step: int = 7, count: int = 30) -> Path:
     """A checkpoint of it and so many of its rows, which two servers have."""
     assert isinstance(of.lookups.rows, LocalRows)
     ids, rows = (each[:count] for each in of.lookups.rows.all_rows(0))
-    described = zip(of.described(), of.parts(), strict=True)
+    described = zip(of.variable_specs(), of.parts(), strict=True)
     tensors = {d.name: Tensor(d.dtype, d.shape, part.data) for d, part in described}
     writing = Store.open(str(where)).begin(step, "1")
     servers = [
@@ -77,7 +77,7 @@ def frozen(where: Path, build: Callable[[], keras.Model] = build) -> tuple[keras
     """A model of a job that evaluates or predicts, and what it is to begin with."""
     with saved_tables(lambda: saved_counts(str(where)), str(where)):
         model = build()
-    learner = FrozenLearner(model, np.asarray)
+    learner = InferenceLearner(model, np.asarray)
     return model, WarmStart(str(where), True, model, learner, print)
 
 
@@ -122,7 +122,7 @@ def test_a_model_that_is_not_trained_may_have_its_rows_on_servers_whatever_its_o
         lookups.rows = LocalRows(
             lookups.tables, initial=lambda t, ids: np.array([learned.get(i, np.zeros(DIM)) for i in ids])
         )
-        learner, servers = FrozenLearner(model, np.asarray, lookups.tables), Servers()
+        learner, servers = InferenceLearner(model, np.asarray, lookups.tables), Servers()
         start = WarmStart(str(tmp_path / kind), False, model, learner, print, "prediction", servers)
         start.check()
         start.begin()

@@ -15,7 +15,7 @@ from edl.checkpoints import CheckpointError, Store, Tensor
 from edl.errors import ConfigError, EdlError, ModelError
 from edl.trainer.agreement import control
 from edl.trainer.checkpoint.warm_start import WarmStart
-from edl.trainer.evaluation.inference import FrozenLearner
+from edl.trainer.evaluation.inference import InferenceLearner
 from edl.trainer.step.learner import KerasLearner
 from edl.trainer.step.own_step import OwnStepLearner
 from tests.checkpoints import write
@@ -45,16 +45,16 @@ def learner(case: Case = CASE, steps: int = 0) -> KerasLearner:
     return made
 
 
-Learner = KerasLearner | FrozenLearner | OwnStepLearner
+Learner = KerasLearner | InferenceLearner | OwnStepLearner
 
 
 def state(of: Learner) -> dict[str, bytes]:
-    return {d.name: part.tobytes() for d, part in zip(of.described(), of.parts(), strict=True)}
+    return {d.name: part.tobytes() for d, part in zip(of.variable_specs(), of.parts(), strict=True)}
 
 
 def kept(of: Learner, where: Path, step: int = 7) -> Path:
     """A checkpoint of it."""
-    parts = zip(of.described(), of.parts(), strict=True)
+    parts = zip(of.variable_specs(), of.parts(), strict=True)
     tensors = {d.name: Tensor(d.dtype, d.shape, part.data) for d, part in parts}
     written = write(Store.open(str(where)), step, tensors=tensors, model=of.fingerprint())
     return where / written.directory
@@ -89,7 +89,7 @@ def test_the_weights_and_averages_are_taken_and_the_optimizer_begins_anew(
     start.check()
     assert state(ours) == before
     start.begin()
-    weights = {d.name for d in ours.described() if d.of_model}
+    weights = {d.name for d in ours.variable_specs() if d.of_model}
     assert {w.path for w in ours.model.weights} == weights
     assert any("moving_mean" in name for name in weights)
     for name, value in state(ours).items():
@@ -107,7 +107,7 @@ def test_where_nothing_is_trained_the_averages_of_the_weights_are_taken(tmp_path
     trained = learner(Case(build, plain), steps=3)
     kept(trained, tmp_path)
     further, model = learner(Case(build, plain)), build()
-    frozen = FrozenLearner(model, lambda vector: vector)
+    frozen = InferenceLearner(model, lambda vector: vector)
     warm(further, tmp_path).begin()
     np.testing.assert_array_equal(further.model.weights[0], trained.model.weights[0])
     WarmStart(str(tmp_path), False, model, frozen, print, work="evaluation").begin()
@@ -133,12 +133,12 @@ def test_weights_that_were_made_by_another_call_are_told_by_the_rest_of_their_na
     keras.backend.clear_session()
     trained = Wrapped()
     trained.inner(x)
-    kept(FrozenLearner(trained, lambda vector: vector), tmp_path)  # as of a training
+    kept(InferenceLearner(trained, lambda vector: vector), tmp_path)  # as of a training
     keras.backend.clear_session()
     model = Wrapped()
     assert not np.array_equal(model(x), trained(x))
     assert model.weights[0].path != trained.weights[0].path
-    frozen = FrozenLearner(model, lambda vector: vector)
+    frozen = InferenceLearner(model, lambda vector: vector)
     start = WarmStart(str(tmp_path), False, model, frozen, print, work="evaluation")
     start.check()
     start.begin()
@@ -172,14 +172,14 @@ def test_averages_of_weights_that_were_made_by_another_call_are_found(
     case, meeting = Case(lambda: own_step(momentum), plain), Meeting()
     trained = OwnStepLearner(case.build(), batch(case, 0, 5), meeting.reduce)
     for step in range(3):
-        trained.apply(trained.sums(batch(case, 0, 12), control.write(step), step, 0, 12))
+        trained.apply(trained.allreduce_step(batch(case, 0, 12), control.write(step), step, 0, 12))
     kept(trained, tmp_path)
     model, x = own_step(), np.ones((4, 4), np.float32)
     model(x)
     assert model.weights[0].path != trained.model.weights[0].path
     raw = trained.model.weights[0].numpy()
     WarmStart(
-        str(tmp_path), False, model, FrozenLearner(model, lambda vector: vector), print, "evaluation"
+        str(tmp_path), False, model, InferenceLearner(model, lambda vector: vector), print, "evaluation"
     ).begin()
     trained.finish_training()
     for ours, theirs in zip(model.weights, trained.model.weights, strict=True):

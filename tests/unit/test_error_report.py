@@ -36,7 +36,7 @@ def told(error: BaseException) -> pb.Failed:
     sent: list[pb.FromWorker] = []
     Session(0, sent.append, threading.Event()).fail(raised(error))
     failed = pb.FromWorker.FromString(sent[0].SerializeToString()).failed
-    failed.why = failed.why.removesuffix(f" ({error_report.located(error)})")
+    failed.why = failed.why.removesuffix(f" ({error_report.error_location(error)})")
     return failed
 
 
@@ -113,13 +113,13 @@ def test_the_users_file_and_line_are_told_also_of_a_cause_and_of_a_file_that_can
     tmp_path: Path,
 ) -> None:
     inner = "import json\n\ndef feed(x):\n    return json.loads('{')\n"
-    assert error_report.located(called(inner, tmp_path)) == "mine.py, line 4, in feed"
+    assert error_report.error_location(called(inner, tmp_path)) == "mine.py, line 4, in feed"
     wrapped = "def feed(x):\n    try:\n        1 / 0\n    except ZeroDivisionError as e:\n"
     wrapped += "        raise KeyError('no') from e\n"
-    assert error_report.located(called(wrapped, tmp_path)) == "mine.py, line 3, in feed"
+    assert error_report.error_location(called(wrapped, tmp_path)) == "mine.py, line 3, in feed"
     torn = called("def feed(:\n", tmp_path)
-    assert error_report.located(torn) == "mine.py, line 1"
-    assert error_report.located(ValueError("of nobody")) == ""
+    assert error_report.error_location(torn) == "mine.py, line 1"
+    assert error_report.error_location(ValueError("of nobody")) == ""
 
 
 @pytest.mark.parametrize(
@@ -135,4 +135,4 @@ def test_the_users_file_and_line_are_told_also_of_a_cause_and_of_a_file_that_can
     ],
 )
 def test_a_mistake_of_the_code_is_told_from_what_may_pass(text: str, again: bool, tmp_path: Path) -> None:
-    assert error_report.comes_again(called(text, tmp_path)) == again
+    assert error_report.is_reproducible(called(text, tmp_path)) == again

@@ -1,0 +1,106 @@
+"""The model, as the training loop uses it: the two halves of a step, and a state that can be copied."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from edl.trainer.agreement import control
+from edl.trainer.agreement.metric_values import Value
+from edl.trainer.embedding.interfaces import Commit, Table
+from edl.trainer.model.data import Batch
+from edl.trainer.model.variable_spec import VariableSpec
+
+
+@dataclass(frozen=True, slots=True)
+class SampleLoss:
+    """The loss of the first records with fixed weights (trainer/step/sample_loss.py)."""
+
+    loss: float
+    tolerance: float  # the relative difference that rounding can explain
+
+
+class Learner(Protocol):
+    """A model, as two halves of a step: an all-reduce, and the update with its result."""
+
+    def allreduce_step(
+        self, batch: Batch | None, contribution: np.ndarray, step: int, rank: int, records: int
+    ) -> control.StepResult:
+        """Compute this rank's gradients, and take part in all sums of a step. Changes nothing.
+
+        Args:
+            batch: this rank's part; None if it has none: it takes part with weight zero.
+            contribution: the control vector of this rank; fields that depend on the batch are added here.
+            records: of the whole step, on all ranks, bad ones included.
+
+        Raises:
+            RingBroken: one of the sums did not come back here.
+        """
+        ...
+
+    def apply(self, result: control.StepResult) -> None:
+        """Apply the result to the model."""
+        ...
+
+    @property
+    def tables(self) -> tuple[Table, ...]:
+        """The tables whose rows are on servers."""
+        ...
+
+    def commit(self, step: int, result: control.StepResult) -> Commit:
+        """What the servers need to know of the step made at `step`, before it is applied."""
+        ...
+
+    def take_metrics(self) -> dict[str, Value]:
+        """Return the compiled metrics of the epoch that has ended, and reset them."""
+        ...
+
+    @property
+    def has_loss(self) -> bool:
+        """Whether the mean loss of an epoch is in its history, if it is not among these metrics."""
+        ...
+
+    @property
+    def can_catch_up(self) -> bool:
+        """Whether a result can be applied later, to a state that was received meanwhile."""
+        ...
+
+    @property
+    def nbytes(self) -> int:
+        """The size of the state."""
+        ...
+
+    def parts(self) -> list[np.ndarray]:
+        """Everything that `apply` changes, uint8 [bytes] for each variable: a snapshot that later updates
+        do not change."""
+        ...
+
+    def prepared(self, parts: list[np.ndarray]) -> Any:
+        """Convert a different worker's `parts` for `take_over`, on any thread. Changes nothing.
+
+        Each part is removed from the list as soon as it is converted, to save memory.
+        """
+        ...
+
+    def take_over(self, values: Any) -> None:
+        """Replace the state by what `prepared` has returned."""
+        ...
+
+    def change(self, values: Mapping[int, np.ndarray]) -> None:
+        """Set some of the variables of `parts`, by index."""
+        ...
+
+    def variable_specs(self) -> list[VariableSpec]:
+        """The variables of `parts`."""
+        ...
+
+    def fingerprint(self) -> str:
+        """A digest of the model's definition: equal on two workers that can share a ring."""
+        ...
+
+    def digest(self) -> str:
+        """A digest of the state: equal on two workers if their models are equal, bit for bit."""
+        ...
