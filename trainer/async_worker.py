@@ -1,18 +1,19 @@
 """Asynchronous training, from one worker's side: the loop of trainer/worker.py where all weights are on
 parameter servers (mode=ps).
 
-    ride    form ─▶ meet ─▶ stretch, round, turn, stretch ... ─▶ close
+    ride    form ─▶ meet ─▶ async phase, round, turn, async phase ... ─▶ close
     meet    the root sees to it that all servers have what there is; all take over what they have kept
-    stretch steps that a server hands out, in any order, up to the next boundary (trainer/async_loop.py)
+    async   steps that a server leases, in any order, up to the next boundary (trainer/async_loop.py)
 
 **The state is on the servers**, and the ledger with them. So whoever enters a ring has it, nobody is sent
-anything, and a worker leaves in the middle of a stretch, at once, without anybody's agreement.
+anything, and a worker leaves in the middle of an async phase, at once, without anybody's agreement.
 
 **A boundary** is the end of an epoch, or where the model is evaluated or written. There all steps before are
 in all weights, all ranks have the same ledger, and the ring makes rounds and turns as ever.
 
-**Other servers**, or one that is back: the stretch ends early, at a boundary of its own, where all servers
-have the same steps (`moves_at`). There rank 0 has the rows moved (`rearrange`), and all go on with those.
+**Other servers**, or one that is back: the async phase ends early, at a boundary of its own, where all
+servers have the same steps (`moves_at`). There rank 0 has the rows moved (`rearrange`), and all go on with
+those.
 
 **A server that has lost steps** has them made again, for it alone: before anything else, also where the ring
 was further already.
@@ -34,7 +35,7 @@ from edl.trainer.agreement.epochs import Epochs, Turn
 from edl.trainer.agreement.interfaces import Callbacks, TrainedOn
 from edl.trainer.agreement.ledger import Ledger
 from edl.trainer.agreement.metric_values import as_numbers
-from edl.trainer.async_loop import Stretch
+from edl.trainer.async_loop import AsyncLoop
 from edl.trainer.checkpoint.checkpointing import Place
 from edl.trainer.ps_client.async_client import NOWHERE
 from edl.trainer.ps_client.link import ServerRefused
@@ -48,13 +49,13 @@ from edl.trainer.worker import Worker
 class ServedWorker(Worker):
     """
     Args:
-        stretch: makes the steps.
+        async_loop: computes the leased steps.
         others: as of Worker.
     """
 
-    def __init__(self, stretch: Stretch, *others: Any, **more: Any):
+    def __init__(self, async_loop: AsyncLoop, *others: Any, **more: Any):
         super().__init__(*others, **more)
-        self.stretch = stretch
+        self.async_loop = async_loop
         self.beginning.first = self.learner.parts()
         self.moves_at = NOWHERE  # the step at which rows move to other servers
         self.joined = pb.JoinedRing()  # as it was said of this ring
@@ -64,7 +65,7 @@ class ServedWorker(Worker):
         """With the one that has begun: the servers are further than the ledger, which is of the last
         boundary, and fewer may be wanted since. Steps come in any order: an epoch has begun with any of its
         own."""
-        return max(super().epochs, self.steps.begun(max(self.stretch.reached, self.stretch.furthest)))
+        return max(super().epochs, self.steps.begun(max(self.async_loop.reached, self.async_loop.furthest)))
 
     # --- rings
 
@@ -72,57 +73,59 @@ class ServedWorker(Worker):
         """Nothing: the coordinator says which steps are this worker's."""
 
     def enter(self, form: FormRing) -> None:
-        self.stretch.servers.enter(form.addresses, form.servers)
+        self.async_loop.servers.enter(form.addresses, form.servers)
 
     def leave(self) -> None:
-        self.stretch.servers.leave()
+        self.async_loop.servers.leave()
 
     def why_broken(self, generation: int, error: RingBroken) -> str:
-        # In a stretch each leaves by itself, and whoever sums something then finds the ring gone.
+        # In an async phase each leaves by itself, and whoever sums something then finds the ring gone.
         return "" if self.session.must_leave(generation) else str(error)
 
     def left(self, broken: str) -> pb.LeftRing:
         found = super().left(broken)  # as far as the servers are, but not over the next boundary
-        limit = self.stretch.boundary(self.state.step, self.end)
-        found.step = max(found.step, min(self.stretch.reached, limit - 1))
-        if not self.stretch.at_boundary:
+        limit = self.async_loop.boundary(self.state.step, self.end)
+        found.step = max(found.step, min(self.async_loop.reached, limit - 1))
+        if not self.async_loop.at_boundary:
             found.digest = ""
-        if self.stretch.reached < self.state.ledger.step:  # what a server has lost is still to be made again
-            found.step, found.round, found.turn, found.digest = self.stretch.reached, 0, 0, ""
+        if (
+            self.async_loop.reached < self.state.ledger.step
+        ):  # what a server has lost is still to be made again
+            found.step, found.round, found.turn, found.digest = self.async_loop.reached, 0, 0, ""
         return found
 
     def meet(self, form: FormRing, rank: int) -> None:
         """All members have the state that the servers have. The root sees to it that these are all there."""
-        stretch, root, why, kept = self.stretch, form.members.index(form.root), "", b""
-        servers, told = stretch.servers, np.zeros(3, np.int64)
+        async_loop, root, why, kept = self.async_loop, form.members.index(form.root), "", b""
+        servers, told = async_loop.servers, np.zeros(3, np.int64)
         if rank == root:
-            why = self.settle_servers(form, stretch.take_charge(form.step))
-            stretch.servers.introduce()
-            if not (kept := stretch.servers.kept()):  # it has it, as was seen to
+            why = self.settle_servers(form, async_loop.take_charge(form.step))
+            async_loop.servers.introduce()
+            if not (kept := async_loop.servers.kept()):  # it has it, as was seen to
                 first = servers.coordinator
                 raise RingBroken(
                     f"parameter server {first} has lost what it had since the ring began to form"
                 )
-            if stretch.find_progress() < form.step and not why:  # whoever has seen to that has died of it
+            if async_loop.find_progress() < form.step and not why:  # whoever has seen to that has died of it
                 why = "a parameter server went back to a checkpoint"
-            told[:] = stretch.reached, servers.furthest, servers.moves_at()
+            told[:] = async_loop.reached, servers.furthest, servers.moves_at()
         else:
             self.batches.take(form.layout, Part.even(0, 1))
         step, furthest, self.moves_at = self.ring.broadcast(told, root).tolist()
         if why := adopt(self.ring, root, servers, why):
             self.report.went_back()
-            stretch.forget()
+            async_loop.forget()
         kept = broadcast_bytes(self.ring, kept, root)
         if rank != root:
-            stretch.look()
-        stretch.reached, stretch.furthest = step, furthest
-        self.state.begin_with(stretch.take_over(kept))
+            async_loop.look()
+        async_loop.reached, async_loop.furthest = step, furthest
+        self.state.begin_with(async_loop.take_over(kept))
         self.batches.take(form.layout, Part.even(0, 1))  # each makes whole steps
         self.rounds.take(Part(rank, form.shares))
         self.caller = 0
         state = self.state
         state.is_held = self.is_up = True
-        of = servers.arrangement
+        of = servers.assignment
         self.joined = pb.JoinedRing(
             step=step, round=state.round, turn=state.turn, went_back=why, servers=of.servers, out=of.out
         )
@@ -137,45 +140,45 @@ class ServedWorker(Worker):
         Returns:
             why all had to go back, or some steps have to be made again; empty: neither.
         """
-        stretch = self.stretch
-        lost = stretch.look()
+        async_loop = self.async_loop
+        lost = async_loop.look()
         if not lost:
-            if not stretch.servers.kept():  # who had them begin has died before that
+            if not async_loop.servers.kept():  # who had them begin has died before that
                 self.state.begin_with(Ledger())
-                stretch.forget()
-                stretch.keep(self.state.ledger)
+                async_loop.forget()
+                async_loop.keep(self.state.ledger)
             return ""
         names = " and ".join(f"parameter server {index}" for index in lost)
         why = f"{names} has lost its log and rows" if len(lost) == 1 else f"{names} have lost logs and rows"
-        all_go_back = all_go_back or len(lost) == stretch.servers.count
+        all_go_back = all_go_back or len(lost) == async_loop.servers.count
         if not all_go_back:
             if not self.bring_back(lost):  # with the first weights, and then all steps again
                 self.beginning.take_first()
                 if self.beginning.warm_start is not None:
                     self.beginning.warm_start()
-                stretch.begin(lost)
-            again = stretch.has_steps  # else the job was about to begin when somebody died
+                async_loop.begin(lost)
+            again = async_loop.has_steps  # else the job was about to begin when somebody died
         else:
-            again = stretch.has_steps or stretch.reached > 0 or form.step > 0
+            again = async_loop.has_steps or async_loop.reached > 0 or form.step > 0
             self.beginning.take_first()
             self.state.begin_with(Ledger())
             whole = self.beginning.restore_checkpoint(self.beginning.known)
             if whole and self.checkpoints is not None and self.checkpoints.restored_step:
                 attempt = self.checkpoints.attempt
-                stretch.servers.restart_as(self.checkpoints.restored_servers)
-                stretch.servers.go_back(self.checkpoints.restored_step, attempt)
+                async_loop.servers.restart_as(self.checkpoints.restored_servers)
+                async_loop.servers.go_back(self.checkpoints.restored_step, attempt)
             else:
-                if len(lost) < stretch.servers.count:
-                    stretch.servers.go_back(0, "")
+                if len(lost) < async_loop.servers.count:
+                    async_loop.servers.go_back(0, "")
                 if self.beginning.warm_start is not None:
                     self.beginning.warm_start()
-                stretch.begin()
+                async_loop.begin()
         if again:
-            stretch.forget()
-        if not stretch.servers.kept():
+            async_loop.forget()
+        if not async_loop.servers.kept():
             if not all_go_back:
                 self.state.begin_with(Ledger())
-            stretch.keep(self.state.ledger)
+            async_loop.keep(self.state.ledger)
         return why if again else ""
 
     def bring_back(self, lost: list[int]) -> bool:
@@ -186,7 +189,7 @@ class ServedWorker(Worker):
             if not step:  # nothing is in it that a server could begin with
                 continue
             try:
-                self.stretch.servers.bring_back(lost, step, attempt)
+                self.async_loop.servers.bring_back(lost, step, attempt)
             except ServerRefused as error:
                 log.warning(str(error))
             else:
@@ -196,7 +199,7 @@ class ServedWorker(Worker):
     # --- steps
 
     def take_step(self, generation: int, rank: int, size: int) -> bool:
-        if self.stretch.reached < self.state.step:  # a server has lost steps: they come first
+        if self.async_loop.reached < self.state.step:  # a server has lost steps: they come first
             if self.session.was_cut(generation):
                 raise RingBroken("the ring was cut")
             self.report.step_begins()
@@ -205,50 +208,50 @@ class ServedWorker(Worker):
 
     def train_on(self, generation: int, rank: int, size: int) -> bool:
         """Steps in any order, up to the next boundary. False: this worker leaves the ring after it."""
-        stretch, end = self.stretch, self.end
+        async_loop, end = self.async_loop, self.end
         if rank == 0:
-            stretch.keep(self.state.ledger)  # with what was evaluated, and what callbacks have said
+            async_loop.keep(self.state.ledger)  # with what was evaluated, and what callbacks have said
             self.history(self.state.ledger.epochs.history)
-        again = stretch.reached < self.state.step  # a server has lost steps
+        again = async_loop.reached < self.state.step  # a server has lost steps
         if self.state.step >= end and not again:
             return self.agree(generation, rank, size)
         if 0 <= self.moves_at <= self.state.step and not again:
             self.rearrange(generation, rank)
-        limit = self.state.step if again else stretch.boundary(self.state.step, end)
+        limit = self.state.step if again else async_loop.boundary(self.state.step, end)
         if self.moves_at > self.state.step:
             limit = min(limit, self.moves_at)
 
         def now_and_then() -> None:
             if rank == 0:
-                self.report.to_go(end - stretch.reached)
+                self.report.to_go(end - async_loop.reached)
                 self.write_inside(generation, limit)
 
-        # Nobody takes a step before the ledger is kept: what was lost of the stretch counts from there.
+        # Nobody takes a step before the ledger is kept: what was lost of the async phase counts from there.
         self.ring.broadcast(np.zeros(1, np.int64), 0)
-        if not stretch.run(generation, rank, limit, now_and_then):
+        if not async_loop.run(generation, rank, limit, now_and_then):
             return False
-        self.end_stretch(generation, rank, limit)
-        stretch.tell()
+        self.end_async_phase(generation, rank, limit)
+        async_loop.tell()
         return self.agree(generation, rank, size)
 
-    def end_stretch(self, generation: int, rank: int, limit: int) -> None:
+    def end_async_phase(self, generation: int, rank: int, limit: int) -> None:
         """All steps below `limit` are taken: all have the same weights and the same ledger then."""
-        stretch = self.stretch
+        async_loop = self.async_loop
         kept = b""
         ended = 0
         if rank == 0:
-            stretch.servers.drain(limit)
+            async_loop.servers.drain(limit)
             ledger = self.state.ledger
             if limit > ledger.step:
-                found, epoch = stretch.servers.progress, self.steps.epoch(ledger.step)
+                found, epoch = async_loop.servers.progress, self.steps.epoch(ledger.step)
                 left_out = self.steps.records_of([(ledger.step, limit)]) - found.records
-                ledger = ledger.after_stretch(limit, found.loss, found.records, left_out, epoch)
+                ledger = ledger.after_async_phase(limit, found.loss, found.records, left_out, epoch)
                 if self.steps.ends_epoch(limit):
                     ledger = replace(ledger, epochs=ledger.epochs.whole({}))
-            stretch.keep(ledger)
-            kept = stretch.packed(ledger)
+            async_loop.keep(ledger)
+            kept = async_loop.packed(ledger)
         before = self.state.step
-        self.state.begin_with(stretch.take_over(broadcast_bytes(self.ring, kept, 0)))
+        self.state.begin_with(async_loop.take_over(broadcast_bytes(self.ring, kept, 0)))
         if before < limit and self.steps.ends_epoch(limit):
             ended = self.steps.epoch(limit)
             if self.checkpoints is not None:
@@ -260,15 +263,15 @@ class ServedWorker(Worker):
     def rearrange(self, generation: int, rank: int) -> None:
         """Nobody makes a step, and all know the same ledger: the rows move to where the master wants them, or
         stay where they are, or can move at a later step, as all ranks know when this returns."""
-        stretch, why, told = self.stretch, "", np.zeros(1, np.int64)
+        async_loop, why, told = self.async_loop, "", np.zeros(1, np.int64)
         if rank == 0:
-            told[0], why = stretch.servers.move_rows(self.session.worker)
+            told[0], why = async_loop.servers.move_rows(self.session.worker)
         self.moves_at = int(self.ring.broadcast(told, 0)[0])
-        why = adopt(self.ring, 0, stretch.servers, why)
-        stretch.forget()  # steps that were held, and weights: they are of the servers before
-        stretch.look()
+        why = adopt(self.ring, 0, async_loop.servers, why)
+        async_loop.forget()  # steps that were held, and weights: they are of the servers before
+        async_loop.look()
         if self.moves_at == NOWHERE:
-            of = stretch.servers.arrangement
+            of = async_loop.servers.assignment
             self.joined.servers, self.joined.out[:], self.joined.servers_stay = of.servers, of.out, why
             self.session.say(generation, joined_ring=self.joined)
 
@@ -285,22 +288,22 @@ class ServedWorker(Worker):
         check(agreed, self.state.step, self.state.round, size, 0)
         if agreed.writers == size:
             self.write()
-        self.settle(agreed, size)
+        self.start_generation(agreed, size)
         return not ended or self.rounds.due(self.state.step, self.state.round, self.epochs) is not None
 
     # --- checkpoints
 
     def write_inside(self, generation: int, limit: int) -> None:
-        """A checkpoint that is due in the middle of a stretch, of the weights as they are: each server's of
-        its own moment, with the steps that are in it. By one worker."""
-        step = self.stretch.reached
+        """A checkpoint that is due in the middle of an async phase, of the weights as they are: each server's
+        of its own moment, with the steps that are in it. By one worker."""
+        step = self.async_loop.reached
         if self.checkpoints is None or not self.session.checkpoint_is_due(generation):
             return
         alone = Place(generation, self.session.worker, 0, 1)
-        if self.stretch.servers.arrangement.out:  # of other steps than the rows that they had would be
+        if self.async_loop.servers.assignment.out:  # of other steps than the rows that they had would be
             return
         if self.state.step < step < limit and self.checkpoints.ready(alone, step, self.steps, self.epochs):
-            self.stretch.pull_all(step)
+            self.async_loop.pull_all(step)
             self.checkpoints.begin(alone, self.state.ledger, self.steps, self.batches.layout, step)
 
     def save_checkpoint(self) -> None:
@@ -308,33 +311,33 @@ class ServedWorker(Worker):
             return
         step = self.state.ledger.step
         try:
-            step = max(step, self.stretch.find_progress())
-            self.stretch.pull_all(step)
+            step = max(step, self.async_loop.find_progress())
+            self.async_loop.pull_all(step)
         except RingBroken as error:  # of a server: that it has no part then, the checkpoint says
             log.warning(str(error))
         self.checkpoints.save(self.state.ledger, self.steps, self.batches.layout, step)
 
     def export_model(self) -> None:
-        stretch, step = self.stretch, self.state.ledger.step
-        stretch.saves(step)
-        stretch.look(patient=True)  # there is no ring any more that could be formed without one
-        if stretch.servers.furthest > step:  # the ring broke, and then fewer epochs were wanted
+        async_loop, step = self.async_loop, self.state.ledger.step
+        async_loop.saves(step)
+        async_loop.look(patient=True)  # there is no ring any more that could be formed without one
+        if async_loop.servers.furthest > step:  # the ring broke, and then fewer epochs were wanted
             raise TrainedOn(f"steps of epoch {self.steps.epoch(step) + 1} are in the weights already")
         super().export_model()
 
     # --- callbacks
 
     def take_turn(self, callbacks: Callbacks, generation: int, rank: int) -> bool:
-        return super().take_turn(_Checked(callbacks, self.stretch), generation, rank)
+        return super().take_turn(_Checked(callbacks, self.async_loop), generation, rank)
 
 
 class _Checked:
     """Callbacks whose changes are looked at: weights are the servers'."""
 
-    def __init__(self, callbacks: Callbacks, stretch: Stretch):
-        self._callbacks, self._stretch = callbacks, stretch
+    def __init__(self, callbacks: Callbacks, async_loop: AsyncLoop):
+        self._callbacks, self._async_loop = callbacks, async_loop
 
     def turn(self, epochs: Epochs, whole: int, task: int, facts: Mapping[str, float]) -> Turn:
         made = self._callbacks.turn(epochs, whole, task, facts)
-        self._stretch.refuse_changed(made.changed)
+        self._async_loop.refuse_changed(made.changed)
         return made

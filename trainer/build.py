@@ -26,7 +26,7 @@ from edl.contract.proto import edl_pb2 as pb
 from edl.contract.steps import Steps
 from edl.errors import ModelError
 from edl.layers.embedding import keep_rows_elsewhere, saved_tables
-from edl.trainer.async_loop import Stretch
+from edl.trainer.async_loop import AsyncLoop
 from edl.trainer.async_worker import ServedWorker
 from edl.trainer.build_inference import build_frozen
 from edl.trainer.build_learner import (
@@ -55,7 +55,7 @@ from edl.trainer.model.data import Batch, Batches
 from edl.trainer.model.graphs import keep_xla_explicit
 from edl.trainer.model.records import Records
 from edl.trainer.model.user_model import UserModel
-from edl.trainer.ps_client.async_client import StepServers
+from edl.trainer.ps_client.async_client import AsyncPsClient
 from edl.trainer.ring.horovod import HorovodRing
 from edl.trainer.runtime import output_lock
 from edl.trainer.runtime.error_report import described
@@ -222,11 +222,11 @@ def _build(
                          config.export.further, features, config.export.verify)  # fmt: skip
         learner.restore(before)
     report = Telemetry(session, batches.steps, near_end=ahead.prepare if ahead is not None else None)
-    stretch = None
+    async_loop = None
     if config.asynchronous:
-        assert isinstance(servers, StepServers)
-        stretch = Stretch(config, session, served, servers, batches, report, computing=computing)
-        learner.use(stretch, lambda: worker.state.ledger.step)
+        assert isinstance(servers, AsyncPsClient)
+        async_loop = AsyncLoop(config, session, served, servers, batches, report, computing=computing)
+        learner.use(async_loop, lambda: worker.state.ledger.step)
     elif servers is not None:
         assert isinstance(learner, KerasLearner)
         learner.use(servers, lambda: worker.state.ledger.step, batches.following)
@@ -252,7 +252,9 @@ def _build(
         config, session, ring, learner, batches, report, export,
         checkpoints, begin, evaluation, callbacks, history, memory, export.keep,
     )  # fmt: skip
-    worker: Worker = Worker(*parts, servers, computing) if stretch is None else ServedWorker(stretch, *parts)
+    worker: Worker = (
+        Worker(*parts, servers, computing) if async_loop is None else ServedWorker(async_loop, *parts)
+    )
     worker.sample_loss = sample_loss
     return worker
 

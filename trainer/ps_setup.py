@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from edl.contract.proto import edl_pb2 as pb
-from edl.contract.rows.placement import Arrangement
+from edl.contract.rows.placement import ShardAssignment
 from edl.trainer.agreement.interfaces import Servers
 from edl.trainer.restore import Beginning
 from edl.trainer.ring.base import Ring, broadcast_bytes, broadcast_text
@@ -26,10 +26,10 @@ from edl.trainer.state import State
 def adopt(ring: Ring, root: int, servers: Any, why: str = "") -> str:
     """All members call the servers of the root's arrangement, where the root knows them: members whom
     different masters have told of servers know different ones. Returns what the root says beside that."""
-    of = servers.arrangement
+    of = servers.assignment
     said = json.dumps([of.servers, of.replicas, of.out, servers.addresses, why]).encode()
     count, replicas, out, addresses, why = json.loads(broadcast_bytes(ring, said, root))
-    servers.adopt(Arrangement(count, replicas, tuple(out)), addresses)
+    servers.adopt(ShardAssignment(count, replicas, tuple(out)), addresses)
     return why
 
 
@@ -61,7 +61,7 @@ class RowServers:
             servers.speak_of(servers.claim(self._session.worker))
             # Rows may be another training's at the beginning, too: then that is a state like any other.
             there = state.ledger.step or beginning.warm_start is not None
-            if there and not begun and (why := servers.settle(state.ledger.step)):
+            if there and not begun and (why := servers.start_generation(state.ledger.step)):
                 begun = True
                 if not beginning.go_back():
                     self._session.warn(f"{why}: the servers read the rows again, and what was done stands")
@@ -85,5 +85,5 @@ class RowServers:
 
     def tell(self, joined: pb.JoinedRing) -> None:
         """Add where the rows are."""
-        of = self._servers.arrangement
+        of = self._servers.assignment
         joined.servers, joined.out[:], joined.servers_stay = of.servers, of.out, self._stay

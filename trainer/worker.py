@@ -411,7 +411,7 @@ class Worker:
         if agreed.writers == size and not agreed.nonfinite:
             self.write()
         self.in_flight = 0
-        self.settle(agreed, size)
+        self.start_generation(agreed, size)
         return not agreed.leave and (training or not self.steps.ended(state.step, self.epochs))
 
     def watched(self, batch: Batch | None, step: int, what: str = "") -> AbstractContextManager[object]:
@@ -420,7 +420,7 @@ class Worker:
             return nullcontext()
         return self.computing(what or "step", lambda: f"{what}step {step + 1}, with the {batch},", len(batch))
 
-    def settle(self, agreed: control.Agreed, size: int) -> None:
+    def start_generation(self, agreed: control.Agreed, size: int) -> None:
         """What all ranks know at the same step, they act on together."""
         if self.part_then is not None and agreed.holders == size:
             self.batches.take_from(self.state.step + 1, self.part_then)
@@ -504,7 +504,7 @@ class Worker:
             self.checkpoints.epoch_ended(state.step, found, evaluated=True)
         if agreed.writers == size and not failed:
             self.write()
-        self.settle(agreed, size)
+        self.start_generation(agreed, size)
         return not agreed.leave
 
     def is_of_epoch(self, now: Pass) -> bool:

@@ -34,7 +34,7 @@ import numpy as np
 from edl.contract.fingerprint import fingerprint
 from edl.contract.proto import ps_pb2 as pb
 from edl.contract.proto import ps_pb2_grpc as rpc
-from edl.contract.rows.placement import Arrangement
+from edl.contract.rows.placement import ShardAssignment
 from edl.contract.rows.shares import IDS, OPTIONS, PAGE_BYTES, VALUES, Shares, encoded, put
 from edl.errors import EdlError
 from edl.net import tls
@@ -203,12 +203,12 @@ class Client:
         Raises:
             WentBack: (by the pages) the servers have gone back to a checkpoint meanwhile: begin again.
         """
-        step, _, line = since.partition("-")
-        if since and not (line and step.isdecimal()):
+        step, _, incarnation = since.partition("-")
+        if since and not (incarnation and step.isdecimal()):
             raise EdlError(f"since: {since!r}: expected the mark of another `changed`, or none")
         known = self._in_time(self._find)
         number, about = self._numbered(table, known)
-        whole = line != known.line
+        whole = incarnation != known.incarnation
         # One step can be taken back: what it has changed is asked for again.
         first = 0 if whole else max(int(step) - 1, 0)
         request = pb.ListRequest(
@@ -217,7 +217,7 @@ class Client:
         )  # fmt: skip
         now = min(known.steps)
         pages = partial(self._list, request, known, about.dim)
-        return Pages(about.dim, now, f"{now}-{known.line}", whole, pages)
+        return Pages(about.dim, now, f"{now}-{known.incarnation}", whole, pages)
 
     def tables(self) -> tuple[Table, ...]:
         """Those that there are, with the number of rows that they have now."""
@@ -273,7 +273,7 @@ class Client:
         asked = {index: _copied(request) for index in known.of.members}
         while asked:
             for index, page in self._listed(known, dict(asked)).items():
-                if page.line != known.lines[index]:
+                if page.incarnation != known.incarnations[index]:
                     raise WentBack(f"{self._name(index)} has gone back to a checkpoint")
                 ids = np.frombuffer(page.ids, IDS)
                 if page.more:
@@ -334,7 +334,7 @@ class Client:
         self._known = _Known.made(found, of)
         return self._known
 
-    def _described(self, deadline: float) -> tuple[dict[int, pb.Description], Arrangement]:
+    def _described(self, deadline: float) -> tuple[dict[int, pb.Description], ShardAssignment]:
         """What those servers say that are to be asked, and who is to be asked for what. All of them; where
         rows have second copies, those that answer, if they have all rows.
 
@@ -350,7 +350,7 @@ class Client:
             while True:
                 answered.clear()
                 found = {index: self._answer(index, call) for index, call in calls.items() if call.done()}
-                of = self._arrangement(found)
+                of = self._assignment(found)
                 if {*of.members} <= {*found}:
                     return {index: found[index] for index in of.members}, of
                 here = of.without(tuple(index for index in everybody if index not in found))
@@ -362,17 +362,19 @@ class Client:
             for call in calls.values():
                 call.cancel()  # nothing, if it is answered
 
-    def _arrangement(self, found: Mapping[int, pb.Description]) -> Arrangement:
+    def _assignment(self, found: Mapping[int, pb.Description]) -> ShardAssignment:
         """In which the rows are, as those say that were in the newest ring."""
         count = len(self._stubs)
-        told = [said for said in found.values() if not said.position.empty and said.arrangement.replicas > 1]
-        newest = max(told, key=lambda said: (said.position.generation, said.position.arranged), default=None)
-        if newest is None or newest.arrangement.servers != count:
-            return Arrangement(count)
+        told = [said for said in found.values() if not said.position.empty and said.assignment.replicas > 1]
+        newest = max(
+            told, key=lambda said: (said.position.generation, said.position.assigned_in), default=None
+        )
+        if newest is None or newest.assignment.servers != count:
+            return ShardAssignment(count)
         # One that has lost its log is out, whether that is known already or not.
         empty = [index for index, said in found.items() if said.position.empty or not said.tables]
-        of = Arrangement.of(newest.arrangement).without(tuple(empty))
-        return of if of.is_whole else Arrangement(count)
+        of = ShardAssignment.from_proto(newest.assignment).without(tuple(empty))
+        return of if of.is_whole else ShardAssignment(count)
 
     def _table(self, name: str) -> Table:
         known = self._known
@@ -453,18 +455,21 @@ class _Known:
     run_id: str
     tables: tuple[Table, ...]
     steps: tuple[int, ...]
-    lines: dict[int, str]
-    of: Arrangement
+    incarnations: dict[int, str]
+    of: ShardAssignment
     found_at: float
 
     @classmethod
-    def made(cls, said: Mapping[int, pb.Description], of: Arrangement) -> _Known:
+    def made(cls, said: Mapping[int, pb.Description], of: ShardAssignment) -> _Known:
         tables = tuple(
             Table(each[0].name, each[0].dim, sum(one.rows for one in each))
             for each in zip(*(one.tables for one in said.values()), strict=True)
         )
-        steps, lines = (one.position.step for one in said.values()), {i: one.line for i, one in said.items()}
-        return cls(said[min(said)].run_id, tables, tuple(steps), lines, of, time.monotonic())
+        steps, incarnations = (
+            (one.position.step for one in said.values()),
+            {i: one.incarnation for i, one in said.items()},
+        )
+        return cls(said[min(said)].run_id, tables, tuple(steps), incarnations, of, time.monotonic())
 
     @property
     def is_old(self) -> bool:
@@ -476,16 +481,16 @@ class _Known:
         """What a request says of who has which rows."""
         if self.of.copies < 2:
             return {"servers": self.of.servers}
-        return {"arrangement": self.of.told()}
+        return {"assignment": self.of.to_proto()}
 
     def until(self, deadline: float) -> float:
         """When one that does not answer is done without."""
         return deadline if self.of.copies < 2 else min(deadline, time.monotonic() + PATIENCE_SECONDS)
 
     @property
-    def line(self) -> str:
+    def incarnation(self) -> str:
         """Another one, if any server's is."""
-        return hashlib.sha256("\n".join(self.lines.values()).encode()).hexdigest()[:16]
+        return hashlib.sha256("\n".join(self.incarnations.values()).encode()).hexdigest()[:16]
 
 
 def _what(said: pb.Description) -> tuple[str, list[tuple[str, int]]]:

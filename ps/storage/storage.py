@@ -28,7 +28,7 @@ from edl.checkpoints.manifest import Part
 from edl.contract.bounds import violation
 from edl.contract.proto import ps_pb2 as pb
 from edl.contract.rows import wire
-from edl.contract.rows.placement import Arrangement
+from edl.contract.rows.placement import ShardAssignment
 from edl.contract.rows.wire import Bytes
 from edl.errors import CheckpointError
 from edl.ps.errors import Invalid, Misplaced, OutOfMemory, Unavailable, Unreadable
@@ -63,9 +63,9 @@ class Capture:
 
     def __init__(
         self, step: int, clock: int, segment: int, described: Sequence[pb.Table], tables: Sequence[Table],
-        about: Mapping[str, Any], arrangement: Arrangement,
+        about: Mapping[str, Any], assignment: ShardAssignment,
     ):  # fmt: skip
-        self.step, self.segment, self._arrangement = step, segment, arrangement
+        self.step, self.segment, self._assignment = step, segment, assignment
         self._clock, self._described, self._tables, self._about = clock, described, tables, about
         self._copying = threading.Lock()
         self._copies: list[Copy] = []
@@ -97,7 +97,7 @@ class Capture:
         self.copy()
         if self._failure is not None:
             raise CheckpointError(f"the tables of step {self.step} cannot be copied: {self._failure!r}")
-        copies, of = self._copies, self._arrangement
+        copies, of = self._copies, self._assignment
         if not all and of.copies > 1:
             copies = [copy.only(lambda ids: of.serves(index, ids)) for copy in copies]
         return checkpoint_shard.tensors(index, self.step, of.servers, self._described, copies, self._about)
@@ -119,7 +119,7 @@ class Storage:
         warn: Callable[[str], object], snapshot_bytes: int,
     ):  # fmt: skip
         self.index, self.run_id = index, run_id
-        self._alone = self.arrangement = Arrangement(servers)
+        self._alone = self.assignment = ShardAssignment(servers)
         self.checkpoints, self.limit, self._warn = checkpoints, memory_limit, warn
         self._snapshot_bytes = snapshot_bytes
         self.owner = f"{run_id}/{index}"
@@ -138,7 +138,7 @@ class Storage:
 
     def forget(self) -> None:
         """As if nothing had ever been declared."""
-        self.declared, self.tables, self.arrangement = None, [], self._alone
+        self.declared, self.tables, self.assignment = None, [], self._alone
         self._written.clear()
 
     def drop_rows(self) -> None:
@@ -150,21 +150,21 @@ class Storage:
 
     def head(self, about: Mapping[str, Any]) -> Records:
         """How a segment begins: what must be known to go on from it."""
-        of = self.arrangement
-        told = {**about, "arrangement": [of.servers, of.replicas, *of.out]}
+        of = self.assignment
+        told = {**about, "assignment": [of.servers, of.replicas, *of.out]}
         records: Records = [[HEAD, json.dumps(told).encode()]]
         if self.declared is not None:
             records.append([TABLES, self.declared.SerializeToString()])
         return records
 
-    def arranged(self, about: Mapping[str, Any]) -> None:
+    def read_assignment(self, about: Mapping[str, Any]) -> None:
         """As it is said there. Raises: LookupError, TypeError, ValueError."""
-        servers, replicas, *out = about["arrangement"]
-        self.arrangement = Arrangement(servers, replicas, tuple(out))
+        servers, replicas, *out = about["assignment"]
+        self.assignment = ShardAssignment(servers, replicas, tuple(out))
 
     def has(self, ids: np.ndarray) -> np.ndarray:
         """Which of these ids are this server's, bool [n]."""
-        return self.arrangement.has(self.index, ids)
+        return self.assignment.has(self.index, ids)
 
     def table(self, number: int) -> Table:
         if not 0 <= number < len(self.tables):
@@ -204,7 +204,7 @@ class Storage:
         self.finish_copy()
         segment = self.log.another(beginning)
         tables = self.declared.tables
-        self._capture = Capture(step, clock, segment, tables, self.tables, about, self.arrangement)
+        self._capture = Capture(step, clock, segment, tables, self.tables, about, self.assignment)
         return self._capture
 
     @property
@@ -335,7 +335,7 @@ class Storage:
         """
         assert self.declared is not None
         copies = [table.copy(0) for table in self.tables]
-        servers, path = self.arrangement.servers, self.log.directory / name
+        servers, path = self.assignment.servers, self.log.directory / name
         try:
             _write_tensors(
                 path, checkpoint_shard.tensors(self.index, 0, servers, self.declared.tables, copies)
@@ -395,7 +395,7 @@ class Storage:
         try:
             return checkpoint_shard.read_checkpoint(
                 self.checkpoints, step, attempt, self.tables, self.has, self.check_room,
-                (self.index, self.arrangement.servers) if alone else None,
+                (self.index, self.assignment.servers) if alone else None,
             )  # fmt: skip
         except CheckpointError as error:
             raise Unreadable(str(error)) from error

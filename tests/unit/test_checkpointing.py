@@ -199,7 +199,7 @@ class OneServer:
     ) -> AbstractContextManager[Callable[[], list[Part]]]:
         self.asked += 1
         if self.asked <= self._away:
-            raise PartNotWritten("parameter server 0 (nowhere) has not written its part: UNAVAILABLE")
+            raise PartNotWritten("parameter server 0 (nowhere) did not write its part: UNAVAILABLE")
         return self._being_written(step, attempt, first)
 
     @contextmanager

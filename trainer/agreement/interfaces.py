@@ -14,7 +14,7 @@ import numpy as np
 from edl.checkpoints import Part as FilePart
 from edl.contract.evaluation import Pass
 from edl.contract.layout import Part
-from edl.contract.rows.placement import Arrangement
+from edl.contract.rows.placement import ShardAssignment
 from edl.errors import CheckpointError
 from edl.trainer.agreement import control
 from edl.trainer.agreement.epochs import Epochs, Turn
@@ -220,7 +220,7 @@ class Servers(Rows, Protocol):
         """It has left it. What was cut is over: calls for the state that it has are possible again."""
         ...
 
-    def settle(self, step: int) -> str:
+    def start_generation(self, step: int) -> str:
         """The root of a new ring tells all servers where the ring is.
 
         Returns:
@@ -240,7 +240,7 @@ class Servers(Rows, Protocol):
         ...
 
     @property
-    def arrangement(self) -> Arrangement:
+    def assignment(self) -> ShardAssignment:
         """In which the servers have the rows."""
         ...
 
@@ -265,7 +265,7 @@ class Servers(Rows, Protocol):
         """Where they listen, host:port by index, as far as is known."""
         ...
 
-    def adopt(self, arrangement: Arrangement, addresses: Sequence[str] = ()) -> None:
+    def adopt(self, assignment: ShardAssignment, addresses: Sequence[str] = ()) -> None:
         """All calls go to the servers of this arrangement from now on, at these addresses."""
         ...
 

@@ -176,7 +176,7 @@ class Telemetry:
             generation, reached, self._records, self._seconds, self._loss, staleness=self._staleness
         )
 
-    def stretch_done(self, repeated: int) -> Staleness | None:
+    def async_phase_done(self, repeated: int) -> Staleness | None:
         """All steps up to a boundary are taken: tell at once how old the weights of this worker's were.
 
         Returns:
