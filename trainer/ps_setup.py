@@ -24,7 +24,7 @@ from edl.trainer.state import State
 
 
 def adopt(ring: Ring, root: int, servers: Any, why: str = "") -> str:
-    """All members call the servers of the root's arrangement, where the root knows them: members whom
+    """All members call the servers of the root's assignment, where the root knows them: members whom
     different masters have told of servers know different ones. Returns what the root says beside that."""
     of = servers.assignment
     said = json.dumps([of.servers, of.replicas, of.out, servers.addresses, why]).encode()

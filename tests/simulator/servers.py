@@ -273,7 +273,7 @@ class Servers:
     # --- what must be so
 
     def speaks(self, w: Sim, place: Place, method: str, request: Any) -> ShardAssignment | None:
-        """A worker calls; returns in which arrangement, if that counts. (A part of a checkpoint is of the
+        """A worker calls; returns in which assignment, if that counts. (A part of a checkpoint is of the
         moment at which it was begun, and answered later.)"""
         if method not in ("Pull", "Stage", "List") or not request.generation:
             return None

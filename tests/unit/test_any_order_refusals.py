@@ -19,7 +19,7 @@ from tests.parameter_servers import tables as ring_tables
 from tests.unit.test_parameter_server_log import write_part
 
 
-def test_calls_of_a_ring_are_refused_and_a_ring_refuses_those_of_any_order(start: Start) -> None:
+def test_an_async_server_refuses_synchronous_calls_and_a_sync_server_asynchronous_ones(start: Start) -> None:
     server = begun(start())
     for call in (
         lambda: server.stage(stage(1, 0).SerializeToString()),
@@ -42,7 +42,7 @@ def test_calls_of_a_ring_are_refused_and_a_ring_refuses_those_of_any_order(start
         start("bad").declare(counting.tables(grads_to_wait=-1))
 
 
-def test_what_is_of_another_line_or_cannot_be_right_is_refused_and_changes_nothing(start: Start) -> None:
+def test_calls_of_a_stale_incarnation_and_invalid_calls_are_refused_and_change_nothing(start: Start) -> None:
     server = begun(start())
     push(server, 0)
     before = content(server)

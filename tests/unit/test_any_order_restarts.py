@@ -20,7 +20,7 @@ from tests.unit.test_parameter_server_log import commit_manifest, write_part
 # --- restart
 
 
-def test_one_that_has_just_begun_again_is_not_asked_to_settle_before_it_knows_in_which_order_steps_come(
+def test_a_restarted_server_starts_no_generation_before_it_knows_its_update_mode(
     start: Start,
 ) -> None:
     """Else it would do so as a ring's server, of which each step is the next one, and begin with nothing."""
@@ -207,7 +207,7 @@ def test_without_a_checkpoint_a_server_begins_anew_and_all_is_made_again_for_it(
     assert both[0].async_server.progress().repeated == 6
 
 
-def test_whoever_goes_back_says_in_which_generation(start: Start, tmp_path: Path) -> None:
+def test_a_rollback_names_its_generation(start: Start, tmp_path: Path) -> None:
     server = begun(start())
     for step in range(4):
         push(server, step)

@@ -433,7 +433,7 @@ class InAnyOrder:
         np.testing.assert_array_equal(rows.reshape(MOST_STEPS, -1)[:, 0], expected)
 
 
-async def test_a_server_of_steps_in_any_order_answers_whichever_calls_end_early(
+async def test_an_async_server_answers_whichever_calls_end_early(
     nodes: list[Node], dice: random.Random, tmp_path: Path
 ) -> None:
     workers = InAnyOrder(nodes, tmp_path)

@@ -241,7 +241,7 @@ def test_a_server_that_stays_away_is_not_asked_for_ever(
 ) -> None:
     server, w = saved_with(lambda store: OneServer(store, away, comes_back), tmp_path)
     assert server.asked == asked
-    assert "parameter server 0 (nowhere) has not written" in w.says("checkpoint_failed", 0).why
+    assert "parameter server 0 (nowhere) did not write" in w.says("checkpoint_failed", 0).why
     assert Store.open(str(tmp_path)).checkpoints() == []
 
 

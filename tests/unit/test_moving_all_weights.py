@@ -244,7 +244,7 @@ def test_servers_that_all_lost_their_rows_are_as_many_as_there_were_and_not_all_
     assert servers.assignment == ShardAssignment(1) and servers.look().keys() == {0}
 
 
-def test_whoever_was_root_before_is_not_heard_and_late_steps_are_refused(tmp_path: Path) -> None:
+def test_an_earlier_root_is_rejected_and_late_steps_are_refused(tmp_path: Path) -> None:
     world = World(0, tmp_path, 1, rate=0.0)
     world.grow(2)
     job = Job(world)

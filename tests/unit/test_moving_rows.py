@@ -206,7 +206,7 @@ def test_who_knows_fewer_servers_than_have_rows_does_not_go_back_and_is_told_by_
     world.grow(3)
     other.enter()
     other.speak_of(other.claim(9))
-    with pytest.raises(RingBroken, match="rows are on 3 parameter servers, of which this worker knows 2"):
+    with pytest.raises(RingBroken, match="rows are on 3 parameter servers, and this worker knows 2"):
         other.start_generation(job.step)
     root = job.ring(3)
     other.speak_of(root.generation)

@@ -96,7 +96,7 @@ async def test_without_the_jobs_token_nothing_is_answered(port: int) -> None:
     await stranger.close()
 
 
-async def test_who_comes_before_the_generation_is_settled_waits_for_it(call: Caller) -> None:
+async def test_a_call_before_its_generation_has_started_waits_for_it(call: Caller) -> None:
     await call("Declare", tables())
     waiting = [
         asyncio.ensure_future(call("Pull", pull(1, 0, [1]))),
@@ -245,7 +245,7 @@ async def test_a_run_that_has_ended_leaves_nothing_and_another_one_may_come(tmp_
 # --- steps in any order
 
 
-async def test_a_step_in_any_order_from_the_first_values_to_the_drain(call: Caller) -> None:
+async def test_an_asynchronous_step_from_the_initial_values_to_the_drain(call: Caller) -> None:
     steps = 16
     assert (await call("Declare", counting.tables())).empty
     began = await call("Begin", counting.begin(steps))
@@ -275,7 +275,7 @@ async def test_a_step_in_any_order_from_the_first_values_to_the_drain(call: Call
     assert len(page.ids) == 3 * 8, "what the last update has changed"
 
 
-async def test_refusals_of_steps_in_any_order_have_their_statuses(port: int, call: Caller) -> None:
+async def test_refused_asynchronous_calls_have_their_statuses(port: int, call: Caller) -> None:
     push = counting.push("other", 0, 8)
     code, text = await refused(call, "Push", push)
     assert code == grpc.StatusCode.FAILED_PRECONDITION and "no tables are declared" in text

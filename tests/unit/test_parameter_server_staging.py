@@ -42,7 +42,7 @@ def test_the_same_gradients_again_change_nothing() -> None:
     assert after.stage(1, 0, 0, "a") is after, "the step is in the rows"
 
 
-def test_what_speaks_of_an_earlier_generation_is_refused() -> None:
+def test_calls_of_an_earlier_generation_are_refused() -> None:
     steps, _ = settled().start_generation(3, 0, None)
     for call in (
         lambda: steps.stage(2, 0, 0, "a"),
@@ -54,7 +54,7 @@ def test_what_speaks_of_an_earlier_generation_is_refused() -> None:
             call()
 
 
-def test_what_speaks_of_a_later_generation_waits() -> None:
+def test_calls_of_a_later_generation_wait() -> None:
     with pytest.raises(GenerationPending):
         settled().stage(2, 0, 0, "a")
     with pytest.raises(GenerationPending):

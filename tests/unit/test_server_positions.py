@@ -22,7 +22,7 @@ def at(step: int = STEP, of: ShardAssignment = TWO, generation: int = 4) -> pb.P
 
 
 def ready(position: pb.Position, to: ShardAssignment, step: int = STEP) -> pb.Position:
-    """The same, of one that can go over to another arrangement."""
+    """The same, of one that can switch to another assignment."""
     found = deepcopy(position)
     found.ready.CopyFrom(to.to_proto())
     found.ready_step = step
@@ -37,14 +37,14 @@ def test_nobody_who_answers_says_nothing() -> None:
     assert (none.generation, none.needed, none.newest, none.lost) == (0, 0, None, [])
 
 
-def test_of_two_arrangements_the_newest_generation_tells_which_counts() -> None:
+def test_of_two_assignments_the_one_of_the_newest_generation_counts() -> None:
     moved = ServerStates(
         {0: at(generation=5), 1: at(generation=5), 2: at(of=ShardAssignment(3), generation=4)}
     )
     assert (moved.generation, moved.needed, moved.newest) == (5, 2, TWO)
 
 
-def test_a_server_that_fell_behind_counts_in_no_arrangement_but_its_generation_does() -> None:
+def test_a_server_that_fell_behind_counts_in_no_assignment_but_its_generation_does() -> None:
     without_rows = pb.Position(generation=9, empty=True)
     found = ServerStates({0: at(generation=5), 1: without_rows})
     assert (found.generation, found.newest, found.lost) == (9, TWO, [1])
@@ -81,14 +81,14 @@ def test_who_is_away_may_have_rows_unless_all_others_say_where_they_are(
     assert ServerStates(found).may_be_on(servers) is may_be
 
 
-def test_the_rows_are_in_the_arrangement_that_all_its_servers_have() -> None:
+def test_the_rows_are_in_the_assignment_that_all_its_servers_have() -> None:
     assert ServerStates({0: at(), 1: at(STEP - 1)}).choose_assignment(STEP, ShardAssignment(3), LAST) == (
         TWO,
         "",
     )
 
 
-def test_the_wanted_arrangement_is_chosen_where_all_are_ready_for_it() -> None:
+def test_the_wanted_assignment_is_chosen_where_all_are_ready_for_it() -> None:
     wanted = ShardAssignment(3)
     positions = {0: ready(at(), wanted), 1: ready(at(), wanted), 2: ready(EMPTY, wanted)}
     assert ServerStates(positions).choose_assignment(STEP, wanted, LAST) == (wanted, "")

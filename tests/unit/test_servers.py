@@ -303,7 +303,7 @@ def test_each_ring_has_a_newer_generation_and_two_roots_never_the_same(make: Cal
         job.client.pull(0, [np.arange(4)])
 
 
-def test_rows_are_not_given_before_the_ring_is_settled(make: Callable[..., Job]) -> None:
+def test_rows_are_not_sent_before_the_generation_has_started(make: Callable[..., Job]) -> None:
     job = make(1)
     generation = job.client.claim(1)
     other = job.another()
@@ -509,7 +509,7 @@ def test_a_checkpoint_that_a_server_cannot_read_is_asked_for_again_and_then_refu
 ) -> None:
     job = make(1)
     job.begin()
-    words = "the checkpoint of step 3, attempt 'a', is not there"
+    words = "there is no checkpoint of step 3, attempt 'a'"
     tries = list[float]()
 
     def refuses(request: Any) -> None:

@@ -383,7 +383,7 @@ async def test_a_reader_that_reaches_only_who_is_out_reads_nothing_older_than_it
     assert "parameter server" in text
 
 
-async def test_a_call_in_another_arrangement_is_refused(twice: Job) -> None:
+async def test_a_call_with_an_outdated_assignment_is_refused(twice: Job) -> None:
     await twice.goes_on_without(0)
     for wrong in (
         ShardAssignment(3, 2),

@@ -204,7 +204,7 @@ def test_boundaries_are_where_something_is_made_of_the_weights() -> None:
     assert found == [3, 5, 6, 7, 9, 10, 11, 12]
 
 
-def test_a_stretch_in_the_ledger_counts_what_was_left_out() -> None:
+def test_an_async_phase_in_the_ledger_counts_the_skipped_steps() -> None:
     ledger = Ledger().after_async_phase(3, 6.0, 8, 4, 0)
     assert (ledger.step, ledger.epochs.loss, ledger.epochs.records, ledger.bad) == (3, 6.0, 8, {0: 4})
 

@@ -44,7 +44,7 @@ class Clock:
 # --- steps
 
 
-def test_a_step_that_was_taken_is_repeated_and_never_applied_again() -> None:
+def test_an_accepted_step_is_a_duplicate_and_never_applied_again() -> None:
     applied = AppliedSteps(incarnation="a")
     assert applied.classify(4, 0, False, RULES) is PushOutcome.ACCEPTED
     applied, update = take(applied, 4)
@@ -95,7 +95,7 @@ def test_what_is_too_old_is_told_by_the_updates_since() -> None:
     assert [scaled.rate(1.0, staleness) for staleness in (0, 1, 2, 4)] == [1.0, 1.0, 0.5, 0.25]
 
 
-def test_reopened_steps_are_to_be_made_again_in_another_line_and_are_not_applied_here() -> None:
+def test_rescheduled_steps_are_computed_again_in_a_new_incarnation_and_not_applied_here() -> None:
     applied = AppliedSteps(incarnation="a", accepted=ranges((0, 6), (8, 9)))
     again = applied.reschedule(ranges((4, 100)), "b")
     assert (again.incarnation, again.rescheduled, again.step) == ("b", ranges((4, 6), (8, 9)), 4)
@@ -106,7 +106,7 @@ def test_reopened_steps_are_to_be_made_again_in_another_line_and_are_not_applied
     assert (done.rescheduled, done.step, done.accepted) == (ranges((5, 6), (8, 9)), 5, applied.accepted)
 
 
-def test_going_back_once_in_a_generation() -> None:
+def test_one_rollback_per_generation() -> None:
     fresh = AppliedSteps()
     assert fresh.goes_back(0, 4, "a") and fresh.goes_back(1, 4, "a") and fresh.goes_back(1, 0, "")
     at = AppliedSteps(incarnation="b", restored=(2, 4, "a"))

@@ -246,7 +246,8 @@ class Servers(Rows, Protocol):
 
     @property
     def moves(self) -> bool:
-        """Whether rows are elsewhere than where they are to be, as the root knows after `settle`."""
+        """Whether rows are elsewhere than where they are to be, as the root knows after
+        `start_generation`."""
         ...
 
     def move(self, step: int) -> str:
@@ -256,7 +257,7 @@ class Servers(Rows, Protocol):
             why they stay where they are; empty: they do not.
 
         Raises:
-            RingBroken: as above. One arrangement is whole then, and the next root finds it.
+            RingBroken: as above. One assignment is complete then, and the next root finds it.
         """
         ...
 
@@ -266,7 +267,7 @@ class Servers(Rows, Protocol):
         ...
 
     def adopt(self, assignment: ShardAssignment, addresses: Sequence[str] = ()) -> None:
-        """All calls go to the servers of this arrangement from now on, at these addresses."""
+        """All calls go to the servers of this assignment from now on, at these addresses."""
         ...
 
     def cut(self) -> None:
