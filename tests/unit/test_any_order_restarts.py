@@ -228,7 +228,7 @@ def test_a_rollback_names_its_generation(start: Start, tmp_path: Path) -> None:
     copied(tmp_path, "killed")
     assert content(start("killed")) == content(server)
     assert restore(server, 0, "", generation=4).empty
-    with pytest.raises(Misplaced, match="no rows yet"):
+    with pytest.raises(Misplaced, match="the server has no rows"):
         push(server, 5)
     begin(server)
     assert counts(server) == expect([])
