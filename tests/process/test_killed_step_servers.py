@@ -46,7 +46,7 @@ class Trainer:
     def __init__(self, servers: list[Process], directory: Path, names: Iterator[int], dice: random.Random):
         self._calls = [Worker(server) for server in servers]
         self._checkpoints, self._names, self._dice = directory / "checkpoints", names, dice
-        self._name, self._lines = next(names), [""] * SERVERS
+        self._name, self._incarnations = next(names), [""] * SERVERS
 
     def run(self, whole: threading.Event) -> None:
         while not whole.is_set():
@@ -87,12 +87,12 @@ class Trainer:
                 server_incarnation=told[index].incarnation,
             )  # fmt: skip
             incarnation = self._calls[0]("Reschedule", request).incarnation
-        self._lines = [incarnation, *(one.incarnation for one in told[1:])]
+        self._incarnations = [incarnation, *(one.incarnation for one in told[1:])]
 
     def make(self) -> bool:
         """One step, if there is one."""
         request = pb.LeaseRequest(
-            run_id=RUN, incarnation=self._lines[0], worker=self._name, most=1, limit=STEPS
+            run_id=RUN, incarnation=self._incarnations[0], worker=self._name, most=1, limit=STEPS
         )
         leased = self._calls[0]("Lease", request)
         if not leased.steps.bounds:
@@ -111,7 +111,7 @@ class Trainer:
         return True
 
     def push(self, index: int, step: int, version: int) -> pb.PushRequest:
-        incarnation = self._lines[index]
+        incarnation = self._incarnations[index]
         return counting.push(incarnation, step, STEPS, version, index, SERVERS, worker=self._name)
 
     def checkpoint(self, step: int) -> None:
@@ -134,10 +134,10 @@ class Trainer:
         """How far server 0 is, and that the others have what it has."""
         found = [
             call("Drain", pb.DrainRequest(run_id=RUN, incarnation=incarnation, step=0))
-            for call, incarnation in zip(self._calls, self._lines, strict=True)
+            for call, incarnation in zip(self._calls, self._incarnations, strict=True)
         ]
         if found[0].step == STEPS:
-            for call, incarnation in zip(self._calls, self._lines, strict=True):
+            for call, incarnation in zip(self._calls, self._incarnations, strict=True):
                 call("Drain", pb.DrainRequest(run_id=RUN, incarnation=incarnation, step=STEPS))
         return int(found[0].step)
 
