@@ -1,25 +1,21 @@
-"""Parameter servers: the processes that keep the rows of embedding tables.
+"""Parameter servers: the processes that hold the rows of embedding tables.
 
-    __main__       wiring: flags, signals, where it listens
-    service        the calls of ps.proto, and how a refusal is worded
-    durable        one server: the calls that there always are, and how it comes back
-    ring_order  any_order   how it takes steps: a ring's, or in any order
-    rearranging    rows on their way to more servers, or fewer
-    storage        what it has: rows in memory, and the log and base that they come back from
-    log  parts     the log on the disk; a server's part of a checkpoint
-    staging        which calls count and which are late, of a ring's steps: pure
-    taking         which steps count, and who makes which, in any order: pure
-    table          the rows of one table
-    optimizers  initializers
-    native  compiled   what Numba compiles
+    __main__       wiring: flags, signals, the listening address
+    rpc            the gRPC service: calls, statuses, multiplexing over one stream
+    server         one server: declare, restore, read, checkpoint; recovery from the log
+    sync           update mode of mode=hybrid: synchronous steps of a ring
+    asynchronous   update mode of mode=ps: asynchronous SGD
+    reshard        moving rows to another shard assignment
+    storage        rows in memory; the log, snapshots and checkpoint shards they are recovered from
+    table          the rows of one table, their initializers and optimizers, compiled with Numba
 
-Promise: a server that was killed comes back where it was, or says that it cannot. Nothing here imports
+Promise: a server that was killed resumes where it was, or reports that it cannot. Nothing here imports
 TensorFlow or Keras.
 """
 
 import os
 
-# gRPC's older way to listen, where the thread that waits for bytes also takes them: half as many threads are
-# woken for a message, and a small one costs a quarter less. It is read when gRPC is imported first. Where it
-# is gone, gRPC says so, and goes on.
+# gRPC's older listener lets the thread that polls for bytes read them, too: half as many threads wake up for
+# a message, and a small message costs a quarter less. gRPC reads this variable when it is first imported. A
+# version of gRPC without this listener logs that and ignores the variable.
 os.environ.setdefault("GRPC_EXPERIMENTS", "-event_engine_listener")

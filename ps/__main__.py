@@ -1,7 +1,8 @@
-"""`python -m edl.ps`: a parameter server's process. Only wiring: flags, signals, where it listens.
+"""`python -m edl.ps`: a parameter server's process. Wiring only: flags, signals, the listening address.
 
-Exit codes: 0 it was asked to end (SIGTERM, SIGINT; with --attached, the end of standard input), and all that
-it was told is in its log, if it writes one; 2 it could not be started.
+Exit codes: 0, the server was stopped (SIGTERM, SIGINT; with --attached, the end of standard input), and its
+log,
+if it writes one, is complete; 2, it could not be started.
 """
 
 from __future__ import annotations
@@ -25,27 +26,27 @@ from edl.net.tls import certificate_for
 from edl.signals import to_handle
 from edl.text import plain
 
-ALIVE_SECONDS = 1.0  # between two signs that the server does not hang
-GRACE_SECONDS = 2.0  # for calls that go on when the server is to end
+ALIVE_SECONDS = 1.0  # between two touches of the alive file
+GRACE_SECONDS = 2.0  # for running calls at shutdown
 
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m edl.ps", description=__doc__)
     parser.add_argument("--index", type=int, default=0, help="which server this is, from 0")
-    parser.add_argument("--servers", type=int, default=0, help="how many there are; default: workers say so")
+    parser.add_argument("--servers", type=int, default=0, help="their number; default: set by workers")
     parser.add_argument("--listen", default="127.0.0.1:0", metavar="HOST:PORT")
     parser.add_argument("--reached-at", default="", metavar="HOST", help="for TLS; default: that of --listen")
-    parser.add_argument("--run-id", default="", help="of the job; default: of whose workers come")
-    parser.add_argument("--token-file", type=Path, help="with the job's token; else it is in EDL_TOKEN")
-    parser.add_argument("--log-dir", type=Path, help="of this server alone")
-    parser.add_argument("--no-log", action="store_true", help="write none: who ends has lost what it had")
+    parser.add_argument("--run-id", default="", help="of the job; default: set by workers")
+    parser.add_argument("--token-file", type=Path, help="with the job's token; default: EDL_TOKEN")
+    parser.add_argument("--log-dir", type=Path, help="for this server's log")
+    parser.add_argument("--no-log", action="store_true", help="write none: rows end with the process")
     parser.add_argument("--checkpoint-dir", default="", help="where the job writes its checkpoints")
-    parser.add_argument("--memory-limit", type=int, default=0, metavar="BYTES", help="of rows; 0: none")
-    parser.add_argument("--address-file", type=Path, help="gets host:port when the server listens")
+    parser.add_argument("--memory-limit", type=int, default=0, metavar="BYTES", help="of rows; 0: unlimited")
+    parser.add_argument("--address-file", type=Path, help="receives host:port when the server listens")
     parser.add_argument("--alive-file", type=Path, help="touched every second, unless the server hangs")
     parser.add_argument("--attached", action="store_true", help="end when standard input ends")
     parser.add_argument("--log-level", default="info", choices=("debug", "info", "warning", "error"))
-    parser.add_argument("--compile", action="store_true", help="only compile, for when an image is made")
+    parser.add_argument("--compile", action="store_true", help="only compile, to build an image")
     args = parser.parse_args(argv)
     full_disk.outlive()
     vital.end_with_threads()
@@ -81,7 +82,7 @@ async def _serve(args: argparse.Namespace) -> int:
         _on_end_of_input(ending)
     if args.alive_file is not None:
         vital.task(_stay_alive(args.alive_file), "alive")
-    kept = args.log_dir / "run"  # whose log it is, where nobody says whose server this is
+    kept = args.log_dir / "run"  # run id of the log, for a server started without --run-id
 
     def of_run(run_id: str) -> Server:
         about = (args.index, args.servers, run_id, args.log_dir, args.checkpoint_dir, args.memory_limit)
@@ -119,7 +120,7 @@ async def _stay_alive(path: Path) -> None:
 
 
 def _warn(text: str) -> None:
-    """Of the certificate; empty: nothing is wrong any more."""
+    """Log a problem with the certificate; empty: the problem is solved."""
     log = structlog.get_logger()
     if text:
         log.warning(f"TLS: {text}")
@@ -128,8 +129,8 @@ def _warn(text: str) -> None:
 
 
 def _on_end_of_input(ending: asyncio.Event) -> None:
-    """Standard input is a pipe that only the process that has started this one holds: it ends with that,
-    also when that is killed."""
+    """Set `ending` when standard input ends. It is a pipe held by the parent process only, so it ends with
+    the parent, even if that is killed."""
     loop = asyncio.get_running_loop()
 
     def read() -> None:

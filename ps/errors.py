@@ -1,4 +1,4 @@
-"""Why a server does not do what it is told. Each becomes one status of gRPC (`service`)."""
+"""The reasons for which a server rejects a call. Each maps to one gRPC status (`edl.ps.rpc.service`)."""
 
 from __future__ import annotations
 
@@ -6,32 +6,32 @@ from edl.errors import EdlError
 
 
 class Refused(EdlError):
-    """The root of these."""
+    """Base class of these errors."""
 
 
 class Invalid(Refused):
-    """The request cannot be right, whatever the state of the server."""
+    """The request is invalid in every state of the server."""
 
 
 class Stale(Refused):
-    """It speaks of a generation that has passed."""
+    """The request's generation is older than the server's."""
 
 
-class Unsettled(Refused):
-    """It speaks of a generation that is not settled yet: it waits, and is not answered with this."""
+class GenerationPending(Refused):
+    """The request's generation has not started yet. The call waits; no caller receives this error."""
 
 
 class Misplaced(Refused):
-    """It speaks of another state than the one that the server has."""
+    """The request is for a state that differs from the server's."""
 
 
 class OutOfMemory(Refused):
-    """The server would have to keep more than it may."""
+    """The request would exceed the server's memory limit."""
 
 
 class Unavailable(Refused):
-    """It cannot be done now: the disk is full."""
+    """The request cannot be served now, for example because the disk is full."""
 
 
 class Unreadable(Unavailable):
-    """A checkpoint cannot be read: now, if its store is away, or never, if it is damaged or not there."""
+    """A checkpoint cannot be read: its store is unavailable, or it is damaged or missing."""

@@ -1,11 +1,12 @@
-"""One server: what it is told goes into its log first, and then into its rows.
+"""One parameter server: it logs each request before it applies it to its rows.
 
-Which way it takes steps, a ring's (`ring_order`) or any order (`any_order`), the workers say with the tables.
+The workers choose the update mode when they declare the tables: steps of a ring (`edl.ps.sync.server`) or
+asynchronous SGD (`edl.ps.asynchronous.server`).
 
-Promise: a call is refused, and has changed nothing, or is logged and has changed all. A server that is
-started comes back where its log says that it was; when the log does not say so (it is lost, damaged, of
-another machine), the server is empty and says so. One thread calls all of it; only `Capture.copy` may run
-beside that: rows can be pulled meanwhile. The next step copies them itself, if no other thread does so.
+Promise: a call is rejected and changes nothing, or is logged and takes full effect. A server that restarts
+resumes from its log. If the log is lost, damaged or of another machine, the server is empty and reports that.
+All methods run on one thread, except that `Capture.copy` may run on another, so that rows can be pulled
+meanwhile. The next step copies captured tables itself if no other thread has.
 """
 
 from __future__ import annotations
@@ -20,102 +21,106 @@ import numpy as np
 
 from edl.checkpoints.manifest import Part
 from edl.contract.proto import ps_pb2 as pb
-from edl.contract.rows.placement import Arrangement
+from edl.contract.rows.placement import ShardAssignment
 from edl.contract.rows.wire import Bytes
-from edl.ps.asynchronous.server import AnyOrder
+from edl.ps.asynchronous.server import AsyncServer
 from edl.ps.errors import Invalid, Misplaced, Refused, Unavailable
 from edl.ps.storage.storage import HEAD, SNAPSHOT_BYTES, TABLES, Capture, Records, Storage, ids_of, tables_of
 from edl.ps.storage.wal import AnotherRun, Damaged, Log, NoLog
-from edl.ps.sync.server import RingOrder
+from edl.ps.sync.server import SyncServer
 from edl.ps.sync.staging import Steps
 from edl.ps.table.table import Table
 
 
-class Way(Protocol):
-    """How a server takes steps."""
+class UpdateMode(Protocol):
+    """How a server applies steps."""
 
     rows_staged: int
 
     @property
     def began(self) -> bool:
-        """Its rows are those of a job; otherwise it has just been started, and knows nothing."""
+        """Whether the server holds the state of a job. False: it is new, or has lost its log."""
         ...
 
     @property
     def clock(self) -> int:
-        """Of the rows as they are: of those that were changed last, one more than what they say."""
+        """Version of the tables: one more than the newest step stamped on a row."""
         ...
 
     @property
-    def line(self) -> str:
-        """Of states that follow one another: another one after it has gone back to a checkpoint, or has
-        begun anew."""
+    def incarnation(self) -> str:
+        """Id of this history of states. It changes when the server rolls back or starts again."""
         ...
 
     @property
     def pending(self) -> int:
-        """Bytes of gradients that wait to be in the rows."""
+        """Bytes of gradients that are not in the rows yet, and of fetched rows."""
         ...
 
     @property
-    def is_moving(self) -> bool:
-        """Rows for another arrangement are on their way: it cannot be captured."""
+    def is_resharding(self) -> bool:
+        """True while rows for another shard assignment are fetched; the state cannot be captured then."""
         ...
 
     def position(self) -> pb.Position: ...
-    def settle(self, request: pb.SettleRequest) -> pb.Position: ...
+    def start_generation(self, request: pb.StartGenerationRequest) -> pb.Position: ...
     def restore(self, request: pb.RestoreRequest) -> pb.Position: ...
 
-    # Another arrangement of the servers.
+    # Resharding.
     def fetch(self, request: pb.FetchRequest) -> list[int]: ...
     def take_page(self, request: pb.FetchRequest, raw: bytes) -> pb.PageOfRows: ...
     def fetched(self, request: pb.FetchRequest) -> pb.Position: ...
     def page(self, request: pb.PageRequest) -> pb.PageOfRows: ...
-    def arrange(self, request: pb.ArrangeRequest) -> pb.Position: ...
+    def assign(self, request: pb.AssignRequest) -> pb.Position: ...
 
-    def reach(self, request: pb.PullRequest | pb.ListRequest | pb.WritePartRequest) -> None:
-        """Be at the state that this speaks of. Raises: Refused."""
+    def advance_to(self, request: pb.PullRequest | pb.ListRequest | pb.WritePartRequest) -> None:
+        """Apply the pending step if `request` is the first to need the state after it.
+
+        Raises:
+            Refused: the server cannot reach the requested state.
+        """
         ...
 
     def capture(self) -> Capture:
-        """The state as it is."""
+        """Capture the present state, to be copied later."""
         ...
 
     @property
-    def parts_are_whole(self) -> bool:
-        """Whether the parts of a checkpoint have all that this server needs to begin with it."""
+    def shards_suffice(self) -> bool:
+        """Whether the shards of a checkpoint have all that this server needs to resume from it."""
         ...
 
     def rebased(self) -> None:
-        """The log begins elsewhere."""
+        """The log now starts at a newer base."""
         ...
 
     def beginning(self) -> Records:
-        """How a log that goes on from here begins."""
+        """The first records of a log segment that starts at the present state."""
         ...
 
     def load_base(self) -> None:
-        """Have the rows that the log begins with."""
+        """Load the rows of the log's base."""
         ...
 
     def replay(self, kind: bytes, text: bytes) -> None:
-        """Do again what a record of the log says. Raises: Damaged."""
+        """Apply a log record again. Raises: Damaged."""
         ...
 
 
 class Server:
-    """
+    """One server: its tables, its log and its update mode.
+
     Args:
-        index: of this one.
-        servers: how many there are, as long as nobody has said otherwise; 0: that is not known.
-        run_id: of the job; what is of another one is refused, and a log of it does not count.
-        checkpoints: where the job writes them; empty: nowhere.
-        memory_limit: bytes; 0: none.
-        warn: takes a sentence about what is wrong and not somebody's request.
-        snapshot_bytes: of a log, at the least, before a snapshot replaces it.
-        logged: otherwise it writes no log, and one that ends has lost what it had.
-        log: in place of the one in `log_dir`.
-        clock: seconds, never going back.
+        index: of this server.
+        servers: number of servers, until a shard assignment names it; 0: unknown.
+        run_id: of the job; requests of other runs are rejected, and a log of another run is ignored.
+        checkpoints: path or URL of the job's checkpoints; empty: none.
+        memory_limit: bytes; 0: unlimited.
+        warn: called with a message about a problem that no request has caused.
+        snapshot_bytes: smallest size of a log that a snapshot replaces.
+        logged: whether to write a log; without a log, a server that ends loses its rows.
+        log: used in place of the one in `log_dir`.
+        clock: monotonic seconds.
     """
 
     def __init__(
@@ -129,24 +134,25 @@ class Server:
         self._storage = Storage(
             index, servers, run_id, self._log, checkpoints, memory_limit, warn, snapshot_bytes
         )
-        self._way: Way = RingOrder(self._storage)  # until the tables say otherwise
+        self._mode: UpdateMode = SyncServer(self._storage)  # until `declare` names another mode
         self.rows_pulled = 0
-        self._room = np.empty(0, np.float32)  # new memory costs as much as what is written there
+        self._room = np.empty(0, np.float32)  # reused: page faults of new memory cost as much as the copy
         self._recover()
 
     @property
     def servers(self) -> int:
-        """How many there are; 0: that is not known yet."""
-        return self._storage.arrangement.servers
+        """Number of servers; 0: unknown yet."""
+        return self._storage.assignment.servers
 
-    # --- the calls of both ways
+    # --- calls of both update modes
 
     def declare(self, request: pb.Tables) -> pb.Position:
-        """
+        """Declare the job's tables and its update mode.
+
         Raises:
-            Misplaced: other tables were declared.
-            Invalid: a table is not one that a server can keep.
-            Unavailable: it cannot be logged.
+            Misplaced: different tables were declared before.
+            Invalid: the definition of a table is invalid.
+            Unavailable: the log cannot be written.
         """
         storage = self._storage
         storage.check_run(request.run_id)
@@ -157,20 +163,21 @@ class Server:
             self._declare(request, tables)
         elif difference := _difference(storage.declared, request):
             raise Misplaced(
-                f"the tables of this worker are not those that others have declared: {difference}"
+                f"this worker's tables differ from those that other workers declared: {difference}"
             )
         return self.position()
 
     def restore(self, request: pb.RestoreRequest) -> pb.Position:
-        """
+        """Roll back to a checkpoint.
+
         Raises:
-            Unreadable: the checkpoint cannot be read. The server is empty then.
+            Unreadable: the checkpoint cannot be read; the server is empty then.
         """
-        return self._way.restore(request)
+        return self._mode.restore(request)
 
     def pull(self, request: pb.PullRequest) -> list[np.ndarray]:
-        """The rows, float32 [n * dim] for each of the ids that were asked for: until the next call."""
-        self._reach(request)
+        """The rows of the requested ids, float32 [n * dim] per table; valid until the next call."""
+        self._check_readable(request)
         wanted = [(self._storage.table(asked.table), ids_of(asked.ids)) for asked in request.ids]
         size = sum(len(ids) * table.dim for table, ids in wanted)
         if size > len(self._room):
@@ -178,94 +185,99 @@ class Server:
         found, at = [], 0
         for table, ids in wanted:
             out = self._room[at : at + len(ids) * table.dim]
-            table.pull(self._way.clock, ids, out)
+            table.pull(self._mode.clock, ids, out)
             self.rows_pulled += len(ids)
             found.append(out)
             at += len(out)
         return found
 
     def listed(self, request: pb.ListRequest) -> pb.Listed:
-        """A page of all rows of a table."""
-        self._reach(request)
+        """One page of all rows of a table."""
+        self._check_readable(request)
         if not 0 <= request.table < len(self.tables) or request.most < 1:
             raise Invalid(
-                f"{request.most} rows of table {request.table}: there are {len(self.tables)} tables"
+                f"a page of {request.most} rows of table {request.table}: expected at least 1 row, of one of "
+                f"{len(self.tables)} tables"
             )
         after = request.after if request.HasField("after") else None
-        clock, of = self._way.clock, self._storage.arrangement
-        if request.HasField("arrangement"):
-            of = Arrangement.of(request.arrangement)
+        clock, of = self._mode.clock, self._storage.assignment
+        if request.HasField("assignment"):
+            of = ShardAssignment.from_proto(request.assignment)
         mine = None if of.copies < 2 else lambda ids: of.serves(self.index, ids)
         ids, rows, more = self.tables[request.table].page(clock, after, request.most, request.since, mine)
-        return pb.Listed(ids=ids.tobytes(), rows=rows.tobytes(), more=more, step=clock, line=self.line)
+        return pb.Listed(
+            ids=ids.tobytes(), rows=rows.tobytes(), more=more, step=clock, incarnation=self.incarnation
+        )
 
     def capture(self, request: pb.WritePartRequest) -> Capture:
-        """The state at that step, for `write`. The next step copies it, unless another thread does."""
+        """Capture the state at that step, for `write`. The next step copies it, unless another thread has."""
         self._storage.check_declared(request.run_id)
         if not self._storage.checkpoints:
             raise Misplaced("cannot write a checkpoint: this server was started without --checkpoint-dir")
-        self._way.reach(request)
+        self._mode.advance_to(request)
         self._check_arrangement(request)
-        capture = self._way.capture()
-        if self._way.parts_are_whole:
+        capture = self._mode.capture()
+        if self._mode.shards_suffice:
             self._storage.will_write(capture, request.step, request.attempt)
         return capture
 
     def write(self, capture: Capture, request: pb.WritePartRequest) -> Part:
-        """Write what was copied. On any thread.
+        """Write the captured state as this server's shard of the checkpoint. On any thread.
 
         Raises:
-            CheckpointError: it cannot be written.
+            CheckpointError: the shard cannot be written.
         """
         return self._storage.write(capture, request)
 
     def committed(self, request: pb.CommittedRequest) -> pb.Position:
-        """That checkpoint is whole: the log goes on from it."""
+        """Make that checkpoint, which is complete, the base of the log."""
         self._storage.check_declared(request.run_id)
         if self._storage.committed(request.step, request.attempt):
-            self._way.rebased()
+            self._mode.rebased()
         return self.position()
 
     def snapshot(self) -> Capture | None:
-        """The state as it is, if it is time for a snapshot: call `write_snapshot`, and whatever that does,
-        `use_snapshot`."""
-        way = self._way
-        if way.began and not way.is_moving and self._storage.time_for_snapshot(way.pending):
+        """Capture the state if a snapshot is due.
+
+        The caller must then call `write_snapshot`, and `use_snapshot` whether or not that has failed.
+        """
+        mode = self._mode
+        if mode.began and not mode.is_resharding and self._storage.time_for_snapshot(mode.pending):
             try:
-                self._storage.snapshot = self._way.capture()
+                self._storage.snapshot = self._mode.capture()
             except Unavailable as error:
                 self._warn(str(error))
             return self._storage.snapshot
         return None
 
     def write_snapshot(self, capture: Capture) -> str:
-        """On any thread; returns the file's name.
+        """Write the snapshot and return the file's name. On any thread.
 
         Raises:
-            OSError: there is no room.
+            OSError: the disk is full.
         """
         return self._storage.write_snapshot(capture)
 
     def use_snapshot(self, capture: Capture, name: str) -> None:
-        """The log goes on from it; an empty name: it could not be written."""
+        """Make the snapshot the base of the log; an empty name: it could not be written."""
         if self._storage.use_snapshot(capture, name):
-            self._way.rebased()
+            self._mode.rebased()
 
     def describe(self, busy_seconds: float) -> pb.Description:
-        way, storage = self._way, self._storage
+        mode, storage = self._mode, self._storage
         found = pb.Description(
             position=self.position(),
             tables=[pb.TableState(name=table.name, rows=len(table), dim=table.dim) for table in self.tables],
-            memory=storage.memory(way.pending), memory_limit=storage.limit, rows_pulled=self.rows_pulled,
-            rows_staged=way.rows_staged, busy_seconds=busy_seconds, log_bytes=self._log.nbytes,
-            run_id=self.run_id, index=self.index, servers=self.servers, line=self.line,
+            memory=storage.memory(mode.pending), memory_limit=storage.limit, rows_pulled=self.rows_pulled,
+            rows_staged=mode.rows_staged, busy_seconds=busy_seconds, log_bytes=self._log.nbytes,
+            run_id=self.run_id, index=self.index, servers=self.servers, incarnation=self.incarnation,
         )  # fmt: skip
-        if way.began:
-            found.arrangement.CopyFrom(storage.arrangement.told())
-        if isinstance(way, AnyOrder):
-            found.taken.CopyFrom(way.taken)
-            found.reopened.CopyFrom(way.reopened)
-            found.version, found.waiting = way.clock, len(way.taking.waiting)
+        if mode.began:
+            found.assignment.CopyFrom(storage.assignment.to_proto())
+        if isinstance(mode, AsyncServer):
+            found.accepted.CopyFrom(mode.accepted)
+            found.rescheduled.CopyFrom(mode.rescheduled)
+            found.version, found.waiting = mode.clock, len(mode.applied.waiting)
         return found
 
     @property
@@ -274,124 +286,127 @@ class Server:
 
     @property
     def is_copying(self) -> bool:
-        """The next step waits until something is copied."""
+        """True while a capture is not copied; the next step must wait for the copy."""
         return self._storage.is_copying
 
     @property
-    def line(self) -> str:
-        return self._way.line
+    def incarnation(self) -> str:
+        return self._mode.incarnation
 
     @property
     def pending(self) -> int:
-        """Bytes of gradients that wait to be in the rows."""
-        return self._way.pending
+        """Bytes of gradients that are not in the rows yet, and of fetched rows."""
+        return self._mode.pending
 
     def position(self) -> pb.Position:
-        return self._way.position()
+        return self._mode.position()
 
     def close(self) -> None:
-        """What was told is on the disk then."""
+        """Flush the log to the disk and close it."""
         self._log.close()
 
-    def settle(self, request: pb.SettleRequest) -> pb.Position:
-        return self._way.settle(request)
+    def start_generation(self, request: pb.StartGenerationRequest) -> pb.Position:
+        return self._mode.start_generation(request)
 
     def fetch(self, request: pb.FetchRequest) -> list[int]:
-        return self._way.fetch(request)
+        return self._mode.fetch(request)
 
     def take_page(self, request: pb.FetchRequest, raw: bytes) -> pb.PageOfRows:
-        return self._way.take_page(request, raw)
+        return self._mode.take_page(request, raw)
 
     def fetched(self, request: pb.FetchRequest) -> pb.Position:
-        return self._way.fetched(request)
+        return self._mode.fetched(request)
 
     def page(self, request: pb.PageRequest) -> pb.PageOfRows:
-        return self._way.page(request)
+        return self._mode.page(request)
 
-    def arrange(self, request: pb.ArrangeRequest) -> pb.Position:
-        return self._way.arrange(request)
+    def assign(self, request: pb.AssignRequest) -> pb.Position:
+        return self._mode.assign(request)
 
-    # --- those of one way
+    # --- calls of one update mode
 
     def stage(self, raw: Bytes) -> pb.Position:
-        return self._ring.stage(raw)
+        return self._sync_server.stage(raw)
 
     def load(self, raw: Bytes) -> pb.Position:
-        return self._ring.load(raw)
+        return self._sync_server.load(raw)
 
     @property
     def steps(self) -> Steps:
-        return self._ring.steps
+        return self._sync_server.steps
 
     @property
-    def arrangement(self) -> Arrangement:
-        return self._storage.arrangement
+    def assignment(self) -> ShardAssignment:
+        return self._storage.assignment
 
     @property
-    def _ring(self) -> RingOrder:
-        if not isinstance(self._way, RingOrder):
+    def _sync_server(self) -> SyncServer:
+        if not isinstance(self._mode, SyncServer):
             raise Misplaced(
-                "this server's steps come in any order (mode=ps), and it was told of a ring's (mode=hybrid)"
+                "this server is asynchronous (mode=ps); the call is for synchronous steps (mode=hybrid)"
             )
-        return self._way
+        return self._mode
 
     @property
-    def any_order(self) -> AnyOrder:
-        """
+    def async_server(self) -> AsyncServer:
+        """The server of mode=ps.
+
         Raises:
-            Misplaced: its steps are a ring's.
+            Misplaced: the update mode is synchronous.
         """
-        if not isinstance(self._way, AnyOrder):
+        if not isinstance(self._mode, AsyncServer):
             if self._storage.declared is None:
                 self._storage.check_declared(self.run_id)
             raise Misplaced(
-                "this server's steps are a ring's (mode=hybrid), and it was told of steps in any order "
-                "(mode=ps)"
+                "this server is synchronous (mode=hybrid); the call is for asynchronous steps (mode=ps)"
             )
-        return self._way
+        return self._mode
 
     @property
     def version(self) -> int:
-        """Updates that the rows have, where steps come in any order; else 0."""
-        return self._way.clock if isinstance(self._way, AnyOrder) else 0
+        """Number of updates in the rows in mode=ps, otherwise 0."""
+        return self._mode.clock if isinstance(self._mode, AsyncServer) else 0
 
-    # --- below
+    # --- private
 
     def _declare(self, request: pb.Tables, tables: list[Table]) -> None:
         self._storage.declared, self._storage.tables = request, tables
-        if request.HasField("asynchronous") and not isinstance(self._way, AnyOrder):
-            self._way = AnyOrder(self._storage, clock=self._clock)
+        if request.HasField("asynchronous") and not isinstance(self._mode, AsyncServer):
+            self._mode = AsyncServer(self._storage, clock=self._clock)
 
-    def _reach(self, request: pb.PullRequest | pb.ListRequest) -> None:
+    def _check_readable(self, request: pb.PullRequest | pb.ListRequest) -> None:
         if request.generation:
             self._storage.check_declared(request.run_id)
-            self._way.reach(request)
+            self._mode.advance_to(request)
             self._check_arrangement(request)
             return
-        # Of those who take no part in the job: an empty run is whichever it is.
-        there, servers = self._storage.arrangement, request.servers
-        if servers and self._way.began and there.servers and (there.servers != servers or there.out):
-            raise Misplaced(f"there are {there} now, and one of {servers} was asked")
-        if request.HasField("arrangement") and self._way.began:
-            asked = Arrangement.of(request.arrangement)
+        # A reader, not a worker of the job. An empty run id stands for any run.
+        there, servers = self._storage.assignment, request.servers
+        if servers and self._mode.began and there.servers and (there.servers != servers or there.out):
+            raise Misplaced(f"the rows are on {there} now; expected by the caller: {servers}")
+        if request.HasField("assignment") and self._mode.began:
+            asked = ShardAssignment.from_proto(request.assignment)
             known = (asked.servers, asked.copies) == (there.servers, there.copies)
             if not known or self.index in asked.out or not {*there.out} <= {*asked.out}:
-                raise Misplaced(f"there are {there} now, and one of {asked} was asked")
+                raise Misplaced(f"the rows are on {there} now; expected by the caller: {asked}")
         if request.run_id:
             self._storage.check_run(request.run_id)
-        if not self._way.began:
+        if not self._mode.began:
             raise Misplaced(
-                f"parameter server {self.index} has no rows yet: it has just been started, or has lost its "
-                "log; the job's workers say what it is to have"
+                f"parameter server {self.index} has no rows yet: it is new, or has lost its log; the job's "
+                "workers will initialize it"
             )
 
     def _check_arrangement(self, request: pb.PullRequest | pb.ListRequest | pb.WritePartRequest) -> None:
-        """Of who is in no ring: a move of rows may have begun, and not ended, since it was in one."""
-        there = self._storage.arrangement
-        if request.HasField("arrangement") and (asked := Arrangement.of(request.arrangement)) != there:
+        """Reject a caller outside the ring whose assignment is outdated: resharding may have begun since."""
+        there = self._storage.assignment
+        if (
+            request.HasField("assignment")
+            and (asked := ShardAssignment.from_proto(request.assignment)) != there
+        ):
             raise Misplaced(
-                f"there are {there} now, and one of {asked} was asked: the ring has to be formed anew, and "
-                "says where the rows are"
+                f"the rows are on {there} now; expected by the caller: {asked}: a new ring must be formed, "
+                "which finds the rows"
             )
 
     def _recover(self) -> None:
@@ -399,12 +414,12 @@ class Server:
             self._replay()
         except (Damaged, Refused, OSError, ValueError, LookupError, TypeError) as error:
             if not isinstance(error, AnotherRun):
-                self._warn(f"the log in {self._log.directory} does not count: {error}")
+                self._warn(f"the log in {self._log.directory} is ignored: {error}")
             self._storage.forget()
-            self._way = RingOrder(self._storage)
+            self._mode = SyncServer(self._storage)
             self._log.base = None
         if self._log.base is None:
-            self._storage.begin_log(self._way.beginning())
+            self._storage.begin_log(self._mode.beginning())
 
     def _replay(self) -> None:
         loaded = False
@@ -415,20 +430,20 @@ class Server:
             if kind == HEAD:
                 if number == base.first:
                     head = json.loads(text)
-                    self._storage.arranged(head)
+                    self._storage.read_assignment(head)
                     if "any_order" in head:
-                        self._way = AnyOrder(self._storage, head, self._clock)
+                        self._mode = AsyncServer(self._storage, head, self._clock)
                     else:
-                        self._way = RingOrder(self._storage, head)
+                        self._mode = SyncServer(self._storage, head)
             elif kind == TABLES:
                 if self._storage.declared is None:
                     request = pb.Tables.FromString(text)
                     self._declare(request, tables_of(request))
                 if not loaded:
-                    self._way.load_base()
+                    self._mode.load_base()
                     loaded = True
             else:
-                self._way.replay(kind, text)
+                self._mode.replay(kind, text)
 
 
 def _check_numbers(asynchronous: pb.Asynchronous) -> None:

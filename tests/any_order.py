@@ -35,14 +35,14 @@ def begun(server: Server, **asynchronous: Any) -> Server:
 
 def begin(server: Server) -> pb.Progress:
     request = counting.begin(STEPS, server.index, server.servers)
-    return server.any_order.begin(request.SerializeToString())
+    return server.async_server.begin(request.SerializeToString())
 
 
 def push(server: Server, step: int, **more: Any) -> pb.Progress:
     version = more.pop("version", server.version)
-    line = more.pop("line", server.line)
-    request = counting.push(line, step, STEPS, version, server.index, server.servers, **more)
-    return server.any_order.push(request.SerializeToString())
+    incarnation = more.pop("incarnation", server.incarnation)
+    request = counting.push(incarnation, step, STEPS, version, server.index, server.servers, **more)
+    return server.async_server.push(request.SerializeToString())
 
 
 def counts(*servers: Server) -> tuple[list[float], list[float]]:
@@ -63,10 +63,10 @@ def expect(steps: Any) -> tuple[list[float], list[float]]:
 def content(server: Server) -> tuple[Any, ...]:
     """All that is in a server, bit for bit, whatever the order."""
     found: list[Any] = [
-        server.any_order.progress().SerializeToString(), server.any_order.taken.SerializeToString(),
-        server.any_order.reopened.SerializeToString(), server.position().SerializeToString(),
-        server.any_order.kept(pb.KeptRequest(run_id=RUN)).SerializeToString(),
-        sorted((one.step, one.learning_rate) for one in server.any_order.taking.waiting),
+        server.async_server.progress().SerializeToString(), server.async_server.accepted.SerializeToString(),
+        server.async_server.rescheduled.SerializeToString(), server.position().SerializeToString(),
+        server.async_server.kept(pb.KeptRequest(run_id=RUN)).SerializeToString(),
+        sorted((one.step, one.learning_rate) for one in server.async_server.applied.waiting),
     ]  # fmt: skip
     for table in server.tables:
         copy = table.copy(server.version)
@@ -88,5 +88,7 @@ def steps(*bounds: int) -> pb.Steps:
 
 
 def take(server: Server, worker: int, most: int = 1, limit: int = STEPS) -> list[int]:
-    request = pb.TakeRequest(run_id=RUN, line=server.line, worker=worker, most=most, limit=limit)
-    return list(server.any_order.take(request).steps.bounds)
+    request = pb.LeaseRequest(
+        run_id=RUN, incarnation=server.incarnation, worker=worker, most=most, limit=limit
+    )
+    return list(server.async_server.lease(request).steps.bounds)

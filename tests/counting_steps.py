@@ -40,7 +40,7 @@ def begin(steps: int, index: int = 0, servers: int = 1) -> pb.BeginRequest:
 
 
 def push(
-    line: str, step: int, steps: int, version: int = 0, index: int = 0, servers: int = 1, **more: Any
+    incarnation: str, step: int, steps: int, version: int = 0, index: int = 0, servers: int = 1, **more: Any
 ) -> pb.PushRequest:
     dense = np.arange(-(-steps // DIM))
     change = np.zeros((len(dense), DIM))
@@ -50,8 +50,8 @@ def push(
     ids = ids[server_of(ids, servers) == index]
     found = [gradients(0, dense[mine], change[mine]), gradients(1, ids, -np.ones((len(ids), 1)))]
     return pb.PushRequest(**{
-        "run_id": RUN, "line": line, "step": step, "version": version, "learning_rate": 1.0, "loss": 2.0,
-        "records": 3, "gradients": found, **more,
+        "run_id": RUN, "incarnation": incarnation, "step": step, "version": version, "learning_rate": 1.0,
+        "loss": 2.0, "records": 3, "gradients": found, **more,
     })  # fmt: skip
 
 

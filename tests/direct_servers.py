@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from edl.contract.proto import ps_pb2 as pb
-from edl.ps.errors import Misplaced, Refused, Stale, Unavailable, Unsettled
+from edl.ps.errors import GenerationPending, Misplaced, Refused, Stale, Unavailable
 from edl.ps.server import Server
 from edl.trainer.ps_client.link import ServerAway, ServerRefused
 from edl.trainer.ring.base import RingBroken
@@ -87,8 +87,8 @@ class World:
     def all_are_in(self) -> bool:
         """Whether each row is on two servers: of two copies one is lost at a time."""
         have = [node.server for node in self.nodes if node.server is None or node.server.steps.began]
-        return len({s and (s.steps.generation, s.arrangement) for s in have}) == 1 and all(
-            s is not None and not s.arrangement.out and s.arrangement.servers == len(have) for s in have
+        return len({s and (s.steps.generation, s.assignment) for s in have}) == 1 and all(
+            s is not None and not s.assignment.out and s.assignment.servers == len(have) for s in have
         )
 
     def links(self) -> tuple[list[DirectLink], list[str]]:
@@ -141,7 +141,7 @@ class DirectCall:
                 self._node.start()
             try:
                 answer = self._act(self._node.start())
-            except (Stale, Misplaced, Unsettled) as error:
+            except (Stale, Misplaced, GenerationPending) as error:
                 if self._method == "Declare":
                     raise ServerRefused(str(error)) from error
                 raise RingBroken(str(error)) from error
@@ -168,10 +168,12 @@ class DirectCall:
                 return self._fetch(server, request)
             case "Describe":
                 return server.describe(0.0)
+            case "StartGeneration":
+                return server.start_generation(request)
             case "Begin" | "Push":
-                return getattr(server.any_order, self._method.lower())(request.SerializeToString())
-            case "Take" | "Drain" | "Reopen" | "Keep" | "Kept":
-                return getattr(server.any_order, self._method.lower())(request)
+                return getattr(server.async_server, self._method.lower())(request.SerializeToString())
+            case "Lease" | "Drain" | "Reschedule" | "Keep" | "Kept":
+                return getattr(server.async_server, self._method.lower())(request)
         return getattr(server, self._method.lower())(request)
 
     def _fetch(self, server: Server, request: pb.FetchRequest) -> Any:

@@ -30,8 +30,8 @@ def commit(step: int, skipped: bool = False) -> pb.Commit:
     return pb.Commit(step=step, skipped=skipped, scale=0.5, learning_rate=0.1, iteration=step)
 
 
-def settle(generation: int, step: int, last: pb.Commit | None = None) -> pb.SettleRequest:
-    return pb.SettleRequest(run_id=RUN, generation=generation, step=step, last=last)
+def start_generation(generation: int, step: int, last: pb.Commit | None = None) -> pb.StartGenerationRequest:
+    return pb.StartGenerationRequest(run_id=RUN, generation=generation, step=step, last=last)
 
 
 def batch(step: int, rank: int) -> list[tuple[np.ndarray, np.ndarray]]:

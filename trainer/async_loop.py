@@ -1,19 +1,19 @@
-"""Steps in any order, where all weights are on parameter servers (mode=ps): from one worker's side.
+"""Asynchronous SGD (mode=ps), from one worker's side: the loop over leased steps.
 
-    take ─▶ pull ─▶ gradients ─▶ push    until all steps below the stretch's limit are taken
-    then: drain, keep, and all pull the same weights
+    lease ─▶ pull ─▶ gradients ─▶ push    until all steps below the limit of the async phase are accepted
+    then: drain, keep, and all workers pull the same weights
 
-Between two boundaries (the ends of epochs, and where the model is evaluated or written) workers do not wait
-for each other: one server, the coordinator, hands out steps, and each worker makes them alone. At a boundary
-all have the same weights, and the ring evaluates and calls callbacks as ever. So the ring is formed as ever,
-and only has nothing to sum inside a stretch.
+Between two boundaries (the ends of epochs, evaluations, checkpoints) workers do not wait for each other. One
+server, the coordinator, leases steps, and each worker computes its steps alone. At a boundary all workers
+have the same weights, and the ring evaluates and runs callbacks as in the other modes. So a ring is formed as
+in the other modes, but has nothing to all-reduce during the async phase.
 
-**The state is on the servers.** What the job has to know beside the weights, the ledger, is kept by the
-servers at each boundary: whoever comes goes on from it. Nothing is lost with any worker, or with all of them.
+**The state is on the servers.** The servers also store the ledger, the job's state beside the weights, at
+each boundary. New workers continue from it, so no state is lost with any worker, or with all of them.
 
-**Every record counts once in every weight**: a server takes each step once. A step that was in the making
-when a worker died, or a server lost its log, is made again and counts where it is missing. So weights on two
-servers may have learned from gradients of two makings of that step; how many steps came again is counted.
+**Every record counts once in every weight**: a server accepts each step once. If a worker dies during a step,
+or a server loses its log, the step is computed again and counts on the servers that lack it. Weights on two
+servers may then have learned from two computations of the same step; such duplicates are counted.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 
 from edl.config import Config
-from edl.contract.rows.placement import Arrangement
+from edl.contract.rows.placement import ShardAssignment
 from edl.contract.steps import Steps
 from edl.trainer.agreement.checks import NonFinite
 from edl.trainer.agreement.ledger import Ledger
@@ -41,9 +41,9 @@ from edl.trainer.session.state import Session
 from edl.trainer.session.telemetry import Telemetry
 
 Values: TypeAlias = Sequence[tuple[np.ndarray, np.ndarray]]  # of each table: ids, and rows
-AT_ONCE = 2  # steps that a worker holds: one that it makes, and one whose records are read meanwhile
-FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.002, 0.1  # between two questions for a step, when none is left
-ROUNDS = 1 << 20  # more than an evaluation has
+AT_ONCE = 2  # leased steps per worker: one in progress, and one whose records are read ahead
+FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.002, 0.1  # between two lease requests when no step is left
+ROUNDS = 1 << 20  # greater than the number of batches of an evaluation
 
 
 class Learner(Protocol):
@@ -81,7 +81,7 @@ class Servers(Protocol):
 
     @property
     def progress(self) -> Whole:
-        """As the coordinator has told it last."""
+        """The coordinator's last report."""
         ...
 
     @property
@@ -91,7 +91,7 @@ class Servers(Protocol):
     def furthest(self) -> int: ...
 
     @property
-    def arrangement(self) -> Arrangement: ...
+    def assignment(self) -> ShardAssignment: ...
 
     def enter(self, addresses: Sequence[str] = (), servers: int = 0) -> None: ...
 
@@ -115,7 +115,7 @@ class Servers(Protocol):
     @property
     def addresses(self) -> tuple[str, ...]: ...
 
-    def adopt(self, arrangement: Arrangement, addresses: Sequence[str] = ()) -> None: ...
+    def adopt(self, assignment: ShardAssignment, addresses: Sequence[str] = ()) -> None: ...
 
     def restart_as(self, servers: int) -> None: ...
 
@@ -129,7 +129,7 @@ class Servers(Protocol):
 
     def kept(self) -> bytes: ...
 
-    def take(self, worker: int, most: int, limit: int) -> list[int]: ...
+    def lease_steps(self, worker: int, most: int, limit: int) -> list[int]: ...
 
     def rows_now(self, ids: Sequence[np.ndarray]) -> Pulled: ...
 
@@ -144,11 +144,11 @@ class Servers(Protocol):
     def all_rows(self, table: int, step: int = 0) -> tuple[np.ndarray, np.ndarray]: ...
 
 
-class Stretch:
-    """The steps of one worker.
+class AsyncLoop:
+    """The async phases of one worker.
 
     Args:
-        clock: seconds, never going back.
+        clock: monotonic seconds.
         computing: limits the time that this worker computes in a step.
     """
 
@@ -167,54 +167,58 @@ class Stretch:
         self._config, self._session, self._learner = config, session, learner
         self.servers, self._batches, self._report, self._clock = servers, batches, report, clock
         self._steps: Steps = batches.steps
-        self._held: list[int] = []  # steps that this worker is to make
+        self._held: list[int] = []  # steps leased to this worker
         self._kept_order = -1
-        self.has_steps = False  # a server has taken some, when this worker looked last
-        self.reached = 0  # all steps below it are in all weights, as far as this worker knows
-        self.furthest = 0  # of those that any server has taken, the one after the last; as the ring knows it
-        self.at_boundary = True  # its weights are those of one, and not of a moment after it
+        self.has_steps = False  # whether a server had accepted any step at the last `look`
+        self.reached = 0  # all steps below it are in all weights, as of the last report
+        self.furthest = 0  # one more than the last step that any server has accepted, as agreed in the ring
+        self.at_boundary = True  # whether its weights are those of a boundary
         # Of the step in progress:
-        self._versions: Mapping[int, int] = {}  # of the weights that it is made with, by server
-        self._with_rows = False  # the dense weights are still to be pulled, together with its rows
+        self._versions: Mapping[int, int] = {}  # of the weights that the step uses, by server
+        self._with_rows = False  # pull the dense weights together with the rows of the step
         self._staged: Sequence[tuple[np.ndarray, np.ndarray]] = ()
-        self._since_pull = 0  # steps that were made since the dense weights were pulled
+        self._since_pull = 0  # steps computed since the dense weights were pulled
         self._dense_versions: Mapping[int, int] = {}
-        self._saved = 0  # the model that is saved has the steps below it; 0: none is
+        self._saved = 0  # the model being saved has the steps below it; 0: none is being saved
 
-    # --- where the job is
+    # --- state of the job
 
     def take_charge(self, step: int) -> bool:
-        """As the root of a new ring, and before anything else: no root before it is heard any more. Returns
-        whether rows are lost that were on two servers: then all servers are to go back.
+        """Act as the root of a new ring, before any other call; calls of earlier roots are rejected
+        afterwards.
 
         Args:
-            step: that the ring before had reached.
+            step: reached by the previous ring.
+
+        Returns:
+            whether rows are lost on both servers that held them; all servers must roll back then.
         """
         self.servers.declare(self._learner.server_tables)
         return self.servers.take_charge(self._session.worker, step)
 
     def look(self, patient: bool = False) -> list[int]:
-        """Declare the tables, and find out which servers have nothing.
+        """Declare the tables; returns the servers without rows.
 
         Args:
-            patient: one that is away is waited for, also if others have its rows.
+            patient: wait for every server, even if others hold its rows.
         """
         self.servers.declare(self._learner.server_tables)
         self._since_pull = 0
         found = self.servers.look(patient)
-        self.has_steps = any(len(told.taken.bounds) for told in found.values())
+        self.has_steps = any(len(told.accepted.bounds) for told in found.values())
         return [index for index, told in found.items() if told.position.empty]
 
     def refuse_changed(self, changed: Mapping[int, np.ndarray]) -> None:
-        """Raises ModelError if callbacks have changed what servers have."""
+        """Raise ModelError if callbacks have changed weights that are on servers."""
         self._learner.refuse_changed(changed)
 
     def begin(self, only: Sequence[int] | None = None) -> None:
-        """The job begins on servers that have nothing, with the weights that are here."""
+        """Start the job on servers without rows, with this worker's weights."""
         self.servers.begin(self._learner.dense_values(), only)
 
     def keep(self, ledger: Ledger) -> None:
-        """Have the servers keep this, unless they have it. By one worker, while nobody makes a step."""
+        """Store the ledger on the servers, unless they have it. Called by one worker, between async
+        phases."""
         order = _order(ledger)
         if order > self._kept_order:
             self.servers.keep(ledger.step, order, self.packed(ledger))
@@ -224,7 +228,7 @@ class Stretch:
         return encode([ledger.pack(), self._learner.beside()])
 
     def take_over(self, kept: bytes) -> Ledger:
-        """What somebody has kept: with all weights as they are now, and with them the state."""
+        """Take over a stored ledger and pull all weights: together they are the state."""
         packed, beside = decode(kept)
         self._learner.take_beside(beside)
         ledger = Ledger.unpack(packed)
@@ -234,7 +238,7 @@ class Stretch:
         return ledger
 
     def pull_all(self, step: int) -> None:
-        """All dense weights as they are now."""
+        """Pull all current dense weights."""
         ids = [np.zeros(0, np.int64) for _ in self._learner.tables]
         pulled = self.servers.rows_now([*ids, *self._learner.dense_ids(whole=True)])
         self._learner.put(True, pulled.rows[len(ids) :])
@@ -242,27 +246,30 @@ class Stretch:
         self._since_pull = 0
 
     def find_progress(self) -> int:
-        """How far the servers are."""
+        """Refresh and return `reached`."""
         self.servers.find()
         self.reached = self.servers.progress.step
         return self.reached
 
     def boundary(self, step: int, end: int) -> int:
-        """Where the stretch ends that begins at `step`."""
+        """The end of the async phase that starts at `step`."""
         per_epoch = self._steps.per_epoch
         each = (self._config.evaluation.steps, self._config.checkpoint.steps, per_epoch)
         return min([end, *((step // n + 1) * n for n in each if n)])
 
-    # --- the stretch
+    # --- the async phase
 
     def run(self, generation: int, rank: int, limit: int, now_and_then: Callable[[], None]) -> bool:
-        """Make steps until all below `limit` are taken; False: this worker is to leave the ring before.
+        """Compute leased steps until all below `limit` are accepted.
 
         Args:
-            now_and_then: is called between two steps.
+            now_and_then: called between two steps.
+
+        Returns:
+            False if this worker must leave the ring before.
 
         Raises:
-            RingBroken: the ring was cut, or a server has lost what it had.
+            RingBroken: the ring was cut, or a server has lost its state.
         """
         pause = FIRST_PAUSE_SECONDS
         self._held = [step for step in self._held if step < limit]
@@ -272,7 +279,7 @@ class Stretch:
             if self._session.must_leave(generation):
                 return False
             if not self._held:
-                self._held = self.servers.take(self._session.worker, AT_ONCE, limit)
+                self._held = self.servers.lease_steps(self._session.worker, AT_ONCE, limit)
                 self.reached = self.servers.progress.step
             if self._held:
                 pause = FIRST_PAUSE_SECONDS
@@ -280,13 +287,13 @@ class Stretch:
                 self._held.pop(0)
             elif self.reached >= limit:
                 return True
-            else:  # others make what is left
+            else:  # other workers hold the remaining leases
                 self.servers.pause(pause)
                 pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
             now_and_then()
 
     def forget(self) -> None:
-        """The servers have gone back: what was held is not."""
+        """Drop the leases: the servers have rolled back."""
         self._held, self._kept_order = [], -1
 
     def _make(self, generation: int, rank: int, step: int, ahead: Sequence[int]) -> None:
@@ -305,7 +312,7 @@ class Stretch:
             computed = self._clock() - began
             if self.servers.push(made, self._session.worker, self._versions):
                 break
-            self._since_pull = 0  # the weights were too old: once more, with new ones
+            self._since_pull = 0  # the weights were too old: repeat the step with new ones
             if self._session.was_cut(generation):
                 raise RingBroken("the ring was cut")
         if made.skipped:
@@ -333,7 +340,7 @@ class Stretch:
     # --- rows of embeddings, as the learner asks for them (trainer/embedding/lookups.py)
 
     def pull(self, step: int, ids: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """As they are now; with the first ones of a step come the dense weights."""
+        """Pull current rows; the first pull of a step may include the dense weights."""
         more = self._learner.dense_ids(whole=False) if self._with_rows else []
         pulled = self.servers.rows_now([*ids, *more])
         if more:
@@ -346,23 +353,26 @@ class Stretch:
         self._staged = gradients
 
     def saves(self, step: int) -> None:
-        """From now on `all_rows` is asked for a model with the steps below this one: a server that has lost
-        its log may have others by now, and one whose late worker has come back, too."""
+        """Make `all_rows` require exactly the steps below this one, for a model that is being saved.
+
+        A server that has lost its log may have other steps meanwhile, or one that a late worker pushed.
+        """
         self._saved = step
 
     def all_rows(self, table: int) -> tuple[np.ndarray, np.ndarray]:
-        """Raises: RingBroken, if a server has other steps than the model that is saved."""
+        """Read all rows of a table. Raises RingBroken if a server has other steps than the model being
+        saved."""
         return self.servers.all_rows(table, self._saved)
 
-    # --- for people
+    # --- reporting
 
     def tell(self) -> None:
-        """How old the weights of this worker's last steps were, and how many steps came again."""
-        if (found := self._report.stretch_done(self.servers.progress.repeated)) is not None:
+        """Log the staleness of this worker's last steps, and the job's number of duplicate steps."""
+        if (found := self._report.async_phase_done(self.servers.progress.repeated)) is not None:
             log.info(
-                f"the weights of the last {found.steps} steps that were made here were {found.median:g} "
-                f"updates old (median; at most {found.most}); {found.repeated} steps of the job came again "
-                "after they were taken"
+                f"staleness of the last {found.steps} steps of this worker: {found.median:g} updates "
+                f"(median), at most {found.most}; {found.repeated} steps of the job were pushed again after "
+                "they were accepted"
             )
 
 
@@ -371,5 +381,5 @@ def _named(step: int, batch: Batch) -> str:
 
 
 def _order(ledger: Ledger) -> int:
-    """A later one is greater."""
+    """A number that grows with the ledger."""
     return (ledger.step * ROUNDS + ledger.round) * 2 + ledger.turn

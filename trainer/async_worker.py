@@ -1,17 +1,17 @@
 """Asynchronous training: the loop of trainer/worker.py with all weights on parameter servers (mode=ps).
 
-    run_ring     form ─▶ synchronize ─▶ stretch, round, callbacks, stretch ... ─▶ close
+    run_ring     form ─▶ synchronize ─▶ async phase, round, callbacks, async phase ... ─▶ close
     synchronize  the root brings all servers up to date; all members load the ledger that the servers keep
-    stretch      steps that a server hands out, in any order, up to the next boundary (trainer/async_loop.py)
+    async phase  steps that a server hands out, in any order, up to the next boundary (trainer/async_loop.py)
 
 **The state is on the servers**, and the ledger with it. So a worker that enters a ring needs no state from a
-member, and a worker may leave in the middle of a stretch, at once, without an agreement.
+member, and a worker may leave in the middle of an async phase, at once, without an agreement.
 
 **A boundary** is the end of an epoch, or a step at which the model is evaluated or written. There all steps
 before it are in all weights, all ranks have the same ledger, and the ring makes rounds and runs callbacks as
 in any mode.
 
-**If the number of servers changes**, or a server is back, the stretch ends early, at a boundary where all
+**If the number of servers changes**, or a server is back, the async phase ends early, at a boundary where all
 servers have the same steps (`moves_at`). There rank 0 has the rows moved (`rearrange`), and all members go on
 with the new servers.
 
@@ -34,7 +34,7 @@ from edl.trainer.agreement.checks import check
 from edl.trainer.agreement.epochs import CallbackUpdate, Epochs
 from edl.trainer.agreement.ledger import Ledger
 from edl.trainer.agreement.metric_values import as_numbers
-from edl.trainer.async_loop import Stretch
+from edl.trainer.async_loop import AsyncLoop
 from edl.trainer.callbacks.interfaces import Callbacks
 from edl.trainer.checkpoint.checkpointing import RingSlot
 from edl.trainer.ps_client.async_client import NOWHERE
@@ -51,13 +51,13 @@ class AsyncWorker(Worker):
     """One worker of asynchronous training.
 
     Args:
-        stretch: makes the steps.
+        async_loop: makes the steps.
         others: as for Worker.
     """
 
-    def __init__(self, stretch: Stretch, *others: Any, **more: Any):
+    def __init__(self, async_loop: AsyncLoop, *others: Any, **more: Any):
         super().__init__(*others, **more)
-        self.stretch = stretch
+        self.async_loop = async_loop
         self.restore.initial_weights = self.learner.parts()
         self.moves_at = NOWHERE  # the step at which rows move to other servers
         self.joined = pb.JoinedRing()  # as reported for this ring
@@ -70,7 +70,7 @@ class AsyncWorker(Worker):
         since.
         Steps come in any order: an epoch has begun with any of its steps.
         """
-        return max(super().epochs, self.steps.begun(max(self.stretch.reached, self.stretch.furthest)))
+        return max(super().epochs, self.steps.begun(max(self.async_loop.reached, self.async_loop.furthest)))
 
     # --- rings
 
@@ -78,60 +78,63 @@ class AsyncWorker(Worker):
         """Nothing: the coordinator assigns this worker's steps."""
 
     def enter_servers(self, form: FormRing) -> None:
-        self.stretch.servers.enter(form.addresses, form.servers)
+        self.async_loop.servers.enter(form.addresses, form.servers)
 
     def leave_servers(self) -> None:
-        self.stretch.servers.leave()
+        self.async_loop.servers.leave()
 
     def why_broken(self, generation: int, error: RingBroken) -> str:
-        # Within a stretch each worker leaves by itself, so that a later all-reduce finds the ring broken.
+        # Within an async phase each worker leaves by itself, so that a later all-reduce finds the ring
+        # broken.
         return "" if self.session.must_leave(generation) else str(error)
 
     def left_ring(self, broken: str) -> pb.LeftRing:
         found = super().left_ring(broken)  # as far as the servers are, but not over the next boundary
-        limit = self.stretch.boundary(self.state.step, self.end)
-        found.step = max(found.step, min(self.stretch.reached, limit - 1))
-        if not self.stretch.at_boundary:
+        limit = self.async_loop.boundary(self.state.step, self.end)
+        found.step = max(found.step, min(self.async_loop.reached, limit - 1))
+        if not self.async_loop.at_boundary:
             found.digest = ""
-        if self.stretch.reached < self.state.ledger.step:  # a server has lost steps, which must be made again
-            found.step, found.round, found.turn, found.digest = self.stretch.reached, 0, 0, ""
+        if (
+            self.async_loop.reached < self.state.ledger.step
+        ):  # a server lost steps, which must be repeated
+            found.step, found.round, found.turn, found.digest = self.async_loop.reached, 0, 0, ""
         return found
 
     def synchronize(self, form: FormRing, rank: int) -> None:
         """All members load the state that the servers have, after the root has brought the servers up to
         date."""
-        stretch, root, why, kept = self.stretch, form.members.index(form.root), "", b""
-        servers, told = stretch.servers, np.zeros(3, np.int64)
+        async_loop, root, why, kept = self.async_loop, form.members.index(form.root), "", b""
+        servers, told = async_loop.servers, np.zeros(3, np.int64)
         if rank == root:
-            why = self.settle_servers(form, stretch.take_charge(form.step))
-            stretch.servers.introduce()
-            if not (kept := stretch.servers.kept()):  # it has it, as was seen to
+            why = self.settle_servers(form, async_loop.take_charge(form.step))
+            async_loop.servers.introduce()
+            if not (kept := async_loop.servers.kept()):  # it has it, as was seen to
                 first = servers.coordinator
                 raise RingBroken(
                     f"parameter server {first} has lost what it had since the ring began to form"
                 )
             if (
-                stretch.find_progress() < form.step and not why
+                async_loop.find_progress() < form.step and not why
             ):  # an earlier root has rolled a server back, and died
                 why = "a parameter server went back to a checkpoint"
-            told[:] = stretch.reached, servers.furthest, servers.moves_at()
+            told[:] = async_loop.reached, servers.furthest, servers.moves_at()
         else:
             self.batches.take(form.layout, Part.even(0, 1))
         step, furthest, self.moves_at = self.ring.broadcast(told, root).tolist()
         if why := adopt(self.ring, root, servers, why):
             self.report.went_back()
-            stretch.forget()
+            async_loop.forget()
         kept = broadcast_bytes(self.ring, kept, root)
         if rank != root:
-            stretch.look()
-        stretch.reached, stretch.furthest = step, furthest
-        self.state.set_ledger(stretch.take_over(kept))
+            async_loop.look()
+        async_loop.reached, async_loop.furthest = step, furthest
+        self.state.set_ledger(async_loop.take_over(kept))
         self.batches.take(form.layout, Part.even(0, 1))  # each worker makes whole steps
         self.rounds.take(Part(rank, form.shares))
         self.callback_rank = 0
         state = self.state
         state.has_state = self.in_sync = True
-        of = servers.arrangement
+        of = servers.assignment
         self.joined = pb.JoinedRing(
             step=step, round=state.round, turn=state.turn, went_back=why, servers=of.servers, out=of.out
         )
@@ -146,47 +149,47 @@ class AsyncWorker(Worker):
         Returns:
             why all servers rolled back, or why some steps have to be made again; "" if neither.
         """
-        stretch = self.stretch
-        lost = stretch.look()
+        async_loop = self.async_loop
+        lost = async_loop.look()
         if not lost:
             if (
-                not stretch.servers.kept()
+                not async_loop.servers.kept()
             ):  # an earlier root has initialized the servers, and died before this
                 self.state.set_ledger(Ledger())
-                stretch.forget()
-                stretch.keep(self.state.ledger)
+                async_loop.forget()
+                async_loop.keep(self.state.ledger)
             return ""
         names = " and ".join(f"parameter server {index}" for index in lost)
         why = f"{names} has lost its log and rows" if len(lost) == 1 else f"{names} have lost logs and rows"
-        all_go_back = all_go_back or len(lost) == stretch.servers.count
+        all_go_back = all_go_back or len(lost) == async_loop.servers.count
         if not all_go_back:
             if not self.bring_back(lost):  # with the first weights, and then all steps again
                 self.restore.reset_weights()
                 if self.restore.warm_start is not None:
                     self.restore.warm_start()
-                stretch.begin(lost)
-            again = stretch.has_steps  # else no step was made when the servers were lost
+                async_loop.begin(lost)
+            again = async_loop.has_steps  # else no step was made when the servers were lost
         else:
-            again = stretch.has_steps or stretch.reached > 0 or form.step > 0
+            again = async_loop.has_steps or async_loop.reached > 0 or form.step > 0
             self.restore.reset_weights()
             self.state.set_ledger(Ledger())
             whole = self.restore.load_checkpoint(self.restore.newest_step)
             if whole and self.checkpoints is not None and self.checkpoints.restored_step:
                 attempt = self.checkpoints.attempt
-                stretch.servers.restart_as(self.checkpoints.restored_servers)
-                stretch.servers.go_back(self.checkpoints.restored_step, attempt)
+                async_loop.servers.restart_as(self.checkpoints.restored_servers)
+                async_loop.servers.go_back(self.checkpoints.restored_step, attempt)
             else:
-                if len(lost) < stretch.servers.count:
-                    stretch.servers.go_back(0, "")
+                if len(lost) < async_loop.servers.count:
+                    async_loop.servers.go_back(0, "")
                 if self.restore.warm_start is not None:
                     self.restore.warm_start()
-                stretch.begin()
+                async_loop.begin()
         if again:
-            stretch.forget()
-        if not stretch.servers.kept():
+            async_loop.forget()
+        if not async_loop.servers.kept():
             if not all_go_back:
                 self.state.set_ledger(Ledger())
-            stretch.keep(self.state.ledger)
+            async_loop.keep(self.state.ledger)
         return why if again else ""
 
     def bring_back(self, lost: list[int]) -> bool:
@@ -201,7 +204,7 @@ class AsyncWorker(Worker):
             if not step:  # it has no part that a server could load
                 continue
             try:
-                self.stretch.servers.bring_back(lost, step, attempt)
+                self.async_loop.servers.bring_back(lost, step, attempt)
             except ServerRefused as error:
                 log.warning(str(error))
             else:
@@ -211,7 +214,7 @@ class AsyncWorker(Worker):
     # --- steps
 
     def advance(self, generation: int, rank: int, size: int) -> bool:
-        if self.stretch.reached < self.state.step:  # a server has lost steps, which come first
+        if self.async_loop.reached < self.state.step:  # a server has lost steps, which come first
             if self.session.was_cut(generation):
                 raise RingBroken("the ring was cut")
             self.report.step_begins()
@@ -220,50 +223,50 @@ class AsyncWorker(Worker):
 
     def train_step(self, generation: int, rank: int, size: int) -> bool:
         """Make steps in any order, up to the next boundary. False: this worker leaves the ring after it."""
-        stretch, end = self.stretch, self.end
+        async_loop, end = self.async_loop, self.end
         if rank == 0:
-            stretch.keep(self.state.ledger)  # with the results of evaluations and callbacks
+            async_loop.keep(self.state.ledger)  # with the results of evaluations and callbacks
             self.history(self.state.ledger.epochs.history)
-        again = stretch.reached < self.state.step  # a server has lost steps
+        again = async_loop.reached < self.state.step  # a server has lost steps
         if self.state.step >= end and not again:
             return self.agree(generation, rank, size)
         if 0 <= self.moves_at <= self.state.step and not again:
             self.rearrange(generation, rank)
-        limit = self.state.step if again else stretch.boundary(self.state.step, end)
+        limit = self.state.step if again else async_loop.boundary(self.state.step, end)
         if self.moves_at > self.state.step:
             limit = min(limit, self.moves_at)
 
         def now_and_then() -> None:
             if rank == 0:
-                self.report.to_go(end - stretch.reached)
+                self.report.to_go(end - async_loop.reached)
                 self.write_inside(generation, limit)
 
         # No member makes a step before the servers keep the ledger: lost steps are counted from there.
         self.ring.broadcast(np.zeros(1, np.int64), 0)
-        if not stretch.run(generation, rank, limit, now_and_then):
+        if not async_loop.run(generation, rank, limit, now_and_then):
             return False
-        self.end_stretch(generation, rank, limit)
-        stretch.tell()
+        self.end_async_phase(generation, rank, limit)
+        async_loop.tell()
         return self.agree(generation, rank, size)
 
-    def end_stretch(self, generation: int, rank: int, limit: int) -> None:
+    def end_async_phase(self, generation: int, rank: int, limit: int) -> None:
         """All steps below `limit` are applied: give all members the same weights and the same ledger."""
-        stretch = self.stretch
+        async_loop = self.async_loop
         kept = b""
         ended = 0
         if rank == 0:
-            stretch.servers.drain(limit)
+            async_loop.servers.drain(limit)
             ledger = self.state.ledger
             if limit > ledger.step:
-                found, epoch = stretch.servers.progress, self.steps.epoch(ledger.step)
+                found, epoch = async_loop.servers.progress, self.steps.epoch(ledger.step)
                 left_out = self.steps.records_of([(ledger.step, limit)]) - found.records
-                ledger = ledger.after_stretch(limit, found.loss, found.records, left_out, epoch)
+                ledger = ledger.after_async_phase(limit, found.loss, found.records, left_out, epoch)
                 if self.steps.ends_epoch(limit):
                     ledger = replace(ledger, epochs=ledger.epochs.whole({}))
-            stretch.keep(ledger)
-            kept = stretch.packed(ledger)
+            async_loop.keep(ledger)
+            kept = async_loop.packed(ledger)
         before = self.state.step
-        self.state.set_ledger(stretch.take_over(broadcast_bytes(self.ring, kept, 0)))
+        self.state.set_ledger(async_loop.take_over(broadcast_bytes(self.ring, kept, 0)))
         if before < limit and self.steps.ends_epoch(limit):
             ended = self.steps.epoch(limit)
             if self.checkpoints is not None:
@@ -278,15 +281,15 @@ class AsyncWorker(Worker):
         The rows move, stay where they are, or can move at a later step; all ranks know which when this
         returns.
         """
-        stretch, why, told = self.stretch, "", np.zeros(1, np.int64)
+        async_loop, why, told = self.async_loop, "", np.zeros(1, np.int64)
         if rank == 0:
-            told[0], why = stretch.servers.move_rows(self.session.worker)
+            told[0], why = async_loop.servers.move_rows(self.session.worker)
         self.moves_at = int(self.ring.broadcast(told, 0)[0])
-        why = adopt(self.ring, 0, stretch.servers, why)
-        stretch.forget()  # leased steps and weights are those of the former servers
-        stretch.look()
+        why = adopt(self.ring, 0, async_loop.servers, why)
+        async_loop.forget()  # leased steps and weights are those of the former servers
+        async_loop.look()
         if self.moves_at == NOWHERE:
-            of = stretch.servers.arrangement
+            of = async_loop.servers.assignment
             self.joined.servers, self.joined.out[:], self.joined.servers_stay = of.servers, of.out, why
             self.session.say(generation, joined_ring=self.joined)
 
@@ -309,18 +312,18 @@ class AsyncWorker(Worker):
     # --- checkpoints
 
     def write_inside(self, generation: int, limit: int) -> None:
-        """Begin a checkpoint that is due in the middle of a stretch, on one worker.
+        """Begin a checkpoint that is due in the middle of an async phase, on one worker.
 
         Each server writes its weights of its own moment, with the list of steps in them.
         """
-        step = self.stretch.reached
+        step = self.async_loop.reached
         if self.checkpoints is None or not self.session.checkpoint_is_due(generation):
             return
         alone = RingSlot(generation, self.session.worker, 0, 1)
-        if self.stretch.servers.arrangement.out:  # their rows would be of different steps than the others'
+        if self.async_loop.servers.assignment.out:  # their rows would be of different steps than the others'
             return
         if self.state.step < step < limit and self.checkpoints.ready(alone, step, self.steps, self.epochs):
-            self.stretch.pull_all(step)
+            self.async_loop.pull_all(step)
             self.checkpoints.begin(alone, self.state.ledger, self.steps, self.batches.layout, step)
 
     def save_checkpoint(self) -> None:
@@ -328,33 +331,35 @@ class AsyncWorker(Worker):
             return
         step = self.state.ledger.step
         try:
-            step = max(step, self.stretch.find_progress())
-            self.stretch.pull_all(step)
+            step = max(step, self.async_loop.find_progress())
+            self.async_loop.pull_all(step)
         except RingBroken as error:  # of a server: the checkpoint itself fails then, with the reason
             log.warning(str(error))
         self.checkpoints.save(self.state.ledger, self.steps, self.batches.layout, step)
 
     def export_model(self) -> None:
-        stretch, step = self.stretch, self.state.ledger.step
-        stretch.saves(step)
-        stretch.look(patient=True)  # no further ring would be formed without a lost server
-        if stretch.servers.furthest > step:  # the ring broke, and the number of epochs was reduced after it
+        async_loop, step = self.async_loop, self.state.ledger.step
+        async_loop.saves(step)
+        async_loop.look(patient=True)  # no further ring would be formed without a lost server
+        if (
+            async_loop.servers.furthest > step
+        ):  # the number of epochs was reduced after the ring broke
             raise TrainedOn(f"steps of epoch {self.steps.epoch(step) + 1} are in the weights already")
         super().export_model()
 
     # --- callbacks
 
     def run_callbacks(self, callbacks: Callbacks, generation: int, rank: int) -> bool:
-        return super().run_callbacks(_Checked(callbacks, self.stretch), generation, rank)
+        return super().run_callbacks(_Checked(callbacks, self.async_loop), generation, rank)
 
 
 class _Checked:
     """Callbacks that must not change weights, which are on servers."""
 
-    def __init__(self, callbacks: Callbacks, stretch: Stretch):
-        self._callbacks, self._stretch = callbacks, stretch
+    def __init__(self, callbacks: Callbacks, async_loop: AsyncLoop):
+        self._callbacks, self._async_loop = callbacks, async_loop
 
     def run(self, epochs: Epochs, whole: int, task: int, facts: Mapping[str, float]) -> CallbackUpdate:
         made = self._callbacks.run(epochs, whole, task, facts)
-        self._stretch.refuse_changed(made.changed)
+        self._async_loop.refuse_changed(made.changed)
         return made

@@ -27,7 +27,7 @@ from edl.contract.proto import edl_pb2 as pb
 from edl.contract.steps import Steps
 from edl.errors import ModelError
 from edl.layers.embedding import keep_rows_elsewhere, saved_tables
-from edl.trainer.async_loop import Stretch
+from edl.trainer.async_loop import AsyncLoop
 from edl.trainer.async_worker import AsyncWorker
 from edl.trainer.build_inference import build_inference
 from edl.trainer.build_learner import (
@@ -56,8 +56,8 @@ from edl.trainer.model.data import Batch, Batches
 from edl.trainer.model.graphs import keep_xla_explicit
 from edl.trainer.model.records import Records
 from edl.trainer.model.user_model import UserModel
-from edl.trainer.ps_client.async_client import StepServers
-from edl.trainer.ps_client.client import ParameterServers
+from edl.trainer.ps_client.async_client import AsyncPsClient
+from edl.trainer.ps_client.client import PsClient
 from edl.trainer.ring.horovod import HorovodRing
 from edl.trainer.runtime import output_lock
 from edl.trainer.runtime.error_report import format_error
@@ -223,11 +223,11 @@ def trainer_of(context: Context, memory: MemoryCopy | None) -> Worker:
     )
     sample_loss = first_steps(context, model, learner, records, samples)
     report = Telemetry(session, batches.steps, near_end=ahead.prepare if ahead is not None else None)
-    stretch = None
-    if isinstance(servers, StepServers):
+    async_loop = None
+    if isinstance(servers, AsyncPsClient):
         assert isinstance(learner, PsLearner)
-        stretch = Stretch(config, session, learner, servers, batches, report, computing=computing)
-        learner.use(stretch, step)
+        async_loop = AsyncLoop(config, session, learner, servers, batches, report, computing=computing)
+        learner.use(async_loop, step)
     elif servers is not None:
         assert isinstance(learner, KerasLearner)
         learner.use(servers, step, batches.following)
@@ -242,10 +242,10 @@ def trainer_of(context: Context, memory: MemoryCopy | None) -> Worker:
         config, session, context.ring, learner, batches, report, export,
         checkpoints, begin, evaluation, callbacks, history, memory, export.keep,
     )  # fmt: skip
-    if stretch is not None:
-        worker: Worker = AsyncWorker(stretch, *parts)
+    if async_loop is not None:
+        worker: Worker = AsyncWorker(async_loop, *parts)
     else:
-        assert not isinstance(servers, StepServers)
+        assert not isinstance(servers, AsyncPsClient)
         worker = Worker(*parts, servers, computing)
     worker.sample_loss = sample_loss
     return worker
@@ -273,7 +273,7 @@ def data_of(context: Context) -> tuple[Records, list[Batch]]:
 
 def learner_and_servers_of(
     context: Context, model: keras.Model, samples: Sequence[Batch]
-) -> tuple[KerasLearner | OwnStepLearner, ParameterServers | StepServers | None]:
+) -> tuple[KerasLearner | OwnStepLearner, PsClient | AsyncPsClient | None]:
     """Return the learner of the model, and the job's parameter servers; None if it has none.
 
     With mode=auto, the model's tables decide the mode here.
@@ -366,7 +366,7 @@ def checkpoint_of(
     context: Context,
     model: keras.Model,
     learner: KerasLearner | OwnStepLearner,
-    servers: ParameterServers | StepServers | None,
+    servers: PsClient | AsyncPsClient | None,
     batches: Batches,
 ) -> tuple[Checkpointing | None, Callable[[], None] | None]:
     """Return the checkpoints of the worker, and the function that does a warm start; None each without."""

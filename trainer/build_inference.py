@@ -39,7 +39,7 @@ from edl.trainer.model.data import Batch, Batches
 from edl.trainer.model.model_support import refuse_unless_compiled
 from edl.trainer.model.records import Records
 from edl.trainer.model.user_model import UserModel
-from edl.trainer.ps_client.client import ParameterServers
+from edl.trainer.ps_client.client import PsClient
 from edl.trainer.ring.base import Ring, RingBroken
 from edl.trainer.runtime.error_report import format_error, format_traceback
 from edl.trainer.runtime.watchdog import Compute, Watch, Watchdog
@@ -67,7 +67,7 @@ class NoRecords:
 
 def build_inference(
     config: Config, stream: MasterStream, module: UserModel, model: Any, ring: Ring, watchdog: Watchdog,
-    servers: ParameterServers | None = None,
+    servers: PsClient | None = None,
 ) -> Worker:  # fmt: skip
     """Build the worker of a job that evaluates or predicts.
 
@@ -154,7 +154,7 @@ def _build(model: Any, sample: Batch) -> None:
 class RememberedRows:
     """Remembers the digest of the rows that the servers begin with."""
 
-    def __init__(self, servers: ParameterServers):
+    def __init__(self, servers: PsClient):
         self._servers, self.digest = servers, ""
 
     def begin_with(self, start: Start) -> None:

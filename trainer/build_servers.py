@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from edl.config import Config
 from edl.errors import ModelError
-from edl.trainer.ps_client.async_client import StepServers
-from edl.trainer.ps_client.client import ParameterServers
+from edl.trainer.ps_client.async_client import AsyncPsClient
+from edl.trainer.ps_client.client import PsClient
 from edl.trainer.ps_client.link import Interrupt, Link, ServerLink
 from edl.trainer.ring.base import Ring
 from edl.trainer.session.client import MasterStream
@@ -15,7 +15,7 @@ from edl.trainer.step.own_step import OwnStepLearner
 
 def servers_of(
     config: Config, stream: MasterStream, ring: Ring, learner: KerasLearner | OwnStepLearner
-) -> ParameterServers | None:
+) -> PsClient | None:
     """Return the parameter servers that hold the rows of the model's tables; None if the job has none.
 
     Calls to them end when the ring is cut.
@@ -40,9 +40,9 @@ def servers_of(
     return connected(config, stream, ring)
 
 
-def connected(config: Config, stream: MasterStream, ring: Ring) -> ParameterServers:
+def connected(config: Config, stream: MasterStream, ring: Ring) -> PsClient:
     """Return the job's parameter servers. Calls to them end when the ring is cut."""
-    servers = ParameterServers.at(
+    servers = PsClient.at(
         stream.servers, stream.token, stream.run_id, config.training.seed,
         config.ps.replicas, config.ps.timeout_seconds,
     )  # fmt: skip
@@ -50,7 +50,7 @@ def connected(config: Config, stream: MasterStream, ring: Ring) -> ParameterServ
     return servers
 
 
-def step_servers_of(config: Config, stream: MasterStream, ring: Ring) -> StepServers:
+def step_servers_of(config: Config, stream: MasterStream, ring: Ring) -> AsyncPsClient:
     """Return the parameter servers that hold all weights. Calls to them end when the ring is cut."""
     how, interrupt = config.ps, Interrupt()
     patience = None if how.replicas < 2 else how.timeout_seconds
@@ -59,7 +59,7 @@ def step_servers_of(config: Config, stream: MasterStream, ring: Ring) -> StepSer
         return ServerLink(index, address, stream.token, interrupt, patience=patience)
 
     links = [connect(index, address) for index, address in enumerate(stream.servers)]
-    servers = StepServers(
+    servers = AsyncPsClient(
         links, stream.run_id, config.training.seed, interrupt,
         how.grads_to_wait, how.max_staleness, how.scale_rate_by_staleness, how.replicas, connect,
         stream.servers,
@@ -68,7 +68,7 @@ def step_servers_of(config: Config, stream: MasterStream, ring: Ring) -> StepSer
     return servers
 
 
-def _cut_with(ring: Ring, servers: ParameterServers | StepServers, stream: MasterStream) -> None:
+def _cut_with(ring: Ring, servers: PsClient | AsyncPsClient, stream: MasterStream) -> None:
     """Let the session cut the servers with the ring, and report for which server this worker waits."""
 
     def cut() -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from edl.contract.proto import edl_pb2 as pb
-from edl.contract.rows.placement import Arrangement
+from edl.contract.rows.placement import ShardAssignment
 from edl.trainer.ps_client.interfaces import Servers
 from edl.trainer.restore import Restore
 from edl.trainer.ring.base import Ring, broadcast_bytes, broadcast_text
@@ -32,10 +32,10 @@ def adopt(ring: Ring, root: int, servers: Any, why: str = "") -> str:
     Returns:
         the root's `why`.
     """
-    of = servers.arrangement
+    of = servers.assignment
     said = json.dumps([of.servers, of.replicas, of.out, servers.addresses, why]).encode()
     count, replicas, out, addresses, why = json.loads(broadcast_bytes(ring, said, root))
-    servers.adopt(Arrangement(count, replicas, tuple(out)), addresses)
+    servers.adopt(ShardAssignment(count, replicas, tuple(out)), addresses)
     return why
 
 
@@ -69,7 +69,7 @@ class RowServers:
             servers.speak_of(servers.claim(self._session.worker))
             # After a warm start step 0 is a state to compare, too: the rows are another training's.
             there = state.ledger.step or restore.warm_start is not None
-            if there and not begun and (why := servers.settle(state.ledger.step)):
+            if there and not begun and (why := servers.start_generation(state.ledger.step)):
                 begun = True
                 if not restore.roll_back():
                     self._session.warn(
@@ -99,5 +99,5 @@ class RowServers:
 
     def tell(self, joined: pb.JoinedRing) -> None:
         """Add to `joined` which servers have the rows."""
-        of = self._servers.arrangement
+        of = self._servers.assignment
         joined.servers, joined.out[:], joined.servers_stay = of.servers, of.out, self._stay

@@ -1,4 +1,4 @@
-"""Reads the rows of parameter servers while a job trains: for what serves a model, or keeps a copy of them.
+"""A client that reads rows of parameter servers while a job trains, to serve a model or to copy the rows.
 
     from edl.rows.client import Client
 
@@ -6,14 +6,13 @@
         vectors = client.rows("user", ids)       # float32 [n, dim]
         news = client.changed("user", mark)      # what has changed since; news.mark for the next time
 
-Needs NumPy and gRPC, no TensorFlow. The token is what `edl token --read` prints: it is enough for this, and
-for nothing else.
+Needs NumPy and gRPC, no TensorFlow. `edl token --read` prints the token, which allows reading only.
 
-Promise: what is read was the state of its server at some step that was taken; a reader changes nothing, and
-workers wait for no more of it than one call, which is of a page at the most. A server that is away is waited
-for, until the client's time is up; where each row is on two servers, for two seconds at the most, and then
-the other one is asked. Of several servers one may be a step ahead of another, and the last step may be taken
-back when a worker dies. Rows are never of an earlier state than `step` has said before.
+Promise: each row read was its server's state at some step. A reader changes nothing, and workers wait for at
+most one of its calls, of at most one page. The client waits for a server that is down, until its timeout; if
+each row is on two servers, for at most two seconds before it reads from the other. One server may be a step
+ahead of another, and the last step may be undone when a worker dies. Rows are never older than an earlier
+`step`.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ import numpy as np
 from edl.contract.fingerprint import fingerprint
 from edl.contract.proto import ps_pb2 as pb
 from edl.contract.proto import ps_pb2_grpc as rpc
-from edl.contract.rows.placement import Arrangement
+from edl.contract.rows.placement import ShardAssignment
 from edl.contract.rows.shares import IDS, OPTIONS, PAGE_BYTES, VALUES, Shares, encoded, put
 from edl.errors import EdlError
 from edl.net import tls
@@ -42,11 +41,11 @@ from edl.net import tls
 T = TypeVar("T")
 TIMEOUT_SECONDS = 10.0
 PAUSE_SECONDS = 0.05  # between two attempts
-TEXTS = (1 << 63) - 1  # that texts are hashed to, where a layer has no input_dim
-PATIENCE_SECONDS = 1.0  # for a server that is away, where another one has its rows
-LOOK_SECONDS = 1.0  # after which is looked anew, there, who has which rows: one that is out does not know it
-ATTEMPTS = 3  # to list a table while the servers go back
-# What a call fails with when the server is away, or has no rows at present.
+TEXTS = (1 << 63) - 1  # range of text hashes for a layer without input_dim
+PATIENCE_SECONDS = 1.0  # for a server that is down, if another one holds its rows
+LOOK_SECONDS = 1.0  # then the assignment of rows with replicas is refreshed: a server that is out is unaware
+ATTEMPTS = 3  # to list a table while servers roll back
+# Statuses of a call when the server is down, or has no rows at present.
 AWAY = {
     grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED,
     grpc.StatusCode.INTERNAL, grpc.StatusCode.FAILED_PRECONDITION,
@@ -57,7 +56,7 @@ AWAY = {
 class Table:
     """
     Args:
-        rows: how many there are, on all servers together: second copies, too.
+        rows: number of rows on all servers, including replicas.
     """
 
     name: str
@@ -72,10 +71,9 @@ class Changed:
     Args:
         ids: int64 [n], each once.
         rows: float32 [n, dim].
-        step: they are of this state, or of a later one.
-        mark: for the next `changed`: what changes from here on.
-        whole: these are all rows that there are; whatever a reader has beside them is of no state of the job
-            any more.
+        step: the rows are of this state or a later one.
+        mark: argument of the next `changed`, for later changes.
+        whole: these are all rows; any other rows that the reader has are obsolete.
     """
 
     ids: np.ndarray
@@ -87,12 +85,12 @@ class Changed:
 
 @dataclass(frozen=True)
 class Pages:
-    """Rows of a table that have changed, to be gone over once.
+    """Rows of a table that have changed, to be iterated once.
 
     Args:
         dim: the length of a row.
-        step, mark, whole: as of `Changed`.
-        each: gives the pages: ids int64 [n], no id twice, and rows float32 [n, dim].
+        step, mark, whole: as in `Changed`.
+        each: yields the pages: ids int64 [n], no id twice, and rows float32 [n, dim].
     """
 
     dim: int
@@ -106,7 +104,7 @@ class Pages:
 
 
 class WentBack(EdlError):
-    """Servers have gone back to a checkpoint while their rows were listed."""
+    """A server rolled back to a checkpoint, or was resharded, while its rows were listed."""
 
 
 def text_ids(
@@ -135,11 +133,10 @@ class Client:
         addresses: host:port of all servers, in the order of their numbers.
         token: the job's for reading, or the job's.
         timeout: seconds that a call (of `changed`: each page) waits for servers that are away.
-        ca: the file of who vouches for the servers' certificates (ca.crt), where they speak TLS; None: as the
-            environment says (EDL_TLS_CA).
+        ca: file of the authority of the servers' certificates (ca.crt), if they use TLS; None: EDL_TLS_CA.
 
     Raises (every method):
-        EdlError: a server does not answer in time, or refuses; the text says which, and why.
+        EdlError: a server does not answer in time, or rejects the call; the message names it.
     """
 
     def __init__(
@@ -154,17 +151,17 @@ class Client:
         self._stubs = [rpc.ParameterServerStub(channel) for channel in self._channels]
         self._metadata = (("authorization", f"Bearer {token}"),)
         self._known: _Known | None = None
-        self._newest: tuple[str, int] = "", 0  # run and generation that were seen: no earlier one counts
+        self._newest: tuple[str, int] = "", 0  # newest run and generation seen; older ones are ignored
 
     def rows(self, table: str, ids: Any) -> np.ndarray:
-        """The rows of these ids as they are now, float32 [n, dim], in the order of the ids. An id that was
-        not learned yet has its initial row, the one with which its learning begins.
+        """The current rows of these ids, float32 [n, dim], in their order. An id that was not learned yet has
+        its initial row.
 
         Args:
-            ids: integers [n]. What the layer does with texts, `text_ids` does.
+            ids: integers [n]; for texts, see `text_ids`.
         """
         unique, places = np.unique(_checked(ids), return_inverse=True)
-        most = max(PAGE_BYTES // (4 * self._table(table).dim), 1)  # a larger call would make the workers wait
+        most = max(PAGE_BYTES // (4 * self._table(table).dim), 1)  # a larger call would delay the workers
         pieces = [unique[start : start + most] for start in range(0, max(len(unique), 1), most)]
         found = [self._in_time(partial(self._pull, table, piece)) for piece in pieces]
         rows: np.ndarray = np.concatenate(found)[places.reshape(-1)]
@@ -203,12 +200,12 @@ class Client:
         Raises:
             WentBack: (by the pages) the servers have gone back to a checkpoint meanwhile: begin again.
         """
-        step, _, line = since.partition("-")
-        if since and not (line and step.isdecimal()):
+        step, _, incarnation = since.partition("-")
+        if since and not (incarnation and step.isdecimal()):
             raise EdlError(f"since: {since!r}: expected the mark of another `changed`, or none")
         known = self._in_time(self._find)
         number, about = self._numbered(table, known)
-        whole = line != known.line
+        whole = incarnation != known.incarnation
         # One step can be taken back: what it has changed is asked for again.
         first = 0 if whole else max(int(step) - 1, 0)
         request = pb.ListRequest(
@@ -217,7 +214,7 @@ class Client:
         )  # fmt: skip
         now = min(known.steps)
         pages = partial(self._list, request, known, about.dim)
-        return Pages(about.dim, now, f"{now}-{known.line}", whole, pages)
+        return Pages(about.dim, now, f"{now}-{known.incarnation}", whole, pages)
 
     def tables(self) -> tuple[Table, ...]:
         """Those that there are, with the number of rows that they have now."""
@@ -273,8 +270,8 @@ class Client:
         asked = {index: _copied(request) for index in known.of.members}
         while asked:
             for index, page in self._listed(known, dict(asked)).items():
-                if page.line != known.lines[index]:
-                    raise WentBack(f"{self._name(index)} has gone back to a checkpoint")
+                if page.incarnation != known.incarnations[index]:
+                    raise WentBack(f"{self._name(index)} has rolled back to a checkpoint")
                 ids = np.frombuffer(page.ids, IDS)
                 if page.more:
                     asked[index].after = int(ids[-1])
@@ -283,7 +280,7 @@ class Client:
                 yield ids, np.frombuffer(page.rows, VALUES).reshape(len(ids), dim)
 
     def _listed(self, known: _Known, asked: dict[int, pb.ListRequest]) -> dict[int, Any]:
-        """Raises: WentBack: others are to be asked now."""
+        """Raises: WentBack: other servers hold the rows now."""
 
         def act(deadline: float) -> dict[int, Any]:
             try:
@@ -296,11 +293,11 @@ class Client:
         return self._in_time(act)
 
     def _find(self, deadline: float) -> _Known:
-        """What the servers say of themselves now.
+        """Refresh the servers' states.
 
         Raises:
-            _NotYet: they have no rows at present.
-            EdlError: they are others than those that were given.
+            _NotYet: the servers have no rows at present.
+            EdlError: the addresses are not those of all servers.
         """
         count = len(self._stubs)
         found, of = self._described(deadline)
@@ -334,7 +331,7 @@ class Client:
         self._known = _Known.made(found, of)
         return self._known
 
-    def _described(self, deadline: float) -> tuple[dict[int, pb.Description], Arrangement]:
+    def _described(self, deadline: float) -> tuple[dict[int, pb.Description], ShardAssignment]:
         """What those servers say that are to be asked, and who is to be asked for what. All of them; where
         rows have second copies, those that answer, if they have all rows.
 
@@ -350,7 +347,7 @@ class Client:
             while True:
                 answered.clear()
                 found = {index: self._answer(index, call) for index, call in calls.items() if call.done()}
-                of = self._arrangement(found)
+                of = self._assignment(found)
                 if {*of.members} <= {*found}:
                     return {index: found[index] for index in of.members}, of
                 here = of.without(tuple(index for index in everybody if index not in found))
@@ -362,17 +359,19 @@ class Client:
             for call in calls.values():
                 call.cancel()  # nothing, if it is answered
 
-    def _arrangement(self, found: Mapping[int, pb.Description]) -> Arrangement:
-        """In which the rows are, as those say that were in the newest ring."""
+    def _assignment(self, found: Mapping[int, pb.Description]) -> ShardAssignment:
+        """The assignment of the rows, according to the servers of the newest generation."""
         count = len(self._stubs)
-        told = [said for said in found.values() if not said.position.empty and said.arrangement.replicas > 1]
-        newest = max(told, key=lambda said: (said.position.generation, said.position.arranged), default=None)
-        if newest is None or newest.arrangement.servers != count:
-            return Arrangement(count)
-        # One that has lost its log is out, whether that is known already or not.
+        told = [said for said in found.values() if not said.position.empty and said.assignment.replicas > 1]
+        newest = max(
+            told, key=lambda said: (said.position.generation, said.position.assigned_in), default=None
+        )
+        if newest is None or newest.assignment.servers != count:
+            return ShardAssignment(count)
+        # A server that has lost its log is out, even if the others do not know it yet.
         empty = [index for index, said in found.items() if said.position.empty or not said.tables]
-        of = Arrangement.of(newest.arrangement).without(tuple(empty))
-        return of if of.is_whole else Arrangement(count)
+        of = ShardAssignment.from_proto(newest.assignment).without(tuple(empty))
+        return of if of.is_whole else ShardAssignment(count)
 
     def _table(self, name: str) -> Table:
         known = self._known
@@ -388,7 +387,7 @@ class Client:
         raise EdlError(f"unknown table {name!r}: the job has {names}")
 
     def _in_time(self, act: Callable[[float], T]) -> T:
-        """Until the servers have answered, or the time is up."""
+        """Repeat `act` until it succeeds or the timeout has passed."""
         deadline = time.monotonic() + self._timeout
         said: _NotYet | None = None  # by a server, and a moment ago
         while True:
@@ -437,55 +436,58 @@ class Client:
 
 
 class _NotYet(Exception):
-    """It may be otherwise soon: ask again."""
+    """A temporary failure: try again."""
 
 
 @dataclass(frozen=True)
 class _Known:
-    """What the servers said.
+    """The servers' states.
 
     Args:
-        tables: a table's number is its place.
-        lines: of each server.
-        of: who is asked for which rows.
+        tables: by number.
+        incarnations: of each server.
+        of: the shard assignment.
     """
 
     run_id: str
     tables: tuple[Table, ...]
     steps: tuple[int, ...]
-    lines: dict[int, str]
-    of: Arrangement
+    incarnations: dict[int, str]
+    of: ShardAssignment
     found_at: float
 
     @classmethod
-    def made(cls, said: Mapping[int, pb.Description], of: Arrangement) -> _Known:
+    def made(cls, said: Mapping[int, pb.Description], of: ShardAssignment) -> _Known:
         tables = tuple(
             Table(each[0].name, each[0].dim, sum(one.rows for one in each))
             for each in zip(*(one.tables for one in said.values()), strict=True)
         )
-        steps, lines = (one.position.step for one in said.values()), {i: one.line for i, one in said.items()}
-        return cls(said[min(said)].run_id, tables, tuple(steps), lines, of, time.monotonic())
+        steps, incarnations = (
+            (one.position.step for one in said.values()),
+            {i: one.incarnation for i, one in said.items()},
+        )
+        return cls(said[min(said)].run_id, tables, tuple(steps), incarnations, of, time.monotonic())
 
     @property
     def is_old(self) -> bool:
-        """Whether others may have the rows meanwhile, and the servers that are asked not know it."""
+        """Whether the assignment must be refreshed, because servers that are out do not know it."""
         return self.of.copies > 1 and time.monotonic() - self.found_at >= LOOK_SECONDS
 
     @property
     def expected(self) -> dict[str, Any]:
-        """What a request says of who has which rows."""
+        """The fields of a request that name the assumed assignment."""
         if self.of.copies < 2:
             return {"servers": self.of.servers}
-        return {"arrangement": self.of.told()}
+        return {"assignment": self.of.to_proto()}
 
     def until(self, deadline: float) -> float:
-        """When one that does not answer is done without."""
+        """When to stop waiting for a server that does not answer."""
         return deadline if self.of.copies < 2 else min(deadline, time.monotonic() + PATIENCE_SECONDS)
 
     @property
-    def line(self) -> str:
-        """Another one, if any server's is."""
-        return hashlib.sha256("\n".join(self.lines.values()).encode()).hexdigest()[:16]
+    def incarnation(self) -> str:
+        """A digest of all servers' incarnations."""
+        return hashlib.sha256("\n".join(self.incarnations.values()).encode()).hexdigest()[:16]
 
 
 def _what(said: pb.Description) -> tuple[str, list[tuple[str, int]]]:

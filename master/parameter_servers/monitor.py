@@ -377,7 +377,7 @@ class Watch:
         if told and (run := told[0].run_id):
             told = [one for one in told if one.run_id == run]
         newest = max(told, key=lambda one: one.position.generation, default=None)
-        return newest.arrangement.servers if newest is not None else 0
+        return newest.assignment.servers if newest is not None else 0
 
     def answers(self, servers: int) -> bool:
         """Whether the first so many do."""

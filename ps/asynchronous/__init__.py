@@ -1,1 +1,1 @@
-"""Asynchronous updates: workers push in any order, and each step is applied once."""
+"""Asynchronous SGD (mode=ps): workers push steps in any order, and each server applies each step once."""

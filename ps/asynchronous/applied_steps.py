@@ -1,12 +1,11 @@
-"""Which steps a server has taken, where they come in any order (mode=ps); and, of the coordinator, who makes
-which.
+"""The steps that a server has applied in asynchronous SGD (mode=ps), and the coordinator's leases of steps.
 
-    Take ──▶ held ──Push──▶ taken ──Reopen (another server has lost it)──▶ to be made again
-               └──its worker is silent, or late──▶ handed out again
+    Lease ──▶ leased ──Push──▶ accepted ──Reschedule (another server has lost the step)──▶ leased again
+                 └──the worker is silent or late──▶ leased to another worker
 
-Promise: a step is taken once, whoever brings it and however often. What is not taken below a limit is handed
-out to whoever asks, sooner or later. Pure: states are values, a call gives the one after it; the clock of the
-book of leases is its owner's.
+Promise: a step is accepted once, whichever worker pushes it and however often. Each step below a limit that
+is not accepted is leased, sooner or later, to a worker that asks. Pure: a state is a value, and each call
+returns the next one; the clock of `Leases` is an argument.
 """
 
 from __future__ import annotations
@@ -21,31 +20,31 @@ from typing import Any
 from edl.contract.ranges import RangeSet
 from edl.ps.errors import Invalid, Misplaced, Stale
 
-SILENT_SECONDS = 20.0  # a worker that said nothing for so long has lost what it holds
-SILENT_TIMES = 5.0  # or for so many times what a step takes, if that is more
-LATE_SECONDS = 1.0  # a step that is held so long longer than steps take is late
+SILENT_SECONDS = 20.0  # a worker that is silent for longer loses its leases
+SILENT_TIMES = 5.0  # or for this many times the duration of a step, if that is longer
+LATE_SECONDS = 1.0  # a step is late after LATE_TIMES the duration of a step, plus this
 LATE_TIMES = 2.0
-FIRST_SECONDS = 5.0  # what a step is thought to take before one was made
-NEWER = 0.2  # how much the newest step counts in what a step takes
+FIRST_SECONDS = 5.0  # assumed duration of a step before the first one is measured
+NEWER = 0.2  # weight of the newest step in the moving average of the duration
 NOTHING = RangeSet()
 
 
-class Fate(Enum):
-    """What becomes of a step that is pushed."""
+class PushOutcome(Enum):
+    """The result of pushing a step."""
 
-    TAKEN = "it counts"
-    REPEATED = "it was taken before"
-    TOO_OLD = "it was made of weights that are too old"
+    ACCEPTED = "the step counts"
+    DUPLICATE = "the step was accepted before"
+    TOO_STALE = "its weights are too old"
 
 
 @dataclass(frozen=True)
 class Rules:
-    """How steps are taken (ps.proto, Asynchronous).
+    """How steps are applied (ps.proto, Asynchronous).
 
     Args:
-        together: so many are applied as one update.
-        max_staleness: in updates; 0: any.
-        scale_rate: the older its weights, the less a step's learning rate.
+        together: number of steps that are applied as one update.
+        max_staleness: in updates; 0: unlimited.
+        scale_rate: divide a step's learning rate by the staleness of its weights.
     """
 
     together: int = 1
@@ -58,12 +57,12 @@ class Rules:
 
 @dataclass(frozen=True)
 class Pushed:
-    """A step that counts, and is not in the rows yet.
+    """An accepted step that is not in the rows yet.
 
     Args:
-        learning_rate: with which it is applied.
-        gradients: as its bringer has them.
-        loss: the mean over its records.
+        learning_rate: used to apply the step.
+        gradients: opaque here; the caller applies them.
+        loss: mean over the step's records.
     """
 
     step: int
@@ -75,7 +74,7 @@ class Pushed:
 
 @dataclass(frozen=True)
 class Update:
-    """Apply the mean of these, the lowest step first, to rows that have `version` updates."""
+    """Apply the mean of these steps, the lowest first, to rows that have `version` updates."""
 
     version: int
     pushed: tuple[Pushed, ...]
@@ -91,10 +90,11 @@ class Update:
 
 @dataclass(frozen=True)
 class Kept:
-    """What the workers have to know at a step beside the weights.
+    """The workers' state at a step, beside the weights.
 
     Args:
-        repeated: steps that had come again after they were taken.
+        order: a lower order never replaces a higher one.
+        repeated: number of duplicate pushes up to then.
     """
 
     step: int
@@ -104,29 +104,30 @@ class Kept:
 
 
 @dataclass(frozen=True)
-class Taking:
-    """
+class AppliedSteps:
+    """The steps that count on one server.
+
     Args:
-        line: of states that follow one another; empty: nothing has begun.
-        version: updates that the rows have.
-        taken: steps that count here, also those that wait.
-        waiting: of these, those that are not in the rows yet.
-        reopened: steps that are taken here, and are to be made again for another server.
-        repeated: steps that came again after they were taken.
-        loss, records: of the steps that were taken since something was kept: the sum over their records.
-        kept: the newest.
-        restored: the generation, step and attempt of the last going back.
-        others: of the coordinator: the lines that the other servers are in, as far as it was told.
-        generation: of the last root that had it stand still.
-        still: it takes no step until that one has it go on.
-        arranged: the generation since which it has its rows in the arrangement in which it is.
+        incarnation: id of this history of states; empty: the server has no state of a job.
+        version: number of updates in the rows.
+        accepted: steps that count here, including those that wait.
+        waiting: accepted steps that are not in the rows yet.
+        rescheduled: accepted steps that must be computed again, because another server lacks them.
+        repeated: number of duplicate pushes of accepted steps.
+        loss, records: sum of the loss over the records of the steps accepted since `keep`, and their number.
+        kept: the newest state of the workers.
+        restored: generation, step and attempt of the last rollback.
+        others: coordinator only: the known incarnations of the other servers.
+        generation: of the last root that quiesced this server.
+        quiesced: no step is accepted until that root assigns shards.
+        assigned_in: the generation since which the server's shard assignment holds.
     """
 
-    line: str = ""
+    incarnation: str = ""
     version: int = 0
-    taken: RangeSet = NOTHING
+    accepted: RangeSet = NOTHING
     waiting: tuple[Pushed, ...] = ()
-    reopened: RangeSet = NOTHING
+    rescheduled: RangeSet = NOTHING
     repeated: int = 0
     loss: float = 0.0
     records: int = 0
@@ -134,144 +135,150 @@ class Taking:
     restored: tuple[int, int, str] = (0, 0, "")
     others: tuple[tuple[int, str], ...] = ()
     generation: int = 0
-    still: bool = False
-    arranged: int = 0
+    quiesced: bool = False
+    assigned_in: int = 0
 
     @property
     def began(self) -> bool:
-        return bool(self.line)
+        return bool(self.incarnation)
 
     @property
     def step(self) -> int:
-        """All steps below it are taken, and none of them is to be made again."""
-        ranges = self.taken.ranges
+        """All steps below it are accepted, and none of them is rescheduled."""
+        ranges = self.accepted.ranges
         whole = ranges[0][1] if ranges and ranges[0][0] == 0 else 0
-        return min([whole, *(start for start, _ in self.reopened.ranges[:1])])
+        return min([whole, *(start for start, _ in self.rescheduled.ranges[:1])])
 
     @property
-    def applied(self) -> Taking:
-        """What the rows have: those steps that wait are not taken."""
+    def in_rows(self) -> AppliedSteps:
+        """The steps that are in the rows: without those that wait."""
         waiting = self.waiting
         return replace(
             self,
-            taken=self.taken.minus(RangeSet.of((one.step, one.step + 1) for one in waiting)),
+            accepted=self.accepted.minus(RangeSet.of((one.step, one.step + 1) for one in waiting)),
             waiting=(),
             loss=self.loss - math.fsum(one.loss * one.records for one in waiting),
             records=self.records - sum(one.records for one in waiting),
         )
 
-    def open(self, limit: int) -> RangeSet:
-        """What is to be made below `limit`."""
-        missing = RangeSet.of([(0, limit)]).minus(self.taken)
-        return missing.union(self.reopened.within(0, limit))
+    def missing(self, limit: int) -> RangeSet:
+        """The steps below `limit` that must be computed."""
+        missing = RangeSet.of([(0, limit)]).minus(self.accepted)
+        return missing.union(self.rescheduled.within(0, limit))
 
-    # --- the job begins, and goes back
+    # --- start and rollback
 
-    def begin(self, line: str, since: int = 0) -> Taking:
-        """With values that are in the rows then. Once.
+    def begin(self, incarnation: str, since: int = 0) -> AppliedSteps:
+        """Start the job. Later calls change nothing.
 
         Args:
-            since: the generation of the root that has it begin.
+            since: the generation of the calling root.
         """
-        return self if self.began else replace(self, line=line, arranged=since)
+        return self if self.began else replace(self, incarnation=incarnation, assigned_in=since)
 
     def goes_back(self, generation: int, step: int, attempt: str) -> bool:
-        """Whether it is to go back to that checkpoint; otherwise it has done so.
+        """Whether the server must roll back to that checkpoint. False: it has done so already.
 
         Args:
-            generation: greater than that of the last going back; 0: only a server that has nothing is meant.
+            generation: greater than that of the last rollback; 0: roll back only a server without rows.
 
         Raises:
-            Stale: it has gone back since.
-            Misplaced: it has gone back elsewhere, or would lose what it has.
-            Invalid: there are no such numbers.
+            Stale: the server has rolled back since.
+            Misplaced: the server has rolled back to another checkpoint, or would lose its rows.
+            Invalid: a number is negative.
         """
         if generation < 0 or step < 0:
             raise Invalid(f"generation {generation}, step {step}: expected at least 0")
         known, *where = self.restored
         if 0 < generation < self.generation:
-            raise Stale(f"generation {generation} has passed")
+            raise Stale(f"stale generation {generation}: generation {self.generation} has started")
         if generation < known and generation:
-            raise Stale(f"generation {generation} has passed: the server went back in generation {known}")
+            raise Stale(f"stale generation {generation}: the server rolled back in generation {known}")
         if generation > known or not (generation or self.began):
             return True
         if where != [step, attempt]:
             raise Misplaced(
-                f"the server has rows, and went back to step {where[0]}, not to step {step}, in generation "
-                f"{known}: who wants it to go back says so in a greater generation"
+                f"restore to step {step} rejected: the server has rows, and generation {known} already "
+                f"restored step {where[0]}; use a newer generation"
             )
         return False
 
-    def lost(self) -> Taking:
-        """The rows are gone."""
-        return Taking(restored=(self.restored[0], 0, ""), generation=self.generation, still=self.still)
+    def lost(self) -> AppliedSteps:
+        """Drop everything but the last rollback's generation: the rows are lost."""
+        return AppliedSteps(
+            restored=(self.restored[0], 0, ""), generation=self.generation, quiesced=self.quiesced
+        )
 
-    # --- the arrangement of the servers changes, or a root sees to it that it does not
+    # --- resharding
 
-    def settle(self, generation: int) -> Taking:
-        """A root claims this generation, and has it stand still. Once: the same again changes nothing.
-
-        Raises:
-            Stale: another root has claimed a later one.
-        """
-        if generation < self.generation:
-            raise Stale(f"generation {generation} has passed")
-        return self if generation == self.generation else replace(self, generation=generation, still=True)
-
-    def speaks(self, generation: int) -> None:
-        """Raises, unless the last root that has settled is the one that calls.
+    def quiesce(self, generation: int) -> AppliedSteps:
+        """Start this generation and accept no steps until `assign`. Repeating the call changes nothing.
 
         Raises:
-            Stale: another one has, since.
-            Misplaced: it has not settled here: what it has settled was lost.
+            Stale: another root has started a newer generation.
         """
         if generation < self.generation:
-            raise Stale(f"generation {generation} has passed")
+            raise Stale(f"stale generation {generation}: generation {self.generation} has started")
+        return self if generation == self.generation else replace(self, generation=generation, quiesced=True)
+
+    def check_generation(self, generation: int) -> None:
+        """Check that the caller is the root that quiesced this server last.
+
+        Raises:
+            Stale: another root has started a newer generation.
+            Misplaced: the generation has not started here: the server has lost its log.
+        """
+        if generation < self.generation:
+            raise Stale(f"stale generation {generation}: generation {self.generation} has started")
         if generation > self.generation:
-            raise Misplaced(f"generation {generation} is not settled here: the server has lost its log")
+            raise Misplaced(f"generation {generation} has not started here: the server has lost its log")
 
-    def joins(self, steps: RangeSet, version: int, kept: Kept | None, line: str, since: int) -> Taking:
-        """With rows of other servers, which have all taken these steps, and so many updates."""
+    def joins(
+        self, steps: RangeSet, version: int, kept: Kept | None, incarnation: str, since: int
+    ) -> AppliedSteps:
+        """Join with rows of other servers, all of which have accepted `steps` and have at most `version`
+        updates."""
         repeated = kept.repeated if kept is not None else 0
         return replace(
-            self, line=line, version=version, taken=steps, kept=kept, repeated=repeated, still=False,
-            arranged=since,
+            self, incarnation=incarnation, version=version, accepted=steps, kept=kept, repeated=repeated,
+            quiesced=False, assigned_in=since,
         )  # fmt: skip
 
-    def moved(self, version: int, line: str, since: int) -> Taking:
-        """With other rows than before: whoever speaks of the line before is late."""
+    def moved(self, version: int, incarnation: str, since: int) -> AppliedSteps:
+        """Continue with another set of rows, in a new incarnation: calls of the old one are stale."""
         version = max(self.version, version)
-        return replace(self, line=line, version=version, still=False, arranged=since)
+        return replace(self, incarnation=incarnation, version=version, quiesced=False, assigned_in=since)
 
     # --- steps
 
-    def fate(self, step: int, version: int, skipped: bool, rules: Rules) -> Fate:
-        """
+    def classify(self, step: int, version: int, skipped: bool, rules: Rules) -> PushOutcome:
+        """Whether a pushed step counts.
+
         Args:
-            version: of the weights that it was made with.
+            version: of the weights that the step used.
 
         Raises:
-            Invalid: there is no such step.
+            Invalid: the step is negative.
         """
         if step < 0:
             raise Invalid(f"step {step}: expected 0 or more")
-        if self.taken.covers(step, step + 1):
-            return Fate.REPEATED
+        if self.accepted.covers(step, step + 1):
+            return PushOutcome.DUPLICATE
         if rules.max_staleness and not skipped and self.staleness(version) > rules.max_staleness:
-            return Fate.TOO_OLD
-        return Fate.TAKEN
+            return PushOutcome.TOO_STALE
+        return PushOutcome.ACCEPTED
 
     def staleness(self, version: int) -> int:
         return max(0, self.version - version)
 
-    def again(self, step: int) -> Taking:
-        """A step has come that was taken before."""
-        reopened = self.reopened.minus(RangeSet.of([(step, step + 1)]))
-        return replace(self, repeated=self.repeated + 1, reopened=reopened)
+    def mark_duplicate(self, step: int) -> AppliedSteps:
+        """Count a duplicate push; the step is no longer rescheduled."""
+        rescheduled = self.rescheduled.minus(RangeSet.of([(step, step + 1)]))
+        return replace(self, repeated=self.repeated + 1, rescheduled=rescheduled)
 
-    def take(self, pushed: Pushed, rules: Rules, skipped: bool) -> tuple[Taking, Update | None]:
-        """A step that was not taken before. One that was skipped changes no rows, and nobody waits for it."""
-        after = replace(self, taken=self.taken.add(pushed.step, pushed.step + 1))
+    def accept(self, pushed: Pushed, rules: Rules, skipped: bool) -> tuple[AppliedSteps, Update | None]:
+        """Accept a step that was not accepted before. A skipped step changes no rows and does not wait."""
+        after = replace(self, accepted=self.accepted.add(pushed.step, pushed.step + 1))
         if skipped:
             return after, None
         after = replace(
@@ -280,48 +287,52 @@ class Taking:
         )  # fmt: skip
         if len(after.waiting) < rules.together:
             return after, None
-        return after._applied(after.waiting)
+        return after._apply(after.waiting)
 
-    def drain(self, step: int) -> tuple[Taking, Update | None]:
-        """All steps below `step` are taken: apply those of them that wait.
+    def drain(self, step: int) -> tuple[AppliedSteps, Update | None]:
+        """Apply the waiting steps below `step`.
 
         Raises:
-            Misplaced: some are not taken.
+            Misplaced: a step below `step` is not accepted.
         """
-        if not self.taken.covers(0, step):
-            missing = RangeSet.of([(0, step)]).minus(self.taken)
-            raise Misplaced(f"of the steps below {step}, this server lacks {missing}")
+        if not self.accepted.covers(0, step):
+            missing = RangeSet.of([(0, step)]).minus(self.accepted)
+            raise Misplaced(f"this server lacks the steps {missing}: expected all below {step}")
         waiting = tuple(one for one in self.waiting if one.step < step)
-        return self._applied(waiting) if waiting else (self, None)
+        return self._apply(waiting) if waiting else (self, None)
 
-    def _applied(self, pushed: tuple[Pushed, ...]) -> tuple[Taking, Update]:
+    def _apply(self, pushed: tuple[Pushed, ...]) -> tuple[AppliedSteps, Update]:
         update = Update(self.version, tuple(sorted(pushed, key=lambda one: one.step)))
         applied = {one.step for one in pushed}
         rest = tuple(one for one in self.waiting if one.step not in applied)
         return replace(self, version=self.version + 1, waiting=rest), update
 
-    # --- of the coordinator
+    # --- on the coordinator
 
-    def reopen(self, steps: RangeSet, line: str, server: int = 0, server_line: str = "") -> Taking:
-        """Those of these steps that are taken here are to be made again, because another server lacks them.
-        If it is in another line than was known, or there are some, whoever is making a step now has to look
-        anew: it may have given it to that server before it lost it.
+    def reschedule(
+        self, steps: RangeSet, incarnation: str, server: int = 0, server_incarnation: str = ""
+    ) -> AppliedSteps:
+        """Compute those of these steps again that are accepted here, because another server lacks them.
+
+        The result has a new incarnation if any step is rescheduled or if the other server has a new one.
+        Workers
+        that compute a step must then refresh: they may have pushed the step to that server before the loss.
 
         Args:
-            line: another one.
-            server, server_line: the other server; 0: it is not said which.
+            incarnation: the new one.
+            server, server_incarnation: the other server; 0: unspecified.
         """
-        reopened = self.reopened.union(self.taken.minus(self.taken.minus(steps)))
+        rescheduled = self.rescheduled.union(self.accepted.minus(self.accepted.minus(steps)))
         known = dict(self.others)
-        others = tuple(sorted({**known, server: server_line}.items())) if server else self.others
-        if reopened == self.reopened and others == self.others:
+        others = tuple(sorted({**known, server: server_incarnation}.items())) if server else self.others
+        if rescheduled == self.rescheduled and others == self.others:
             return self
-        is_new = server in known and known[server] != server_line
-        after = line if is_new or reopened != self.reopened else self.line
-        return replace(self, reopened=reopened, others=others, line=after)
+        is_new = server in known and known[server] != server_incarnation
+        after = incarnation if is_new or rescheduled != self.rescheduled else self.incarnation
+        return replace(self, rescheduled=rescheduled, others=others, incarnation=after)
 
-    def keep(self, kept: Kept) -> Taking:
-        """Nothing older replaces what is kept."""
+    def keep(self, kept: Kept) -> AppliedSteps:
+        """Store the workers' state, unless a newer one is stored."""
         if self.kept is not None and kept.order <= self.kept.order:
             return self
         repeated = max(self.repeated, kept.repeated)
@@ -335,30 +346,31 @@ class _Held:
 
 
 class Leases:
-    """Who makes which steps. Only in memory: a server that has come back hands out again what it lacks.
+    """The worker that computes each step. In memory only: a coordinator that restarts leases the steps that
+    it lacks again.
 
     Args:
-        clock: seconds, never going back.
+        clock: monotonic seconds.
     """
 
     def __init__(self, clock: Callable[[], float]):
         self._clock = clock
         self._held: dict[int, _Held] = {}
         self._heard: dict[int, float] = {}
-        self._takes = FIRST_SECONDS  # a step
+        self._takes = FIRST_SECONDS  # duration of a step
         self._made_one = False
 
     @property
     def held(self) -> Mapping[int, int]:
-        """The worker that makes each step."""
+        """The worker that holds the lease of each step."""
         return {step: held.worker for step, held in self._held.items()}
 
-    def take(self, worker: int, most: int, open_: RangeSet) -> list[int]:
-        """Steps for this worker: the lowest that nobody holds; if there are none, those that are late, the
-        longest held first.
+    def lease(self, worker: int, most: int, missing: RangeSet) -> list[int]:
+        """Lease at most `most` steps: the lowest free ones; if none is free, the late ones, the longest held
+        first.
 
         Args:
-            open_: what is to be made.
+            missing: the steps that must be computed.
         """
         now = self.heard(worker)
         silent = now - max(SILENT_SECONDS, SILENT_TIMES * self._takes)
@@ -366,14 +378,14 @@ class Leases:
         for other in gone:
             del self._heard[other]
         self._held = {step: held for step, held in self._held.items() if held.worker not in gone}
-        free = (step for start, stop in open_ for step in range(start, stop) if step not in self._held)
+        free = (step for start, stop in missing for step in range(start, stop) if step not in self._held)
         found = list(islice(free, most))
         if not found:
             late = now - (LATE_SECONDS + LATE_TIMES * self._takes)
             waited = [
                 (held.since, step)
                 for step, held in self._held.items()
-                if held.since <= late and open_.covers(step, step + 1)
+                if held.since <= late and missing.covers(step, step + 1)
             ]
             found = sorted(step for _, step in sorted(waited)[:most])
         self._held.update({step: _Held(worker, now) for step in found})
@@ -387,10 +399,10 @@ class Leases:
             self._made_one = True
 
     def heard(self, worker: int) -> float:
-        """It lives."""
+        """Note that the worker is alive; returns the time."""
         self._heard[worker] = now = self._clock()
         return now
 
     def clear(self) -> None:
-        """Nobody makes anything any more."""
+        """Drop all leases."""
         self._held.clear()

@@ -1,5 +1,8 @@
-"""What is written of the steps that a server has taken in any order: beside a request in its log, at the head
-of the log and in its part of a checkpoint, and in messages."""
+"""Serialization of `AppliedSteps`: in log records, at the head of the log, in checkpoint shards, in messages.
+
+The JSON keys are a file format: checkpoints of earlier releases have them. So they differ from the names in
+code.
+"""
 
 from __future__ import annotations
 
@@ -13,97 +16,101 @@ from typing import Any
 
 from edl.contract.proto import ps_pb2 as pb
 from edl.contract.ranges import RangeSet
-from edl.ps.asynchronous.applied_steps import Kept, Taking
+from edl.ps.asynchronous.applied_steps import AppliedSteps, Kept
 from edl.ps.errors import Invalid, Unavailable
 
 _LENGTH = struct.Struct("<I")
 
 
 def decided(**said: Any) -> bytes:
-    """What a server has decided about a request whose bytes come next: JSON, its length before it."""
+    """The server's decision about a request whose bytes follow: length-prefixed JSON."""
     text = json.dumps(said).encode()
     return _LENGTH.pack(len(text)) + text
 
 
 def read_decided(text: bytes) -> tuple[dict[str, Any], bytes]:
-    """What was decided, and the request."""
+    """The decision, and the bytes of the request."""
     end = _LENGTH.size + _LENGTH.unpack_from(text)[0]
     return json.loads(text[_LENGTH.size : end]), text[end:]
 
 
-def kept_of(request: pb.KeepRequest) -> Kept:
+def kept_from_proto(request: pb.KeepRequest) -> Kept:
     return Kept(request.step, request.order, request.ledger, request.repeated)
 
 
-def ranges_of(steps: pb.Steps) -> RangeSet:
+def ranges_from_proto(steps: pb.Steps) -> RangeSet:
     bounds = steps.bounds
     if len(bounds) % 2 or any(a > b for a, b in pairwise(bounds)) or (bounds and bounds[0] < 0):
         raise Invalid(f"steps {[*bounds][:20]}: expected start, stop, start, stop ..., rising from 0")
     return RangeSet.of(zip(bounds[::2], bounds[1::2], strict=True))
 
 
-def steps_told(ranges: RangeSet) -> pb.Steps:
+def steps_to_proto(ranges: RangeSet) -> pb.Steps:
     return pb.Steps(bounds=[bound for one in ranges for bound in one])
 
 
-def taking_told(taking: Taking) -> dict[str, Any]:
-    """What a log or a checkpoint has to say of it, but for the gradients that wait."""
-    kept = taking.kept
+def applied_to_json(applied: AppliedSteps) -> dict[str, Any]:
+    """The JSON for a log head or a checkpoint shard: all but the waiting gradients."""
+    kept = applied.kept
     ledger = kept and [kept.step, kept.order, base64.b64encode(kept.ledger).decode()]
     return {"any_order": {
-        "line": taking.line, "version": taking.version, "taken": [*taking.taken],
-        "reopened": [*taking.reopened], "repeated": taking.repeated, "loss": taking.loss,
-        "records": taking.records, "kept": ledger, "restored": [*taking.restored],
-        "others": taking.others, "generation": taking.generation, "still": taking.still,
-        "arranged": taking.arranged,
+        "line": applied.incarnation, "version": applied.version, "taken": [*applied.accepted],
+        "reopened": [*applied.rescheduled], "repeated": applied.repeated, "loss": applied.loss,
+        "records": applied.records, "kept": ledger, "restored": [*applied.restored],
+        "others": applied.others, "generation": applied.generation, "still": applied.quiesced,
+        "arranged": applied.assigned_in,
     }}  # fmt: skip
 
 
-def taking_of(about: Mapping[str, Any]) -> Taking:
-    """
+def applied_from_json(about: Mapping[str, Any]) -> AppliedSteps:
+    """Read the result of `applied_to_json`.
+
     Raises:
-        LookupError, TypeError, ValueError: it is not what `taking_told` has said.
+        LookupError, TypeError, ValueError: it is not the result of `applied_to_json`.
     """
     said = about["any_order"]
     generation, step, attempt = said["restored"]
     kept = said["kept"]
-    return Taking(
-        line=said["line"], version=said["version"], taken=RangeSet.of((a, b) for a, b in said["taken"]),
-        reopened=RangeSet.of((a, b) for a, b in said["reopened"]), repeated=said["repeated"],
+    return AppliedSteps(
+        incarnation=said["line"], version=said["version"],
+        accepted=RangeSet.of((a, b) for a, b in said["taken"]),
+        rescheduled=RangeSet.of((a, b) for a, b in said["reopened"]), repeated=said["repeated"],
         loss=said["loss"], records=said["records"],
         kept=Kept(kept[0], kept[1], base64.b64decode(kept[2])) if kept else None,
         restored=(generation, step, attempt),
-        others=tuple((server, line) for server, line in said["others"]),
-        generation=said.get("generation", 0), still=said.get("still", False),
-        arranged=said.get("arranged", 0),
+        others=tuple((server, incarnation) for server, incarnation in said["others"]),
+        generation=said.get("generation", 0), quiesced=said.get("still", False),
+        assigned_in=said.get("arranged", 0),
     )  # fmt: skip
 
 
-def taking_of_parts(parts: Sequence[Mapping[str, Any]], index: int, step: int) -> Taking:
-    """What a server goes on from, of the parts that it has read: its own one, or, of a checkpoint of another
-    number of servers, all.
+def applied_from_shards(parts: Sequence[Mapping[str, Any]], index: int, step: int) -> AppliedSteps:
+    """The steps from which a server resumes after reading `parts` of a checkpoint.
+
+    Args:
+        parts: the JSON of this server's own shard, or of all shards if the number of servers has changed.
 
     Raises:
-        Invalid: they do not fit together, and never will.
-        Unavailable: one of them cannot be read.
+        Invalid: the shards have different steps, so they cannot be combined.
+        Unavailable: a shard's JSON is missing or damaged.
     """
     try:
-        found = {int(about["server"]): taking_of(about) for about in parts}
+        found = {int(about["server"]): applied_from_json(about) for about in parts}
     except (LookupError, TypeError, ValueError) as error:
         raise Unavailable(
-            f"the checkpoint of step {step} does not say which steps are in its rows: it is of a ring "
-            "(mode=hybrid), or damaged"
+            f"the checkpoint of step {step} does not list the steps in its rows: it was written in "
+            "mode=hybrid, or is damaged"
         ) from error
     if index in found and len(found) == 1:
         return found[index]
     lowest = min(found)
     first = found[lowest]
     for server, other in found.items():
-        if (first.taken, first.reopened) != (other.taken, other.reopened):
+        if (first.accepted, first.rescheduled) != (other.accepted, other.rescheduled):
             raise Invalid(
-                f"the checkpoint of step {step} is of {len(found)} servers, and only as many can go on from "
-                f"it: server {lowest} had taken the steps {first.taken}, and server {server} the steps "
-                f"{other.taken}, so a row that is moved would lack a step or have it twice; one that was "
-                "written at an evaluation or at the end of an epoch has the same steps on all servers"
+                f"the checkpoint of step {step} was written by {len(found)} servers, and only as many can "
+                f"load it: server {lowest} had accepted the steps {first.accepted}, and server {server} the "
+                f"steps {other.accepted}, so a moved row would lack a step or have it twice; checkpoints "
+                "written at an evaluation or at the end of an epoch have the same steps on all servers"
             )
     return replace(first, version=max(one.version for one in found.values()), repeated=0)

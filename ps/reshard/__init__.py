@@ -1,1 +1,1 @@
-"""Rows move between servers when their number changes."""
+"""Resharding: moving rows between servers when the shard assignment changes."""

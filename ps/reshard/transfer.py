@@ -1,7 +1,7 @@
-"""Rows on their way to another arrangement of the servers (contract/rows/placement.py): what one gives, page
-by page, and what another keeps beside its tables until all have what they are to have.
+"""Rows in transfer to another shard assignment (edl/contract/rows/placement.py).
 
-A page is of some buckets: so it is the same, whoever asks again, and whatever process the server is by then.
+The source sends them page by page. The target keeps them beside its tables until all servers can switch. A
+page is a range of buckets, so a repeated request gets the same page, even from a restarted source.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ import numpy as np
 
 from edl.contract.proto import ps_pb2 as pb
 from edl.contract.rows.buckets import BUCKETS, bucket_of
-from edl.contract.rows.placement import Arrangement, moves
+from edl.contract.rows.placement import ShardAssignment, moves
 from edl.ps.errors import Invalid
 from edl.ps.table.table import Copy, Table
 
 INT64, FLOAT32 = np.dtype("<i8"), np.dtype("<f4")
 
 
-class Outgoing:
-    """What a server gives away of its tables as they are at one step; made once, good until the next step.
+class ReshardSource:
+    """The rows that a server sends to others, as of one step; valid until the next step.
 
     Args:
-        index: of the server.
+        index: of the sending server.
     """
 
     def __init__(self, index: int, tables: Sequence[Table], step: int):
@@ -33,14 +33,17 @@ class Outgoing:
 
     def page(self, request: pb.PageRequest) -> pb.PageOfRows:
         if not 0 <= request.table < len(self._tables) or not 0 <= request.bucket < BUCKETS:
-            raise Invalid(f"table {request.table}, bucket {request.bucket}: there is no such one")
+            raise Invalid(f"unknown table {request.table} or bucket {request.bucket}")
         table = self._tables[request.table]
         if request.table not in self._sorted:
             ids, seen = table.known(self._step)
             self._sorted[request.table] = _ByBucket(ids), _ByBucket(seen)
         learned, seen_ = self._sorted[request.table]
         wanted = moves(
-            Arrangement.of(request.of), Arrangement.of(request.to), self._index, request.index
+            ShardAssignment.from_proto(request.of),
+            ShardAssignment.from_proto(request.to),
+            self._index,
+            request.index,
         ).copy()
         wanted[: request.bucket] = False
         row = 4 * table.stride + 24
@@ -67,18 +70,18 @@ class _ByBucket:
         self.counts = np.bincount(buckets, minlength=BUCKETS)
 
     def of(self, wanted: np.ndarray) -> np.ndarray:
-        """Where the ids of these buckets are among those that were given."""
+        """Positions of the ids of these buckets, int64 [n]."""
         found: np.ndarray = self._order[np.repeat(wanted, self.counts)]
         return found
 
 
 @dataclass
-class Incoming:
-    """What a server is to have in another arrangement, and has not now.
+class ReshardTarget:
+    """The rows that a server gains in another assignment.
 
     Args:
-        request: that began it.
-        whole: all of it is here.
+        request: the request that started the fetch.
+        whole: whether all rows are here.
     """
 
     request: pb.FetchRequest
@@ -86,13 +89,16 @@ class Incoming:
     whole: bool = False
 
     @property
-    def to(self) -> Arrangement:
-        return Arrangement.of(self.request.to)
+    def to(self) -> ShardAssignment:
+        return ShardAssignment.from_proto(self.request.to)
 
-    def gives(self, index: int, to: Arrangement, step: int) -> bool:
-        """Whether all is here that a server needs for that arrangement, at that step."""
+    def gives(self, index: int, to: ShardAssignment, step: int) -> bool:
+        """Whether all rows that the server gains in assignment `to` are here, as of that step."""
         ready = self.to
-        same = (ready.servers, ready.replicas) == (to.servers, to.replicas)  # more may be out by now
+        same = (ready.servers, ready.replicas) == (
+            to.servers,
+            to.replicas,
+        )  # further servers may be out meanwhile
         held = bool((ready.held(index) >= to.held(index)).all())
         return self.whole and same and held and self.request.step == step
 
@@ -110,7 +116,7 @@ class Incoming:
     def add(self, page: pb.PageOfRows, table: Table) -> None:
         """
         Raises:
-            Invalid: it is not one of this table.
+            Invalid: the page does not fit the table.
         """
         try:
             ids = np.frombuffer(page.ids, INT64)
@@ -128,7 +134,7 @@ class Incoming:
         self.pages.append((page.table, copy))
 
     def load(self, tables: Sequence[Table]) -> None:
-        """Into the tables; nothing is here any more then."""
+        """Move all pages into the tables."""
         for number, table in enumerate(tables):
             table.reserve(self.rows(number))
         while self.pages:

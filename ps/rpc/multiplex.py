@@ -1,7 +1,9 @@
-"""Calls over one stream (ps.proto, Converse): what a call of its own costs gRPC, of headers, threads that are
-woken and a state of its own, is three to four times of what a message of a stream does.
+"""Multiplexing of calls over one stream (ps.proto, Converse).
 
-Promise: a call is answered as it would be by itself, whatever others of its stream wait for.
+A separate gRPC call costs three to four times as much as a message of a stream: headers, thread wake-ups and
+call state.
+
+Promise: a call is answered as if it were a separate call, whatever other calls of its stream wait for.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ class Conversations:
     """All streams of one server.
 
     Args:
-        handlers: of the calls that can be made over them, each of one request and one answer.
+        handlers: of the calls that can be multiplexed, each with one request and one answer.
     """
 
     def __init__(self, handlers: Handlers):
@@ -40,7 +42,7 @@ class Conversations:
         return grpc.stream_stream_rpc_method_handler(self._converse)
 
     async def close(self, grace: float) -> None:
-        """Calls that go on may take so many seconds to end; then all streams do. No other one begins."""
+        """Give running calls `grace` seconds to end, then end all streams. New streams are rejected."""
         self._ending = True
         if going := [call for calls in self._streams.values() for call in calls]:
             await asyncio.wait(going, timeout=grace)
@@ -51,7 +53,7 @@ class Conversations:
         stream, calls, writing = asyncio.current_task(), set[asyncio.Task[None]](), asyncio.Lock()
         assert stream is not None
         if self._ending:
-            await context.abort(grpc.StatusCode.UNAVAILABLE, "the server ends")
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "the server is shutting down")
         self._streams[stream] = calls
         try:
             while (raw := await context.read()) is not grpc.aio.EOF:
@@ -61,7 +63,7 @@ class Conversations:
             if calls:
                 await asyncio.wait(calls)
         except asyncio.CancelledError:
-            if not self._ending:  # else the stream ends as if the worker had ended it
+            if not self._ending:  # on shutdown the stream ends as if the worker had ended it
                 raise
         finally:
             del self._streams[stream]
@@ -74,7 +76,7 @@ class Conversations:
         except _Aborted as aborted:
             answer = pb.Answer(number=ask.number, code=aborted.code, why=aborted.why).SerializeToString()
         except Exception as error:
-            log.exception(f"{ask.method} has failed")
+            log.exception(f"{ask.method} failed")
             why = f"unexpected {type(error).__name__}: {error}"
             code = grpc.StatusCode.UNKNOWN.value[0]
             answer = pb.Answer(number=ask.number, code=code, why=why).SerializeToString()
@@ -82,7 +84,7 @@ class Conversations:
             async with writing:
                 await context.write(answer)
         except (grpc.RpcError, asyncio.InvalidStateError):
-            pass  # who asked has gone
+            pass  # the caller has gone
 
     async def _answered(self, ask: _Ask) -> bytes:
         handler = self._handlers.get(ask.method)
@@ -90,7 +92,7 @@ class Conversations:
             raise _Aborted(grpc.StatusCode.UNIMPLEMENTED, f"unknown call {ask.method!r}")
         read, write = handler.request_deserializer, handler.response_serializer
         try:
-            # Who reads it itself is given a view of it.
+            # Handlers without a deserializer parse the bytes themselves and get a view.
             request: Any = ask.request if read is None else read(bytes(ask.request))
         except Exception as error:
             raise _Aborted(grpc.StatusCode.INVALID_ARGUMENT, f"{ask.method}: {error}") from error
@@ -101,7 +103,7 @@ class Conversations:
 
 @dataclass(frozen=True, slots=True)
 class _Ask:
-    """pb.Ask, whose request stays where it is."""
+    """pb.Ask, whose request is a view of the received bytes."""
 
     number: int
     method: str
@@ -123,7 +125,7 @@ class _Aborted(Exception):
 
 
 class _CallOfStream:
-    """What a call sees of gRPC."""
+    """The servicer context of a multiplexed call."""
 
     async def abort(self, code: grpc.StatusCode, details: str = "") -> NoReturn:
         raise _Aborted(code, details)

@@ -1,23 +1,26 @@
-"""The calls of ps.proto over gRPC.
+"""The gRPC service of ps.proto.
 
-Native work and the log have one thread of their own, so that the loop stays free to take and send bytes:
-calls are done one after the other, in the order in which they came. A call of a generation that is not
-settled yet waits.
+Numerical work and the log run on one thread, so that the event loop stays free to receive and send. Calls are
+executed one after the other, in the order of arrival. A call whose generation has not started yet waits.
 
-A caller may go away at any moment: gRPC then cancels its call at the `await` that it has reached, while what
-the native thread does for it goes on to its end. So nothing that other calls depend on may come after an
-`await`: what is captured is copied, calls that wait for a generation look again, and a snapshot is used or
-given up, whatever becomes of the call (tests/unit/test_calls_that_end.py).
+A caller may disappear at any moment: gRPC then cancels its call at the current `await`, while the work on the
+native thread runs to completion. So nothing that other calls depend on may follow an `await`: captures are
+copied, calls waiting for a generation are woken, and snapshots are used or dropped, whatever becomes of the
+call (tests/unit/test_calls_that_end.py).
 
-Statuses: UNAUTHENTICATED without a token of the job; PERMISSION_DENIED, the one for reading is not enough;
-INVALID_ARGUMENT, the request cannot be right; ABORTED, its generation has passed; FAILED_PRECONDITION, the
-server is not in the state that was asked for (it was just started and knows no tables, or is at another
-step); RESOURCE_EXHAUSTED, its memory limit; UNAVAILABLE, its disk is full; DATA_LOSS, a checkpoint cannot
-be read (the server is empty then). After each of the others nothing has changed, and each has a text for
-a person.
+Statuses:
+    UNAUTHENTICATED: no token of the job.
+    PERMISSION_DENIED: the read token is not enough for the call.
+    INVALID_ARGUMENT: the request is invalid in every state.
+    ABORTED: its generation is stale.
+    FAILED_PRECONDITION: the server is in another state, for example at another step or without tables.
+    RESOURCE_EXHAUSTED: the memory limit.
+    UNAVAILABLE: the disk is full.
+    DATA_LOSS: a checkpoint cannot be read; the server is empty then.
+After every other status the server is unchanged. Each status has a message for people.
 
-What the workers owe: at each step at least one of them calls `Pull` on every server, without ids if need be,
-so that every server hears what became of every step.
+Workers must call `Pull` on every server at each step, at least one of them and without ids if need be: so
+every server learns the result of every step.
 """
 
 from __future__ import annotations
@@ -42,7 +45,16 @@ from edl.errors import CheckpointError
 from edl.net import tls
 from edl.net.listener import OPTIONS as LISTENER_OPTIONS
 from edl.net.listener import Reading
-from edl.ps.errors import Invalid, Misplaced, OutOfMemory, Refused, Stale, Unavailable, Unreadable, Unsettled
+from edl.ps.errors import (
+    GenerationPending,
+    Invalid,
+    Misplaced,
+    OutOfMemory,
+    Refused,
+    Stale,
+    Unavailable,
+    Unreadable,
+)
 from edl.ps.rpc.multiplex import Conversations
 from edl.ps.server import Server
 from edl.ps.storage.storage import Capture
@@ -51,11 +63,11 @@ T = TypeVar("T")
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 OPTIONS = [
     *(option for option in LISTENER_OPTIONS if not option[0].endswith("_message_length")),
-    ("grpc.max_receive_message_length", -1),  # as large as a step is
+    ("grpc.max_receive_message_length", -1),  # a step may be of any size
     ("grpc.max_send_message_length", -1),
-    ("grpc.http2.lookahead_bytes", 256 << 10),  # so much of a message comes before it is asked for
-    # The calls of a worker whose node is lost end after 45 s (the kernel then gives up the connection), those
-    # of one that is stopped after 90 s (gRPC waits a minute for the answer to a ping).
+    ("grpc.http2.lookahead_bytes", 256 << 10),  # bytes of a message received ahead of reads
+    # Calls of a worker on a lost node end after 45 s, when the kernel drops the connection. Calls of a
+    # stopped worker end after 90 s, because gRPC waits a minute for the answer to a ping.
     ("grpc.keepalive_time_ms", 30_000),
     ("grpc.keepalive_timeout_ms", 15_000),
 ]
@@ -68,15 +80,15 @@ _STATUS = {
     Unreadable: grpc.StatusCode.DATA_LOSS,
 }
 
-# What the token for reading is enough for: rows as they are now. With a generation, a call may take a step.
+# Calls that the read token allows: current rows only. A call with a generation may apply a step.
 READING: Reading = {
     "/edl.ParameterServer/Pull": lambda request: not request.generation,
     "/edl.ParameterServer/List": lambda request: not request.generation,
     "/edl.ParameterServer/Describe": lambda _: True,
     "/edl.ParameterServer/Probe": lambda _: True,
 }
-SMALL = 1 << 18  # bytes of rows, ids and gradients: a fraction of a millisecond
-ROW_TIMES = 8  # so much as an id takes a row, or so
+SMALL = 1 << 18  # bytes of rows, ids and gradients: handled within a fraction of a millisecond
+ROW_TIMES = 8  # assumed ratio of the sizes of a row and an id
 PAGE = "/edl.ParameterServer/Page"
 PAGE_BYTES = 8 << 20
 
@@ -84,12 +96,12 @@ log = structlog.get_logger()
 
 
 class Service:
-    """Answers the calls for one server, until `close`.
+    """Serve the calls of one server, until `close`.
 
     Args:
-        another: makes a server of another run, should one begin; None: this one is of one run for good.
-        token: of the job, as it is now: with which it calls other servers.
-        connect: makes a channel to one of these.
+        another: creates a server for a new run; None: the server is for one run only.
+        token: returns the job's current token, for calls of other servers.
+        connect: creates a channel to another server.
     """
 
     def __init__(
@@ -98,15 +110,15 @@ class Service:
     ):  # fmt: skip
         self._server, self._another, self._token, self._connect = server, another, token, connect
         self._native = ThreadPoolExecutor(1, "native")
-        # The store of checkpoints may hang: neither copies nor the log wait for it.
+        # The checkpoint store may hang: copies and the log must not wait for it.
         self._copies = ThreadPoolExecutor(1, "copies")
-        self._beside = ThreadPoolExecutor(2, "beside")  # parts of checkpoints that are written
+        self._beside = ThreadPoolExecutor(2, "beside")  # writes shards of checkpoints
         self._snapshots = ThreadPoolExecutor(1, "snapshots")
-        self._settled = asyncio.Event()
+        self._started = asyncio.Event()
         self._busy = 0.0
-        self._queued = 0  # calls that the thread for native work has not done yet
-        self._calls = 0  # that are done
-        self._snapshot: asyncio.Task[None] | None = None  # the last one
+        self._queued = 0  # calls queued or running on the native thread
+        self._calls = 0  # completed
+        self._snapshot: asyncio.Task[None] | None = None  # the newest
         self._conversations = Conversations({})
 
     def register(self, server: grpc.aio.Server) -> None:
@@ -121,7 +133,7 @@ class Service:
 
         handlers = {
             "Declare": unary(self._declare, pb.Tables, pb.Position),
-            "Settle": unary(self._settle, pb.SettleRequest, pb.Position),
+            "StartGeneration": unary(self._start_generation, pb.StartGenerationRequest, pb.Position),
             "Restore": unary(self._restore, pb.RestoreRequest, pb.Position),
             "Load": unary(self._load, None, pb.Position),
             "Pull": unary(self._pull, pb.PullRequest, None),
@@ -130,15 +142,15 @@ class Service:
             "WritePart": unary(self._write_part, pb.WritePartRequest, pb.Written),
             "Committed": unary(self._committed, pb.CommittedRequest, pb.Position),
             "Begin": unary(self._begin_job, None, pb.Progress),
-            "Take": unary(self._any_order("take"), pb.TakeRequest, pb.Taken),
+            "Lease": unary(self._async_call("lease"), pb.LeaseRequest, pb.LeasedSteps),
             "Push": unary(self._push, None, pb.Progress),
-            "Drain": unary(self._any_order("drain"), pb.DrainRequest, pb.Progress),
-            "Reopen": unary(self._any_order("reopen"), pb.ReopenRequest, pb.Progress),
-            "Keep": unary(self._any_order("keep"), pb.KeepRequest, pb.Progress),
-            "Kept": unary(self._any_order("kept"), pb.KeptRequest, pb.KeepRequest),
+            "Drain": unary(self._async_call("drain"), pb.DrainRequest, pb.Progress),
+            "Reschedule": unary(self._async_call("reschedule"), pb.RescheduleRequest, pb.Progress),
+            "Keep": unary(self._async_call("keep"), pb.KeepRequest, pb.Progress),
+            "Kept": unary(self._async_call("kept"), pb.KeptRequest, pb.KeepRequest),
             "Fetch": unary(self._fetch, pb.FetchRequest, pb.Position),
             "Page": unary(self._page, pb.PageRequest, pb.PageOfRows),
-            "Arrange": unary(self._arrange, pb.ArrangeRequest, pb.Position),
+            "Assign": unary(self._assign, pb.AssignRequest, pb.Position),
             "End": unary(self._end, pb.EndRequest, pb.Position),
             "Describe": unary(self._describe, pb.DescribeRequest, pb.Description),
             "Probe": unary(self._probe, pb.ProbeRequest, pb.Probed),
@@ -151,11 +163,11 @@ class Service:
         )
 
     async def end_conversations(self, grace: float) -> None:
-        """Calls that go on may take so many seconds to end; then their streams end."""
+        """Give running calls `grace` seconds to end, then end their streams."""
         await self._conversations.close(grace)
 
     async def close(self) -> None:
-        """What was told is on the disk then."""
+        """Stop the threads and flush the log to the disk."""
         if self._snapshot is not None:
             self._snapshot.cancel()
         await self._do(lambda _: self._server.close(), None)
@@ -166,42 +178,42 @@ class Service:
 
     async def _declare(self, request: pb.Tables, _: Context) -> pb.Position:
         if self._another is not None and request.run_id != self._server.run_id:
-            await self._settling(self._begin, request.run_id)  # calls that wait are of the run before
+            await self._then_wake(self._begin, request.run_id)  # waiting calls belong to the previous run
         return await self._do(lambda request: self._server.declare(request), request)
 
-    async def _settle(self, request: pb.SettleRequest, _: Context) -> pb.Position:
-        return await self._settling(lambda request: self._server.settle(request), request)
+    async def _start_generation(self, request: pb.StartGenerationRequest, _: Context) -> pb.Position:
+        return await self._then_wake(lambda request: self._server.start_generation(request), request)
 
     async def _restore(self, request: pb.RestoreRequest, _: Context) -> pb.Position:
-        return await self._settling(lambda request: self._server.restore(request), request)
+        return await self._then_wake(lambda request: self._server.restore(request), request)
 
     async def _load(self, request: Bytes, _: Context) -> pb.Position:
-        return await self._when_settled(lambda request: self._server.load(request), request, len(request))
+        return await self._when_started(lambda request: self._server.load(request), request, len(request))
 
     async def _pull(self, request: pb.PullRequest, _: Context) -> bytes:
         def act(request: pb.PullRequest) -> bytes:
             return encode_rows(self._server.pull(request), self._server.version)
 
         size = ROW_TIMES * sum(len(asked.ids) for asked in request.ids)
-        if request.HasField("last"):  # it may be the first to say what became of that step
+        if request.HasField("last"):  # it may be the first call after that step, and apply it
             size += self._server.pending
-        return await self._when_settled(act, request, size)
+        return await self._when_started(act, request, size)
 
     async def _list(self, request: pb.ListRequest, _: Context) -> pb.Listed:
-        return await self._when_settled(lambda request: self._server.listed(request), request)
+        return await self._when_started(lambda request: self._server.listed(request), request)
 
     async def _stage(self, request: Bytes, _: Context) -> pb.Position:
         return await self._growing(lambda: self._server.stage(request), len(request))
 
     async def _begin_job(self, request: Bytes, _: Context) -> pb.Progress:
-        return await self._growing(lambda: self._server.any_order.begin(request), max(len(request), SMALL))
+        return await self._growing(lambda: self._server.async_server.begin(request), max(len(request), SMALL))
 
     async def _push(self, request: Bytes, _: Context) -> pb.Progress:
-        return await self._growing(lambda: self._server.any_order.push(request), len(request))
+        return await self._growing(lambda: self._server.async_server.push(request), len(request))
 
-    def _any_order(self, name: str) -> Callable[[Any, Context], Awaitable[Any]]:
+    def _async_call(self, name: str) -> Callable[[Any, Context], Awaitable[Any]]:
         async def call(request: Any, _: Context) -> Any:
-            return await self._do(lambda request: getattr(self._server.any_order, name)(request), request)
+            return await self._do(lambda request: getattr(self._server.async_server, name)(request), request)
 
         return call
 
@@ -211,8 +223,8 @@ class Service:
             self._copies.submit(capture.copy)
             return capture
 
-        capture = await self._when_settled(acting, request)
-        await context.send_initial_metadata(())  # it is taken: the ring goes on
+        capture = await self._when_started(acting, request)
+        await context.send_initial_metadata(())  # the state is captured: the ring continues
         try:
             part = await self._on(self._beside, lambda: self._server.write(capture, request))
         except (CheckpointError, OSError, ValueError) as error:
@@ -223,7 +235,7 @@ class Service:
         return await self._do(lambda request: self._server.committed(request), request)
 
     async def _fetch(self, request: pb.FetchRequest, _: Context) -> pb.Position:
-        """Pages of several servers at the same time; what the log says is one after the other."""
+        """Fetch pages of several servers concurrently; log them one after the other."""
         sources = await self._do(lambda request: self._server.fetch(request), request)
         if sources:
             tables = range(len(self._server.tables))
@@ -253,14 +265,14 @@ class Service:
                     asked.bucket = page.next
 
     async def _page(self, request: pb.PageRequest, _: Context) -> pb.PageOfRows:
-        return await self._when_settled(lambda request: self._server.page(request), request, PAGE_BYTES)
+        return await self._when_started(lambda request: self._server.page(request), request, PAGE_BYTES)
 
-    async def _arrange(self, request: pb.ArrangeRequest, _: Context) -> pb.Position:
-        return await self._settling(lambda request: self._server.arrange(request), request)
+    async def _assign(self, request: pb.AssignRequest, _: Context) -> pb.Position:
+        return await self._then_wake(lambda request: self._server.assign(request), request)
 
     async def _end(self, request: pb.EndRequest, _: Context) -> pb.Position:
         if self._another is not None and request.run_id == self._server.run_id:
-            await self._settling(self._drop, request.run_id)
+            await self._then_wake(self._drop, request.run_id)
         return await self._do(lambda _: self._server.position(), request)
 
     async def _describe(self, _request: pb.DescribeRequest, _: Context) -> pb.Description:
@@ -273,7 +285,7 @@ class Service:
         name = ""
         try:
             name = await self._on(self._snapshots, lambda: self._server.write_snapshot(capture))
-        except Exception as error:  # whatever it is: as long as this one is pending, there is no other one
+        except Exception as error:  # of any kind: a pending snapshot blocks all later ones
             log.warning(f"the snapshot of step {capture.step} cannot be written: {error}")
         try:
             await self._do(lambda name: self._server.use_snapshot(capture, name), name)
@@ -281,7 +293,7 @@ class Service:
             log.warning(str(error))
 
     async def _growing(self, act: Callable[[], T], size: int) -> T:
-        """A call that makes the log longer by so many bytes."""
+        """Execute a call that adds `size` bytes to the log, and start a snapshot if one is due."""
         loop = asyncio.get_running_loop()
 
         def acting(_: None) -> T:
@@ -290,13 +302,13 @@ class Service:
                 loop.call_soon_threadsafe(self._begin_snapshot, capture)
             return answer
 
-        return await self._when_settled(acting, None, size)
+        return await self._when_started(acting, None, size)
 
     def _begin_snapshot(self, capture: Capture) -> None:
         self._snapshot = vital.task(self._write_snapshot(capture), "snapshot")
 
     def _begin(self, run_id: str) -> None:
-        """From now on be a server of that run. What there is of another one has ended with it."""
+        """Replace the server by one of the new run; the rows of the previous run are dropped."""
         if run_id != self._server.run_id:
             assert self._another is not None
             log.info(f"run {run_id} begins; the rows of run {self._server.run_id or '(none)'} are dropped")
@@ -304,19 +316,19 @@ class Service:
             self._server = self._another(run_id)
 
     def _drop(self, run_id: str) -> None:
-        """That run has ended. Wait for another one."""
+        """Drop the rows of the run, which has ended, and wait for the next run."""
         if run_id and run_id == self._server.run_id:
             assert self._another is not None
             log.info(f"run {run_id} has ended; its rows are dropped")
             self._server.close()
             self._server = self._another("")
 
-    # --- how they are done
+    # --- execution
 
     def _answering(
         self, call: Callable[[Any, Context], Awaitable[Any]]
     ) -> Callable[[Any, Context], Awaitable[Any]]:
-        """A refusal becomes a status."""
+        """Map `Refused` errors to gRPC statuses."""
 
         async def answer(request: Any, context: Context) -> Any:
             try:
@@ -331,16 +343,16 @@ class Service:
 
         return answer
 
-    async def _when_settled(self, act: Callable[[Any], T], request: Any, size: int = SMALL) -> T:
+    async def _when_started(self, act: Callable[[Any], T], request: Any, size: int = SMALL) -> T:
         while True:
-            changed = self._settled
+            changed = self._started
             try:
                 return await self._do(act, request, size)
-            except Unsettled:
-                await changed.wait()  # the caller's deadline ends it
+            except GenerationPending:
+                await changed.wait()  # at most until the caller's deadline
 
-    async def _settling(self, act: Callable[[Any], T], request: Any) -> T:
-        """A call after which those that wait for a generation look again, also if its caller has gone."""
+    async def _then_wake(self, act: Callable[[Any], T], request: Any) -> T:
+        """Execute a call and then wake calls that wait for a generation, even if its caller has gone."""
         loop = asyncio.get_running_loop()
 
         def acting(request: Any) -> T:
@@ -352,16 +364,18 @@ class Service:
         return await self._do(acting, request, PAGE_BYTES)
 
     def _wake(self) -> None:
-        """Calls that wait for a generation look again."""
-        self._settled.set()
-        self._settled = asyncio.Event()
+        """Wake all calls that wait for a generation."""
+        self._started.set()
+        self._started = asyncio.Event()
 
     async def _do(self, act: Callable[[Any], T], request: Any, size: int = SMALL) -> T:
-        """Have `act` done for the request, after what was asked before.
+        """Execute `act` for the request, after all earlier calls.
 
         Args:
-            act: looks up `self._server` itself: another run may have begun by the time when it has its turn.
-            size: how much there is to do. A little is done here: handing it to the other thread takes longer.
+            act: must look up `self._server` itself: a new run may have replaced the server before `act` runs.
+            size: bytes of work. A small call runs on the event loop: the hand-over to the native thread would
+            take
+                longer.
         """
 
         def timed() -> T:
@@ -376,7 +390,7 @@ class Service:
         self._queued += 1
         loop = asyncio.get_running_loop()
         doing = self._native.submit(timed)
-        # Not when the caller gives up, but when the thread is free again.
+        # Counted when the thread is free again, not when the caller gives up.
         doing.add_done_callback(lambda _: loop.call_soon_threadsafe(self._done))
         return await asyncio.wrap_future(doing)
 
@@ -389,7 +403,7 @@ class Service:
 
 
 def _of_peer(source: int, error: grpc.aio.AioRpcError) -> Refused:
-    """What it means for the caller that another server has not given its rows."""
+    """The error for the caller of a server whose peer has not sent its rows."""
     words = f"parameter server {source}: {error.details() or error.code().name}"
     for kind in (Stale, Misplaced):
         if error.code() is _STATUS[kind]:
@@ -398,7 +412,7 @@ def _of_peer(source: int, error: grpc.aio.AioRpcError) -> Refused:
 
 
 def encode_rows(found: list[np.ndarray], version: int = 0) -> bytes:
-    """pb.Rows, with one copy of the rows."""
+    """Encode pb.Rows with a single copy of the rows, for which protobuf would need three."""
     pieces: Pieces = []
     for rows in found:
         pieces += carried(pb.Rows.ROWS_FIELD_NUMBER, [rows.data.cast("B") if rows.size else b""])

@@ -1,13 +1,12 @@
-"""A server's part of a checkpoint: all rows of all tables, as tensors of one file.
+"""A server's shard of a checkpoint: all rows of all tables, as tensors of one file.
 
 The manifest names the files of all servers, under `state["servers"]`: {"parts": [names], "count": n}. A
-server
-reads the files of all of them and takes the rows whose buckets are its own: so another number of servers can
-go on.
+server reads all these files and keeps the rows whose buckets it owns, so the number of servers may change.
 
-`ps.I.about` (JSON) says of which step and which server it is, and what the tables are. For table T:
-`ps.I.T.ids`, `.steps` (the last one that had the id), `.counts` (of steps that had it), `.rows`, `.slots`
-(what the optimizer keeps), and `.seen` (ids that are not learned yet: id, last step, count).
+`ps.I.about` (JSON) names the step, the server and the tables. For table T: `ps.I.T.ids`, `.steps` (the last
+step that used the id), `.counts` (the number of steps that used it), `.rows`, `.slots` (the optimizer's
+state), and `.seen` (ids
+that are not learned yet: id, last step, count).
 """
 
 from __future__ import annotations
@@ -27,12 +26,12 @@ from edl.contract.proto import ps_pb2 as pb
 from edl.errors import CheckpointDamaged, CheckpointError
 from edl.ps.table.table import Copy, Table
 
-ROOM = 8 << 20  # bytes that are read at once
+ROOM = 8 << 20  # bytes per read
 NOTHING: Mapping[str, Any] = MappingProxyType({})
 _DTYPES = {"I64": "<i8", "F32": "<f4", "U8": "u1"}
 
-Mine = Callable[[np.ndarray], np.ndarray]  # which of some ids are this server's, bool [n]
-Room = Callable[[Table, int], None]  # raises, if there is none for so many rows more
+Mine = Callable[[np.ndarray], np.ndarray]  # which of some ids are on this server, bool [n]
+Room = Callable[[Table, int], None]  # raises if the memory limit allows no further rows
 
 
 def tensors(
@@ -43,9 +42,12 @@ def tensors(
     copies: Sequence[Copy],
     more: Mapping[str, Any] = NOTHING,
 ) -> dict[str, Tensor]:
-    """
+    """The tensors of a shard, by name.
+
     Args:
-        more: is said in `about`, too.
+        index, step, servers: of the writing server, of the rows, and the number of servers.
+        tables, copies: definition and contents of each table.
+        more: further entries of `about`.
     """
     about = {
         "step": step, "server": index, "servers": servers,
@@ -60,7 +62,7 @@ def tensors(
 
 
 def rows(names: Iterable[str]) -> frozenset[str]:
-    """Those of the tensors that must be finite."""
+    """The names of tensors that must be finite."""
     return frozenset(name for name in names if name.endswith(".rows"))
 
 
@@ -77,15 +79,18 @@ def read_checkpoint(
     url: str, step: int, attempt: str, tables: Sequence[Table], mine: Mine, room: Room,
     alone: tuple[int, int] | None = None,
 ) -> list[Mapping[str, Any]]:  # fmt: skip
-    """Fill tables that are empty with this server's rows of a checkpoint; returns what its parts say of
-    themselves.
+    """Fill empty tables with this server's rows of a checkpoint.
 
     Args:
-        alone: a server, and of how many: if the checkpoint is of so many, all of which wrote a part, only its
-            own one is read.
+        alone: index of a server, and the number of servers; if the checkpoint has a shard of each of them,
+        only
+            that server's shard is read.
+
+    Returns:
+        the `about` of each shard read.
 
     Raises:
-        CheckpointError: it is not there, not whole, or of other tables.
+        CheckpointError: the checkpoint is missing, incomplete, or of different tables.
     """
     found, said = _find(url, step, attempt), list[Mapping[str, Any]]()
     names = _names(found.manifest, found.directory)
@@ -93,7 +98,7 @@ def read_checkpoint(
     if alone is not None and len(names) == alone[1]:
         with found.place.open(found.directory, names[0]) as file:
             about = _about_of(file, f"{found.directory}: {names[0]}")
-        if about.get("servers") == alone[1]:  # else some were out, and the others had their rows
+        if about.get("servers") == alone[1]:  # otherwise some servers were out, and others held their rows
             only = alone[0]
     for name in names:
         with found.place.open(found.directory, name) as file:
@@ -104,10 +109,10 @@ def read_checkpoint(
 
 
 def read_start(start: pb.Start, tables: Sequence[Table], mine: Mine, room: Room) -> None:
-    """Fill tables that are empty with this server's rows of another job's checkpoint: those that are named.
+    """Fill the empty tables that `start` names with this server's rows of another job's checkpoint.
 
     Raises:
-        CheckpointError: it is not there, not whole, or of other tables.
+        CheckpointError: the checkpoint is missing, incomplete, or of different tables.
     """
     found = _find(start.directory, start.step, start.attempt)
     for name in _names(found.manifest, found.directory):
@@ -131,10 +136,10 @@ def read_start(start: pb.Start, tables: Sequence[Table], mine: Mine, room: Room)
 
 
 class OfAnother(NamedTuple):
-    """What of another job's rows is taken.
+    """Which data of another job's rows are loaded.
 
     Args:
-        slots: what the optimizer keeps, too.
+        slots: also load the optimizer's state.
     """
 
     slots: bool
@@ -145,7 +150,7 @@ class OfAnother(NamedTuple):
 
 
 def _about_of(file: BinaryIO, where: str) -> dict[str, Any]:
-    """What a file says of itself: with its `tables`."""
+    """The `about` of a file, which includes its `tables`."""
     try:
         size = int.from_bytes(_exactly(file, 8), "little")
         if size > files_of_tensors.MOST_HEADER_BYTES:
@@ -173,7 +178,7 @@ def _find(url: str, step: int, attempt: str) -> Checkpoint:
     there = Store.open(url).checkpoints()
     found = next((c for c in there if (c.step, c.attempt) == (step, attempt)), None)
     if found is None:
-        raise CheckpointError(f"{url}: the checkpoint of step {step}, attempt {attempt!r}, is not there")
+        raise CheckpointError(f"{url}: there is no checkpoint of step {step}, attempt {attempt!r}")
     return found
 
 
@@ -198,14 +203,17 @@ def read(
     file: BinaryIO, where: str, tables: Sequence[Table], mine: Mine, room: Room,
     said: Callable[[Mapping[str, Any]], object] = id, only: int | None = None,
 ) -> str:  # fmt: skip
-    """Take this server's rows from a file; returns its SHA-256.
+    """Load this server's rows from a file.
 
     Args:
-        said: takes what the file says of itself.
-        only: a server; of another one's file nothing is read, and nothing returned.
+        said: called with the file's `about`.
+        only: index of a server; files of other servers are skipped.
+
+    Returns:
+        the file's SHA-256; empty if it was skipped.
 
     Raises:
-        CheckpointError: it is not such a file, or of other tables.
+        CheckpointError: the file is damaged, or of different tables.
     """
     return _read(file, where, dict(enumerate(tables)), mine, room, said, only)
 
@@ -215,10 +223,11 @@ def _read(
     said: Callable[[Mapping[str, Any]], object] = id, only: int | None = None,
     of_another: OfAnother | None = None,
 ) -> str:  # fmt: skip
-    """
+    """See `read`.
+
     Args:
-        tables: that are filled, by their numbers in the file.
-        of_another: what is taken of another job's; None: all of this job's, which has these tables.
+        tables: the tables to fill, by their numbers in the file.
+        of_another: which data of another job's file to load; None: all data, the file is of this job.
     """
     digest = hashlib.sha256()
 
@@ -290,7 +299,7 @@ def _read(
 def _filtered(
     take: Callable[[int], bytearray], dtype: np.dtype[Any], shape: tuple[int, ...], mine: np.ndarray
 ) -> np.ndarray:
-    """The rows of a tensor that are this server's, read in pieces."""
+    """The rows of a tensor that are on this server, read piece by piece."""
     width = int(np.prod(shape[1:], dtype=np.int64))
     found = np.empty((int(mine.sum()), *shape[1:]), dtype)
     at, room = 0, max(1, ROOM // max(1, width * dtype.itemsize))

@@ -1,12 +1,12 @@
-"""What a server has on its machine: the rows in memory, and the log and the base that they come back from.
+"""A server's state on its machine: the rows in memory, and the log and base they are recovered from.
 
-A log begins with a base: nothing, the rows of a checkpoint, or a snapshot of its own, which is written when
-the log has become large. Base and log give the state, bit for bit.
+A log starts from a base: no rows, the rows of a checkpoint, or a snapshot, which is written when the log has
+become large. Base and log give the state, bit for bit.
 
-Knows nothing of steps: which calls count, and what they do to the rows, is their way's (`ring_order`,
-`any_order`). One thread calls all of it; only `Capture.copy` may run beside that: rows can be read meanwhile.
-A call that changes rows copies them first, unless another thread does so already. So it depends on no other
-call, and a capture whose caller has gone costs one copy.
+Knows nothing of steps: the update mode (`edl.ps.sync`, `edl.ps.asynchronous`) decides which calls count and
+how they change rows. All methods run on one thread, except that `Capture.copy` may run on another, so that
+rows can be read meanwhile. A call that changes rows copies captured tables first, unless another thread is
+doing so. So it depends on no other call, and a capture whose caller has gone costs one copy.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from edl.checkpoints.manifest import Part
 from edl.contract.bounds import violation
 from edl.contract.proto import ps_pb2 as pb
 from edl.contract.rows import wire
-from edl.contract.rows.placement import Arrangement
+from edl.contract.rows.placement import ShardAssignment
 from edl.contract.rows.wire import Bytes
 from edl.errors import CheckpointError
 from edl.ps.errors import Invalid, Misplaced, OutOfMemory, Unavailable, Unreadable
@@ -36,36 +36,36 @@ from edl.ps.storage import checkpoint_shard
 from edl.ps.storage.wal import Base, Damaged, Log, NoLog
 from edl.ps.table.table import Copy, Table
 
-SNAPSHOT_BYTES = 512 << 20  # of a log, at the least, before a snapshot replaces it
-SNAPSHOT_TIMES = 2  # so often the memory of the tables, too
+SNAPSHOT_BYTES = 512 << 20  # smallest size of a log that a snapshot replaces
+SNAPSHOT_TIMES = 2  # and its smallest ratio to the memory of the tables
 
-HEAD, TABLES = b"H", b"T"  # what a record is, by its first byte; further ones are of the ways
+HEAD, TABLES = b"H", b"T"  # the kind of a log record: its first byte; update modes add further kinds
 
-Records: TypeAlias = list[list[Bytes]]  # of the log, in pieces
+Records: TypeAlias = list[list[Bytes]]  # log records, each as a list of pieces
 Message = TypeVar("Message")
 
 
 @dataclass(frozen=True)
 class Gradients:
-    """What one request brings, and the request itself."""
+    """The gradients or rows of one request, as views of its bytes."""
 
     raw: Bytes
     of: Mapping[int, tuple[np.ndarray, np.ndarray]]  # ids and values, by table
 
 
 class Capture:
-    """The tables at one step. They stay as they are until they are copied.
+    """The tables at one step. They do not change until they are copied.
 
     Args:
-        clock: of the tables' rows at that step.
-        about: what else is said in a part of a checkpoint.
+        clock: version of the tables at that step.
+        about: further metadata for a checkpoint shard.
     """
 
     def __init__(
         self, step: int, clock: int, segment: int, described: Sequence[pb.Table], tables: Sequence[Table],
-        about: Mapping[str, Any], arrangement: Arrangement,
+        about: Mapping[str, Any], assignment: ShardAssignment,
     ):  # fmt: skip
-        self.step, self.segment, self._arrangement = step, segment, arrangement
+        self.step, self.segment, self._assignment = step, segment, assignment
         self._clock, self._described, self._tables, self._about = clock, described, tables, about
         self._copying = threading.Lock()
         self._copies: list[Copy] = []
@@ -75,8 +75,8 @@ class Capture:
     def copy(self) -> None:
         """Copy the tables, if no thread has done so yet, and return when they are copied.
 
-        From any thread. A copy that fails, for want of memory, is reported by `tensors`: it must not stop a
-        call that only wants to change the rows.
+        Thread-safe. A copy that fails for lack of memory is reported by `tensors`: it must not fail a call
+        that only changes rows.
         """
         with self._copying:
             if not self.is_copied:
@@ -87,9 +87,11 @@ class Capture:
                 self.is_copied = True
 
     def tensors(self, index: int, all: bool = True) -> dict[str, Any]:
-        """
+        """The captured tables as tensors of a checkpoint shard or snapshot.
+
         Args:
-            all: also what is here for another server, which has it, too.
+            index: of this server.
+            all: include rows that another server serves and this one replicates.
 
         Raises:
             CheckpointError: the tables could not be copied.
@@ -97,21 +99,23 @@ class Capture:
         self.copy()
         if self._failure is not None:
             raise CheckpointError(f"the tables of step {self.step} cannot be copied: {self._failure!r}")
-        copies, of = self._copies, self._arrangement
+        copies, of = self._copies, self._assignment
         if not all and of.copies > 1:
             copies = [copy.only(lambda ids: of.serves(index, ids)) for copy in copies]
         return checkpoint_shard.tensors(index, self.step, of.servers, self._described, copies, self._about)
 
 
 class Storage:
-    """
+    """The tables, the log and the base of one server.
+
     Args:
         index: of this server.
-        servers: how many there are, as long as nobody has said otherwise; 0: that is not known.
+        servers: number of servers, until a shard assignment names it; 0: unknown.
         run_id: of the job.
-        checkpoints: where the job writes them; empty: nowhere.
-        memory_limit: bytes; 0: none.
-        warn: takes a sentence about what is wrong and not somebody's request.
+        checkpoints: path or URL of the job's checkpoints; empty: none.
+        memory_limit: bytes; 0: unlimited.
+        warn: called with a message about a problem that no request has caused.
+        snapshot_bytes: smallest size of a log that a snapshot replaces.
     """
 
     def __init__(
@@ -119,63 +123,64 @@ class Storage:
         warn: Callable[[str], object], snapshot_bytes: int,
     ):  # fmt: skip
         self.index, self.run_id = index, run_id
-        self._alone = self.arrangement = Arrangement(servers)
+        self._alone = self.assignment = ShardAssignment(servers)
         self.checkpoints, self.limit, self._warn = checkpoints, memory_limit, warn
         self._snapshot_bytes = snapshot_bytes
         self.owner = f"{run_id}/{index}"
         self.log = log
         self.declared: pb.Tables | None = None
         self.tables: list[Table] = []
-        self._capture: Capture | None = None  # that may not be copied yet
-        self._written: dict[tuple[int, str], int] = {}  # checkpoints that may become whole: their segments
+        self._capture: Capture | None = None  # the newest one, which may not be copied yet
+        self._written: dict[tuple[int, str], int] = {}  # log segments of checkpoints that may become complete
         self.snapshot: Capture | None = None
 
     # --- tables
 
     def begin_log(self, beginning: Records) -> None:
-        """There is none, or it does not count."""
+        """Start a new log; an old one is ignored."""
         self.log.begin(Base(self.owner, 0), beginning)
 
     def forget(self) -> None:
-        """As if nothing had ever been declared."""
-        self.declared, self.tables, self.arrangement = None, [], self._alone
+        """Reset to the state of a new server without tables."""
+        self.declared, self.tables, self.assignment = None, [], self._alone
         self._written.clear()
 
     def drop_rows(self) -> None:
-        """And what was captured of them."""
+        """Drop all rows and their snapshots."""
         for table in self.tables:
             table.clear()
         self._written.clear()
         self.snapshot = None
 
     def head(self, about: Mapping[str, Any]) -> Records:
-        """How a segment begins: what must be known to go on from it."""
-        of = self.arrangement
-        told = {**about, "arrangement": [of.servers, of.replicas, *of.out]}
+        """The first records of a log segment: all that recovery from it needs."""
+        of = self.assignment
+        told = {**about, "assignment": [of.servers, of.replicas, *of.out]}
         records: Records = [[HEAD, json.dumps(told).encode()]]
         if self.declared is not None:
             records.append([TABLES, self.declared.SerializeToString()])
         return records
 
-    def arranged(self, about: Mapping[str, Any]) -> None:
-        """As it is said there. Raises: LookupError, TypeError, ValueError."""
-        servers, replicas, *out = about["arrangement"]
-        self.arrangement = Arrangement(servers, replicas, tuple(out))
+    def read_assignment(self, about: Mapping[str, Any]) -> None:
+        """Set the shard assignment from a log head. Raises: LookupError, TypeError, ValueError."""
+        servers, replicas, *out = about["assignment"]
+        self.assignment = ShardAssignment(servers, replicas, tuple(out))
 
     def has(self, ids: np.ndarray) -> np.ndarray:
-        """Which of these ids are this server's, bool [n]."""
-        return self.arrangement.has(self.index, ids)
+        """Which of these ids are on this server, bool [n]."""
+        return self.assignment.has(self.index, ids)
 
     def table(self, number: int) -> Table:
         if not 0 <= number < len(self.tables):
-            raise Invalid(f"table {number}: expected one of {len(self.tables)}")
+            raise Invalid(f"table {number}: expected 0 to {len(self.tables) - 1}")
         return self.tables[number]
 
     def gradients(self, raw: Bytes, given: Iterable[memoryview]) -> Gradients:
-        """Those of one request, which stay where they are in it.
+        """The gradients of one request, as views of its bytes.
 
         Args:
-            given: messages, each a pb.Gradients.
+            raw: the request.
+            given: its pb.Gradients messages.
         """
         of: dict[int, tuple[np.ndarray, np.ndarray]] = {}
         for one in given:
@@ -189,13 +194,13 @@ class Storage:
             of[number] = ids, np.frombuffer(values, np.float32)
         return Gradients(raw, of)
 
-    # --- copies: of checkpoints, and where there is none, snapshots: the log would grow for ever
+    # --- copies: for checkpoints, and for snapshots, without which a log would grow forever
 
     def begin_capture(self, step: int, clock: int, beginning: Records, about: Mapping[str, Any]) -> Capture:
-        """The state as it is.
+        """Capture the present state and start a new log segment.
 
         Args:
-            beginning: records of the segment that follows it.
+            beginning: first records of the new segment.
 
         Raises:
             Unavailable: the log cannot be written.
@@ -204,38 +209,38 @@ class Storage:
         self.finish_copy()
         segment = self.log.another(beginning)
         tables = self.declared.tables
-        self._capture = Capture(step, clock, segment, tables, self.tables, about, self.arrangement)
+        self._capture = Capture(step, clock, segment, tables, self.tables, about, self.assignment)
         return self._capture
 
     @property
     def is_copying(self) -> bool:
-        """True while captured tables are not copied: a call that changes rows takes longer then."""
+        """True while captured tables are not copied; calls that change rows must wait for the copy."""
         return self._capture is not None and not self._capture.is_copied
 
     def finish_copy(self) -> None:
-        """Copy what is captured, so that rows may change."""
+        """Copy captured tables, so that rows may change."""
         if self._capture is not None:
             self._capture.copy()
             self._capture = None
 
     def will_write(self, capture: Capture, step: int, attempt: str) -> None:
-        """It may become a checkpoint."""
+        """Remember the capture's log segment, for `committed`."""
         self._written[step, attempt] = capture.segment
         while len(self._written) > 4:
             del self._written[next(iter(self._written))]
 
     def write(self, capture: Capture, request: pb.WritePartRequest) -> Part:
-        """Write what was copied. On any thread.
+        """Write the capture as this server's shard of the checkpoint. On any thread.
 
         Raises:
-            CheckpointError: it cannot be written.
+            CheckpointError: the shard cannot be written.
         """
         tensors = capture.tensors(self.index, all=False)
         writing = Store.open(self.checkpoints).begin(request.step, request.attempt)
         return writing.write_part(request.index, request.of, tensors, checkpoint_shard.rows(tensors))
 
     def committed(self, step: int, attempt: str) -> bool:
-        """That checkpoint is whole: the log goes on from it; returns whether that is so."""
+        """Make that checkpoint, which is complete, the base of the log; returns whether it now is."""
         segment = self._written.pop((step, attempt), 0)
         base = self.log.base
         if not segment or base is None or segment <= base.first:
@@ -244,27 +249,29 @@ class Storage:
         return True
 
     def time_for_snapshot(self, pending: int) -> bool:
-        """
+        """Whether the log is large enough for a snapshot.
+
         Args:
-            pending: bytes that wait to be in the rows.
+            pending: bytes of gradients that are not in the rows yet.
         """
         most = max(self._snapshot_bytes, SNAPSHOT_TIMES * self.memory(pending))
         return self.snapshot is None and bool(self.tables) and self.log.nbytes >= most
 
     def write_snapshot(self, capture: Capture) -> str:
-        """On any thread; returns the file's name.
+        """Write a snapshot and return the file's name. On any thread.
 
         Raises:
-            OSError: there is no room.
+            OSError: the disk is full.
         """
         path = self.log.directory / f"snapshot-{capture.segment:012d}"
         _write_tensors(path, capture.tensors(self.index))
         return path.name
 
     def use_snapshot(self, capture: Capture, name: str) -> bool:
-        """The log goes on from it, if it could be written (it has a name); returns whether that is so."""
+        """Make the snapshot the base of the log; returns whether it now is. An empty name: it was not
+        written."""
         if self.snapshot is not capture:
-            return False  # the server has gone back meanwhile
+            return False  # the server has rolled back meanwhile
         self.snapshot = None
         base = self.log.base
         if not name or base is None or capture.segment <= base.first:
@@ -277,19 +284,21 @@ class Storage:
         self._written = {key: at for key, at in self._written.items() if at > base.first}
 
     def undone(self, step: int) -> None:
-        """What was captured after that step is of no state of this job any more."""
+        """Forget captures after that step: the step was undone."""
         self._written = {key: at for key, at in self._written.items() if key[0] <= step}
         if self.snapshot is not None and self.snapshot.step > step:
             self.snapshot = None
 
-    # --- going back, and coming back
+    # --- rollback and recovery
 
     def go_back(self, step: int, attempt: str, alone: bool = False) -> list[Mapping[str, Any]]:
-        """Have the rows of that checkpoint; step 0: none. Returns what its parts say of themselves. The log
-        has to begin anew then.
+        """Load the rows of that checkpoint; step 0: none. The caller must start a new log afterwards.
 
         Args:
-            alone: from this server's own part, if the checkpoint is of so many servers.
+            alone: read only this server's shard, if the checkpoint has as many shards as there are servers.
+
+        Returns:
+            the metadata of the shards read.
 
         Raises:
             Unreadable: the checkpoint cannot be read.
@@ -300,21 +309,22 @@ class Storage:
         return self._load_checkpoint(step, attempt, alone)
 
     def begin_with(self, start: pb.Start, generation: int, beginning: Records) -> None:
-        """Have another job's rows: they are kept here, for that job may remove what they were read from. The
-        log begins with them.
+        """Load another job's rows and make a local copy of them the base of the log.
+
+        The copy is needed because the other job may delete its checkpoint.
 
         Raises:
-            Unreadable: they cannot be read.
-            Unavailable: they cannot be kept.
+            Unreadable: the checkpoint cannot be read.
+            Unavailable: the copy cannot be written.
         """
         self.read_start(start)
         self.keep_beginning(f"snapshot-of-generation-{generation}", beginning)
 
     def read_start(self, start: pb.Start) -> None:
-        """Have another job's rows, and no others, as far as it says so.
+        """Replace all rows by another job's rows of the tables that `start` names.
 
         Raises:
-            Unreadable: they cannot be read.
+            Unreadable: the checkpoint cannot be read.
         """
         self.finish_copy()
         self.drop_rows()
@@ -328,14 +338,14 @@ class Storage:
             raise Unreadable(f"initFrom.path: {start.directory}: {error}") from error
 
     def keep_beginning(self, name: str, beginning: Records) -> None:
-        """The rows as they are become a file of this name, with which the log begins: whole, or not at all.
+        """Write the present rows to a file of this name and make it the base of the log, atomically.
 
         Raises:
-            Unavailable: they cannot be kept.
+            Unavailable: the file or the log cannot be written.
         """
         assert self.declared is not None
         copies = [table.copy(0) for table in self.tables]
-        servers, path = self.arrangement.servers, self.log.directory / name
+        servers, path = self.assignment.servers, self.log.directory / name
         try:
             _write_tensors(
                 path, checkpoint_shard.tensors(self.index, 0, servers, self.declared.tables, copies)
@@ -347,34 +357,34 @@ class Storage:
         self.log.begin(Base(self.owner, 0, "snapshot", 0, snapshot=path.name), beginning)
 
     def begin_with_rows(self, rows: Gradients) -> None:
-        """Have these rows, where there are none of their ids."""
+        """Insert these rows; ids that have a row keep it."""
         for number, (ids, values) in rows.of.items():
             table = self.tables[number]
             table.begin_with(ids, values.reshape(len(ids), table.dim))
 
     def gone_back(self, step: int, attempt: str, beginning: Records) -> None:
-        """The log begins with that.
+        """Start a new log from that checkpoint.
 
         Raises:
-            Unavailable: it cannot be written.
+            Unavailable: the log cannot be written.
         """
         kind = "checkpoint" if step else ""
         self.log.begin(Base(self.owner, 0, kind, step, attempt), beginning)
 
     def lose(self, beginning: Records) -> None:
-        """The rows are gone: be as one that has just been started."""
+        """Drop all rows and start a new log, as a new server does."""
         for table in self.tables:
             table.clear()
         self._written.clear()
         try:
             self.begin_log(beginning)
         except Unavailable as error:
-            # The old log does not say where this server is: without a base, it counts for nothing.
+            # The old log describes a state that is gone: without a base it is ignored on restart.
             self._warn(str(error))
             self.log.disown()
 
     def load_base(self, alone: bool = False) -> None:
-        """Have the rows that the log begins with."""
+        """Load the rows of the log's base."""
         base = self.log.base
         assert base is not None
         if base.kind == "checkpoint":
@@ -395,7 +405,7 @@ class Storage:
         try:
             return checkpoint_shard.read_checkpoint(
                 self.checkpoints, step, attempt, self.tables, self.has, self.check_room,
-                (self.index, self.arrangement.servers) if alone else None,
+                (self.index, self.assignment.servers) if alone else None,
             )  # fmt: skip
         except CheckpointError as error:
             raise Unreadable(str(error)) from error
@@ -406,36 +416,34 @@ class Storage:
 
     def check_run(self, run_id: str) -> None:
         if run_id != self.run_id:
-            raise Misplaced(f"this server belongs to the run {self.run_id!r}, not to {run_id!r}")
+            raise Misplaced(f"this server belongs to run {self.run_id!r}: the request is of run {run_id!r}")
 
     def check_declared(self, run_id: str) -> None:
         self.check_run(run_id)
         if self.declared is None:
             raise Misplaced(
-                "no tables are declared: the server has lost its log, or has just been started; "
-                "call Declare, and look at the position that it returns"
+                "no tables are declared: the server is new, or has lost its log; call Declare, and check the "
+                "position that it returns"
             )
 
     def check_checkpoint(self, step: int) -> None:
-        """Raises Misplaced if there is no place that one of this step could be read from."""
+        """Raise Misplaced if checkpoints cannot be read because the server has no checkpoint directory."""
         if step and not self.checkpoints:
-            raise Misplaced(
-                f"cannot go back to step {step}: this server was started without --checkpoint-dir"
-            )
+            raise Misplaced(f"cannot restore step {step}: this server was started without --checkpoint-dir")
 
     def memory(self, pending: int) -> int:
-        """Bytes.
+        """Bytes of tables and pending gradients.
 
         Args:
-            pending: that wait to be in the rows.
+            pending: bytes of gradients that are not in the rows yet.
         """
         return sum(table.nbytes() for table in self.tables) + pending
 
     def check_memory(self, together: Sequence[Gradients]) -> None:
-        """Raises OutOfMemory if an update of these could not be applied any more."""
+        """Raise OutOfMemory if an update with these gradients would exceed the memory limit."""
         if not self.limit:
             return
-        # What a step takes while it is applied: its gradients, their sums, and what it takes to undo it.
+        # Memory of a step while it is applied: its gradients, their sums, and the data to undo it.
         step = sum(4 * len(one.raw) for one in together)
 
         def needed(count: Callable[[Table, np.ndarray], int]) -> int:
@@ -449,7 +457,7 @@ class Storage:
             raise OutOfMemory(self._too_large(most))
 
     def check_room(self, table: Table, rows: int) -> None:
-        """Raises OutOfMemory if there is none for so many rows more."""
+        """Raise OutOfMemory if `rows` more rows would exceed the memory limit."""
         others = sum(other.nbytes() for other in self.tables if other is not table)
         if self.limit and (needed := others + table.nbytes(rows)) > self.limit:
             raise OutOfMemory(self._too_large(needed))
@@ -464,9 +472,10 @@ class Storage:
 
 
 def _write_tensors(path: Path, tensors: Mapping[str, Any]) -> None:
-    """
+    """Write tensors to a file and flush it to the disk.
+
     Raises:
-        OSError: there is no room; no file is left then.
+        OSError: the disk is full; the file is removed then.
     """
     try:
         with open(path, "wb") as file:
@@ -487,10 +496,10 @@ def tables_of(request: pb.Tables) -> list[Table]:
 
 
 def read(parse: Callable[[bytes], Message], raw: Bytes, large: int) -> tuple[Message, list[memoryview]]:
-    """A request without its fields of this number; and those, where they lie in it.
+    """Parse a request without its fields of number `large`, which are returned as views.
 
     Raises:
-        Invalid: it is none.
+        Invalid: it is not a valid request.
     """
     try:
         rest, found = wire.without(raw, large)
@@ -503,7 +512,7 @@ def read(parse: Callable[[bytes], Message], raw: Bytes, large: int) -> tuple[Mes
 
 
 def _gradients(one: memoryview) -> tuple[int, Bytes, Bytes]:
-    """Of which table, its ids and its values."""
+    """The table, ids and values of a pb.Gradients message, without copies."""
     try:
         found: dict[int, Any] = {number: held for number, held, _, _ in wire.fields(one)}
     except wire.NotAMessage as error:
@@ -521,5 +530,5 @@ _TABLE, _IDS, _VALUES = (
 
 def ids_of(raw: Bytes) -> np.ndarray:
     if len(raw) % 8:
-        raise Invalid(f"{len(raw)} bytes of ids: expected 8 for each")
+        raise Invalid(f"{len(raw)} bytes of ids: expected a multiple of 8")
     return np.frombuffer(raw, np.int64)

@@ -1,18 +1,20 @@
-"""A server's log: what it was told, written before it answers.
+"""A server's write-ahead log: each request is logged before it is answered.
 
-The directory holds segments `log-000000000001` and on, and `base.json`, which says in which segment the log
-begins and what the rows were there: nothing, those of a checkpoint, or those of a snapshot beside it. Whoever
-reads the base and then all records from that segment on is where the server was.
+The directory holds segments `log-000000000001` and on, and `base.json`, which names the first segment and the
+rows
+before it: none, those of a checkpoint, or those of a snapshot beside the log. The base and then all records
+from that segment on give the server's state.
 
-A record is 16 bytes and the data: what it is, what was decided about it, and then, as it came, what the
-server was told. The 16 bytes: the length of the data, that of what comes before what was told, a checksum
-(XXH3 of what was told, begun with the CRC-32 of what comes before it), and the CRC-32 of these three. A
-record that ends after the end of the file was not answered: it is cut off. Anything else that is not as it
-was written is damage, and then nothing of the log counts.
+A record is 16 bytes and the data: the record's kind, the decision about the request, and the request as
+received. The
+16 bytes: the length of the data, the length of what precedes the request, a checksum (XXH3 of the request,
+seeded with the CRC-32 of what precedes it), and the CRC-32 of these three. A record that extends beyond the
+end of the file was
+never answered: it is cut off. Any other mismatch is damage, and then the whole log is ignored.
 
-Promise: what `append` has returned from survives the end of the process; it is written whole or not at all.
-It does not wait for the disk. So a log counts only on the machine, and until the reboot, on which it was
-written, unless it was closed.
+Promise: a record that `append` has returned from survives the end of the process; it is written entirely or
+not at all. `append` does not wait for the disk. So a log that was not closed is valid only on the machine
+that wrote it, and until its next reboot.
 """
 
 from __future__ import annotations
@@ -41,20 +43,20 @@ _BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 
 class Damaged(Exception):
-    """The log is not what was written."""
+    """The log is damaged."""
 
 
 class AnotherRun(Damaged):
-    """Nothing is wrong: the server here had no run yet, or one that has ended."""
+    """The log is of another run, which has ended: not an error."""
 
 
 @dataclass(frozen=True)
 class Base:
-    """What the rows were where the log begins.
+    """The rows from which the log starts.
 
     Args:
-        run: whose log it is: the run, and the index of the server.
-        first: the segment.
+        run: the run, and the index of the server.
+        first: number of the first segment.
         kind: "", "checkpoint" or "snapshot".
         step, attempt: of the checkpoint.
         snapshot: the file's name, beside the log.
@@ -93,13 +95,14 @@ class Log:
     # --- reading
 
     def read(self, run: str) -> Generator[tuple[int, bytes], None, None]:
-        """The records from the base on, each with its segment; `base` is what they follow. To be read to the
-        end: a record that is torn is cut off then, and the log goes on behind the last one.
+        """Yield the records after `base`, each with its segment.
+
+        The caller must read to the end: only then is a torn record cut off and the log open for writing.
 
         Raises:
-            AnotherRun: it is of another run.
-            Damaged: it is of another server or machine, or not what was written. What was read so far does
-            not count.
+            AnotherRun: the log is of another run.
+            Damaged: the log is damaged, or of another server or machine. Records read so far must be
+            discarded.
         """
         self.base = self._read_base()
         if self.base is None:
@@ -139,10 +142,10 @@ class Log:
     # --- writing
 
     def begin(self, base: Base, records: list[list[Bytes]]) -> None:
-        """Forget all that is there: the log begins here.
+        """Drop the present log and start a new one from `base`.
 
         Raises:
-            Unavailable: it cannot be written; all is as it was.
+            Unavailable: the log cannot be written; it is unchanged.
         """
         with _trouble(self.directory):
             self._another(records)
@@ -151,10 +154,10 @@ class Log:
         self._remove()
 
     def another(self, records: list[list[Bytes]]) -> int:
-        """Go on in another segment, which begins with these records; returns its number.
+        """Continue in a new segment, which starts with these records; returns its number.
 
         Raises:
-            Unavailable: as `begin`.
+            Unavailable: as in `begin`.
         """
         with _trouble(self.directory):
             before = self._end
@@ -165,10 +168,10 @@ class Log:
         return self.segment
 
     def rebase(self, base: Base) -> None:
-        """The log begins with that segment now.
+        """Set a newer base and remove the segments before it.
 
         Raises:
-            Unavailable: as `begin`.
+            Unavailable: as in `begin`.
         """
         with _trouble(self.directory):
             self._save(Base(**{**base.__dict__, "boot": boot_id(), "closed": False}))
@@ -176,22 +179,22 @@ class Log:
         self._earlier = sum(self._path(n).stat().st_size for n in self._segments() if n < self.segment)
 
     def append(self, *pieces: Bytes) -> None:
-        """One record. The last piece may be large.
+        """Write one record. The last piece may be large.
 
         Raises:
-            Unavailable: there is no room; nothing of it is there.
+            Unavailable: the disk is full; nothing of the record is written.
         """
         with _trouble(self.directory):
             self._end = _write(self._file, self._end, pieces)
 
     def disown(self) -> None:
-        """What is there does not count any more."""
+        """Make the present log invalid."""
         with suppress(OSError):
             (self.directory / BASE).unlink()
         self.base = None
 
     def close(self) -> None:
-        """All of it is on the disk then, if there is room for saying so."""
+        """Flush the log to the disk and mark it as closed, if there is room for the mark."""
         if self._file >= 0:
             with suppress(OSError):
                 os.fsync(self._file)
@@ -237,9 +240,9 @@ class Log:
         self.base = base
 
     def _remove(self) -> None:
-        """What is not needed from the base on."""
+        """Remove segments and snapshots that the base does not need."""
         assert self.base is not None
-        with suppress(OSError):  # it will be tried again
+        with suppress(OSError):  # the next call tries again
             for number in self._segments():
                 if number < self.base.first:
                     self._path(number).unlink()
@@ -256,7 +259,7 @@ class Log:
 
 
 class NoLog:
-    """In the place of a log, where none is wanted: a server that ends has lost what it had."""
+    """A log that records nothing: a server that ends loses its rows."""
 
     def __init__(self, directory: Path):
         self.directory = directory
@@ -286,7 +289,7 @@ class NoLog:
 
 
 def _write(file: int, at: int, pieces: Sequence[Bytes]) -> int:
-    """One record; returns its end."""
+    """Write one record; returns its end."""
     first, last = b"".join(pieces[:-1]), pieces[-1]
     head = HEAD.pack(len(first) + len(last), len(first), _check(first, last), 0)[: -_OWN.size]
     rest = [memoryview(head + _OWN.pack(zlib.crc32(head)) + first), memoryview(last)]
@@ -310,7 +313,7 @@ def _check(first: bytes, last: Bytes) -> int:
 
 
 def _records(path: Path, number: int, size: int) -> Generator[tuple[int, bytes], None, int]:
-    """Returns where the last whole one ends."""
+    """Yield the records of a segment; returns the end of the last complete one."""
     at = 0
     with open(path, "rb") as file:
         while at + HEAD.size <= size:
@@ -329,7 +332,7 @@ def _records(path: Path, number: int, size: int) -> Generator[tuple[int, bytes],
 
 
 class _trouble:
-    """Say that the disk is full, or fails."""
+    """Turn an OSError into Unavailable."""
 
     def __init__(self, directory: Path):
         self._directory = directory
@@ -340,12 +343,12 @@ class _trouble:
         if isinstance(error, OSError):
             raise Unavailable(
                 f"the log in {self._directory} cannot be written ({error.strerror}): nothing was changed, "
-                "and the server goes on when there is room; make some, or give it a larger volume"
+                "and the server continues when there is room; free some, or use a larger volume"
             ) from error
 
 
 def boot_id() -> str:
-    """Another one after each start of the machine."""
+    """An id that changes with each boot of the machine; empty: unknown."""
     try:
         return _BOOT.read_text(encoding="ascii").strip()
     except OSError:

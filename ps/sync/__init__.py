@@ -1,1 +1,1 @@
-"""Updates in lockstep with a ring: staged by a step, then committed or dropped."""
+"""Synchronous updates (mode=hybrid): a step stages its gradients, which are then committed or dropped."""

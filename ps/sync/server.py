@@ -1,8 +1,9 @@
-"""A ring's steps (mode=hybrid): one after the other, each of all ranks' gradients, the last one undone if the
-ring goes on from the step before.
+"""Synchronous steps of a ring (mode=hybrid): one after the other, each with the gradients of all ranks.
 
-Promise: a call is refused, and has changed nothing, or is logged and has changed all. What counts is
-decided in `staging`.
+The last step is undone if a new ring continues from the step before it.
+
+Promise: a call is rejected and changes nothing, or is logged and takes full effect. `staging` decides what
+counts.
 """
 
 from __future__ import annotations
@@ -11,61 +12,63 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from edl.contract.proto import ps_pb2 as pb
-from edl.contract.rows.placement import Arrangement
+from edl.contract.rows.placement import ShardAssignment
 from edl.contract.rows.wire import Bytes
 from edl.ps.errors import Misplaced, Stale
-from edl.ps.reshard.reshard import FETCH, FETCHED, PAGE, Rearranging
+from edl.ps.reshard.reshard import FETCH, FETCHED, PAGE, Resharding
 from edl.ps.storage.storage import Capture, Gradients, Records, Storage, read
 from edl.ps.storage.wal import Damaged
 from edl.ps.sync.staging import Apply, Commit, Effect, Steps, TakeBack
 
-# What a record is, by its first byte.
-SETTLE, COMMIT, STAGE = b"S", b"C", b"G"
-ARRANGE, LOAD = b"A", b"L"
+# The kind of a log record: its first byte.
+GENERATION, COMMIT, STAGE = b"S", b"C", b"G"
+ASSIGN, LOAD = b"A", b"L"
 
 
-class RingOrder:
+class SyncServer:
     """
     Args:
-        head: how the log begins; None: nothing has begun.
+        head: the first record of the log; None: the log is empty.
     """
 
     def __init__(self, storage: Storage, head: Mapping[str, Any] | None = None):
         self._storage = storage
         self.steps = Steps() if head is None else _steps(head)
-        self._moving = Rearranging(storage)
+        self._resharding = Resharding(storage)
         self.rows_staged = 0
 
     # --- the calls
 
-    def settle(self, request: pb.SettleRequest) -> pb.Position:
-        """
+    def start_generation(self, request: pb.StartGenerationRequest) -> pb.Position:
+        """Start a generation, and switch to its shard assignment if it names one.
+
         Raises:
-            Misplaced: it has not what that arrangement gives it; or it does not know the job's tables, and so
-                not in which order steps come here: it has just begun again, and who asks does not know that.
+            Misplaced: the server lacks rows of that assignment; or no tables are declared, because the server
+                was restarted without its log and the caller does not know that yet.
         """
         self._storage.check_declared(request.run_id)
-        steps, effects = self.steps.settle(request.generation, request.step, _commit(request))
+        steps, effects = self.steps.start_generation(request.generation, request.step, _commit(request))
         if steps is not self.steps:
-            if request.HasField("arrangement") and self.steps.began:
-                self._check_can_go_over(Arrangement.of(request.arrangement), request.step)
-            self._storage.log.append(SETTLE, request.SerializeToString())
-            self._settle(request, steps, effects)
+            if request.HasField("assignment") and self.steps.began:
+                self._check_can_switch(ShardAssignment.from_proto(request.assignment), request.step)
+            self._storage.log.append(GENERATION, request.SerializeToString())
+            self._start_generation(request, steps, effects)
         return self.position()
 
     def restore(self, request: pb.RestoreRequest) -> pb.Position:
-        """
+        """Roll back to a checkpoint, unless the server has done so already.
+
         Raises:
-            Unreadable: the checkpoint cannot be read. The server is empty then.
+            Unreadable: the checkpoint cannot be read; the server is empty then.
         """
         self._storage.check_declared(request.run_id)
         steps, effects = self.steps.restore(request.generation, request.step, request.attempt)
         if not effects:
             return self.position()
         self._storage.check_checkpoint(request.step)
-        self._moving.drop()
-        if request.HasField("arrangement"):
-            self._storage.arrangement = Arrangement.of(request.arrangement)
+        self._resharding.drop()
+        if request.HasField("assignment"):
+            self._storage.assignment = ShardAssignment.from_proto(request.assignment)
         try:
             if not request.step and request.HasField("start"):
                 self._storage.begin_with(request.start, request.generation, self._beginning(steps))
@@ -79,10 +82,10 @@ class RingOrder:
         return self.position()
 
     def load(self, raw: Bytes) -> pb.Position:
-        """Rows that the training begins with."""
+        """Insert initial rows, before the first step."""
         request, values = read(pb.LoadRequest.FromString, raw, pb.LoadRequest.VALUES_FIELD_NUMBER)
         self._storage.check_declared(request.run_id)
-        self._reach(request.generation, 0, None)
+        self._advance_to(request.generation, 0, None)
         rows = self._storage.gradients(raw, values)
         for number, (ids, _) in rows.of.items():
             self._storage.check_room(self._storage.tables[number], len(ids))
@@ -103,49 +106,56 @@ class RingOrder:
             self.rows_staged += sum(len(ids) for ids, _ in staged.of.values())
         return self.position()
 
-    # --- another arrangement
+    # --- resharding
 
     def fetch(self, request: pb.FetchRequest) -> list[int]:
-        """What it is to have in another arrangement will come: of these servers, by `take_page`, and then
-        `fetched`. None: it is here already."""
+        """Begin to fetch rows for another assignment.
+
+        Returns:
+            the servers that send pages of rows, for `take_page` and then `fetched`; empty: no row is missing.
+        """
         self._storage.check_declared(request.run_id)
-        to, of = Arrangement.of(request.to), Arrangement.of(request.of)
+        to, of = ShardAssignment.from_proto(request.to), ShardAssignment.from_proto(request.of)
         if self.steps.generation > request.generation:
-            raise Stale(f"generation {request.generation} has passed")
+            raise Stale(
+                f"stale generation {request.generation}: generation {self.steps.generation} has started"
+            )
         if not self._misses(to, of, request.step):
             return []
-        self._moving.log_fetch(request)
+        self._resharding.log_fetch(request)
         self._begin_fetch(request)
         return list(of.members)
 
     def take_page(self, request: pb.FetchRequest, raw: bytes) -> pb.PageOfRows:
-        return self._moving.take_page(request, raw)
+        return self._resharding.take_page(request, raw)
 
     def fetched(self, request: pb.FetchRequest) -> pb.Position:
-        self._moving.fetched(request)
+        self._resharding.fetched(request)
         return self.position()
 
     def page(self, request: pb.PageRequest) -> pb.PageOfRows:
-        """Some of the rows that another server is to have."""
+        """One page of rows for another server."""
         self._storage.check_declared(request.run_id)
-        self._check_settled(request.generation)
-        self.steps.reach(request.generation, request.step, None)
-        return self._moving.page(request, self.steps.step)
+        self._check_started(request.generation)
+        self.steps.advance_to(request.generation, request.step, None)
+        return self._resharding.page(request, self.steps.step)
 
-    def arrange(self, request: pb.ArrangeRequest) -> pb.Position:
-        """Go over to that arrangement, between two steps; or stay in it, and drop what was fetched."""
+    def assign(self, request: pb.AssignRequest) -> pb.Position:
+        """Switch to that assignment, between two steps; or keep it, and drop the fetched rows."""
         self._storage.check_declared(request.run_id)
-        to = Arrangement.of(request.to)
+        to = ShardAssignment.from_proto(request.to)
         if request.generation < self.steps.generation:
-            raise Stale(f"generation {request.generation} has passed")
-        if to != self._storage.arrangement or self._moving.incoming is not None or not self.steps.began:
+            raise Stale(
+                f"stale generation {request.generation}: generation {self.steps.generation} has started"
+            )
+        if to != self._storage.assignment or self._resharding.target is not None or not self.steps.began:
             if self._storage.index in to.members:
-                self._check_can_go_over(to, request.step)
-            self._storage.log.append(ARRANGE, request.SerializeToString())
-            self._go_over(to, request.generation, request.step, _commit(request))
+                self._check_can_switch(to, request.step)
+            self._storage.log.append(ASSIGN, request.SerializeToString())
+            self._switch(to, request.generation, request.step, _commit(request))
         return self.position()
 
-    # --- as a way (durable.Way)
+    # --- as an UpdateMode (ps/server.py)
 
     @property
     def began(self) -> bool:
@@ -156,49 +166,49 @@ class RingOrder:
         return self.steps.step
 
     @property
-    def line(self) -> str:
+    def incarnation(self) -> str:
         generation, step, attempt = self.steps.restored
-        out = "".join(f"/{index}" for index in self._storage.arrangement.out)
+        out = "".join(f"/{index}" for index in self._storage.assignment.out)
         return f"{self._storage.run_id}/{generation or self.steps.begun_in}/{step}/{attempt}{out}"
 
     @property
     def pending(self) -> int:
-        return sum(len(staged.raw) for staged in self.steps.staged.values()) + self._moving.nbytes
+        return sum(len(staged.raw) for staged in self.steps.staged.values()) + self._resharding.nbytes
 
     def position(self) -> pb.Position:
-        steps, ready, there = self.steps, self._moving.incoming, self._storage.arrangement
+        steps, ready, there = self.steps, self._resharding.target, self._storage.assignment
         told = pb.Position(generation=steps.generation, step=steps.step, empty=not steps.began)
         if steps.began and there.servers:
-            told.arrangement.CopyFrom(there.told())
+            told.assignment.CopyFrom(there.to_proto())
         if ready is not None and ready.whole:
-            told.ready.CopyFrom(ready.to.told())
+            told.ready.CopyFrom(ready.to.to_proto())
             told.ready_step = ready.request.step
         return told
 
-    def reach(self, request: pb.PullRequest | pb.ListRequest | pb.WritePartRequest) -> None:
+    def advance_to(self, request: pb.PullRequest | pb.ListRequest | pb.WritePartRequest) -> None:
         if isinstance(request, pb.WritePartRequest):
-            self._check_settled(request.generation)
-        self._reach(request.generation, request.step, request if request.HasField("last") else None)
+            self._check_started(request.generation)
+        self._advance_to(request.generation, request.step, request if request.HasField("last") else None)
 
     @property
-    def is_moving(self) -> bool:
-        return self._moving.incoming is not None
+    def is_resharding(self) -> bool:
+        return self._resharding.target is not None
 
     def capture(self) -> Capture:
-        if self._moving.incoming is not None:
-            raise Misplaced("rows are on their way to another arrangement of the servers")
+        if self._resharding.target is not None:
+            raise Misplaced("rows are being moved to another shard assignment")
         staged = [[STAGE, self.steps.staged[rank].raw] for rank in sorted(self.steps.staged)]
         step = self.steps.step
         return self._storage.begin_capture(step, step, [*self._beginning(self.steps), *staged], {})
 
     @property
-    def parts_are_whole(self) -> bool:
-        return True  # all parts are of one step: second copies are the rows of another part
+    def shards_suffice(self) -> bool:
+        return True  # all shards are of one step, so second replicas equal rows of another shard
 
     def rebased(self) -> None:
         base = self._storage.log.base
         if base is not None and self.steps.step == base.step:
-            # Who reads the log from here on cannot take the step before back.
+            # A replay of the log from here cannot undo the step before.
             self.steps = self.steps.for_good()
             for table in self._storage.tables:
                 table.forget_undo()
@@ -211,12 +221,14 @@ class RingOrder:
         return self._beginning(self.steps)
 
     def replay(self, kind: bytes, text: bytes) -> None:
-        if kind == SETTLE:
-            settle = pb.SettleRequest.FromString(text)
-            self._settle(settle, *self.steps.settle(settle.generation, settle.step, _commit(settle)))
+        if kind == GENERATION:
+            start = pb.StartGenerationRequest.FromString(text)
+            self._start_generation(
+                start, *self.steps.start_generation(start.generation, start.step, _commit(start))
+            )
         elif kind == COMMIT:
             pull = pb.PullRequest.FromString(text)
-            self._take(*self.steps.reach(pull.generation, pull.step, _commit(pull)))
+            self._take(*self.steps.advance_to(pull.generation, pull.step, _commit(pull)))
         elif kind == STAGE:
             request, gradients = read(
                 pb.StageRequest.FromString, text, pb.StageRequest.GRADIENTS_FIELD_NUMBER
@@ -229,80 +241,86 @@ class RingOrder:
         elif kind == FETCH:
             self._begin_fetch(pb.FetchRequest.FromString(text))
         elif kind in (PAGE, FETCHED):
-            self._moving.replay(kind, text)
-        elif kind == ARRANGE:
-            arrange = pb.ArrangeRequest.FromString(text)
-            to = Arrangement.of(arrange.to)
-            self._go_over(to, arrange.generation, arrange.step, _commit(arrange))
+            self._resharding.replay(kind, text)
+        elif kind == ASSIGN:
+            assign = pb.AssignRequest.FromString(text)
+            to = ShardAssignment.from_proto(assign.to)
+            self._switch(to, assign.generation, assign.step, _commit(assign))
         else:
-            raise Damaged(f"a record of unknown kind {kind!r}")
+            raise Damaged(f"log record of unknown kind {kind!r}")
 
     def load_base(self) -> None:
         self._storage.load_base()
 
     # --- state
 
-    def _check_settled(self, generation: int) -> None:
-        """Refuse a call that is made only after its generation was settled here: it would wait in vain."""
+    def _check_started(self, generation: int) -> None:
+        """Reject a call that is made only after its generation has started here: it would wait forever."""
         if generation > self.steps.generation:
             raise Misplaced(
-                f"generation {generation} is not settled here, the last one was {self.steps.generation}: the "
+                f"generation {generation} has not started here, the newest is {self.steps.generation}: the "
                 "server has lost its log"
             )
 
-    def _reach(
+    def _advance_to(
         self, generation: int, step: int,
         request: pb.PullRequest | pb.ListRequest | pb.WritePartRequest | None,
     ) -> None:  # fmt: skip
-        steps, effects = self.steps.reach(generation, step, None if request is None else _commit(request))
+        steps, effects = self.steps.advance_to(
+            generation, step, None if request is None else _commit(request)
+        )
         if steps is not self.steps:
             assert request is not None
             record = pb.PullRequest(generation=generation, step=step, last=request.last)
             self._storage.log.append(COMMIT, record.SerializeToString())
             self._take(steps, effects)
 
-    def _settle(self, request: pb.SettleRequest, steps: Steps, effects: Sequence[Effect]) -> None:
+    def _start_generation(
+        self, request: pb.StartGenerationRequest, steps: Steps, effects: Sequence[Effect]
+    ) -> None:
         self._take(steps, effects)
-        if request.HasField("arrangement"):
-            to = Arrangement.of(request.arrangement)
-            self._go_over(to, request.generation, request.step, _commit(request))
+        if request.HasField("assignment"):
+            to = ShardAssignment.from_proto(request.assignment)
+            self._switch(to, request.generation, request.step, _commit(request))
 
     def _begin_fetch(self, request: pb.FetchRequest) -> None:
-        self._moving.begin(request)
-        if self._storage.index not in Arrangement.of(request.of).members:  # what it has is not of this step
+        self._resharding.begin(request)
+        if (
+            self._storage.index not in ShardAssignment.from_proto(request.of).members
+        ):  # its rows are of another step
             self._storage.drop_rows()
             self.steps = self.steps.lost()
 
-    def _misses(self, to: Arrangement, of: Arrangement, step: int) -> bool:
-        """Whether it has not what that arrangement gives it."""
+    def _misses(self, to: ShardAssignment, of: ShardAssignment, step: int) -> bool:
+        """Whether the server lacks rows of assignment `to`."""
         index = self._storage.index
-        if self._moving.incoming is not None and self._moving.incoming.gives(index, to, step):
+        if self._resharding.target is not None and self._resharding.target.gives(index, to, step):
             return False
-        mine = self._storage.arrangement if self.steps.began and index in of.members else of
+        mine = self._storage.assignment if self.steps.began and index in of.members else of
         return bool((to.held(index) & ~mine.held(index)).any())
 
-    def _check_can_go_over(self, to: Arrangement, step: int) -> None:
-        there = self._storage.arrangement
+    def _check_can_switch(self, to: ShardAssignment, step: int) -> None:
+        there = self._storage.assignment
         if self._storage.index in to.members and self._misses(to, there, step):
-            raise Misplaced(f"the server is one of {there}, and has not what {to} would give it")
+            raise Misplaced(f"cannot switch from {there} to {to}: this server lacks rows of it")
 
-    def _go_over(self, to: Arrangement, generation: int, step: int, last: Commit | None) -> None:
-        """To an arrangement of which it has all that is its own."""
+    def _switch(self, to: ShardAssignment, generation: int, step: int, last: Commit | None) -> None:
+        """Switch to an assignment all of whose rows for this server are here."""
         index, tables = self._storage.index, self._storage.tables
         self._storage.finish_copy()
-        incoming = self._moving.incoming
-        self._moving.drop()
-        before, self._storage.arrangement = self._storage.arrangement, to
-        if incoming is not None and not incoming.gives(index, to, step):
-            incoming = None
+        target = self._resharding.target
+        self._resharding.drop()
+        before, self._storage.assignment = self._storage.assignment, to
+        if target is not None and not target.gives(index, to, step):
+            target = None
         if index not in to.members:
             for table in tables:
                 table.clear()
             self.steps = Steps(generation)
-        elif incoming is not None:
-            of = Arrangement.of(incoming.request.of)
+        elif target is not None:
+            of = ShardAssignment.from_proto(target.request.of)
             stays = self.steps.began and index in of.members
-            self._moving.take_in(incoming, stays)
+            self._resharding.take_in(target, stays)
             self.steps = self.steps.for_good() if stays else Steps.joining(generation, step, last)
         elif self.steps.began and (before.held(index) & ~to.held(index)).any():
             for table in tables:
@@ -312,7 +330,7 @@ class RingOrder:
     def _take(self, steps: Steps, effects: Sequence[Effect]) -> None:
         for effect in effects:
             self._storage.finish_copy()
-            self._moving.drop()
+            self._resharding.drop()
             if isinstance(effect, Apply):
                 self._apply(effect.commit, effect.staged)
             elif isinstance(effect, TakeBack):
@@ -338,7 +356,9 @@ class RingOrder:
 
 
 def _commit(
-    request: (pb.PullRequest | pb.ListRequest | pb.SettleRequest | pb.WritePartRequest | pb.ArrangeRequest),
+    request: (
+        pb.PullRequest | pb.ListRequest | pb.StartGenerationRequest | pb.WritePartRequest | pb.AssignRequest
+    ),
 ) -> Commit | None:
     if not request.HasField("last"):
         return None

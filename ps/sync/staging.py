@@ -1,12 +1,12 @@
-"""Which calls count: the generation that is settled, the step that is reached, what is staged for the next
+"""The state machine of synchronous steps: the generation, the step, and the gradients staged for the next
 one.
 
-    stage ──▶ staged ──commit──▶ applied ──settle at the step before──▶ taken back
+    stage ──▶ staged ──commit──▶ applied ──StartGeneration at the step before──▶ undone
                  └──newer generation──▶ dropped
 
-Promise: pure. A call gives the state after it and what is to be done to the tables; a call that comes twice,
-or late, gives the same state and nothing to do, or a refusal. What is staged for a step is applied once, in
-the order of the ranks, or dropped.
+Promise: pure. A call returns the next state and the effects on the tables. A duplicate or late call returns
+the same state without effects, or raises. Gradients staged for a step are applied once, in the order of the
+ranks, or dropped.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
-from edl.ps.errors import Invalid, Misplaced, Stale, Unsettled
+from edl.ps.errors import GenerationPending, Invalid, Misplaced, Stale
 
 
 @dataclass(frozen=True)
 class Commit:
-    """What became of the step that was taken at `step` (ps.proto, Commit)."""
+    """The result of the step taken at `step` (ps.proto, Commit)."""
 
     step: int
     skipped: bool
@@ -31,7 +31,7 @@ class Commit:
     iteration: int
 
     def is_same(self, other: Commit) -> bool:
-        """Bit for bit; a NaN is the same as itself."""
+        """Whether both are equal bit for bit; a NaN equals itself."""
         return self._bits == other._bits
 
     @property
@@ -41,7 +41,7 @@ class Commit:
 
 @dataclass(frozen=True)
 class Apply:
-    """Take a step: what the ranks have staged, the lowest first."""
+    """Apply a step: the gradients that the ranks have staged, the lowest rank first."""
 
     commit: Commit
     staged: tuple[Any, ...]
@@ -54,7 +54,7 @@ class TakeBack:
 
 @dataclass(frozen=True)
 class GoBack:
-    """All is as in the checkpoint of this step; 0: as at the beginning."""
+    """Roll back to the checkpoint of this step; 0: to the initial state."""
 
     step: int
     attempt: str
@@ -66,17 +66,17 @@ NOTHING: Mapping[int, Any] = MappingProxyType({})
 
 @dataclass(frozen=True)
 class Steps:
-    """
+    """The synchronous state of one server.
+
     Args:
-        generation: that is settled; 0: none is.
-        step: of the state that the rows are.
-        began: whether the rows are those of a job; otherwise the server has just been started, and knows
-        nothing.
-        last: the step that led here; None: it was not made here.
-        can_undo: that step can be taken back.
-        staged: by rank, for the step that is taken at `step`.
-        restored: the generation, step and attempt of the last going back.
-        begun_in: the generation in which it was at the beginning without that; 0: it was not.
+        generation: the newest that has started; 0: none.
+        step: of the state in the rows.
+        began: whether the server holds the state of a job; False: it is new, or has lost its log.
+        last: the step before; None: it was not applied here.
+        can_undo: whether that step can be undone.
+        staged: gradients by rank, for the step taken at `step`.
+        restored: generation, step and attempt of the last rollback.
+        begun_in: the generation in which the server started without a rollback; 0: it did not.
     """
 
     generation: int = 0
@@ -88,13 +88,16 @@ class Steps:
     restored: tuple[int, int, str] = (0, 0, "")
     begun_in: int = 0
 
-    def settle(self, generation: int, step: int, last: Commit | None) -> tuple[Steps, tuple[Effect, ...]]:
-        """The ring is at `step`, in a new generation. If that cannot be reached from here, the step stays
-        what it is: the ring has to go back.
+    def start_generation(
+        self, generation: int, step: int, last: Commit | None
+    ) -> tuple[Steps, tuple[Effect, ...]]:
+        """Start a new generation, whose ring is at `step`.
+
+        If that step cannot be reached from here, the step stays unchanged, and the ring must roll back.
 
         Raises:
-            Stale: a newer generation is settled.
-            Invalid: `last` is not of the step before.
+            Stale: a newer generation has started.
+            Invalid: `last` is not the step before.
         """
         _check(step, last)
         self._check_not_stale(generation)
@@ -102,43 +105,41 @@ class Steps:
             raise Invalid(f"generation {generation}: expected at least 1")
         if generation == self.generation:
             return self, ()
-        settled = replace(self, generation=generation, staged=NOTHING)
+        started = replace(self, generation=generation, staged=NOTHING)
         if not self.began:
             begins = step == 0
-            return replace(settled, began=begins, begun_in=generation if begins else 0), ()
+            return replace(started, began=begins, begun_in=generation if begins else 0), ()
         if step == self.step + 1 and last is not None:
-            return settled._after(last), (Apply(last, self._in_order()),)
+            return started._after(last), (Apply(last, self._in_order()),)
         if step == self.step - 1 and self.can_undo:
-            return replace(settled, step=step, last=None, can_undo=False), (TakeBack(),)
-        return settled, ()
+            return replace(started, step=step, last=None, can_undo=False), (TakeBack(),)
+        return started, ()
 
-    def reach(self, generation: int, step: int, last: Commit | None) -> tuple[Steps, tuple[Effect, ...]]:
-        """Somebody needs the state at `step`.
+    def advance_to(self, generation: int, step: int, last: Commit | None) -> tuple[Steps, tuple[Effect, ...]]:
+        """Advance to the state at `step`, which a caller needs.
 
         Raises:
-            Unsettled: the generation is not settled yet.
-            Stale: a newer one is.
+            GenerationPending: the generation has not started yet.
+            Stale: a newer one has started.
             Misplaced: that state cannot be reached from here.
-            Invalid: `last` is not of the step before.
+            Invalid: `last` is not the step before.
         """
         _check(step, last)
         self._check_current(generation)
         if self.began and step == self.step:
             if last is not None and self.last is not None and not last.is_same(self.last):
-                raise Misplaced(
-                    f"step {last.step}: workers disagree on what became of it: {last}, {self.last}"
-                )
+                raise Misplaced(f"step {last.step}: workers disagree about its result: {last}, {self.last}")
             return self, ()
         if self.began and step == self.step + 1 and last is not None:
             return self._after(last), (Apply(last, self._in_order()),)
         raise self._misplaced(step)
 
     def stage(self, generation: int, step: int, rank: int, gradients: Any) -> Steps:
-        """One rank's gradients for the step that is taken at `step`.
+        """Stage one rank's gradients for the step taken at `step`.
 
         Raises:
-            Unsettled, Stale, Misplaced: as `reach`.
-            Invalid: there is no such rank.
+            GenerationPending, Stale, Misplaced: as in `advance_to`.
+            Invalid: the rank is negative.
         """
         if rank < 0:
             raise Invalid(f"rank {rank}: expected 0 or more")
@@ -146,14 +147,15 @@ class Steps:
         if not self.began or step > self.step:
             raise self._misplaced(step)
         if step < self.step or rank in self.staged:
-            return self  # it is in the rows already, or waits to be
+            return self  # the gradients are in the rows or staged already
         return replace(self, staged=MappingProxyType({**self.staged, rank: gradients}))
 
     def restore(self, generation: int, step: int, attempt: str) -> tuple[Steps, tuple[Effect, ...]]:
-        """Go back to the checkpoint of this step; 0: to the beginning. Once in a generation to the same one.
+        """Roll back to the checkpoint of this step; 0: to the initial state. Repeating the call changes
+        nothing.
 
         Raises:
-            Stale: a newer generation is settled.
+            Stale: a newer generation has started.
         """
         self._check_not_stale(generation)
         if generation < 1 or step < 0:
@@ -165,15 +167,15 @@ class Steps:
 
     @classmethod
     def joining(cls, generation: int, step: int, last: Commit | None) -> Steps:
-        """Of a server that has been given its rows by others, at this step."""
+        """The state of a server that has fetched its rows from others, at this step."""
         return cls(generation, step, began=True, last=last, begun_in=generation)
 
     def lost(self) -> Steps:
-        """The rows are gone: going back to a checkpoint has failed."""
+        """Drop everything but the generation: the rows are lost."""
         return Steps(self.generation)
 
     def for_good(self) -> Steps:
-        """The last step cannot be taken back any more."""
+        """Make the last step final: it can no longer be undone."""
         return replace(self, can_undo=False)
 
     def _after(self, commit: Commit) -> Steps:
@@ -184,25 +186,22 @@ class Steps:
 
     def _check_not_stale(self, generation: int) -> None:
         if generation < self.generation:
-            raise Stale(f"generation {generation} has passed: generation {self.generation} is settled")
+            raise Stale(f"stale generation {generation}: generation {self.generation} has started")
 
     def _check_current(self, generation: int) -> None:
         self._check_not_stale(generation)
         if generation > self.generation:
-            raise Unsettled(f"generation {generation} is not settled yet")
+            raise GenerationPending(f"generation {generation} has not started yet")
 
     def _misplaced(self, step: int) -> Misplaced:
-        where = (
-            f"at step {self.step}" if self.began else "empty: it has lost its log, or has just been started"
-        )
+        where = f"at step {self.step}" if self.began else "empty: it is new, or has lost its log"
         return Misplaced(
-            f"the state at step {step} was asked for, and the server is {where}; "
-            "the ring has to be formed anew, and says where it is"
+            f"the state at step {step} was requested, and the server is {where}; a new ring must be formed"
         )
 
 
 def _check(step: int, last: Commit | None) -> None:
     if step < 0 or (last is not None and last.step != step - 1):
         raise Invalid(
-            f"step {step}, after the step at {last.step if last else '-'}: expected the one before it"
+            f"step {step}, with the last step {last.step if last else '-'}: expected the one before it"
         )

@@ -20,10 +20,10 @@ import numpy as np
 from edl.checkpoints import Store
 from edl.checkpoints.manifest import Manifest
 from edl.contract.rows.buckets import BUCKETS
-from edl.contract.rows.placement import Arrangement, moves
+from edl.contract.rows.placement import ShardAssignment, moves
 from edl.trainer.embedding.interfaces import Commit, Table
-from edl.trainer.ps_client.async_client import NOWHERE, StepServers
-from edl.trainer.ps_client.client import ParameterServers
+from edl.trainer.ps_client.async_client import NOWHERE, AsyncPsClient
+from edl.trainer.ps_client.client import PsClient
 from edl.trainer.ps_client.interfaces import StepGradients
 from edl.trainer.ps_client.link import Interrupt, Link, ServerLink
 
@@ -55,7 +55,7 @@ class Ring:
 
     def __init__(self, processes: list[Process], replicas: int = 1):
         addresses = [process.address for process in processes]
-        self.servers = ParameterServers.at(addresses, "token", "run", 7, replicas)
+        self.servers = PsClient.at(addresses, "token", "run", 7, replicas)
         self.commit: Commit | None = None
         self.step = 0
         self.servers.follow((TABLE,), lambda: self.commit)
@@ -64,7 +64,7 @@ class Ring:
         self.servers.enter([process.address for process in processes], servers)
         self.servers.speak_of(self.servers.claim(0))
         if self.step:
-            assert not (why := self.servers.settle(self.step)), why
+            assert not (why := self.servers.start_generation(self.step)), why
             if self.servers.moves:
                 assert not (why := self.servers.move(self.step)), why
         else:
@@ -84,7 +84,7 @@ class Ring:
         self.servers.pull(self.step, [ids[:1]])
 
 
-class Stretch:
+class AsyncWorkers:
     """The same of mode=ps: one worker, without a model."""
 
     def __init__(self, processes: list[Process]):
@@ -94,7 +94,7 @@ class Stretch:
             return ServerLink(index, address, "token", interrupt)
 
         links = [connect(index, address) for index, address in enumerate(addresses)]
-        self.servers = StepServers(links, "run", 7, interrupt, connect=connect, addresses=addresses)
+        self.servers = AsyncPsClient(links, "run", 7, interrupt, connect=connect, addresses=addresses)
         self.servers.declare((TABLE,))
         self.step = 0
 
@@ -114,21 +114,21 @@ class Stretch:
         self.servers.go_back(step, "bench")
 
     def take(self, ids: np.ndarray) -> None:
-        [step] = self.servers.take(0, 1, self.step + 1)
+        [step] = self.servers.lease_steps(0, 1, self.step + 1)
         versions = self.servers.rows_now([ids]).versions
         gradients = [(ids, np.ones((len(ids), DIM), np.float32))]
         assert self.servers.push(StepGradients(step, gradients, 0.0, 1, 0.01), 0, versions)
         self.step += 1
 
 
-def filled(ring: Ring | Stretch, rows: int) -> None:
+def filled(ring: Ring | AsyncWorkers, rows: int) -> None:
     for start in range(0, rows, STEP_ROWS):
         ring.take(np.arange(start, min(start + STEP_ROWS, rows), dtype=np.int64))
 
 
 def main() -> int:
     rows = int(sys.argv[1]) if len(sys.argv) > 1 else 1_000_000
-    kind = Stretch if sys.argv[2:] == ["ps"] else Ring
+    kind = AsyncWorkers if sys.argv[2:] == ["ps"] else Ring
     processes: list[Process] = []
     with tempfile.TemporaryDirectory() as folder:
         where = Path(folder)
@@ -164,9 +164,9 @@ def main() -> int:
             ring.form(pair, 2)
             ring.take(np.arange(1000, dtype=np.int64))
             moved = time.perf_counter() - began
-            share = moves(Arrangement(1), Arrangement(2), 0, 1).sum() / BUCKETS
+            share = moves(ShardAssignment(1), ShardAssignment(2), 0, 1).sum() / BUCKETS
             print(
-                f"mode={'ps' if kind is Stretch else 'hybrid'}: {rows:,} rows of {DIM} with Adam, "
+                f"mode={'ps' if kind is AsyncWorkers else 'hybrid'}: {rows:,} rows of {DIM} with Adam, "
                 f"1 -> 2 servers: {share:.3f} of the buckets in "
                 f"{moved:.2f} s with the next step; checkpoint, two new servers, reading: {stopped:.2f} s"
             )

@@ -80,7 +80,7 @@ class Ours:
         initializer = json.dumps({"class_name": "RandomUniform", "config": {"minval": -0.05, "maxval": 0.05}})
         table = pb.Table(name="t", dim=dim, initializer=initializer, optimizer=optimizer)
         self._call("Declare", pb.Tables(run_id="bench", tables=[table]))
-        self._call("Settle", pb.SettleRequest(run_id="bench", generation=1, step=0))
+        self._call("StartGeneration", pb.StartGenerationRequest(run_id="bench", generation=1, step=0))
         self._step = 0
         self._last: pb.Commit | None = None  # what became of the step before
 

@@ -57,7 +57,7 @@ def _streams() -> Iterator[tuple[str, float, str]]:
             )
             table = pb.Table(name="t", dim=DIM, initializer=initializer, optimizer=optimizer)
             server.call("Declare", pb.Tables(run_id=RUN, tables=[table]))
-            server.call("Settle", pb.SettleRequest(run_id=RUN, generation=1, step=0))
+            server.call("StartGeneration", pb.StartGenerationRequest(run_id=RUN, generation=1, step=0))
             empty = server.resident()
             pulls, seconds, cpu = asyncio.run(_pulls(server, streams))
             name = f"{streams:,} workers that pull {ROWS} rows a second"

@@ -111,7 +111,7 @@ def _filled(server: Process, rows: int) -> int:
     initializer = json.dumps({"class_name": "RandomUniform", "config": {"minval": -0.05, "maxval": 0.05}})
     table = pb.Table(name="t", dim=DIM, initializer=initializer, optimizer=optimizer)
     server.call("Declare", pb.Tables(run_id=RUN, tables=[table]))
-    server.call("Settle", pb.SettleRequest(run_id=RUN, generation=1, step=0))
+    server.call("StartGeneration", pb.StartGenerationRequest(run_id=RUN, generation=1, step=0))
     gradients = np.ones((STEP, DIM), np.float32).tobytes()
     for step, start in enumerate(range(0, rows, STEP)):
         ids = (np.arange(start, start + STEP, dtype=np.int64) * 2654435761) % (1 << 40)

@@ -38,7 +38,7 @@ class Refused(Exception):
         self.code = code
 
 
-class Unsettled(Exception):
+class GenerationPending(Exception):
     """The call waits until its generation is settled."""
 
 
@@ -62,14 +62,14 @@ class FakeServer:
         self.committed: list[tuple[int, str]] = []
 
     def handle(self, method: str, request: Any) -> Any:
-        """The answer to a call. Raises: Refused, Unsettled."""
+        """The answer to a call. Raises: Refused, GenerationPending."""
         match method:
             case "Declare":
                 if self.tables and self.tables != list(request.tables):
                     raise Refused(grpc.StatusCode.FAILED_PRECONDITION, "the tables are others than before")
                 self.tables = list(request.tables)
-            case "Settle":
-                self._settle(request)
+            case "StartGeneration":
+                self._start_generation(request)
             case "Restore":
                 self._restore(request)
             case "Pull":
@@ -101,9 +101,9 @@ class FakeServer:
         if generation < self.generation:
             raise Refused(grpc.StatusCode.ABORTED, f"is in generation {self.generation}")
         if generation > self.generation:
-            raise Unsettled
+            raise GenerationPending
 
-    def _settle(self, request: pb.SettleRequest) -> None:
+    def _start_generation(self, request: pb.StartGenerationRequest) -> None:
         if request.generation < self.generation:
             raise Refused(grpc.StatusCode.ABORTED, f"is in generation {self.generation}")
         if request.generation == self.generation:
@@ -250,7 +250,7 @@ class Listening(rpc.ParameterServerServicer):
             while True:
                 try:
                     answer = self.server.handle(method, request)
-                except Unsettled:
+                except GenerationPending:
                     if self._ended or not context.is_active():
                         context.abort(grpc.StatusCode.UNAVAILABLE, "it ends")
                     self._changed.wait(0.2)
@@ -304,5 +304,5 @@ def _served(method: str) -> Any:
     return lambda self, request, context: self._answer(method, request, context)
 
 
-for _method in ("Declare", "Settle", "Restore", "Pull", "Stage", "Committed", "Describe"):
+for _method in ("Declare", "StartGeneration", "Restore", "Pull", "Stage", "Committed", "Describe"):
     setattr(Listening, _method, _served(_method))

@@ -23,7 +23,7 @@ from edl.checkpoints import Manifest, Part, Store
 from edl.contract.proto import ps_pb2 as pb
 from edl.contract.proto import ps_pb2_grpc
 from edl.ps.server import Server
-from tests.parameter_servers import RUN, commit, pull, settle, stage, tables
+from tests.parameter_servers import RUN, commit, pull, stage, start_generation, tables
 from tests.unit.test_parameter_server_log import begin, content, train
 
 pytestmark = pytest.mark.waits
@@ -132,7 +132,7 @@ def checkpoint(worker: Worker, directory: Path, step: int, attempt: str) -> None
 
 def work(worker: Worker, directory: Path, progress: Callable[[int], None]) -> None:
     worker("Declare", tables())
-    worker("Settle", settle(1, 0))
+    worker("StartGeneration", start_generation(1, 0))
     for step in range(STEPS):
         last = commit(step - 1, (step - 1) % 5 == 4) if step else None
         worker("Pull", pull(1, step, range(50), last))

@@ -46,7 +46,7 @@ class Trainer:
     def __init__(self, servers: list[Process], directory: Path, names: Iterator[int], dice: random.Random):
         self._calls = [Worker(server) for server in servers]
         self._checkpoints, self._names, self._dice = directory / "checkpoints", names, dice
-        self._name, self._lines = next(names), [""] * SERVERS
+        self._name, self._incarnations = next(names), [""] * SERVERS
 
     def run(self, whole: threading.Event) -> None:
         while not whole.is_set():
@@ -76,24 +76,28 @@ class Trainer:
                 if call("Restore", request).empty:
                     call("Begin", counting.begin(STEPS, index, SERVERS))
         told = [call("Describe", pb.DescribeRequest()) for call in self._calls]
-        line = told[0].line
+        incarnation = told[0].incarnation
         for index in range(1, SERVERS):
-            has = RangeSet.of(zip(told[index].taken.bounds[::2], told[index].taken.bounds[1::2], strict=True))
+            has = RangeSet.of(
+                zip(told[index].accepted.bounds[::2], told[index].accepted.bounds[1::2], strict=True)
+            )
             lacks = [bound for one in RangeSet.of([(0, 1 << 62)]).minus(has) for bound in one]
-            request = pb.ReopenRequest(
-                run_id=RUN, line=line, steps=pb.Steps(bounds=lacks), server=index,
-                server_line=told[index].line,
+            request = pb.RescheduleRequest(
+                run_id=RUN, incarnation=incarnation, steps=pb.Steps(bounds=lacks), server=index,
+                server_incarnation=told[index].incarnation,
             )  # fmt: skip
-            line = self._calls[0]("Reopen", request).line
-        self._lines = [line, *(one.line for one in told[1:])]
+            incarnation = self._calls[0]("Reschedule", request).incarnation
+        self._incarnations = [incarnation, *(one.incarnation for one in told[1:])]
 
     def make(self) -> bool:
         """One step, if there is one."""
-        request = pb.TakeRequest(run_id=RUN, line=self._lines[0], worker=self._name, most=1, limit=STEPS)
-        taken = self._calls[0]("Take", request)
-        if not taken.steps.bounds:
+        request = pb.LeaseRequest(
+            run_id=RUN, incarnation=self._incarnations[0], worker=self._name, most=1, limit=STEPS
+        )
+        leased = self._calls[0]("Lease", request)
+        if not leased.steps.bounds:
             return False
-        step = taken.steps.bounds[0]
+        step = leased.steps.bounds[0]
         versions = [
             call("Pull", counting.pull(STEPS, index, SERVERS)).version
             for index, call in enumerate(self._calls)
@@ -107,8 +111,8 @@ class Trainer:
         return True
 
     def push(self, index: int, step: int, version: int) -> pb.PushRequest:
-        line = self._lines[index]
-        return counting.push(line, step, STEPS, version, index, SERVERS, worker=self._name)
+        incarnation = self._incarnations[index]
+        return counting.push(incarnation, step, STEPS, version, index, SERVERS, worker=self._name)
 
     def checkpoint(self, step: int) -> None:
         """The servers' parts are of different moments."""
@@ -129,12 +133,12 @@ class Trainer:
     def step(self) -> int:
         """How far server 0 is, and that the others have what it has."""
         found = [
-            call("Drain", pb.DrainRequest(run_id=RUN, line=line, step=0))
-            for call, line in zip(self._calls, self._lines, strict=True)
+            call("Drain", pb.DrainRequest(run_id=RUN, incarnation=incarnation, step=0))
+            for call, incarnation in zip(self._calls, self._incarnations, strict=True)
         ]
         if found[0].step == STEPS:
-            for call, line in zip(self._calls, self._lines, strict=True):
-                call("Drain", pb.DrainRequest(run_id=RUN, line=line, step=STEPS))
+            for call, incarnation in zip(self._calls, self._incarnations, strict=True):
+                call("Drain", pb.DrainRequest(run_id=RUN, incarnation=incarnation, step=STEPS))
         return int(found[0].step)
 
 
@@ -199,8 +203,8 @@ def test_a_full_disk_refuses_a_step_that_counts_once_when_there_is_room_and_afte
     try:
         call = Worker(server)
         call("Declare", counting.tables())
-        line = call("Begin", counting.begin(steps)).line
-        pushes = [counting.push(line, step, steps) for step in range(steps)]
+        incarnation = call("Begin", counting.begin(steps)).incarnation
+        pushes = [counting.push(incarnation, step, steps) for step in range(steps)]
         call("Push", pushes[0])
         [log] = (tmp_path / "server" / "log").glob("log-*")
         process = psutil.Process(server.process.pid)
@@ -213,7 +217,7 @@ def test_a_full_disk_refuses_a_step_that_counts_once_when_there_is_room_and_afte
                 pushes[1], metadata=[("authorization", "Bearer token")], timeout=SECONDS
             )
         said = call("Describe", pb.DescribeRequest())
-        assert said.taken.bounds == [0, 1] and said.log_bytes == log.stat().st_size
+        assert said.accepted.bounds == [0, 1] and said.log_bytes == log.stat().st_size
         process.rlimit(psutil.RLIMIT_FSIZE, (psutil.RLIM_INFINITY, psutil.RLIM_INFINITY))
         for push in pushes:
             call("Push", push)

@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 
 from edl.checkpoints import Store
-from edl.trainer.ps_client.client import ParameterServers
+from edl.trainer.ps_client.client import PsClient
 from tests.unit.test_checkpointing import configured
 from tests.unit.test_servers_of_a_ring import W, end, stop, write
 from tests.workers import BATCH, POSITIONS, STEPS, come_to_sum, ring_of
@@ -67,8 +67,8 @@ class Servers:
         self.replicas = replicas
         self.there = [Process(index, count, where, checkpoints) for index in range(count)]
 
-    def another(self) -> ParameterServers:
-        return ParameterServers.at([p.address for p in self.there], "token", RUN_ID, 7, self.replicas)
+    def another(self) -> PsClient:
+        return PsClient.at([p.address for p in self.there], "token", RUN_ID, 7, self.replicas)
 
 
 @pytest.fixture

@@ -87,7 +87,7 @@ async def test_workers_and_servers_are_killed_and_every_record_counts_once(a_job
         os.kill(hangs, signal.SIGCONT)
         await job.until(lambda: not job.status["waits"])
         await job.stepping()
-        job.kill(first[0])  # which settles, and writes to the servers for all
+        job.kill(first[0])  # which starts a generation, and writes to the servers for all
         second = await job.ring_of(2, without=first[:1])
         await job.stepping()
         os.kill(started(job, 1), signal.SIGKILL)  # both at once

@@ -143,7 +143,7 @@ class Checks:
                 w.has_state = message.left_ring.has_state  # it may have come, and not all that followed
                 if isinstance(w.worker, AsyncWorker):
                     has = min(
-                        w.worker.state.ledger.step, w.worker.stretch.reached
+                        w.worker.state.ledger.step, w.worker.async_loop.reached
                     )  # a server may have lost steps
                     assert message.left_ring.step >= has
                     return  # its weights are of any moment

@@ -156,7 +156,7 @@ class Delivery:
         """The members notice, each at its own moment."""
         for w in self._awaiting_state:
             self.fleet.does(w, 0.01, w.go_on)
-        alone = self.world.config.asynchronous  # in a stretch each leaves by itself
+        alone = self.world.config.asynchronous  # in an async phase each leaves by itself
         assert group.broken or alone or not slots, "the members leave the ring at different steps"
         if group.broken and not self._noted:  # a break reaches some at first: these cut the ring
             self._noted = True

@@ -95,14 +95,14 @@ class Asked:
         self._cancelled = False
         self.taken = False  # what takes long has begun
         servers, raw = link.place.servers, request.SerializeToString()
-        arrangement = servers.speaks(link.w, link.place, method, request)
+        assignment = servers.speaks(link.w, link.place, method, request)
 
         def arrives() -> None:
             servers.called(link.place, method)
             link.place.ask(method, raw, answered, lambda: self._later(self._is_taken))
 
         def answered(answer: bytes | Failed) -> None:
-            servers.answered(link.place, method, request, answer, arrangement)
+            servers.answered(link.place, method, request, answer, assignment)
             self._later(lambda: self._comes_back(answer))
 
         servers.clock.later(servers.random.expovariate(LATENCY), arrives)
@@ -152,7 +152,7 @@ class Writing:
     def __init__(self, link: SimLink, call: Asked):
         self._link, self._call = link, call
 
-    def taken(self) -> None:
+    def captured(self) -> None:
         self._link.w.waits(lambda: self._call.taken or self._call.done)
         self._link.ended(self._call)
         if self._call.done and not self._call.taken:
@@ -166,9 +166,9 @@ class Writing:
         except (grpc.RpcError, grpc.FutureCancelledError) as error:
             away = isinstance(error, grpc.FutureCancelledError) or error.code() in AWAY
             what = PartNotWritten if away else CheckpointError
-            raise what(f"{self._link.name} has not written its part: {error}") from None
+            raise what(f"{self._link.name} did not write its part: {error}") from None
         if written.why:
-            raise CheckpointError(f"{self._link.name} has not written its part: {written.why}")
+            raise CheckpointError(f"{self._link.name} did not write its part: {written.why}")
         return written
 
     def forget(self) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from edl.contract.rows.placement import Arrangement
+from edl.contract.rows.placement import ShardAssignment
 from edl.ps.server import Server
 from tests.counting_served import DIM
 
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 def of_ring(servers: Servers, w: Sim) -> bool:
     """They are at a worker's step, with what its model counts; False: some are not there now."""
     assert w.servers is not None
-    of = w.servers.arrangement
+    of = w.servers.assignment
     for index in of.members:
         server = servers.place(index).server
         if server is None or server.position().step != w.step or server.position().empty:
             return False
-        assert server.arrangement == of, f"server {index} is one of {server.arrangement}, not of {of}"
+        assert server.assignment == of, f"server {index} is one of {server.assignment}, not of {of}"
         _rows(index, server, of, w.weights)
     return True
 
@@ -33,7 +33,7 @@ def of_ring(servers: Servers, w: Sim) -> bool:
 def of_members(servers: Servers, members: Sequence[Sim]) -> None:
     """All members of a ring speak to the same servers, and these have the rows: but those that have been lost
     since, or obey a newer ring."""
-    spoken = {w.servers.arrangement for w in members if w.servers is not None}
+    spoken = {w.servers.assignment for w in members if w.servers is not None}
     assert len(spoken) == 1, f"members of one ring speak to {spoken}"
     (of,) = spoken
     assert of.is_whole, f"rows of {of} are nowhere"
@@ -41,23 +41,21 @@ def of_members(servers: Servers, members: Sequence[Sim]) -> None:
     for index in of.members:
         server = servers.place(index).server
         if server is not None and server.position().generation == generation:
-            assert server.arrangement == of, (
-                f"server {index} is one of {server.arrangement}, the ring of {of}"
-            )
+            assert server.assignment == of, f"server {index} is one of {server.assignment}, the ring of {of}"
 
 
 def of_steps(servers: Servers, w: Sim) -> bool:
     """They have taken all steps of a worker's state, each once; False: some are not there now."""
     assert w.servers is not None
-    together, of = servers.config.grads_to_wait, w.servers.arrangement
+    together, of = servers.config.grads_to_wait, w.servers.assignment
     for index in of.members:
         server = servers.place(index).server
         if server is None or server.position().empty:
             return False
-        taking = server.any_order.taking
-        if taking.step < w.step:
+        applied = server.async_server.applied
+        if applied.step < w.step:
             return False
-        assert not taking.waiting and not taking.reopened, f"server {index} at the end: {taking}"
+        assert not applied.waiting and not applied.rescheduled, f"server {index} at the end: {applied}"
         _rows(index, server, of, w.weights, together)
         dense = server.tables[1].copy(server.version)
         counts = dense.rows.reshape(-1)
@@ -72,13 +70,13 @@ def of_steps(servers: Servers, w: Sim) -> bool:
     return True
 
 
-def _rows(index: int, server: Server, of: Arrangement, weights: np.ndarray, together: int = 1) -> None:
+def _rows(index: int, server: Server, of: ShardAssignment, weights: np.ndarray, together: int = 1) -> None:
     """Those of the positions.
 
     Args:
         together: so many steps may have been applied as one, each as a part of it.
     """
-    found = server.tables[0].copy(server._way.clock)
+    found = server.tables[0].copy(server._mode.clock)
     foreign = found.ids[~of.has(index, found.ids)]
     assert not len(foreign), f"server {index} has the rows of {foreign}, which are others'"
     positions = np.arange(len(weights))

@@ -17,12 +17,12 @@ import grpc
 
 from edl.contract.proto import ps_pb2 as pb
 from edl.contract.reasons import Reason
-from edl.contract.rows.placement import Arrangement
+from edl.contract.rows.placement import ShardAssignment
 from edl.master.core import effects as ef
 from edl.master.core import events as ev
 from edl.master.parameter_servers.monitor import ANSWER_SECONDS, LOOK_SECONDS, RemoteServers, Watch
-from edl.trainer.ps_client.async_client import StepServers
-from edl.trainer.ps_client.client import ParameterServers
+from edl.trainer.ps_client.async_client import AsyncPsClient
+from edl.trainer.ps_client.client import PsClient
 from edl.trainer.ps_client.multiplex import Failed
 from tests.simulator import server_checks
 from tests.simulator.server_calls import SimInterrupt, SimLink
@@ -42,8 +42,9 @@ MOST_SERVERS = 4
 MOVED_SECONDS = 20.0  # within which rows are where they are wanted
 # Calls of those who form a ring: whoever takes part may die just then.
 CRITICAL = {
-    "Declare": "settling", "Settle": "settling", "Restore": "settling", "Fetch": "moving", "Page": "moving",
-    "Arrange": "moving", "Begin": "settling", "Reopen": "settling", "Keep": "keeping", "Drain": "keeping",
+    "Declare": "settling", "StartGeneration": "settling", "Restore": "settling", "Begin": "settling",
+    "Reschedule": "settling", "Fetch": "moving", "Page": "moving", "Assign": "moving", "Keep": "keeping",
+    "Drain": "keeping",
 }  # fmt: skip
 MOMENTS = tuple(dict.fromkeys(CRITICAL.values()))
 AMBUSH = {"settling": 0.04, "moving": 0.15, "keeping": 0.03}  # of these calls
@@ -251,7 +252,7 @@ class Servers:
 
     # --- as workers see them
 
-    def of(self, w: Sim) -> ParameterServers:
+    def of(self, w: Sim) -> PsClient:
         """As one worker sees them."""
         interrupt, addresses = SimInterrupt(w), self.addresses()
         replicas = self.config.replicas
@@ -263,7 +264,7 @@ class Servers:
         links = [connect(index, address) for index, address in enumerate(addresses)]
         if self.world.config.asynchronous:
             how = self.config
-            return StepServers(
+            return AsyncPsClient(
                 links, RUN, 0, interrupt, how.grads_to_wait, how.max_staleness, how.scale_rate_by_staleness,
                 replicas, connect, addresses,
             )  # fmt: skip
@@ -271,20 +272,20 @@ class Servers:
 
     # --- what must be so
 
-    def speaks(self, w: Sim, place: Place, method: str, request: Any) -> Arrangement | None:
-        """A worker calls; returns in which arrangement, if that counts. (A part of a checkpoint is of the
+    def speaks(self, w: Sim, place: Place, method: str, request: Any) -> ShardAssignment | None:
+        """A worker calls; returns in which assignment, if that counts. (A part of a checkpoint is of the
         moment at which it was begun, and answered later.)"""
         if method not in ("Pull", "Stage", "List") or not request.generation:
             return None
         assert w.servers is not None
-        return w.servers.arrangement
+        return w.servers.assignment
 
     def answered(
-        self, place: Place, method: str, request: Any, answer: bytes | Failed, spoken: Arrangement | None
+        self, place: Place, method: str, request: Any, answer: bytes | Failed, spoken: ShardAssignment | None
     ) -> None:
         """A server has done what was asked, or has not."""
         if spoken is not None and isinstance(answer, bytes) and place.server is not None:
-            there = place.server.arrangement
+            there = place.server.assignment
             assert there == spoken, (
                 f"server {place.index} is one of {there}, and obeys who speaks to {spoken} ({method})"
             )
@@ -319,7 +320,7 @@ class Servers:
         return self.judged
 
 
-class SimServers(ParameterServers):
+class SimServers(PsClient):
     """What ships, with a note of what goes back."""
 
     def __init__(

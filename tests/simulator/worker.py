@@ -14,17 +14,17 @@ from greenlet import getcurrent, greenlet
 
 from edl.contract.evaluation import FINAL, EvaluationPlan
 from edl.contract.ids import WorkerId
-from edl.trainer.async_loop import Stretch
+from edl.trainer.async_loop import AsyncLoop
 from edl.trainer.async_worker import AsyncWorker
 from edl.trainer.checkpoint.checkpointing import Checkpointing
 from edl.trainer.checkpoint.memory_copy import MemoryCopy
 from edl.trainer.evaluation.evaluation import RingEvaluation
 from edl.trainer.model.data import Batches
-from edl.trainer.ps_client.async_client import StepServers
+from edl.trainer.ps_client.async_client import AsyncPsClient
 from edl.trainer.ring.local import InProcessGroup, LocalRing
 from edl.trainer.session.telemetry import Telemetry
 from edl.trainer.worker import Worker
-from tests.counting import AtOnce, CountingLearner, CountingMetrics, Positions
+from tests.counting import AtOnce, CountingLearner, CountingMetrics, ServerStates
 from tests.counting_rows import CountingRows
 from tests.counting_served import CountingServed
 
@@ -48,12 +48,12 @@ class Sim:
         self.ring = LocalRing()
         self.learner.joins(self.ring)
         self.session.cuts(self._cut)
-        batches = Batches(Positions(world.size, world.bad), world.batch, reading=AtOnce())
+        batches = Batches(ServerStates(world.size, world.bad), world.batch, reading=AtOnce())
         evaluation = None
         if world.held_out:
             of, size = world.config.evaluation, world.held_out
             plan = EvaluationPlan(batches.steps, of.batch_size, of.steps, of.epochs, of.split, {FINAL: size})
-            held_out = {FINAL: Batches(Positions(size), of.batch_size, reading=AtOnce())}
+            held_out = {FINAL: Batches(ServerStates(size), of.batch_size, reading=AtOnce())}
             metrics = CountingMetrics(size, lambda: fleet.evaluates(self))
             evaluation = RingEvaluation(plan, held_out, metrics, AtOnce())
         self.checkpoints = None
@@ -78,13 +78,13 @@ class Sim:
             "evaluation": evaluation, "memory": memory, "keep": lambda step: fleet.keeps(self, step)
         }  # fmt: skip
         self.worker: Worker
-        if isinstance(self.servers, StepServers) and isinstance(self.learner, CountingServed):
+        if isinstance(self.servers, AsyncPsClient) and isinstance(self.learner, CountingServed):
             now = lambda: world.clock.now  # noqa: E731
-            stretch = Stretch(
+            async_loop = AsyncLoop(
                 world.config, self.session, self.learner, self.servers, batches, report, now
             )  # fmt: skip
-            self.learner.rows = stretch
-            self.worker = AsyncWorker(stretch, *parts, **more)
+            self.learner.rows = async_loop
+            self.worker = AsyncWorker(async_loop, *parts, **more)
         else:
             self.worker = Worker(*parts, **more, servers=self.servers)
         self._main = greenlet(lambda: fleet.live(self))
@@ -119,7 +119,7 @@ class Sim:
         works, now = lambda: fleet.works(self), lambda: world.clock.now
         if self.servers is None:
             return CountingLearner(positions, works, world.sums, now)
-        if isinstance(self.servers, StepServers):
+        if isinstance(self.servers, AsyncPsClient):
             return CountingServed(positions, works, exact=world.config.ps.grads_to_wait == 1
                                   and not world.config.ps.scale_rate_by_staleness)  # fmt: skip
         learner = CountingRows(positions, works, world.sums, now)
@@ -129,7 +129,7 @@ class Sim:
     def pulls(self) -> None:
         """As who saves the model needs them, all rows of its state from the servers."""
         if isinstance(self.worker, AsyncWorker):
-            self.worker.stretch.all_rows(0)
+            self.worker.async_loop.all_rows(0)
         elif self.servers is not None:
             self.servers.all_rows(0)
 

@@ -19,7 +19,7 @@ from tests.parameter_servers import tables as ring_tables
 from tests.unit.test_parameter_server_log import write_part
 
 
-def test_calls_of_a_ring_are_refused_and_a_ring_refuses_those_of_any_order(start: Start) -> None:
+def test_an_async_server_refuses_synchronous_calls_and_a_sync_server_asynchronous_ones(start: Start) -> None:
     server = begun(start())
     for call in (
         lambda: server.stage(stage(1, 0).SerializeToString()),
@@ -30,10 +30,10 @@ def test_calls_of_a_ring_are_refused_and_a_ring_refuses_those_of_any_order(start
             call()
     ring = start("ring")
     with pytest.raises(Misplaced, match="no tables are declared"):
-        _ = ring.any_order
+        _ = ring.async_server
     ring.declare(ring_tables())
     with pytest.raises(Misplaced, match="mode=hybrid"):
-        _ = ring.any_order
+        _ = ring.async_server
     with pytest.raises(Misplaced, match="they are of mode=hybrid, not of mode=ps"):
         server.declare(ring_tables())
     with pytest.raises(Misplaced, match="max_staleness is 3, not 0"):
@@ -42,35 +42,39 @@ def test_calls_of_a_ring_are_refused_and_a_ring_refuses_those_of_any_order(start
         start("bad").declare(counting.tables(grads_to_wait=-1))
 
 
-def test_what_is_of_another_line_or_cannot_be_right_is_refused_and_changes_nothing(start: Start) -> None:
+def test_calls_of_a_stale_incarnation_and_invalid_calls_are_refused_and_change_nothing(start: Start) -> None:
     server = begun(start())
     push(server, 0)
     before = content(server)
     other = f"{RUN}/other"
-    call = server.any_order
+    call = server.async_server
     for refused in (
-        lambda: push(server, 1, line=other),
-        lambda: call.take(pb.TakeRequest(run_id=RUN, line=other, most=1, limit=5)),
-        lambda: call.drain(pb.DrainRequest(run_id=RUN, line=other, step=1)),
-        lambda: call.reopen(pb.ReopenRequest(run_id=RUN, line=other, steps=steps(0, 1))),
-        lambda: call.keep(pb.KeepRequest(run_id=RUN, line=other, step=1, order=1)),
+        lambda: push(server, 1, incarnation=other),
+        lambda: call.lease(pb.LeaseRequest(run_id=RUN, incarnation=other, most=1, limit=5)),
+        lambda: call.drain(pb.DrainRequest(run_id=RUN, incarnation=other, step=1)),
+        lambda: call.reschedule(pb.RescheduleRequest(run_id=RUN, incarnation=other, steps=steps(0, 1))),
+        lambda: call.keep(pb.KeepRequest(run_id=RUN, incarnation=other, step=1, order=1)),
     ):
-        with pytest.raises(Misplaced, match="of the line 'run/other'"):
+        with pytest.raises(Misplaced, match="stale incarnation 'run/other'"):
             refused()
     for wrong in (
         lambda: push(server, -1, gradients=[]),
         lambda: push(server, 1, gradients=[pb.Gradients(table=9)]),
         lambda: push(server, 1, gradients=[pb.Gradients(table=0, ids=bytes(8), values=bytes(4))]),
         lambda: take(server, 0, most=0),
-        lambda: call.reopen(pb.ReopenRequest(run_id=RUN, line=server.line, steps=steps(3, 2))),
-        lambda: call.reopen(pb.ReopenRequest(run_id=RUN, line=server.line, steps=steps(3))),
+        lambda: call.reschedule(
+            pb.RescheduleRequest(run_id=RUN, incarnation=server.incarnation, steps=steps(3, 2))
+        ),
+        lambda: call.reschedule(
+            pb.RescheduleRequest(run_id=RUN, incarnation=server.incarnation, steps=steps(3))
+        ),
     ):
         with pytest.raises(Invalid):
             wrong()
     with pytest.raises(Misplaced, match="another"):
         call.kept(pb.KeptRequest(run_id="another"))
     one = begun(start("one", 1, 2))
-    with pytest.raises(Misplaced, match="by server 0, and this is server 1"):
+    with pytest.raises(Misplaced, match="server 0; this is server 1"):
         take(one, 0)
     assert content(server) == before
 
@@ -100,13 +104,13 @@ def test_a_full_disk_refuses_with_words_and_changes_nothing(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, "pwritev", full)
-    line, call = server.line, server.any_order
+    incarnation, call = server.incarnation, server.async_server
     for refused in (
         lambda: push(server, 3),
         lambda: push(server, 0),
-        lambda: call.drain(pb.DrainRequest(run_id=RUN, line=line, step=3)),
-        lambda: call.reopen(pb.ReopenRequest(run_id=RUN, line=line, steps=steps(0, 2))),
-        lambda: call.keep(pb.KeepRequest(run_id=RUN, line=line, step=3, order=1)),
+        lambda: call.drain(pb.DrainRequest(run_id=RUN, incarnation=incarnation, step=3)),
+        lambda: call.reschedule(pb.RescheduleRequest(run_id=RUN, incarnation=incarnation, steps=steps(0, 2))),
+        lambda: call.keep(pb.KeepRequest(run_id=RUN, incarnation=incarnation, step=3, order=1)),
         lambda: write_part(server, 0, 3, "a"),
     ):
         with pytest.raises(Unavailable, match=r"No space left.*nothing was changed"):

@@ -20,13 +20,13 @@ from tests.unit.test_parameter_server_log import commit_manifest, write_part
 # --- restart
 
 
-def test_one_that_has_just_begun_again_is_not_asked_to_settle_before_it_knows_in_which_order_steps_come(
+def test_a_restarted_server_starts_no_generation_before_it_knows_its_update_mode(
     start: Start,
 ) -> None:
     """Else it would do so as a ring's server, of which each step is the next one, and begin with nothing."""
     server = start()
     with pytest.raises(Misplaced, match="no tables are declared"):
-        server.settle(pb.SettleRequest(run_id=RUN, generation=1))
+        server.start_generation(pb.StartGenerationRequest(run_id=RUN, generation=1))
     assert server.position().empty
 
 
@@ -38,16 +38,18 @@ def test_a_server_that_is_killed_comes_back_where_it_was(start: Start, tmp_path:
         if number % 5 == 1:
             push(server, step)
         if number % 7 == 3:
-            server.any_order.keep(
-                pb.KeepRequest(run_id=RUN, line=server.line, step=number, order=number, ledger=b"\0x")
+            server.async_server.keep(
+                pb.KeepRequest(
+                    run_id=RUN, incarnation=server.incarnation, step=number, order=number, ledger=b"\0x"
+                )
             )
         if number % 9 == 4:
-            server.any_order.reopen(
-                pb.ReopenRequest(run_id=RUN, line=server.line, steps=steps(step, step + 9))
+            server.async_server.reschedule(
+                pb.RescheduleRequest(run_id=RUN, incarnation=server.incarnation, steps=steps(step, step + 9))
             )
         copied(tmp_path, "killed")
         assert content(start("killed")) == content(server), number
-    server.any_order.drain(pb.DrainRequest(run_id=RUN, line=server.line, step=STEPS))
+    server.async_server.drain(pb.DrainRequest(run_id=RUN, incarnation=server.incarnation, step=STEPS))
     copied(tmp_path, "killed")
     assert content(start("killed")) == content(server)
     third = [value / 3 for value in expect(range(STEPS))[0]]
@@ -59,8 +61,10 @@ def test_the_log_is_replaced_by_a_snapshot_also_while_steps_wait(start: Start, t
     for step in (4, 2, 9):
         push(server, step)
     for order in range(1, 6):  # it grows
-        keep = pb.KeepRequest(run_id=RUN, line=server.line, step=3, order=order, ledger=bytes(1 << 20))
-        server.any_order.keep(keep)
+        keep = pb.KeepRequest(
+            run_id=RUN, incarnation=server.incarnation, step=3, order=order, ledger=bytes(1 << 20)
+        )
+        server.async_server.keep(keep)
     capture = server.snapshot()
     assert capture is not None and server.snapshot() is None, "one at a time"
     capture.copy()
@@ -83,7 +87,7 @@ def test_the_log_is_replaced_by_a_snapshot_also_while_steps_wait(start: Start, t
 
 def restore(server: Server, step: int, attempt: str = "a", generation: int = 1) -> pb.Position:
     request = pb.RestoreRequest(run_id=RUN, generation=generation, step=step, attempt=attempt)
-    return server.any_order.restore(request)
+    return server.async_server.restore(request)
 
 
 def fallen(start: Start, name: str, index: int = 0, servers: int = 1) -> Server:
@@ -106,8 +110,8 @@ def two_after_six_steps(start: Start) -> list[Server]:
 def two_with_a_checkpoint(start: Start) -> list[Server]:
     """The same, and checkpoint `a` of these steps."""
     both = two_after_six_steps(start)
-    keep = pb.KeepRequest(run_id=RUN, line=both[0].line, step=6, order=1, ledger=b"the ledger")
-    both[0].any_order.keep(keep)
+    keep = pb.KeepRequest(run_id=RUN, incarnation=both[0].incarnation, step=6, order=1, ledger=b"the ledger")
+    both[0].async_server.keep(keep)
     commit_manifest(both[0], 6, "a", [write_part(server, 0, 6, "a") for server in both])
     return both
 
@@ -129,7 +133,9 @@ def test_a_whole_checkpoint_replaces_the_log_before_it(start: Start, tmp_path: P
     lost = start("lost")
     lost.declare(counting.tables(grads_to_wait=2))
     assert restore(lost, 2).step == 2
-    assert lost.any_order.taken == steps(0, 2), "what waited is not in the rows, so it is to be made again"
+    assert lost.async_server.accepted == steps(0, 2), (
+        "what waited is not in the rows, so it is to be made again"
+    )
 
 
 @pytest.mark.parametrize("victim", [0, 1])
@@ -141,17 +147,19 @@ def test_a_server_that_has_lost_its_log_has_its_part_of_a_checkpoint_and_the_res
         for server in both[::-1]:
             push(server, step)
     push(both[1], 12)  # its worker dies now
-    before = [server.line for server in both]
+    before = [server.incarnation for server in both]
     both[victim] = fallen(start, "another", victim, 2)
     assert restore(both[victim], 6).step == 6
     assert restore(both[victim], 6).step == 6, "the same again changes nothing"
-    assert both[victim].line != before[victim]
-    request = pb.ReopenRequest(run_id=RUN, line=both[0].line, steps=steps(6, 1 << 62) if victim else steps())
-    said = both[0].any_order.reopen(request)
+    assert both[victim].incarnation != before[victim]
+    request = pb.RescheduleRequest(
+        run_id=RUN, incarnation=both[0].incarnation, steps=steps(6, 1 << 62) if victim else steps()
+    )
+    said = both[0].async_server.reschedule(request)
     assert said.step == 6
-    assert said.line != before[0]
-    with pytest.raises(Misplaced, match="went back"):
-        push(both[0], 6, line=before[0])
+    assert said.incarnation != before[0]
+    with pytest.raises(Misplaced, match="stale incarnation"):
+        push(both[0], 6, incarnation=before[0])
     made = set()
     while found := take(both[0], worker=1, most=3):
         for step in range(found[0], found[-1]):
@@ -160,7 +168,7 @@ def test_a_server_that_has_lost_its_log_has_its_part_of_a_checkpoint_and_the_res
                 push(server, step)
     assert made == set(range(6, STEPS))
     assert counts(*both) == expect(range(STEPS))
-    assert both[0].any_order.kept(pb.KeptRequest(run_id=RUN)).ledger == b"the ledger"
+    assert both[0].async_server.kept(pb.KeptRequest(run_id=RUN)).ledger == b"the ledger"
 
 
 def test_a_server_without_a_log_is_empty_when_it_comes_back_and_goes_on_from_its_part(
@@ -188,37 +196,39 @@ def test_without_a_checkpoint_a_server_begins_anew_and_all_is_made_again_for_it(
     both[1] = fallen(start, "another", 1, 2)
     assert restore(both[1], 0).empty
     begin(both[1])
-    both[0].any_order.reopen(pb.ReopenRequest(run_id=RUN, line=both[0].line, steps=steps(0, 1 << 62)))
+    both[0].async_server.reschedule(
+        pb.RescheduleRequest(run_id=RUN, incarnation=both[0].incarnation, steps=steps(0, 1 << 62))
+    )
     while found := take(both[0], worker=1, most=5):
         for step in range(found[0], found[-1]):
             for server in both[::-1]:
                 push(server, step)
     assert counts(*both) == expect(range(STEPS))
-    assert both[0].any_order.progress().repeated == 6
+    assert both[0].async_server.progress().repeated == 6
 
 
-def test_whoever_goes_back_says_in_which_generation(start: Start, tmp_path: Path) -> None:
+def test_a_rollback_names_its_generation(start: Start, tmp_path: Path) -> None:
     server = begun(start())
     for step in range(4):
         push(server, step)
     commit_manifest(server, 4, "a", [write_part(server, 0, 4, "a")])
-    line = server.line
+    incarnation = server.incarnation
     push(server, 4)
     with pytest.raises(Misplaced, match="the server has rows"):
         restore(server, 4, generation=0)
     assert restore(server, 4, generation=3).generation == 3
-    assert counts(server) == expect(range(4)) and server.line != line
+    assert counts(server) == expect(range(4)) and server.incarnation != incarnation
     push(server, 4)
     restore(server, 4, generation=3)
     assert counts(server) == expect(range(5)), "late: it is done"
-    with pytest.raises(Stale, match="generation 2 has passed"):
+    with pytest.raises(Stale, match="stale generation 2"):
         restore(server, 4, generation=2)
-    with pytest.raises(Misplaced, match="went back to step 4"):
+    with pytest.raises(Misplaced, match="already restored step 4"):
         restore(server, 0, "", generation=3)
     copied(tmp_path, "killed")
     assert content(start("killed")) == content(server)
     assert restore(server, 0, "", generation=4).empty
-    with pytest.raises(Misplaced, match="no rows yet"):
+    with pytest.raises(Misplaced, match="the server has no rows"):
         push(server, 5)
     begin(server)
     assert counts(server) == expect([])
@@ -233,13 +243,15 @@ def test_another_number_of_servers_goes_on_from_a_checkpoint_whose_parts_have_th
     commit_manifest(two[0], 7, "b", [write_part(server, 0, 7, "b") for server in two])
     new = [fallen(start, f"new-{index}", index, count) for index in range(count)]
     for server in new:
-        with pytest.raises(Invalid, match=r"step 7 is of 2 servers.*\[0, 6\), and server 1 .*\[0, 7\)"):
+        with pytest.raises(
+            Invalid, match=r"step 7 was written by 2 servers.*\[0, 6\), and server 1 .*\[0, 7\)"
+        ):
             restore(server, 7, "b")
         assert restore(server, 6, "a").step == 6
         for step in range(6, STEPS):
             push(server, step)
     assert counts(*new) == expect(range(STEPS))
-    assert new[0].any_order.kept(pb.KeptRequest(run_id=RUN)).ledger == b"the ledger"
+    assert new[0].async_server.kept(pb.KeptRequest(run_id=RUN)).ledger == b"the ledger"
 
 
 def test_a_checkpoint_that_cannot_be_read_leaves_the_server_empty(start: Start, tmp_path: Path) -> None:

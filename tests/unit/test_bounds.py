@@ -20,7 +20,7 @@ from edl.contract.tokens import Tokens
 from edl.net.listener import Listener
 from edl.ps.rpc.service import OPTIONS, Service
 from edl.ps.server import Server
-from tests.parameter_servers import RUN, pull, settle, stage, tables
+from tests.parameter_servers import RUN, pull, stage, start_generation, tables
 from tests.unit.test_parameter_server_calls import Caller
 
 INT32, INT64 = FieldDescriptor.CPPTYPE_INT32, FieldDescriptor.CPPTYPE_INT64
@@ -141,8 +141,10 @@ async def test_a_generation_after_which_there_is_no_other_is_refused_and_changes
     call = Caller(await listener.start("127.0.0.1:0", service.register))
     await call("Declare", tables())
     for generation in ((1 << 63) - 1, MOST + 1, -1):
-        with pytest.raises(grpc.aio.AioRpcError, match=rf"SettleRequest\.generation is {generation}"):
-            await call("Settle", settle(generation, 0))
+        with pytest.raises(
+            grpc.aio.AioRpcError, match=rf"StartGenerationRequest\.generation is {generation}"
+        ):
+            await call("StartGeneration", start_generation(generation, 0))
     for name, request, outside in (
         ("Pull", pull(1, 0, [1], pb.Commit(step=-3)), "Commit.step is -3"),
         ("Stage", pb.StageRequest(run_id=RUN, generation=1, rank=-1), "StageRequest.rank is -1"),
@@ -151,7 +153,7 @@ async def test_a_generation_after_which_there_is_no_other_is_refused_and_changes
             await call(name, request)
         assert error.value.code() is grpc.StatusCode.INVALID_ARGUMENT
         assert (error.value.details() or "").startswith(outside)
-    assert (await call("Settle", settle(1, 0))).generation == 1
+    assert (await call("StartGeneration", start_generation(1, 0))).generation == 1
     await call("Stage", stage(1, 0))
     await call.close()
     await listener.close(0)

@@ -23,7 +23,7 @@ from edl.ps.rpc.service import OPTIONS, READING, Service
 from edl.ps.server import Server
 from edl.trainer.ps_client import link
 from edl.trainer.ps_client.link import Interrupt, ServerAway, ServerLink
-from tests.parameter_servers import RUN, pull, settle, stage, tables
+from tests.parameter_servers import RUN, pull, stage, start_generation, tables
 
 pytestmark = pytest.mark.waits
 SECONDS = 60.0  # for what must happen
@@ -77,7 +77,7 @@ async def there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterato
     listener = Listener(Tokens("token"), options=OPTIONS, reading=READING)
     found = There(service, await listener.start("127.0.0.1:0", service.register))
     await found.asks("Declare", tables())
-    await found.asks("Settle", settle(1, 0))
+    await found.asks("StartGeneration", start_generation(1, 0))
     service.probes = 0
     yield found
     await service.end_conversations(0)
@@ -107,7 +107,7 @@ async def test_one_that_has_nothing_to_do_is_waited_for_until_its_ring_is_there(
     while there.service.probes < 8:
         await asyncio.sleep(0.01)
     assert not asking.done()
-    await there.asks("Settle", settle(2, 0))
+    await there.asks("StartGeneration", start_generation(2, 0))
     assert (await asyncio.wait_for(asking, SECONDS)).rows
 
 

@@ -25,14 +25,14 @@ from edl.checkpoints import Part
 from edl.contract.proto import ps_pb2 as pb
 from edl.contract.proto import ps_pb2_grpc
 from edl.contract.rows.buckets import bucket_of
-from edl.contract.rows.placement import Arrangement
+from edl.contract.rows.placement import ShardAssignment
 from edl.ps.rpc import service as calls_of_ps
 from edl.ps.rpc.service import OPTIONS, Service
 from edl.ps.server import Server
 from edl.ps.storage import storage
 from tests import counting_steps as counting
 from tests.cancelled_calls import Cancelling
-from tests.parameter_servers import RUN, batch, commit, pull, settle, stage, tables
+from tests.parameter_servers import RUN, batch, commit, pull, stage, start_generation, tables
 from tests.unit.test_parameter_server_log import commit_manifest
 
 pytestmark = pytest.mark.waits
@@ -41,11 +41,11 @@ AT_ONCE = 25
 SECONDS = 60.0  # for what must happen
 MOST_STEPS = 64  # in any order, before they begin anew
 ALL = {method.name for method in pb.DESCRIPTOR.services_by_name["ParameterServer"].methods}
-ANY_ORDER = {"Begin", "Take", "Push", "Drain", "Reopen", "Keep", "Kept"}
+ASYNC_CALLS = {"Begin", "Lease", "Push", "Drain", "Reschedule", "Keep", "Kept"}
 REFUSED = (  # what others have done meanwhile, and a call that was cancelled
     grpc.StatusCode.CANCELLED, grpc.StatusCode.ABORTED, grpc.StatusCode.FAILED_PRECONDITION,
 )  # fmt: skip
-ONE, TWO = Arrangement(1), Arrangement(2)
+ONE, TWO = ShardAssignment(1), ShardAssignment(2)
 
 Requests = Sequence[tuple[str, Any]]
 
@@ -178,17 +178,17 @@ class Ring:
         for node in self.nodes:
             await node("Declare", tables())
         self.step, self.last = 0, None
-        await self.settle()
+        await self.start_generation()
 
-    async def settle(self) -> None:
+    async def start_generation(self) -> None:
         self.generation += 1
-        request = settle(self.generation, self.step, self.last)
-        request.arrangement.CopyFrom(ONE.told())
-        await self.one("Settle", request)
-        self.straight.settle(settle(self.generation, self.step, self.last))
+        request = start_generation(self.generation, self.step, self.last)
+        request.assignment.CopyFrom(ONE.to_proto())
+        await self.one("StartGeneration", request)
+        self.straight.start_generation(start_generation(self.generation, self.step, self.last))
 
     def to(self, name: str, number: int) -> Node:
-        return self.nodes[number % 2 if name == "Arrange" else int(name == "Fetch")]
+        return self.nodes[number % 2 if name == "Assign" else int(name == "Fetch")]
 
     def _part(self) -> pb.WritePartRequest:
         self._attempts += 1
@@ -197,15 +197,15 @@ class Ring:
             attempt=f"a{self._attempts}", index=0, of=1,
         )  # fmt: skip
 
-    def _fetch(self, of: Arrangement, to: Arrangement) -> pb.FetchRequest:
+    def _fetch(self, of: ShardAssignment, to: ShardAssignment) -> pb.FetchRequest:
         return pb.FetchRequest(
-            run_id=RUN, generation=self.generation, step=self.step, last=self.last, of=of.told(),
-            to=to.told(), addresses=[node.address for node in self.nodes],
+            run_id=RUN, generation=self.generation, step=self.step, last=self.last, of=of.to_proto(),
+            to=to.to_proto(), addresses=[node.address for node in self.nodes],
         )  # fmt: skip
 
-    def _arrange(self, to: Arrangement) -> pb.ArrangeRequest:
-        return pb.ArrangeRequest(
-            run_id=RUN, generation=self.generation, step=self.step, last=self.last, to=to.told()
+    def _arrange(self, to: ShardAssignment) -> pb.AssignRequest:
+        return pb.AssignRequest(
+            run_id=RUN, generation=self.generation, step=self.step, last=self.last, to=to.to_proto()
         )
 
     async def requests(self, name: str) -> list[Any]:
@@ -213,9 +213,9 @@ class Ring:
         match name:
             case "Declare":
                 return [tables() for _ in many]
-            case "Settle":
+            case "StartGeneration":
                 self.generation += AT_ONCE
-                return [settle(g + i, step, self.last) for i in many]
+                return [start_generation(g + i, step, self.last) for i in many]
             case "Restore":
                 self.generation += AT_ONCE
                 return [pb.RestoreRequest(run_id=RUN, generation=g + 1 + i) for i in many]
@@ -239,11 +239,11 @@ class Ring:
                 return [await self._committed() for _ in many]
             case "Page":
                 asked = {"run_id": RUN, "generation": g, "step": step, "most": 600, "index": 1}
-                there = {"of": ONE.told(), "to": TWO.told()}
+                there = {"of": ONE.to_proto(), "to": TWO.to_proto()}
                 return [pb.PageRequest(table=i % 2, **asked, **there) for i in many]
             case "Fetch":
                 return [self._fetch(ONE, TWO) for _ in many]
-            case "Arrange":
+            case "Assign":
                 await self.other("Fetch", self._fetch(ONE, TWO))
                 return [self._arrange(TWO) for _ in many]
             case "End":
@@ -252,7 +252,7 @@ class Ring:
                 return [
                     ("Stage", stage(g, step, 0)), ("Pull", pull(g, step, self.ids)),
                     ("Pull", pull(g + 1, step, self.ids)), ("Describe", pb.DescribeRequest()),
-                    ("Settle", settle(g, step, self.last)), ("Declare", tables()),
+                    ("StartGeneration", start_generation(g, step, self.last)), ("Declare", tables()),
                 ]  # fmt: skip
         return [getattr(pb, f"{name}Request")() for _ in many]
 
@@ -278,13 +278,13 @@ class Ring:
     async def meanwhile(self, name: str) -> None:
         """Calls of the next generation wait for this."""
         if name in ("Load", "Pull", "List", "Stage"):
-            await self.settle()
+            await self.start_generation()
 
     async def mend(self, name: str) -> None:
         """Have a worker do, and be answered, what was cancelled or not."""
         match name:
-            case "Settle":
-                await self.settle()
+            case "StartGeneration":
+                await self.start_generation()
             case "Restore":
                 await self.restore()
             case "Load":
@@ -295,7 +295,7 @@ class Ring:
             case "Fetch":
                 await self.other("Fetch", self._fetch(ONE, TWO))
                 await self._move()
-            case "Arrange":
+            case "Assign":
                 await self._move()
             case "End":
                 await self.one("End", pb.EndRequest(run_id=RUN))
@@ -304,11 +304,11 @@ class Ring:
     async def _move(self) -> None:
         """To two servers, of which one fetches nothing, and back to one."""
         for node in self.nodes:
-            await node("Arrange", self._arrange(TWO))
+            await node("Assign", self._arrange(TWO))
         await self._check_rows(TWO)
         await self.one("Fetch", self._fetch(TWO, ONE))
         for node in self.nodes:
-            await node("Arrange", self._arrange(ONE))
+            await node("Assign", self._arrange(ONE))
 
     async def check(self) -> None:
         """It takes a step, as the other one does."""
@@ -323,7 +323,7 @@ class Ring:
         self.straight.pull(pull(self.generation, self.step, (), self.last))
         await self._check_rows(ONE)
 
-    async def _check_rows(self, of: Arrangement) -> None:
+    async def _check_rows(self, of: ShardAssignment) -> None:
         request = pull(self.generation, self.step, self.ids, self.last)
         expected = [rows.copy() for rows in self.straight.pull(request)]
         whose = of.first[bucket_of(self.ids)]
@@ -340,7 +340,7 @@ async def test_a_server_of_a_ring_answers_whichever_calls_end_early(
 ) -> None:
     ring = Ring(nodes, tmp_path)
     await ring.begin()
-    await storm(ALL - ANY_ORDER, ring, nodes, dice)
+    await storm(ALL - ASYNC_CALLS, ring, nodes, dice)
 
 
 # --- steps in any order
@@ -356,11 +356,11 @@ class InAnyOrder:
 
     async def begin(self) -> None:
         await self.one("Declare", counting.tables())
-        self.line, self._made = (await self.one("Begin", self._begin())).line, set()
+        self.incarnation, self._made = (await self.one("Begin", self._begin())).incarnation, set()
 
     def _begin(self) -> pb.BeginRequest:
         request = counting.begin(MOST_STEPS)
-        request.arrangement.CopyFrom(ONE.told())
+        request.assignment.CopyFrom(ONE.to_proto())
         return request
 
     def to(self, name: str, number: int) -> Node:
@@ -371,19 +371,19 @@ class InAnyOrder:
         await self.one("Restore", pb.RestoreRequest(run_id=RUN, generation=self._generation))
 
     async def requests(self, name: str) -> list[Any]:
-        asked, many = {"run_id": RUN, "line": self.line}, range(AT_ONCE)
+        asked, many = {"run_id": RUN, "incarnation": self.incarnation}, range(AT_ONCE)
         match name:
             case "Begin":
                 await self._anew()
                 return [self._begin() for _ in many]
-            case "Take":
-                return [pb.TakeRequest(worker=i, most=2, limit=MOST_STEPS, **asked) for i in many]
+            case "Lease":
+                return [pb.LeaseRequest(worker=i, most=2, limit=MOST_STEPS, **asked) for i in many]
             case "Push":
                 return [self._push(i % MOST_STEPS) for i in many]
             case "Drain":
                 return [pb.DrainRequest(step=0, **asked) for _ in many]
-            case "Reopen":
-                return [pb.ReopenRequest(steps=pb.Steps(bounds=[i, i + 1]), **asked) for i in many]
+            case "Reschedule":
+                return [pb.RescheduleRequest(steps=pb.Steps(bounds=[i, i + 1]), **asked) for i in many]
             case "Keep":
                 self._kept += AT_ONCE
                 return [pb.KeepRequest(order=self._kept + i, ledger=b"ledger", **asked) for i in many]
@@ -399,7 +399,7 @@ class InAnyOrder:
         return [("Push", push), ("Push", self._push(1)), ("Kept", pb.KeptRequest(run_id=RUN))]
 
     def _push(self, step: int) -> pb.PushRequest:
-        return counting.push(self.line, step, MOST_STEPS)
+        return counting.push(self.incarnation, step, MOST_STEPS)
 
     async def meanwhile(self, name: str) -> None:
         """A step is taken."""
@@ -421,7 +421,7 @@ class InAnyOrder:
             case "Push" | "Converse":
                 for step in range(min(AT_ONCE, MOST_STEPS) if name == "Push" else 2):
                     await self._take(step)
-        self.line = (await self.one("Describe", pb.DescribeRequest())).line
+        self.incarnation = (await self.one("Describe", pb.DescribeRequest())).incarnation
 
     async def check(self) -> None:
         """Each step counts once."""
@@ -433,12 +433,12 @@ class InAnyOrder:
         np.testing.assert_array_equal(rows.reshape(MOST_STEPS, -1)[:, 0], expected)
 
 
-async def test_a_server_of_steps_in_any_order_answers_whichever_calls_end_early(
+async def test_an_async_server_answers_whichever_calls_end_early(
     nodes: list[Node], dice: random.Random, tmp_path: Path
 ) -> None:
     workers = InAnyOrder(nodes, tmp_path)
     await workers.begin()
-    await storm(ANY_ORDER | {"Converse", "Pull", "WritePart"}, workers, nodes, dice)
+    await storm(ASYNC_CALLS | {"Converse", "Pull", "WritePart"}, workers, nodes, dice)
 
 
 # --- callers that say nothing more
@@ -476,7 +476,7 @@ class Watching(grpc.aio.ServerInterceptor):
 async def test_a_call_whose_caller_is_stopped_ends(tmp_path: Path) -> None:
     rows, watching = Server(0, 0, RUN, tmp_path / "log", ""), Watching()
     rows.declare(tables())
-    rows.settle(settle(1, 0, None))
+    rows.start_generation(start_generation(1, 0, None))
     service, waits = Service(rows), pull(2, 0, np.arange(4))
     sooner = [(name, 500 if "keepalive" in name else value) for name, value in OPTIONS]
     assert sooner != OPTIONS

@@ -199,7 +199,7 @@ class OneServer:
     ) -> AbstractContextManager[Callable[[], list[Part]]]:
         self.asked += 1
         if self.asked <= self._away:
-            raise PartNotWritten("parameter server 0 (nowhere) has not written its part: UNAVAILABLE")
+            raise PartNotWritten("parameter server 0 (nowhere) did not write its part: UNAVAILABLE")
         return self._being_written(step, attempt, first)
 
     @contextmanager
@@ -241,7 +241,7 @@ def test_a_server_that_stays_away_is_not_asked_for_ever(
 ) -> None:
     server, w = saved_with(lambda store: OneServer(store, away, comes_back), tmp_path)
     assert server.asked == asked
-    assert "parameter server 0 (nowhere) has not written" in w.says("checkpoint_failed", 0).why
+    assert "parameter server 0 (nowhere) did not write" in w.says("checkpoint_failed", 0).why
     assert Store.open(str(tmp_path)).checkpoints() == []
 
 

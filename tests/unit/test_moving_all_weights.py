@@ -16,12 +16,12 @@ import numpy as np
 import pytest
 
 from edl.contract.proto import ps_pb2 as pb
-from edl.contract.rows.placement import Arrangement
+from edl.contract.rows.placement import ShardAssignment
 from edl.ps.errors import Misplaced, Stale
 from edl.trainer.embedding.interfaces import Table
-from edl.trainer.ps_client.async_client import NOWHERE, StepServers
+from edl.trainer.ps_client.async_client import NOWHERE, AsyncPsClient
 from edl.trainer.ps_client.interfaces import StepGradients
-from edl.trainer.ps_client.recovery import Going
+from edl.trainer.ps_client.recovery import RecoveryPlan
 from edl.trainer.ring.base import RingBroken
 from tests import counting_steps as counting
 from tests.direct_servers import DirectLink, RootDied, World
@@ -64,14 +64,14 @@ class Job:
         self.world, self.asynchronous = world, asynchronous
         self.tables = TABLES
         self.workers = self.moved = self.lost = self.without = 0
-        self.have = Arrangement()  # of the rows, as all members of a ring have said
+        self.have = ShardAssignment()  # of the rows, as all members of a ring have said
         world.spares = False  # what both copies of a row have lost is made again
         late.clear()
 
-    def servers(self, wanted: int) -> StepServers:
+    def servers(self, wanted: int) -> AsyncPsClient:
         _, addresses = self.world.links()
         links = [Late(self.world, int(address)) for address in addresses]
-        found = StepServers(
+        found = AsyncPsClient(
             links, RUN, 7, connect=lambda index, address: Late(self.world, int(address)),
             addresses=addresses, replicas=self.world.replicas, **self.asynchronous,
         )  # fmt: skip
@@ -79,7 +79,7 @@ class Job:
         found.enter(addresses, wanted)
         return found
 
-    def ring(self, wanted: int) -> tuple[StepServers, int]:
+    def ring(self, wanted: int) -> tuple[AsyncPsClient, int]:
         """Formed anew, until it is, as `AsyncWorker.meet` does it. With the step at which rows can move."""
         while True:
             self.workers += 1
@@ -98,9 +98,9 @@ class Job:
             except (RootDied, RingBroken):
                 self.comes_back()
 
-    def has(self, servers: StepServers) -> None:
+    def has(self, servers: AsyncPsClient) -> None:
         """All members of a ring say so."""
-        before, self.have = self.have, servers.arrangement
+        before, self.have = self.have, servers.assignment
         self.moved += self.have.servers != before.servers
         self.without += bool({*self.have.out} - {*before.out})
 
@@ -120,7 +120,7 @@ class Job:
                 self.arrive()
                 until = max(limit, at)
                 # What the dead have held is made by others: now, and not when it is late.
-                steps = servers.take(self.workers, 3, until) or list(range(until))
+                steps = servers.lease_steps(self.workers, 3, until) or list(range(until))
                 dice.shuffle(steps)
                 for step in steps:
                     versions = servers.rows_now([DENSE, counting.ids_of(step)]).versions
@@ -139,7 +139,7 @@ class Job:
                 late.remove((index, request))
                 if index < len(self.world.nodes) and (server := self.world.nodes[index].server) is not None:
                     with suppress(Misplaced, Stale):
-                        server.any_order.push(request.SerializeToString())
+                        server.async_server.push(request.SerializeToString())
 
     def comes_back(self) -> None:
         if self.world.random.random() < 0.7:
@@ -163,7 +163,7 @@ def test_each_step_counts_once_in_each_weight_whoever_dies_while_they_move(
     world.grow(wanted)
     for _ in range(24):
         job.train(wanted)
-        if job.have == Arrangement(wanted, replicas):
+        if job.have == ShardAssignment(wanted, replicas):
             world.shrink(wanted)
             wanted = world.random.randint(replicas, MOST)
             world.grow(wanted)
@@ -179,8 +179,8 @@ def test_each_step_counts_once_in_each_weight_whoever_dies_while_they_move(
             break
         assert servers.move_rows(job.workers) == (NOWHERE, "")
     job.arrive()
-    of = Arrangement(wanted, replicas)
-    assert servers.arrangement == of and job.moved > 2 and world.faults > 3
+    of = ShardAssignment(wanted, replicas)
+    assert servers.assignment == of and job.moved > 2 and world.faults > 3
     assert job.without > 1 or replicas < 2, "none was done without"
     dense, rows = servers.rows_now([DENSE, ALL_IDS]).rows
     np.testing.assert_array_equal(dense.reshape(-1), 1)
@@ -209,7 +209,7 @@ def test_what_has_moved_learns_on_as_if_it_had_stayed(tmp_path: Path) -> None:
             servers.drain(7 * number)
             if at != NOWHERE:
                 assert servers.move_rows(0) == (NOWHERE, "")
-            for step in servers.take(0, 7, 7 * number + 7):
+            for step in servers.lease_steps(0, 7, 7 * number + 7):
                 versions = servers.rows_now([DENSE, counting.ids_of(step)]).versions
                 assert len(set(versions.values())) == 1 and servers.push(made(step), 0, versions)
             assert servers.progress.step == 7 * number + 7
@@ -223,13 +223,13 @@ def test_a_step_that_waits_is_in_no_page_so_rows_do_not_move_before_it_is_applie
     world.grow(2)
     job = Job(world, grads_to_wait=2)
     servers, _ = job.ring(1)
-    [step] = servers.take(0, 1, STEPS)
+    [step] = servers.lease_steps(0, 1, STEPS)
     servers.push(made(step), 0, servers.rows_now([DENSE, ALL_IDS]).versions)
     servers, at = job.ring(2)
     assert at == 1 and servers.move_rows(0) == (1, ""), "it waits"
-    assert servers.arrangement == Arrangement(1)
+    assert servers.assignment == ShardAssignment(1)
     servers.drain(1)
-    assert servers.move_rows(0) == (NOWHERE, "") and servers.arrangement == Arrangement(2)
+    assert servers.move_rows(0) == (NOWHERE, "") and servers.assignment == ShardAssignment(2)
 
 
 def test_servers_that_all_lost_their_rows_are_as_many_as_there_were_and_not_all_that_ever_were(
@@ -238,32 +238,32 @@ def test_servers_that_all_lost_their_rows_are_as_many_as_there_were_and_not_all_
     world = World(0, tmp_path, 1, rate=0.0)
     world.grow(3)
     servers, _ = Job(world).ring(1)
-    assert servers.arrangement == Arrangement(1)
+    assert servers.assignment == ShardAssignment(1)
     world.nodes[0].kill(lose=True)
     servers.enter()  # a new master does not know how many they are, and those that were too many have ended
     servers.take_charge(9)
-    assert servers.arrangement == Arrangement(1) and servers.look().keys() == {0}
+    assert servers.assignment == ShardAssignment(1) and servers.look().keys() == {0}
 
 
-def test_whoever_was_root_before_is_not_heard_and_late_steps_are_refused(tmp_path: Path) -> None:
+def test_an_earlier_root_is_rejected_and_late_steps_are_refused(tmp_path: Path) -> None:
     world = World(0, tmp_path, 1, rate=0.0)
     world.grow(2)
     job = Job(world)
     earlier, _ = job.ring(1)
-    [step] = earlier.take(0, 1, STEPS)
+    [step] = earlier.lease_steps(0, 1, STEPS)
     versions = earlier.rows_now([DENSE, ALL_IDS]).versions
     later, at = job.ring(2)
     assert at == 0
     node = world.nodes[0].start()
-    node.settle(pb.SettleRequest(run_id=RUN, generation=node.position().generation + 1))
-    with pytest.raises(RingBroken, match="stands still"):
+    node.start_generation(pb.StartGenerationRequest(run_id=RUN, generation=node.position().generation + 1))
+    with pytest.raises(RingBroken, match="is quiesced"):
         earlier.push(made(step), 0, versions)
-    with pytest.raises(RingBroken, match="has passed"):
-        later._go_on(Going(Arrangement(2)))
+    with pytest.raises(RingBroken, match="stale generation"):
+        later._resume(RecoveryPlan(ShardAssignment(2)))
     assert later.move_rows(0) == (NOWHERE, ""), "it claims a later generation"
-    with pytest.raises(RingBroken, match="rows have moved"):
+    with pytest.raises(RingBroken, match="restored or resharded"):
         earlier.push(made(step), 0, versions)
-    with pytest.raises(RingBroken, match="there are 2 servers now, and one of 1 server was asked"):
+    with pytest.raises(RingBroken, match="the rows are on 2 servers now; expected by the caller: 1 server"):
         earlier.rows_now([DENSE, ALL_IDS])
 
 
@@ -275,15 +275,15 @@ def test_a_server_that_was_out_does_not_go_on_alone_while_the_one_that_has_more_
     world.grow(2)
     job = Job(world)
 
-    def trains(servers: StepServers, until: int) -> None:
-        while steps := servers.take(0, STEPS, until):
+    def trains(servers: AsyncPsClient, until: int) -> None:
+        while steps := servers.lease_steps(0, STEPS, until):
             for step in steps:
                 servers.push(made(step), 0, servers.rows_now([DENSE, counting.ids_of(step)]).versions)
         assert servers.progress.step == until
 
     servers, _ = job.ring(2)
     trains(servers, 10)
-    while not servers.arrangement.out:  # now and then it is back before it is missed
+    while not servers.assignment.out:  # now and then it is back before it is missed
         if world.nodes[1].server is not None:
             world.nodes[1].kill(lost)
         servers, _ = job.ring(2)
@@ -294,7 +294,7 @@ def test_a_server_that_was_out_does_not_go_on_alone_while_the_one_that_has_more_
     assert not servers.take_charge(99, 20)
     servers.introduce()
     servers.find()
-    assert servers.arrangement.out == (1,) and servers.progress.step == 20, "it has waited for server 0"
+    assert servers.assignment.out == (1,) and servers.progress.step == 20, "it has waited for server 0"
 
 
 def test_a_server_that_has_no_room_stays_without_rows_and_the_others_go_on(tmp_path: Path) -> None:
@@ -302,14 +302,14 @@ def test_a_server_that_has_no_room_stays_without_rows_and_the_others_go_on(tmp_p
     world.grow(2)
     job = Job(world)
     servers, _ = job.ring(1)
-    for step in servers.take(0, STEPS, STEPS):
+    for step in servers.lease_steps(0, STEPS, STEPS):
         servers.push(made(step), 0, servers.rows_now([DENSE, ALL_IDS]).versions)
     servers, _ = job.ring(2)
     server = world.nodes[1].start()
     server._storage.limit = 1
     at, why = servers.move_rows(0)
     assert at == NOWHERE and "is 0 MiB" in why, why
-    assert servers.arrangement == Arrangement(1) and server.position().empty
+    assert servers.assignment == ShardAssignment(1) and server.position().empty
     np.testing.assert_array_equal(servers.rows_now([DENSE, ALL_IDS]).rows[1], 1)
     world.nodes[1].kill()
     assert world.nodes[1].start().position().empty

@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 from edl.contract.rows.buckets import BUCKETS
-from edl.contract.rows.placement import Arrangement, moves
+from edl.contract.rows.placement import ShardAssignment, moves
 from edl.trainer.embedding.interfaces import Commit, Table
-from edl.trainer.ps_client.client import ParameterServers
+from edl.trainer.ps_client.client import PsClient
 from edl.trainer.ring.base import RingBroken
 from tests.direct_servers import RootDied, World
 from tests.parameter_servers import RUN
@@ -30,12 +30,10 @@ TABLES = (
 )
 
 
-def root_of(world: World) -> ParameterServers:
+def root_of(world: World) -> PsClient:
     """It knows the servers that are there now."""
     links, addresses = world.links()
-    return ParameterServers(
-        links, RUN, 7, replicas=world.replicas, connect=world.connect, addresses=addresses
-    )
+    return PsClient(links, RUN, 7, replicas=world.replicas, connect=world.connect, addresses=addresses)
 
 
 class Job:
@@ -49,7 +47,7 @@ class Job:
         self.workers = 0
         self.moved = 0
 
-    def ring(self, servers: int) -> ParameterServers:
+    def ring(self, servers: int) -> PsClient:
         """Formed anew, until it is: as `RowServers.join` and `move` do it."""
         while True:
             self.workers += 1
@@ -61,7 +59,7 @@ class Job:
                 if self.step == 0:
                     root.restore(0, "")
                 else:
-                    why = root.settle(self.step)
+                    why = root.start_generation(self.step)
                     assert not why, f"rows are lost: {why}"
                 if root.moves:
                     self.before = None  # all have this step
@@ -71,7 +69,7 @@ class Job:
             except (RootDied, RingBroken):
                 self._comes_back()
 
-    def train(self, root: ParameterServers, steps: int) -> bool:
+    def train(self, root: PsClient, steps: int) -> bool:
         """False: the ring is broken."""
         rng = self.world.random
         try:
@@ -115,7 +113,7 @@ def test_no_row_is_lost_or_doubled_whoever_dies_while_rows_move(
     world.grow(servers)
     for _ in range(12):
         root = job.ring(servers)
-        if root.arrangement == Arrangement(servers, replicas):
+        if root.assignment == ShardAssignment(servers, replicas):
             world.shrink(servers)
             servers = world.random.randint(replicas, MOST)
             world.grow(max(servers, len(world.nodes)))
@@ -124,8 +122,8 @@ def test_no_row_is_lost_or_doubled_whoever_dies_while_rows_move(
     for node in world.nodes:
         node.start()
     root = job.ring(servers)
-    of = Arrangement(servers, replicas)
-    assert root.arrangement == of and job.moved > 1 and world.faults > 3
+    of = ShardAssignment(servers, replicas)
+    assert root.assignment == of and job.moved > 1 and world.faults > 3
     world.shrink(servers)
     rows = root.pull(job.step, [np.arange(IDS)])[0]
     np.testing.assert_array_equal(rows[:, 0], job.counts)
@@ -157,16 +155,16 @@ def test_a_new_server_that_is_gone_for_good_leaves_the_rows_where_they_are(
             new.kill()
         new.is_gone = not dies_late
         root.speak_of(root.claim(100 + number))
-        assert root.settle(job.step) == ""
+        assert root.start_generation(job.step) == ""
         if dies_late:  # it has said that it is there
             new.kill()
         new.is_gone = True
         assert root.moves and "server 2" in root.move(job.step)
-        assert root.arrangement == Arrangement(2)
+        assert root.assignment == ShardAssignment(2)
         assert job.train(root, 3)
     new.is_gone = False
     root = job.ring(3)
-    assert root.arrangement == Arrangement(3) and job.moved == 1
+    assert root.assignment == ShardAssignment(3) and job.moved == 1
     assert job.train(root, 3)
     for node in world.nodes:
         node.kill()
@@ -178,7 +176,7 @@ def from_three_to_two(where: Path) -> tuple[World, Job]:
     world.grow(3)
     job = Job(world)
     assert job.train(job.ring(3), 2)
-    assert job.ring(2).arrangement == Arrangement(2)
+    assert job.ring(2).assignment == ShardAssignment(2)
     return world, job
 
 
@@ -190,7 +188,7 @@ def test_a_server_that_has_ended_after_its_rows_had_moved_is_not_waited_for(
     world.nodes[2].kill(lose=True)
     world.nodes[2].start = lambda: pytest.fail("it is waited for")  # type: ignore[method-assign]
     root = job.ring(said)  # whose address the workers still know
-    assert root.arrangement == Arrangement(2) and not root.moves
+    assert root.assignment == ShardAssignment(2) and not root.moves
     assert job.train(root, 2)
 
 
@@ -208,11 +206,11 @@ def test_who_knows_fewer_servers_than_have_rows_does_not_go_back_and_is_told_by_
     world.grow(3)
     other.enter()
     other.speak_of(other.claim(9))
-    with pytest.raises(RingBroken, match="rows are on 3 parameter servers, of which this worker knows 2"):
-        other.settle(job.step)
+    with pytest.raises(RingBroken, match="rows are on 3 parameter servers, and this worker knows 2"):
+        other.start_generation(job.step)
     root = job.ring(3)
     other.speak_of(root.generation)
-    other.adopt(root.arrangement, root.addresses)
+    other.adopt(root.assignment, root.addresses)
     (rows, _) = other.pull(job.step, [np.arange(IDS), np.arange(0)])
     np.testing.assert_array_equal(rows[:, 0], job.counts)
 
@@ -229,12 +227,12 @@ def test_who_saves_the_model_is_given_no_rows_by_servers_that_have_gone_over_mea
     world.grow(2)
     root = job.ring(2)
     saver.speak_of(root.generation)  # it has heard of the ring, which broke before it was told of the move
-    with pytest.raises(RingBroken, match="there are 2 servers now, and one of 1 server was asked"):
+    with pytest.raises(RingBroken, match="the rows are on 2 servers now; expected by the caller: 1 server"):
         saver.all_rows(0)
-    with pytest.raises(RingBroken, match="there are 2 servers now, and one of 1 server was asked"):
+    with pytest.raises(RingBroken, match="the rows are on 2 servers now; expected by the caller: 1 server"):
         saver.rows_of(0, np.arange(IDS))
     saver.enter([str(node.index) for node in world.nodes], 2)
-    saver.adopt(root.arrangement, root.addresses)
+    saver.adopt(root.assignment, root.addresses)
     ids, rows = saver.all_rows(0)
     np.testing.assert_array_equal(rows[np.argsort(ids), 0], job.counts[job.counts > 0])
 
@@ -254,7 +252,7 @@ def test_a_server_that_was_away_when_a_generation_was_claimed_hears_what_is_said
     again.follow(TABLES, lambda: job.commit)
     again.enter([str(node.index) for node in world.nodes], 2)
     again.speak_of(again.claim(job.workers))
-    assert again.settle(job.step) == ""
+    assert again.start_generation(job.step) == ""
     (rows, _) = again.pull(job.step, [np.arange(IDS), np.arange(0)])
     np.testing.assert_array_equal(rows[:, 0], job.counts)
 
@@ -275,14 +273,14 @@ def test_a_further_server_that_ends_after_it_has_answered_is_not_waited_for(tmp_
     root.speak_of(root.claim(job.workers))
     world.nodes[2].kill(lose=True)
     world.nodes[2].is_gone = True
-    assert root.settle(job.step) == ""  # once server 0 is back
-    assert root.arrangement.members == (0,)
+    assert root.start_generation(job.step) == ""  # once server 0 is back
+    assert root.assignment.members == (0,)
     (rows, _) = root.pull(job.step, [np.arange(IDS), np.arange(0)])
     np.testing.assert_array_equal(rows[:, 0], job.counts)
 
 
 def test_from_one_server_to_two_half_of_the_buckets_move_and_only_to_the_new_one() -> None:
-    one, two, three = Arrangement(1), Arrangement(2), Arrangement(3)
+    one, two, three = ShardAssignment(1), ShardAssignment(2), ShardAssignment(3)
     assert not moves(one, two, 1, 0).any()
     assert moves(one, two, 0, 1).sum() / BUCKETS <= 0.55
     assert sum(moves(two, three, source, 2).sum() for source in (0, 1)) / BUCKETS <= 0.4
@@ -290,11 +288,11 @@ def test_from_one_server_to_two_half_of_the_buckets_move_and_only_to_the_new_one
 
 
 def test_each_bucket_is_on_two_servers_and_asked_of_one_that_is_in() -> None:
-    whole = Arrangement(3, 2)
+    whole = ShardAssignment(3, 2)
     held = np.stack([whole.held(index) for index in range(3)])
     assert (held.sum(axis=0) == 2).all()
     assert (held[whole.first, np.arange(BUCKETS)]).all()
     without = whole.without((1,))
     assert without.is_whole and 1 not in without.first and not without.held(1).any()
     assert not whole.without((0, 1)).is_whole
-    assert not Arrangement(2).without((0,)).is_whole
+    assert not ShardAssignment(2).without((0,)).is_whole

@@ -24,9 +24,9 @@ class A:
 
     def answers(self, have: int, running: int) -> None:
         """So many servers run, and the first one says that so many have the rows."""
-        of = pb.Arrangement(servers=have, replicas=1) if have else None
+        of = pb.ShardAssignment(servers=have, replicas=1) if have else None
         for server in self.named._watch._servers[:running]:
-            server.note(pb.Description(arrangement=of), 1.0)
+            server.note(pb.Description(assignment=of), 1.0)
             self.named._looked()
 
     @property
@@ -115,12 +115,12 @@ def test_a_server_that_missed_the_last_move_does_not_say_where_the_rows_are() ->
     )  # the ring goes on without the first, of which others have copies
     for server in others:
         newer = pb.Description(
-            arrangement=pb.Arrangement(servers=4, replicas=2, out=[0]), position=pb.Position(generation=6)
+            assignment=pb.ShardAssignment(servers=4, replicas=2, out=[0]), position=pb.Position(generation=6)
         )
         server.note(newer, 2.0)
     a.named.perform(ef.Arranged(4, wanted=4))
     a.named.resize(3)
-    assert first.told is not None and first.told.arrangement.servers == 3
+    assert first.told is not None and first.told.assignment.servers == 3
     a.named._looked()
     assert a.scaled[-1] == 4, "rows are on the fourth one"
     assert a.ready == [(4, 4), (3, 4)]
@@ -149,10 +149,12 @@ def test_a_new_master_of_as_many_servers_as_there_are_to_be_has_no_ring_formed()
 def test_a_new_master_believes_no_server_that_has_slept_through_the_last_move() -> None:
     a = A(3, running=lambda: 3)
     *others, third = a.named._watch._servers
-    third.note(pb.Description(arrangement=pb.Arrangement(servers=3), position=pb.Position(generation=5)), 1.0)
+    third.note(
+        pb.Description(assignment=pb.ShardAssignment(servers=3), position=pb.Position(generation=5)), 1.0
+    )
     a.named._looked()
     for server in others:
-        newer = pb.Description(arrangement=pb.Arrangement(servers=2), position=pb.Position(generation=7))
+        newer = pb.Description(assignment=pb.ShardAssignment(servers=2), position=pb.Position(generation=7))
         server.note(newer, 2.0)
         a.named._looked()
     assert a.ready == [(3, 3)]

@@ -44,14 +44,14 @@ def test_rows_that_a_job_begins_with_are_there_with_the_last_page_or_not_at_all(
 ) -> None:
     server = start()
     server.declare(counting.tables())
-    calls = server.any_order
+    calls = server.async_server
     calls.begin(page(0, [5, 7]))
     assert calls.begin(page(1, [9])).empty and calls.begin(page(1, [9])).empty, "it came twice"
     copied(tmp_path, "killed")
     half = start("killed")
     assert half.position().empty and not len(half.tables[1])
     with pytest.raises(Misplaced, match="page 2"):
-        half.any_order.begin(page(2, [], more=False))
+        half.async_server.begin(page(2, [], more=False))
     with pytest.raises(Misplaced, match="another worker"):
         calls.begin(page(2, [], more=False, attempt="other"))
     for _ in range(2):
@@ -66,9 +66,9 @@ def test_rows_that_a_job_begins_with_are_there_with_the_last_page_or_not_at_all(
 def test_pages_of_another_worker_begin_anew(start: Start) -> None:
     server = start()
     server.declare(counting.tables())
-    server.any_order.begin(page(0, [5, 7]))
-    server.any_order.begin(page(0, [9], attempt="other"))
-    server.any_order.begin(page(1, [], more=False, attempt="other"))
+    server.async_server.begin(page(0, [5, 7]))
+    server.async_server.begin(page(0, [9], attempt="other"))
+    server.async_server.begin(page(1, [], more=False, attempt="other"))
     assert user(server, [5, 7, 9]) == [0, 0, 9]
 
 
@@ -82,8 +82,10 @@ def test_servers_of_any_number_read_the_rows_of_another_jobs_checkpoint(start: S
     server = start("new")
     server.declare(counting.tables())
     where = str(tmp_path / "checkpoints")
-    server.any_order.begin(page(0, [], start=pb.Start(directory=where, step=4, attempt="a", tables=["user"])))
-    server.any_order.begin(page(1, [], more=False))
+    server.async_server.begin(
+        page(0, [], start=pb.Start(directory=where, step=4, attempt="a", tables=["user"]))
+    )
+    server.async_server.begin(page(1, [], more=False))
     shutil.rmtree(tmp_path / "checkpoints")
     assert counts(server) == ([0.0] * STEPS, expect(range(4))[1]), "dense weights come with the last page"
     shutil.copytree(tmp_path / "new", tmp_path / "killed")
@@ -100,7 +102,7 @@ def test_a_step_counts_once_however_often_it_comes_and_in_whatever_order(start: 
     for step in order:
         said = push(server, step, version=0)
     assert counts(server) == expect(range(STEPS))
-    assert (said.version, said.step, said.taken) == (STEPS, STEPS, STEPS)
+    assert (said.version, said.step, said.accepted) == (STEPS, STEPS, STEPS)
     assert said.repeated == len(order) - STEPS
     assert said.records == 3 * STEPS and said.loss == 2.0 * 3 * STEPS
 
@@ -111,10 +113,10 @@ def test_the_first_values_are_right_and_nobody_elses_change_them(start: Start) -
     assert server.position().empty
     request = counting.begin(STEPS)
     request.values[0].values = np.arange(STEPS, dtype=np.float32).tobytes()
-    line = server.any_order.begin(request.SerializeToString()).line
+    incarnation = server.async_server.begin(request.SerializeToString()).incarnation
     push(server, 3)
     again = begin(server)
-    assert again.line == line and again.version == 1 and not again.empty
+    assert again.incarnation == incarnation and again.version == 1 and not again.empty
     expected = np.arange(STEPS, dtype=np.float32)
     expected[3] += 1
     assert server.pull(counting.pull(STEPS))[0].tolist() == expected.tolist()
@@ -134,7 +136,7 @@ def test_rows_come_with_the_number_of_their_updates(start: Start) -> None:
     assert server.version == 0
     push(server, 5)
     push(server, 2)
-    assert server.version == 2 and server.describe(0.0).taken == steps(2, 3, 5, 6)
+    assert server.version == 2 and server.describe(0.0).accepted == steps(2, 3, 5, 6)
 
 
 # --- how they are taken
@@ -146,7 +148,7 @@ def test_synchronous_updates_are_the_mean_of_so_many_steps_and_a_drain_applies_t
     server = begun(start(), grads_to_wait=4)
     for number, step in enumerate((3, 1, 2)):
         said = push(server, step)
-        assert (said.version, said.taken) == (0, number + 1)
+        assert (said.version, said.accepted) == (0, number + 1)
     assert counts(server) == expect([])
     said = push(server, 9)
     assert said.version == 1
@@ -155,14 +157,14 @@ def test_synchronous_updates_are_the_mean_of_so_many_steps_and_a_drain_applies_t
     push(server, 0)
     push(server, 4)
     push(server, 20)
-    request = pb.DrainRequest(run_id=RUN, line=server.line, step=5)
-    said = server.any_order.drain(request)
+    request = pb.DrainRequest(run_id=RUN, incarnation=server.incarnation, step=5)
+    said = server.async_server.drain(request)
     assert said.version == 2
     dense, _ = counts(server)
-    assert [dense[step] for step in (0, 4, 20)] == [0.5, 0.5, 0.0], "that one is of the next stretch"
-    assert server.any_order.drain(request).version == 2
+    assert [dense[step] for step in (0, 4, 20)] == [0.5, 0.5, 0.0], "that one is of the next async phase"
+    assert server.async_server.drain(request).version == 2
     with pytest.raises(Misplaced, match=r"below 10, this server lacks \[5, 9\)"):
-        server.any_order.drain(pb.DrainRequest(run_id=RUN, line=server.line, step=10))
+        server.async_server.drain(pb.DrainRequest(run_id=RUN, incarnation=server.incarnation, step=10))
 
 
 def test_a_step_of_weights_that_are_too_old_is_refused_and_can_be_made_again(start: Start) -> None:
@@ -170,7 +172,7 @@ def test_a_step_of_weights_that_are_too_old_is_refused_and_can_be_made_again(sta
     for step in range(3):
         push(server, step)
     assert push(server, 3, version=0).refused
-    assert counts(server) == expect(range(3)) and server.any_order.progress().taken == 3
+    assert counts(server) == expect(range(3)) and server.async_server.progress().accepted == 3
     assert not push(server, 2, version=0).refused, "it is there"
     assert not push(server, 4, version=0, skipped=True).refused, "it changes nothing"
     assert not push(server, 3, version=1).refused
@@ -193,19 +195,21 @@ def test_the_learning_rate_is_divided_by_the_age_of_the_weights(start: Start, tm
 
 def test_the_newest_of_what_is_kept_stays_and_the_loss_is_of_the_steps_since(start: Start) -> None:
     server = begun(start())
-    assert server.any_order.kept(pb.KeptRequest(run_id=RUN)).ledger == b""
+    assert server.async_server.kept(pb.KeptRequest(run_id=RUN)).ledger == b""
     for step in range(3):
         push(server, step)
 
     def keep(order: int, ledger: bytes) -> pb.Progress:
-        request = pb.KeepRequest(run_id=RUN, line=server.line, step=3, order=order, ledger=ledger)
-        return server.any_order.keep(request)
+        request = pb.KeepRequest(
+            run_id=RUN, incarnation=server.incarnation, step=3, order=order, ledger=ledger
+        )
+        return server.async_server.keep(request)
 
     assert keep(2, b"two").records == 0
     push(server, 3)
     assert keep(1, b"one").records == 3
     assert keep(2, b"again").records == 3, "it came twice"
-    kept = server.any_order.kept(pb.KeptRequest(run_id=RUN))
+    kept = server.async_server.kept(pb.KeptRequest(run_id=RUN))
     assert (kept.ledger, kept.order, kept.step) == (b"two", 2, 3)
 
 
@@ -233,7 +237,7 @@ def test_one_workers_dense_variable_is_what_keras_makes_of_it(
     first = rng.normal(size=(STEPS // counting.DIM, counting.DIM)).astype(np.float32)
     ids = np.arange(len(first))
     request = pb.BeginRequest(run_id=RUN, values=[counting.gradients(0, ids, first)])
-    server.any_order.begin(request.SerializeToString())
+    server.async_server.begin(request.SerializeToString())
     theirs = keras.Variable(first)
     rate = float(ours.learning_rate)
     for step in range(20):

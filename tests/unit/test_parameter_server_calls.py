@@ -22,7 +22,7 @@ from edl.ps.rpc.service import OPTIONS, READING, Service
 from edl.ps.server import Server
 from edl.ps.storage.storage import Capture
 from tests import counting_steps as counting
-from tests.parameter_servers import RUN, commit, pull, settle, stage, tables
+from tests.parameter_servers import RUN, commit, pull, stage, start_generation, tables
 
 pytestmark = pytest.mark.waits
 SECONDS = 60.0  # for what must happen
@@ -71,7 +71,7 @@ async def test_a_step_of_two_workers(call: Caller, port: int) -> None:
     other = Caller(port)
     assert (await call("Declare", tables())).empty
     assert (await other("Declare", tables())).empty
-    assert not (await call("Settle", settle(1, 0))).empty
+    assert not (await call("StartGeneration", start_generation(1, 0))).empty
     ids = np.array([5, -3, 2**62])
     first = await call("Pull", pull(1, 0, ids))
     assert [len(rows) for rows in first.rows] == [3 * 4 * 4, 3 * 2 * 4]
@@ -96,7 +96,7 @@ async def test_without_the_jobs_token_nothing_is_answered(port: int) -> None:
     await stranger.close()
 
 
-async def test_who_comes_before_the_generation_is_settled_waits_for_it(call: Caller) -> None:
+async def test_a_call_before_its_generation_has_started_waits_for_it(call: Caller) -> None:
     await call("Declare", tables())
     waiting = [
         asyncio.ensure_future(call("Pull", pull(1, 0, [1]))),
@@ -105,11 +105,11 @@ async def test_who_comes_before_the_generation_is_settled_waits_for_it(call: Cal
     ]
     await call("Describe", pb.DescribeRequest())
     assert not any(one.done() for one in waiting)
-    await call("Settle", settle(1, 0))
+    await call("StartGeneration", start_generation(1, 0))
     assert (await waiting[0]).rows and (await waiting[1]).generation == 1
     await call("Describe", pb.DescribeRequest())
     assert not waiting[2].done()
-    await call("Settle", settle(2, 0))
+    await call("StartGeneration", start_generation(2, 0))
     assert (await waiting[2]).rows
 
 
@@ -117,9 +117,9 @@ async def test_each_refusal_has_its_status_and_says_what_is_expected(call: Calle
     code, text = await refused(call, "Pull", pull(1, 0))
     assert code == grpc.StatusCode.FAILED_PRECONDITION and "no tables are declared" in text
     await call("Declare", tables())
-    await call("Settle", settle(2, 0))
+    await call("StartGeneration", start_generation(2, 0))
     code, text = await refused(call, "Stage", stage(1, 0))
-    assert code == grpc.StatusCode.ABORTED and "generation 2 is settled" in text
+    assert code == grpc.StatusCode.ABORTED and "generation 2 has started" in text
     code, text = await refused(call, "Pull", pull(2, 5, last=commit(4)))
     assert code == grpc.StatusCode.FAILED_PRECONDITION and "step 5" in text and "at step 0" in text
     bad = pb.Tables(run_id=RUN, seed=7, tables=[pb.Table(name="x", dim=0)])
@@ -139,7 +139,7 @@ async def test_a_reader_of_no_generation_sees_what_is_there_now(call: Caller) ->
     await call("Declare", tables())
     code, text = await refused(call, "Pull", pull(0, 0, [1, 2]))
     assert code == grpc.StatusCode.FAILED_PRECONDITION and "has no rows yet" in text
-    await call("Settle", settle(1, 0))
+    await call("StartGeneration", start_generation(1, 0))
     initial = await call("Pull", pull(0, 0, [1, 2]))
     await call("Stage", stage(1, 0))
     await call("Pull", pull(1, 1, last=commit(0)))
@@ -150,7 +150,7 @@ async def test_a_reader_of_no_generation_sees_what_is_there_now(call: Caller) ->
 
 async def test_a_part_of_a_checkpoint_is_of_the_step_that_was_asked_for(call: Caller, tmp_path: Path) -> None:
     await call("Declare", tables())
-    await call("Settle", settle(1, 0))
+    await call("StartGeneration", start_generation(1, 0))
     await call("Stage", stage(1, 0))
     request = pb.WritePartRequest(
         run_id=RUN, generation=1, step=1, last=commit(0), attempt="a", index=2, of=3
@@ -181,7 +181,7 @@ async def test_tables_are_copied_while_the_store_of_checkpoints_hangs(
     monkeypatch.setattr(Server, "capture", captured)
     monkeypatch.setattr(Server, "write", hangs)
     await call("Declare", tables())
-    await call("Settle", settle(1, 0))
+    await call("StartGeneration", start_generation(1, 0))
     asked = (pb.WritePartRequest(run_id=RUN, generation=1, attempt=name, of=1) for name in "abc")
     writing = [asyncio.ensure_future(call("WritePart", request)) for request in asked]
     async with asyncio.timeout(SECONDS):
@@ -203,7 +203,7 @@ async def test_a_part_that_cannot_be_written_says_why_and_the_server_goes_on(
 ) -> None:
     (tmp_path / "checkpoints").write_text("a file")
     await call("Declare", tables())
-    await call("Settle", settle(1, 0))
+    await call("StartGeneration", start_generation(1, 0))
     request = pb.WritePartRequest(run_id=RUN, generation=1, step=0, attempt="a", index=0, of=1)
     assert "checkpoints" in (await call("WritePart", request)).why
     await call("Stage", stage(1, 0))
@@ -218,7 +218,7 @@ async def test_a_run_that_has_ended_leaves_nothing_and_another_one_may_come(tmp_
     caller = Caller(port := await listener.start("127.0.0.1:0", service.register))
     try:
         await caller("Declare", tables())
-        await caller("Settle", settle(1, 0))
+        await caller("StartGeneration", start_generation(1, 0))
         await caller("Stage", stage(1, 0))
         await caller("Pull", pull(1, 1, last=commit(0)))
         full = await caller("Describe", pb.DescribeRequest())
@@ -235,7 +235,7 @@ async def test_a_run_that_has_ended_leaves_nothing_and_another_one_may_come(tmp_
         assert status is grpc.StatusCode.FAILED_PRECONDITION, text
         await caller("End", pb.EndRequest(run_id=RUN))  # a master that comes later says it again
         await caller("Declare", tables())
-        assert (await caller("Settle", settle(1, 0))).step == 0
+        assert (await caller("StartGeneration", start_generation(1, 0))).step == 0
     finally:
         await caller.close()
         await listener.close(0)
@@ -245,54 +245,58 @@ async def test_a_run_that_has_ended_leaves_nothing_and_another_one_may_come(tmp_
 # --- steps in any order
 
 
-async def test_a_step_in_any_order_from_the_first_values_to_the_drain(call: Caller) -> None:
+async def test_an_asynchronous_step_from_the_initial_values_to_the_drain(call: Caller) -> None:
     steps = 16
     assert (await call("Declare", counting.tables())).empty
     began = await call("Begin", counting.begin(steps))
     assert (began.version, began.step, began.empty) == (0, 0, False)
-    take = pb.TakeRequest(run_id=RUN, line=began.line, worker=1, most=steps, limit=steps)
-    assert (await call("Take", take)).steps.bounds == [0, steps]
-    pushes = [counting.push(began.line, step, steps) for step in reversed(range(steps))]
+    take = pb.LeaseRequest(run_id=RUN, incarnation=began.incarnation, worker=1, most=steps, limit=steps)
+    assert (await call("Lease", take)).steps.bounds == [0, steps]
+    pushes = [counting.push(began.incarnation, step, steps) for step in reversed(range(steps))]
     await asyncio.gather(*(call("Push", one) for one in (*pushes, *pushes)))
-    ended = await call("Drain", pb.DrainRequest(run_id=RUN, line=began.line, step=steps))
-    assert (ended.version, ended.step, ended.taken, ended.repeated) == (steps, steps, steps, steps)
+    ended = await call("Drain", pb.DrainRequest(run_id=RUN, incarnation=began.incarnation, step=steps))
+    assert (ended.version, ended.step, ended.accepted, ended.repeated) == (steps, steps, steps, steps)
     rows = await call("Pull", counting.pull(steps))
     assert rows.version == steps
     dense, ids = counting.counts(steps, [rows.rows])
     assert (dense == 1).all() and (ids == 1).all()
-    keep = pb.KeepRequest(run_id=RUN, line=began.line, step=steps, order=1, ledger=b"ledger")
+    keep = pb.KeepRequest(run_id=RUN, incarnation=began.incarnation, step=steps, order=1, ledger=b"ledger")
     assert (await call("Keep", keep)).records == 0
     keep.repeated = steps
     assert await call("Kept", pb.KeptRequest(run_id=RUN)) == keep
-    reopen = pb.ReopenRequest(run_id=RUN, line=began.line, steps=pb.Steps(bounds=[3, 5]))
-    assert (await call("Reopen", reopen)).step == 3
+    reschedule = pb.RescheduleRequest(
+        run_id=RUN, incarnation=began.incarnation, steps=pb.Steps(bounds=[3, 5])
+    )
+    assert (await call("Reschedule", reschedule)).step == 3
     described = await call("Describe", pb.DescribeRequest())
-    assert described.taken.bounds == [0, steps] and described.reopened.bounds == [3, 5]
-    assert described.line != began.line
+    assert described.accepted.bounds == [0, steps] and described.rescheduled.bounds == [3, 5]
+    assert described.incarnation != began.incarnation
     page = await call("List", pb.ListRequest(run_id=RUN, table=1, most=5, since=steps - 1))
     assert len(page.ids) == 3 * 8, "what the last update has changed"
 
 
-async def test_refusals_of_steps_in_any_order_have_their_statuses(port: int, call: Caller) -> None:
-    push = counting.push("line", 0, 8)
+async def test_refused_asynchronous_calls_have_their_statuses(port: int, call: Caller) -> None:
+    push = counting.push("other", 0, 8)
     code, text = await refused(call, "Push", push)
     assert code == grpc.StatusCode.FAILED_PRECONDITION and "no tables are declared" in text
     await call("Declare", counting.tables())
     code, text = await refused(call, "Push", push)
-    assert code == grpc.StatusCode.FAILED_PRECONDITION and "no rows yet" in text
+    assert code == grpc.StatusCode.FAILED_PRECONDITION and "has no rows" in text
     await call("Begin", counting.begin(8))
     code, text = await refused(call, "Push", push)
-    assert code == grpc.StatusCode.FAILED_PRECONDITION and "'line'" in text
+    assert code == grpc.StatusCode.FAILED_PRECONDITION and "'other'" in text
     code, text = await refused(call, "Stage", stage(1, 0))
     assert code == grpc.StatusCode.FAILED_PRECONDITION and "mode=hybrid" in text
-    line = (await call("Describe", pb.DescribeRequest())).line
-    code, text = await refused(call, "Push", counting.push(line, 0, 8, gradients=[pb.Gradients(table=5)]))
+    incarnation = (await call("Describe", pb.DescribeRequest())).incarnation
+    code, text = await refused(
+        call, "Push", counting.push(incarnation, 0, 8, gradients=[pb.Gradients(table=5)])
+    )
     assert code == grpc.StatusCode.INVALID_ARGUMENT and "table 5" in text
     ids = np.arange(50_000)
     large = [counting.gradients(1, ids, np.zeros((len(ids), 1)))]
-    code, text = await refused(call, "Push", counting.push(line, 0, 8, gradients=large))
+    code, text = await refused(call, "Push", counting.push(incarnation, 0, 8, gradients=large))
     assert code == grpc.StatusCode.RESOURCE_EXHAUSTED and "ps.servers" in text
-    assert (await call("Push", counting.push(line, 0, 8))).taken == 1, "it goes on"
+    assert (await call("Push", counting.push(incarnation, 0, 8))).accepted == 1, "it goes on"
 
 
 async def test_the_token_for_reading_is_enough_for_rows_and_not_for_steps(tmp_path: Path) -> None:
@@ -301,15 +305,15 @@ async def test_the_token_for_reading_is_enough_for_rows_and_not_for_steps(tmp_pa
     port = await listener.start("127.0.0.1:0", service.register)
     job, reader = Caller(port), Caller(port, for_reading("token"))
     await job("Declare", counting.tables())
-    line = (await job("Begin", counting.begin(8))).line
+    incarnation = (await job("Begin", counting.begin(8))).incarnation
     assert (await reader("Pull", counting.pull(8))).rows
     for name, request in (
         ("Begin", counting.begin(8)),
-        ("Take", pb.TakeRequest(run_id=RUN, line=line, most=1, limit=8)),
-        ("Push", counting.push(line, 0, 8)),
-        ("Drain", pb.DrainRequest(run_id=RUN, line=line)),
-        ("Reopen", pb.ReopenRequest(run_id=RUN, line=line)),
-        ("Keep", pb.KeepRequest(run_id=RUN, line=line)),
+        ("Lease", pb.LeaseRequest(run_id=RUN, incarnation=incarnation, most=1, limit=8)),
+        ("Push", counting.push(incarnation, 0, 8)),
+        ("Drain", pb.DrainRequest(run_id=RUN, incarnation=incarnation)),
+        ("Reschedule", pb.RescheduleRequest(run_id=RUN, incarnation=incarnation)),
+        ("Keep", pb.KeepRequest(run_id=RUN, incarnation=incarnation)),
         ("Kept", pb.KeptRequest(run_id=RUN)),
     ):
         assert (await refused(reader, name, request))[0] == grpc.StatusCode.PERMISSION_DENIED, name
@@ -352,7 +356,7 @@ async def talker(port: int) -> AsyncIterator[Talker]:
 
 async def test_over_a_stream_a_call_is_answered_as_by_itself(call: Caller, talker: Talker) -> None:
     await call("Declare", tables())
-    await call("Settle", settle(1, 0))
+    await call("StartGeneration", start_generation(1, 0))
     await talker.ask(7, "Pull", pull(1, 0, [5, -3]))
     answer = await talker.answer()
     assert (answer.number, answer.code) == (7, 0)
@@ -368,7 +372,7 @@ async def test_over_a_stream_who_waits_for_a_generation_does_not_make_others_wai
     await talker.ask(1, "Pull", pull(1, 0, [1]))
     await talker.ask(2, "Describe", pb.DescribeRequest())
     assert (await talker.answer()).number == 2
-    await talker.ask(3, "Settle", settle(1, 0))
+    await talker.ask(3, "StartGeneration", start_generation(1, 0))
     assert sorted([(await talker.answer()).number, (await talker.answer()).number]) == [1, 3]
 
 
@@ -376,10 +380,10 @@ async def test_over_a_stream_a_refusal_has_its_status_and_words_and_the_stream_g
     call: Caller, talker: Talker
 ) -> None:
     await call("Declare", tables())
-    await call("Settle", settle(2, 0))
+    await call("StartGeneration", start_generation(2, 0))
     await talker.ask(1, "Pull", pull(1, 0, [1]))
     refused = await talker.answer()
-    assert refused.code == grpc.StatusCode.ABORTED.value[0] and "has passed" in refused.why
+    assert refused.code == grpc.StatusCode.ABORTED.value[0] and "stale generation" in refused.why
     await talker.ask(2, "WritePart", pb.WritePartRequest())
     assert (await talker.answer()).code == grpc.StatusCode.UNIMPLEMENTED.value[0]
     await talker.ask(3, "Pull", b"no message")

@@ -18,7 +18,7 @@ from edl.contract.rows.buckets import server_of
 from edl.ps.errors import Invalid, Misplaced, OutOfMemory, Unavailable, Unreadable
 from edl.ps.server import Server
 from edl.ps.storage import wal as logs
-from tests.parameter_servers import RUN, SGD, UNIFORM, commit, pull, settle, stage, tables
+from tests.parameter_servers import RUN, SGD, UNIFORM, commit, pull, stage, start_generation, tables
 
 Content = tuple[Any, ...]
 
@@ -33,7 +33,11 @@ def start(tmp_path: Path) -> Callable[..., Server]:
 
 def content(server: Server) -> Content:
     """All that is in a server, bit for bit, whatever the order."""
-    found: list[Any] = [server.position().SerializeToString(), server.line, sorted(server.steps.staged)]
+    found: list[Any] = [
+        server.position().SerializeToString(),
+        server.incarnation,
+        sorted(server.steps.staged),
+    ]
     for table in server.tables:
         copy = table.copy(server.steps.step)
         order = np.argsort(copy.ids)
@@ -45,7 +49,7 @@ def content(server: Server) -> Content:
 
 def begin(server: Server) -> Server:
     server.declare(tables())
-    server.settle(settle(1, 0))
+    server.start_generation(start_generation(1, 0))
     return server
 
 
@@ -105,13 +109,13 @@ def test_a_server_that_is_killed_comes_back_where_it_was(
     assert not server.position().empty
 
 
-def test_what_was_taken_back_stays_taken_back(start: Callable[..., Server], tmp_path: Path) -> None:
+def test_an_undone_step_stays_undone(start: Callable[..., Server], tmp_path: Path) -> None:
     server = begin(start())
     train(server, 0, 4)
     before = content(server)
     server.stage(stage(1, 4).SerializeToString())
     server.pull(pull(1, 5, last=commit(4)))
-    server.settle(settle(2, 4, commit(3)))
+    server.start_generation(start_generation(2, 4, commit(3)))
     copied(tmp_path, "killed")
     assert content(start("killed")) == content(server)
     assert content(server)[2:] == before[2:]
@@ -130,7 +134,7 @@ def test_a_server_whose_log_is_gone_is_empty_and_takes_nothing(
     with pytest.raises(Misplaced, match="no tables are declared"):
         server.pull(pull(1, 3))
     assert server.declare(tables()).empty
-    position = server.settle(settle(2, 3, commit(2)))
+    position = server.start_generation(start_generation(2, 3, commit(2)))
     assert (position.generation, position.step, position.empty) == (2, 0, True)
     with pytest.raises(Misplaced, match="empty"):
         server.pull(pull(2, 3, last=commit(2)))
@@ -172,7 +176,7 @@ def test_a_torn_tail_is_cut_off_at_every_byte_and_the_log_goes_on(
     server = begin(start())
     train(server, 0, 1)
     before, size = content(server), segment(tmp_path / "log").stat().st_size
-    server.settle(settle(2, 1, commit(0)))
+    server.start_generation(start_generation(2, 1, commit(0)))
     after, whole = content(server), segment(tmp_path / "log").read_bytes()
     for length in range(size, len(whole) + 1):
         torn = segment(copied(tmp_path, "torn"))
@@ -180,7 +184,7 @@ def test_a_torn_tail_is_cut_off_at_every_byte_and_the_log_goes_on(
         found = start("torn")
         assert content(found) == (after if length == len(whole) else before), length
         assert torn.stat().st_size == (len(whole) if length == len(whole) else size)
-    found.settle(settle(3, 1))
+    found.start_generation(start_generation(3, 1))
     assert content(start("torn")) == content(found)
 
 
@@ -197,7 +201,7 @@ def test_a_changed_byte_anywhere_makes_the_server_empty_or_is_the_torn_end(
         damaged.write_bytes(whole[:at] + bytes([whole[at] ^ 0x10]) + whole[at + 1 :])
         said: list[str] = []
         assert start("damaged", warn=said.append).position().empty, at
-        assert "does not count" in said[0]
+        assert "is ignored" in said[0]
 
 
 def test_a_missing_segment_or_base_makes_the_server_empty(
@@ -241,7 +245,7 @@ def test_a_full_disk_refuses_with_words_and_changes_nothing(
     for call in (
         lambda: server.stage(stage(1, 2, 1).SerializeToString()),
         lambda: server.pull(pull(1, 3, last=commit(2))),
-        lambda: server.settle(settle(2, 2)),
+        lambda: server.start_generation(start_generation(2, 2)),
     ):
         with pytest.raises(Unavailable, match=r"No space left.*nothing was changed"):
             call()
@@ -273,7 +277,7 @@ def test_a_whole_checkpoint_replaces_the_log_before_it(start: Callable[..., Serv
     assert content(server) == content(straight)
 
 
-def test_after_that_the_step_before_it_cannot_be_taken_back_here_nor_after_a_kill(
+def test_after_that_the_step_before_it_cannot_be_undone_here_nor_after_a_kill(
     start: Callable[..., Server], tmp_path: Path
 ) -> None:
     server = begin(start())
@@ -282,16 +286,16 @@ def test_after_that_the_step_before_it_cannot_be_taken_back_here_nor_after_a_kil
     server.committed(pb.CommittedRequest(run_id=RUN, step=3, attempt="a"))
     copied(tmp_path, "killed")
     for one in (server, start("killed")):
-        assert one.settle(settle(2, 2, commit(1))).step == 3, "the ring goes back to the checkpoint"
+        assert one.start_generation(start_generation(2, 2, commit(1))).step == 3, (
+            "the ring goes back to the checkpoint"
+        )
 
 
-def test_a_checkpoint_of_a_step_that_was_taken_back_is_no_base(
-    start: Callable[..., Server], tmp_path: Path
-) -> None:
+def test_a_checkpoint_of_an_undone_step_is_no_base(start: Callable[..., Server], tmp_path: Path) -> None:
     server = begin(start())
     train(server, 0, 3)
     checkpoint(server, 1, 3)
-    server.settle(settle(2, 2, commit(1)))
+    server.start_generation(start_generation(2, 2, commit(1)))
     train(server, 2, 3, generation=2)
     server.committed(pb.CommittedRequest(run_id=RUN, step=3, attempt="a"))
     assert len(list((tmp_path / "log").glob("log-*"))) == 2
@@ -311,7 +315,7 @@ def test_all_go_back_to_a_checkpoint_and_make_the_same_of_it(
     lost = start("lost")
     lost.declare(tables())
     for one in (server, lost):
-        one.settle(settle(2, 4))
+        one.start_generation(start_generation(2, 4))
         assert one.restore(restore).step == 3
         train(one, 3, 5, generation=2)
         assert content(one)[2:] == expected[2:]
@@ -323,7 +327,7 @@ def test_all_go_back_to_a_checkpoint_and_make_the_same_of_it(
 def test_going_back_to_the_beginning_is_beginning_anew(start: Callable[..., Server], tmp_path: Path) -> None:
     server = begin(start())
     train(server, 0, 3)
-    server.settle(settle(2, 7))
+    server.start_generation(start_generation(2, 7))
     position = server.restore(pb.RestoreRequest(run_id=RUN, generation=2, step=0))
     assert position.step == 0 and not any(len(table) for table in server.tables)
     copied(tmp_path, "killed")
@@ -442,11 +446,11 @@ def test_a_checkpoint_that_cannot_be_read_leaves_the_server_empty_and_is_named(
     checkpoint(server, 1, 3)
     part = next((tmp_path / "checkpoints").glob("*/part-*"))
     os.truncate(part, part.stat().st_size - 1)
-    server.settle(settle(2, 9))
+    server.start_generation(start_generation(2, 9))
     with pytest.raises(Unavailable, match=part.name):
         server.restore(pb.RestoreRequest(run_id=RUN, generation=2, step=3, attempt="a"))
     assert server.position().empty
-    with pytest.raises(Unavailable, match="attempt 'other', is not there"):
+    with pytest.raises(Unavailable, match=r"there is no checkpoint of step .*, attempt 'other'"):
         server.restore(pb.RestoreRequest(run_id=RUN, generation=2, step=3, attempt="other"))
     copied(tmp_path, "killed")
     assert start("killed").position().empty

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edl.ps.errors import Invalid, Misplaced, Refused, Stale, Unsettled
+from edl.ps.errors import GenerationPending, Invalid, Misplaced, Refused, Stale
 from edl.ps.sync.staging import Apply, Commit, Effect, GoBack, Steps, TakeBack
 
 
@@ -26,65 +26,67 @@ def settled(step: int = 0) -> Steps:
 
 def test_a_step_is_applied_when_the_server_first_hears_of_it() -> None:
     steps = settled().stage(1, 0, 1, "b").stage(1, 0, 0, "a")
-    after, effects = steps.reach(1, 1, commit(0))
+    after, effects = steps.advance_to(1, 1, commit(0))
     assert effects == (Apply(commit(0), ("a", "b")),), "in the order of the ranks"
     assert after.step == 1 and not after.staged
-    assert after.reach(1, 1, commit(0)) == (after, ())
-    assert after.settle(1, 0, None) == (after, ()), "the generation is settled: late, and without effect"
+    assert after.advance_to(1, 1, commit(0)) == (after, ())
+    assert after.start_generation(1, 0, None) == (after, ()), (
+        "the generation is settled: late, and without effect"
+    )
 
 
 def test_the_same_gradients_again_change_nothing() -> None:
     steps = settled().stage(1, 0, 0, "a")
     assert steps.stage(1, 0, 0, "a") is steps
-    after, _ = steps.reach(1, 1, commit(0))
+    after, _ = steps.advance_to(1, 1, commit(0))
     assert after.stage(1, 0, 0, "a") is after, "the step is in the rows"
 
 
-def test_what_speaks_of_an_earlier_generation_is_refused() -> None:
-    steps, _ = settled().settle(3, 0, None)
+def test_calls_of_an_earlier_generation_are_refused() -> None:
+    steps, _ = settled().start_generation(3, 0, None)
     for call in (
         lambda: steps.stage(2, 0, 0, "a"),
-        lambda: steps.reach(2, 0, None),
-        lambda: steps.settle(2, 0, None),
+        lambda: steps.advance_to(2, 0, None),
+        lambda: steps.start_generation(2, 0, None),
         lambda: steps.restore(2, 0, ""),
     ):
-        with pytest.raises(Stale, match="generation 2 has passed"):
+        with pytest.raises(Stale, match="stale generation 2"):
             call()
 
 
-def test_what_speaks_of_a_later_generation_waits() -> None:
-    with pytest.raises(Unsettled):
+def test_calls_of_a_later_generation_wait() -> None:
+    with pytest.raises(GenerationPending):
         settled().stage(2, 0, 0, "a")
-    with pytest.raises(Unsettled):
-        Steps().reach(1, 0, None)
+    with pytest.raises(GenerationPending):
+        Steps().advance_to(1, 0, None)
 
 
 def test_a_new_generation_drops_what_was_staged_for_a_step_that_did_not_happen() -> None:
     steps = settled().stage(1, 0, 0, "old")
-    steps, effects = steps.settle(2, 0, None)
+    steps, effects = steps.start_generation(2, 0, None)
     assert effects == ()
-    _, effects = steps.stage(2, 0, 0, "new").reach(2, 1, commit(0))
+    _, effects = steps.stage(2, 0, 0, "new").advance_to(2, 1, commit(0))
     assert effects == (Apply(commit(0), ("new",)),)
 
 
 def test_a_new_generation_after_a_step_that_happened_applies_it() -> None:
-    steps, effects = settled().stage(1, 0, 0, "a").settle(2, 1, commit(0))
+    steps, effects = settled().stage(1, 0, 0, "a").start_generation(2, 1, commit(0))
     assert effects == (Apply(commit(0), ("a",)),) and steps.step == 1
 
 
 def test_a_new_generation_before_a_step_that_happened_here_takes_it_back_once() -> None:
-    after, _ = settled(4).stage(1, 4, 0, "a").reach(1, 5, commit(4))
-    back, effects = after.settle(2, 4, commit(3))
+    after, _ = settled(4).stage(1, 4, 0, "a").advance_to(1, 5, commit(4))
+    back, effects = after.start_generation(2, 4, commit(3))
     assert effects == (TakeBack(),) and back.step == 4
-    again, effects = back.settle(3, 3, commit(2))
+    again, effects = back.start_generation(3, 3, commit(2))
     assert effects == () and again.step == 4, "one step only: the ring has to go back to a checkpoint"
 
 
 def test_a_server_without_its_log_applies_nothing_and_says_that_it_is_empty() -> None:
-    steps, effects = Steps().settle(5, 1, commit(0))
+    steps, effects = Steps().start_generation(5, 1, commit(0))
     assert effects == () and not steps.began and steps.step == 0
     with pytest.raises(Misplaced, match="empty"):
-        steps.reach(5, 1, commit(0))
+        steps.advance_to(5, 1, commit(0))
     with pytest.raises(Misplaced, match="empty"):
         steps.stage(5, 0, 0, "a")
     steps, effects = steps.restore(5, 0, "")
@@ -94,7 +96,7 @@ def test_a_server_without_its_log_applies_nothing_and_says_that_it_is_empty() ->
 def test_going_back_happens_once_however_often_it_is_told() -> None:
     steps, effects = settled(9).restore(2, 5, "a")
     assert effects == (GoBack(5, "a"),) and steps.step == 5
-    on, _ = steps.stage(2, 5, 0, "x").reach(2, 6, commit(5))
+    on, _ = steps.stage(2, 5, 0, "x").advance_to(2, 6, commit(5))
     assert on.restore(2, 5, "a") == (on, ()), "late"
     assert on.restore(3, 5, "a")[1] == (GoBack(5, "a"),)
 
@@ -102,21 +104,21 @@ def test_going_back_happens_once_however_often_it_is_told() -> None:
 def test_a_state_that_cannot_be_reached_is_refused_with_words() -> None:
     for step, last in ((3, commit(2)), (1, None), (8, commit(7))):
         with pytest.raises(Misplaced, match=f"step {step} .* at step 0"):
-            settled().reach(1, step, last)
+            settled().advance_to(1, step, last)
     with pytest.raises(Misplaced, match=r"step 1 .* at step 0"):
         settled().stage(1, 1, 0, "a")
     with pytest.raises(Invalid):
-        settled().reach(1, 2, commit(0))
+        settled().advance_to(1, 2, commit(0))
     with pytest.raises(Invalid):
         settled().stage(1, 0, -1, "a")
 
 
 def test_workers_that_disagree_about_a_step_are_told() -> None:
-    after, _ = settled().reach(1, 1, commit(0))
+    after, _ = settled().advance_to(1, 1, commit(0))
     with pytest.raises(Misplaced, match="disagree"):
-        after.reach(1, 1, commit(0, scale=2.0))
-    nan, _ = settled().reach(1, 1, commit(0, scale=float("nan")))
-    assert nan.reach(1, 1, commit(0, scale=float("nan")))[1] == ()
+        after.advance_to(1, 1, commit(0, scale=2.0))
+    nan, _ = settled().advance_to(1, 1, commit(0, scale=float("nan")))
+    assert nan.advance_to(1, 1, commit(0, scale=float("nan")))[1] == ()
 
 
 # --- any order
@@ -179,13 +181,13 @@ class Ring:
             self.step -= 1
             self.truth.pop()
             self.last = None
-        self.send("settle", self.generation, self.step, self.last)
+        self.send("start_generation", self.generation, self.step, self.last)
         if not self.steps.began or self.steps.step != self.step:
             self.step, self.truth, self.last = self.base_step, list(self.base), None
             self.send("restore", self.generation, self.step, "a" if self.step else "")
 
     def train(self, ranks: int, skipped: bool, hears: bool) -> None:
-        self.send("reach", self.generation, self.step, self.last)
+        self.send("advance_to", self.generation, self.step, self.last)
         staged = []
         for rank in reversed(range(ranks)):
             gradients = self.generation, self.step, rank
@@ -195,7 +197,7 @@ class Ring:
         self.last = commit(self.step, skipped)
         self.step += 1
         if hears:
-            self.send("reach", self.generation, self.step, self.last)
+            self.send("advance_to", self.generation, self.step, self.last)
 
     def interrupted(self, ranks: int) -> None:
         """Some have staged, and the sums did not come back."""
@@ -203,7 +205,7 @@ class Ring:
             self.send("stage", self.generation, self.step, rank, (self.generation, self.step, rank, "lost"))
 
     def checkpoint(self) -> None:
-        self.send("reach", self.generation, self.step, self.last)
+        self.send("advance_to", self.generation, self.step, self.last)
         self.base, self.base_step = list(self.rows), self.step
 
     def lose(self) -> None:
@@ -233,7 +235,7 @@ def test_the_rows_are_those_of_the_rings_steps_whatever_is_lost_late_or_doubled(
             case "form":
                 ring.form(*args)
             case "interrupt":
-                ring.send("reach", ring.generation, ring.step, ring.last)
+                ring.send("advance_to", ring.generation, ring.step, ring.last)
                 ring.interrupted(*args)
                 ring.form(back=False)
             case "again":
@@ -242,7 +244,7 @@ def test_the_rows_are_those_of_the_rings_steps_whatever_is_lost_late_or_doubled(
                 ring.checkpoint()
             case "lose":
                 ring.lose()
-    ring.send("reach", ring.generation, ring.step, ring.last)
+    ring.send("advance_to", ring.generation, ring.step, ring.last)
     assert ring.rows == ring.truth
     assert ring.steps.step == ring.step == len(ring.rows)
 

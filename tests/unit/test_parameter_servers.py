@@ -84,8 +84,8 @@ def test_metrics_have_a_value_for_each_server() -> None:
 
 
 def described(server: int, servers: int, generation: int = 1) -> pb.Description:
-    there = pb.Arrangement(servers=servers)
-    return pb.Description(index=server, position=pb.Position(generation=generation), arrangement=there)
+    there = pb.ShardAssignment(servers=servers)
+    return pb.Description(index=server, position=pb.Position(generation=generation), assignment=there)
 
 
 class Pods:

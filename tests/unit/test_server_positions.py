@@ -8,23 +8,23 @@ from dataclasses import replace
 import pytest
 
 from edl.contract.proto import ps_pb2 as pb
-from edl.contract.rows.placement import Arrangement
+from edl.contract.rows.placement import ShardAssignment
 from edl.trainer.embedding.interfaces import Commit
-from edl.trainer.ps_client.recovery import Going, Positions, going, has_dropped, why_behind
+from edl.trainer.ps_client.recovery import RecoveryPlan, ServerStates, has_dropped, plan_recovery, why_behind
 
 STEP = 7
-TWO, TWICE = Arrangement(2), Arrangement(3, 2)
+TWO, TWICE = ShardAssignment(2), ShardAssignment(3, 2)
 LAST = Commit(STEP - 1, skipped=False, scale=1.0, learning_rate=0.1, iteration=STEP - 1, generation=4)
 
 
-def at(step: int = STEP, of: Arrangement = TWO, generation: int = 4) -> pb.Position:
-    return pb.Position(step=step, generation=generation, arrangement=of.told())
+def at(step: int = STEP, of: ShardAssignment = TWO, generation: int = 4) -> pb.Position:
+    return pb.Position(step=step, generation=generation, assignment=of.to_proto())
 
 
-def ready(position: pb.Position, to: Arrangement, step: int = STEP) -> pb.Position:
-    """The same, of one that can go over to another arrangement."""
+def ready(position: pb.Position, to: ShardAssignment, step: int = STEP) -> pb.Position:
+    """The same, of one that can switch to another assignment."""
     found = deepcopy(position)
-    found.ready.CopyFrom(to.told())
+    found.ready.CopyFrom(to.to_proto())
     found.ready_step = step
     return found
 
@@ -33,25 +33,27 @@ EMPTY = pb.Position(empty=True)
 
 
 def test_nobody_who_answers_says_nothing() -> None:
-    none = Positions()
+    none = ServerStates()
     assert (none.generation, none.needed, none.newest, none.lost) == (0, 0, None, [])
 
 
-def test_of_two_arrangements_the_newest_generation_tells_which_counts() -> None:
-    moved = Positions({0: at(generation=5), 1: at(generation=5), 2: at(of=Arrangement(3), generation=4)})
+def test_of_two_assignments_the_one_of_the_newest_generation_counts() -> None:
+    moved = ServerStates(
+        {0: at(generation=5), 1: at(generation=5), 2: at(of=ShardAssignment(3), generation=4)}
+    )
     assert (moved.generation, moved.needed, moved.newest) == (5, 2, TWO)
 
 
-def test_a_server_that_fell_behind_counts_in_no_arrangement_but_its_generation_does() -> None:
+def test_a_server_that_fell_behind_counts_in_no_assignment_but_its_generation_does() -> None:
     without_rows = pb.Position(generation=9, empty=True)
-    found = Positions({0: at(generation=5), 1: without_rows})
+    found = ServerStates({0: at(generation=5), 1: without_rows})
     assert (found.generation, found.newest, found.lost) == (9, TWO, [1])
 
 
 def test_servers_that_are_ready_for_more_are_needed_unless_the_rows_are_all_where_they_were() -> None:
-    assert Positions({0: ready(at(), Arrangement(4))}).needed == 4
-    assert Positions({0: ready(at(), Arrangement(4)), 1: at()}).needed == 2
-    assert Positions({0: at(), 1: ready(EMPTY, Arrangement(4))}).needed == 4
+    assert ServerStates({0: ready(at(), ShardAssignment(4))}).needed == 4
+    assert ServerStates({0: ready(at(), ShardAssignment(4)), 1: at()}).needed == 2
+    assert ServerStates({0: at(), 1: ready(EMPTY, ShardAssignment(4))}).needed == 4
 
 
 @pytest.mark.parametrize(
@@ -61,8 +63,8 @@ def test_servers_that_are_ready_for_more_are_needed_unless_the_rows_are_all_wher
         ({0: at(), 1: at()}, [2], False),
         ({0: at()}, [1, 2], True),
         ({0: EMPTY}, [2], True),
-        ({0: ready(at(), Arrangement(3)), 1: at()}, [2], False),
-        ({0: ready(at(), Arrangement(3))}, [2], True),
+        ({0: ready(at(), ShardAssignment(3)), 1: at()}, [2], False),
+        ({0: ready(at(), ShardAssignment(3))}, [2], True),
     ],
     ids=[
         "nobody is away",
@@ -76,30 +78,33 @@ def test_servers_that_are_ready_for_more_are_needed_unless_the_rows_are_all_wher
 def test_who_is_away_may_have_rows_unless_all_others_say_where_they_are(
     found: dict[int, pb.Position], servers: list[int], may_be: bool
 ) -> None:
-    assert Positions(found).may_be_on(servers) is may_be
+    assert ServerStates(found).may_be_on(servers) is may_be
 
 
-def test_the_rows_are_in_the_arrangement_that_all_its_servers_have() -> None:
-    assert Positions({0: at(), 1: at(STEP - 1)}).which(STEP, Arrangement(3), LAST) == (TWO, "")
+def test_the_rows_are_in_the_assignment_that_all_its_servers_have() -> None:
+    assert ServerStates({0: at(), 1: at(STEP - 1)}).choose_assignment(STEP, ShardAssignment(3), LAST) == (
+        TWO,
+        "",
+    )
 
 
-def test_the_wanted_arrangement_is_chosen_where_all_are_ready_for_it() -> None:
-    wanted = Arrangement(3)
+def test_the_wanted_assignment_is_chosen_where_all_are_ready_for_it() -> None:
+    wanted = ShardAssignment(3)
     positions = {0: ready(at(), wanted), 1: ready(at(), wanted), 2: ready(EMPTY, wanted)}
-    assert Positions(positions).which(STEP, wanted, LAST) == (wanted, "")
+    assert ServerStates(positions).choose_assignment(STEP, wanted, LAST) == (wanted, "")
     positions[2] = ready(EMPTY, wanted, STEP - 1)
-    assert Positions(positions).which(STEP, wanted, LAST) == (TWO, "")
+    assert ServerStates(positions).choose_assignment(STEP, wanted, LAST) == (TWO, "")
 
 
 def test_a_copy_that_lacks_rows_is_left_out_while_the_others_have_them() -> None:
-    found = Positions({0: at(of=TWICE), 1: EMPTY, 2: at(of=TWICE)})
-    assert found.which(STEP, TWICE, LAST)[0] == TWICE.without((1,))
-    away = Positions({0: at(of=TWICE), 2: at(of=TWICE)}, away=(1,))
-    assert away.which(STEP, TWICE, LAST) == (TWICE.without((1,)), "")
+    found = ServerStates({0: at(of=TWICE), 1: EMPTY, 2: at(of=TWICE)})
+    assert found.choose_assignment(STEP, TWICE, LAST)[0] == TWICE.without((1,))
+    away = ServerStates({0: at(of=TWICE), 2: at(of=TWICE)}, away=(1,))
+    assert away.choose_assignment(STEP, TWICE, LAST) == (TWICE.without((1,)), "")
 
 
 def test_where_rows_are_missing_it_is_said_why() -> None:
-    of, why = Positions({0: at(), 1: EMPTY}).which(STEP, TWO, LAST)
+    of, why = ServerStates({0: at(), 1: EMPTY}).choose_assignment(STEP, TWO, LAST)
     assert not of.is_whole
     assert why == "parameter server 1 has lost its log and rows"
 
@@ -110,20 +115,20 @@ def test_where_rows_are_missing_it_is_said_why() -> None:
         (at(), None),
         (at(STEP + 1), None),
         (EMPTY, "has lost its log and rows"),
-        (at(of=Arrangement(3)), "has not all rows of 2 servers"),
+        (at(of=ShardAssignment(3)), "lacks rows of 2 servers"),
         (at(generation=3), "was not in the last ring"),
         (at(STEP - 1, generation=5), f"has dropped what was staged for step {STEP}"),
         (at(STEP - 2), f"is at step {STEP - 2}, the ring at step {STEP}"),
     ],
 )
 def test_why_a_server_has_not_its_rows(position: pb.Position, why: str | None) -> None:
-    found = Positions({1: position}).why_not(1, TWO, STEP, LAST)
+    found = ServerStates({1: position}).missing_reason(1, TWO, STEP, LAST)
     assert found == (why and f"parameter server 1 {why}")
 
 
 def test_who_is_away_is_named_unless_it_can_be_done_without() -> None:
-    assert Positions().why_not(1, TWO, STEP, LAST) == "parameter server 1 is away"
-    assert Positions(away=(1,)).why_not(1, TWO, STEP, LAST) == ""
+    assert ServerStates().missing_reason(1, TWO, STEP, LAST) == "parameter server 1 is away"
+    assert ServerStates(away=(1,)).missing_reason(1, TWO, STEP, LAST) == ""
 
 
 def test_staged_gradients_are_there_as_long_as_no_other_ring_has_gone_on() -> None:
@@ -143,40 +148,44 @@ def test_a_server_without_rows_is_behind_unless_the_job_begins() -> None:
 # --- steps in any order
 
 
-def stands(of: Arrangement, arranged: int, fetched: Arrangement | None = None, since: int = 0) -> pb.Position:
+def stands(
+    of: ShardAssignment, assigned_in: int, fetched: ShardAssignment | None = None, since: int = 0
+) -> pb.Position:
     """Where a server is that stands still. With what it has fetched, and in which generation."""
-    position = pb.Position(generation=9, arrangement=of.told(), arranged=arranged)
+    position = pb.Position(generation=9, assignment=of.to_proto(), assigned_in=assigned_in)
     if fetched is not None:
-        position.fetched.CopyFrom(fetched.told())
+        position.fetched.CopyFrom(fetched.to_proto())
         position.fetched_in = since
     return position
 
 
 def test_servers_go_on_where_the_one_is_that_has_gone_over_last() -> None:
-    assert going({0: EMPTY, 1: EMPTY}) is None
-    assert going({0: stands(TWO, 3), 1: stands(TWO, 3)}) == Going(TWO, 3, 3)
+    assert plan_recovery({0: EMPTY, 1: EMPTY}) is None
+    assert plan_recovery({0: stands(TWO, 3), 1: stands(TWO, 3)}) == RecoveryPlan(TWO, 3, 3)
     # One of them has gone over to three, and died since: what the others lack was fetched for that.
-    moved = Arrangement(3)
-    assert going({0: stands(TWO, 3), 1: stands(TWO, 3), 2: stands(moved, 5)}) == Going(moved, 5, 5)
+    moved = ShardAssignment(3)
+    assert plan_recovery({0: stands(TWO, 3), 1: stands(TWO, 3), 2: stands(moved, 5)}) == RecoveryPlan(
+        moved, 5, 5
+    )
 
 
 def test_who_is_away_or_has_lost_its_rows_is_out_where_others_have_them() -> None:
     here = stands(TWICE, 3)
     for found in ({0: here, 2: here}, {0: here, 1: EMPTY, 2: here}):
-        assert going(found) == Going(TWICE.without((1,)), 0, 3)
+        assert plan_recovery(found) == RecoveryPlan(TWICE.without((1,)), 0, 3)
     # It comes back, and speaks of a time when it was in.
     out = TWICE.without((1,))
-    assert going({0: stands(out, 5), 1: here, 2: stands(out, 5)}) == Going(out, 5, 5)
+    assert plan_recovery({0: stands(out, 5), 1: here, 2: stands(out, 5)}) == RecoveryPlan(out, 5, 5)
     # The others are away now, and it alone cannot have all rows: with a neighbour it can.
-    assert going({1: here}) == Going(TWICE, 3, 3, missing=(0, 2))
-    assert going({1: here, 2: stands(out, 5)}) == Going(out, 5, 5, missing=(0,))
+    assert plan_recovery({1: here}) == RecoveryPlan(TWICE, 3, 3, missing=(0, 2))
+    assert plan_recovery({1: here, 2: stands(out, 5)}) == RecoveryPlan(out, 5, 5, missing=(0,))
 
 
 def test_who_has_fetched_what_it_lacks_goes_over_with_the_others() -> None:
-    of, to = Arrangement(2, 2), Arrangement(3, 2)
-    fetched = pb.Position(empty=True, fetched=to.told(), fetched_in=5)
+    of, to = ShardAssignment(2, 2), ShardAssignment(3, 2)
+    fetched = pb.Position(empty=True, fetched=to.to_proto(), fetched_in=5)
     found = {0: stands(to, 5), 1: stands(of, 3, to, 5), 2: fetched}
-    assert going(found) == Going(to, 5, 5)
-    assert going(found | {2: EMPTY}) == Going(to.without((2,)), 0, 5)
+    assert plan_recovery(found) == RecoveryPlan(to, 5, 5)
+    assert plan_recovery(found | {2: EMPTY}) == RecoveryPlan(to.without((2,)), 0, 5)
     fetched.fetched_in = 4  # for a ring before, which came to nothing
-    assert going(found | {2: fetched}) == Going(to.without((2,)), 0, 5)
+    assert plan_recovery(found | {2: fetched}) == RecoveryPlan(to.without((2,)), 0, 5)

@@ -17,7 +17,7 @@ from edl.checkpoints import CheckpointError, Store
 from edl.contract.proto import ps_pb2 as pb
 from edl.trainer.embedding.interfaces import Commit, Table
 from edl.trainer.ps_client import link
-from edl.trainer.ps_client.client import ParameterServers
+from edl.trainer.ps_client.client import PsClient
 from edl.trainer.ps_client.interfaces import PartNotWritten
 from edl.trainer.ps_client.link import ServerAway, ServerLink, ServerRefused, TokenRefused
 from edl.trainer.ring.base import RingBroken
@@ -37,8 +37,8 @@ class Job:
         self.threads = ThreadPoolExecutor(4)
         self.client = self.another()
 
-    def another(self, token: str = "token") -> ParameterServers:
-        client = ParameterServers.at([s.address for s in self.there], token, "a-run", 7)
+    def another(self, token: str = "token") -> PsClient:
+        client = PsClient.at([s.address for s in self.there], token, "a-run", 7)
         client.follow((WORDS, PLACES), lambda: self.last)
         client.enter()
         return client
@@ -171,7 +171,7 @@ def test_a_cut_ends_the_waiting_for_a_server_that_is_away(make: Callable[..., Jo
     job.kill(0)
     pulling = job.beside(lambda: job.client.pull(0, [np.arange(9)]))
     job.client.cut()
-    with pytest.raises(RingBroken, match=r"the ring was cut while parameter server 0 \(.*\) was waited for"):
+    with pytest.raises(RingBroken, match=r"the ring was cut while waiting for parameter server 0 \(.*\)"):
         pulling.result(SECONDS)
     with pytest.raises(RingBroken):  # and whatever is asked later in this ring
         job.client.pull(0, [np.arange(9)])
@@ -210,7 +210,7 @@ def test_a_server_that_comes_back_without_its_log_breaks_the_ring(
     # The next root finds that out, and says why all have to go back.
     job.client.enter()
     job.client.speak_of(job.client.claim(2))
-    assert job.client.settle(1) == "parameter server 0 has lost its log and rows"
+    assert job.client.start_generation(1) == "parameter server 0 has lost its log and rows"
 
 
 def test_the_root_brings_servers_to_the_rings_step_forward_or_back(make: Callable[..., Job]) -> None:
@@ -221,12 +221,12 @@ def test_the_root_brings_servers_to_the_rings_step_forward_or_back(make: Callabl
     before = job.last
     job.takes_a_step(1, [1, 2])  # it is applied where a server hears of it, and here none has
     job.client.speak_of(job.client.claim(1))
-    assert job.client.settle(2) == ""
+    assert job.client.start_generation(2) == ""
     assert np.array_equal(job.client.pull(2, [np.array([1, 2])])[0], np.ones((2, 2)))
     # The only one that had the second step has died: the ring goes on from the first.
     job.last = before
     job.client.speak_of(job.client.claim(2))
-    assert job.client.settle(1) == ""
+    assert job.client.start_generation(1) == ""
     assert np.array_equal(job.client.pull(1, [np.array([1, 2])])[0], np.full((2, 2), 0.5))
 
 
@@ -238,7 +238,7 @@ def test_a_server_that_is_further_than_the_ring_can_follow_is_named(make: Callab
     job.client.pull(3, ())
     job.last = Commit(0, False, 1.0, 0.1, 0)
     job.client.speak_of(job.client.claim(1))
-    assert job.client.settle(1) == "parameter server 0 is at step 3, the ring at step 1"
+    assert job.client.start_generation(1) == "parameter server 0 is at step 3, the ring at step 1"
 
 
 def test_a_last_step_whose_gradients_another_ring_has_dropped_is_not_applied_without_them(
@@ -252,10 +252,10 @@ def test_a_last_step_whose_gradients_another_ring_has_dropped_is_not_applied_wit
     job.takes_a_step(1, [1])
     ahead, job.last = job.last, Commit(0, False, 0.5, 0.1, 0, job.client.generation)
     job.client.speak_of(job.client.claim(2))
-    assert job.client.settle(1) == "", "who has only the first step goes on from there, and dies"
+    assert job.client.start_generation(1) == "", "who has only the first step goes on from there, and dies"
     job.last = ahead
     job.client.speak_of(job.client.claim(3))
-    assert job.client.settle(2) == "parameter server 0 has dropped what was staged for step 2"
+    assert job.client.start_generation(2) == "parameter server 0 has dropped what was staged for step 2"
 
 
 def test_nobody_is_waited_for_with_patience_after_another_server_has_refused(
@@ -283,11 +283,11 @@ def test_servers_that_went_back_are_not_taken_for_those_of_the_ring_before(make:
     job.comes_back(0, lost=True)
     job.client.enter()
     job.client.speak_of(job.client.claim(1))
-    assert job.client.settle(1) == "parameter server 0 has lost its log and rows"
+    assert job.client.start_generation(1) == "parameter server 0 has lost its log and rows"
     job.client.restore(0, "")
     other = job.another()  # with the state of step 1: that root died before it had said that all go back
     other.speak_of(other.claim(2))
-    assert other.settle(1) == "parameter server 0 has dropped what was staged for step 1"
+    assert other.start_generation(1) == "parameter server 0 has dropped what was staged for step 1"
 
 
 def test_each_ring_has_a_newer_generation_and_two_roots_never_the_same(make: Callable[..., Job]) -> None:
@@ -304,7 +304,7 @@ def test_each_ring_has_a_newer_generation_and_two_roots_never_the_same(make: Cal
         job.client.pull(0, [np.arange(4)])
 
 
-def test_rows_are_not_given_before_the_ring_is_settled(make: Callable[..., Job]) -> None:
+def test_rows_are_not_sent_before_the_generation_has_started(make: Callable[..., Job]) -> None:
     job = make(1)
     generation = job.client.claim(1)
     other = job.another()
@@ -473,7 +473,7 @@ def test_a_part_that_cannot_be_written_fails_the_attempt_and_nothing_else(
     job.takes_a_step(0, [1])
     job.kill(1)
     with (
-        pytest.raises(PartNotWritten, match=r"parameter server 1 .* has not written its part: UNAVAILABLE"),
+        pytest.raises(PartNotWritten, match=r"parameter server 1 .* did not write its part: UNAVAILABLE"),
         job.client.take_parts(1, "an-attempt", 1) as written,
     ):
         written()
@@ -487,7 +487,7 @@ def test_a_part_that_cannot_be_written_fails_the_attempt_and_nothing_else(
     job.kill(1)
     job.comes_back(1, lost=True)
     with (
-        pytest.raises(CheckpointError, match="has not written its part: ") as refused,
+        pytest.raises(CheckpointError, match="did not write its part: ") as refused,
         job.client.take_parts(2, "a third", 1) as written,
     ):
         written()
@@ -498,7 +498,7 @@ def test_a_request_says_of_which_step_the_worker_has_the_state(make: Callable[..
     job = make(1)
     job.begin()
     job.takes_a_step(0, [1])
-    with pytest.raises(RuntimeError, match="rows of step 3 are asked for, with the commit of step 0"):
+    with pytest.raises(RuntimeError, match="rows of step 3 requested with the commit of step 0"):
         job.client.pull(3, ())
     job.client.pull(1, ())
     asked = [request for method, request in job.there[0].calls if method == "Pull"][-1]
@@ -510,7 +510,7 @@ def test_a_checkpoint_that_a_server_cannot_read_is_asked_for_again_and_then_refu
 ) -> None:
     job = make(1)
     job.begin()
-    words = "the checkpoint of step 3, attempt 'a', is not there"
+    words = "there is no checkpoint of step 3, attempt 'a'"
     tries = list[float]()
 
     def refuses(request: Any) -> None:

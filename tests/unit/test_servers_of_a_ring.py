@@ -14,7 +14,7 @@ from edl.contract.proto import edl_pb2 as pb
 from edl.errors import ModelError
 from edl.trainer.checkpoint.checkpointing import Checkpointing
 from edl.trainer.model.data import Batches
-from edl.trainer.ps_client.client import ParameterServers
+from edl.trainer.ps_client.client import PsClient
 from edl.trainer.ring.base import RingBroken
 from edl.trainer.session.telemetry import Telemetry
 from edl.trainer.worker import Worker
@@ -42,8 +42,8 @@ class Servers:
         self.store = store
         self.there = [Listening(FakeServer(index, count, store)) for index in range(count)]
 
-    def another(self) -> ParameterServers:
-        return ParameterServers.at([s.address for s in self.there], "token", "run-1", 7)
+    def another(self) -> PsClient:
+        return PsClient.at([s.address for s in self.there], "token", "run-1", 7)
 
     def dies(self, index: int) -> None:
         self.there[index].kill()
@@ -87,7 +87,7 @@ class W(A):
         self.servers = learner.rows = servers.another()
         self.session.cuts(self._cut)
         batches = Batches(Positions(SIZE), BATCH, reading=AtOnce())
-        report = Telemetry(self.session, batches.steps, log=lambda line: None)
+        report = Telemetry(self.session, batches.steps, log=lambda incarnation: None)
         self.beside = Queue()
         self.checkpoints = None
         if where is not None:

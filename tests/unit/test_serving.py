@@ -20,14 +20,14 @@ from edl.contract import artifacts
 from edl.contract.proto import ps_pb2 as pb
 from edl.contract.proto import ps_pb2_grpc
 from edl.contract.rows.buckets import server_of
-from edl.contract.rows.placement import Arrangement
+from edl.contract.rows.placement import ShardAssignment
 from edl.contract.tokens import Tokens, for_reading
 from edl.errors import EdlError
 from edl.net.listener import Listener
 from edl.ps.rpc.service import OPTIONS, READING, Service
 from edl.ps.server import Server
 from edl.rows.client import Changed, Client, text_ids
-from tests.parameter_servers import RUN, SGD, UNIFORM, commit, settle, tables
+from tests.parameter_servers import RUN, SGD, UNIFORM, commit, start_generation, tables
 
 pytestmark = pytest.mark.waits
 SECONDS = 60.0  # for what must happen
@@ -43,7 +43,7 @@ class Job:
     """Servers that listen, and the one worker: a step adds 0.05 to each value of some rows."""
 
     def __init__(self, folder: Path, servers: int, replicas: int = 1):
-        self.of = Arrangement(servers, replicas)
+        self.of = ShardAssignment(servers, replicas)
         self._services = [
             Service(Server(index, servers, RUN, folder / f"log-{index}", str(folder / "checkpoints")))
             for index in range(servers)
@@ -73,16 +73,16 @@ class Job:
 
     async def begin(self) -> None:
         await self.all("Declare", COUNTS)
-        request = settle(1, 0)
-        request.arrangement.CopyFrom(self.of.told())
-        await self.all("Settle", request)
+        request = start_generation(1, 0)
+        request.assignment.CopyFrom(self.of.to_proto())
+        await self.all("StartGeneration", request)
 
     async def goes_on_without(self, index: int) -> None:
         """The ring does, as it does when a server is away whose rows others have."""
         self.of, self.generation = self.of.without((index,)), self.generation + 1
-        request = settle(self.generation, self.step, commit(self.step - 1))
-        request.arrangement.CopyFrom(self.of.told())
-        await self.all("Settle", request)
+        request = start_generation(self.generation, self.step, commit(self.step - 1))
+        request.assignment.CopyFrom(self.of.to_proto())
+        await self.all("StartGeneration", request)
 
     async def learn(self, ids: Any, gradient: float = -1) -> None:
         """Take a step that has these ids of the table `words`."""
@@ -112,7 +112,7 @@ class Job:
         """The ring goes on from the step before: who had the last one has died."""
         self.generation += 1
         self.step -= 1
-        await self.all("Settle", settle(self.generation, self.step, commit(self.step - 1)))
+        await self.all("StartGeneration", start_generation(self.generation, self.step, commit(self.step - 1)))
 
     async def end(self, index: int) -> None:
         await self._listeners[index].close(0)
@@ -242,7 +242,7 @@ async def test_servers_that_begin_anew_are_not_taken_for_the_ones_before(job: Jo
     await anew.start()
     anew.generation = 7
     await anew.all("Declare", COUNTS)
-    await anew.all("Settle", settle(7, 0))
+    await anew.all("StartGeneration", start_generation(7, 0))
     await anew.learn([3])
     with Client(anew.addresses, "token", SECONDS) as client:
         news = await away(lambda: client.changed("words", before.mark))
@@ -267,7 +267,7 @@ async def test_the_token_for_reading_is_enough_for_nothing_else(job: Job) -> Non
     reading = for_reading("token")
     run = {"run_id": RUN, "generation": 1}
     for call, request in (
-        ("Declare", COUNTS), ("Settle", settle(1, 0)), ("Stage", pb.StageRequest(**run)),
+        ("Declare", COUNTS), ("StartGeneration", start_generation(1, 0)), ("Stage", pb.StageRequest(**run)),
         ("Restore", pb.RestoreRequest(**run)), ("Pull", pb.PullRequest(**run)),
         ("List", pb.ListRequest(**run)), ("WritePart", pb.WritePartRequest(**run)),
         ("Committed", pb.CommittedRequest(run_id=RUN)),
@@ -308,7 +308,7 @@ async def test_a_server_without_rows_is_waited_for_and_not_taken_at_its_word(job
         await job.all("Declare", COUNTS)  # it knows its tables, and is not at any step yet
         with pytest.raises(grpc.aio.AioRpcError, match="has no rows yet"):
             await job.ask(0, "Pull", pb.PullRequest(ids=[pb.Ids(table=1)]))
-        await job.all("Settle", settle(1, 0))
+        await job.all("StartGeneration", start_generation(1, 0))
         assert (await reading).shape == (1, DIM)
 
 
@@ -383,11 +383,16 @@ async def test_a_reader_that_reaches_only_who_is_out_reads_nothing_older_than_it
     assert "parameter server" in text
 
 
-async def test_a_call_in_another_arrangement_is_refused(twice: Job) -> None:
+async def test_a_call_with_an_outdated_assignment_is_refused(twice: Job) -> None:
     await twice.goes_on_without(0)
-    for wrong in (Arrangement(3, 2), Arrangement(3, 2, (0, 1)), Arrangement(2, 2, (0,)), Arrangement(3)):
-        request = pb.PullRequest(ids=[pb.Ids(table=1)], arrangement=wrong.told())
-        with pytest.raises(grpc.aio.AioRpcError, match="there are 3 servers, 0 out now"):
+    for wrong in (
+        ShardAssignment(3, 2),
+        ShardAssignment(3, 2, (0, 1)),
+        ShardAssignment(2, 2, (0,)),
+        ShardAssignment(3),
+    ):
+        request = pb.PullRequest(ids=[pb.Ids(table=1)], assignment=wrong.to_proto())
+        with pytest.raises(grpc.aio.AioRpcError, match="the rows are on 3 servers, 0 out now"):
             await twice.ask(1, "Pull", request)
 
 

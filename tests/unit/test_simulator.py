@@ -12,11 +12,11 @@ from edl.contract.rows.wire import Bytes
 from edl.master.backends.kubernetes import LeaderElection
 from edl.master.core import completion, consistency, training
 from edl.master.core import effects as ef
-from edl.ps.asynchronous.applied_steps import Taking
-from edl.ps.asynchronous.server import AnyOrder
+from edl.ps.asynchronous.applied_steps import AppliedSteps
+from edl.ps.asynchronous.server import AsyncServer
 from edl.ps.sync.staging import Steps
 from edl.trainer.ps_client import async_client
-from edl.trainer.ps_client.client import ParameterServers
+from edl.trainer.ps_client.client import PsClient
 from tests.simulator import masters, servers
 from tests.simulator.faults import KINDS, MOMENTS, RARE
 from tests.simulator.worker import FLIP
@@ -146,11 +146,11 @@ class Begun:
         self.world, self.found = world, False
         self._steps = edl_steps.Steps(world.size, world.batch)
 
-    def look(self, taking: Taking) -> None:
-        further = self._steps.ends_epoch(taking.step) and len(taking.taken) > taking.step
+    def look(self, applied: AppliedSteps) -> None:
+        further = self._steps.ends_epoch(applied.step) and len(applied.accepted) > applied.step
         if further and not self.found and self.world.master.lives and not self.world.ended:
             self.found = True
-            self.world.clock.later(0.0, lambda: self._strike(self._steps.epoch(taking.step)))
+            self.world.clock.later(0.0, lambda: self._strike(self._steps.epoch(applied.step)))
 
     def _strike(self, epochs: int) -> None:
         self.world.wants_epochs(epochs)
@@ -158,16 +158,16 @@ class Begun:
 
 
 def test_an_epoch_of_which_any_step_is_taken_is_trained_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    push, found = AnyOrder.push, 0
+    push, found = AsyncServer.push, 0
     for seed in range(145, 157):
         begun = Begun(World(seed, servers="ps"))
 
-        def pushed(way: AnyOrder, raw: Bytes, begun: Begun = begun) -> Progress:
+        def pushed(way: AsyncServer, raw: Bytes, begun: Begun = begun) -> Progress:
             answer = push(way, raw)
-            begun.look(way.taking)
+            begun.look(way.applied)
             return answer
 
-        monkeypatch.setattr(AnyOrder, "push", pushed)
+        monkeypatch.setattr(AsyncServer, "push", pushed)
         begun.world.run()
         found += begun.found
     assert found > 2
@@ -200,16 +200,16 @@ def test_a_wrong_decision_is_noticed_and_the_failure_says_how_to_repeat_it(
     [
         # what was staged for a step is not applied
         ("hybrid", Steps, "_in_order", lambda steps: (), "count"),
-        # a step that is taken is not applied
+        # an accepted step is not applied
         (
             "ps",
-            AnyOrder,
+            AsyncServer,
             "_apply",
-            lambda way, taking, update: setattr(way, "taking", taking),
+            lambda server, applied, update: setattr(server, "applied", applied),
             r"worker \d+: \[",
         ),
         # members of a ring do not hear where its rows are
-        ("moves", ParameterServers, "adopt", lambda *_: None, "members of one ring speak to"),
+        ("moves", PsClient, "adopt", lambda *_: None, "members of one ring speak to"),
     ],
 )
 def test_servers_that_break_a_promise_are_noticed(

@@ -17,15 +17,15 @@ from edl.contract.proto import edl_pb2 as to_master
 from edl.contract.proto import ps_pb2 as pb
 from edl.trainer.agreement.checks import NonFinite
 from edl.trainer.agreement.ledger import Ledger
-from edl.trainer.async_loop import AT_ONCE, Stretch
+from edl.trainer.async_loop import AT_ONCE, AsyncLoop
 from edl.trainer.embedding.interfaces import Start, Table
 from edl.trainer.model.data import Batch, Batches
-from edl.trainer.ps_client.async_client import StepServers
+from edl.trainer.ps_client.async_client import AsyncPsClient
 from edl.trainer.ps_client.interfaces import Pulled, StepGradients, Whole
 from edl.trainer.ring.base import RingBroken
 from edl.trainer.session.state import Session
 from edl.trainer.session.telemetry import Telemetry
-from tests.counting import AtOnce, Positions
+from tests.counting import AtOnce, ServerStates
 
 SIZE, BATCH = 12, 4  # three steps in an epoch
 TABLE = Table("counts", 1, "{}", "{}")
@@ -42,7 +42,7 @@ class Servers:
         self.left: list[int] = []
         self.others_make: Callable[[], None] = lambda: None  # what is left
 
-    def take(self, worker: int, most: int, limit: int) -> list[int]:
+    def lease_steps(self, worker: int, most: int, limit: int) -> list[int]:
         found, self.left = self.left[:most], self.left[most:]
         if not found:
             self.others_make()
@@ -69,11 +69,11 @@ class Stopped(Servers):
 
     def __init__(self, goes_on: threading.Event) -> None:
         super().__init__()
-        self.goes_on, self.came, self.taken = goes_on, threading.Event(), 0
+        self.goes_on, self.came, self.accepted = goes_on, threading.Event(), 0
 
-    def take(self, worker: int, most: int, limit: int) -> list[int]:
-        found = super().take(worker, most, limit)
-        self.taken += len(found)
+    def lease_steps(self, worker: int, most: int, limit: int) -> list[int]:
+        found = super().lease_steps(worker, most, limit)
+        self.accepted += len(found)
         return found
 
     def push(self, made: StepGradients, worker: int, versions: Mapping[int, int]) -> bool:
@@ -106,22 +106,22 @@ class A:
         self.said: list[to_master.FromWorker] = []
         self.session = Session(0, self.said.append, threading.Event())
         self.servers, self.learner = Servers(), Learner()
-        batches = Batches(Positions(SIZE), BATCH, reading=AtOnce())
-        batches.take(Positions(SIZE).layout, Part.even(0, 1))
-        report = Telemetry(self.session, batches.steps, log=lambda line: None)
-        self.stretch = Stretch(typed, self.session, self.learner, self.servers, batches, report)  # type: ignore[arg-type]
+        batches = Batches(ServerStates(SIZE), BATCH, reading=AtOnce())
+        batches.take(ServerStates(SIZE).layout, Part.even(0, 1))
+        report = Telemetry(self.session, batches.steps, log=lambda incarnation: None)
+        self.async_loop = AsyncLoop(typed, self.session, self.learner, self.servers, batches, report)  # type: ignore[arg-type]
 
     def run(self, limit: int = 3, now_and_then: Callable[[], None] = lambda: None) -> bool:
         self.servers.left = list(range(limit))
-        return self.stretch.run(1, 0, limit, now_and_then)
+        return self.async_loop.run(1, 0, limit, now_and_then)
 
 
 def test_all_steps_below_the_limit_are_made_in_whatever_order_they_are_handed_out() -> None:
     a = A()
     a.servers.left = [2, 0, 1]
-    assert a.stretch.run(1, 0, 3, lambda: None)
+    assert a.async_loop.run(1, 0, 3, lambda: None)
     assert [step for step, _ in a.servers.pushed] == [2, 0, 1]
-    assert a.stretch.reached == 3 and a.session.progress.step == 3
+    assert a.async_loop.reached == 3 and a.session.progress.step == 3
 
 
 def test_a_step_that_is_refused_is_made_again_with_new_weights() -> None:
@@ -142,7 +142,7 @@ def test_a_worker_leaves_at_once_and_makes_what_it_holds_in_the_next_ring() -> N
     leave = to_master.ToWorker(generation=1, leave=to_master.Leave())
     assert not a.run(now_and_then=lambda: a.session.hear(leave))
     assert [step for step, _ in a.servers.pushed] == [0]
-    assert a.stretch.run(2, 0, 3, lambda: None)
+    assert a.async_loop.run(2, 0, 3, lambda: None)
     assert [step for step, _ in a.servers.pushed] == [0, 1, 2], "one that it held was left to time"
 
 
@@ -158,13 +158,13 @@ def test_workers_whose_server_is_stopped_hold_two_steps_each_and_no_more() -> No
     goes_on = threading.Event()
     workers = [A() for _ in range(4)]
     for a in workers:
-        a.servers = a.stretch.servers = Stopped(goes_on)  # type: ignore[assignment]
+        a.servers = a.async_loop.servers = Stopped(goes_on)  # type: ignore[assignment]
     with ThreadPoolExecutor(4) as threads:
         runs = [threads.submit(a.run) for a in workers]
         stopped: list[Any] = [a.servers for a in workers]
         assert all(servers.came.wait(SECONDS) for servers in stopped)
         # Each has one push on its way, which it waits for, and asks for no step meanwhile.
-        assert [servers.taken for servers in stopped] == [AT_ONCE] * 4
+        assert [servers.accepted for servers in stopped] == [AT_ONCE] * 4
         goes_on.set()
         assert all(run.result(SECONDS) for run in runs)
     assert all(len(servers.pushed) == 3 for servers in stopped)
@@ -181,8 +181,8 @@ def test_it_waits_for_the_steps_that_others_make() -> None:
             a.servers.progress = Whole(step=9)
 
     a.servers.others_make = others_make
-    assert a.stretch.run(1, 0, 9, lambda: None)
-    assert asked == 3 and a.stretch.reached == 9
+    assert a.async_loop.run(1, 0, 9, lambda: None)
+    assert asked == 3 and a.async_loop.reached == 9
 
 
 def test_what_is_not_finite_ends_the_job_or_is_left_out() -> None:
@@ -201,12 +201,12 @@ def test_boundaries_are_where_something_is_made_of_the_weights() -> None:
     a = A(evaluation={"steps": 5}, checkpoint={"steps": 7, "dir": "/d"})
     found, step = [], 0
     while step < 12:
-        found.append(step := a.stretch.boundary(step, 11) if step < 11 else 12)
+        found.append(step := a.async_loop.boundary(step, 11) if step < 11 else 12)
     assert found == [3, 5, 6, 7, 9, 10, 11, 12]
 
 
-def test_a_stretch_in_the_ledger_counts_what_was_left_out() -> None:
-    ledger = Ledger().after_stretch(3, 6.0, 8, 4, 0)
+def test_an_async_phase_in_the_ledger_counts_the_skipped_steps() -> None:
+    ledger = Ledger().after_async_phase(3, 6.0, 8, 4, 0)
     assert (ledger.step, ledger.epochs.loss, ledger.epochs.records, ledger.bad) == (3, 6.0, 8, {0: 4})
 
 
@@ -219,8 +219,8 @@ class Link:
     def __init__(self, index: int, calls: list[tuple[int, str]]):
         self.index, self.calls, self.refuses = index, calls, False
         self.asked: list[Any] = []
-        self.taken = [0, 7]
-        self.line = f"line {index}"
+        self.accepted = [0, 7]
+        self.incarnation = f"line {index}"
         self.listed: Callable[[], None] = lambda: None
 
     def begin(self, method: str, request: Any, generation: int | None = None) -> Link:
@@ -228,7 +228,9 @@ class Link:
         self.asked.append(request)
         self._answer: Any = pb.Progress(step=7, version=2, refused=self.refuses)
         if method == "Describe":
-            self._answer = pb.Description(line=self.line, taken=pb.Steps(bounds=self.taken))
+            self._answer = pb.Description(
+                incarnation=self.incarnation, accepted=pb.Steps(bounds=self.accepted)
+            )
         elif method == "List":
             self._answer = pb.Listed(ids=np.array([self.index], np.int64).tobytes(), rows=bytes(4))
             self.listed()
@@ -246,10 +248,10 @@ class Link:
         pass
 
 
-def linked() -> tuple[StepServers, list[Link], list[tuple[int, str]]]:
+def linked() -> tuple[AsyncPsClient, list[Link], list[tuple[int, str]]]:
     calls: list[tuple[int, str]] = []
     links = [Link(index, calls) for index in range(3)]
-    servers = StepServers(links, "run", 1)  # type: ignore[arg-type]
+    servers = AsyncPsClient(links, "run", 1)  # type: ignore[arg-type]
     servers.declare([TABLE])
     servers.look()
     calls.clear()
@@ -299,7 +301,7 @@ def test_all_rows_are_those_of_servers_that_have_all_steps_of_the_model() -> Non
     servers, links, _ = linked()
     ids, rows = servers.all_rows(0, step=7)
     assert ids.tolist() == [0, 1, 2] and rows.shape == (3, 1)
-    links[2].taken = [0, 3, 4, 9]
+    links[2].accepted = [0, 3, 4, 9]
     with pytest.raises(RingBroken, match="parameter server 2 has lost its log, and some of 7 steps"):
         servers.all_rows(0, step=7)
 
@@ -308,7 +310,7 @@ def test_rows_that_are_read_while_a_server_goes_back_are_not_taken() -> None:
     servers, links, _ = linked()
 
     def goes_back() -> None:
-        links[1].line = "another line"
+        links[1].incarnation = "another line"
 
     links[1].listed = goes_back
     with pytest.raises(RingBroken, match="parameter server 1 has lost its log while its rows were read"):

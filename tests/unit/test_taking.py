@@ -12,12 +12,12 @@ from edl.contract.ranges import RangeSet
 from edl.ps.asynchronous.applied_steps import (
     LATE_SECONDS,
     SILENT_SECONDS,
-    Fate,
+    AppliedSteps,
     Kept,
     Leases,
     Pushed,
+    PushOutcome,
     Rules,
-    Taking,
     Update,
 )
 from edl.ps.errors import Invalid, Misplaced, Stale
@@ -25,8 +25,8 @@ from edl.ps.errors import Invalid, Misplaced, Stale
 RULES = Rules()
 
 
-def take(taking: Taking, step: int, rules: Rules = RULES) -> tuple[Taking, Update | None]:
-    return taking.take(Pushed(step, 0.1, f"g{step}", 1.0, 2), rules, skipped=False)
+def take(applied: AppliedSteps, step: int, rules: Rules = RULES) -> tuple[AppliedSteps, Update | None]:
+    return applied.accept(Pushed(step, 0.1, f"g{step}", 1.0, 2), rules, skipped=False)
 
 
 def ranges(*found: tuple[int, int]) -> RangeSet:
@@ -44,81 +44,84 @@ class Clock:
 # --- steps
 
 
-def test_a_step_that_was_taken_is_repeated_and_never_applied_again() -> None:
-    taking = Taking(line="a")
-    assert taking.fate(4, 0, False, RULES) is Fate.TAKEN
-    taking, update = take(taking, 4)
+def test_an_accepted_step_is_a_duplicate_and_never_applied_again() -> None:
+    applied = AppliedSteps(incarnation="a")
+    assert applied.classify(4, 0, False, RULES) is PushOutcome.ACCEPTED
+    applied, update = take(applied, 4)
     assert update == Update(0, (Pushed(4, 0.1, "g4", 1.0, 2),))
-    assert taking.fate(4, 1, False, RULES) is Fate.REPEATED
-    taking = taking.again(4)
-    assert (taking.version, taking.repeated, taking.step) == (1, 1, 0)
-    taking, _ = take(taking, 0)
-    assert taking.step == 1
+    assert applied.classify(4, 1, False, RULES) is PushOutcome.DUPLICATE
+    applied = applied.mark_duplicate(4)
+    assert (applied.version, applied.repeated, applied.step) == (1, 1, 0)
+    applied, _ = take(applied, 0)
+    assert applied.step == 1
     with pytest.raises(Invalid, match="step -1"):
-        taking.fate(-1, 0, False, RULES)
+        applied.classify(-1, 0, False, RULES)
 
 
 def test_steps_that_wait_are_applied_in_their_order_as_one_update() -> None:
-    rules, taking = Rules(together=3), Taking(line="a", version=7)
+    rules, applied = Rules(together=3), AppliedSteps(incarnation="a", version=7)
     for step in (5, 2):
-        taking, update = take(taking, step, rules)
-        assert update is None and taking.version == 7
-    assert taking.applied.taken == RangeSet() and taking.taken == ranges((2, 3), (5, 6))
-    taking, update = take(taking, 4, rules)
+        applied, update = take(applied, step, rules)
+        assert update is None and applied.version == 7
+    assert applied.in_rows.accepted == RangeSet() and applied.accepted == ranges((2, 3), (5, 6))
+    applied, update = take(applied, 4, rules)
     assert update is not None and [one.step for one in update.pushed] == [2, 4, 5]
     assert (update.version, update.scale, update.learning_rate) == (7, 1 / 3, pytest.approx(0.1))
-    assert (taking.version, taking.waiting, taking.applied) == (8, (), taking)
+    assert (applied.version, applied.waiting, applied.in_rows) == (8, (), applied)
 
 
 def test_what_waits_is_made_again_after_a_checkpoint_so_its_records_and_loss_do_not_count_there() -> None:
-    rules, taking = Rules(together=2), Taking(line="a")
+    rules, applied = Rules(together=2), AppliedSteps(incarnation="a")
     for step in range(3):
-        taking, _ = take(taking, step, rules)
-    assert (taking.loss, taking.records, len(taking.waiting)) == (6.0, 6, 1)
-    written = taking.applied
+        applied, _ = take(applied, step, rules)
+    assert (applied.loss, applied.records, len(applied.waiting)) == (6.0, 6, 1)
+    written = applied.in_rows
     assert (written.loss, written.records, written.waiting) == (4.0, 4, ())
     again, _ = take(written, 2, rules)
-    assert (again.loss, again.records, again.taken) == (6.0, 6, ranges((0, 3)))
+    assert (again.loss, again.records, again.accepted) == (6.0, 6, ranges((0, 3)))
 
 
 def test_what_is_too_old_is_told_by_the_updates_since() -> None:
-    rules, taking = Rules(max_staleness=3), Taking(line="a", version=10, taken=ranges((0, 2)))
-    assert taking.fate(5, 7, False, rules) is Fate.TAKEN
-    assert taking.fate(5, 6, False, rules) is Fate.TOO_OLD
-    assert taking.fate(5, 6, True, rules) is Fate.TAKEN
-    assert taking.fate(1, 0, False, rules) is Fate.REPEATED
-    assert taking.fate(5, 6, False, RULES) is Fate.TAKEN
+    rules, applied = (
+        Rules(max_staleness=3),
+        AppliedSteps(incarnation="a", version=10, accepted=ranges((0, 2))),
+    )
+    assert applied.classify(5, 7, False, rules) is PushOutcome.ACCEPTED
+    assert applied.classify(5, 6, False, rules) is PushOutcome.TOO_STALE
+    assert applied.classify(5, 6, True, rules) is PushOutcome.ACCEPTED
+    assert applied.classify(1, 0, False, rules) is PushOutcome.DUPLICATE
+    assert applied.classify(5, 6, False, RULES) is PushOutcome.ACCEPTED
     scaled = Rules(scale_rate=True)
     assert [scaled.rate(1.0, staleness) for staleness in (0, 1, 2, 4)] == [1.0, 1.0, 0.5, 0.25]
 
 
-def test_reopened_steps_are_to_be_made_again_in_another_line_and_are_not_applied_here() -> None:
-    taking = Taking(line="a", taken=ranges((0, 6), (8, 9)))
-    again = taking.reopen(ranges((4, 100)), "b")
-    assert (again.line, again.reopened, again.step) == ("b", ranges((4, 6), (8, 9)), 4)
-    assert again.open(10) == ranges((4, 10)) and again.open(5) == ranges((4, 5))
-    assert again.reopen(ranges((5, 9)), "c") is again, "nothing new: nobody has to look anew"
-    assert again.fate(4, 0, False, RULES) is Fate.REPEATED
-    done = again.again(4)
-    assert (done.reopened, done.step, done.taken) == (ranges((5, 6), (8, 9)), 5, taking.taken)
+def test_rescheduled_steps_are_computed_again_in_a_new_incarnation_and_not_applied_here() -> None:
+    applied = AppliedSteps(incarnation="a", accepted=ranges((0, 6), (8, 9)))
+    again = applied.reschedule(ranges((4, 100)), "b")
+    assert (again.incarnation, again.rescheduled, again.step) == ("b", ranges((4, 6), (8, 9)), 4)
+    assert again.missing(10) == ranges((4, 10)) and again.missing(5) == ranges((4, 5))
+    assert again.reschedule(ranges((5, 9)), "c") is again, "nothing new: nobody has to look anew"
+    assert again.classify(4, 0, False, RULES) is PushOutcome.DUPLICATE
+    done = again.mark_duplicate(4)
+    assert (done.rescheduled, done.step, done.accepted) == (ranges((5, 6), (8, 9)), 5, applied.accepted)
 
 
-def test_going_back_once_in_a_generation() -> None:
-    fresh = Taking()
+def test_one_rollback_per_generation() -> None:
+    fresh = AppliedSteps()
     assert fresh.goes_back(0, 4, "a") and fresh.goes_back(1, 4, "a") and fresh.goes_back(1, 0, "")
-    at = Taking(line="b", restored=(2, 4, "a"))
+    at = AppliedSteps(incarnation="b", restored=(2, 4, "a"))
     assert at.goes_back(3, 4, "a") and not at.goes_back(2, 4, "a") and not at.goes_back(0, 4, "a")
-    with pytest.raises(Stale, match="generation 1 has passed"):
+    with pytest.raises(Stale, match="stale generation 1"):
         at.goes_back(1, 4, "a")
     for generation in (0, 2):
-        with pytest.raises(Misplaced, match=r"went back to step 4, not to step 8, in generation 2"):
+        with pytest.raises(Misplaced, match=r"step 8 rejected: .* generation 2 already restored step 4"):
             at.goes_back(generation, 8, "c")
     assert at.lost().goes_back(0, 8, "c") and not at.lost().began
 
 
 def test_nothing_older_replaces_what_is_kept() -> None:
-    taking = Taking(line="a", loss=3.0, records=5)
-    after = taking.keep(Kept(4, 2, b"x"))
+    applied = AppliedSteps(incarnation="a", loss=3.0, records=5)
+    after = applied.keep(Kept(4, 2, b"x"))
     assert (after.loss, after.records) == (0.0, 0)
     assert after.keep(Kept(9, 2, b"y")) is after and after.keep(Kept(9, 1, b"y")) is after
 
@@ -128,39 +131,39 @@ def test_nothing_older_replaces_what_is_kept() -> None:
 
 def test_the_lowest_steps_go_to_whoever_asks_and_nobody_holds_one_twice() -> None:
     leases = Leases(Clock())
-    assert leases.take(1, 2, ranges((3, 9))) == [3, 4]
-    assert leases.take(2, 3, ranges((3, 9))) == [5, 6, 7]
-    assert leases.take(1, 3, ranges((3, 9))) == [8]
-    assert leases.take(2, 3, ranges((3, 9))) == [], "others make those that are left"
+    assert leases.lease(1, 2, ranges((3, 9))) == [3, 4]
+    assert leases.lease(2, 3, ranges((3, 9))) == [5, 6, 7]
+    assert leases.lease(1, 3, ranges((3, 9))) == [8]
+    assert leases.lease(2, 3, ranges((3, 9))) == [], "others make those that are left"
     leases.clear()
-    assert leases.take(2, 1, ranges((3, 9))) == [3]
+    assert leases.lease(2, 1, ranges((3, 9))) == [3]
 
 
 def test_a_worker_that_says_nothing_for_a_while_loses_what_it_holds() -> None:
     clock = Clock()
     leases = Leases(clock)
-    assert leases.take(1, 2, ranges((0, 9))) == [0, 1]
-    assert leases.take(2, 1, ranges((0, 9))) == [2]
+    assert leases.lease(1, 2, ranges((0, 9))) == [0, 1]
+    assert leases.lease(2, 1, ranges((0, 9))) == [2]
     clock.now += 2 * SILENT_SECONDS
     leases.heard(2)
     clock.now += SILENT_SECONDS
-    assert leases.take(3, 4, ranges((0, 9))) == [0, 1, 3, 4]
+    assert leases.lease(3, 4, ranges((0, 9))) == [0, 1, 3, 4]
     assert leases.held == {0: 3, 1: 3, 2: 2, 3: 3, 4: 3}
 
 
 def test_who_has_nothing_else_to_do_makes_what_is_late_the_longest_held_first() -> None:
     clock = Clock()
     leases = Leases(clock)
-    assert leases.take(1, 1, ranges((0, 4))) == [0]
+    assert leases.lease(1, 1, ranges((0, 4))) == [0]
     clock.now += 1.0
     leases.made(0)  # so steps take a second
-    assert leases.take(1, 1, ranges((1, 4))) == [1]
+    assert leases.lease(1, 1, ranges((1, 4))) == [1]
     clock.now += 0.5
-    assert leases.take(2, 2, ranges((1, 4))) == [2, 3]
+    assert leases.lease(2, 2, ranges((1, 4))) == [2, 3]
     clock.now += 2.0 + LATE_SECONDS
-    assert leases.take(3, 1, ranges((1, 4))) == [1]
-    assert leases.take(4, 5, ranges((1, 4))) == [2, 3]
-    assert leases.take(4, 5, ranges((1, 4))) == [], "they are new in other hands"
+    assert leases.lease(3, 1, ranges((1, 4))) == [1]
+    assert leases.lease(4, 5, ranges((1, 4))) == [2, 3]
+    assert leases.lease(4, 5, ranges((1, 4))) == [], "they are new in other hands"
     assert leases.held == {1: 3, 2: 4, 3: 4}
 
 
@@ -174,7 +177,7 @@ class Machine:
         self.dice = random.Random(seed)
         self.rules = Rules(together=self.dice.choice((1, 1, 3)), max_staleness=self.dice.choice((0, 0, 9)))
         self.names = count()
-        self.servers = [Taking().begin(self.line()) for _ in range(self.dice.choice((1, 2, 3)))]
+        self.servers = [AppliedSteps().begin(self.incarnation()) for _ in range(self.dice.choice((1, 2, 3)))]
         self.rows: list[dict[int, int]] = [{} for _ in self.servers]
         self.clock = Clock()
         self.leases = Leases(self.clock)
@@ -182,44 +185,44 @@ class Machine:
         self.described: list[tuple[RangeSet, str, int, str]] = []  # what somebody was about to say
         self.checkpoint()
 
-    def line(self) -> str:
+    def incarnation(self) -> str:
         return f"line {next(self.names)}"
 
     def checkpoint(self) -> None:
         self.saved = [
-            (server.applied, dict(rows)) for server, rows in zip(self.servers, self.rows, strict=True)
+            (server.in_rows, dict(rows)) for server, rows in zip(self.servers, self.rows, strict=True)
         ]
 
-    def apply(self, index: int, taking: Taking, update: Update | None) -> None:
-        self.servers[index] = taking
+    def apply(self, index: int, applied: AppliedSteps, update: Update | None) -> None:
+        self.servers[index] = applied
         for one in update.pushed if update else ():
             self.rows[index][one.step] = self.rows[index].get(one.step, 0) + 1
 
     def look(self, worker: int) -> None:
         """Begin to work with the servers, or look at them anew."""
         for index in range(1, len(self.servers)):
-            lacks = ranges((0, 1 << 62)).minus(self.servers[index].taken)
-            told = lacks, self.servers[0].line, index, self.servers[index].line
+            lacks = ranges((0, 1 << 62)).minus(self.servers[index].accepted)
+            told = lacks, self.servers[0].incarnation, index, self.servers[index].incarnation
             self.described.append(told)
-            self.reopen(*told)
-        self.known[worker] = [server.line for server in self.servers]
+            self.reschedule(*told)
+        self.known[worker] = [server.incarnation for server in self.servers]
 
-    def reopen(self, lacks: RangeSet, line: str, index: int, server_line: str) -> None:
-        if line == self.servers[0].line:
-            self.servers[0] = self.servers[0].reopen(lacks, self.line(), index, server_line)
+    def reschedule(self, lacks: RangeSet, incarnation: str, index: int, server_incarnation: str) -> None:
+        if incarnation == self.servers[0].incarnation:
+            self.servers[0] = self.servers[0].reschedule(lacks, self.incarnation(), index, server_incarnation)
 
-    def push(self, index: int, line: str, version: int, step: int) -> bool:
+    def push(self, index: int, incarnation: str, version: int, step: int) -> bool:
         """Whether its worker may go on with it."""
-        taking = self.servers[index]
-        if taking.line != line:
+        applied = self.servers[index]
+        if applied.incarnation != incarnation:
             return False
-        fate = taking.fate(step, version, False, self.rules)
-        if fate is Fate.TOO_OLD:
+        classify = applied.classify(step, version, False, self.rules)
+        if classify is PushOutcome.TOO_STALE:
             return False
-        if fate is Fate.REPEATED:
-            self.servers[index] = taking.again(step)
+        if classify is PushOutcome.DUPLICATE:
+            self.servers[index] = applied.mark_duplicate(step)
         else:
-            self.apply(index, *take(taking, step, self.rules))
+            self.apply(index, *take(applied, step, self.rules))
         if index == 0:
             self.leases.made(step)
         return True
@@ -227,7 +230,7 @@ class Machine:
     def lose(self, index: int) -> None:
         """A server's log is lost; it goes on from its part of a checkpoint."""
         saved, rows = self.saved[index]
-        self.servers[index] = replace(saved, line=self.line(), others=())
+        self.servers[index] = replace(saved, incarnation=self.incarnation(), others=())
         self.rows[index] = dict(rows)
 
     def run(self, stop: int) -> None:
@@ -240,14 +243,14 @@ class Machine:
             if deed < 0.3:
                 worker = self.dice.randrange(4)
                 lines = self.known.get(worker)
-                if lines != [server.line for server in self.servers] and (
+                if lines != [server.incarnation for server in self.servers] and (
                     not lines or self.dice.random() < 0.3
                 ):
                     self.look(worker)
                     lines = self.known[worker]
-                if lines and lines[0] == self.servers[0].line:
+                if lines and lines[0] == self.servers[0].incarnation:
                     versions = [server.version for server in self.servers]
-                    for step in self.leases.take(worker, 2, self.servers[0].open(stop)):
+                    for step in self.leases.lease(worker, 2, self.servers[0].missing(stop)):
                         order = self.dice.sample(range(1, len(self.servers)), len(self.servers) - 1)
                         in_flight.append((worker, step, [*order, 0], lines, versions))
                 elif lines:
@@ -273,7 +276,7 @@ class Machine:
             elif deed < 0.945:
                 self.lose(self.dice.randrange(len(self.servers)))
             elif deed < 0.95 and self.described:
-                self.reopen(*self.dice.choice(self.described[-5:]))  # late
+                self.reschedule(*self.dice.choice(self.described[-5:]))  # late
             elif deed < 0.96:
                 self.look(self.dice.randrange(4))  # a new worker
         raise AssertionError(f"it does not come to an end: {self.servers}")
@@ -285,7 +288,7 @@ def test_whatever_is_lost_and_comes_twice_each_step_counts_once_on_every_server(
     for seed in range(first, first + 100):
         machine = Machine(seed)
         machine.run(30)
-        for index, taking in enumerate(machine.servers):
-            machine.apply(index, *taking.drain(30))
+        for index, applied in enumerate(machine.servers):
+            machine.apply(index, *applied.drain(30))
         assert machine.rows == [dict.fromkeys(range(30), 1)] * len(machine.servers), f"seed {seed}"
-        assert all(taking.step == 30 and not taking.waiting for taking in machine.servers), f"seed {seed}"
+        assert all(applied.step == 30 and not applied.waiting for applied in machine.servers), f"seed {seed}"

@@ -237,7 +237,7 @@ def test_how_old_the_weights_of_the_last_steps_were_is_told_where_it_has_changed
     assert t.messages[-1].heartbeat.HasField("staleness"), "another master does not know it"
     for _ in range(STALENESS_STEPS):
         push(1)
-    t.report.stretch_done(repeated=4)
+    t.report.async_phase_done(repeated=4)
     beat = t.messages[-1].heartbeat
     assert beat.staleness == pb.Staleness(steps=STALENESS_STEPS, median=1.0, most=1, repeated=4), "at once"
     assert (beat.rate, beat.memory) == (1.0, 5)

@@ -70,7 +70,7 @@ class Ledger:
             return replace(next_, bad={**self.bad, epoch: self.bad.get(epoch, 0) + agreed.bad})
         return next_
 
-    def after_stretch(self, step: int, loss: float, records: int, left_out: int, epoch: int) -> Ledger:
+    def after_async_phase(self, step: int, loss: float, records: int, left_out: int, epoch: int) -> Ledger:
         """Add all steps below `step`, which servers have applied in any order (mode=ps).
 
         Args:

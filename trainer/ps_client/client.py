@@ -1,19 +1,21 @@
-"""All parameter servers of a job, as one worker sees them: which server has which row is arithmetic
-(edl/contract/rows/buckets.py), and what one call asks of several servers is asked of all at the same time.
+"""One worker's client of all parameter servers of a job.
 
-Promise: when `pull` returns, *every* server is at that step, also one that has none of the rows. All ranks
-that have the state pull before they take part in a step's sums. So when the sums have come back anywhere, no
-server is further behind than this one step, and what is said to the servers next says what became of it.
+Ids map to servers by arithmetic (edl/contract/rows/buckets.py), and one operation calls all servers
+concurrently.
 
-**Which servers there are** may change from ring to ring (edl/contract/rows/placement.py). The root asks all
-of them what they have, settles those that have the rows (`settle`), and when all ranks have the state, has
-the rows moved to where the master wants them (`move`). Where each row is on two servers, one that is away, or
-has lost its rows, is left out, and comes back in the same way.
+Promise: when `pull` returns, *every* server is at that step, including servers that hold none of the rows.
+All ranks with the state pull before they join the step's all-reduce. So when the all-reduce completes
+anywhere, no server is more than one step behind, and the next call to it carries the result of that step.
 
-This module is the calls. What follows from where the servers say that they are is in server_positions.py.
+**The shard assignment** may change from ring to ring (edl/contract/rows/placement.py). The root asks all
+servers for their state, starts a generation on those that hold the rows (`start_generation`), and, when all
+ranks have the state, moves the rows to the servers that the master wants (`move`). If each row is on two
+servers, a server that is down or has lost its rows is left out, and is brought back in the same way.
 
-What has become of a step stands in the ledger, beside the number of the step (`Ledger.commit`): whoever has
-the state knows it, however it came by it. This module only asks for it (`follow`).
+This module makes the calls. `recovery` derives the shard assignment from the servers' answers.
+
+The result of a step is part of the ledger (`Ledger.commit`), so every worker that holds the state knows it.
+This module only reads it (`follow`).
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ import numpy as np
 from edl.checkpoints import Part
 from edl.contract.heartbeats import ServerWait
 from edl.contract.proto import ps_pb2 as pb
-from edl.contract.rows.placement import Arrangement
+from edl.contract.rows.placement import ShardAssignment
 from edl.contract.rows.shares import IDS, PAGE_BYTES, VALUES, Shares, encoded, put
 from edl.trainer.embedding.interfaces import Commit, Start, Table
 from edl.trainer.ps_client.link import (
@@ -43,33 +45,34 @@ from edl.trainer.ps_client.link import (
     Writing,
 )
 from edl.trainer.ps_client.messages import (
-    commit_told,
+    commit_to_proto,
     ids_asked,
     part_of,
     places,
     put_together,
-    start_told,
-    tables_told,
+    start_to_proto,
+    tables_to_proto,
 )
 from edl.trainer.ps_client.pending import Begun
-from edl.trainer.ps_client.recovery import Positions, why_behind
+from edl.trainer.ps_client.recovery import ServerStates, why_behind
 from edl.trainer.ring.base import RingBroken
 
 TIMEOUT_SECONDS = 3.0
-NOBODY_SECONDS = 0.25  # between two questions whether any server answers
-WORKERS = 1 << 20  # a generation is a number of its own, and that of the worker who claimed it
+RETRY_SECONDS = 0.25  # between two attempts while no server answers
+WORKERS = 1 << 20  # a generation is a counter times WORKERS, plus the number of the claiming worker
 
 
-class ParameterServers:
+class PsClient:
     """The servers of one job.
 
     Args:
-        links: one for each, by index.
+        links: one per server, by index.
         run_id: of the job.
-        seed: of the job: rows are born from it.
-        interrupt: breaks the calls of all links off.
-        replicas: on how many servers each row is to be.
-        connect: makes the link to the server of this number at an address; None: there are no others.
+        seed: of the job; initial rows depend on it.
+        interrupt: cancels the calls of all links.
+        replicas: wanted number of servers per row.
+        connect: creates the link to a server, by index and address; None: the servers are fixed.
+        addresses: host:port of the servers, by index.
     """
 
     def __init__(
@@ -79,29 +82,30 @@ class ParameterServers:
         self._links, self._run_id, self._seed = list(links), run_id, seed
         self._connect, self._addresses = connect, tuple(addresses)
         self._interrupt = interrupt or Interrupt()
-        # As it is to be, and as it is.
-        self._wanted = self._arrangement = Arrangement(len(links), replicas)
-        self._is_said = True  # how many are wanted; else as many as have the rows
+        # The wanted assignment, and the present one.
+        self._wanted = self._assignment = ShardAssignment(len(links), replicas)
+        self._is_said = True  # whether the master has named the number of servers
         self._tables: tuple[Table, ...] = ()
         self._last: Callable[[], Commit | None] = lambda: None
-        self._asynchronous: pb.Asynchronous | None = None  # steps are a ring's
+        self._asynchronous: pb.Asynchronous | None = None  # None: synchronous steps (mode=hybrid)
         self._generation = 0
-        self._claims_for = 0  # the worker who speaks as the root
-        self._claims_above = 0  # the greatest generation that this worker knew before it claimed one
-        self._positions = Positions()  # where they were when a generation was claimed
-        self._start = Start()  # what the next `restore` of step 0 begins with
-        self._arrangement.first  # noqa: B018  # computed once, not in the first step
+        self._claims_for = 0  # the worker that acts as the root
+        self._claims_above = 0  # the greatest generation that this worker knew before the claim
+        self._states = ServerStates()  # as of the last claim
+        self._start = Start()  # initial rows for the next `restore` of step 0
+        self._assignment.first  # noqa: B018  # computed once, not in the first step
 
     @classmethod
     def at(
         cls, addresses: Sequence[str], token: str, run_id: str, seed: int,
         replicas: int = 1, timeout: float = TIMEOUT_SECONDS,
-    ) -> ParameterServers:  # fmt: skip
-        """Those at these addresses, host:port by index.
+    ) -> PsClient:  # fmt: skip
+        """Create a client of the servers at these addresses.
 
         Args:
-            replicas: on how many of them each row is to be.
-            timeout: seconds after which one that does not answer is done without, if others have its rows.
+            addresses: host:port, by index.
+            replicas: wanted number of servers per row.
+            timeout: seconds after which a silent server is left out, if other servers hold its rows.
         """
         interrupt = Interrupt()
         patience = None if replicas < 2 else timeout
@@ -117,14 +121,14 @@ class ParameterServers:
         return len(self._members)
 
     @property
-    def arrangement(self) -> Arrangement:
-        return self._arrangement
+    def assignment(self) -> ShardAssignment:
+        return self._assignment
 
     @property
     def _members(self) -> tuple[int, ...]:
-        return self._arrangement.members
+        return self._assignment.members
 
-    # --- the loop's side
+    # --- forming a ring
 
     def follow(self, tables: Sequence[Table], last: Callable[[], Commit | None]) -> None:
         self._tables, self._last = tuple(tables), last
@@ -133,11 +137,12 @@ class ParameterServers:
         self._interrupt.arm()
         self._know(addresses)
         self._is_said = servers > 0
-        # Nobody says so: as many as there were, and not all that ever were.
-        self._wanted = Arrangement(servers or self._arrangement.servers, self._wanted.replicas)
+        # Unknown: as many as before, and not all that ever existed.
+        self._wanted = ShardAssignment(servers or self._assignment.servers, self._wanted.replicas)
 
     def _know(self, addresses: Sequence[str]) -> None:
-        """Where servers listen. Others, known before, may have rows: a new master does not know that."""
+        """Update the links. Keep links to further servers: they may hold rows that a new master does not know
+        of."""
         if addresses and self._connect is not None:
             known, count = dict(enumerate(self._addresses)), len(addresses)
             links = [
@@ -148,38 +153,45 @@ class ParameterServers:
             self._addresses = (*addresses, *self._addresses[count:])
 
     def claim(self, worker: int) -> int:
-        """Greater than every generation that a server or this worker has known. (Servers that have lost their
-        logs know none; a reused number would make them look like those of an earlier ring.) Two roots that
-        claim at the same time get different numbers: each ends with the worker's."""
+        """Claim a generation greater than every one that a server or this worker has known.
+
+        Servers that have lost their logs know none; a reused number would make them look like members of an
+        earlier ring. Two roots that claim concurrently get different numbers, which contain the worker's
+        number.
+        """
         last = self._last()
         generations = self._claims_above, self._generation, 0 if last is None else last.generation
         self._claims_above = max(generations)
-        self._positions = self._declare_to_all()
-        of = self._positions.newest
+        self._states = self._declare_to_all()
+        of = self._states.newest
         if not self._is_said and of is not None and of.servers <= len(self._links):
-            self._wanted = Arrangement(of.servers, self._wanted.replicas)
+            self._wanted = ShardAssignment(of.servers, self._wanted.replicas)
         self._claims_for = worker
         return self._next_generation()
 
     def _next_generation(self) -> int:
-        known = max(self._positions.generation, self._claims_above)
+        known = max(self._states.generation, self._claims_above)
         return (known // WORKERS + 1) * WORKERS + self._claims_for % WORKERS
 
     def _wait_for(self, servers: Iterable[int]) -> None:
-        """Those that were away may know a greater generation than any that was found when this one was
-        claimed, or this very one, in which something else was said."""
+        """Wait for servers that were away, and raise the generation.
+
+        These servers may know a greater generation than the claimed one, or the same one from another claim.
+        """
         self._find_late(servers)
         self._generation = max(self._generation, self._next_generation())
 
     def _find_late(self, servers: Iterable[int]) -> None:
-        """Where all are that may have rows, and these, too, which were away. Others have answered once and
-        may have ended meanwhile: waiting for one of them might never end."""
-        before, most = self._positions, self._expected(self._positions)
+        """Refresh the state of all servers that may hold rows, and of `servers`, which were away.
+
+        Further servers have answered once and may have ended since, so waiting for them might never end.
+        """
+        before, most = self._states, self._expected(self._states)
         may_have_rows = {index for index in before.found if index < most}
         found = {**before.found, **self._declare(sorted({*may_have_rows, *servers}))}
-        most = self._expected(Positions(found))
+        most = self._expected(ServerStates(found))
         away = (index for index in before.away if index < most and index not in found)
-        self._positions = Positions(found, tuple(away))
+        self._states = ServerStates(found, tuple(away))
 
     @property
     def generation(self) -> int:
@@ -195,64 +207,66 @@ class ParameterServers:
         self._interrupt.cut()
 
     def waiting(self) -> ServerWait | None:
-        """For which server this worker waits, the longest first. On any thread."""
+        """The longest running wait for a server, or None. On any thread."""
         return self._interrupt.longest(time.monotonic())
 
     def begin_with(self, start: Start) -> None:
-        """The next `restore` of step 0 begins with these rows: once, for they may be many."""
+        """Use these initial rows in the next `restore` of step 0. Once, because they may be large."""
         self._start = start
 
-    def settle(self, step: int) -> str:
-        if (count := self._positions.needed) > len(self._links):
+    def start_generation(self, step: int) -> str:
+        if (count := self._states.needed) > len(self._links):
             raise RingBroken(
-                f"rows are on {count} parameter servers, of which this worker knows {len(self._links)}: the "
-                "master is to say where the others are"
+                f"the rows are on {count} parameter servers, and this worker knows {len(self._links)}: "
+                "waiting for the master to name the others"
             )
         last = self._last()
-        self._arrangement, why = self._positions.which(step, self._wanted, last)
-        while not self._arrangement.is_whole and self._positions.away:  # who is away may have what is missing
-            self._wait_for(self._positions.away[:1])  # or know that those after it have ended
-            self._arrangement, why = self._positions.which(step, self._wanted, last)
-        if not self._arrangement.is_whole:
+        self._assignment, why = self._states.choose_assignment(step, self._wanted, last)
+        while not self._assignment.is_whole and self._states.away:
+            # A server that is away may hold the missing rows.
+            self._wait_for(self._states.away[:1])  # or know that later servers have ended
+            self._assignment, why = self._states.choose_assignment(step, self._wanted, last)
+        if not self._assignment.is_whole:
             return why
-        if not step and (lost := self._positions.lost):
-            # It would begin anew, and this job's rows do not begin as new ones do.
+        if not step and (lost := self._states.lost):
+            # It would start with default initial rows, and this job's are loaded from elsewhere.
             return f"parameter server {lost[0]} has lost its log and rows"
-        request = pb.SettleRequest(
+        request = pb.StartGenerationRequest(
             run_id=self._run_id, generation=self._generation, step=step, last=self._commit(step),
-            arrangement=self._arrangement.told(),
+            assignment=self._assignment.to_proto(),
         )  # fmt: skip
-        positions = self._ask("Settle", dict.fromkeys(self._members, request))
+        positions = self._ask("StartGeneration", dict.fromkeys(self._members, request))
         behind = (why_behind(index, position, step) for index, position in positions.items())
         return "; ".join(filter(None, behind))
 
     def restore(self, step: int, attempt: str) -> None:
-        self._arrangement = self._wanted.without(self._positions.away)
-        if not self._arrangement.is_whole:
-            self._arrangement = self._wanted
+        self._assignment = self._wanted.without(self._states.away)
+        if not self._assignment.is_whole:
+            self._assignment = self._wanted
             self._wait_for(self._members)
         request = pb.RestoreRequest(
             run_id=self._run_id, generation=self._generation, step=step, attempt=attempt,
-            arrangement=self._arrangement.told(),
+            assignment=self._assignment.to_proto(),
         )  # fmt: skip
         if not step and (start := self._start).tables:
-            request.start.CopyFrom(start_told(start))
+            request.start.CopyFrom(start_to_proto(start))
         for index, position in self._ask("Restore", dict.fromkeys(self._members, request)).items():
             if position.step != step:
                 raise ServerRefused(
-                    f"parameter server {index} was to go back to step {step:,}, and is at {position.step:,}"
+                    f"parameter server {index} is at step {position.step:,}: expected step {step:,} after "
+                    "its rollback"
                 )
-        self._declare(self._members)  # to those that came back meanwhile with nothing
+        self._declare(self._members)  # for servers that have restarted empty meanwhile
         if not step:
             for number, (ids, rows) in self._start.rows.items():
                 self._load(number, ids, rows)
             self._start = Start()
 
     def _load(self, number: int, ids: np.ndarray, rows: np.ndarray) -> None:
-        """Give all servers their rows of a table, page by page."""
+        """Send all servers their initial rows of a table, page by page."""
         most = max(PAGE_BYTES // (8 + 4 * self._tables[number].dim), 1)
         for at in range(0, len(ids), most):
-            told, page = places(ids[at : at + most], self._arrangement), rows[at : at + most]
+            told, page = places(ids[at : at + most], self._assignment), rows[at : at + most]
             requests = {
                 index: pb.LoadRequest(
                     run_id=self._run_id, generation=self._generation,
@@ -270,19 +284,19 @@ class ParameterServers:
 
     @property
     def moves(self) -> bool:
-        return self._arrangement != self._wanted.without(self._positions.away)
+        return self._assignment != self._wanted.without(self._states.away)
 
     def move(self, step: int) -> str:
-        of, to = self._arrangement, self._wanted.without(self._positions.away)
-        if not to.is_whole:  # it cannot be, as long as they are away
-            names = ", ".join(map(str, self._positions.away))
+        of, to = self._assignment, self._wanted.without(self._states.away)
+        if not to.is_whole:  # impossible while these servers are away
+            names = ", ".join(map(str, self._states.away))
             return f"parameter server {names} does not answer" if to.copies < 2 else ""
         why = ""
         fetch = pb.FetchRequest(
             run_id=self._run_id, generation=self._generation, step=step, last=self._commit(step),
-            of=of.told(), to=to.told(), addresses=self._addresses,
+            of=of.to_proto(), to=to.to_proto(), addresses=self._addresses,
         )  # fmt: skip
-        everybody = sorted({*of.members, *to.members} - {*self._positions.away})
+        reached = sorted({*of.members, *to.members} - {*self._states.away})
         gaining = [index for index in to.members if (to.held(index) & ~of.held(index)).any()]
         calls = self._begin("Fetch", dict.fromkeys(gaining, fetch))
         try:
@@ -293,42 +307,47 @@ class ParameterServers:
         except ServerAway as error:
             if to.copies > 1:
                 raise RingBroken(str(error)) from error
-            why, to, everybody = str(error), of, [*of.members]
+            why, to, reached = str(error), of, [*of.members]
         finally:
             for call in calls.values():
                 call.forget()
-        arrange = pb.ArrangeRequest(
-            run_id=self._run_id, generation=self._generation, step=step, last=self._commit(step), to=to.told()
+        assign = pb.AssignRequest(
+            run_id=self._run_id,
+            generation=self._generation,
+            step=step,
+            last=self._commit(step),
+            to=to.to_proto(),
         )
-        self._ask("Arrange", dict.fromkeys(everybody, arrange))
-        self._arrangement = to
+        self._ask("Assign", dict.fromkeys(reached, assign))
+        self._assignment = to
         return why
 
     @property
     def addresses(self) -> tuple[str, ...]:
         return self._addresses
 
-    def adopt(self, arrangement: Arrangement, addresses: Sequence[str] = ()) -> None:
+    def adopt(self, assignment: ShardAssignment, addresses: Sequence[str] = ()) -> None:
         self._know(addresses)
-        self._arrangement = arrangement
+        self._assignment = assignment
 
-    def _declare_to_all(self) -> Positions:
-        """Where they are, and who is away and can be done without, for all that is known."""
+    def _declare_to_all(self) -> ServerStates:
+        """Declare the tables to all servers; returns their states, and which servers are away but not
+        needed."""
         while True:
             positions = self._declare_once()
             if positions.found:
                 return positions
-            if self._interrupt.wait(NOBODY_SECONDS):  # a ring without any of them comes to nothing
-                raise RingBroken("the ring was cut while all parameter servers were waited for")
+            if self._interrupt.wait(RETRY_SECONDS):  # a ring needs at least one server
+                raise RingBroken("the ring was cut while waiting for a parameter server to answer")
 
-    def _declare_once(self) -> Positions:
-        everybody, alone = range(len(self._links)), self._wanted.copies < 2
-        calls = self._begin("Declare", dict.fromkeys(everybody, self._tables_told()))
+    def _declare_once(self) -> ServerStates:
+        reached, alone = range(len(self._links)), self._wanted.copies < 2
+        calls = self._begin("Declare", dict.fromkeys(reached, self._tables_message()))
         found, away = dict[int, pb.Position](), list[int]()
-        positions = Positions(found)  # of those that have answered so far
+        positions = ServerStates(found)  # of the servers that have answered so far
         try:
             for index, call in calls.items():
-                # Those that are too many may have ended; they have rows only if one before them says so.
+                # Surplus servers may have ended; they hold rows only if a server before them reports so.
                 if alone and index >= self._expected(positions):
                     break
                 try:
@@ -345,23 +364,23 @@ class ParameterServers:
             return left if positions.may_be_on(away) else [index for index in left if index not in away]
 
         while alone and (left := missing()):
-            found |= self._declare(left[:1])  # it may know that those after it have ended
+            found |= self._declare(left[:1])  # it may know that later servers have ended
             away = [index for index in away if index not in found and index < self._expected(positions)]
-        return Positions(found, tuple(away))
+        return ServerStates(found, tuple(away))
 
-    def _expected(self, positions: Positions) -> int:
-        """How many, of those that are known, have rows or are to have some."""
+    def _expected(self, positions: ServerStates) -> int:
+        """Number of known servers that hold rows or are wanted to."""
         wanted = self._wanted.servers if self._is_said else 0
-        return min(max(wanted, positions.needed) or self._arrangement.servers, len(self._links))
+        return min(max(wanted, positions.needed) or self._assignment.servers, len(self._links))
 
     def _declare(self, servers: Iterable[int]) -> dict[int, pb.Position]:
-        """To these servers, which are waited for; returns where they are."""
-        return self._ask("Declare", dict.fromkeys(servers, self._tables_told()), patient=True)
+        """Declare the tables to these servers, waiting for each; returns their states."""
+        return self._ask("Declare", dict.fromkeys(servers, self._tables_message()), patient=True)
 
-    def _tables_told(self) -> pb.Tables:
-        return tables_told(self._tables, self._run_id, self._seed, self._asynchronous)
+    def _tables_message(self) -> pb.Tables:
+        return tables_to_proto(self._tables, self._run_id, self._seed, self._asynchronous)
 
-    # --- the step's side
+    # --- in a step
 
     def pull(self, step: int, ids: Sequence[np.ndarray]) -> list[np.ndarray]:
         return self.begin_pull(step, ids).result()
@@ -369,8 +388,8 @@ class ParameterServers:
     def begin_pull(
         self, step: int, ids: Sequence[np.ndarray], last: Commit | None = None
     ) -> Begun[list[np.ndarray]]:
-        shares = [Shares(each, self._arrangement) for each in ids]
-        last_step = self._commit(step) if last is None else commit_told(last)
+        shares = [Shares(each, self._assignment) for each in ids]
+        last_step = self._commit(step) if last is None else commit_to_proto(last)
         requests = {
             index: pb.PullRequest(
                 run_id=self._run_id, generation=self._generation, step=step, last=last_step,
@@ -384,15 +403,19 @@ class ParameterServers:
         )
 
     def all_rows(self, table: int) -> tuple[np.ndarray, np.ndarray]:
-        """All rows of the table of this number, of the state that this worker has: ids int64 [n], each once,
-        and rows float32 [n, dim]. Where the servers have just gone back to it, it is what they have. For a
-        server that is away it waits: there is no ring any more that could be formed without it."""
+        """All rows of a table, of this worker's state; waits for servers that are away.
+
+        After a rollback without further steps, the servers' present state is read.
+
+        Returns:
+            ids int64 [n], unique, and rows float32 [n, dim].
+        """
         last, dim = self._last(), self._tables[table].dim
         request = pb.ListRequest(run_id=self._run_id, table=table, most=max(PAGE_BYTES // (8 + 4 * dim), 1))
         if last is not None:
             request.generation, request.step = self._generation, last.step + 1
             request.last.CopyFrom(self._commit(last.step + 1))
-            request.arrangement.CopyFrom(self._arrangement.told())
+            request.assignment.CopyFrom(self._assignment.to_proto())
         asked = {index: deepcopy(request) for index in self._members}
         found: list[tuple[np.ndarray, np.ndarray]] = []
         while asked:
@@ -406,16 +429,16 @@ class ParameterServers:
         return np.concatenate([ids for ids, _ in found]), np.concatenate([rows for _, rows in found])
 
     def rows_of(self, table: int, ids: np.ndarray) -> np.ndarray:
-        """The rows of these ids, float32 [n, dim], of the state that this worker has: initial ones, too."""
+        """The rows of these ids, float32 [n, dim], of this worker's state, including initial rows."""
         last, dim = self._last(), self._tables[table].dim
         request = pb.PullRequest(run_id=self._run_id)
         if last is not None:
             request.generation, request.step = self._generation, last.step + 1
             request.last.CopyFrom(self._commit(last.step + 1))
-            request.arrangement.CopyFrom(self._arrangement.told())
+            request.assignment.CopyFrom(self._assignment.to_proto())
         found, most = np.empty((len(ids), dim), np.float32), max(PAGE_BYTES // (8 + 4 * dim), 1)
         for at in range(0, len(ids), most):
-            share, requests = Shares(ids[at : at + most], self._arrangement), {}
+            share, requests = Shares(ids[at : at + most], self._assignment), {}
             for index in self._members:
                 requests[index] = pb.PullRequest()
                 requests[index].CopyFrom(request)
@@ -430,12 +453,12 @@ class ParameterServers:
     def begin_stage(
         self, step: int, rank: int, gradients: Sequence[tuple[np.ndarray, np.ndarray]]
     ) -> Begun[None]:
-        all_places = [places(ids, self._arrangement) for ids, _ in gradients]
+        all_places = [places(ids, self._assignment) for ids, _ in gradients]
         requests = {}
         for index in self._members:
             request = pb.StageRequest(run_id=self._run_id, generation=self._generation, step=step, rank=rank)
             for table, ((ids, values), told) in enumerate(zip(gradients, all_places, strict=True)):
-                if (here := told(index)) is not None:  # `add`: in a list each would be copied
+                if (here := told(index)) is not None:  # `add` avoids a copy that a list would cost
                     request.gradients.add(
                         table=table, ids=encoded(ids[here], IDS), values=encoded(values[here], VALUES)
                     )
@@ -454,11 +477,11 @@ class ParameterServers:
                 request = pb.WritePartRequest(
                     run_id=self._run_id, generation=self._generation, step=step, last=self._commit(step),
                     attempt=attempt, index=first + number, of=first + self.count,
-                    arrangement=self._arrangement.told(),
+                    assignment=self._assignment.to_proto(),
                 )  # fmt: skip
                 calls.append(link.write_part(request))
             for call in calls:
-                call.taken()
+                call.captured()
         except BaseException:
             _forget(calls)
             raise
@@ -481,33 +504,33 @@ class ParameterServers:
         for link in map(self._links.__getitem__, self._members):
             link.tell("Committed", pb.CommittedRequest(run_id=self._run_id, step=step, attempt=attempt))
 
-    # --- below
+    # --- private
 
     def _commit(self, step: int) -> pb.Commit | None:
-        """Which step has led to the state of this one."""
+        """The result of the step before `step`."""
         last = self._last()
         if last is None:
             return None
         if last.step != step - 1:
-            raise RuntimeError(f"rows of step {step} are asked for, with the commit of step {last.step}")
-        return commit_told(last)
+            raise RuntimeError(f"rows of step {step} requested with the commit of step {last.step}")
+        return commit_to_proto(last)
 
     def _ask(
         self, method: str, requests: Mapping[int, Request], known: bool = False, patient: bool = False
     ) -> dict[int, Any]:
-        """The answers of these servers, by index.
+        """Call these servers and return their answers, by index.
 
         Args:
-            known: to be in this generation.
-            patient: nobody can be done without.
+            known: the servers are known to be in this generation.
+            patient: wait for every server, even if others hold its rows.
 
         Raises:
-            RingBroken: it is called off; or one is away that can be done without.
+            RingBroken: the ring was cut; or a server is away whose rows others hold.
         """
         return Begun(self._begin(method, requests, known), lambda answers: answers, patient).result()
 
     def _begin(self, method: str, requests: Mapping[int, Request], known: bool = False) -> dict[int, Pending]:
-        """Call these servers, all at the same time."""
+        """Call these servers concurrently."""
         generation = self._generation if known else None
         return {
             index: self._links[index].begin(method, request, generation)
@@ -517,7 +540,7 @@ class ParameterServers:
 
 @contextmanager
 def _being_written(calls: Sequence[Writing]) -> Iterator[Callable[[], list[Part]]]:
-    """Own these calls until the block ends. Inside, call the result to wait until all parts are written."""
+    """Own these calls until the block ends. The yielded function waits until all shards are written."""
     try:
         yield lambda: [part_of(call.written()) for call in calls]
     finally:

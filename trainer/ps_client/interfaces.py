@@ -10,7 +10,7 @@ from typing import Protocol
 import numpy as np
 
 from edl.checkpoints import Part as FilePart
-from edl.contract.rows.placement import Arrangement
+from edl.contract.rows.placement import ShardAssignment
 from edl.errors import CheckpointError
 from edl.trainer.embedding.interfaces import Commit, Rows, Table
 from edl.trainer.ring.base import RingBroken
@@ -87,7 +87,7 @@ class Servers(Rows, Protocol):
         """This worker has left the ring: calls for its own state are possible again."""
         ...
 
-    def settle(self, step: int) -> str:
+    def start_generation(self, step: int) -> str:
         """As the root of a new ring, report the ring's step to all servers.
 
         Returns:
@@ -107,13 +107,13 @@ class Servers(Rows, Protocol):
         ...
 
     @property
-    def arrangement(self) -> Arrangement:
+    def assignment(self) -> ShardAssignment:
         """The assignment of rows to servers."""
         ...
 
     @property
     def moves(self) -> bool:
-        """Whether rows must move to different servers, as the root knows after `settle`."""
+        """Whether rows must move to different servers, as the root knows after `start_generation`."""
         ...
 
     def move(self, step: int) -> str:
@@ -132,7 +132,7 @@ class Servers(Rows, Protocol):
         """The known addresses of the servers, host:port by index."""
         ...
 
-    def adopt(self, arrangement: Arrangement, addresses: Sequence[str] = ()) -> None:
+    def adopt(self, assignment: ShardAssignment, addresses: Sequence[str] = ()) -> None:
         """Use this assignment of rows, and these addresses, for all calls from now on."""
         ...
 

@@ -1,12 +1,13 @@
-"""One parameter server, as a worker calls it.
+"""One worker's link to one parameter server.
 
-Promise: a call ends with the server's answer, with `RingBroken` as soon as the ring is called off or the
-server is found to have lost what the ring knows it had, or with the server's own words, if it refuses what is
-asked. A server that is away, is slow, or hangs is waited for: it comes back with all that it had, and the
-master says when that is to end. One that cannot read a checkpoint is asked again for a minute. Whatever is
-asked may be asked again: the second time it changes nothing.
+Promise: a call ends with the server's answer; with `RingBroken`, as soon as the ring is cut or the server is
+found to have lost state that the ring relies on; or with the server's message, if it rejects the request. A
+server that
+is down, slow or hanging is waited for: it resumes with its state, and the master limits the wait. A request
+that fails because a checkpoint cannot be read is repeated for a minute. Every request can be repeated: the
+second one changes nothing.
 
-The channel is made with the first call, so in the process that calls: gRPC does not survive a fork.
+The channel is created by the first call, in the process that calls, because gRPC does not survive a fork.
 """
 
 from __future__ import annotations
@@ -34,56 +35,57 @@ from edl.trainer.runtime.log import log
 
 SERVICE = "edl.ParameterServer"
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.02, 1.0
-LOOK_SECONDS = 1.0  # after which a call that has no answer is looked into, again and again
-TOLD_SECONDS = 5.0  # after which people are told whom it waits for
+LOOK_SECONDS = 1.0  # interval at which an unanswered call is examined
+TOLD_SECONDS = 5.0  # wait after which the log names the server
 DESCRIBE_SECONDS = 2.0
-UNREADABLE_SECONDS = 60.0  # for a store that is away to come back
+UNREADABLE_SECONDS = 60.0  # for an unavailable store to recover
 TELL_SECONDS = 30.0
-PART_SECONDS = 7200.0  # for a server to write its part of a checkpoint: its store may hang, and never fail
-AWAY = {  # what a call fails with when the server is away, ends, or was cut off
+PART_SECONDS = 7200.0  # limit for writing a shard: a store may hang without an error
+AWAY = {  # statuses of a call when the server is down, shuts down, or is cut off
     grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED,
     grpc.StatusCode.INTERNAL,
 }  # fmt: skip
-# How long a server may be away that is called so, with rows of which nobody knows yet that it has them.
+# Longest wait for a server in these calls: it may be new, so it is not known to hold rows.
 LIMITS = {"Declare": 60.0, "Fetch": 60.0}
-LONG = ("Fetch", "Arrange", "Restore", "Begin")  # calls during which a server answers nothing else
+LONG = ("Fetch", "Assign", "Restore", "Begin")  # calls during which a server answers no other calls
 
-UNREADABLE = grpc.StatusCode.DATA_LOSS  # a checkpoint, by the server
+UNREADABLE = grpc.StatusCode.DATA_LOSS  # the server cannot read a checkpoint
 
 Request: TypeAlias = Any  # a message of ps.proto
-_ANSWERS: dict[str, Callable[[bytes], Any]] = {  # of each call, what reads its answer
+_ANSWERS: dict[str, Callable[[bytes], Any]] = {  # parser of the answer, by method
     method.name: getattr(pb, method.output_type.name).FromString
     for method in pb.DESCRIPTOR.services_by_name["ParameterServer"].methods
 }
 
 
 class ServerRefused(EdlError):
-    """A parameter server refuses what it is asked, and would refuse it again."""
+    """A parameter server rejects a request, and would reject it again."""
 
 
 class ServerAway(Exception):
-    """It does not answer, and others have its rows, or nobody knows of any that it has."""
+    """A server does not answer, and other servers hold its rows, or it is not known to hold any."""
 
 
 class TokenRefused(Exception):
-    """A parameter server does not know this worker's token any more: one that has the new one goes on."""
+    """A parameter server rejects this worker's token, which was replaced; a worker with the new one
+    continues."""
 
 
 class Interrupt:
-    """Breaks calls off, and knows which of them are waited for: from any thread."""
+    """Cancels calls, and knows which calls are waiting. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock, self._running = threading.Lock(), dict[Any, None]()
-        # Of calls: since when, for which server, for what, and why.
+        # By call: start of the wait, server, method, last error.
         self._waiting: dict[Any, tuple[float, int, str, str]] = {}
         self._is_cut = threading.Event()
 
     def arm(self) -> None:
-        """From now on calls are possible again."""
+        """Allow calls again."""
         self._is_cut.clear()
 
     def cut(self) -> None:
-        """All calls that run end now, and all that begin later, until it is armed again."""
+        """Cancel running calls, and all later ones until `arm`."""
         self._is_cut.set()
         with self._lock:
             running = list(self._running)
@@ -95,7 +97,7 @@ class Interrupt:
         return self._is_cut.is_set()
 
     def wait(self, seconds: float) -> bool:
-        """Returns at once, and True, when it is cut."""
+        """Wait for `cut`, at most `seconds`; returns whether it was cut."""
         return self._is_cut.wait(seconds)
 
     def begins(self, call: Any) -> None:
@@ -109,10 +111,10 @@ class Interrupt:
             self._running.pop(call, None)
 
     def waits_for(self, call: Any, server: int, method: str, since: float, why: str) -> None:
-        """A call has had no answer for a while, or only ones after which it is made again.
+        """Note that a call has had no answer for a while, or is being repeated after errors.
 
         Args:
-            why: what the last attempt failed with; empty: it has no answer yet.
+            why: error of the last attempt; empty: no answer yet.
         """
         with self._lock:
             self._waiting[call] = since, server, method, why
@@ -122,24 +124,29 @@ class Interrupt:
             self._waiting.pop(call, None)
 
     def longest(self, now: float) -> ServerWait | None:
-        """Of those that wait, the one that has waited longest."""
+        """The longest running wait, or None."""
         with self._lock:
             found = min(self._waiting.values(), default=None)
         return None if found is None else ServerWait(found[1], found[2], now - found[0], found[3])
 
 
 class Pending(Protocol):
-    """A call that was begun."""
+    """A call that was started."""
 
     def result(
         self, patient: bool = False, look: Callable[[], None] = lambda: None, within: float = math.inf
     ) -> Any:
-        """The answer. Raises: RingBroken, ServerRefused; where others have its rows, ServerAway.
+        """Wait for the answer.
 
         Args:
-            patient: it is waited for in any case.
-            within: seconds; for so long, if it is away. Then ServerAway is raised.
-            look: is called now and then meanwhile, and may raise.
+            patient: wait even if other servers hold the server's rows.
+            within: limit in seconds for a server that is away.
+            look: called at intervals meanwhile; may raise.
+
+        Raises:
+            RingBroken: the ring was cut, or the server has lost its state.
+            ServerRefused: the server rejects the request.
+            ServerAway: the server does not answer, and other servers hold its rows or `within` has passed.
         """
         ...
 
@@ -152,44 +159,44 @@ class Pending(Protocol):
         ...
 
     def forget(self) -> None:
-        """Nobody waits for the answer any more."""
+        """Drop the answer: no caller needs it."""
         ...
 
 
 class Writing(Protocol):
-    """A part of a checkpoint that a server writes."""
+    """A shard of a checkpoint that a server is writing."""
 
-    def taken(self) -> None:
-        """Wait until the server has taken the state. Raises: CheckpointError, PartNotWritten."""
+    def captured(self) -> None:
+        """Wait until the server has captured the state. Raises: CheckpointError, PartNotWritten."""
         ...
 
     def written(self) -> pb.Written:
-        """Wait until it is written. Raises: CheckpointError, PartNotWritten."""
+        """Wait until the shard is written. Raises: CheckpointError, PartNotWritten."""
         ...
 
     def forget(self) -> None:
-        """The part is not needed any more."""
+        """Cancel the call: the shard is no longer needed."""
         ...
 
 
 class Link(Protocol):
-    """One server: what `ServerLink` is, and the simulator's."""
+    """The interface of `ServerLink`, which the simulator implements, too."""
 
     def begin(self, method: str, request: Request, generation: int | None = None) -> Pending:
-        """Call it. Returns at once.
+        """Start a call. Returns at once.
 
         Args:
             method: of `ParameterServer`.
-            generation: in which the server is known to be, all through the call; None: that is not known.
+            generation: the server's known generation throughout the call; None: unknown.
         """
         ...
 
     def write_part(self, request: pb.WritePartRequest) -> Writing:
-        """Have it write its part of a checkpoint. Once: what it took later would be another state."""
+        """Make the server write its shard of a checkpoint. Never repeated: a later capture would differ."""
         ...
 
     def tell(self, method: str, request: Request) -> None:
-        """Call it, and do not wait for the answer."""
+        """Start a call and ignore the answer."""
         ...
 
 
@@ -197,13 +204,14 @@ class ServerLink:
     """One server.
 
     Args:
-        index: of it.
+        index: of the server.
         address: host:port.
-        token: the job's.
-        interrupt: breaks the calls off.
-        clock: seconds, never going back.
-        patience: seconds after which it counts as away, and at once if nobody listens there; None: it is
-            waited for.
+        token: the job's token.
+        interrupt: cancels the calls.
+        clock: monotonic seconds.
+        patience: seconds after which a silent server counts as away; a refused connection counts at once.
+        None:
+            wait forever.
     """
 
     def __init__(
@@ -219,13 +227,13 @@ class ServerLink:
         self.name = f"parameter server {index} ({address})"
         self._address, self._interrupt, self._clock = address, interrupt, clock
         self._metadata = (("authorization", f"Bearer {token}"),)
-        self._told = set[Any]()  # calls whose answers nobody waits for
+        self._told = set[Any]()  # calls whose answers are ignored
         self._conversation: Conversation | None = None  # the newest
         self._conversing = threading.Lock()
 
     @cached_property
     def _channel(self) -> grpc.Channel:
-        # With connections of its own: else another one to that address has the pauses of the one before it.
+        # A private connection pool: a shared one would inherit the reconnect back-off of an earlier channel.
         options = [*OPTIONS, ("grpc.use_local_subchannel_pool", 1)]
         return tls.channel(self._address, tls.authority(), options)
 
@@ -234,7 +242,7 @@ class ServerLink:
         return rpc.ParameterServerStub(self._channel)
 
     def connect_anew(self) -> None:
-        """With the next call. Calls that others have begun are answered on the connection that there was."""
+        """Use a new connection from the next call on. Running calls keep the present one."""
         with self._conversing:
             if self._conversation is not None:
                 self._conversation.close()
@@ -246,8 +254,8 @@ class ServerLink:
         return Call(self, method, request, generation)
 
     def write_part(self, request: pb.WritePartRequest) -> WritePart:
-        # Called as if it had many answers: gRPC's Python gives the initial metadata of one that has a single
-        # one only together with it.
+        # Called as a streaming method: in Python, gRPC returns the initial metadata of a unary call only
+        # together with its answer.
         call = self._channel.unary_stream(
             f"/{SERVICE}/WritePart", pb.WritePartRequest.SerializeToString, pb.Written.FromString
         )(request, metadata=self._metadata, timeout=PART_SECONDS)
@@ -256,10 +264,10 @@ class ServerLink:
 
     def tell(self, method: str, request: Request) -> None:
         future = getattr(self._stub, method).future(request, metadata=self._metadata, timeout=TELL_SECONDS)
-        self._told.add(future)  # gRPC cancels what nobody holds
+        self._told.add(future)  # gRPC cancels a call without references
         future.add_done_callback(self._told.discard)
 
-    # --- of its calls
+    # --- for its calls
 
     def start(self, method: str, request: Request) -> Any:
         with self._conversing:
@@ -274,7 +282,7 @@ class ServerLink:
         self._interrupt.ends(future)
 
     def is_waiting(self, call: Call, method: str, since: float, why: str) -> None:
-        """A call has had no answer for a while. Args: as of `Interrupt.waits_for`."""
+        """Note that a call has had no answer for a while; see `Interrupt.waits_for`."""
         self._interrupt.waits_for(call, self._index, method, since, why)
 
     def waits_no_more(self, call: Call) -> None:
@@ -286,10 +294,10 @@ class ServerLink:
             raise self.cut()
 
     def cut(self) -> RingBroken:
-        return RingBroken(f"the ring was cut while {self.name} was waited for")
+        return RingBroken(f"the ring was cut while waiting for {self.name}")
 
     def is_still_in(self, generation: int) -> None:
-        """Raises RingBroken if it is known not to be."""
+        """Raise RingBroken if the server is known to be in another generation."""
         with suppress(grpc.RpcError):
             position = self._stub.Describe(
                 pb.DescribeRequest(), metadata=self._metadata, timeout=DESCRIBE_SECONDS
@@ -301,13 +309,13 @@ class ServerLink:
                 raise RingBroken(f"{self.name} has come back with {what}: it has lost its log")
 
     def probed(self, within: float) -> pb.Probed | None:
-        """What it has done, and what it has to do; None: it does not answer.
+        """Probe the server: numbers of completed and queued calls. None: it does not answer.
 
         Args:
             within: seconds.
 
         Raises:
-            RpcError: it answers, and does not say.
+            RpcError: the server answers with an error.
         """
         try:
             return self._stub.Probe(pb.ProbeRequest(), metadata=self._metadata, timeout=within)
@@ -317,17 +325,17 @@ class ServerLink:
             raise
 
     def refused(self, error: grpc.RpcError, method: str, unreadable: float = 0.0) -> None:
-        """What it means that a call has failed; returns if it is to be made again.
+        """Raise the error that a failed call means; return if the call must be repeated.
 
         Args:
-            unreadable: seconds for which it has failed because a checkpoint cannot be read.
+            unreadable: seconds since the call first failed because a checkpoint cannot be read.
         """
         code, words = error.code(), error.details()
         if self._interrupt.is_cut:
             raise self.cut() from error
         if code in AWAY or (code is UNREADABLE and unreadable < UNREADABLE_SECONDS):
             return
-        # Of a step that it is not at, or of tables that it does not know: the next root settles that.
+        # The server is at another step or knows no tables: the next root resolves that.
         misplaced = code is grpc.StatusCode.FAILED_PRECONDITION and method != "Declare"
         if code is grpc.StatusCode.ABORTED or misplaced:
             raise RingBroken(f"{self.name}: {words}") from error
@@ -336,7 +344,7 @@ class ServerLink:
         raise ServerRefused(f"{self.name}: {words or code.name}") from error
 
     def trouble(self) -> str:
-        """Why they do not understand each other, if that is because of TLS; empty: it is not."""
+        """The TLS problem between worker and server, if there is one; otherwise empty."""
         return tls.trouble(self._address, tls.authority())
 
     @property
@@ -345,10 +353,10 @@ class ServerLink:
 
 
 class Busy:
-    """Whether a server that does not answer is busy with what others have asked.
+    """Tell a busy server from a hanging one.
 
     Args:
-        patience: seconds. One that has done nothing of what waits for so long hangs.
+        patience: seconds; a server that completes none of its queued calls for so long hangs.
     """
 
     def __init__(self, link: ServerLink, patience: float):
@@ -368,7 +376,7 @@ class Busy:
 
 
 class Call:
-    """A call that is made again until it is answered."""
+    """A call that is repeated until it is answered."""
 
     def __init__(self, link: ServerLink, method: str, request: Request, generation: int | None):
         self._link, self._method, self._request, self._generation = link, method, request, generation
@@ -392,7 +400,7 @@ class Call:
             self._future.result(timeout=0)
         except grpc.RpcError as error:
             self._link.refused(error, self._method)
-            self._future = self._link.start(self._method, self._request)  # it was away
+            self._future = self._link.start(self._method, self._request)  # the server was away
         except (grpc.FutureTimeoutError, grpc.FutureCancelledError):
             if self._generation is not None:
                 self._link.is_still_in(self._generation)
@@ -415,7 +423,7 @@ class Call:
                     why = error.details() or error.code().name
                     raise ServerAway(f"{link.name} is away: {why}") from error
                 if away:
-                    # A channel that has failed tries again only after a pause, and the server may be back.
+                    # A failed channel reconnects only after a pause, and the server may be up already.
                     link.connect_anew()
                     self._future, anew = link.start(self._method, self._request), True
                     continue
@@ -426,7 +434,7 @@ class Call:
                 self._tell(why)
             else:
                 if self._told:
-                    log.info(f"{link.name} answers again after {link.now - self._began_at:.1f} s")
+                    log.info(f"{link.name} answered after {link.now - self._began_at:.1f} s")
                 return answer
             link.waits(pause)
             self._look()
@@ -434,11 +442,11 @@ class Call:
             self._future = link.start(self._method, self._request)
 
     def forget(self) -> None:
-        self._future.cancel()  # nothing, if it is answered
+        self._future.cancel()  # no effect after the answer
         self._link.ended(self._future)
 
     def _answer(self, patience: float | None) -> Any:
-        """Of the present attempt. Raises: RingBroken, ServerAway, grpc.RpcError."""
+        """Wait for the answer of the present attempt. Raises: RingBroken, ServerAway, grpc.RpcError."""
         busy = None if patience is None or self._method in LONG else Busy(self._link, patience)
         try:
             while True:
@@ -460,9 +468,10 @@ class Call:
             self._link.is_still_in(self._generation)
 
     def _tell(self, why: str) -> None:
-        """
+        """Report a long wait to the heartbeats and the log.
+
         Args:
-            why: what the last attempt failed with; empty: it has no answer yet.
+            why: error of the last attempt; empty: no answer yet.
         """
         if self._link.now - self._asked_at >= LOOK_SECONDS:
             self._link.is_waiting(self, self._method, self._asked_at, why)
@@ -474,13 +483,13 @@ class Call:
 
 
 class WritePart:
-    """A part of a checkpoint that the server writes."""
+    """A shard of a checkpoint that the server is writing."""
 
     def __init__(self, link: ServerLink, call: Any):
         self._link, self._call = link, call
 
-    def taken(self) -> None:
-        self._call.initial_metadata()  # comes, or the call fails: keepalive sees to that, or a cut
+    def captured(self) -> None:
+        self._call.initial_metadata()  # returns or raises: keepalive or a cut ends the call
         self._link.ended(self._call)
         if self._call.done() and self._call.code() is not grpc.StatusCode.OK:
             self.written()
@@ -492,12 +501,12 @@ class WritePart:
             code = self._call.code()
             what = PartNotWritten if code in AWAY else CheckpointError
             why = f"{code.name}: {self._call.details()}"
-            raise what(f"{self._link.name} has not written its part: {why}") from None
+            raise what(f"{self._link.name} did not write its part: {why}") from None
         if len(answers) != 1 or answers[0].why:
             why = answers[0].why if answers else "no answer"
-            raise CheckpointError(f"{self._link.name} has not written its part: {why}")
+            raise CheckpointError(f"{self._link.name} did not write its part: {why}")
         return answers[0]
 
     def forget(self) -> None:
-        self._call.cancel()  # nothing, if it is answered
+        self._call.cancel()  # no effect after the answer
         self._link.ended(self._call)

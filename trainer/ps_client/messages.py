@@ -1,5 +1,6 @@
-"""What a worker tells parameter servers, and what they answer, between its own types and those of ps.proto:
-which ids of a table each server is asked for, and where the rows belong that it sends.
+"""Conversion between the worker's types and the messages of ps.proto.
+
+Splits the ids of a table by server, and merges the rows of the servers' answers.
 """
 
 from __future__ import annotations
@@ -11,20 +12,20 @@ import numpy as np
 
 from edl.checkpoints import Part
 from edl.contract.proto import ps_pb2 as pb
-from edl.contract.rows.placement import Arrangement
+from edl.contract.rows.placement import ShardAssignment
 from edl.contract.rows.shares import IDS, Shares, encoded, put
 from edl.errors import EdlError
 from edl.trainer.embedding.interfaces import Commit, Start, Table
 
 
-def tables_told(
+def tables_to_proto(
     tables: Sequence[Table], run_id: str, seed: int, asynchronous: pb.Asynchronous | None
 ) -> pb.Tables:
     """The tables of a job.
 
     Args:
-        seed: of the job: rows are born from it.
-        asynchronous: how steps are taken in any order; None: they are a ring's.
+        seed: of the job; initial rows depend on it.
+        asynchronous: options of mode=ps; None: synchronous steps (mode=hybrid).
     """
     return pb.Tables(
         run_id=run_id,
@@ -40,15 +41,15 @@ def tables_told(
     )  # fmt: skip
 
 
-def commit_told(commit: Commit) -> pb.Commit:
+def commit_to_proto(commit: Commit) -> pb.Commit:
     return pb.Commit(
         step=commit.step, skipped=commit.skipped, scale=commit.scale, learning_rate=commit.learning_rate,
         iteration=commit.iteration,
     )  # fmt: skip
 
 
-def start_told(start: Start) -> pb.Start:
-    """What the servers read by themselves."""
+def start_to_proto(start: Start) -> pb.Start:
+    """The checkpoint that the servers read by themselves."""
     return pb.Start(
         directory=start.directory, step=start.step, attempt=start.attempt,
         everything=start.everything, tables=start.tables,
@@ -56,7 +57,7 @@ def start_told(start: Start) -> pb.Start:
 
 
 def ids_asked(index: int, shares: Sequence[Shares]) -> list[pb.Ids]:
-    """What one server is asked for.
+    """The ids to pull from one server.
 
     Args:
         index: of the server.
@@ -94,8 +95,8 @@ def put_together(
     return found
 
 
-def places(ids: np.ndarray, of: Arrangement) -> Callable[[int], Any]:
-    """Which of these ids each server is told, of all their copies: an index; None: none."""
+def places(ids: np.ndarray, of: ShardAssignment) -> Callable[[int], Any]:
+    """A function from a server to an index of its ids, including those of replicas; None: no ids."""
     shares = [Shares(ids, of, second) for second in ((False, True) if of.copies > 1 else (False,))]
 
     def here(index: int) -> Any:

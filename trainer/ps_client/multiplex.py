@@ -1,9 +1,9 @@
-"""Calls to one server over one stream (ps.proto, Converse; the server's side is ps/rpc/multiplex.py).
+"""Multiplexing of calls to one server over one stream (ps.proto, Converse; server side: ps/rpc/multiplex.py).
 
-Promise: a call has its answer, or fails as a call of its own would: with the server's status, or with that of
-the stream, when that ends. A stream that has ended is not begun again: the next call makes another one.
+Promise: a call is answered, or fails as a separate call would: with the server's status, or with that of the
+stream if the stream ends. A stream that has ended is not restarted: the next call opens a new one.
 
-Two threads: one of gRPC sends what is asked, and one of ours takes the answers.
+A thread of gRPC sends the requests, and a thread of this module receives the answers.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _CODES = {code.value[0]: code for code in grpc.StatusCode}
 
 
 class Failed(grpc.RpcError):
-    """A call was not answered."""
+    """A call failed with this status."""
 
     def __init__(self, code: grpc.StatusCode, details: str):
         super().__init__(f"{code.name}: {details}")
@@ -39,21 +39,21 @@ class Failed(grpc.RpcError):
 
 
 class Asked:
-    """A call that was made, as gRPC's futures are."""
+    """A running call, with the interface of gRPC's futures."""
 
     def __init__(self, conversation: Conversation, number: int, read: Callable[[bytes], Any]):
         self._conversation, self.number, self._read = conversation, number, read
         self._pending = threading.Lock()
         self._pending.acquire()
-        self._answer: pb.Answer | Failed | None = None  # None: nobody waits for it any more
+        self._answer: pb.Answer | Failed | None = None  # None: cancelled
 
     def result(self, timeout: float | None = None) -> Any:
-        """The answer.
+        """Wait for the answer.
 
         Raises:
-            Failed: there is none.
-            FutureTimeoutError: not yet.
-            FutureCancelledError: it was cancelled.
+            Failed: the call failed.
+            FutureTimeoutError: there is no answer yet.
+            FutureCancelledError: the call was cancelled.
         """
         if not self._pending.acquire(timeout=-1 if timeout is None else timeout):
             raise grpc.FutureTimeoutError
@@ -73,21 +73,21 @@ class Asked:
             ) from error
 
     def cancel(self) -> None:
-        """Nobody waits for it any more. Nothing, if it is answered."""
+        """Drop the answer. No effect after the answer."""
         self._conversation.ends(self.number, None)
 
     def ends(self, answer: pb.Answer | Failed | None) -> None:
-        """Once."""
+        """Complete the call. Called once."""
         self._answer = answer
         self._pending.release()
 
 
 class Conversation:
-    """One stream, for any number of threads.
+    """One stream. Thread-safe.
 
     Args:
         channel: to the server.
-        metadata: with which it begins.
+        metadata: of the stream.
     """
 
     def __init__(self, channel: grpc.Channel, metadata: Sequence[tuple[str, str]]):
@@ -104,10 +104,10 @@ class Conversation:
         return self._failed is not None
 
     def ask(self, method: str, request: bytes, read: Callable[[bytes], Any]) -> Asked:
-        """Call it. Returns at once.
+        """Start a call. Returns at once.
 
         Args:
-            read: of what is answered.
+            read: parser of the answer.
         """
         with self._lock:
             asked = Asked(self, next(self._numbers), read)
@@ -120,7 +120,7 @@ class Conversation:
         return asked
 
     def close(self) -> None:
-        """Make no more calls. The stream ends when those that were made are answered."""
+        """Start no more calls. The stream ends when the running ones are answered."""
         self._asks.put(None)
 
     def ends(self, number: int, answer: pb.Answer | None) -> None:

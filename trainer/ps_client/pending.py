@@ -1,5 +1,6 @@
-"""Calls to several parameter servers that were begun at the same time, and the one result that is made of
-their answers: so a worker can do something else meanwhile.
+"""Concurrent calls of several parameter servers with one combined result.
+
+The worker can compute while the calls run.
 """
 
 from __future__ import annotations
@@ -15,12 +16,12 @@ T = TypeVar("T")
 
 
 class Begun(Generic[T]):
-    """Calls to several servers that were begun.
+    """Running calls of several servers.
 
     Args:
         calls: by the server's index.
-        made: the result, of all answers.
-        patient: nobody can be done without.
+        made: combines all answers into the result.
+        patient: wait for every server, even if others hold its rows.
     """
 
     def __init__(
@@ -29,8 +30,13 @@ class Begun(Generic[T]):
         self._calls, self._made, self._patient = calls, made, patient
 
     def result(self) -> T:
-        """Raises RingBroken: it is called off; or a server is away that can be done without. Nobody is waited
-        for patiently after another server has refused: then all of it is in vain."""
+        """Wait for all answers and combine them.
+
+        A patient wait ends as soon as another server rejects its call.
+
+        Raises:
+            RingBroken: the ring was cut; or a server is away whose rows others hold.
+        """
         try:
             answers, later = {}, [*self._calls.values()]
             for index, call in self._calls.items():

@@ -1,13 +1,14 @@
-"""What parameter servers have told of themselves when a generation was claimed, and what follows from it:
-which of them have the rows of a step, in which arrangement, and if not all rows are there, why.
+"""Derives from the servers' states which of them hold the rows of a step, in which shard assignment.
 
-Promise: it is arithmetic. Nothing is asked and nobody is waited for, and the same answers give the same
-arrangement and the same words, whichever root has them. The calls are in trainer/ps_client/client.py.
+Promise: pure arithmetic. The same answers give the same assignment and the same messages, whichever root
+receives them. The calls are in trainer/ps_client/client.py.
 
-Steps of a ring (mode=hybrid): `Positions.which`. Steps in any order (mode=ps): `going`.
+Synchronous steps (mode=hybrid): `ServerStates.choose_assignment`. Asynchronous SGD (mode=ps):
+`plan_recovery`.
 
-Who was away when the rows moved still speaks of where they were. So of what servers say of an arrangement,
-only what those say counts that are in the newest generation: before rows move, all who have them are in it.
+A server that was down during resharding still reports the old assignment. So only the assignments of servers
+in
+the newest generation count: before rows move, all servers that hold them are in that generation.
 """
 
 from __future__ import annotations
@@ -16,16 +17,17 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from edl.contract.proto import ps_pb2 as pb
-from edl.contract.rows.placement import Arrangement
+from edl.contract.rows.placement import ShardAssignment
 from edl.trainer.embedding.interfaces import Commit
 
 
 @dataclass(frozen=True, slots=True)
-class Positions:
-    """
+class ServerStates:
+    """The states that servers reported when a generation was claimed.
+
     Args:
-        found: where each server is that has answered, by index.
-        away: those that have not, and can be done without.
+        found: the answer of each server, by index.
+        away: servers that have not answered and are not needed.
     """
 
     found: Mapping[int, pb.Position] = field(default_factory=dict)
@@ -33,59 +35,61 @@ class Positions:
 
     @property
     def generation(self) -> int:
-        """The newest that any of them knows; 0: none does."""
+        """The newest generation that any server knows; 0: none."""
         return max((position.generation for position in self.found.values()), default=0)
 
     @property
     def needed(self) -> int:
-        """How many servers may have rows that count."""
+        """Number of servers that may hold current rows."""
         if (whole := self._whole) is not None:
             return whole.servers
         ready = [position.ready.servers for position in self.found.values()]
-        return max([one.servers for one in self._arrangements()] + ready, default=0)
+        return max([one.servers for one in self._assignments()] + ready, default=0)
 
     @property
-    def newest(self) -> Arrangement | None:
-        """The arrangement in which they are that are in the newest generation; None: nobody says so."""
-        newest = max(self._arranged(), key=lambda position: position.generation, default=None)
-        return None if newest is None else Arrangement.of(newest.arrangement)
+    def newest(self) -> ShardAssignment | None:
+        """The assignment of the servers in the newest generation; None: no server reports one."""
+        newest = max(self._with_assignment(), key=lambda position: position.generation, default=None)
+        return None if newest is None else ShardAssignment.from_proto(newest.assignment)
 
     @property
     def lost(self) -> list[int]:
-        """The servers that have neither log nor rows."""
+        """The servers without log and rows."""
         return [index for index, position in self.found.items() if position.empty]
 
     def may_be_on(self, servers: Iterable[int]) -> bool:
-        """Whether any of these servers, which have not answered, may have rows that count: one that was only
-        to be a further one has none."""
-        known, some = self._arrangements(), {*servers}
+        """Whether any of these silent servers may hold current rows. A server that was only about to be added
+        holds none."""
+        known, some = self._assignments(), {*servers}
         if not some or self._whole is not None:
             return False
         ready = any(position.HasField("ready") for position in self.found.values())
         return ready or not known or any(some & {*one.members} for one in known)
 
-    def which(self, step: int, wanted: Arrangement, last: Commit | None) -> tuple[Arrangement, str]:
-        """The arrangement in which servers have the rows of a step, or can have them.
+    def choose_assignment(
+        self, step: int, wanted: ShardAssignment, last: Commit | None
+    ) -> tuple[ShardAssignment, str]:
+        """Choose the assignment in which the servers hold, or can reach, the rows of a step.
 
         Args:
             step: of the ring.
-            wanted: where the rows are to be: this one, if it may be.
-            last: what became of the step before, as who has the state knows it; None: there was none.
+            wanted: preferred, if it is possible.
+            last: the result of the step before, from the ledger; None: there was none.
 
         Returns:
-            the arrangement, without the servers that have nothing that counts.
-            if it is not whole, why; may be empty, where servers are just away.
+            the assignment, without the servers whose rows are missing or outdated.
+            why it is incomplete; may be empty if servers are merely away.
         """
         positions = self.found.values()
-        told = {Arrangement.of(p.arrangement) for p in positions if p.HasField("arrangement")}
-        told |= {Arrangement.of(p.ready) for p in positions if p.HasField("ready")}
-        found: list[tuple[bool, Arrangement, str]] = []
-        # The one that is wanted, if it may be; else the one in which more is there.
+        told = {ShardAssignment.from_proto(p.assignment) for p in positions if p.HasField("assignment")}
+        told |= {ShardAssignment.from_proto(p.ready) for p in positions if p.HasField("ready")}
+        found: list[tuple[bool, ShardAssignment, str]] = []
+        # The wanted one, if it is possible; else the one with the most members.
         for one in sorted(told or {wanted}, key=lambda a: (a != wanted, -len(a.members))):
             reasons = {
                 index: why
                 for index in one.members
-                if (why := self.why_not(index, one, step, last)) is not None
+                if (why := self.missing_reason(index, one, step, last)) is not None
             }
             if not reasons and one.is_whole:
                 return one, ""
@@ -94,20 +98,23 @@ class Positions:
         _, left, why = max(found, key=lambda each: each[0])  # the first of them
         return left, why
 
-    def why_not(self, index: int, of: Arrangement, step: int, last: Commit | None) -> str | None:
-        """Why a server has not what an arrangement gives it, at this step. None: it has; empty: it is away,
-        and can be done without."""
+    def missing_reason(self, index: int, of: ShardAssignment, step: int, last: Commit | None) -> str | None:
+        """Why server `index` lacks rows that `of` gives it at `step`.
+
+        Returns:
+            None if it has them; empty if it is away but not needed.
+        """
         position = self.found.get(index)
         if position is None:
             return f"parameter server {index} is away" if index not in self.away else ""
         is_ready = position.HasField("ready")
         if position.empty and not is_ready:
             return f"parameter server {index} has lost its log and rows"
-        if is_ready and Arrangement.of(position.ready) == of and position.ready_step == step:
+        if is_ready and ShardAssignment.from_proto(position.ready) == of and position.ready_step == step:
             return None
-        mine = Arrangement.of(position.arrangement) if position.HasField("arrangement") else of
+        mine = ShardAssignment.from_proto(position.assignment) if position.HasField("assignment") else of
         if position.empty or (of.held(index) & ~mine.held(index)).any():
-            return f"parameter server {index} has not all rows of {of}"
+            return f"parameter server {index} lacks rows of {of}"
         if last is not None and position.generation < last.generation:
             return f"parameter server {index} was not in the last ring"
         if has_dropped(position, step, last):
@@ -117,87 +124,91 @@ class Positions:
         return None
 
     @property
-    def _whole(self) -> Arrangement | None:
-        """The newest arrangement, if all of its servers have answered and are in it: no others are needed
-        then, whatever these were once made ready for."""
+    def _whole(self) -> ShardAssignment | None:
+        """The newest assignment, if all its servers have answered and are in it. No further servers are
+        needed then, whatever assignment was prepared before."""
         if (newest := self.newest) is None or not newest.is_whole:
             return None
         told = (self.found.get(index, pb.Position()) for index in newest.members)
         in_it = (
-            p.HasField("arrangement") and not p.empty and Arrangement.of(p.arrangement) == newest
+            p.HasField("assignment") and not p.empty and ShardAssignment.from_proto(p.assignment) == newest
             for p in told
         )
         return newest if all(in_it) else None
 
-    def _arranged(self) -> list[pb.Position]:
-        return [position for position in self.found.values() if position.HasField("arrangement")]
+    def _with_assignment(self) -> list[pb.Position]:
+        return [position for position in self.found.values() if position.HasField("assignment")]
 
-    def _arrangements(self) -> list[Arrangement]:
-        """In which they are, as those say that are in the newest generation of any that has rows."""
-        said = self._arranged()
+    def _assignments(self) -> list[ShardAssignment]:
+        """The assignments of the servers in the newest generation among those that hold rows."""
+        said = self._with_assignment()
         newest = max((position.generation for position in said), default=0)
-        return [Arrangement.of(position.arrangement) for position in said if position.generation == newest]
+        return [
+            ShardAssignment.from_proto(position.assignment)
+            for position in said
+            if position.generation == newest
+        ]
 
 
 @dataclass(frozen=True, slots=True)
-class Going:
-    """In which arrangement servers go on whose steps come in any order (mode=ps).
+class RecoveryPlan:
+    """The assignment in which the servers of mode=ps resume.
 
     Args:
-        arrangement: without the servers that have not what it gives them.
-        since: the generation in which they went over to it; 0: they do so now.
-        fetched: the one in which rows were fetched for it.
-        missing: if no others have their rows, the servers that lack some.
+        assignment: without the servers that lack their rows.
+        since: the generation in which servers switched to it; 0: they switch now.
+        fetched: the generation in which rows were fetched for it.
+        missing: servers that lack rows which no other server holds.
     """
 
-    arrangement: Arrangement
+    assignment: ShardAssignment
     since: int = 0
     fetched: int = 0
     missing: tuple[int, ...] = ()
 
 
-def going(found: Mapping[int, pb.Position]) -> Going | None:
-    """As servers say that stand still; None: none of them has any rows.
+def plan_recovery(found: Mapping[int, pb.Position]) -> RecoveryPlan | None:
+    """Plan from the states of quiesced servers; None: no server holds rows.
 
-    The one that has gone over last knows the arrangement. No step is made in it before all are in it: so
-    who has what it gives him, of the one before or fetched, has what counts. A server that was left out is
-    not one of its members.
+    The server that switched last knows the assignment. No step is accepted in it before all servers have
+    switched. So a server holds current rows if it holds all its rows of that assignment, from before or
+    fetched. A server that was left out is not a member.
     """
     have = {index: position for index, position in found.items() if not position.empty}
     if not have:
         return None
-    newest = have[max(have, key=lambda index: (have[index].arranged, -index))]
-    of, since = Arrangement.of(newest.arrangement), newest.arranged
+    newest = have[max(have, key=lambda index: (have[index].assigned_in, -index))]
+    of, since = ShardAssignment.from_proto(newest.assignment), newest.assigned_in
     if of.copies < 2:
-        return Going(of, since, since)
-    lacking = tuple(index for index in of.members if not _goes_over(index, found.get(index), of, since))
+        return RecoveryPlan(of, since, since)
+    lacking = tuple(index for index in of.members if not _can_switch(index, found.get(index), of, since))
     if not lacking:
-        return Going(of, since, since)
+        return RecoveryPlan(of, since, since)
     left = of.without(lacking)
-    return Going(left, 0, since) if left.is_whole else Going(of, since, since, lacking)
+    return RecoveryPlan(left, 0, since) if left.is_whole else RecoveryPlan(of, since, since, lacking)
 
 
-def _goes_over(index: int, position: pb.Position | None, to: Arrangement, since: int) -> bool:
-    """Whether a server has what an arrangement gives it, to which others went over in this generation."""
+def _can_switch(index: int, position: pb.Position | None, to: ShardAssignment, since: int) -> bool:
+    """Whether a server holds its rows of `to`, to which other servers switched in generation `since`."""
     if position is None:
         return False
-    ready = Arrangement.of(position.fetched) if position.HasField("fetched") else None
+    ready = ShardAssignment.from_proto(position.fetched) if position.HasField("fetched") else None
     if ready is not None and position.fetched_in == since and ready.servers == to.servers:
         return bool((ready.held(index) >= to.held(index)).all())
-    there = Arrangement.of(position.arrangement)
+    there = ShardAssignment.from_proto(position.assignment)
     return not position.empty and bool((there.held(index) >= to.held(index)).all())
 
 
 def has_dropped(position: pb.Position, step: int, last: Commit | None) -> bool:
-    """Whether a server that lacks the last step has not got its gradients any more: another ring, without
-    this worker, has gone on from the step before."""
+    """Whether a server lacks the last step and its gradients: another ring has continued from the step
+    before, without this worker."""
     if position.step != step - 1 or position.empty:
         return False
     return last is None or last.generation != position.generation
 
 
 def why_behind(index: int, position: pb.Position, step: int) -> str:
-    """Why a ring at this step cannot go on with a server that is there; empty: it can."""
+    """Why a ring at this step cannot continue with a server that answers; empty: it can."""
     if position.empty and step:
         return f"parameter server {index} has lost its log and rows"
     if position.step != step:

@@ -179,7 +179,7 @@ class Telemetry:
             generation, reached, self._records, self._seconds, self._loss, staleness=self._staleness
         )
 
-    def stretch_done(self, repeated: int) -> Staleness | None:
+    def async_phase_done(self, repeated: int) -> Staleness | None:
         """All steps up to a boundary are applied: report at once how stale this worker's weights were.
 
         Returns:

@@ -82,35 +82,35 @@ class Commit(_message.Message):
     iteration: int
     def __init__(self, step: _Optional[int] = ..., skipped: _Optional[bool] = ..., scale: _Optional[float] = ..., learning_rate: _Optional[float] = ..., iteration: _Optional[int] = ...) -> None: ...
 
-class SettleRequest(_message.Message):
-    __slots__ = ("run_id", "generation", "step", "last", "arrangement")
+class StartGenerationRequest(_message.Message):
+    __slots__ = ("run_id", "generation", "step", "last", "assignment")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     LAST_FIELD_NUMBER: _ClassVar[int]
-    ARRANGEMENT_FIELD_NUMBER: _ClassVar[int]
+    ASSIGNMENT_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     generation: int
     step: int
     last: Commit
-    arrangement: Arrangement
-    def __init__(self, run_id: _Optional[str] = ..., generation: _Optional[int] = ..., step: _Optional[int] = ..., last: _Optional[_Union[Commit, _Mapping]] = ..., arrangement: _Optional[_Union[Arrangement, _Mapping]] = ...) -> None: ...
+    assignment: ShardAssignment
+    def __init__(self, run_id: _Optional[str] = ..., generation: _Optional[int] = ..., step: _Optional[int] = ..., last: _Optional[_Union[Commit, _Mapping]] = ..., assignment: _Optional[_Union[ShardAssignment, _Mapping]] = ...) -> None: ...
 
 class RestoreRequest(_message.Message):
-    __slots__ = ("run_id", "generation", "step", "attempt", "arrangement", "start")
+    __slots__ = ("run_id", "generation", "step", "attempt", "assignment", "start")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
-    ARRANGEMENT_FIELD_NUMBER: _ClassVar[int]
+    ASSIGNMENT_FIELD_NUMBER: _ClassVar[int]
     START_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     generation: int
     step: int
     attempt: str
-    arrangement: Arrangement
+    assignment: ShardAssignment
     start: Start
-    def __init__(self, run_id: _Optional[str] = ..., generation: _Optional[int] = ..., step: _Optional[int] = ..., attempt: _Optional[str] = ..., arrangement: _Optional[_Union[Arrangement, _Mapping]] = ..., start: _Optional[_Union[Start, _Mapping]] = ...) -> None: ...
+    def __init__(self, run_id: _Optional[str] = ..., generation: _Optional[int] = ..., step: _Optional[int] = ..., attempt: _Optional[str] = ..., assignment: _Optional[_Union[ShardAssignment, _Mapping]] = ..., start: _Optional[_Union[Start, _Mapping]] = ...) -> None: ...
 
 class Start(_message.Message):
     __slots__ = ("directory", "step", "attempt", "everything", "tables")
@@ -137,22 +137,22 @@ class LoadRequest(_message.Message):
     def __init__(self, run_id: _Optional[str] = ..., generation: _Optional[int] = ..., values: _Optional[_Iterable[_Union[Gradients, _Mapping]]] = ...) -> None: ...
 
 class PullRequest(_message.Message):
-    __slots__ = ("run_id", "generation", "step", "last", "ids", "servers", "arrangement")
+    __slots__ = ("run_id", "generation", "step", "last", "ids", "servers", "assignment")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     LAST_FIELD_NUMBER: _ClassVar[int]
     IDS_FIELD_NUMBER: _ClassVar[int]
     SERVERS_FIELD_NUMBER: _ClassVar[int]
-    ARRANGEMENT_FIELD_NUMBER: _ClassVar[int]
+    ASSIGNMENT_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     generation: int
     step: int
     last: Commit
     ids: _containers.RepeatedCompositeFieldContainer[Ids]
     servers: int
-    arrangement: Arrangement
-    def __init__(self, run_id: _Optional[str] = ..., generation: _Optional[int] = ..., step: _Optional[int] = ..., last: _Optional[_Union[Commit, _Mapping]] = ..., ids: _Optional[_Iterable[_Union[Ids, _Mapping]]] = ..., servers: _Optional[int] = ..., arrangement: _Optional[_Union[Arrangement, _Mapping]] = ...) -> None: ...
+    assignment: ShardAssignment
+    def __init__(self, run_id: _Optional[str] = ..., generation: _Optional[int] = ..., step: _Optional[int] = ..., last: _Optional[_Union[Commit, _Mapping]] = ..., ids: _Optional[_Iterable[_Union[Ids, _Mapping]]] = ..., servers: _Optional[int] = ..., assignment: _Optional[_Union[ShardAssignment, _Mapping]] = ...) -> None: ...
 
 class Ids(_message.Message):
     __slots__ = ("table", "ids")
@@ -171,7 +171,7 @@ class Rows(_message.Message):
     def __init__(self, rows: _Optional[_Iterable[bytes]] = ..., version: _Optional[int] = ...) -> None: ...
 
 class ListRequest(_message.Message):
-    __slots__ = ("run_id", "generation", "step", "last", "table", "after", "most", "since", "servers", "arrangement")
+    __slots__ = ("run_id", "generation", "step", "last", "table", "after", "most", "since", "servers", "assignment")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
@@ -181,7 +181,7 @@ class ListRequest(_message.Message):
     MOST_FIELD_NUMBER: _ClassVar[int]
     SINCE_FIELD_NUMBER: _ClassVar[int]
     SERVERS_FIELD_NUMBER: _ClassVar[int]
-    ARRANGEMENT_FIELD_NUMBER: _ClassVar[int]
+    ASSIGNMENT_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     generation: int
     step: int
@@ -191,22 +191,22 @@ class ListRequest(_message.Message):
     most: int
     since: int
     servers: int
-    arrangement: Arrangement
-    def __init__(self, run_id: _Optional[str] = ..., generation: _Optional[int] = ..., step: _Optional[int] = ..., last: _Optional[_Union[Commit, _Mapping]] = ..., table: _Optional[int] = ..., after: _Optional[int] = ..., most: _Optional[int] = ..., since: _Optional[int] = ..., servers: _Optional[int] = ..., arrangement: _Optional[_Union[Arrangement, _Mapping]] = ...) -> None: ...
+    assignment: ShardAssignment
+    def __init__(self, run_id: _Optional[str] = ..., generation: _Optional[int] = ..., step: _Optional[int] = ..., last: _Optional[_Union[Commit, _Mapping]] = ..., table: _Optional[int] = ..., after: _Optional[int] = ..., most: _Optional[int] = ..., since: _Optional[int] = ..., servers: _Optional[int] = ..., assignment: _Optional[_Union[ShardAssignment, _Mapping]] = ...) -> None: ...
 
 class Listed(_message.Message):
-    __slots__ = ("ids", "rows", "more", "step", "line")
+    __slots__ = ("ids", "rows", "more", "step", "incarnation")
     IDS_FIELD_NUMBER: _ClassVar[int]
     ROWS_FIELD_NUMBER: _ClassVar[int]
     MORE_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
-    LINE_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
     ids: bytes
     rows: bytes
     more: bool
     step: int
-    line: str
-    def __init__(self, ids: _Optional[bytes] = ..., rows: _Optional[bytes] = ..., more: _Optional[bool] = ..., step: _Optional[int] = ..., line: _Optional[str] = ...) -> None: ...
+    incarnation: str
+    def __init__(self, ids: _Optional[bytes] = ..., rows: _Optional[bytes] = ..., more: _Optional[bool] = ..., step: _Optional[int] = ..., incarnation: _Optional[str] = ...) -> None: ...
 
 class StageRequest(_message.Message):
     __slots__ = ("run_id", "generation", "step", "rank", "gradients")
@@ -232,7 +232,7 @@ class Gradients(_message.Message):
     values: bytes
     def __init__(self, table: _Optional[int] = ..., ids: _Optional[bytes] = ..., values: _Optional[bytes] = ...) -> None: ...
 
-class Arrangement(_message.Message):
+class ShardAssignment(_message.Message):
     __slots__ = ("servers", "replicas", "out")
     SERVERS_FIELD_NUMBER: _ClassVar[int]
     REPLICAS_FIELD_NUMBER: _ClassVar[int]
@@ -258,13 +258,13 @@ class FetchRequest(_message.Message):
     generation: int
     step: int
     last: Commit
-    of: Arrangement
-    to: Arrangement
+    of: ShardAssignment
+    to: ShardAssignment
     addresses: _containers.RepeatedScalarFieldContainer[str]
     steps: Steps
     version: int
     kept: KeepRequest
-    def __init__(self, run_id: _Optional[str] = ..., generation: _Optional[int] = ..., step: _Optional[int] = ..., last: _Optional[_Union[Commit, _Mapping]] = ..., of: _Optional[_Union[Arrangement, _Mapping]] = ..., to: _Optional[_Union[Arrangement, _Mapping]] = ..., addresses: _Optional[_Iterable[str]] = ..., steps: _Optional[_Union[Steps, _Mapping]] = ..., version: _Optional[int] = ..., kept: _Optional[_Union[KeepRequest, _Mapping]] = ...) -> None: ...
+    def __init__(self, run_id: _Optional[str] = ..., generation: _Optional[int] = ..., step: _Optional[int] = ..., last: _Optional[_Union[Commit, _Mapping]] = ..., of: _Optional[_Union[ShardAssignment, _Mapping]] = ..., to: _Optional[_Union[ShardAssignment, _Mapping]] = ..., addresses: _Optional[_Iterable[str]] = ..., steps: _Optional[_Union[Steps, _Mapping]] = ..., version: _Optional[int] = ..., kept: _Optional[_Union[KeepRequest, _Mapping]] = ...) -> None: ...
 
 class PageRequest(_message.Message):
     __slots__ = ("run_id", "generation", "step", "of", "to", "index", "table", "bucket", "most")
@@ -280,13 +280,13 @@ class PageRequest(_message.Message):
     run_id: str
     generation: int
     step: int
-    of: Arrangement
-    to: Arrangement
+    of: ShardAssignment
+    to: ShardAssignment
     index: int
     table: int
     bucket: int
     most: int
-    def __init__(self, run_id: _Optional[str] = ..., generation: _Optional[int] = ..., step: _Optional[int] = ..., of: _Optional[_Union[Arrangement, _Mapping]] = ..., to: _Optional[_Union[Arrangement, _Mapping]] = ..., index: _Optional[int] = ..., table: _Optional[int] = ..., bucket: _Optional[int] = ..., most: _Optional[int] = ...) -> None: ...
+    def __init__(self, run_id: _Optional[str] = ..., generation: _Optional[int] = ..., step: _Optional[int] = ..., of: _Optional[_Union[ShardAssignment, _Mapping]] = ..., to: _Optional[_Union[ShardAssignment, _Mapping]] = ..., index: _Optional[int] = ..., table: _Optional[int] = ..., bucket: _Optional[int] = ..., most: _Optional[int] = ...) -> None: ...
 
 class PageOfRows(_message.Message):
     __slots__ = ("table", "ids", "steps", "counts", "rows", "slots", "seen", "next")
@@ -308,7 +308,7 @@ class PageOfRows(_message.Message):
     next: int
     def __init__(self, table: _Optional[int] = ..., ids: _Optional[bytes] = ..., steps: _Optional[bytes] = ..., counts: _Optional[bytes] = ..., rows: _Optional[bytes] = ..., slots: _Optional[bytes] = ..., seen: _Optional[bytes] = ..., next: _Optional[int] = ...) -> None: ...
 
-class ArrangeRequest(_message.Message):
+class AssignRequest(_message.Message):
     __slots__ = ("run_id", "generation", "step", "last", "to", "since", "fetched")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
@@ -321,13 +321,13 @@ class ArrangeRequest(_message.Message):
     generation: int
     step: int
     last: Commit
-    to: Arrangement
+    to: ShardAssignment
     since: int
     fetched: int
-    def __init__(self, run_id: _Optional[str] = ..., generation: _Optional[int] = ..., step: _Optional[int] = ..., last: _Optional[_Union[Commit, _Mapping]] = ..., to: _Optional[_Union[Arrangement, _Mapping]] = ..., since: _Optional[int] = ..., fetched: _Optional[int] = ...) -> None: ...
+    def __init__(self, run_id: _Optional[str] = ..., generation: _Optional[int] = ..., step: _Optional[int] = ..., last: _Optional[_Union[Commit, _Mapping]] = ..., to: _Optional[_Union[ShardAssignment, _Mapping]] = ..., since: _Optional[int] = ..., fetched: _Optional[int] = ...) -> None: ...
 
 class WritePartRequest(_message.Message):
-    __slots__ = ("run_id", "generation", "step", "last", "attempt", "index", "of", "arrangement")
+    __slots__ = ("run_id", "generation", "step", "last", "attempt", "index", "of", "assignment")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
@@ -335,7 +335,7 @@ class WritePartRequest(_message.Message):
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     INDEX_FIELD_NUMBER: _ClassVar[int]
     OF_FIELD_NUMBER: _ClassVar[int]
-    ARRANGEMENT_FIELD_NUMBER: _ClassVar[int]
+    ASSIGNMENT_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     generation: int
     step: int
@@ -343,8 +343,8 @@ class WritePartRequest(_message.Message):
     attempt: str
     index: int
     of: int
-    arrangement: Arrangement
-    def __init__(self, run_id: _Optional[str] = ..., generation: _Optional[int] = ..., step: _Optional[int] = ..., last: _Optional[_Union[Commit, _Mapping]] = ..., attempt: _Optional[str] = ..., index: _Optional[int] = ..., of: _Optional[int] = ..., arrangement: _Optional[_Union[Arrangement, _Mapping]] = ...) -> None: ...
+    assignment: ShardAssignment
+    def __init__(self, run_id: _Optional[str] = ..., generation: _Optional[int] = ..., step: _Optional[int] = ..., last: _Optional[_Union[Commit, _Mapping]] = ..., attempt: _Optional[str] = ..., index: _Optional[int] = ..., of: _Optional[int] = ..., assignment: _Optional[_Union[ShardAssignment, _Mapping]] = ...) -> None: ...
 
 class Written(_message.Message):
     __slots__ = ("name", "nbytes", "sha256", "why")
@@ -375,10 +375,10 @@ class EndRequest(_message.Message):
     def __init__(self, run_id: _Optional[str] = ...) -> None: ...
 
 class BeginRequest(_message.Message):
-    __slots__ = ("run_id", "values", "arrangement", "since", "start", "attempt", "page", "more")
+    __slots__ = ("run_id", "values", "assignment", "since", "start", "attempt", "page", "more")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     VALUES_FIELD_NUMBER: _ClassVar[int]
-    ARRANGEMENT_FIELD_NUMBER: _ClassVar[int]
+    ASSIGNMENT_FIELD_NUMBER: _ClassVar[int]
     SINCE_FIELD_NUMBER: _ClassVar[int]
     START_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
@@ -386,13 +386,13 @@ class BeginRequest(_message.Message):
     MORE_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     values: _containers.RepeatedCompositeFieldContainer[Gradients]
-    arrangement: Arrangement
+    assignment: ShardAssignment
     since: int
     start: Start
     attempt: str
     page: int
     more: bool
-    def __init__(self, run_id: _Optional[str] = ..., values: _Optional[_Iterable[_Union[Gradients, _Mapping]]] = ..., arrangement: _Optional[_Union[Arrangement, _Mapping]] = ..., since: _Optional[int] = ..., start: _Optional[_Union[Start, _Mapping]] = ..., attempt: _Optional[str] = ..., page: _Optional[int] = ..., more: _Optional[bool] = ...) -> None: ...
+    def __init__(self, run_id: _Optional[str] = ..., values: _Optional[_Iterable[_Union[Gradients, _Mapping]]] = ..., assignment: _Optional[_Union[ShardAssignment, _Mapping]] = ..., since: _Optional[int] = ..., start: _Optional[_Union[Start, _Mapping]] = ..., attempt: _Optional[str] = ..., page: _Optional[int] = ..., more: _Optional[bool] = ...) -> None: ...
 
 class Steps(_message.Message):
     __slots__ = ("bounds",)
@@ -401,42 +401,42 @@ class Steps(_message.Message):
     def __init__(self, bounds: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Progress(_message.Message):
-    __slots__ = ("version", "step", "line", "empty", "taken", "loss", "records", "refused", "repeated")
+    __slots__ = ("version", "step", "incarnation", "empty", "accepted", "loss", "records", "refused", "repeated")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
-    LINE_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
     EMPTY_FIELD_NUMBER: _ClassVar[int]
-    TAKEN_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTED_FIELD_NUMBER: _ClassVar[int]
     LOSS_FIELD_NUMBER: _ClassVar[int]
     RECORDS_FIELD_NUMBER: _ClassVar[int]
     REFUSED_FIELD_NUMBER: _ClassVar[int]
     REPEATED_FIELD_NUMBER: _ClassVar[int]
     version: int
     step: int
-    line: str
+    incarnation: str
     empty: bool
-    taken: int
+    accepted: int
     loss: float
     records: int
     refused: bool
     repeated: int
-    def __init__(self, version: _Optional[int] = ..., step: _Optional[int] = ..., line: _Optional[str] = ..., empty: _Optional[bool] = ..., taken: _Optional[int] = ..., loss: _Optional[float] = ..., records: _Optional[int] = ..., refused: _Optional[bool] = ..., repeated: _Optional[int] = ...) -> None: ...
+    def __init__(self, version: _Optional[int] = ..., step: _Optional[int] = ..., incarnation: _Optional[str] = ..., empty: _Optional[bool] = ..., accepted: _Optional[int] = ..., loss: _Optional[float] = ..., records: _Optional[int] = ..., refused: _Optional[bool] = ..., repeated: _Optional[int] = ...) -> None: ...
 
-class TakeRequest(_message.Message):
-    __slots__ = ("run_id", "line", "worker", "most", "limit")
+class LeaseRequest(_message.Message):
+    __slots__ = ("run_id", "incarnation", "worker", "most", "limit")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
-    LINE_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
     WORKER_FIELD_NUMBER: _ClassVar[int]
     MOST_FIELD_NUMBER: _ClassVar[int]
     LIMIT_FIELD_NUMBER: _ClassVar[int]
     run_id: str
-    line: str
+    incarnation: str
     worker: int
     most: int
     limit: int
-    def __init__(self, run_id: _Optional[str] = ..., line: _Optional[str] = ..., worker: _Optional[int] = ..., most: _Optional[int] = ..., limit: _Optional[int] = ...) -> None: ...
+    def __init__(self, run_id: _Optional[str] = ..., incarnation: _Optional[str] = ..., worker: _Optional[int] = ..., most: _Optional[int] = ..., limit: _Optional[int] = ...) -> None: ...
 
-class Taken(_message.Message):
+class LeasedSteps(_message.Message):
     __slots__ = ("steps", "progress")
     STEPS_FIELD_NUMBER: _ClassVar[int]
     PROGRESS_FIELD_NUMBER: _ClassVar[int]
@@ -445,9 +445,9 @@ class Taken(_message.Message):
     def __init__(self, steps: _Optional[_Union[Steps, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ...) -> None: ...
 
 class PushRequest(_message.Message):
-    __slots__ = ("run_id", "line", "step", "worker", "version", "learning_rate", "gradients", "loss", "records", "skipped")
+    __slots__ = ("run_id", "incarnation", "step", "worker", "version", "learning_rate", "gradients", "loss", "records", "skipped")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
-    LINE_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     WORKER_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
@@ -457,7 +457,7 @@ class PushRequest(_message.Message):
     RECORDS_FIELD_NUMBER: _ClassVar[int]
     SKIPPED_FIELD_NUMBER: _ClassVar[int]
     run_id: str
-    line: str
+    incarnation: str
     step: int
     worker: int
     version: int
@@ -466,47 +466,47 @@ class PushRequest(_message.Message):
     loss: float
     records: int
     skipped: bool
-    def __init__(self, run_id: _Optional[str] = ..., line: _Optional[str] = ..., step: _Optional[int] = ..., worker: _Optional[int] = ..., version: _Optional[int] = ..., learning_rate: _Optional[float] = ..., gradients: _Optional[_Iterable[_Union[Gradients, _Mapping]]] = ..., loss: _Optional[float] = ..., records: _Optional[int] = ..., skipped: _Optional[bool] = ...) -> None: ...
+    def __init__(self, run_id: _Optional[str] = ..., incarnation: _Optional[str] = ..., step: _Optional[int] = ..., worker: _Optional[int] = ..., version: _Optional[int] = ..., learning_rate: _Optional[float] = ..., gradients: _Optional[_Iterable[_Union[Gradients, _Mapping]]] = ..., loss: _Optional[float] = ..., records: _Optional[int] = ..., skipped: _Optional[bool] = ...) -> None: ...
 
 class DrainRequest(_message.Message):
-    __slots__ = ("run_id", "line", "step")
+    __slots__ = ("run_id", "incarnation", "step")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
-    LINE_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     run_id: str
-    line: str
+    incarnation: str
     step: int
-    def __init__(self, run_id: _Optional[str] = ..., line: _Optional[str] = ..., step: _Optional[int] = ...) -> None: ...
+    def __init__(self, run_id: _Optional[str] = ..., incarnation: _Optional[str] = ..., step: _Optional[int] = ...) -> None: ...
 
-class ReopenRequest(_message.Message):
-    __slots__ = ("run_id", "line", "steps", "server", "server_line")
+class RescheduleRequest(_message.Message):
+    __slots__ = ("run_id", "incarnation", "steps", "server", "server_incarnation")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
-    LINE_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
     STEPS_FIELD_NUMBER: _ClassVar[int]
     SERVER_FIELD_NUMBER: _ClassVar[int]
-    SERVER_LINE_FIELD_NUMBER: _ClassVar[int]
+    SERVER_INCARNATION_FIELD_NUMBER: _ClassVar[int]
     run_id: str
-    line: str
+    incarnation: str
     steps: Steps
     server: int
-    server_line: str
-    def __init__(self, run_id: _Optional[str] = ..., line: _Optional[str] = ..., steps: _Optional[_Union[Steps, _Mapping]] = ..., server: _Optional[int] = ..., server_line: _Optional[str] = ...) -> None: ...
+    server_incarnation: str
+    def __init__(self, run_id: _Optional[str] = ..., incarnation: _Optional[str] = ..., steps: _Optional[_Union[Steps, _Mapping]] = ..., server: _Optional[int] = ..., server_incarnation: _Optional[str] = ...) -> None: ...
 
 class KeepRequest(_message.Message):
-    __slots__ = ("run_id", "line", "step", "order", "ledger", "repeated")
+    __slots__ = ("run_id", "incarnation", "step", "order", "ledger", "repeated")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
-    LINE_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     ORDER_FIELD_NUMBER: _ClassVar[int]
     LEDGER_FIELD_NUMBER: _ClassVar[int]
     REPEATED_FIELD_NUMBER: _ClassVar[int]
     run_id: str
-    line: str
+    incarnation: str
     step: int
     order: int
     ledger: bytes
     repeated: int
-    def __init__(self, run_id: _Optional[str] = ..., line: _Optional[str] = ..., step: _Optional[int] = ..., order: _Optional[int] = ..., ledger: _Optional[bytes] = ..., repeated: _Optional[int] = ...) -> None: ...
+    def __init__(self, run_id: _Optional[str] = ..., incarnation: _Optional[str] = ..., step: _Optional[int] = ..., order: _Optional[int] = ..., ledger: _Optional[bytes] = ..., repeated: _Optional[int] = ...) -> None: ...
 
 class KeptRequest(_message.Message):
     __slots__ = ("run_id",)
@@ -515,33 +515,33 @@ class KeptRequest(_message.Message):
     def __init__(self, run_id: _Optional[str] = ...) -> None: ...
 
 class Position(_message.Message):
-    __slots__ = ("generation", "step", "empty", "arrangement", "ready", "ready_step", "arranged", "fetched", "fetched_in")
+    __slots__ = ("generation", "step", "empty", "assignment", "ready", "ready_step", "assigned_in", "fetched", "fetched_in")
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     EMPTY_FIELD_NUMBER: _ClassVar[int]
-    ARRANGEMENT_FIELD_NUMBER: _ClassVar[int]
+    ASSIGNMENT_FIELD_NUMBER: _ClassVar[int]
     READY_FIELD_NUMBER: _ClassVar[int]
     READY_STEP_FIELD_NUMBER: _ClassVar[int]
-    ARRANGED_FIELD_NUMBER: _ClassVar[int]
+    ASSIGNED_IN_FIELD_NUMBER: _ClassVar[int]
     FETCHED_FIELD_NUMBER: _ClassVar[int]
     FETCHED_IN_FIELD_NUMBER: _ClassVar[int]
     generation: int
     step: int
     empty: bool
-    arrangement: Arrangement
-    ready: Arrangement
+    assignment: ShardAssignment
+    ready: ShardAssignment
     ready_step: int
-    arranged: int
-    fetched: Arrangement
+    assigned_in: int
+    fetched: ShardAssignment
     fetched_in: int
-    def __init__(self, generation: _Optional[int] = ..., step: _Optional[int] = ..., empty: _Optional[bool] = ..., arrangement: _Optional[_Union[Arrangement, _Mapping]] = ..., ready: _Optional[_Union[Arrangement, _Mapping]] = ..., ready_step: _Optional[int] = ..., arranged: _Optional[int] = ..., fetched: _Optional[_Union[Arrangement, _Mapping]] = ..., fetched_in: _Optional[int] = ...) -> None: ...
+    def __init__(self, generation: _Optional[int] = ..., step: _Optional[int] = ..., empty: _Optional[bool] = ..., assignment: _Optional[_Union[ShardAssignment, _Mapping]] = ..., ready: _Optional[_Union[ShardAssignment, _Mapping]] = ..., ready_step: _Optional[int] = ..., assigned_in: _Optional[int] = ..., fetched: _Optional[_Union[ShardAssignment, _Mapping]] = ..., fetched_in: _Optional[int] = ...) -> None: ...
 
 class DescribeRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
 class Description(_message.Message):
-    __slots__ = ("position", "tables", "memory", "memory_limit", "rows_pulled", "rows_staged", "busy_seconds", "log_bytes", "run_id", "index", "servers", "line", "taken", "reopened", "arrangement", "version", "waiting")
+    __slots__ = ("position", "tables", "memory", "memory_limit", "rows_pulled", "rows_staged", "busy_seconds", "log_bytes", "run_id", "index", "servers", "incarnation", "accepted", "rescheduled", "assignment", "version", "waiting")
     POSITION_FIELD_NUMBER: _ClassVar[int]
     TABLES_FIELD_NUMBER: _ClassVar[int]
     MEMORY_FIELD_NUMBER: _ClassVar[int]
@@ -553,10 +553,10 @@ class Description(_message.Message):
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     INDEX_FIELD_NUMBER: _ClassVar[int]
     SERVERS_FIELD_NUMBER: _ClassVar[int]
-    LINE_FIELD_NUMBER: _ClassVar[int]
-    TAKEN_FIELD_NUMBER: _ClassVar[int]
-    REOPENED_FIELD_NUMBER: _ClassVar[int]
-    ARRANGEMENT_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTED_FIELD_NUMBER: _ClassVar[int]
+    RESCHEDULED_FIELD_NUMBER: _ClassVar[int]
+    ASSIGNMENT_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     WAITING_FIELD_NUMBER: _ClassVar[int]
     position: Position
@@ -570,13 +570,13 @@ class Description(_message.Message):
     run_id: str
     index: int
     servers: int
-    line: str
-    taken: Steps
-    reopened: Steps
-    arrangement: Arrangement
+    incarnation: str
+    accepted: Steps
+    rescheduled: Steps
+    assignment: ShardAssignment
     version: int
     waiting: int
-    def __init__(self, position: _Optional[_Union[Position, _Mapping]] = ..., tables: _Optional[_Iterable[_Union[TableState, _Mapping]]] = ..., memory: _Optional[int] = ..., memory_limit: _Optional[int] = ..., rows_pulled: _Optional[int] = ..., rows_staged: _Optional[int] = ..., busy_seconds: _Optional[float] = ..., log_bytes: _Optional[int] = ..., run_id: _Optional[str] = ..., index: _Optional[int] = ..., servers: _Optional[int] = ..., line: _Optional[str] = ..., taken: _Optional[_Union[Steps, _Mapping]] = ..., reopened: _Optional[_Union[Steps, _Mapping]] = ..., arrangement: _Optional[_Union[Arrangement, _Mapping]] = ..., version: _Optional[int] = ..., waiting: _Optional[int] = ...) -> None: ...
+    def __init__(self, position: _Optional[_Union[Position, _Mapping]] = ..., tables: _Optional[_Iterable[_Union[TableState, _Mapping]]] = ..., memory: _Optional[int] = ..., memory_limit: _Optional[int] = ..., rows_pulled: _Optional[int] = ..., rows_staged: _Optional[int] = ..., busy_seconds: _Optional[float] = ..., log_bytes: _Optional[int] = ..., run_id: _Optional[str] = ..., index: _Optional[int] = ..., servers: _Optional[int] = ..., incarnation: _Optional[str] = ..., accepted: _Optional[_Union[Steps, _Mapping]] = ..., rescheduled: _Optional[_Union[Steps, _Mapping]] = ..., assignment: _Optional[_Union[ShardAssignment, _Mapping]] = ..., version: _Optional[int] = ..., waiting: _Optional[int] = ...) -> None: ...
 
 class ProbeRequest(_message.Message):
     __slots__ = ()

@@ -39,9 +39,9 @@ class ParameterServerStub:
                 request_serializer=edl_dot_contract_dot_proto_dot_ps__pb2.Tables.SerializeToString,
                 response_deserializer=edl_dot_contract_dot_proto_dot_ps__pb2.Position.FromString,
                 _registered_method=True)
-        self.Settle = channel.unary_unary(
-                '/edl.ParameterServer/Settle',
-                request_serializer=edl_dot_contract_dot_proto_dot_ps__pb2.SettleRequest.SerializeToString,
+        self.StartGeneration = channel.unary_unary(
+                '/edl.ParameterServer/StartGeneration',
+                request_serializer=edl_dot_contract_dot_proto_dot_ps__pb2.StartGenerationRequest.SerializeToString,
                 response_deserializer=edl_dot_contract_dot_proto_dot_ps__pb2.Position.FromString,
                 _registered_method=True)
         self.Restore = channel.unary_unary(
@@ -89,9 +89,9 @@ class ParameterServerStub:
                 request_serializer=edl_dot_contract_dot_proto_dot_ps__pb2.PageRequest.SerializeToString,
                 response_deserializer=edl_dot_contract_dot_proto_dot_ps__pb2.PageOfRows.FromString,
                 _registered_method=True)
-        self.Arrange = channel.unary_unary(
-                '/edl.ParameterServer/Arrange',
-                request_serializer=edl_dot_contract_dot_proto_dot_ps__pb2.ArrangeRequest.SerializeToString,
+        self.Assign = channel.unary_unary(
+                '/edl.ParameterServer/Assign',
+                request_serializer=edl_dot_contract_dot_proto_dot_ps__pb2.AssignRequest.SerializeToString,
                 response_deserializer=edl_dot_contract_dot_proto_dot_ps__pb2.Position.FromString,
                 _registered_method=True)
         self.End = channel.unary_unary(
@@ -119,10 +119,10 @@ class ParameterServerStub:
                 request_serializer=edl_dot_contract_dot_proto_dot_ps__pb2.BeginRequest.SerializeToString,
                 response_deserializer=edl_dot_contract_dot_proto_dot_ps__pb2.Progress.FromString,
                 _registered_method=True)
-        self.Take = channel.unary_unary(
-                '/edl.ParameterServer/Take',
-                request_serializer=edl_dot_contract_dot_proto_dot_ps__pb2.TakeRequest.SerializeToString,
-                response_deserializer=edl_dot_contract_dot_proto_dot_ps__pb2.Taken.FromString,
+        self.Lease = channel.unary_unary(
+                '/edl.ParameterServer/Lease',
+                request_serializer=edl_dot_contract_dot_proto_dot_ps__pb2.LeaseRequest.SerializeToString,
+                response_deserializer=edl_dot_contract_dot_proto_dot_ps__pb2.LeasedSteps.FromString,
                 _registered_method=True)
         self.Push = channel.unary_unary(
                 '/edl.ParameterServer/Push',
@@ -134,9 +134,9 @@ class ParameterServerStub:
                 request_serializer=edl_dot_contract_dot_proto_dot_ps__pb2.DrainRequest.SerializeToString,
                 response_deserializer=edl_dot_contract_dot_proto_dot_ps__pb2.Progress.FromString,
                 _registered_method=True)
-        self.Reopen = channel.unary_unary(
-                '/edl.ParameterServer/Reopen',
-                request_serializer=edl_dot_contract_dot_proto_dot_ps__pb2.ReopenRequest.SerializeToString,
+        self.Reschedule = channel.unary_unary(
+                '/edl.ParameterServer/Reschedule',
+                request_serializer=edl_dot_contract_dot_proto_dot_ps__pb2.RescheduleRequest.SerializeToString,
                 response_deserializer=edl_dot_contract_dot_proto_dot_ps__pb2.Progress.FromString,
                 _registered_method=True)
         self.Keep = channel.unary_unary(
@@ -155,82 +155,83 @@ class ParameterServerServicer:
     """Missing associated documentation comment in .proto file."""
 
     def Declare(self, request, context):
-        """Which tables there are. All workers of a job say the same; a server refuses what differs
+        """Declare the tables of the job. All workers declare the same tables; a server refuses tables that differ
         (FAILED_PRECONDITION).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def Settle(self, request, context):
-        """The root of a new generation says where the ring is. From then on nothing of older generations is taken
-        (ABORTED). The reply says where the server is now: at `step`, unless it has lost its log, or another server
-        has and the ring goes back; then everybody goes back to a checkpoint, with `Restore`.
+    def StartGeneration(self, request, context):
+        """Start a generation: the root of a new ring names the ring's step. From then on the server rejects calls of older
+        generations (ABORTED). The reply has the server's step. It differs if the server has lost its log, or if another
+        server has and the ring rolls back; then every server rolls back to a checkpoint with `Restore`.
+        mode=ps: the server also quiesces: it accepts no step until `Assign`.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Restore(self, request, context):
-        """Go back to the checkpoint of this step, and forget all that came after it; step 0: begin anew.
+        """Roll back to the checkpoint of this step and drop all later state. Step 0: start without rows.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Load(self, request, context):
-        """At step 0, before the first one: have these rows, whose learning begins with them. An id that has a row keeps
-        it, so the same again changes nothing.
+        """Before the first step: insert initial rows. An id that already has a row keeps it, so the call can be repeated.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Pull(self, request, context):
-        """Rows of the state at `step`. An id that has no row yet has its initial one, which depends on (seed, table, id)
-        only. Changes nothing but, if it is the first to come after it, the step that `last` speaks of is applied.
-        Before the generation is settled, it waits. Of generation 0: rows of the state that is there now, and nothing
-        is applied; a server that has no state of a job refuses it (FAILED_PRECONDITION).
+        """Read rows of the state at `step`. An id without a row gets its initial row, which depends on (seed, table, id)
+        only. The call changes nothing, except that the first call after a step applies the step that `last` describes.
+        It waits until its generation has started. Generation 0: read the current rows and apply nothing; a server that
+        holds no state of a job refuses that (FAILED_PRECONDITION).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def List(self, request, context):
-        """A page of all rows that there are in the state at `step`, by rising ids. As `Pull`, it waits and applies.
+        """Read one page of all rows of the state at `step`, by rising ids. It waits and applies as `Pull` does.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Stage(self, request, context):
-        """Gradients of one worker for the step that is taken at `step`. The same again changes nothing.
+        """Stage one worker's gradients for the step taken at `step`. The call can be repeated.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def WritePart(self, request, context):
-        """Write this server's part of a checkpoint of the state at `step`: it is taken at once, and written while
-        the server goes on. The initial metadata are sent as soon as it is taken: nobody takes the next step before.
-        Answered when it is written.
+        """Write this server's shard of a checkpoint of the state at `step`. The server captures the state at once and writes
+        it in the background. It sends the initial metadata when the state is captured; workers take the next step only
+        after that. It answers when the shard is written.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Committed(self, request, context):
-        """The checkpoint of this step is whole: the log before it is not needed any more.
+        """The checkpoint of this step is complete: the log before it is no longer needed.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Fetch(self, request, context):
-        """Another arrangement of the rows (edl/contract/rows/placement.py), between two steps: each server that is to have
-        more takes that from those that have it (`Fetch`, which calls their `Page`), and keeps it beside its rows. When
-        all have done so, all go over to it (`Arrange`), and drop what is not theirs any more. So at each moment one
-        arrangement is whole on all its servers, whoever dies: the next root takes that one, or goes on to the other.
+        """Move the rows to another shard assignment (edl/contract/rows/placement.py), between two steps. Each server that
+        gains rows copies them from their present servers (`Fetch`, which calls `Page` there) and keeps the copy beside
+        its tables. When all servers have done so, they switch to the new assignment (`Assign`) and drop the rows that
+        they no longer own. So one assignment is complete on all its servers at every moment, whatever process dies: the
+        next root resumes in the old one or completes the switch.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -242,94 +243,95 @@ class ParameterServerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def Arrange(self, request, context):
+    def Assign(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def End(self, request, context):
-        """This run has ended: drop its rows and its log. Servers that are of one run only take no notice.
+        """The run has ended: drop its rows and its log. A server that was started for one run ignores the call.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Describe(self, request, context):
-        """What the server has and does. It waits for the calls that came before it.
+        """Report the server's state. The call queues behind earlier calls.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Probe(self, request, context):
-        """Whether the server is only busy: answered at once, whatever else waits.
+        """Tell a busy server from a hanging one: answered at once, ahead of queued calls.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Converse(self, request_iterator, context):
-        """All calls but `WritePart` over one stream, for who makes many: each is answered by itself, in any order. A
-        call of its own costs gRPC three to four times as much. What the stream began with is its token.
+        """Multiplex all calls but `WritePart` over one stream. Calls are answered independently, in any order. A separate
+        gRPC call costs three to four times as much. The token in the stream's metadata counts for all its calls.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Begin(self, request, context):
-        """--- where all weights are on servers (mode=ps), and no ring's steps bind them together
+        """--- asynchronous SGD: all weights are on servers (mode=ps), and no all-reduce orders the steps
 
-        A server takes each step once, whoever brings it, in whatever order, and remembers which it has taken. So a
-        worker that has died in the middle of a step, a message that comes twice, and a server that has lost its last
-        minutes are all mended in one way: the step is made again, and counts where it was missing.
+        A server accepts each step once, in whatever order and from whichever worker the steps arrive, and remembers which
+        steps it has accepted. One mechanism therefore handles a worker that dies within a step, a duplicate message, and a
+        server that has lost its last minutes: the step is computed again, and counts on the servers that lack it.
 
-        The job begins: with these values of the dense variables. The first to say so is right; the same again, and
-        another worker's, changes nothing. Rows of embeddings that it begins with come before, page by page.
+        Start the job with these values of the dense variables. The first call wins; later ones change nothing. Initial
+        rows of embeddings are sent before, page by page.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def Take(self, request, context):
-        """Of the coordinator, which is the first server that is not out: steps to make. A worker that says nothing for a
-        while loses those that it has not made.
+    def Lease(self, request, context):
+        """Lease steps to a worker. Only the coordinator answers this: the first server that is not out. A worker that is
+        silent for a while loses the leases of steps that it has not pushed.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Push(self, request, context):
-        """One step's gradients. To the coordinator last, when all others have answered: what it has, all have.
+        """Push the gradients of one step. The coordinator gets them last, after all other servers have answered: so every
+        server has each step that the coordinator has.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Drain(self, request, context):
-        """All steps below `step` are here, on every server: apply those that wait for others (`grads_to_wait`).
+        """All steps below `step` are on every server: apply those of them that wait for others (`grads_to_wait`).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def Reopen(self, request, context):
-        """Of the coordinator: these steps are to be made again, because another server has lost them. A worker calls it for
-        each of the other servers, before it takes steps, when it begins to work with them or finds one in another line. If
-        that server is in another line than the coordinator knows, the coordinator changes to another line, too. (A worker
-        may have given a step to that server before it lost it, and be about to give it to the coordinator.)
+    def Reschedule(self, request, context):
+        """Tell the coordinator that another server has lost these steps, so they must be computed again. A worker calls it
+        for each other server before it leases steps: when it starts, and when it finds a server in a new incarnation. If
+        that incarnation is new to the coordinator, the coordinator starts a new incarnation, too. (A worker may have
+        pushed a step to that server before the loss, and be about to push it to the coordinator.)
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Keep(self, request, context):
-        """Another arrangement, here: `Settle` has a server stand still, so that it takes no step; nothing of older
-        generations is heard from then on. `Fetch`, when all have taken the same steps. `Arrange` has it go on, as it was
-        or in another arrangement. If something dies in between, the arrangement of the server that changed last counts.
+        """Resharding in this mode: `StartGeneration` quiesces a server; calls of older generations are rejected from then
+        on. `Fetch` follows when all servers have accepted the same steps. `Assign` resumes the server, in its present
+        assignment or in a new one. If a process dies in between, the assignment of the server that switched last counts.
 
-        Keep what the workers have to know at this step beside the weights; the newest is kept. The coordinator is asked
-        for it; the others have it in case that one dies.
+        Store the workers' state at a step beside the weights; the newest one is kept. Workers read it from the
+        coordinator. The other servers store it for the case that the coordinator dies.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -349,9 +351,9 @@ def add_ParameterServerServicer_to_server(servicer, server):
                     request_deserializer=edl_dot_contract_dot_proto_dot_ps__pb2.Tables.FromString,
                     response_serializer=edl_dot_contract_dot_proto_dot_ps__pb2.Position.SerializeToString,
             ),
-            'Settle': grpc.unary_unary_rpc_method_handler(
-                    servicer.Settle,
-                    request_deserializer=edl_dot_contract_dot_proto_dot_ps__pb2.SettleRequest.FromString,
+            'StartGeneration': grpc.unary_unary_rpc_method_handler(
+                    servicer.StartGeneration,
+                    request_deserializer=edl_dot_contract_dot_proto_dot_ps__pb2.StartGenerationRequest.FromString,
                     response_serializer=edl_dot_contract_dot_proto_dot_ps__pb2.Position.SerializeToString,
             ),
             'Restore': grpc.unary_unary_rpc_method_handler(
@@ -399,9 +401,9 @@ def add_ParameterServerServicer_to_server(servicer, server):
                     request_deserializer=edl_dot_contract_dot_proto_dot_ps__pb2.PageRequest.FromString,
                     response_serializer=edl_dot_contract_dot_proto_dot_ps__pb2.PageOfRows.SerializeToString,
             ),
-            'Arrange': grpc.unary_unary_rpc_method_handler(
-                    servicer.Arrange,
-                    request_deserializer=edl_dot_contract_dot_proto_dot_ps__pb2.ArrangeRequest.FromString,
+            'Assign': grpc.unary_unary_rpc_method_handler(
+                    servicer.Assign,
+                    request_deserializer=edl_dot_contract_dot_proto_dot_ps__pb2.AssignRequest.FromString,
                     response_serializer=edl_dot_contract_dot_proto_dot_ps__pb2.Position.SerializeToString,
             ),
             'End': grpc.unary_unary_rpc_method_handler(
@@ -429,10 +431,10 @@ def add_ParameterServerServicer_to_server(servicer, server):
                     request_deserializer=edl_dot_contract_dot_proto_dot_ps__pb2.BeginRequest.FromString,
                     response_serializer=edl_dot_contract_dot_proto_dot_ps__pb2.Progress.SerializeToString,
             ),
-            'Take': grpc.unary_unary_rpc_method_handler(
-                    servicer.Take,
-                    request_deserializer=edl_dot_contract_dot_proto_dot_ps__pb2.TakeRequest.FromString,
-                    response_serializer=edl_dot_contract_dot_proto_dot_ps__pb2.Taken.SerializeToString,
+            'Lease': grpc.unary_unary_rpc_method_handler(
+                    servicer.Lease,
+                    request_deserializer=edl_dot_contract_dot_proto_dot_ps__pb2.LeaseRequest.FromString,
+                    response_serializer=edl_dot_contract_dot_proto_dot_ps__pb2.LeasedSteps.SerializeToString,
             ),
             'Push': grpc.unary_unary_rpc_method_handler(
                     servicer.Push,
@@ -444,9 +446,9 @@ def add_ParameterServerServicer_to_server(servicer, server):
                     request_deserializer=edl_dot_contract_dot_proto_dot_ps__pb2.DrainRequest.FromString,
                     response_serializer=edl_dot_contract_dot_proto_dot_ps__pb2.Progress.SerializeToString,
             ),
-            'Reopen': grpc.unary_unary_rpc_method_handler(
-                    servicer.Reopen,
-                    request_deserializer=edl_dot_contract_dot_proto_dot_ps__pb2.ReopenRequest.FromString,
+            'Reschedule': grpc.unary_unary_rpc_method_handler(
+                    servicer.Reschedule,
+                    request_deserializer=edl_dot_contract_dot_proto_dot_ps__pb2.RescheduleRequest.FromString,
                     response_serializer=edl_dot_contract_dot_proto_dot_ps__pb2.Progress.SerializeToString,
             ),
             'Keep': grpc.unary_unary_rpc_method_handler(
@@ -498,7 +500,7 @@ class ParameterServer:
             _registered_method=True)
 
     @staticmethod
-    def Settle(request,
+    def StartGeneration(request,
             target,
             options=(),
             channel_credentials=None,
@@ -511,8 +513,8 @@ class ParameterServer:
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/edl.ParameterServer/Settle',
-            edl_dot_contract_dot_proto_dot_ps__pb2.SettleRequest.SerializeToString,
+            '/edl.ParameterServer/StartGeneration',
+            edl_dot_contract_dot_proto_dot_ps__pb2.StartGenerationRequest.SerializeToString,
             edl_dot_contract_dot_proto_dot_ps__pb2.Position.FromString,
             options,
             channel_credentials,
@@ -768,7 +770,7 @@ class ParameterServer:
             _registered_method=True)
 
     @staticmethod
-    def Arrange(request,
+    def Assign(request,
             target,
             options=(),
             channel_credentials=None,
@@ -781,8 +783,8 @@ class ParameterServer:
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/edl.ParameterServer/Arrange',
-            edl_dot_contract_dot_proto_dot_ps__pb2.ArrangeRequest.SerializeToString,
+            '/edl.ParameterServer/Assign',
+            edl_dot_contract_dot_proto_dot_ps__pb2.AssignRequest.SerializeToString,
             edl_dot_contract_dot_proto_dot_ps__pb2.Position.FromString,
             options,
             channel_credentials,
@@ -930,7 +932,7 @@ class ParameterServer:
             _registered_method=True)
 
     @staticmethod
-    def Take(request,
+    def Lease(request,
             target,
             options=(),
             channel_credentials=None,
@@ -943,9 +945,9 @@ class ParameterServer:
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/edl.ParameterServer/Take',
-            edl_dot_contract_dot_proto_dot_ps__pb2.TakeRequest.SerializeToString,
-            edl_dot_contract_dot_proto_dot_ps__pb2.Taken.FromString,
+            '/edl.ParameterServer/Lease',
+            edl_dot_contract_dot_proto_dot_ps__pb2.LeaseRequest.SerializeToString,
+            edl_dot_contract_dot_proto_dot_ps__pb2.LeasedSteps.FromString,
             options,
             channel_credentials,
             insecure,
@@ -1011,7 +1013,7 @@ class ParameterServer:
             _registered_method=True)
 
     @staticmethod
-    def Reopen(request,
+    def Reschedule(request,
             target,
             options=(),
             channel_credentials=None,
@@ -1024,8 +1026,8 @@ class ParameterServer:
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/edl.ParameterServer/Reopen',
-            edl_dot_contract_dot_proto_dot_ps__pb2.ReopenRequest.SerializeToString,
+            '/edl.ParameterServer/Reschedule',
+            edl_dot_contract_dot_proto_dot_ps__pb2.RescheduleRequest.SerializeToString,
             edl_dot_contract_dot_proto_dot_ps__pb2.Progress.FromString,
             options,
             channel_credentials,

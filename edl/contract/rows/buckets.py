@@ -1,6 +1,6 @@
-"""Which parameter server has which row: ids are in buckets, and buckets belong to servers.
+"""Placement of rows on parameter servers: ids are hashed to buckets, and buckets belong to servers.
 
-A bucket is a hash of the id, the same for every table. Which server has it is Lamping and Veach's jump
+A bucket is a hash of the id, the same for every table. Its server follows from Lamping and Veach's jump
 consistent hash ("A Fast, Minimal Memory, Consistent Hash Algorithm", 2014): from n to n + 1 servers one in
 n + 1 buckets moves, and only to the new server.
 """
@@ -31,10 +31,10 @@ def bucket_of(ids: np.ndarray) -> np.ndarray:
 
 @cache
 def owners(servers: int) -> np.ndarray:
-    """The server of each bucket, uint16 [BUCKETS]. Not to be written to.
+    """The server of each bucket, uint16 [BUCKETS]. Read-only.
 
     Raises:
-        ValueError: there is no server.
+        ValueError: `servers` is less than 1.
     """
     if servers < 1:
         raise ValueError(f"{servers} servers: expected at least 1")
@@ -50,7 +50,7 @@ def server_of(ids: np.ndarray, servers: int) -> np.ndarray:
 
 
 def _jump(key: int, servers: int) -> int:
-    # Buckets are small numbers: spread over 64 bits first.
+    # Buckets are small numbers: spread them over 64 bits first.
     key = (key + 1) * 0x9E3779B97F4A7C15 & _WORD
     at, following = -1, 0
     while following < servers:

@@ -1,8 +1,8 @@
-"""Which parameter servers there are, and which of them has which bucket of rows (`buckets`).
+"""Shard assignment: which parameter servers exist, and which of them hold which bucket of rows (`buckets`).
 
-With one copy, a bucket is on its owner. With two, it is also on the server after that one: rows are asked of
-the first of the two that is not out, and learned by both. A server is *out* when it was away while the ring
-had to go on: what it has is of an earlier step.
+With one replica, a bucket is on its owner. With two, it is also on the next server: reads go to the first of
+the two that is not out, and both apply updates. A server is *out* if it was down while the ring had to
+continue: its rows are of an earlier step.
 """
 
 from __future__ import annotations
@@ -15,16 +15,17 @@ import numpy as np
 from edl.contract.proto import ps_pb2 as pb
 from edl.contract.rows.buckets import BUCKETS, bucket_of, owners
 
-NOBODY = np.uint16(0xFFFF)
+NO_SERVER = np.uint16(0xFFFF)
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Arrangement:
-    """
+class ShardAssignment:
+    """The servers of a job, and the buckets on each.
+
     Args:
-        servers: how many there are; 0: nobody has said so.
-        replicas: on how many of them each bucket is.
-        out: of these, those that have nothing that counts.
+        servers: number of servers; 0: unknown.
+        replicas: servers per bucket.
+        out: servers whose rows are outdated.
     """
 
     servers: int = 0
@@ -32,62 +33,62 @@ class Arrangement:
     out: tuple[int, ...] = ()
 
     @classmethod
-    def of(cls, told: pb.Arrangement) -> Arrangement:
-        return cls(told.servers, max(told.replicas, 1), tuple(told.out))
+    def from_proto(cls, message: pb.ShardAssignment) -> ShardAssignment:
+        return cls(message.servers, max(message.replicas, 1), tuple(message.out))
 
-    def told(self) -> pb.Arrangement:
-        return pb.Arrangement(servers=self.servers, replicas=self.replicas, out=self.out)
+    def to_proto(self) -> pb.ShardAssignment:
+        return pb.ShardAssignment(servers=self.servers, replicas=self.replicas, out=self.out)
 
     @property
     def members(self) -> tuple[int, ...]:
-        """The servers that have rows."""
+        """The servers that hold current rows."""
         return tuple(index for index in range(self.servers) if index not in self.out)
 
     @property
     def coordinator(self) -> int:
-        """The server that hands out steps, where they come in any order (mode=ps)."""
+        """The server that leases steps in asynchronous SGD (mode=ps)."""
         return self.members[0]
 
     @property
     def copies(self) -> int:
-        """Of each bucket, if no server is out."""
+        """Replicas of each bucket if no server is out."""
         return min(self.replicas, self.servers)
 
     @property
     def is_whole(self) -> bool:
-        """Whether each bucket is somewhere."""
-        return self.servers > 0 and not (self.first == NOBODY).any()
+        """Whether each bucket is on at least one server that is not out."""
+        return self.servers > 0 and not (self.first == NO_SERVER).any()
 
     @property
     def first(self) -> np.ndarray:
-        """Whom to ask for a bucket, uint16 [BUCKETS]; `NOBODY`: all that had it are out."""
+        """The server that serves each bucket, uint16 [BUCKETS]; `NO_SERVER`: all its servers are out."""
         found: np.ndarray = _places(self)[0]
         return found
 
     @property
     def second(self) -> np.ndarray:
-        """Who has it beside that one, uint16 [BUCKETS]; `NOBODY`: nobody has."""
+        """The server of each bucket's second replica, uint16 [BUCKETS]; `NO_SERVER`: none."""
         found: np.ndarray = _places(self)[1]
         return found
 
     def held(self, index: int) -> np.ndarray:
-        """The buckets that a server has, bool [BUCKETS]."""
+        """The buckets on a server, bool [BUCKETS]."""
         return _held(self, index)
 
     def has(self, index: int, ids: np.ndarray) -> np.ndarray:
-        """Which of these ids a server has, bool [n]."""
+        """Which of these ids are on a server, bool [n]."""
         found: np.ndarray = self.held(index)[bucket_of(ids)]
         return found
 
     def serves(self, index: int, ids: np.ndarray) -> np.ndarray:
-        """Which of these ids it is asked for, bool [n]: each id is one server's."""
+        """Which of these ids a server serves, bool [n]. Each id is served by one server."""
         found: np.ndarray = (self.first == index)[bucket_of(ids)]
         return found
 
-    def without(self, away: tuple[int, ...]) -> Arrangement:
-        """With these out, too: those of them that are its servers."""
+    def without(self, away: tuple[int, ...]) -> ShardAssignment:
+        """The assignment with these servers out, too; indices of other servers are ignored."""
         out = {*self.out, *(index for index in away if index < self.servers)}
-        return Arrangement(self.servers, self.replicas, tuple(sorted(out)))
+        return ShardAssignment(self.servers, self.replicas, tuple(sorted(out)))
 
     def __str__(self) -> str:
         return f"{self.servers} server{'s' if self.servers != 1 else ''}" + (
@@ -95,37 +96,38 @@ class Arrangement:
         )
 
 
-def moves(of: Arrangement, to: Arrangement, source: int, target: int) -> np.ndarray:
-    """The buckets that a server takes from another one, bool [BUCKETS], from one arrangement to another."""
+def moves(of: ShardAssignment, to: ShardAssignment, source: int, target: int) -> np.ndarray:
+    """The buckets that server `target` copies from `source` on the change from `of` to `to`, bool
+    [BUCKETS]."""
     new: np.ndarray = to.held(target) & ~of.held(target) & (of.first == source)
     return new
 
 
 @cache
 def _copies(servers: int, replicas: int) -> np.ndarray:
-    """The servers of each bucket, the one that is asked first, uint16 [copies, BUCKETS]."""
+    """The servers of each bucket, the owner first, uint16 [copies, BUCKETS]."""
     owner = owners(servers).astype(np.int64)
     copies = min(replicas, servers)
     return np.stack([(owner + copy) % servers for copy in range(copies)]).astype(np.uint16)
 
 
 @cache
-def _places(of: Arrangement) -> np.ndarray:
-    """The same of those that are not out; `NOBODY` where there is none, uint16 [2, BUCKETS]."""
-    found = np.full((2, BUCKETS), NOBODY, np.uint16)
+def _places(of: ShardAssignment) -> np.ndarray:
+    """`_copies` without the servers that are out, uint16 [2, BUCKETS]; `NO_SERVER` where none is left."""
+    found = np.full((2, BUCKETS), NO_SERVER, np.uint16)
     if not of.servers:
         return found
     for copy in _copies(of.servers, of.replicas):
         there = ~np.isin(copy, of.out)
-        to_first = there & (found[0] == NOBODY)
-        to_second = there & ~to_first & (found[1] == NOBODY)
+        to_first = there & (found[0] == NO_SERVER)
+        to_second = there & ~to_first & (found[1] == NO_SERVER)
         found[0, to_first], found[1, to_second] = copy[to_first], copy[to_second]
     found.setflags(write=False)
     return found
 
 
 @cache
-def _held(of: Arrangement, index: int) -> np.ndarray:
+def _held(of: ShardAssignment, index: int) -> np.ndarray:
     places = _places(of)
     found: np.ndarray = (places == index).any(axis=0)
     found.setflags(write=False)

@@ -1,8 +1,7 @@
-"""Rows and their ids on the wire, for whoever asks several servers: which server is asked for which, and
-where what it answers belongs.
+"""Rows and ids on the wire, for a caller of several servers: splits ids by server and merges the answers.
 
-Promise: rows come out in the order in which their ids went in, whatever servers they come from; an answer
-that does not fit is refused, with the server's number.
+Promise: rows are in the order of their ids, whichever servers sent them. An answer that does not fit is
+rejected with the server's number.
 """
 
 from __future__ import annotations
@@ -12,16 +11,16 @@ from typing import Any
 import numpy as np
 
 from edl.contract.rows.buckets import bucket_of
-from edl.contract.rows.placement import Arrangement
+from edl.contract.rows.placement import ShardAssignment
 from edl.errors import EdlError
 
-PAGE_BYTES = 16 << 20  # of one answer, when all rows are asked for
+PAGE_BYTES = 16 << 20  # of one answer when all rows are read
 IDS, VALUES = np.dtype("<i8"), np.dtype("<f4")
 OPTIONS = [  # of a channel to a server
-    ("grpc.max_receive_message_length", -1),  # as many rows as a batch has
+    ("grpc.max_receive_message_length", -1),  # a batch may have any number of rows
     ("grpc.max_send_message_length", -1),
-    # One whose node is lost says nothing more: ask, so that the call fails after 15 s. (A call to a process
-    # that is stopped fails after 70 s, for gRPC waits a minute for the answer to a ping.)
+    # Pings let calls to a lost node fail after 15 s. Calls to a stopped process fail after 70 s, because gRPC
+    # waits a minute for the answer to a ping.
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 5_000),
     ("grpc.http2.max_pings_without_data", 0),
@@ -29,15 +28,15 @@ OPTIONS = [  # of a channel to a server
 
 
 class Shares:
-    """Which of some ids belong to which server."""
+    """A partition of ids by server."""
 
-    def __init__(self, ids: np.ndarray, servers: int | Arrangement, second: bool = False):
+    def __init__(self, ids: np.ndarray, servers: int | ShardAssignment, second: bool = False):
         """
         Args:
-            servers: how many there are, or which.
-            second: who has an id beside the server that is asked first.
+            servers: their number, or a shard assignment.
+            second: partition by the server of the second replica.
         """
-        of = servers if isinstance(servers, Arrangement) else Arrangement(servers)
+        of = servers if isinstance(servers, ShardAssignment) else ShardAssignment(servers)
         self.ids = ids
         self._all = slice(None) if of.servers == 1 and not second else None
         if self._all is None:
@@ -46,7 +45,7 @@ class Shares:
             self._ends = np.searchsorted(whose[self._order], np.arange(of.servers + 1))
 
     def of(self, server: int) -> Any:
-        """An index of those of a server."""
+        """An index of the ids of a server."""
         if self._all is not None:
             return self._all
         return self._order[self._ends[server] : self._ends[server + 1]]
@@ -63,5 +62,5 @@ def put(found: np.ndarray, places: Any, rows: bytes, index: int) -> None:
     values = np.frombuffer(rows, VALUES)
     expected = found[places].shape if isinstance(places, slice) else (len(places), found.shape[1])
     if values.size != expected[0] * expected[1]:
-        raise EdlError(f"parameter server {index} has sent {values.size} values, expected {expected}")
+        raise EdlError(f"parameter server {index} sent {values.size} values: expected {expected}")
     found[places] = values.reshape(expected)

@@ -22,9 +22,9 @@ from edl.contract.layout import Layout, Part
 from edl.errors import ModelError
 from edl.layers.embedding import rows_elsewhere
 from edl.trainer.agreement.ledger import Ledger
-from edl.trainer.async_loop import Stretch
+from edl.trainer.async_loop import AsyncLoop
 from edl.trainer.model.data import Batch, Batches
-from edl.trainer.ps_client.async_client import StepServers
+from edl.trainer.ps_client.async_client import AsyncPsClient
 from edl.trainer.ps_client.link import Interrupt, ServerLink
 from edl.trainer.session.state import Session
 from edl.trainer.session.telemetry import Telemetry
@@ -77,32 +77,32 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[str]]:
         process.wait()
 
 
-def stretch_of(learner: PsLearner, addresses: list[str], **how: Any) -> Stretch:
+def async_loop_of(learner: PsLearner, addresses: list[str], **how: Any) -> AsyncLoop:
     interrupt, run_id = Interrupt(), secrets.token_hex(8)
     links = [ServerLink(index, address, "token", interrupt) for index, address in enumerate(addresses)]
     typed = config.parse(values.merge(values.defaults(), {"mode": "ps", "ps": how}))
-    servers = StepServers(links, run_id, 7, interrupt, typed.ps.grads_to_wait, typed.ps.max_staleness)
+    servers = AsyncPsClient(links, run_id, 7, interrupt, typed.ps.grads_to_wait, typed.ps.max_staleness)
     session = Session(0, lambda message: None, Event())
     batches = Batches(InOrder(), BATCH)
     batches.take(InOrder.layout, Part.even(0, 1))
-    report = Telemetry(session, batches.steps, log=lambda line: None)
-    stretch = Stretch(typed, session, learner, servers, batches, report)
-    learner.use(stretch)
-    assert stretch.look() == [0, 1], "a server has something of the test before"
-    stretch.begin()
+    report = Telemetry(session, batches.steps, log=lambda incarnation: None)
+    async_loop = AsyncLoop(typed, session, learner, servers, batches, report)
+    learner.use(async_loop)
+    assert async_loop.look() == [0, 1], "a server has something of the test before"
+    async_loop.begin()
     servers.introduce()
-    stretch.keep(Ledger())
-    return stretch
+    async_loop.keep(Ledger())
+    return async_loop
 
 
-def trained(model: keras.Model, addresses: list[str], **how: Any) -> Stretch:
+def trained(model: keras.Model, addresses: list[str], **how: Any) -> AsyncLoop:
     """By one worker, on servers; the model has the weights then."""
     learner = PsLearner(model, some(np.arange(5)), [])
-    stretch = stretch_of(learner, addresses, **how)
-    assert stretch.run(1, 0, STEPS, lambda: None)
-    stretch.servers.drain(STEPS)
-    stretch.pull_all(STEPS)
-    return stretch
+    async_loop = async_loop_of(learner, addresses, **how)
+    assert async_loop.run(1, 0, STEPS, lambda: None)
+    async_loop.servers.drain(STEPS)
+    async_loop.pull_all(STEPS)
+    return async_loop
 
 
 def by_keras(model: keras.Model) -> keras.Model:
@@ -164,11 +164,11 @@ def test_rows_and_dense_weights_learn_side_by_side(two: list[str]) -> None:
     expected = by_keras(model(on_servers=False))
     with rows_elsewhere():
         ours = model(on_servers=True)
-    stretch = trained(ours, two)
+    async_loop = trained(ours, two)
     np.testing.assert_allclose(
         np.asarray(ours.layers[-1].kernel), np.asarray(expected.layers[-1].kernel), atol=1e-6
     )
-    ids, rows = stretch.all_rows(0)
+    ids, rows = async_loop.all_rows(0)
     (table,) = [w for w in expected.weights if w.shape == (100, 4)]
     np.testing.assert_allclose(rows, np.asarray(table)[ids], atol=1e-6)
 
@@ -177,8 +177,8 @@ def test_two_gradients_that_wait_for_each_other_are_one_update_with_their_mean(
     two: list[str],
 ) -> None:
     model, expected = dense(keras.optimizers.SGD(0.1)), dense(keras.optimizers.SGD(0.1))
-    stretch = trained(model, two, gradsToWait=2)
-    assert stretch.servers.progress.version == STEPS // 2
+    async_loop = trained(model, two, gradsToWait=2)
+    assert async_loop.servers.progress.version == STEPS // 2
     for step in range(0, STEPS, 2):  # two batches of the same size, from the same weights: one of both
         both = some(np.arange(step * BATCH, (step + 2) * BATCH) % RECORDS)
         expected.train_on_batch(both.x, both.y)
