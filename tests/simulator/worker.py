@@ -24,7 +24,7 @@ from edl.trainer.ps_client.async_client import AsyncPsClient
 from edl.trainer.ring.local import InProcessGroup, LocalRing
 from edl.trainer.session.telemetry import Telemetry
 from edl.trainer.worker import Worker
-from tests.counting import AtOnce, CountingLearner, CountingMetrics, ServerStates
+from tests.counting import AtOnce, CountingLearner, CountingMetrics, Positions
 from tests.counting_rows import CountingRows
 from tests.counting_served import CountingServed
 
@@ -48,12 +48,12 @@ class Sim:
         self.ring = LocalRing()
         self.learner.joins(self.ring)
         self.session.cuts(self._cut)
-        batches = Batches(ServerStates(world.size, world.bad), world.batch, reading=AtOnce())
+        batches = Batches(Positions(world.size, world.bad), world.batch, reading=AtOnce())
         evaluation = None
         if world.held_out:
             of, size = world.config.evaluation, world.held_out
             plan = EvaluationPlan(batches.steps, of.batch_size, of.steps, of.epochs, of.split, {FINAL: size})
-            held_out = {FINAL: Batches(ServerStates(size), of.batch_size, reading=AtOnce())}
+            held_out = {FINAL: Batches(Positions(size), of.batch_size, reading=AtOnce())}
             metrics = CountingMetrics(size, lambda: fleet.evaluates(self))
             evaluation = RingEvaluation(plan, held_out, metrics, AtOnce())
         self.checkpoints = None

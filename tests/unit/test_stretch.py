@@ -25,7 +25,7 @@ from edl.trainer.ps_client.interfaces import Pulled, StepGradients, Whole
 from edl.trainer.ring.base import RingBroken
 from edl.trainer.session.state import Session
 from edl.trainer.session.telemetry import Telemetry
-from tests.counting import AtOnce, ServerStates
+from tests.counting import AtOnce, Positions
 
 SIZE, BATCH = 12, 4  # three steps in an epoch
 TABLE = Table("counts", 1, "{}", "{}")
@@ -106,8 +106,8 @@ class A:
         self.said: list[to_master.FromWorker] = []
         self.session = Session(0, self.said.append, threading.Event())
         self.servers, self.learner = Servers(), Learner()
-        batches = Batches(ServerStates(SIZE), BATCH, reading=AtOnce())
-        batches.take(ServerStates(SIZE).layout, Part.even(0, 1))
+        batches = Batches(Positions(SIZE), BATCH, reading=AtOnce())
+        batches.take(Positions(SIZE).layout, Part.even(0, 1))
         report = Telemetry(self.session, batches.steps, log=lambda incarnation: None)
         self.async_loop = AsyncLoop(typed, self.session, self.learner, self.servers, batches, report)  # type: ignore[arg-type]
 
