@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 
-from tests import flaky
 from tests.flaky import Flaky
 
 SHOWN_SECONDS = 2.0  # what took less is told in one line
@@ -24,7 +23,7 @@ _tests = Counter[str]()
 
 def pytest_configure(config: pytest.Config) -> None:
     if folder := os.environ.get("EDL_FLAKY"):
-        config.pluginmanager.register(Flaky(Path(folder), flaky.read()))
+        config.pluginmanager.register(Flaky(Path(folder)))
     # A shell that starts the tests in the background has them ignore signals, and what they start
     # inherits that; but they interrupt jobs as a terminal does.
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -1,11 +1,10 @@
 """The ledger of flaky tests: which failed and passed again, with what seed, under what load, and when.
 
-scripts/test names a folder in EDL_FLAKY. Then a test that fails and is in tests/flaky.json is run again, at
-once, while the same others run beside it. In one run, at most two tests are run again. If such a test passes,
-`settle` adds it to the ledger, and the ledger is to be committed with the change.
-
-A second entry of a test within 50 landings fails the run. So does each failed test that is not in the ledger:
-the report shows its entry, for the person who adds it and says where the race is worked on.
+scripts/test names a folder in EDL_FLAKY. Then a test that fails is run again, at once, while the same others
+run beside it; in one run, at most four tests. If such a test passes, `settle` adds it to tests/flaky.json and
+prints the entry, which is to be committed with the next change. A second entry of a test within 50 commits
+fails the
+run: the first one is when its race should have been found.
 
     python -m tests.flaky FOLDER     settle what the plugin has left there
 """
@@ -28,7 +27,7 @@ from _pytest.runner import runtestprotocol
 
 ROOT = Path(__file__).parents[1]
 LEDGER = ROOT / "tests" / "flaky.json"
-MOST = 2  # tests of a run that may be run again
+MOST = 4  # tests of a run that may be run again
 LANDINGS = 50  # commits on main within which a test has at most one entry
 
 Entry = dict[str, Any]
@@ -73,16 +72,12 @@ class Flaky:
 
     Args:
         folder: of this run, shared by its processes.
-        entries: of the ledger.
     """
 
-    def __init__(self, folder: Path, entries: list[Entry]):
-        self._folder, self._known = folder, {entry["test"] for entry in entries}
-        self._failed: list[Entry] = []
+    def __init__(self, folder: Path):
+        self._folder = folder
 
-    def pytest_runtest_protocol(self, item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
-        if item.nodeid not in self._known:
-            return None
+    def pytest_runtest_protocol(self, item: pytest.Item, nextitem: pytest.Item | None) -> bool:
         item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
         reports = runtestprotocol(item, nextitem=nextitem, log=False)
         failed = [report for report in reports if report.failed]
@@ -97,16 +92,6 @@ class Flaky:
             item.ihook.pytest_runtest_logreport(report=report)
         item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
         return True
-
-    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        if report.failed:
-            self._failed.append(made(report))
-
-    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        for entry in self._failed:
-            terminalreporter.write_line(
-                f"not green; its entry in tests/flaky.json would be {json.dumps(entry)}"
-            )
 
     def _ticket(self) -> Path | None:
         """The right to run one more test again; None if there were MOST."""

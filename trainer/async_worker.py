@@ -94,9 +94,7 @@ class AsyncWorker(Worker):
         found.step = max(found.step, min(self.async_loop.reached, limit - 1))
         if not self.async_loop.at_boundary:
             found.digest = ""
-        if (
-            self.async_loop.reached < self.state.ledger.step
-        ):  # a server lost steps, which must be repeated
+        if self.async_loop.reached < self.state.ledger.step:  # a server lost steps, which must be repeated
             found.step, found.round, found.turn, found.digest = self.async_loop.reached, 0, 0, ""
         return found
 
@@ -341,9 +339,7 @@ class AsyncWorker(Worker):
         async_loop, step = self.async_loop, self.state.ledger.step
         async_loop.saves(step)
         async_loop.look(patient=True)  # no further ring would be formed without a lost server
-        if (
-            async_loop.servers.furthest > step
-        ):  # the number of epochs was reduced after the ring broke
+        if async_loop.servers.furthest > step:  # the number of epochs was reduced after the ring broke
             raise TrainedOn(f"steps of epoch {self.steps.epoch(step) + 1} are in the weights already")
         super().export_model()
 
