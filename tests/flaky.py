@@ -3,8 +3,7 @@
 scripts/test names a folder in EDL_FLAKY. Then a test that fails is run again, at once, while the same others
 run beside it; in one run, at most four tests. If such a test passes, `settle` adds it to tests/flaky.json and
 prints the entry, which is to be committed with the next change. A second entry of a test within 50 commits
-fails the
-run: the first one is when its race should have been found.
+fails the run: the first one is when its race should have been found.
 
     python -m tests.flaky FOLDER     settle what the plugin has left there
 """
