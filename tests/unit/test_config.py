@@ -314,7 +314,7 @@ def test_every_renamed_key_is_refused_with_the_new_one(old: str) -> None:
 
 def test_a_renamed_key_with_the_default_of_the_oldest_chart_is_accepted() -> None:
     # `helm upgrade --reuse-values` brings it.
-    oldest = config.flat(values.load_file(values.DEFAULTS.parents[1] / "scripts" / "values-0.1.0.yaml"))
+    oldest = config.flat(values.load_file(Path(__file__).parents[2] / "scripts" / "values-0.1.0.yaml"))
     assert {key: oldest[key] for key in RENAMED if key in oldest} == UNCHANGED
     now = config.flat(values.defaults())
     assert {key: now[RENAMED[key]] for key in UNCHANGED} == UNCHANGED

@@ -15,7 +15,7 @@ from edl.trainer.session.kvstore import KeyValueStore
 
 CODE = """
 import logging, os, sys
-from edl.trainer import log
+from edl.trainer.runtime import log
 log.follow(sys.argv[1])
 log.log.info("loss 0.5")
 log.log.warning("mixed records")

@@ -163,7 +163,7 @@ def test_synchronous_updates_are_the_mean_of_so_many_steps_and_a_drain_applies_t
     dense, _ = counts(server)
     assert [dense[step] for step in (0, 4, 20)] == [0.5, 0.5, 0.0], "that one is of the next async phase"
     assert server.async_server.drain(request).version == 2
-    with pytest.raises(Misplaced, match=r"below 10, this server lacks \[5, 9\)"):
+    with pytest.raises(Misplaced, match=r"lacks the steps \[5, 9\): expected all below 10"):
         server.async_server.drain(pb.DrainRequest(run_id=RUN, incarnation=server.incarnation, step=10))
 
 
