@@ -227,7 +227,8 @@ def _held_back(job: State) -> bool:
     """Whether the next ring has to wait, or there is none: the last ones broke before their first step.
 
     Something keeps them from being formed, such as two ranks on one GPU or a port that is closed. Rings whose
-    members are lost do not count, nor do those of a job with parameter servers: a ring may break several times
+    members are lost do not count, nor do those of a job with parameter servers: a ring may break several
+        times
     while a server restarts, or while rows move.
     """
     if job.ring.broke_by_itself and not job.config.servers:
