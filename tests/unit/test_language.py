@@ -1,0 +1,49 @@
+"""Habits of language that make a reader translate are counted by pattern, and the count may only fall.
+
+CONTRIBUTING.md says how we write. A pattern is no proof: some matches are right, and a bad sentence may match
+none. But each number below was counted, so that none of these habits grows again.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import tokenize
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+HABITS = re.compile(
+    r"\b(who|whoever|whom"  # a clause as a noun: "whoever joins", for "new workers"
+    r"|nobody|somebody|another one|such a one"
+    r"|by now|of which|is told|are told|stands? still|goes? back|went back|speaks? of|in vain"
+    r"|there (is|are) none"
+    r"|no longer|as before|used to|formerly)\b",  # history, which belongs into commit messages
+    re.IGNORECASE,
+)
+MOST = {"edl": 141, "master": 222, "model_zoo": 1, "ps": 8, "trainer": 76}
+
+
+def texts(file: Path) -> Iterator[str]:
+    """The comments and strings of a Python file; docstrings and messages are strings."""
+    source = file.read_text()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node.value
+    with open(file, "rb") as lines:
+        yield from (
+            token.string for token in tokenize.tokenize(lines.readline) if token.type == tokenize.COMMENT
+        )
+
+
+def test_no_habit_of_language_grows() -> None:
+    found: Counter[str] = Counter()
+    for folder in MOST:
+        for file in (ROOT / folder).rglob("*.py"):
+            if "_pb2" not in file.name:
+                found[folder] += sum(len(HABITS.findall(text)) for text in texts(file))
+    assert {folder: found[folder] for folder in MOST} == MOST, (
+        "a number that is greater: write the new sentences in other words (CONTRIBUTING.md); one that is smaller: "
+        "well done, lower it here"
+    )
