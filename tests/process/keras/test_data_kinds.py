@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -132,17 +133,17 @@ def test_the_records_of_a_pipeline_are_read_into_memory() -> None:
 @pytest.mark.parametrize(
     ("dataset", "why"),
     [
-        (pipeline(1000).shuffle(1000).batch(500), "gives other records the second time it is read"),
-        (pipeline().batch(4).repeat(), "has no end"),
-        (pipeline(), "batch 0: .*expected an array with an entry for each record"),
-        (pipeline(0).batch(4), "has no records"),
-        (pipeline(200_000).batch(1000), r"take more than 1 MiB of memory \(after 66 batches\)"),
-        ([1, 2], "expected a tf.data.Dataset, not a list"),
+        (lambda: pipeline(1000).shuffle(1000).batch(500), "gives other records the second time it is read"),
+        (lambda: pipeline().batch(4).repeat(), "has no end"),
+        (lambda: pipeline(), "batch 0: .*expected an array with an entry for each record"),
+        (lambda: pipeline(0).batch(4), "has no records"),
+        (lambda: pipeline(200_000).batch(1000), r"take more than 1 MiB of memory \(after 66 batches\)"),
+        (lambda: [1, 2], "expected a tf.data.Dataset, not a list"),
     ],
 )
-def test_a_pipeline_that_workers_could_not_share_is_refused(dataset: Any, why: str) -> None:
+def test_a_pipeline_that_workers_could_not_share_is_refused(dataset: Callable[[], Any], why: str) -> None:
     with pytest.raises(DataError, match=f"from_tf: .*{why}"):
-        edl.from_tf(dataset, most_mebibytes=1)
+        edl.from_tf(dataset(), most_mebibytes=1)
 
 
 def test_a_model_that_returns_a_pipeline_is_told_the_way_on(tmp_path: Path) -> None:
