@@ -180,7 +180,7 @@ class Told:
         return (
             last is not None
             and len(last["members"]) == number
-            and done >= {(what, member) for what in ("fed", "acting") for member in last["members"]}
+            and done >= {(what, member) for what in ("fed", "active_master") for member in last["members"]}
         )
 
 

@@ -130,7 +130,7 @@ async def test_who_stands_by_takes_over_from_a_master_that_is_silent(
             assert (small_release.holder, small_release.acting) == ("a", ["a"])
             workers.start(0, 1)
             await until(lambda: workers.formed(2, 1))
-            await until(lambda: {t["worker"] for t in workers.told() if t["what"] == "acting"} == {0, 1})
+            await until(lambda: {t["worker"] for t in workers.told() if t["what"] == "active_master"} == {0, 1})
             first.process.suspend()
             stopped = time.monotonic()
             (form, *_) = await until(lambda: workers.formed(2, 2))
@@ -142,7 +142,7 @@ async def test_who_stands_by_takes_over_from_a_master_that_is_silent(
             await until(lambda: "superseded" in first.log)
             await until(lambda: "stands by" in first.log)
             # And back again: the first one is the one that stands by now.
-            await until(lambda: workers.told()[-1]["what"] == "acting")
+            await until(lambda: workers.told()[-1]["what"] == "active_master")
             second.process.send_signal(signal.SIGKILL)
             await until(lambda: workers.formed(2, 3))
             assert workers.living == 2
@@ -199,7 +199,7 @@ async def test_an_outage_of_the_api_does_not_stop_who_acts_while_another_one_vou
             await until(lambda: "stands by" in second.log)
             workers.start(0, 1)
             await until(lambda: workers.formed(2, 1))
-            await until(lambda: "acting" in {t["what"] for t in workers.told()})
+            await until(lambda: "active_master" in {t["what"] for t in workers.told()})
             await server.down()
             await until(lambda: "API is unavailable" in first.log and "API is unavailable" in second.log)
             await asyncio.sleep(6)  # longer than a Lease counts
