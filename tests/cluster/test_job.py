@@ -82,7 +82,7 @@ def test_four_workers_train_evaluate_and_predict_and_nothing_is_left_but_what_th
     assert verdict.startswith("exactly once: 1,438 records x 20 epochs in 900 steps"), verdict
     assert "1 exported file as written (SHA-256)" in verdict
 
-    trained = {"checkpoint__from": f"/var/lib/edl/{artifacts.MODEL}", "workers": 2}
+    trained = {"initFrom__path": f"/var/lib/edl/{artifacts.MODEL}", "workers": 2}
     job.upgrade(runId="evaluate", mode="evaluate", **trained)
     evaluated = another(job, "evaluate")
     assert evaluated["metrics"] == pytest.approx(summary["metrics"], rel=1e-6, abs=1e-6)
