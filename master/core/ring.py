@@ -18,7 +18,7 @@ from edl.master.core import events as ev
 from edl.master.core.workers import IN, NO_RING, Pool, WorkerRecord
 
 KEPT_CHANGES = 100  # a job that runs for a month has ten thousand
-MOST_ERRORS = 3  # of a broken ring that people are shown
+MOST_ERRORS = 3  # errors of a broken ring that are shown to users
 
 
 @dataclass(slots=True)
