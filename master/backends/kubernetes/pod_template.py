@@ -88,7 +88,7 @@ def excluding(template: pods.Pod, nodes: Iterable[str]) -> pods.Pod:
     within, where = _map(pod, "spec"), "spec."
     for key in NODE_AFFINITY:
         within, where = _map(within, key, where), f"{where}{key}."
-    terms = _maps(within, "nodeSelectorTerms", where) or [{}]  # any of which is enough
+    terms = _maps(within, "nodeSelectorTerms", where) or [{}]  # a node must match any one of them
     within["nodeSelectorTerms"] = [
         {**term, "matchFields": [*_maps(term, "matchFields", f"{where}nodeSelectorTerms[]."), *not_there]}
         for term in terms
