@@ -80,7 +80,7 @@ class Candidate:
             await self._one_term(self.election)
 
     async def _one_term(self, election: LeaderElection) -> None:
-        """Until this master has acted and does not any more."""
+        """Stand by and act, until this process must end or is superseded."""
         api, tasks = self._api, Tasks()
         api.vet = None
 

@@ -87,7 +87,7 @@ def _is_evaluated(job: State) -> bool:
 
 
 def _was_exporting(job: State, w: WorkerRecord) -> bool:
-    """True if an earlier master may have ordered this worker to save the model, and this one has not yet."""
+    """True if an earlier master may have ordered this worker to save the model before the failover."""
     task = job.train
     return job.exporter is None and task is not None and w.has_state and task.steps.ended(w.step, job.epochs)
 

@@ -91,6 +91,6 @@ class Heartbeat:
     memory: int = 0  # bytes resident
     epoch_loss: EpochLoss | None = None
     speed: float = 0.0  # records per second of computing: what it could do if it never waited
-    round: int = 0  # of the evaluation after that step
+    round: int = 0  # the evaluation batch after that step
     staleness: Staleness | None = None  # of its own steps; None: unchanged
     waits: ServerWait | None = None

@@ -116,7 +116,7 @@ def have_rows(job: State, event: ev.JoinedRing) -> None:
 
 
 def given_up(job: State, event: ev.ServersGivenUp) -> None:
-    """Give up requested servers that do not listen in time; no rows have been moved."""
+    """Handle requested servers that have not listened in time; no rows have been moved."""
     _stay(job, event.servers, event.stay, event.why)
 
 

@@ -91,7 +91,7 @@ class Handler(Protocol):
         """Return a needed worker that was not started yet, for a process that connects without an id."""
 
     async def replace_in_place(self, ended: ev.Gone) -> WorkerId | None:
-        """Return the worker that replaces one that has ended so; wait a while until one is needed."""
+        """Return the worker that replaces an ended one in the same pod; wait a while until one is needed."""
 
 
 class Server(rpc.MasterServicer):

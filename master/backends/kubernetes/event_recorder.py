@@ -26,7 +26,7 @@ log = structlog.get_logger()
 COMPONENT = "edl-master"
 BURST = {Share.MAJOR: 25, Share.MINOR: 15}  # Events that are sent at once; then one every `Pace.events`
 REPEATED_SECONDS = 600.0  # an Event that is recorded again within this counts up instead
-MAX_WAITING = 50  # Events of a share; further ones replace a waiting Event of the same reason
+MAX_WAITING = 50  # Events of a share; a further one replaces one of its reason, and adds to its count
 MAX_MESSAGE = 1024  # bytes; the API refuses more
 
 

@@ -1,9 +1,10 @@
 """Rank and state as labels on the workers' pods, for `kubectl get pods -L edl.dev/rank,edl.dev/state`.
 
-Only users read them. So patches are sent one at a time, only when no other write needs the rate limit, and
-only for labels that have been stable for a moment. In a large ring that often loses members, most ranks
-change before they could be read, and patching them all would cost the master more than forming the ring. The
-moment grows with the number of workers, because each lost worker changes the ranks of half of the others.
+Only users read them. So patches are sent one at a time, and only when no other write needs the rate limit.
+Labels are written only once they have been stable for a moment. In a large ring that often loses members,
+most ranks change before they could be read. Patching them all would cost the master more than forming the
+ring. The moment grows with the number of workers, because each lost worker changes the ranks of half of the
+others.
 """
 
 from __future__ import annotations

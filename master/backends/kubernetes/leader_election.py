@@ -341,7 +341,10 @@ class LeaderElection:
                 return await self._api.create(self._place.path("leases", group=GROUP), await self._new())
 
     async def _new(self) -> Object:
-        """Return a Lease like the chart's, with the job's labels, which Kubernetes deletes with the job."""
+        """Return a Lease like the chart's, with the job's labels and owned by the job's object.
+
+        Kubernetes then deletes it with the job; Helm would not.
+        """
         job = await self._api.get(self._place.path("configmaps", self._place.names.job))
         lease = {
             "apiVersion": "coordination.k8s.io/v1", "kind": "Lease",

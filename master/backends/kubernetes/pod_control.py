@@ -1,7 +1,7 @@
 """Creation and deletion of pods: each request is repeated until it succeeds or is not needed.
 
-If one create is refused for a reason that holds for all (a quota, a right, a template of a wrong shape), the
-others wait, and one of them retries from time to time on behalf of all.
+A create may be refused for a reason that holds for all: a quota, a right, a template of a wrong shape. Then
+the others wait, and one of them retries from time to time on behalf of all.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class PodDeletion:
             try:
                 await self._api.delete(self._place.path("pods", name), body)
             except ApiError as error:
-                if error.status not in (404, 409):  # 409: another pod has the name, so this one is gone
+                if error.status not in (404, 409):  # 409: a different pod has the name
                     log.warning(f"pod {name} cannot be deleted: {error}")
                     if not error.out:
                         self._failed(pod, refusal(error))

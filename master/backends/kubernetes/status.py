@@ -243,7 +243,7 @@ async def write(
 
     Args:
         metadata: returns metadata to create an object of that name; None if it must not be created.
-        whole: all keys of an object that is created; None: the same keys as `data`.
+        whole: all keys for an object that is created; None: those of `data`.
 
     Raises:
         ApiError: the API refuses, or is unavailable.
@@ -334,7 +334,7 @@ def _past(past: facts.Past) -> str:
 
 
 def condition(refused: str) -> Data:
-    """Whether all values of the release are applied, and if not, which are refused and why."""
+    """Render whether all values of the release are applied, and if not, which are refused and why."""
     return {
         "valuesApplied": "False" if refused else "True",
         "refused": cut(refused, MAX_TEXT) or None,
