@@ -1,4 +1,4 @@
-"""The process that decides: a pure core, and adapters that turn the world into its events.
+"""The master, which makes all decisions: a pure core, and adapters that turn the outside world into events.
 
-Never imports TensorFlow, Horovod or user code.
+It never imports TensorFlow, Horovod or user code.
 """

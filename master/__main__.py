@@ -88,7 +88,7 @@ async def _processes(spec: JobSpec, output: Path, listen: str, salvage: Path | N
 
 
 async def _by_hand(spec: JobSpec, output: Path, listen: str, salvage: Path | None) -> int:
-    known = journal.unfinished(output, spec)  # in a directory whose master was killed, this one goes on
+    known = journal.unfinished(output, spec)  # if its master was killed, this one continues the job
     run_id, adopted = known if known is not None else (RunId(secrets.token_hex(8)), None)
     if adopted is not None:
         since = adopted.active_seconds + journal.silent_seconds(output)
@@ -118,11 +118,11 @@ def processes(
     token: str,
     fork_server: Callable[[Sequence[str], Mapping[str, str]], Launcher] | None = None,
 ) -> Callable[[str], Backend]:
-    """The backend of a master that workers reach at an address: processes of this machine.
+    """Return a factory that creates the process backend for the master's address.
 
     Args:
-        fork_server: makes the launcher of local.startMethod=fork from the workers' arguments and environment;
-            None for a fork server of the job's own.
+        fork_server: creates the launcher of local.startMethod=fork from the workers' arguments and
+            environment; None to start a fork server for this job.
     """
 
     def backend(address: str) -> Backend:
@@ -143,7 +143,7 @@ def processes(
 
 
 def servers_of(master: Master, output: Path, listen: str, token: str) -> ParameterServers:
-    """The parameter servers of a job on this machine. They listen where the master does."""
+    """Create the parameter servers of a job on this machine. They listen on the master's host."""
     make = partial(_server_processes, master, output, listen, token)
     return make() if master.spec.config.is_decided else DeferredServers(master.emit, make)
 
@@ -170,9 +170,11 @@ def _server_processes(master: Master, output: Path, listen: str, token: str) -> 
 
 
 def _collect_seldom() -> None:
-    """Look for cycles of dead objects less often than Python does by itself, and never among those of the
-    imports. Nearly all that a master makes is freed without that, and looking took it 8 % of its time where
-    300 workers came and went."""
+    """Run Python's garbage collector less often than by default, and exclude the objects of imports.
+
+    Reference counting frees nearly all objects of a master. With 300 workers that come and go, collection
+    took 8 % of its time.
+    """
     gc.freeze()
     gc.set_threshold(20_000)
 
@@ -185,8 +187,11 @@ def _on_signals(act: Callable[[str], object]) -> None:
 
 
 def _on_end_of_input(act: Callable[[], object]) -> None:
-    """Have `act` called when standard input ends: a pipe whose other end only the process has that
-    has started this one. It ends with that process, also when it is killed."""
+    """Call `act` when standard input ends.
+
+    It is a pipe whose other end only the parent process holds, so it ends with the parent, even if that is
+    killed.
+    """
     loop = asyncio.get_running_loop()
 
     def read() -> None:

@@ -182,7 +182,7 @@ class Master:
         return ", ".join(said)
 
     def vacant(self) -> WorkerId | None:
-        """The oldest worker that is needed and not started; None if there is none."""
+        """Return the oldest worker that is needed and not started; None if all are started."""
         return self.job.pool.vacant
 
     async def replace_in_place(self, ended: ev.Gone) -> WorkerId | None:
@@ -208,7 +208,7 @@ class Master:
         self.emit(ev.Tick())
 
     def stop(self, why: str, checkpoint: bool = False, force: bool = False, id: str = "") -> str:
-        """Ask the job to end.
+        """Request the end of the job.
 
         Args:
             checkpoint: stop once the state is in a checkpoint.

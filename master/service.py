@@ -150,7 +150,7 @@ def _text(summary: dict[str, Any]) -> str:
 
 
 def token_for(output: Path) -> str:
-    """The job's token: from EDL_TOKEN, or of the job in that directory, or a new one."""
+    """Return the job's token: from EDL_TOKEN, from the job in that directory, or a new one."""
     if given := Tokens.of_environment(os.environ.get("EDL_TOKEN", ""), str).current:
         return given
     try:

@@ -1,4 +1,4 @@
-"""A job's values, checked once: where they enter the process. Everybody else is handed the result."""
+"""A job's values, validated once where they enter the process; all other modules receive the result."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from edl.config.messages import shown
 from edl.contract import modes
 from edl.errors import ConfigError
 
-SOURCE = "model.source"  # a whole file: named, not shown
+SOURCE = "model.source"  # a whole file, so messages name the key only
 
 
 @dataclass(frozen=True)
 class JobSpec:
-    """What a job is to be.
+    """The specification of a job.
 
     Args:
-        values: as they were written; journal, status and workers are given these.
-        config: what they mean.
+        values: as they were written; journal, status and workers receive these.
+        config: the validated configuration.
     """
 
     values: dict[str, Any]
@@ -28,20 +28,21 @@ class JobSpec:
 
     @classmethod
     def parse(cls, values: dict[str, Any]) -> JobSpec:
-        """
+        """Validate the values of a job.
+
         Raises:
             ConfigError: the values are invalid; one line for each mistake.
         """
         return cls(values, config_module.parse(values))
 
     def decided(self, mode: str) -> JobSpec:
-        """The same, of a job that has become one of this mode: who is given these values decides nothing."""
+        """Return this spec with the decided mode of a job with mode=auto, so that it is not decided again."""
         if self.config.is_decided or not modes.became(self.config.mode, mode) or mode == modes.AUTO:
             return self
         return JobSpec({**self.values, "mode": mode}, self.config.decided(mode))
 
     def frozen_changes(self, other: JobSpec, ended: bool = False) -> list[str]:
-        """The dotted keys in which `other` differs and that a run with this spec keeps.
+        """Return the dotted keys in which `other` differs and that a run with this spec keeps.
 
         Args:
             ended: the run has ended.
@@ -49,10 +50,10 @@ class JobSpec:
         return config_module.frozen_changes(self.config, other.config, ended)
 
     def taking(self, wanted: Wanted) -> tuple[JobSpec, str]:
-        """This spec with the live values of `wanted`, and what of `wanted` is refused, in words.
+        """Return this spec with the live values of `wanted`, and a description of the refused values.
 
-        Each key is judged by itself: a frozen value that differs, or is invalid, does not keep a live one
-        from being applied. Live values are refused together where they would be an invalid combination.
+        Each key is checked by itself: a frozen value that differs, or is invalid, does not prevent a live
+        value from being applied. Live values are refused together if their combination is invalid.
         """
         live = config_module.live_keys(self.config)
         mixed = checked(config_module.with_keys_of(self.values, wanted.values, live))
@@ -64,12 +65,12 @@ class JobSpec:
         return (self if isinstance(mixed, Invalid) else mixed.decided(self.config.mode)), refused
 
     def refused_in_pod(self, wanted: Wanted) -> list[str]:
-        """The dotted keys whose refused change is also in the worker's pod that the chart has rendered."""
+        """Return the dotted keys whose refused change is also in the chart's rendered pod of a worker."""
         ours, theirs = config_module.flat(self.config), config_module.flat(wanted.values)
         return sorted(key for key in config_module.IN_POD if theirs.get(key, ours[key]) != ours[key])
 
     def refusal(self, wanted: JobSpec, ended: bool = False) -> str:
-        """Which values of `wanted` a run with this spec refuses, in words; empty: none.
+        """Describe the values of `wanted` that a run with this spec refuses; empty if it refuses none.
 
         Args:
             ended: the run has ended.
@@ -86,7 +87,7 @@ class JobSpec:
 
 @dataclass(frozen=True)
 class Invalid:
-    """Values that are no job.
+    """Invalid values of a job.
 
     Args:
         why: one line for each mistake.
@@ -101,7 +102,7 @@ Wanted: TypeAlias = JobSpec | Invalid
 
 
 def checked(values: dict[str, Any]) -> Wanted:
-    """What somebody wants, whether or not it can be."""
+    """Validate values; return `Invalid` instead of raising an error."""
     try:
         return JobSpec.parse(values)
     except ConfigError as error:

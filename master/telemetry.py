@@ -1,13 +1,15 @@
-"""What workers say of themselves between decisions: that they live, and how far they are.
+"""Telemetry: reduces heartbeats to the few events that the core needs.
 
-The loop hands everything that it hears to `Telemetry.hears` first. Heartbeats end here: the newest of each
-worker is kept for the status, and the core gets what is worth a decision, or a line of the journal:
+The loop passes all events and heartbeats to `Telemetry.hears` first. Heartbeats are not passed on: the newest
+of each worker is kept for the status. The core receives events that may need a decision or belong in the
+journal:
 
-    Progress    how far the ring is: every few seconds, and before anything that may change the ring
-    Silent      a worker has not been heard for as long as is allowed
-    Heard       one of them has said something again
+    Progress    the progress of the ring: every few seconds, and before events that may change the ring
+    Silent      a worker has sent nothing for the heartbeat timeout
+    Heard       a silent worker has sent a message again
 
-A heartbeat costs the same whatever the number of workers. Time is an argument: the simulator runs the same.
+The cost of a heartbeat does not depend on the number of workers. Time is an argument, so the simulator runs
+the same code.
 """
 
 from __future__ import annotations
@@ -24,34 +26,34 @@ from edl.master.core import events as ev
 from edl.master.core.facts import Heartbeat
 from edl.master.core.training import latest_loss
 
-PROGRESS_SECONDS = 10.0  # between two words of it to the core
+PROGRESS_SECONDS = 10.0  # between two reports to the core
 NOBODY = WorkerId(-1)
-NOTABLE = 0.1  # by so much another speed is told
-# Before one of these the core has to know how far the ring is: it may be the ring's last moment.
+NOTABLE = 0.1  # relative change of a speed that is reported
+# Before one of these events the core needs the ring's progress, because the ring may end with it.
 TURNS = (ev.LeftRing, ev.Failed, ev.Closed, ev.Gone, ev.Live, ev.StopAsked)
 
-SAID = Heartbeat | ev.WorkerMessage | ev.RingMessage  # by workers
+SAID = Heartbeat | ev.WorkerMessage | ev.RingMessage  # messages of workers
 
 
 class Telemetry:
-    """Of the workers of one master."""
+    """The telemetry of one master's workers."""
 
     def __init__(self, config: Config) -> None:
         self._silence = config.elastic.heartbeat_timeout_seconds
         self._by_speed = config.training.load_balancing == "speed"
-        self.beats: dict[WorkerId, Heartbeat] = {}  # the last one of each
-        self.ahead: ev.Progress | None = None  # what the core has not been told yet
-        self._staleness: dict[WorkerId, Staleness] = {}  # as each has told last
-        self._generation = 0  # of the newest ring that was heard of
+        self.beats: dict[WorkerId, Heartbeat] = {}  # the last heartbeat of each worker
+        self.ahead: ev.Progress | None = None  # progress that is not reported to the core yet
+        self._staleness: dict[WorkerId, Staleness] = {}  # as last reported by each worker
+        self._generation = 0  # of the newest known ring
         self._told: ev.Progress | None = None
         self._told_at = float("-inf")
-        self._speeds: dict[WorkerId, float] = {}  # as told
-        self._heard = OrderedDict[WorkerId, float]()  # who may not fall silent: the longest unheard first
-        self._silent = set[WorkerId]()  # of whom that was told
+        self._speeds: dict[WorkerId, float] = {}  # as reported to the core
+        self._heard = OrderedDict[WorkerId, float]()  # time of each worker's last message, oldest first
+        self._silent = set[WorkerId]()  # workers that were reported as silent
         self._listened = float("-inf")
 
     def hears(self, said: ev.Event | Heartbeat, now: float) -> Iterator[ev.Event]:
-        """Something was said; what the core is to handle, in order."""
+        """Process an event or a heartbeat; yield the events for the core, in order."""
         self._listens(now)
         speaker: WorkerId = getattr(said, "worker", NOBODY)
         if speaker in self._silent and isinstance(said, SAID) and not isinstance(said, ev.Closed):
@@ -83,11 +85,11 @@ class Telemetry:
     # --- silence
 
     def next_deadline(self) -> float | None:
-        """When somebody will have been silent for too long."""
+        """Return when the next heartbeat timeout passes."""
         return next((heard + self._silence for heard in self._heard.values()), None)
 
     def passes(self, now: float) -> list[ev.Event]:
-        """Nothing was said up to `now`: who has been silent for too long."""
+        """Return the events of heartbeat timeouts that have passed without a message up to `now`."""
         self._listens(now)
         found: list[ev.Event] = []
         while (deadline := self.next_deadline()) is not None and deadline <= now:
@@ -97,13 +99,13 @@ class Telemetry:
         return found
 
     def _listens(self, now: float) -> None:
-        """After a stall of our own, what the workers said meanwhile is still to be read.
+        """Extend heartbeat timeouts after a stall of the master, as messages of workers wait to be read.
 
-        Heartbeats come every sixth of the silence, so that nobody at all was heard for half of it
-        means that we did not listen, or that everybody is silent: then a moment more costs little.
+        Heartbeats come every sixth of the timeout. If nothing was received for half of it, the master was
+        stalled, or all workers are silent; then a moment more costs little.
         """
         if now - self._listened > self._silence / 2:
-            for worker, heard in self._heard.items():  # which keeps their order
+            for worker, heard in self._heard.items():  # assignment keeps their order
                 self._heard[worker] = max(heard, now - self._silence * 3 / 4)
         self._listened = now
 
@@ -114,7 +116,7 @@ class Telemetry:
         if beat.staleness is not None:
             self._staleness[beat.worker] = beat.staleness
         if beat.generation == 0 or beat.generation < self._generation:
-            return  # it is in no ring, or in one that is over
+            return  # the worker is in no ring, or in an earlier one
         if beat.generation > self._generation:
             self._generation, self.ahead = beat.generation, None
         before = self.ahead or ev.Progress(beat.generation, 0)
@@ -132,7 +134,7 @@ class Telemetry:
 
     def _tell(self, now: float) -> Iterator[ev.Progress]:
         ahead = self.newest
-        if ahead is not None and ahead != self._told:  # else the ring has stood still
+        if ahead is not None and ahead != self._told:  # else the ring made no progress
             self._told, self._told_at = replace(ahead, speeds={}), now
             self._speeds.update(ahead.speeds)
             yield ahead
@@ -140,17 +142,18 @@ class Telemetry:
 
     @property
     def newest(self) -> ev.Progress | None:
-        """What the core has not been told yet, with what all workers' staleness comes to."""
+        """Progress that is not reported to the core yet, with the staleness over all workers."""
         if self.ahead is None or not (told := self._staleness.values()):
             return self.ahead
         return replace(self.ahead, staleness=_together(sorted(told, key=lambda one: one.median)))
 
 
 def _together(told: list[Staleness]) -> Staleness:
-    """Of all workers' last steps.
+    """Combine the staleness of all workers' last steps.
 
     Args:
-        told: rising by the median. That of all is of the worker in whom half of the steps are reached.
+        told: sorted by median. The combined median is the weighted one: that of the worker at which half of
+            all steps are reached.
     """
     steps = list(accumulate(one.steps for one in told))
     middle = next(one for one, so_far in zip(told, steps, strict=True) if 2 * so_far >= steps[-1])

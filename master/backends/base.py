@@ -1,24 +1,23 @@
-"""What starts and ends workers, as the master's loop knows it, and the tasks with which it does so.
+"""The interface of backends, which start and end workers for the master's loop, and their tasks.
 
-A backend is an adapter: `Create` and `Delete` come in as effects, and what becomes of the workers goes
-out as events. The contract, which `tests/contract/test_backend.py` holds every backend to:
+A backend is an adapter. It receives `Create` and `Delete` as effects, and emits the lifecycle of the workers
+as events. `tests/contract/test_backend.py` checks every backend against this contract:
 
     start     returns when effects can be performed. Events may be emitted before it returns.
-    perform   returns at once and never raises. Effects that are not a backend's are ignored.
-                  Create(w)   w is started. An id is created once.
-                  Delete(w)   w ends: politely, and by force when the grace is over. A worker that is
-                              unknown, or is deleted or gone already, is left alone.
+    perform   returns at once and never raises. Effects that are not meant for a backend are ignored.
+                  Create(w)   starts w. An id is created once.
+                  Delete(w)   ends w: with a signal first, and by force after the grace period. Unknown,
+                              deleted and gone workers are ignored.
     replace_in_place
               A process in a pod reports how the worker process before it ended, and waits for the id of the
               worker that it will be. Gone is emitted for the earlier worker, unless it was emitted before.
               None: no worker is needed there, or pods of this backend do not outlive a worker.
-    close     returns when nothing more is emitted. Whether the workers end with it is the backend's own.
+    close     returns when nothing more is emitted. Each backend decides whether its workers then end.
 
-    Seen      at most once for each worker, before its Gone: it runs. A backend that cannot tell omits it.
-    Delayed   before Seen, as often as the reason changes: why the worker does not run yet.
-    Gone      exactly once for each worker that was created, and the last that is emitted of it: however
-              it ends, and also when it could not be started. Until `close`, no failure of the backend
-              itself prevents it.
+    Seen      at most once for each worker, before its Gone: it runs. Omitted if a backend cannot observe it.
+    Delayed   before Seen, whenever the reason changes: why the worker does not run yet.
+    Gone      exactly once for each created worker, as its last event: however it ends, and also if it
+              could not be started. Until `close`, no failure of the backend itself prevents it.
     Degraded  a part of the backend other than one worker does not work, or works again.
 """
 
@@ -45,53 +44,55 @@ Emit: TypeAlias = Callable[[ev.Event], None]
 
 
 class Backend(Protocol):
-    """What starts and ends the workers of one job; the module says what each method promises."""
+    """Starts and ends the workers of one job; the module's docstring has the contract of each method."""
 
     async def start(self) -> None:
-        """Be ready for effects.
+        """Prepare for effects.
 
         Raises:
-            EdlError: it cannot be; the text says why.
+            EdlError: the backend cannot start; the text says why.
             OSError: the same.
         """
 
     def perform(self, effect: ef.Effect) -> None:
-        """Start or end a worker, or whatever else the effect asks of a backend."""
+        """Perform an effect, for example start or end a worker."""
 
     async def replace_in_place(self, ended: ev.Gone) -> WorkerId | None:
-        """Have another worker live in the place of one that has ended."""
+        """Replace an ended worker in its pod; the module's docstring has the details."""
 
     async def close(self) -> None:
         """End the backend."""
 
 
 class Tasks:
-    """The tasks that nobody awaits.
+    """Background tasks, which are not awaited.
 
-    An exception in one is never lost: it is logged, and given to the function that was named at its start.
+    An exception in a task is never lost: it is logged and passed to the function given at the task's start.
     """
 
     def __init__(self) -> None:
         self._all: set[asyncio.Task[None]] = set()
 
     def start(self, work: Coroutine[Any, Any, None], failed: Callable[[Exception], None]) -> None:
-        """Have `work` done; `failed` is called with the exception that ends it, if one does."""
+        """Run `work` in the background; call `failed` with the exception if one ends it."""
         task = asyncio.get_running_loop().create_task(work)
         self._all.add(task)
         task.add_done_callback(partial(self._done, failed))
 
     def keep(self, part: str, run: Callable[[], Coroutine[Any, Any, None]], emit: Emit, pause: float) -> None:
-        """Have `run` run for ever. When it fails, `part` is Degraded, and it is started again after a pause;
-        when it has then lasted for ten times as long, `part` works again."""
+        """Run `run` for ever. If it fails, emit that `part` is Degraded, and restart it after a pause.
+
+        Once it has then run for ten pauses, emit that `part` works again.
+        """
         self.start(self._keep(part, run, emit, pause), lambda error: None)
 
     async def join(self, seconds: float) -> None:
-        """Until all have ended, or the time is up."""
+        """Wait until all tasks have ended, at most for `seconds`."""
         if self._all:
             await asyncio.wait(self._all, timeout=seconds)
 
     async def close(self) -> None:
-        """Cancel those that have not ended, and wait until they have."""
+        """Cancel the tasks that still run, and wait until they have ended."""
         tasks = list(self._all)
         for task in tasks:
             task.cancel()
@@ -128,7 +129,7 @@ class Tasks:
 
 
 def last_line(log: Path) -> str:
-    """Return what a process has printed last, for people; empty if that cannot be read."""
+    """Return the last line of a process's log, for messages; empty if the log cannot be read."""
     try:
         with open(log, "rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - 10 * MOST_LINE))
@@ -139,5 +140,5 @@ def last_line(log: Path) -> str:
 
 
 def described(error: Exception) -> str:
-    """The exception in one line: `PermissionError: [Errno 13] Permission denied: 'logs/worker-0.log'`."""
+    """Describe the exception in one line: `PermissionError: [Errno 13] Permission denied: 'logs/...'`."""
     return f"{type(error).__name__}: {error}".partition("\n")[0]

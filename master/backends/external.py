@@ -1,7 +1,7 @@
-"""The backend of `edl master`: somebody else starts the workers, and this says which are needed.
+"""The backend of `edl master`: it prints which workers are needed, and the user starts them.
 
-Nothing is known of their processes. A worker is known to run by its stream, so there is no `Seen`; and
-`Gone` means that the job has let it go: nobody waits for its exit.
+It does not observe their processes. The master knows from a worker's stream that it runs, so `Seen` is not
+emitted. `Gone` means that the job has released the worker; its exit is not awaited.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ class External:
     """Prints the command that starts each worker that is needed.
 
     Args:
-        emit: takes Gone.
-        address: of the master, for the workers.
+        emit: called with Gone.
+        address: the master's address, for the workers.
     """
 
     def __init__(self, emit: Emit, address: str):

@@ -1,11 +1,11 @@
-"""Workers as processes of this machine: `edl run`'s backend.
+"""Workers as processes of this machine: the backend of `edl run`.
 
-    Spawn        a fresh Python for each worker; the plain way
-    ForkServer   forked from a process that has imported TensorFlow and run nothing; ready sooner
+    Spawn        starts a fresh Python interpreter for each worker; the default
+    ForkServer   forks workers from a process that has only imported TensorFlow; they are ready sooner
 
-A worker runs in a session of its own, so that Ctrl-C at the terminal reaches only us, and
-writes to a log file of its own. One task lives with each worker, from its start to its `Gone`; whatever
-breaks that task (no such program, no log file, no fork server) is the worker's end, with its reason.
+Each worker runs in its own session, so that Ctrl-C at the terminal reaches only the master, and writes to
+its own log file. One task accompanies each worker from its start to its `Gone`. If that task fails (missing
+program, log file or fork server), the worker ends with this reason.
 """
 
 from __future__ import annotations
@@ -34,22 +34,22 @@ from edl.master.core import effects as ef
 from edl.master.core import events as ev
 
 MARK = "EDL_WORKER_MARK"  # in the environment of a worker, and of all processes that it starts
-MEMORY = "edl-state"  # its name, for people who look into /proc
-ENDING_SECONDS = 2.0  # for a process whose stream has ended to have ended, too
+MEMORY = "edl-state"  # name of the memory file, visible in /proc
+ENDING_SECONDS = 2.0  # for a process to exit after its stream has ended
 CLOSE_SECONDS = 10.0  # for killed processes to be reaped
 
 
 class LauncherLost(EdlError):
-    """What would have told of the process's end is gone itself."""
+    """The process that would have reported the worker's exit has ended itself."""
 
 
 @dataclass(frozen=True)
 class Launched:
-    """A process that runs.
+    """A running process.
 
     Args:
-        exit_code: as in subprocess: negative is a signal. Raises LauncherLost when the process has ended and
-            nobody can tell how.
+        exit_code: as in subprocess: negative is a signal. Raises LauncherLost if the process has ended and
+            its exit code is unknown.
     """
 
     pid: int
@@ -57,30 +57,31 @@ class Launched:
 
 
 class Launcher(Protocol):
-    """How a worker's process comes into being."""
+    """Starts the processes of workers."""
 
     async def start(self, logs: Path, emit: Emit) -> None:
-        """Before the first launch. `emit` takes Degraded."""
+        """Prepare for the first launch. `emit` is called with Degraded."""
 
     async def launch(self, worker: WorkerId, log: Path, more: Sequence[str] = ()) -> Launched:
-        """
+        """Start the process of a worker.
+
         Args:
-            more: arguments of this worker.
+            more: additional arguments of this worker.
 
         Raises:
             OSError: the program cannot be executed, or the log cannot be written.
-            LauncherLost: the launcher itself does not work.
+            LauncherLost: the launcher itself failed.
         """
 
     async def close(self) -> None: ...
 
 
 class Spawn:
-    """A process of its own for each worker.
+    """Starts a fresh process for each worker.
 
     Args:
         command: the worker's program; `--worker ID` is added.
-        environment: of the workers.
+        environment: the environment of the workers.
     """
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str]):
@@ -114,8 +115,10 @@ async def _exit_code(process: asyncio.subprocess.Process, announcement: Announce
 
 
 def _end_marked(mark: bytes) -> None:
-    """Kill what a worker that has ended has left behind, also processes with a session of their own: all have
-    inherited the mark in their environment."""
+    """Kill the processes that an ended worker has left behind, also those in sessions of their own.
+
+    All have inherited the mark in their environment.
+    """
     for path in Path("/proc").glob("[0-9]*/environ"):
         with contextlib.suppress(OSError):  # another user's, or it has ended
             if mark in path.read_bytes().split(b"\0"):
@@ -123,12 +126,12 @@ def _end_marked(mark: bytes) -> None:
 
 
 class ForkServer:
-    """Workers forked from one process. Should it exit, another is started; the workers live on.
+    """Forks workers from one process, the fork server. If it exits, it is restarted; its workers live on.
 
     Args:
         command: the fork server's program (trainer/forkserver.py has the protocol).
-        arguments: of every worker; `--worker ID` is added.
-        environment: of all of them.
+        arguments: the arguments of every worker; `--worker ID` is added.
+        environment: the environment of the fork server and of all workers.
     """
 
     def __init__(self, command: Sequence[str], arguments: Sequence[str], environment: Mapping[str, str]):
@@ -139,15 +142,15 @@ class ForkServer:
         self._log = Path()
         self._emit: Emit = _nobody
         self._tasks = Tasks()
-        self._failing = ""  # why the last one is gone, while no other works
+        self._failing = ""  # why the last fork server exited, until a new one works
         self._started: dict[WorkerId, asyncio.Future[int]] = {}
         self._exited: dict[WorkerId, asyncio.Future[int]] = {}
-        self._pids: dict[WorkerId, int] = {}  # of those whose exit it is to tell
+        self._pids: dict[WorkerId, int] = {}  # of the workers whose exit the fork server will report
 
     async def start(self, logs: Path, emit: Emit) -> None:
-        """Its imports take seconds: they begin before the first worker is needed."""
+        """Start the fork server early, because its imports take seconds."""
         self._log, self._emit = logs / "forkserver.log", emit
-        with contextlib.suppress(OSError):  # `launch` tries again, and there is a worker to tell it of
+        with contextlib.suppress(OSError):  # `launch` tries again, and reports the failure for its worker
             await self._running()
 
     async def launch(self, worker: WorkerId, log: Path, more: Sequence[str] = ()) -> Launched:
@@ -156,7 +159,7 @@ class ForkServer:
         except LauncherLost:
             launched = await self._launch(
                 worker, log, more
-            )  # it died before it read the order: there is another
+            )  # the fork server exited before it read the order; this starts a new one
         if self._failing:
             self._failing = ""
             self._emit(ev.Degraded(PART, ""))
@@ -199,7 +202,7 @@ class ForkServer:
             return self._process
 
     async def _listen(self, process: asyncio.subprocess.Process) -> None:
-        """Until the fork server exits; then nobody is left waiting for what it would have said."""
+        """Read the fork server's messages until it exits; then resolve all waiting futures."""
         assert process.stdout is not None
         why = ""
         try:
@@ -213,7 +216,7 @@ class ForkServer:
                     told = said["code"]
                     future = self._exited.pop(worker)
                     del self._pids[worker]
-                if not future.done():  # else whoever waited for it was cancelled
+                if not future.done():  # else the waiting task was cancelled
                     future.set_result(told)
         except (ValueError, KeyError, TypeError) as error:
             process.kill()
@@ -224,7 +227,7 @@ class ForkServer:
         )
 
     def _lost(self, lost: LauncherLost) -> None:
-        """Who waits for a start learns it now; of who runs, only the end can still be seen."""
+        """Fail pending starts. For running workers, watch their pids for the exit; its code is unknown."""
         self._failing = str(lost)
         self._emit(ev.Degraded(PART, f"{lost}; another one is started"))
         for worker, started in self._started.items():
@@ -244,7 +247,7 @@ def _nobody(event: ev.Event) -> None:
 
 
 async def _watch(pid: int, exited: asyncio.Future[int]) -> None:
-    """Wait until a process that is no child of ours has ended: nobody can tell how."""
+    """Wait until a process that is not our child has ended; its exit code is unknown."""
     ended = asyncio.Event()
     with contextlib.suppress(ProcessLookupError):
         handle = os.pidfd_open(pid)
@@ -260,27 +263,34 @@ async def _watch(pid: int, exited: asyncio.Future[int]) -> None:
 
 
 def _end_group(pid: int) -> None:
-    """Kill what a worker that has ended has left behind. Its session was its own, and the group's number is
-    nobody else's for as long as anything is in it."""
+    """Kill the process group that an ended worker has left behind.
+
+    The worker had its own session. The id of its group is not reused while a process is in the group.
+    """
     with contextlib.suppress(ProcessLookupError):
         os.killpg(pid, signal.SIGKILL)
 
 
 class Memories:
-    """Memory for copies of the state, one for each worker that lives. It has no name, and is this process's:
-    what a worker leaves there when it crashes is for the next one that starts."""
+    """Anonymous memory files of this process for copies of the state, one for each live worker.
+
+    A worker that starts gets the copy that a crashed worker has left.
+    """
 
     def __init__(self) -> None:
-        self._left: deque[int] = deque()  # by descriptor; first those with a copy
+        self._left: deque[int] = deque()  # free files, as descriptors; those with a copy come first
         self._of: dict[WorkerId, int] = {}
 
     def give(self, worker: WorkerId) -> str:
-        """A worker's, as the path of a file."""
+        """Assign a memory file to a worker; return its path."""
         memory = self._of[worker] = self._left.popleft() if self._left else os.memfd_create(MEMORY)
         return f"/proc/{os.getpid()}/fd/{memory}"
 
     def take_back(self, worker: WorkerId, crashed: bool) -> None:
-        """It has ended. When it did so by itself, its state is with others, or wanted by nobody."""
+        """Reclaim the memory of an ended worker; keep the copy only after a crash.
+
+        After an orderly exit, other workers hold the state, or it is not needed.
+        """
         if (memory := self._of.pop(worker, None)) is None:
             return
         if crashed:
@@ -300,19 +310,19 @@ class Memories:
 class _Worker:
     id: WorkerId
     pid: int = 0  # 0: not started yet
-    deleted: bool = False  # it is to end
+    deleted: bool = False  # its deletion was requested
     started: asyncio.Event = field(default_factory=asyncio.Event)
-    gone: asyncio.Event = field(default_factory=asyncio.Event)  # `Gone` is emitted
+    gone: asyncio.Event = field(default_factory=asyncio.Event)  # set once `Gone` is emitted
 
 
 class Processes:
     """The processes of one job.
 
     Args:
-        emit: takes Seen and Gone.
-        launcher: starts them.
+        emit: called with Seen and Gone.
+        launcher: starts the processes.
         logs: directory of the workers' logs.
-        memories: for copies of their state; None: there are none.
+        memories: memory for copies of the state; None if copies are off.
     """
 
     def __init__(self, emit: Emit, launcher: Launcher, logs: Path, memories: Memories | None = None):
@@ -341,14 +351,14 @@ class Processes:
         return None
 
     async def close(self) -> None:
-        """End whatever is left, by force. Returns when nothing is."""
+        """Kill all remaining processes; return when none is left."""
         self._closing = True
         for w in self._workers.values():
             self._signal(w, signal.SIGKILL)
         await self._tasks.join(CLOSE_SECONDS)
         await self._launcher.close()
         await self._tasks.close()
-        await asyncio.to_thread(scratch.remove_abandoned)  # those of workers that were killed
+        await asyncio.to_thread(scratch.remove_abandoned)  # directories of killed workers
         if self._memories is not None:
             self._memories.close()
 
@@ -370,17 +380,19 @@ class Processes:
             self._end(w, ev.Gone(w.id, free=True, why=str(error)))
             return
         _end_group(w.pid)
-        w.pid = 0  # from now on it may be another process's
+        w.pid = 0  # from now on the pid may belong to a different process
         if code < 0:
             self._end(w, ev.Gone(w.id, signal=signal.Signals(-code).name))
         else:
-            # One that could not tell its master why it failed has told its log.
+            # A worker that could not report its failure to the master has logged it.
             why = last_line(log) if code == WorkerExit.FAILED else ""
             self._end(w, ev.Gone(w.id, code=code, free=code == WorkerExit.PEER_BROKEN, why=why))
 
     async def _memory(self, w: _Worker) -> str:
-        """For copies of its state. A stream ends before its process is seen to have ended: the copy of one
-        that has crashed is waited for."""
+        """Assign memory to a worker that starts; first wait until earlier, deleted workers have exited.
+
+        A stream ends before its process is seen to have ended, and the copy of a crashed worker is needed.
+        """
         assert self._memories is not None
         ending = [o for o in self._workers.values() if o.deleted and o.pid and o.id < w.id]
         with contextlib.suppress(TimeoutError):

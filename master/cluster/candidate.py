@@ -1,11 +1,11 @@
-"""A process that may become its job's master: it stands by, acts, and stands by again when another one acts.
+"""A process that may become its job's master: it stands by, acts, and stands by again once superseded.
 
-    run ──▶ reads who acts ──▶ stands by ──▶ acts ──▶ superseded, or to end
-                 ▲                                        │
-                 └──────────── with a new name ───────────┘
+    run ──▶ reads the Lease ──▶ stands by ──▶ acts ──▶ superseded, or ends
+                  ▲                                        │
+                  └──────────── with a new name ───────────┘
 
-While it stands by all that it needs is in memory, and it listens, so that workers can say that they have lost
-the one that acts. When it is time is decided by `LeaderElection`; what acting means is the caller's.
+A standby has everything that it needs in memory. It listens, so that workers can report that they have lost
+the acting master. `LeaderElection` decides when it acts; the caller defines what acting means.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ class Candidate:
     """One process, over all its terms.
 
     Args:
-        ask: whether the master that stands by at host:port vouches for the holder of that term.
-        listener: makes one for the time in which it stands by.
+        ask: asks the standby at host:port whether it vouches for the holder of that term.
+        listener: creates a listener for the time in which this process stands by.
         listen: host:port for workers.
-        prepare: reads what it will need, before it stands by.
-        act: does what the acting master has to do; called again for as long as it acts.
-        clock: of the Lease; None: one that goes on while this process is stopped.
+        prepare: reads the release before this process stands by.
+        act: does the work of the acting master; called repeatedly while this process acts.
+        clock: clock of the Lease; None: a clock that also advances while this process is stopped.
     """
 
     def __init__(
@@ -61,16 +61,16 @@ class Candidate:
         return LeaderElection(self._api, self._place, self._ask, **clock)
 
     def leave(self) -> None:
-        """This process is to end."""
+        """End this process."""
         self._leaving.set()
 
     def take_witnesses(self) -> frozenset[int]:
-        """The workers that reached this master while it stood by; asked once in a term."""
+        """Return and clear the workers that reached this master while it stood by; called once in a term."""
         witnesses, self._witnesses = self._witnesses, frozenset()
         return witnesses
 
     async def run(self) -> None:
-        """Until `leave`.
+        """Run terms until `leave`.
 
         Raises:
             EdlError: of `prepare` and `act`, or the account lacks a right.
@@ -80,7 +80,7 @@ class Candidate:
             await self._one_term(self.election)
 
     async def _one_term(self, election: LeaderElection) -> None:
-        """Until this master has acted and does not any more."""
+        """Stand by and act, until this process must end or is superseded."""
         api, tasks = self._api, Tasks()
         api.vet = None
 
@@ -106,7 +106,7 @@ class Candidate:
             await election.release()
 
     async def _come_to_act(self, election: LeaderElection) -> None:
-        """Act at once, or stand by until it is time."""
+        """Act at once if possible; otherwise stand by until this master must act."""
         pace = self._api.pace
         if await until_answered(pace, election.take):
             return
@@ -123,7 +123,7 @@ class Candidate:
             await server.close(election.term)
 
     async def until(self, happens: asyncio.Event) -> None:
-        """Until that happens, this process is to end, or another master acts."""
+        """Wait until `happens` is set, this process must end, or it is superseded."""
         waits = [asyncio.create_task(e.wait()) for e in (happens, self._leaving, self.election.lost)]
         try:
             await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
@@ -132,7 +132,7 @@ class Candidate:
                 task.cancel()
 
     async def unless_leaving(self, work: Coroutine[Any, Any, T]) -> T | None:
-        """What it returns; None when this process is to end before it does."""
+        """Return the result of `work`; None if this process must end first."""
         task, leaving = asyncio.create_task(work), asyncio.create_task(self._leaving.wait())
         await asyncio.wait((task, leaving), return_when=asyncio.FIRST_COMPLETED)
         leaving.cancel()

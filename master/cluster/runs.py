@@ -1,18 +1,17 @@
 """The master of a release of the chart, over all its runs (`--backend kubernetes`).
 
-A run begins with the values that the chart's object holds. It survives its masters: what the last
-one has left (the run's id, the values it began with, how many workers there have been) is in the
-status ConfigMap, and what it did is in the workers. A run keeps its values, also after its end: live ones can
-change while it trains, a change of any other is refused and has no effect. Only another `runId` in the values
-starts another run.
+A run begins with the values in the chart's object. It survives its masters: the status ConfigMap has the
+run's id, the values that it began with, and the number of workers so far; the workers hold the trained state.
+A run keeps its values, also after its end. Live values can change while it trains; a change of any other
+value is refused and has no effect. Only a changed `runId` in the values starts a new run.
 
-    found, wanted ──▶ plan ──▶ Train     one run, or the rest of it, with a loop of its own
-                               Refuse    the values are invalid, or the run is another version's: say so
+    found, wanted ──▶ plan ──▶ Train     start or continue a run, with a master's loop of its own
+                               Refuse    the values are invalid, or the run needs a different version of edl
                                Rest      the run has ended
-    ... until another run is requested; then the release is read anew, and so on
+    ... until a new run is requested; then the release is read again, and so on
 
-When a run has ended, its master stays, so that the Deployment does not start it again. Before it acts, and
-when another master has taken over while this one lived, it stands by (`candidate`).
+When a run has ended, its master stays, so that the Deployment does not start it again. A master stands by
+before it acts, and after it was superseded (`candidate`).
 """
 
 from __future__ import annotations
@@ -70,7 +69,7 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True)
 class Train:
-    """Begin a run, or go on with one."""
+    """Start a run, or continue one."""
 
     run_id: RunId
     spec: JobSpec
@@ -79,10 +78,10 @@ class Train:
 
 @dataclass(frozen=True)
 class Refuse:
-    """No run can begin.
+    """No run can start.
 
     Args:
-        run_lives: another run goes on, without this master.
+        run_lives: an existing run continues without this master.
     """
 
     why: str
@@ -91,17 +90,17 @@ class Refuse:
 
 @dataclass(frozen=True)
 class Rest:
-    """The run has ended, and no other run is requested."""
+    """The run has ended, and no new run is requested."""
 
 
 Plan: TypeAlias = Train | Refuse | Rest
 
 
 def plan(found: Found, wanted: Wanted, new_id: RunId) -> Plan:
-    """What to do with a release.
+    """Decide what to do with a release.
 
     Args:
-        new_id: of another run, should there be one.
+        new_id: the id of a new run, if one starts.
     """
     if found.foreign(edl.__version__):
         if found.holds_state:
@@ -131,7 +130,7 @@ def _another_version(found: Found) -> str:
 
 
 class TrainingRun:
-    """A run with its master, as the backend knows it. `another` is set when another run is requested."""
+    """A run with its master, as the backend sees it. `another` is set when a new run is requested."""
 
     def __init__(self, master: Master):
         self._master, self.run_id = master, master.run_id
@@ -141,11 +140,11 @@ class TrainingRun:
 
     @property
     def spec(self) -> JobSpec:
-        """What it was started with, with the live values and the mode that it has taken since."""
+        """The values that the run was started with, and the live values and the mode that it took since."""
         return self._master.spec
 
     def take(self, wanted: Wanted) -> None:
-        """The release's values have changed while the run goes on."""
+        """Process changed values of the release."""
         if isinstance(wanted, JobSpec) and (name := wanted.config.run_id) != self.spec.config.run_id:
             log.info(f"runId is {name!r} now: this run ends, and another one begins")
             self.another.set()
@@ -175,11 +174,11 @@ class ReleaseMaster:
         self._http = Server(self._ready, {"/metrics": self._metrics.page})
 
     def leave(self) -> None:
-        """This process is to end; the run goes on."""
+        """End this process; the run continues."""
         self._candidate.leave()
 
     async def run(self) -> None:
-        """Until `leave`: stand by, act, and stand by again when another one acts.
+        """Stand by, act, and stand by again once superseded, until `leave`.
 
         Raises:
             ConfigError: the release's objects are invalid, or the account lacks a right.
@@ -192,12 +191,12 @@ class ReleaseMaster:
             await self._http.close()
 
     async def _prepare(self) -> None:
-        """Before it stands by: what is invalid is told before it matters."""
+        """Read the release before standing by, so that invalid objects are reported early."""
         self._installed = None
         (await Installed.open(self._place, self._api)).wanted()
 
     async def _act(self) -> None:
-        """One run, or what else there is to do."""
+        """Read the release, and execute the plan for it."""
         candidate = self._candidate
         installed = await candidate.unless_leaving(Installed.open(self._place, self._api))
         if installed is not None and not candidate.election.lost.is_set():
@@ -205,22 +204,22 @@ class ReleaseMaster:
             await self._next(installed)
 
     def _listener(self) -> Listener:
-        """Of one that stands by: nobody else tells of its certificate."""
+        """Create a listener that logs warnings about its certificate itself."""
         tokens = Tokens.of_environment(token_for(self._output), log.warning)
         return Listener(tokens, certificate_for(self._host, log.warning))
 
     @property
     def _host(self) -> str:
-        """By which masters are reached, and for which their certificates are."""
+        """The host name of the masters' address, for which their certificates are valid."""
         return self._place.address.rpartition(":")[0]
 
     async def _ask(self, address: str, term: int) -> bool:
-        """Whether a master that stands by vouches for the one of that term."""
+        """Ask a standby whether it vouches for the master of that term."""
         token = Tokens.of_environment(token_for(self._output), log.warning).current
         return await vouches(address, self._host, token, term, self._api.pace.renew)
 
     async def _next(self, installed: Installed) -> None:
-        """What there is to do, until there is something else to do."""
+        """Execute the plan for the release, until a different plan is due."""
         found, wanted = installed.found, installed.wanted()
         match plan(found, wanted, RunId(secrets.token_hex(8))):
             case Rest():
@@ -238,7 +237,7 @@ class ReleaseMaster:
                 await self._train(installed, next_run, wanted)
 
     async def _train(self, installed: Installed, todo: Train, wanted: Wanted) -> None:
-        # Whoever has reached this master before it acted does so at once; others look for it first.
+        # Workers that reached this master while it stood by connect at once; others must find it first.
         adopted = replace(
             todo.adopted,
             prompt=tuple(WorkerId(worker) for worker in sorted(self._candidate.take_witnesses())),
@@ -254,7 +253,7 @@ class ReleaseMaster:
         backend = Kubernetes(installed, run)
         master.observers = [self._metrics.observe, backend.observe]
         if todo.spec.taking(wanted)[1]:
-            run.take(wanted)  # which reports what is refused, as if it had changed now
+            run.take(wanted)  # reports refused changes as if they were made now
         self._master = master
         over = asyncio.create_task(self._candidate.until(run.another))
         over.add_done_callback(lambda _: master.abandon())
@@ -274,20 +273,20 @@ class ReleaseMaster:
     def _servers(
         self, installed: Installed, master: Master, wanted: Wanted, of_chart: ServerSet
     ) -> ParameterServers:
-        """Those of the chart."""
+        """The parameter servers of the chart's StatefulSet."""
         left_open = isinstance(wanted, JobSpec) and not wanted.config.is_decided
         another_run = installed.left.run_id not in ("", master.run_id)
 
         def make() -> ParameterServers:
             if not (count := master.spec.config.servers):
-                if left_open and another_run:  # which may have had some
+                if left_open and another_run:  # the earlier run may have had servers
                     of_chart.keep_between(0, 0)
                 return NoServers()
             config, address = master.spec.config, self._place.server_address.format
             listen_timeout = config.elastic.startup_timeout_seconds
-            if not config.trains:  # rows do not move: the number is the chart's, and the Role has no right
+            if not config.trains:  # rows do not move: the chart sets the number, and the Role cannot scale
                 return RemoteServers(master.emit, self._token, address, count, listen_timeout=listen_timeout)
-            # The chart may have begun with none; and of those that are more, a ring may be making use.
+            # The chart may have started no servers. If there are more than `count`, a ring may use them.
             of_chart.keep_between(count, MOST_SERVERS)
             return RemoteServers(
                 master.emit,
@@ -314,7 +313,7 @@ class ReleaseMaster:
     def _end_servers(
         self, installed: Installed
     ) -> tuple[int, Callable[[], Coroutine[Any, Any, None]]] | None:
-        """Of a run that has ended: how many parameter servers it had, and what has them drop its rows."""
+        """Return the number of an ended run's servers, and a function that makes them drop its rows."""
         found, wanted = installed.found, installed.wanted()
         if found.earlier is None or found.run_id is None or not found.earlier.config.servers:
             return None
@@ -333,7 +332,7 @@ class ReleaseMaster:
 
     @asynccontextmanager
     async def _resting(self, installed: Installed, phase: str, why: str = "") -> AsyncIterator[None]:
-        """Answer calls meanwhile: how the run has ended, or why none begins."""
+        """Answer calls during this context with how the run has ended, or why none can start."""
         async with AsyncExitStack() as until_then:
             try:
                 why = why or installed.status.get("reason", "")
@@ -345,7 +344,7 @@ class ReleaseMaster:
             yield
 
     async def _refuse(self, installed: Installed, phase: str, why: str) -> None:
-        """Say why no run begins, until the chart's object changes, or the last run's workers have ended."""
+        """Report why no run can start, until the chart's object changes or the last run's workers end."""
         changed, tasks = asyncio.Event(), Tasks()
         held = installed.found.holds_state
 
@@ -364,7 +363,7 @@ class ReleaseMaster:
         said = {"data": {"phase": phase, "reason": why}}
         try:
             await until_answered(self._api.pace, lambda: self._api.patch(path, said, SOON))
-            if held:  # those who hold a run's state look for a master that goes on with it: not for this one
+            if held:  # do not answer workers with a run's state, which look for a master of that run
                 await self._candidate.until(changed)
             else:
                 async with self._resting(installed, phase, why):
@@ -375,8 +374,10 @@ class ReleaseMaster:
     # --- for the metrics
 
     def _ready(self) -> bool:
-        """It stands by, or has read what there is. An outage later changes nothing: workers are to find their
-        master."""
+        """True if this master stands by, or acts and has read the release.
+
+        A later outage of the API changes nothing, because workers must find their master.
+        """
         candidate, election = self._candidate, self._candidate.election
         acts = bool(election.term) and not election.lost.is_set()
         return candidate.stands_by or (self._installed is not None and acts)

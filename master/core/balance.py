@@ -1,7 +1,7 @@
-"""Which part of each step a member gets: the same for all, or in proportion to its speed.
+"""Load balancing: a member's share of each step, equal for all or in proportion to its speed.
 
-A step takes as long as its slowest member. The parts are changed when a ring is formed; a ring whose parts
-fit badly is left for it, at a step boundary. It is judged when members have told other speeds than before.
+A step takes as long as its slowest member. Shares change only when a ring is formed. If the shares of a ring
+fit badly, its members leave it at a step boundary. Shares are reviewed after members report changed speeds.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ from collections.abc import Sequence
 
 from edl.master.core.workers import WorkerRecord
 
-GAIN = 1.15  # so much faster, at least, makes it worth to form the ring anew
-SETTLE_SECONDS = 10.0  # of a ring's life before it is judged; speeds are measured in it
-GRAIN = 20  # a share is so many parts of the fastest member's, so that noise changes nothing
+GAIN = 1.15  # the least speed-up that justifies a new ring
+SETTLE_SECONDS = 10.0  # age of a ring before its shares are reviewed; speeds are measured in this time
+GRAIN = 20  # shares are multiples of 1/20 of the fastest member's, so that noise changes nothing
 
 
 def shares(members: Sequence[WorkerRecord], by_speed: bool) -> tuple[int, ...]:
-    """Of each step, by rank. Who has no measured speed yet counts as the middle of the others."""
+    """Return the shares of each step, by rank. A member without a measured speed gets the median speed."""
     speeds = _speeds(members)
     if not by_speed or not speeds:
         return (1,) * len(members)
@@ -27,7 +27,7 @@ def shares(members: Sequence[WorkerRecord], by_speed: bool) -> tuple[int, ...]:
 
 
 def gain(members: Sequence[WorkerRecord], present: tuple[int, ...]) -> float:
-    """How much faster a step would be with the shares of now."""
+    """Return the factor by which new shares would make a step faster."""
     speeds = _speeds(members)
     if not speeds or len(present) != len(members):
         return 1.0
@@ -40,5 +40,5 @@ def _speeds(members: Sequence[WorkerRecord]) -> list[float]:
 
 
 def _seconds(speeds: Sequence[float], parts: Sequence[int]) -> float:
-    """Of a step of one record."""
+    """Return the time of a step with these shares, in seconds per record."""
     return max(part / speed for part, speed in zip(parts, speeds, strict=True)) / sum(parts)

@@ -1,11 +1,11 @@
-"""Checkpoints: when one is due, who finishes it, and what to do when one fails.
+"""Checkpoints: when one is due, which worker completes it, and what happens after a failure.
 
-    due ──Checkpoint──▶ rank 0 has the ring agree on a step ──▶ each rank writes its part
-        ──PartsWritten──▶ Commit: one of them writes the manifest ──Checkpointed──▶ it is whole
+    due ──Checkpoint──▶ rank 0 lets the ring agree on a step ──▶ each rank writes its part
+        ──PartsWritten──▶ Commit: one worker writes the manifest ──Checkpointed──▶ complete
 
-A ring that breaks in between, a worker that is lost, or a store that fails gives one checkpoint up, and the
-next one is asked for: at once where the ring has changed, later and later while the store fails. Nothing of
-that concerns the training. A ring may also begin one by itself (after so many steps, at the end of an epoch).
+An attempt is given up if the ring breaks, a worker is lost, or the storage fails. The next attempt is due at
+once after a change of the ring, and with increasing pauses while the storage fails. Training is not affected.
+A ring may also start an attempt by itself (after a number of steps, or at the end of an epoch).
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from edl.master.core.workers import NO_RING, Pool, WorkerRecord
 
 MOST_DOUBLINGS = 5
 LONGEST_PAUSE_SECONDS = 300.0
-UNDER_WAY_SECONDS = 60.0  # after which an order is given again that has led to nothing
-STEPS_PAUSE_SECONDS = 10.0  # after a failure, where time makes no checkpoints
+UNDER_WAY_SECONDS = 60.0  # after which an order without a result is repeated
+STEPS_PAUSE_SECONDS = 10.0  # after a failure, if checkpoints are not due by time
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,21 +39,21 @@ class PendingStop:
 
 @dataclass(slots=True)
 class Checkpoints:
-    """What the master knows of one job's checkpoints."""
+    """The master's state of one job's checkpoints."""
 
     config: Config = field(repr=False)
-    step: int = 0  # of the newest one that is whole, as far as is known; 0: there is none
+    step: int = 0  # of the newest complete checkpoint that is known; 0: no checkpoint
     nbytes: int = 0
     written_at: float | None = None  # None: before this master
     due_at: float | None = None
     failures: int = 0  # in a row
-    failed: tuple[int, str] = (0, "")  # step and attempt of the one that did
-    refused: tuple[int, str] = (0, "")  # of the last one whose parts were of different states
-    took: float = 0.0  # seconds, the last one, from the order to the manifest
-    ordered_at: float | None = None  # the one that is under way
-    restoring: Generation = NO_RING  # the ring whose root reads one: its step is not known yet
-    _alone: WorkerId | None = None  # who is to write one by itself
-    _hurried: Generation = NO_RING  # the ring of which all holders are to go
+    failed: tuple[int, str] = (0, "")  # step and attempt of the last failure
+    refused: tuple[int, str] = (0, "")  # step and attempt of the last one with parts of different states
+    took: float = 0.0  # seconds of the last one, from the order to the manifest
+    ordered_at: float | None = None  # of the present attempt
+    restoring: Generation = NO_RING  # the ring whose root reads a checkpoint with a step still unknown
+    _alone: WorkerId | None = None  # the worker that writes a whole checkpoint by itself
+    _hurried: Generation = NO_RING  # the ring in which all holders of the state are draining
     _commit: ef.Commit | None = None
     _writers: tuple[WorkerId, ...] = ()
 
@@ -63,28 +63,28 @@ class Checkpoints:
 
     @property
     def _interval(self) -> float:
-        """Between two orders, so that they are whole as often as people want."""
+        """Seconds between two orders, so that checkpoints complete as often as requested."""
         seconds = self.config.checkpoint.seconds
         return max(seconds - self.took, seconds / 2)
 
     # --- when one is due
 
     def ring_is_up(self, now: float) -> None:
-        """All members have one state. What was under way in the ring before is not, any more."""
+        """Schedule checkpoints of a ring that is up. An attempt of the previous ring is given up."""
         if self.ordered_at is not None:
             self.ordered_at, self.due_at = None, now
         elif self.due_at is None and self._interval:
             self.due_at = now + self._interval
 
     def ask(self, now: float) -> None:
-        """People want one now."""
+        """Request a checkpoint now."""
         self.due_at = now
 
     def next_deadline(self) -> float | None:
         return self.due_at if self.enabled else None
 
     def order(self, ring: Ring, now: float) -> list[ef.Effect]:
-        """What is due now."""
+        """Return the order of a checkpoint if one is due."""
         if not self.enabled or self.due_at is None or self.due_at > now or not (ring.running and ring.up):
             return []
         self.ordered_at, self.due_at = now, now + max(self._interval, UNDER_WAY_SECONDS)
@@ -93,20 +93,20 @@ class Checkpoints:
     # --- the last copies of the state
 
     def hurry(self, ring: Ring, now: float) -> None:
-        """All who hold the state are to go, and train on until they must: one is due at once."""
+        """Make a checkpoint due at once, as all holders of the state are draining while they train."""
         if ring.running and ring.up and ring.generation != self._hurried:
             self._hurried, self.due_at = ring.generation, now
 
     def write_now(self, now: float) -> None:
-        """The next `write` does not wait, whatever has failed before."""
+        """Let the next `write` ignore pauses after earlier failures."""
         self.due_at, self._alone = now, None
 
     def has(self, step: int) -> bool:
-        """Whether nothing is lost with a state of that step."""
+        """True if a complete checkpoint contains a state of that step or a later one."""
         return self.enabled and step <= self.step
 
     def write(self, last: Sequence[WorkerRecord], now: float) -> list[ef.Effect]:
-        """Have one of the last holders, all of which are to go, write the state: once, unless that fails."""
+        """Order one of the last holders, all draining, to write the state; only again after a failure."""
         waits = self.failures and self.due_at is not None and self.due_at > now
         if not self.enabled or not last or waits or any(w.id == self._alone for w in last):
             return []
@@ -116,7 +116,7 @@ class Checkpoints:
     # --- one that is under way
 
     def parts_written(self, event: ev.PartsWritten) -> list[ef.Effect]:
-        """Who has written the last part finishes it, unless a newer one is whole by now."""
+        """Order the writer of the last part to complete the checkpoint, unless a newer one is complete."""
         if event.step < self.step:
             return []
         self._writers = event.writers
@@ -124,8 +124,10 @@ class Checkpoints:
         return [self._commit]
 
     def refuse(self, event: ev.PartsWritten, now: float) -> bool:
-        """Its parts may be of different states: it is never finished, and another one is due. False: that
-        was known."""
+        """Refuse a checkpoint whose parts may be of different states; the next one is due at once.
+
+        False if it was refused before.
+        """
         if (event.step, event.attempt) == self.refused:
             return False
         self.refused = event.step, event.attempt
@@ -133,7 +135,7 @@ class Checkpoints:
         return True
 
     def replace_the_lost(self, pool: Pool) -> list[ef.Effect]:
-        """Have another one finish what a worker that is gone was to finish: whoever has written a part."""
+        """If the worker that completes a checkpoint is gone, order a different writer of a part to do it."""
         if self._commit is None or pool.get(self._commit.worker) is not None:
             return []
         living = [w for w in self._writers if pool.get(w) is not None]
@@ -144,7 +146,7 @@ class Checkpoints:
         return [self._commit]
 
     def is_whole(self, event: ev.Checkpointed, now: float) -> bool:
-        """A checkpoint is written. Whether it is the first that this master hears of."""
+        """Record a complete checkpoint. True if it is the first one under this master."""
         first = self.written_at is None
         taken_at = now - self.took if self.ordered_at is None else self.ordered_at
         if self.ordered_at is not None:
@@ -155,8 +157,8 @@ class Checkpoints:
         return first
 
     def fails(self, event: ev.CheckpointFailed, now: float) -> bool:
-        """An attempt has failed, and the next one waits. False: that was known."""
-        if (event.step, event.attempt) == self.failed or event.step < self.step:  # a newer one is whole
+        """Record a failed attempt, and delay the next one. False if the failure is known or obsolete."""
+        if (event.step, event.attempt) == self.failed or event.step < self.step:  # a newer one is complete
             return False
         self.failed = event.step, event.attempt
         self.ordered_at = self._commit = self._alone = None

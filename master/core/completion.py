@@ -1,8 +1,8 @@
-"""The end of a job: one worker saves and evaluates the model, and then all are let go.
+"""The end of a job: one worker saves and evaluates the model, and then all workers are stopped.
 
-Promise: what has been trained is never trained again because of what happens here, unless parameter servers
-have lost rows of it. The model is saved before it is evaluated, and what fails of the two ends the job, with
-the model kept and its place told.
+Promise: a failure here never causes training to be repeated, unless parameter servers have lost rows of the
+model. The model is saved before it is evaluated. If one of the two fails, the job ends, the model is kept,
+and the reason names its file.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from edl.master.core.training import in_words, reach
 from edl.master.core.workers import WorkerRecord
 from edl.text import how_many
 
-SAVING = "saving"  # the name of that part, in `PartFailed`
+SAVING = "saving"  # the part of the end in `PartFailed`
 
 
 def export(job: State, root: WorkerRecord) -> None:
-    """The state is complete: have one holder evaluate and save it. The others keep theirs."""
+    """Order one worker in sync to evaluate and save the complete state. The others keep theirs."""
     job.ring.dissolve()
     same = [w for w in job.pool if w.has_state and w.progress == root.progress and w.digest]
     digests = job.result.digests = {w.id: w.digest for w in same}
     if not consistency.at_the_end(job, root.step, digests):
         return
-    same = [w for w in same if job.pool.get(w.id) is not None]  # without those who differed
+    same = [w for w in same if job.pool.get(w.id) is not None]  # without the workers that differed
     job.result.digests = {w.id: w.digest for w in same}
     root = root if root in same or not same else same[0]
     job.exporter, job.step = root.id, root.step
-    job.goodput.turn("useful", job.now)  # evaluating is not a price of elasticity
+    job.goodput.turn("useful", job.now)  # evaluation is not a cost of elasticity
     then = "saves the model" if _is_evaluated(job) else "saves and evaluates the model"
     job.reason = f"all records are applied at step {root.step}; worker {root.id} {then}"
     if not job.config.trains:
@@ -42,7 +42,7 @@ def export(job: State, root: WorkerRecord) -> None:
 
 
 def saved(job: State, w: WorkerRecord, event: ev.Saved) -> None:
-    """The exporter has the model in a file; from now on only its evaluation can be lost."""
+    """Record that the exporter has saved the model; from now on only its evaluation can be lost."""
     if event.variables:
         if w.has_state:
             job.result.variables = event.variables
@@ -61,7 +61,7 @@ def saved(job: State, w: WorkerRecord, event: ev.Saved) -> None:
 
 
 def _kept_before(job: State, w: WorkerRecord, event: ev.Saved) -> None:
-    """The ring is about to evaluate the trained model; a copy of it is in a file, whoever dies of that."""
+    """Record a copy of the trained model, saved before the ring evaluates it, in case workers then crash."""
     if job.exporter is not None or not w.in_ring or not event.model:
         job.stale += 1
         return
@@ -71,7 +71,7 @@ def _kept_before(job: State, w: WorkerRecord, event: ev.Saved) -> None:
 
 
 def _done(job: State) -> str:
-    """What is in the result."""
+    """Describe the completed work."""
     assert job.train is not None
     if job.config.trains:
         return f"every record of {how_many(job.train.last_epoch, 'epoch')} is applied exactly once"
@@ -81,19 +81,19 @@ def _done(job: State) -> str:
 
 
 def _is_evaluated(job: State) -> bool:
-    """Whether the ring has told what the trained model is worth."""
+    """True if the ring has reported the final evaluation of the trained model."""
     found = job.evaluations.get(FINAL)
     return found is not None and found.step == job.step and bool(found.metrics)
 
 
 def _was_exporting(job: State, w: WorkerRecord) -> bool:
-    """An earlier master has had this worker save the model; this one has not got so far yet."""
+    """True if an earlier master may have ordered this worker to save the model before the failover."""
     task = job.train
     return job.exporter is None and task is not None and w.has_state and task.steps.ended(w.step, job.epochs)
 
 
 def finished(job: State, w: WorkerRecord, event: ev.Finished) -> None:
-    """The exporter has done what was possible: that is the end."""
+    """End the job with the results of the exporter."""
     if w.id != job.exporter:
         job.stale += 1
         return
@@ -107,7 +107,7 @@ def finished(job: State, w: WorkerRecord, event: ev.Finished) -> None:
     reason = _done(job)
     if w.skipped:
         reason += f", except {job.train.steps.records_of(w.skipped)} skipped records (non-finite)"
-    if job.result.bad and job.config.asynchronous:  # of whole steps: servers tell how many, and not which
+    if job.result.bad and job.config.asynchronous:  # of whole steps: servers report how many, but not which
         reason += f", except {job.result.bad} skipped records (non-finite)"
     elif job.result.bad:
         reason += f", except {job.result.bad} bad records that were left out"
@@ -124,8 +124,10 @@ def finished(job: State, w: WorkerRecord, event: ev.Finished) -> None:
 
 
 def rows_lost(job: State, w: WorkerRecord, event: ev.RowsLost) -> None:
-    """The exporter's model is not whole any more, or is not the last one. A ring is formed, which goes back
-    with its servers or goes on with them. What is left of the training is done."""
+    """Form a ring again, because servers lack rows of the exporter's model, or have trained further.
+
+    The ring rolls back together with its servers, or continues with them, and completes the training.
+    """
     saves = w.id == job.exporter or (not job.ring.members and _was_exporting(job, w))
     if not saves or job.ending is not None:
         job.stale += 1
@@ -143,9 +145,9 @@ def rows_lost(job: State, w: WorkerRecord, event: ev.RowsLost) -> None:
 
 
 def ends_without_holders(job: State) -> bool:
-    """Nobody has the state any more. True: and it is not to be trained again, so the job has ended.
+    """End the job if no worker holds the state and it must not be trained again; True if the job ends.
 
-    Either its model is in a file, or too many have died of saving it.
+    Either the model is in a file, or too many workers were lost while they saved it.
     """
     kept_at, task = job.result.kept_at, job.train
     if job.result.model and (kept_at is None or task is None or kept_at >= task.end):
@@ -164,7 +166,7 @@ def ends_without_holders(job: State) -> bool:
 
 
 def _keep(job: State, w: WorkerRecord, event: ev.Saved | ev.Finished) -> None:
-    """Take down what is saved where, and tell people as long as it is not where it ought to be."""
+    """Record what was saved where, and notify users while it is not in its proper place."""
     result = job.result
     result.model, result.note, result.failed = event.model, event.note, event.failed
     result.kept_at, result.variables = None, ""
@@ -179,12 +181,12 @@ def _keep(job: State, w: WorkerRecord, event: ev.Saved | ev.Finished) -> None:
 
 
 def _where(w: WorkerRecord, event: ev.Saved | ev.Finished) -> str:
-    """The file, for people: a path of its own is one of the machine or pod that the worker is on."""
+    """Describe the file for users: an absolute path is on the machine or in the pod of the worker."""
     return f"{event.model} (written by worker {w.id})" if event.model.startswith("/") else event.model
 
 
 def shut_down_workers(job: State) -> None:
-    """Nobody is needed any more; when the last worker is gone, the job has ended."""
+    """Stop all workers; the job has ended once the last worker is gone."""
     assert job.ending is not None
     for w in job.pool.where(lambda kind: not kind.stopped):
         membership.stop(job, w, f"the job ends: {job.ending[0]}")

@@ -122,7 +122,7 @@ def _drop(job: State, found: Difference, step: int) -> None:
         w = job.pool.get(worker)
         if w is None or w.stopped:
             continue
-        job.do(ef.Stop(w.id, why))  # before its stream ends: a worker that writes then does not hear why
+        job.do(ef.Stop(w.id, why))  # before its stream ends, so that the worker receives the reason
         membership.give_up(job, w, ef.FenceReason.StateDiffers, why)
         membership.charge(job, w, why)
 

@@ -1,6 +1,6 @@
-"""What a job can ask for. Frozen values, nothing else.
+"""The effects of a job, as frozen dataclasses.
 
-`Job.handle` turns an event into effects; adapters perform them. They are written to the journal as they are.
+`Job.handle` turns an event into effects, and adapters perform them. The journal has them unchanged.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from edl.contract.reasons import Reason
 
 @dataclass(frozen=True, slots=True)
 class Create:
-    """Make this worker."""
+    """Create this worker."""
 
     worker: WorkerId
 
 
 @dataclass(frozen=True, slots=True)
 class Delete:
-    """End this worker's process: politely, and by force after `grace_seconds`."""
+    """End this worker's process: with a signal first, and by force after `grace_period_seconds`."""
 
     worker: WorkerId
     grace_period_seconds: float
@@ -30,40 +30,40 @@ class Delete:
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """Tell each member: this is the ring now. Ranks are the members' places in the tuple."""
+    """Send the new ring to its members. A member's rank is its position in the tuple."""
 
     generation: Generation
     members: tuple[WorkerId, ...]
-    root: WorkerId  # whose state the others take
+    root: WorkerId  # the member whose state the others receive
     sync: bool  # False: all members hold the same state already
     epochs: int  # to train
-    shares: tuple[int, ...]  # of each step, by rank, in proportion
+    shares: tuple[int, ...]  # relative share of each step, by rank
     layout: Layout  # of the data
     step: int = 0  # at which the ring begins
-    joining: tuple[WorkerId, ...] = ()  # members that are sent the state while the others train
-    round: int = 0  # of the evaluation after that step
+    joining: tuple[WorkerId, ...] = ()  # members that receive the state while the others train
+    round: int = 0  # the evaluation batch after that step
     turn: int = 0  # 1: callbacks have been called after that step
-    servers: int = 0  # parameter servers that are to have the rows; 0: as many as there are
+    servers: int = 0  # requested number of parameter servers with rows; 0: the present number
     addresses: tuple[
         str, ...
-    ] = ()  # of them, and of those that have rows now; none: as the workers know them
-    untrusted_up_to: int = 0  # no state counts that is of this ring, or of one before
-    untrusted_reason: str = ""  # why it does not
+    ] = ()  # of these servers, and of those with rows now; empty: as the workers know them
+    untrusted_up_to: int = 0  # states of this ring and of earlier rings are void
+    untrusted_reason: str = ""  # why they are void
 
 
 @dataclass(frozen=True, slots=True)
 class ModeDecided:
-    """The job, whose mode was left open, has this one from now on: with parameter servers, or without."""
+    """Set the mode of a job with mode=auto: with or without parameter servers."""
 
     mode: str
 
 
 @dataclass(frozen=True, slots=True)
 class Arranged:
-    """The rows are on so many parameter servers: no other is needed, as far as the job has heard."""
+    """The rows are on this number of parameter servers; the core needs no others at this time."""
 
     servers: int
-    wanted: int  # then; another number, told since, is still to come
+    wanted: int  # the request that this answers; a later request is still to be processed
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,7 @@ class Leave:
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """Order the members to close the ring's connections now: somebody in it is gone."""
+    """Order the members to close the ring's connections now, because a member is gone."""
 
     generation: Generation
     members: tuple[WorkerId, ...]
@@ -91,7 +91,7 @@ class Cut:
 
 @dataclass(frozen=True, slots=True)
 class Train:
-    """Tell the members: train so many epochs."""
+    """Change the number of epochs that the members train."""
 
     generation: Generation
     members: tuple[WorkerId, ...]
@@ -100,14 +100,14 @@ class Train:
 
 @dataclass(frozen=True, slots=True)
 class Export:
-    """Ask a holder of the final state to evaluate and save it."""
+    """Order a holder of the final state to evaluate and save it."""
 
     worker: WorkerId
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """Tell rank 0 that a checkpoint is due."""
+    """Notify rank 0 that a checkpoint is due."""
 
     generation: Generation
     worker: WorkerId
@@ -115,7 +115,7 @@ class Checkpoint:
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """Have the worker write the manifest of a checkpoint, of which all parts are written."""
+    """Order the worker to write the manifest of a checkpoint whose parts are all written."""
 
     worker: WorkerId
     step: int
@@ -124,14 +124,14 @@ class Commit:
 
 @dataclass(frozen=True, slots=True)
 class WriteCheckpoint:
-    """Have a worker that is to go write a whole checkpoint: it alone holds the state."""
+    """Order a draining worker to write a whole checkpoint, because it holds the last copy of the state."""
 
     worker: WorkerId
 
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """Tell the worker to end by itself."""
+    """Order the worker to exit by itself."""
 
     worker: WorkerId
     why: str
@@ -143,14 +143,14 @@ class FenceReason(StrEnum):
     HeartbeatTimeout = "HeartbeatTimeout"
     StartupTimeout = "StartupTimeout"
     ReconnectTimeout = "ReconnectTimeout"  # after a failover
-    OutdatedRing = "OutdatedRing"  # after a failover it was found in a ring that the others have left
-    StateDiffers = "StateDiffers"  # from that of most others
-    NotInJob = "NotInJob"  # it was removed from the job before
+    OutdatedRing = "OutdatedRing"  # after a failover, it was found in a ring that the others have left
+    StateDiffers = "StateDiffers"  # from the state of most others
+    NotInJob = "NotInJob"  # the worker was removed from the job before
 
 
 @dataclass(frozen=True, slots=True)
 class Fence:
-    """Close the worker's stream and refuse whatever it sends from now on."""
+    """Close the worker's stream, and refuse all its later messages."""
 
     worker: WorkerId
     why: str
@@ -159,7 +159,7 @@ class Fence:
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """Something that people should know: the reason for programs, the text for people."""
+    """Notify users: `reason` is for programs, `text` for people."""
 
     reason: Reason
     text: str
@@ -167,7 +167,7 @@ class Notice:
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """The job has ended and no worker is left."""
+    """The job has ended, and no worker is left."""
 
     phase: str
     reason: str

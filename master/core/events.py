@@ -19,10 +19,10 @@ from edl.master.core.facts import EpochLoss, PartFailed, Past, SampleLoss
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """The backend has the worker running (or at least placed)."""
+    """The worker runs (or is at least placed)."""
 
     worker: WorkerId
-    handle: str  # what a person looks it up by: a process id, a pod name
+    handle: str  # a process id or a pod name, for users
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,16 +32,16 @@ class Gone:
     worker: WorkerId
     code: int | None = None  # exit code; None when a signal or an unknown cause ended it
     signal: str = ""  # "SIGKILL", ...
-    free: bool = False  # the backend knows that the job is not to blame (preemption, node loss)
+    free: bool = False  # the backend knows that the job did not cause it (preemption, node loss)
     why: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Delayed:
-    """The worker does not run yet, and why: no room, a quota, an image that cannot be pulled."""
+    """The worker does not run yet, for a reason: no room, a quota, an image that cannot be pulled."""
 
     worker: WorkerId
-    why: str  # empty: it is delayed no longer
+    why: str  # empty: the delay has ended
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,15 +58,15 @@ class ServerListens:
 
     server: int  # its index
     seconds: float  # since it was started
-    again: bool  # one with this index was there before
+    again: bool  # a server with this index has listened before
 
 
 @dataclass(frozen=True, slots=True)
 class ServersReady:
-    """So many parameter servers listen: the rows are to be on them."""
+    """The requested number of parameter servers listen, so the rows can move to them."""
 
     servers: int
-    addresses: tuple[str, ...]  # of them, and of those that have rows now, by index
+    addresses: tuple[str, ...]  # of these servers, and of those with rows now, by index
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,12 +82,12 @@ class ServerAway:
 
     server: int
     seconds: float  # so far
-    what: str  # it does meanwhile, as far as is known: starting, restarting, not answering
+    what: str  # its state, as far as is known: starting, restarting, not answering
 
 
 @dataclass(frozen=True, slots=True)
 class ProbeUnanswered:
-    """A parameter server has left Probes in a row without an answer, although its process runs."""
+    """A parameter server has not answered Probes in a row, although its process runs."""
 
     server: int
     probes: int  # in a row
@@ -95,36 +95,36 @@ class ProbeUnanswered:
 
 @dataclass(frozen=True, slots=True)
 class ServersGivenUp:
-    """So many parameter servers were to have the rows, and some of them have not come to listen."""
+    """Some of the requested parameter servers have not listened in time."""
 
-    servers: int
-    stay: int  # on so many the rows stay
+    servers: int  # the requested number
+    stay: int  # the number of servers on which the rows stay
     why: str
 
 
 @dataclass(frozen=True, slots=True)
 class ServerExited:
-    """The process of a parameter server has ended, though nobody asked it to."""
+    """The process of a parameter server has ended without being asked to."""
 
     server: int
     why: str  # SIGKILL, exit code 1: ...
-    pause_seconds: float = 0.0  # until another one is started in its place
-    fatal: bool = False  # none is: it would fare no better
+    pause_seconds: float = 0.0  # until it is restarted
+    fatal: bool = False  # it is not restarted, because that would not help
 
 
 @dataclass(frozen=True, slots=True)
 class Adopted:
-    """Before `Begin`: an earlier master has had this job, and this is what is there of it."""
+    """The state of a job that this master takes over from an earlier one; precedes `Begin`."""
 
-    workers: tuple[tuple[WorkerId, str], ...]  # that may live, with their handles; "": does not run yet
-    next_id: int  # how many workers there have been; also the next id
-    within_seconds: float = 10.0  # they come back: they ask twice a second
-    active_seconds: float = 0.0  # since the job has begun, as far as is known
-    safe: int = 0  # steps that all in its last ring had, as far as is known
-    began_with: str = ""  # WarmStarted.text, where the job has begun with another training's state
-    prompt: tuple[WorkerId, ...] = ()  # they have reached this master before it acted, and are back sooner
-    prompt_seconds: float = 10.0  # they are
-    past: Past | None = None  # what the job has done until then, as far as is known
+    workers: tuple[tuple[WorkerId, str], ...]  # possibly live ones, with their handles; "": does not run yet
+    next_id: int  # number of workers so far; also the next id
+    within_seconds: float = 10.0  # for workers to reconnect: they try twice a second
+    active_seconds: float = 0.0  # since the job began, as far as is known
+    safe: int = 0  # steps that all members of its last ring had, as far as is known
+    began_with: str = ""  # WarmStarted.text, if the job began with a different training's state
+    prompt: tuple[WorkerId, ...] = ()  # reached this master before it acted, and so reconnect sooner
+    prompt_seconds: float = 10.0  # for these workers to reconnect
+    past: Past | None = None  # the history of the job until then, as far as is known
 
 
 # --- events: from the workers' streams
@@ -135,13 +135,13 @@ class Hello:
     """The worker's stream is open; it is importing and building."""
 
     worker: WorkerId
-    resumes: bool = False  # it is ready already, and `Resume` follows
-    brings_state: bool = False  # it may have a copy of the state when it is ready
+    resumes: bool = False  # the worker is ready already, and `Resume` follows
+    brings_state: bool = False  # it may have an in-memory snapshot of the state when it is ready
 
 
 @dataclass(frozen=True, slots=True)
 class Built:
-    """The worker has built its model; what takes longer is still to come. Said where the mode is open."""
+    """The worker has built its model, but is not ready yet. Sent only if the mode is undecided."""
 
     worker: WorkerId
     tables: int  # as in Ready
@@ -149,30 +149,30 @@ class Built:
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """The worker is initialized: its model is built and traced, its data open."""
+    """The worker is initialized: its model is built and traced, and its data is open."""
 
     worker: WorkerId
-    layout: Layout  # of the data, as this worker would have it: the first one's is the job's
-    model: str = ""  # a hash of how its model is made
+    layout: Layout  # of the data as this worker found it; the first worker's becomes the job's
+    model: str = ""  # fingerprint of its model
     checkpoint: int = 0  # the step of the newest checkpoint that it could begin from
     held_out: dict[str, int] = field(default_factory=dict)  # records of each split that the ring evaluates on
-    forced: tuple[str, ...] = ()  # values that are others than that was made with, in words
-    held: LeftRing | None = None  # the state that a worker before it in its place has left there
-    tables: int = 0  # edl.layers.Embedding of its model whose rows are not in that
-    sample_loss: SampleLoss | None = None  # None: it has none that could be compared
+    forced: tuple[str, ...] = ()  # values that differ from those of the checkpoint, in words
+    held: LeftRing | None = None  # the snapshot that an earlier worker in its place has left
+    tables: int = 0  # number of edl.layers.Embedding whose rows are not in its model
+    sample_loss: SampleLoss | None = None  # None: it has no comparable loss
 
 
 @dataclass(frozen=True, slots=True)
 class Resume:
-    """An initialized worker of an earlier master tells its present state."""
+    """An initialized worker of an earlier master reports its present state."""
 
     worker: WorkerId
     layout: Layout  # as in Ready
-    generation: Generation  # the last ring it was ordered into; 0: none
+    generation: Generation  # the last ring that it was ordered to join; 0: no ring
     members: tuple[WorkerId, ...]  # of that ring
     left: bool  # whether it has left that ring
-    joined: bool  # whether it had joined it
-    left_ring: LeftRing | None  # what it said when it last left a ring
+    joined: bool  # whether it had joined that ring
+    left_ring: LeftRing | None  # its message when it last left a ring
     model: str = ""  # as in Ready
     held_out: dict[str, int] = field(default_factory=dict)  # as in Ready
     forced: tuple[str, ...] = ()  # as in Ready
@@ -187,47 +187,47 @@ class JoinedRing:
     worker: WorkerId
     generation: Generation
     step: int
-    round: int = 0  # of the evaluation after that step
+    round: int = 0  # the evaluation batch after that step
     turn: int = 0  # 1: callbacks have been called after that step
-    went_back: str = ""  # why ring and parameter servers have gone back together, to that step; empty: not
-    servers: int = 0  # parameter servers that have the rows
-    out: tuple[int, ...] = ()  # of these, those that are done without
-    stay: str = ""  # why they are not as many as were wanted; empty: they are
+    went_back: str = ""  # why ring and servers have rolled back together to that step; empty if they have not
+    servers: int = 0  # number of parameter servers that hold the rows
+    out: tuple[int, ...] = ()  # of these, the ones that the ring works without
+    stay: str = ""  # why this is not the requested number of servers; empty if it is
 
 
 @dataclass(frozen=True, slots=True)
 class Stepped:
-    """The worker's first step in a generation came back: what the change cost it."""
+    """The worker has completed its first step in a generation; reports the cost of the change."""
 
     worker: WorkerId
     generation: Generation
     step: int
-    stall_seconds: float  # last step before the change to the first after it; 0 for a newcomer
-    redone_records: int  # records of its own that the change made it train again
-    wasted_seconds: float  # compute of the step that did not come back
+    stall_seconds: float  # from the last step before the change to the first after it; 0 for a new worker
+    redone_records: int  # its own records that it had to train again
+    wasted_seconds: float  # compute of the step that did not complete
 
 
 @dataclass(frozen=True, slots=True)
 class EpochEnded:
-    """Every member has all steps of an epoch. Rank 0 says so."""
+    """Every member has all steps of an epoch. Sent by rank 0."""
 
     worker: WorkerId
     generation: Generation
-    epochs: int  # so many are whole
-    loss: EpochLoss | None  # of the last of them
+    epochs: int  # number of complete epochs
+    loss: EpochLoss | None  # of the last one
     metrics: dict[str, float | None] = field(default_factory=dict)  # over its records; None: not finite
 
 
 @dataclass(frozen=True, slots=True)
 class Evaluated:
-    """The ring has evaluated its model on all records of a split. May come more than once."""
+    """The ring has evaluated its model on all records of a split. May be sent more than once."""
 
     worker: WorkerId
     generation: Generation
-    step: int  # that the model was at
+    step: int  # of the model
     split: str
     records: int
-    metrics: dict[str, float | None] = field(default_factory=dict)  # None: not finite; none at all: it failed
+    metrics: dict[str, float | None] = field(default_factory=dict)  # None: not finite; empty: it failed
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,15 +237,15 @@ class LeftRing:
     worker: WorkerId
     generation: Generation
     step: int
-    has_state: bool  # whether it has synced, ever: a newcomer that never synced has no state
+    has_state: bool  # whether it holds the state; a new worker that never synced does not
     skipped: RangeSet = field(default_factory=RangeSet)  # steps that were left out
-    broken: str = ""  # what broke; empty when it left with the others at a step boundary
+    broken: str = ""  # what broke; empty if it left with the others at a step boundary
     digest: str = ""  # of the state, once nothing is left to train
-    bad: dict[int, int] = field(default_factory=dict)  # by epoch, from 0: records that were left out
-    round: int = 0  # of the evaluation after that step
+    bad: dict[int, int] = field(default_factory=dict)  # number of omitted records, by epoch (from 0)
+    round: int = 0  # the evaluation batch after that step
     turn: int = 0  # 1: callbacks have been called after that step
-    stop: int = 0  # epochs with which the training ends, because a callback wants it; 0: none does
-    stopped_by: str = ""  # which one
+    stop: int = 0  # number of epochs after which a callback ends the training; 0: no callback does
+    stopped_by: str = ""  # that callback
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,13 +268,13 @@ class Leaving:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """The worker cannot go on, and says why."""
+    """The worker cannot continue, and reports why."""
 
     worker: WorkerId
     why: str
     traceback: str = ""
-    fatal: bool = False  # no other worker would fare better: fail the job at once
-    mistake: bool = False  # of the model's code, while the worker started
+    fatal: bool = False  # every other worker would fail, too, so the job fails at once
+    mistake: bool = False  # an error in the model's code while the worker started
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,11 +282,11 @@ class Saved:
     """The worker has saved the final model, and evaluates it now."""
 
     worker: WorkerId
-    model: str  # file name in the output directory, or the path of a file elsewhere; "": none is kept
-    note: str = ""  # what one has to know to load it
+    model: str  # file name in the output directory, or the path of a file elsewhere; "": not kept
+    note: str = ""  # what a user has to know to load it
     failed: tuple[PartFailed, ...] = ()
-    step: int = 0  # of a copy that is kept while the ring evaluates the model; 0: it is what is handed over
-    variables: str = ""  # a file with its variables, as `model`; then the model is still to be saved
+    step: int = 0  # of a copy that is kept while the ring evaluates the model; 0: it is the final model
+    variables: str = ""  # a file with its variables, like `model`; the model itself is saved later
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,16 +298,16 @@ class Finished:
     model: str  # as in Saved
     note: str = ""
     failed: tuple[PartFailed, ...] = ()
-    exports: dict[str, str] = field(default_factory=dict)  # by format: where it is, like `model`
-    list_sha256: str = ""  # of exports.json, as hexadecimal digits; "": it is not written
+    exports: dict[str, str] = field(default_factory=dict)  # path by format, like `model`
+    list_sha256: str = ""  # of exports.json, as hexadecimal digits; "" if that file was not written
 
 
 @dataclass(frozen=True, slots=True)
 class RowsLost:
-    """The worker cannot save the final model: parameter servers have lost rows of it. It holds the rest.
+    """The worker cannot save the final model, because parameter servers lack its rows. It holds the rest.
 
     Args:
-        trained_on: nothing is lost; steps of another epoch are in the rows already.
+        trained_on: the rows are not lost, but already contain steps of a further epoch.
     """
 
     worker: WorkerId
@@ -317,15 +317,15 @@ class RowsLost:
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """The worker saves the model of a training that was so. May come more than once."""
+    """The metrics of each epoch of the training whose model is saved. May be sent more than once."""
 
     worker: WorkerId
-    epochs: dict[str, tuple[float | None, ...]]  # by name, as Keras' `fit` returns it; None: not finite
+    epochs: dict[str, tuple[float | None, ...]]  # by name, as in Keras' `fit`; None: not finite
 
 
 @dataclass(frozen=True, slots=True)
 class Warned:
-    """The worker has found something that people should know in time; it goes on."""
+    """The worker reports a warning for users, and continues."""
 
     worker: WorkerId
     text: str
@@ -333,7 +333,7 @@ class Warned:
 
 @dataclass(frozen=True, slots=True)
 class WarmStarted:
-    """The root has begun with what another training has learned."""
+    """The root has begun with the state of a different training."""
 
     worker: WorkerId
     text: str
@@ -343,13 +343,13 @@ class WarmStarted:
 class PartsWritten:
     """All parts of a checkpoint are written."""
 
-    worker: WorkerId  # who wrote the last one
+    worker: WorkerId  # the writer of the last part
     step: int
     attempt: str
     writers: tuple[WorkerId, ...]
-    generation: int = 0  # of the ring whose state it is; 0: not told
-    # Of the state that each of them holds, in their order: a digest, and how many in a row have it.
-    states: tuple[tuple[str, int], ...] = ()  # "": not told
+    generation: int = 0  # of the ring whose state it is; 0: not reported
+    # Run-length encoded digests of the writers' states, in the order of the writers.
+    states: tuple[tuple[str, int], ...] = ()  # "": not reported
 
 
 @dataclass(frozen=True, slots=True)
@@ -364,7 +364,7 @@ class CheckpointFailed:
 
 @dataclass(frozen=True, slots=True)
 class Checkpointed:
-    """The worker has written the manifest: the checkpoint is whole."""
+    """The worker has written the manifest, so the checkpoint is complete."""
 
     worker: WorkerId
     step: int
@@ -380,25 +380,25 @@ class Closed:
     why: str
 
 
-# --- events: what heartbeats come to (`edl.master.telemetry`)
+# --- events: summaries of heartbeats (`edl.master.telemetry`)
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far a ring is, now and then: the most that any member has told."""
+    """The progress of a ring, from time to time: that of its most advanced member."""
 
     generation: Generation
-    step: int  # that a member has; the others have the one before
+    step: int  # that a member has; the others have at least the one before
     loss: float | None = None  # of the whole ring's last step
     epoch_loss: EpochLoss | None = None
-    speeds: dict[WorkerId, float] = field(default_factory=dict)  # of whom they are others than told before
-    round: int = 0  # of the evaluation after that step
+    speeds: dict[WorkerId, float] = field(default_factory=dict)  # changed speeds only
+    round: int = 0  # the evaluation batch after that step
     staleness: Staleness | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Silent:
-    """The worker has not been heard for as long as is allowed."""
+    """The worker has sent nothing for the heartbeat timeout."""
 
     worker: WorkerId
     seconds: float
@@ -406,12 +406,12 @@ class Silent:
 
 @dataclass(frozen=True, slots=True)
 class Heard:
-    """A worker that was silent has said something."""
+    """A silent worker has sent a message again."""
 
     worker: WorkerId
 
 
-# --- events: from people and time
+# --- events: from users and time
 
 
 @dataclass(frozen=True, slots=True)
@@ -421,42 +421,42 @@ class Begin:
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """Somebody wants another number of workers."""
+    """A user requests a different number of workers."""
 
     workers: int
 
 
 @dataclass(frozen=True, slots=True)
 class Live:
-    """The values that may change while the job runs are these now."""
+    """The present live values."""
 
     workers: int
     min_workers: int
     suspended: bool
     epochs: int
-    active_deadline_seconds: int | None = None  # None: as before
+    active_deadline_seconds: int | None = None  # None: unchanged
 
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """A change that a running job cannot take: it is reported, and nothing changes."""
+    """A change of values that a running job must refuse; it is reported, and nothing changes."""
 
     why: str
 
 
 @dataclass(frozen=True, slots=True)
 class StopAsked:
-    """Somebody wants the job to end."""
+    """A user requests the end of the job."""
 
     why: str
-    checkpoint: bool = False  # once its state is in a checkpoint; else now
-    force: bool = False  # also if that fails
-    id: str = ""  # of this asking: by it people find the answer
+    checkpoint: bool = False  # end once the state is in a checkpoint; else now
+    force: bool = False  # end even if the checkpoint fails
+    id: str = ""  # of this request, by which the command finds the answer
 
 
 @dataclass(frozen=True, slots=True)
 class CheckpointAsked:
-    """Somebody wants a checkpoint now."""
+    """A user requests a checkpoint now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -484,7 +484,7 @@ WorkerMessage = (
 )
 RingMessage = (
     JoinedRing | Stepped | EpochEnded | Evaluated | BadRecords | LeftRing
-)  # worth nothing in another ring
+)  # void in a different ring
 Event = (
     Seen
     | Delayed

@@ -55,7 +55,7 @@ class Past:
         stall_seconds: the longest stall of any change.
         redone_records: over all changes.
         state_losses: how often the newest state was lost.
-        checkpoint: the step of the newest one; 0: there is none.
+        checkpoint: the step of the newest checkpoint; 0 without a checkpoint.
         failures: charged to the job: worker and reason; of many, the last ones.
         failure_count: of all that were charged.
         warnings: of the workers, about the model and its data.
@@ -91,6 +91,6 @@ class Heartbeat:
     memory: int = 0  # bytes resident
     epoch_loss: EpochLoss | None = None
     speed: float = 0.0  # records per second of computing: what it could do if it never waited
-    round: int = 0  # of the evaluation after that step
-    staleness: Staleness | None = None  # of its own steps; None: as before
+    round: int = 0  # the evaluation batch after that step
+    staleness: Staleness | None = None  # of its own steps; None: unchanged
     waits: ServerWait | None = None

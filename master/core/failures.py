@@ -1,9 +1,9 @@
 """Failures, charged to their cause.
 
-Preemption, the loss of a node, and a person's delete are free and unlimited. A crash of the user's
-code is charged; when the job's budget is spent, it fails. The collapse of a peer is not charged. Nor is a
-kill from outside, but a job whose workers are killed again and again, and which gets nowhere, fails too.
-So does a job whose rings break one after the other before their first step, although no worker is lost.
+Preemption, the loss of a node, and deletion by a user are free and unlimited. A crash of the user's code is
+charged, and the job fails when its budget is spent. The crash of a peer is not charged. A kill from outside
+is not charged either, but a job fails if its workers are killed again and again without progress. It also
+fails if its rings break one after the other before their first step, although no worker is lost.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from edl.contract.ids import WorkerId
 from edl.master.core import events as ev
 from edl.master.core.workers import WorkerRecord
 
-# Sent from outside; the program is not to blame.
+# Sent from outside, so the program is not the cause.
 OUTSIDE_SIGNALS = frozenset({"SIGKILL", "SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT"})
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.5, 30.0
-MOST_DOUBLINGS = 6  # more make no difference, and 2**1000 is no float
-MOST_IN_VAIN = 10  # times in a row that workers are killed with no step in between; some two minutes
-# Before the next ring, after 1, 2 and 3 or more that broke. With the default of elastic.maxFailures that is
-# half a minute, in which a failure of the network may pass.
+MOST_DOUBLINGS = 6  # more make no difference, and 2**1000 is too large for a float
+MOST_IN_VAIN = 10  # kills in a row without a step in between; some two minutes
+# Pauses before the next ring, after 1, 2 and 3 or more broken ones. With the default of elastic.maxFailures
+# they add up to half a minute, in which a failure of the network may pass.
 RING_PAUSES_SECONDS = (1.0, 5.0, 25.0)
 
 
@@ -35,15 +35,15 @@ class Failure:
 
 
 def own_fault(w: WorkerRecord, gone: ev.Gone) -> str:
-    """What the worker is charged with for ending so; empty when that was not its own doing."""
+    """Return the failure that is charged for the worker's exit; empty if the worker did not cause it."""
     if w.stopped or w.failure_reason:
-        return ""  # it was asked to; or it has said why itself, and was charged then
+        return ""  # it was ordered to exit, or it reported the failure itself and was charged then
     if gone.free or gone.signal in OUTSIDE_SIGNALS:
         return ""
     if w.expected:
-        return ""  # an earlier master knows why it ends
+        return ""  # the cause is known to an earlier master only
     if gone.code == WorkerExit.LOST:
-        return ""  # it had no master any more: a network that breaks, or one that took it for dead
+        return ""  # it had lost its master, by a network failure or because it was removed as dead
     if gone.signal and w.in_broken_ring:
         return ""  # crashed inside a ring that a peer's death had broken: not charged
     if gone.signal:
@@ -58,8 +58,10 @@ def own_fault(w: WorkerRecord, gone: ev.Gone) -> str:
 
 
 def cause_unknown(w: WorkerRecord, gone: ev.Gone) -> bool:
-    """It was killed from outside, its peers broke its ring, or it had no master any more: free, but no
-    reason to try again for ever."""
+    """True if it was killed from outside, its peers broke its ring, or it had lost its master.
+
+    Such an exit is free, but must not be retried for ever.
+    """
     if w.stopped or w.expected or w.failure_reason:
         return False
     killed = gone.signal in OUTSIDE_SIGNALS and not gone.free
@@ -67,20 +69,19 @@ def cause_unknown(w: WorkerRecord, gone: ev.Gone) -> bool:
 
 
 class RestartBackoff:
-    """The pause before workers are replaced that die again and again: twice as long each time.
+    """Exponential backoff before workers are replaced that die again and again.
 
-    Two things are counted: those who die before they are ready, and the times that workers are killed with
-    no step of the ring in between. Those who die in a pause are of the same time: a hundred that are
-    killed at once mean no more than one.
+    Two things are counted: workers that die before they are ready, and kills with no step of the ring in
+    between. Kills within one pause count as one, so a hundred workers that are killed at once count once.
     """
 
     def __init__(self) -> None:
         self.until = 0.0
         self._early = 0  # deaths in a row
-        self._in_vain = 0  # times in a row
+        self._in_vain = 0  # kills in a row
         self._same_time_until = 0.0
-        self.ring_until = 0.0  # no ring is formed before
-        self._rings = 0  # broken in a row before their first step
+        self.ring_until = 0.0  # no ring is formed earlier
+        self._rings = 0  # rings in a row that broke before their first step
 
     def died_early(self, now: float) -> None:
         self.until = now + _pause(self._early)
@@ -90,18 +91,18 @@ class RestartBackoff:
         self._early = 0
 
     def was_killed(self, now: float) -> int:
-        """Nobody knows by whom; how often in a row without a step in between. 0: nothing new."""
+        """Count a kill from outside; return how many occurred in a row without a step. 0 within a pause."""
         if now < self._same_time_until:
             return 0
         pause = _pause(self._in_vain)
         self._in_vain += 1
         self._same_time_until = now + pause
-        if self._in_vain > 1:  # the first time there may well have been a step, and it is not told yet
+        if self._in_vain > 1:  # before the first kill there may have been a step that is not reported yet
             self.until = max(self.until, now + pause)
         return self._in_vain
 
     def ring_broke(self, now: float) -> int:
-        """A ring broke before its first step. Return how many have, in a row; the next ring has to wait."""
+        """Count a ring that broke before its first step, and delay the next; return the count in a row."""
         self.ring_until = now + RING_PAUSES_SECONDS[min(self._rings, len(RING_PAUSES_SECONDS) - 1)]
         self._rings += 1
         return self._rings

@@ -1,7 +1,7 @@
-"""Where the job's seconds went: the price of elasticity, in one table.
+"""Goodput: how the job's time was spent, which shows the cost of elasticity.
 
-Wall-clock time is cut into stretches of one kind each. What was computed and thrown away
-(the step in flight when a ring broke) is taken out of the useful time as `redone`.
+Wall-clock time is divided into intervals of one kind each. Discarded work (the step in flight when a ring
+broke) is moved from the useful time to `redone`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ KINDS = ("useful", "redone", "re-forming", "waiting for workers", "suspended", "
 
 @dataclass(slots=True)
 class Goodput:
-    """Seconds by kind. `kind` is what the job is doing since `since`."""
+    """Seconds by kind. `kind` is the kind of the interval that began at `since`."""
 
     kind: str = "starting"
     since: float | None = None
@@ -22,7 +22,7 @@ class Goodput:
     seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(KINDS, 0.0))
 
     def turn(self, kind: str, now: float) -> None:
-        """From `now` on the job is doing `kind`."""
+        """Start an interval of this kind."""
         if self.since is not None:
             self.seconds[self.kind] += now - self.since
         self.kind, self.since = kind, now
@@ -31,19 +31,19 @@ class Goodput:
         """Continue the account of an earlier master.
 
         Args:
-            seconds: by kind, up to its last sign of life.
-            kind: what the job has been doing since.
+            seconds: by kind, up to that master's last sign of life.
+            kind: the kind of the interval since then.
             active_seconds: since the job began, until now.
         """
         self.seconds |= {k: s for k, s in seconds.items() if k in KINDS}
         rest = max(0.0, active_seconds - sum(self.seconds.values()))
-        # Workers train on without a master, but whether they did is known only once their ring is.
+        # Workers can train without a master, but it is unknown whether they did until their ring is known.
         self.without_master = rest if kind == "useful" else 0.0
         self.kind = "re-forming" if kind == "useful" else kind if kind in KINDS else "starting"
         self.seconds[self.kind] += rest
 
     def ring_was_kept(self, now: float) -> None:
-        """The ring of an earlier master is whole: it trained also while no master was there."""
+        """Record that the ring of an earlier master is whole, and so also trained without a master."""
         waited, found = self.kind, self.since
         self.turn("useful", now)
         if waited == "re-forming" and found is not None and self.without_master:
@@ -53,12 +53,12 @@ class Goodput:
         self.without_master = 0.0
 
     def redo(self, seconds: float) -> None:
-        """So much of the useful time has to be done again."""
+        """Move seconds from useful to redone."""
         moved = min(seconds, self.seconds["useful"])
         self.seconds["useful"] -= moved
         self.seconds["redone"] += moved
 
     def at(self, now: float) -> dict[str, float]:
-        """Seconds by kind up to `now`."""
+        """Return the seconds by kind, up to `now`."""
         running = 0.0 if self.since is None else now - self.since
         return {k: s + (running if k == self.kind else 0.0) for k, s in self.seconds.items()}

@@ -232,7 +232,7 @@ class Job(State):
     def _on_message(self, event: ev.WorkerMessage | ev.RingMessage) -> None:
         w = self.pool.get(event.worker)
         if w is None:
-            if not isinstance(event, ev.Closed):  # which adds nothing once the worker is lost
+            if not isinstance(event, ev.Closed):  # Closed adds nothing once the worker is lost
                 self.stale += 1
             if isinstance(event, ev.Hello):
                 why = f"worker {event.worker} was removed from the job"
@@ -287,7 +287,7 @@ class Job(State):
                 self._on_ring_message(w, event)
 
     def _on_ring_message(self, w: WorkerRecord, event: ev.RingMessage) -> None:
-        """Handle an event of a ring; only members of the current ring are heard, about this ring."""
+        """Handle an event of a ring; ignore it unless it is from a member and about the current ring."""
         if isinstance(event, ev.LeftRing):
             training.stopped(self, event)
         if not w.in_ring or event.generation != self.ring.generation:
@@ -519,7 +519,7 @@ class Job(State):
         self.do(ef.Train(ring.generation, ring.members, self.epochs))  # it may not know the last change
 
     def _take_over(self) -> bool:
-        """Adopt the ring of an earlier master if it is whole, else close it. False: it is not known yet."""
+        """Adopt the ring of an earlier master if it is whole, else close it. False if it is still unknown."""
         if self.failover.until is None:
             return True
         missing = self.failover.missing(self.now)
@@ -531,7 +531,7 @@ class Job(State):
         if self.ring.members:
             whole = len(self.ring.inside) == len(self.ring.members) and self.ring.up
             if whole and not self.ring.closing:
-                self.kept_useful_seconds += self.goodput.without_master  # which is useful time now
+                self.kept_useful_seconds += self.goodput.without_master  # it is useful time now
                 self.goodput.ring_was_kept(self.now)
             # Workers do not report their shares, so loadBalancing=speed needs a new ring.
             if whole and not self.ring.closing and self.config.training.load_balancing == "none":

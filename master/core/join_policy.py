@@ -1,26 +1,27 @@
-"""How long those who could join a ring wait until it is changed for them.
+"""When to change a ring for ready workers that could join it.
 
-A change stops every member for a moment, and who waits trains nothing meanwhile. Nobody knows who comes next.
-So the ring is changed for newcomers when they have waited, all together, as long as the change will stop its
-members, all together: whatever comes, at most twice of what one would lose who knew it all before. It is how
-long to wait with one acknowledgment for several packets (Dooly, Goldman, Scott: On-line analysis of the TCP
-acknowledgment delay problem, J. ACM 48, 2001). A ring that changes for another reason takes them in.
+A change stops every member for a moment, and waiting workers do not train. Future arrivals are unknown. So
+the ring is changed once the sum of the waiting times equals the sum of the members' stops. The cost is then
+at most twice that of the best policy that knows all arrivals in advance. The same problem is how long to
+delay one acknowledgment for several packets (Dooly, Goldman, Scott: On-line analysis of the TCP
+acknowledgment delay problem, J. ACM 48, 2001). A ring that changes for a different reason includes the
+waiting workers.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection
 
-MOST_SECONDS = 30.0  # nobody waits longer, however large the ring
+MOST_SECONDS = 30.0  # the longest wait, however large the ring
 
 
 def until(since: Collection[float], members: int, stop_seconds: float) -> float:
-    """When a change is worth it for those who could join.
+    """Return the time at which a change for the waiting workers pays off.
 
     Args:
-        since: when each of them could; at least one.
-        members: whom the change stops.
-        stop_seconds: for how long, as the last change did; 0: not known, so nobody waits.
+        since: when each waiting worker became ready; at least one.
+        members: number of members that the change stops.
+        stop_seconds: for how long the last change stopped them; 0: unknown, so workers do not wait.
     """
     together = (members * stop_seconds + sum(since)) / len(since)
     return min(together, min(since) + MOST_SECONDS)

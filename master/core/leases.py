@@ -1,8 +1,7 @@
-"""Records that single workers take: who has which range, and what is left.
+"""Leases of ranges of records, for work that needs no ring.
 
-For work that needs no ring: each range is done by one worker, in any order. (Training has no leases: a ring
-takes whole steps, `edl.master.core.training`.) What a lost worker held is handed out again; what was done
-stays done.
+Each range is processed by one worker, in any order. (Training has no leases: a ring takes whole steps, see
+`edl.master.core.training`.) The leases of a lost worker are granted again; completed ranges stay completed.
 
     all = todo + held + done
 """
@@ -25,15 +24,14 @@ class LeaseBook:
         return not self.todo and not any(self.held.values())
 
     def grant(self, worker: WorkerId, count: int) -> Range | None:
-        """The next at most `count` records, for this worker; None: nothing is left to give."""
+        """Grant the next range of at most `count` records to this worker; None if nothing is left."""
         lease, self.todo = self.todo.take(count)
         if lease is not None:
             self.held[worker] = self.held.get(worker, RangeSet()).add(*lease)
         return lease
 
     def done(self, worker: WorkerId, lease: Range) -> bool:
-        """The worker has done these records. False: it does not hold them (any more), so they do not
-        count."""
+        """Record that the worker has processed these records. False if it does not hold their lease."""
         held = self.held.get(worker, RangeSet())
         if not held.covers(*lease):
             return False
@@ -41,5 +39,5 @@ class LeaseBook:
         return True
 
     def lost(self, worker: WorkerId) -> None:
-        """The worker is gone: others get what it held."""
+        """Return the leases of a lost worker to `todo`."""
         self.todo = self.todo.union(self.held.pop(worker, RangeSet()))

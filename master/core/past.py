@@ -1,4 +1,4 @@
-"""What a job has done under earlier masters of its run.
+"""The history of a job under earlier masters of its run.
 
 A master that takes over starts with an empty core and learns the state of the training from the workers.
 Only the earlier master knows the job's costs and outcomes so far. It records them as an `events.Past`: in its
@@ -17,7 +17,7 @@ from edl.master.core.state import State
 
 
 def of(job: State) -> facts.Past:
-    """What the next master needs to know. It changes with what the job does, not with time alone."""
+    """Return the history for the next master. It changes with the job's events, not with time alone."""
     total = Earlier(job.ring.earlier.changes, job.ring.earlier.stall_seconds, job.ring.earlier.redone_records)
     for change in job.ring.changes:
         total.add(change)

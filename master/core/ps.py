@@ -1,13 +1,12 @@
-"""Parameter servers that come and go while the job trains: when the ring is formed anew for them. And whether
-there are any, where that depends on the model (mode=auto).
+"""Parameter servers in the core: resharding while the job trains, and the decision of mode=auto.
 
-The first worker that has built the model says how many tables it has, and that decides: once, for all
-workers. The rows are moved while a ring is formed, between two steps, by its root
-(trainer/ps_client/client.py). What is known here is which servers are to have them, and what the ring has
-said who has.
+With mode=auto, the first worker that has built the model reports its number of tables. That decides once, for
+all workers, whether the job has servers. The root of a ring moves the rows while the ring is formed, between
+two steps (trainer/ps_client/client.py). The core knows the requested servers, and those that hold the rows
+according to the ring.
 
-A server that does not answer is waited for by the ring, unless others have its rows: `waits` says so, in all
-modes, to whoever looks at the job.
+The ring waits for a server that does not answer, unless others hold its rows. `waits` describes that for the
+status, in all modes.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from edl.master.core import events as ev
 from edl.master.core.state import Away, State
 from edl.master.core.workers import WorkerRecord
 
-HANGS = "not answering"  # its process is there, as far as is known
+HANGS = "not answering"  # although its process runs, as far as is known
 # A process that has answered no Probe for so long hangs, and is restarted. A busy server answers Probes. What
 # stops a process for a moment (a slow disk, a machine that swaps) rarely lasts for longer than some seconds.
 HANG_SECONDS = 30.0
@@ -30,10 +29,12 @@ LAST_COPY_SECONDS = 600.0
 
 
 def decide(job: State, w: WorkerRecord, tables: int) -> str:
-    """The worker has built the model, which has so many tables. Returns why it cannot be in this job; empty:
-    it can."""
+    """Decide the mode (mode=auto) from the number of tables in a worker's model.
+
+    Returns why the worker cannot be in this job; empty if it can.
+    """
     if job.config.is_decided:
-        return ""  # it was told, and has refused a model that does not fit
+        return ""  # the worker knows the mode, and itself refuses a model that does not fit
     mode = modes.decided(job.config.mode, tables)
     if job.mode == modes.AUTO:
         servers = modes.servers_of(mode, job.config.ps.servers)
@@ -55,18 +56,18 @@ def decide(job: State, w: WorkerRecord, tables: int) -> str:
 
 
 def ready(job: State, event: ev.ServersReady) -> None:
-    """So many servers are to have the rows, and listen."""
+    """Handle that the requested servers listen: move the rows to them."""
     known = job.servers
     before = known.wanted
     known.wanted, known.addresses, known.stay, known.arranged = event.servers, event.addresses, "", 0
     forming = job.ring.running and not job.ring.up
-    if known.awaited:  # the first ones: what there is of a ring, of an earlier master, knows them
+    if known.awaited:  # the first servers: a ring of an earlier master, if any, knows them
         known.awaited = False
-    elif forming and not before:  # for as many as its members know: it may wait for some that have ended
+    elif forming and not before:  # the ring forms with the servers its members know, and some may have ended
         known.due = ""
         job.close(_change(known.have, event.servers), planned=False)
     elif known.have == event.servers and not forming and not _moves_later(job):
-        # Another number was wanted in between.
+        # A different number was requested in between.
         known.due = ""
         _arranged(job, event.servers, event.servers)
     else:
@@ -74,12 +75,12 @@ def ready(job: State, event: ev.ServersReady) -> None:
 
 
 def _moves_later(job: State) -> bool:
-    """Whether the ring, though it is up, may still move the rows to others (mode=ps: at a boundary)."""
+    """True if a ring that is up may still move the rows (mode=ps: at a boundary)."""
     return job.config.asynchronous and job.servers.ordered not in (0, job.servers.have)
 
 
 def answers(job: State, server: int) -> None:
-    """It is back. The rows of one that was done without are brought to it."""
+    """Record that a server answers again. If it was out, the next ring brings its rows to it."""
     job.servers.answered[server] = job.now
     job.servers.unanswered.pop(server, None)
     job.servers.away.pop(server, None)
@@ -88,7 +89,7 @@ def answers(job: State, server: int) -> None:
 
 
 def have_rows(job: State, event: ev.JoinedRing) -> None:
-    """What all members of the ring say alike."""
+    """Record which servers hold the rows; all members of a ring report the same."""
     known = job.servers
     if event.out != known.out:
         if out := [str(server) for server in event.out if server not in known.out]:
@@ -115,7 +116,7 @@ def have_rows(job: State, event: ev.JoinedRing) -> None:
 
 
 def given_up(job: State, event: ev.ServersGivenUp) -> None:
-    """They do not all come to listen: nothing has been moved yet."""
+    """Handle requested servers that have not listened in time; no rows have been moved."""
     _stay(job, event.servers, event.stay, event.why)
 
 
@@ -128,7 +129,7 @@ def _stay(job: State, wanted: int, servers: int, why: str) -> None:
 
 
 def _arranged(job: State, servers: int, wanted: int) -> None:
-    """All others are needed no longer."""
+    """Release all servers that do not hold the rows."""
     known = job.servers
     known.arranged, known.addresses = servers, known.addresses[:servers]
     known.away = {index: one for index, one in known.away.items() if index < servers}
@@ -136,7 +137,7 @@ def _arranged(job: State, servers: int, wanted: int) -> None:
     job.do(ef.Arranged(servers, wanted))
 
 
-# --- who is waited for
+# --- awaited servers
 
 
 def away(job: State, event: ev.ServerAway) -> None:
@@ -144,8 +145,7 @@ def away(job: State, event: ev.ServerAway) -> None:
 
 
 def unanswered(job: State, event: ev.ProbeUnanswered) -> None:
-    """Restart a server whose process hangs. If the process is still there after as long again, restart it
-    once more."""
+    """Restart a server whose process hangs; restart it once more if it still hangs after as long again."""
     known, server = job.servers, event.server
     if event.probes == 1 or server not in known.unanswered:
         known.unanswered[server] = job.now
@@ -160,13 +160,13 @@ def unanswered(job: State, event: ev.ProbeUnanswered) -> None:
 
 
 def hang_seconds(job: State, server: int) -> float:
-    """For how long a server's process may answer no Probe before it is restarted."""
+    """Return for how many seconds a server's process may answer no Probe before it is restarted."""
     copied = job.config.ps.replicas > 1 and not {*job.servers.out} - {server}
     return HANG_SECONDS if job.config.ps.log or copied else LAST_COPY_SECONDS
 
 
 def tell(job: State) -> None:
-    """Notice that the ring waits for servers, or does so no longer."""
+    """Notify users when the ring starts or stops waiting for servers."""
     known, waited = job.servers, tuple(_waited(job))
     if waited:
         if {*waited} - {*known.waited}:
@@ -185,7 +185,7 @@ def tell(job: State) -> None:
 
 
 def waits(job: State, now: float) -> str:
-    """For which servers the ring waits, how long it has, and what to do; empty: for none."""
+    """Describe for which servers the ring waits, how long, and what to do; empty if it does not wait."""
     found = [(index, job.servers.away[index]) for index in _waited(job)]
     if not found:
         return ""
@@ -199,7 +199,7 @@ def waits(job: State, now: float) -> str:
 
 
 def waited_since(job: State, since: float) -> bool:
-    """Whether the ring may have waited for a server after `since`."""
+    """True if the ring may have waited for a server after `since`."""
     return bool(_waited(job)) or any(at >= since for at in job.servers.answered.values())
 
 
@@ -207,7 +207,7 @@ def _waited(job: State) -> list[int]:
     known = job.servers
     if not job.ring.members or job.ending is not None:
         return []
-    needed = known.have if job.ring.up else max(known.have, known.wanted)  # 0: nobody has said how many
+    needed = known.have if job.ring.up else max(known.have, known.wanted)  # 0: not reported yet
     return [i for i in sorted(known.away) if i not in known.out and (not needed or i < needed)]
 
 
@@ -216,7 +216,7 @@ def _names(servers: tuple[int, ...]) -> str:
 
 
 def regroup(job: State) -> None:
-    """Ask a running ring to leave at a step boundary when its servers are to be others."""
+    """Order a running ring to leave at a step boundary when its servers must change."""
     if job.servers.due and job.ring.running and job.ring.up:
         why, job.servers.due = job.servers.due, ""
         job.close(why, planned=True)

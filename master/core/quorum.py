@@ -1,4 +1,4 @@
-"""Who is in the next ring, and who gives the state: decisions as values, each with its reason."""
+"""Quorum: the members and the root of the next ring, decided as values with a reason."""
 
 from __future__ import annotations
 
@@ -9,36 +9,36 @@ from edl.contract.ids import WorkerId
 from edl.master.core.workers import DRAINING, WorkerRecord
 from edl.text import how_many
 
-MOST_TAKERS = 4  # for each who gives: beyond that it is quicker if all wait for one broadcast
+MOST_TAKERS = 4  # receivers of the state for each sender; for more, one broadcast to all is faster
 
 
 @dataclass(frozen=True, slots=True)
 class RingPlan:
-    """A decision about the next generation. `members` is empty when none can be formed."""
+    """A decision about the next generation. `members` is empty if no ring can be formed."""
 
     members: tuple[WorkerId, ...]
     root: WorkerId | None
-    sync: bool  # all take the root's state before the first step
-    joining: tuple[WorkerId, ...]  # or these are sent it by those who have it, while the ring steps
+    sync: bool  # all receive the root's state before the first step
+    joining: tuple[WorkerId, ...]  # or: these receive the state from other members while the ring trains
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How small and how large a ring may be, in workers."""
+    """The smallest and largest size of a ring, in workers."""
 
     min_size: int
-    max_size: int  # the target, which people change while the job runs
-    may_empty: bool = False  # whether all may leave it: the state is kept elsewhere
+    max_size: int  # the target, which users can change while the job runs
+    may_empty: bool = False  # whether all members may leave, because the state is kept elsewhere
 
 
 def candidates(
     workers: Sequence[WorkerRecord], old: Sequence[WorkerId], limits: Limits
 ) -> list[WorkerRecord]:
-    """Whom a ring of these workers would consist of, in rank order.
+    """Return the members of a ring of these workers, in rank order.
 
-    Survivors keep their order, so the oldest keep the lowest ranks; newcomers follow. A
-    worker that is draining fills a gap below the least size: it can train until it must go.
+    Survivors keep their order, so the oldest keep the lowest ranks; new workers follow. Draining workers fill
+    a gap below the smallest size, because they can train until they must exit.
     """
     rank = {worker: i for i, worker in enumerate(old)}
 
@@ -54,7 +54,7 @@ def candidates(
 
 
 def too_few(here: int, limits: Limits) -> str:
-    """Why these workers form no ring, for people."""
+    """Describe why these workers form no ring."""
     why = " (minWorkers)" if limits.min_size > 1 else ""
     are = "is" if here == 1 else "are"
     return (
@@ -63,10 +63,10 @@ def too_few(here: int, limits: Limits) -> str:
 
 
 def plan_ring(workers: Sequence[WorkerRecord], old: Sequence[WorkerId], limits: Limits) -> RingPlan:
-    """The next ring out of `workers`, none of which is in a ring now.
+    """Plan the next ring of `workers`, which must all be outside of rings.
 
-    The root is the most advanced holder of the state: it alone may have the last step. A
-    worker that is draining is taken in once more when nobody who stays holds what it holds.
+    The root is the most advanced holder of the state, as it alone may have the last step. A draining worker
+    becomes a member once more if no other member holds its state.
     """
     stay = candidates(workers, old, limits)
     if len(stay) < max(limits.min_size, 1):
@@ -90,7 +90,10 @@ def plan_ring(workers: Sequence[WorkerRecord], old: Sequence[WorkerId], limits: 
 
 
 def _same(w: WorkerRecord, root: WorkerRecord) -> bool:
-    """Whether it holds the state that the root holds. Of a copy nobody knows of which ring it is: after the
-    training has gone back, there are two states of one step."""
+    """True if the worker holds the same state as the root.
+
+    The ring of an in-memory snapshot is unknown. After a rollback, two different states of one step exist, so
+    snapshots do not count as equal.
+    """
     copies = w.from_copy or root.from_copy
     return w is root or (w.has_state and w.progress == root.progress and not copies)

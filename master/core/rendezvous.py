@@ -224,12 +224,11 @@ def _on_their_way(job: State) -> str:
 
 
 def _held_back(job: State) -> bool:
-    """Whether the next ring has to wait, or there is none: the last ones broke before their first step.
+    """Delay the next ring, or fail the job, after rings that broke before their first step. True if so.
 
-    Something keeps them from being formed, such as two ranks on one GPU or a port that is closed. Rings whose
-    members are lost do not count, nor do those of a job with parameter servers: a ring may break several
-        times
-    while a server restarts, or while rows move.
+    The cause persists, for example two ranks on one GPU or a closed port. Rings with lost members do not
+    count, nor do rings of a job with parameter servers: a ring may break several times while a server
+    restarts or rows move.
     """
     if job.ring.broke_by_itself and not job.config.servers:
         times, most = job.backoff.ring_broke(job.now), job.config.elastic.max_failures

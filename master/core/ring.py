@@ -18,7 +18,7 @@ from edl.master.core import events as ev
 from edl.master.core.workers import IN, NO_RING, Pool, WorkerRecord
 
 KEPT_CHANGES = 100  # a job that runs for a month has ten thousand
-MOST_ERRORS = 3  # of a broken ring that people are shown
+MOST_ERRORS = 3  # errors of a broken ring that are shown to users
 
 
 @dataclass(slots=True)
@@ -116,7 +116,7 @@ class Ring:
 
     @property
     def broke_by_itself(self) -> bool:
-        """It broke before its first step, and no lost member is the reason. Final when all have left it."""
+        """True if the ring broke before its first step without a lost member; final once all have left it."""
         if not self.closing or self.planned or self.lost_member or not self.errors:
             return False
         return not (self.changes[-1].stepped or self.changes[-1].learned)

@@ -1,4 +1,4 @@
-"""Whether a worker's model is that of the other workers, as the loss of the first records shows.
+"""Comparison of workers' models by the loss of the first records.
 
 When it becomes ready, each worker reports the loss of the same records with the same fixed weights. Constants
 of the model, the versions of its modules and the values of the records change that loss, though the
@@ -18,7 +18,7 @@ MOST_NAMED = 8  # workers in a sentence
 
 
 def why_refused(job: State, w: WorkerRecord, found: facts.SampleLoss | None) -> str:
-    """Why worker `w`, which reports this loss, cannot train with the others; "" if it can.
+    """Describe why worker `w`, which reports this loss, cannot train with the others; "" if it can.
 
     The first loss that is reported becomes that of the job.
     """

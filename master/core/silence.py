@@ -1,10 +1,11 @@
-"""A worker that has fallen silent: removed at once, or waited for because its state would be lost.
+"""Silent workers, which send no heartbeats: removed at once, or awaited because their state would be lost.
 
-A silent worker may answer again (its process was stopped, its machine was busy or moved) or never. Where
-another worker can go on from its state, it is removed at once. Where none can, removing it throws away all
-training since the newest state elsewhere. Then the job waits for it as long as removing it would cost, at
-most MOST_SECONDS. So whether it answers or not, the job loses at most twice what the better choice would have
-cost: the rule of `patience`. The wait ends earlier when the worker is heard, or its process or stream ends.
+A silent worker may answer again (its process was stopped, its machine was busy or moved) or never. If a
+different worker can continue from its state, it is removed at once. Otherwise its removal would discard all
+training since the newest state elsewhere. Then the job waits for it as long as its removal would cost, at
+most MOST_SECONDS. So whether it answers or not, the job loses at most twice the cost of the better choice,
+by the rule of `join_policy`. The wait ends earlier if the worker sends a message, or its process or stream
+ends.
 """
 
 from __future__ import annotations
@@ -18,24 +19,24 @@ from edl.master.core.state import Silence, State
 from edl.master.core.workers import UP, WorkerRecord
 from edl.text import how_many
 
-# Of silence. Until then Kubernetes has deleted the pods of a lost node, and a virtual machine has been moved
-# or restarted: a worker that is silent for longer will hardly come back.
+# Seconds of silence. In this time Kubernetes deletes the pods of a lost node, and a virtual machine is moved
+# or restarted: a worker that is silent for longer will hardly answer again.
 MOST_SECONDS = 600.0
 
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """What removing a worker would cost."""
+    """The cost of removing a worker."""
 
     step: int  # of its state
     records: int  # trained since the newest state elsewhere; 0: nothing would be lost
-    seconds: float  # of training, for these
-    start_seconds: float  # until another worker could go on
+    seconds: float  # of training these records
+    start_seconds: float  # until a different worker could continue
 
 
 def begins(job: State, w: WorkerRecord, seconds: float) -> None:
-    """The worker has not been heard for as long as is allowed."""
-    if w.kill_at is not None or w.is_starting:  # it has another timeout
+    """Handle a worker that has sent nothing for the heartbeat timeout."""
+    if w.kill_at is not None or w.is_starting:  # a different timeout applies
         return
     since = job.now - seconds
     job.silences[w.id] = Silence(since, job.useful_seconds(since))
@@ -45,7 +46,7 @@ def begins(job: State, w: WorkerRecord, seconds: float) -> None:
 
 
 def ends(job: State, w: WorkerRecord) -> None:
-    """The worker is heard again."""
+    """Handle a silent worker that sends messages again."""
     silence = job.silences.pop(w.id, None)
     if silence is not None:
         seconds = job.now - silence.since
@@ -55,7 +56,7 @@ def ends(job: State, w: WorkerRecord) -> None:
 
 
 def decide(job: State) -> None:
-    """Give up the silent workers whose state is no longer worth the wait."""
+    """Remove the silent workers whose state is not worth a longer wait."""
     for worker, silence in list(job.silences.items()):
         w = job.pool.get(worker)
         if w is None or w.kill_at is not None:
@@ -68,7 +69,7 @@ def decide(job: State) -> None:
 
 
 def next_deadline(job: State) -> float | None:
-    """When the wait for a silent worker ends."""
+    """Return when the wait for a silent worker ends."""
     waits = [
         _until(job, w, loss(job, w)) for worker in job.silences if (w := job.pool.get(worker)) is not None
     ]
@@ -76,16 +77,19 @@ def next_deadline(job: State) -> float | None:
 
 
 def waits(job: State) -> str:
-    """For which silent worker the job waits, why, and until when; empty: for none."""
+    """Describe for which silent worker the job waits, why, and until when; empty if it does not wait."""
     found = [w for worker in job.silences if (w := job.pool.get(worker)) is not None and w.kill_at is None]
     return _decision(job, found[0], loss(job, found[0])) if found and job.ending is None else ""
 
 
 def loss(job: State, w: WorkerRecord) -> Loss:
-    """What the job would lose with a silent worker. Records are counted since the newest of the checkpoint,
-    the copies in memory and the states of workers that are heard."""
+    """Compute what the job would lose with a silent worker.
+
+    Records are counted since the newest of the checkpoint, the in-memory snapshots and the states of workers
+    that send messages.
+    """
     task, silence = job.train, job.silences[w.id]
-    if task is None or not w.has_state or job.config.asynchronous:  # then the state is on servers
+    if task is None or not w.has_state or job.config.asynchronous:  # asynchronous: the state is on servers
         return Loss(0, 0, 0.0, 0.0)
     heard = job.pool.where(lambda kind: not kind.stopped)
     others = [o for o in heard if o.id != w.id and o.id not in job.silences]
@@ -109,7 +113,7 @@ def _until(job: State, w: WorkerRecord, found: Loss) -> float:
 
 
 def _decision(job: State, w: WorkerRecord, found: Loss) -> str:
-    """In words that stay the same while the worker is silent."""
+    """Describe the decision in words that stay the same while the worker is silent."""
     start, until = found.start_seconds, _until(job, w, found) - job.silences[w.id].since
     starts = f", and another worker would take {start:.0f} s to start" if start else ""
     return (

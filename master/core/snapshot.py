@@ -1,9 +1,8 @@
-"""A job's whole state as plain JSON, and a job of it again: the head of a journal's segment.
+"""Serialisation of a job's whole state as plain JSON, for the head of a journal's segment.
 
-`dump` walks whatever the state is made of, by itself: a field that is added to the core is in it, and an
-object of a kind that cannot be kept is refused by name. What comes back behaves as the job did: objects
-that were one are one again, also in the core's indexes. Nothing but the classes of the core can come out of
-`load`.
+`dump` walks all objects of the state generically. So new fields of the core are included, and an object of an
+unsupported class is refused by name. A loaded job behaves like the original: shared objects are shared again,
+also in the core's indexes. `load` creates objects of the core's classes only.
 
     null, numbers, texts    as they are
     [1, 2]                  a list
@@ -13,7 +12,7 @@ that were one are one again, also in the core's indexes. Nothing but the classes
     {"Phase": "Training"}   a member of an enum
     {"Pool": {..}}          an object, without the fields that have their defaults
     {"Limits": [..]}        a named tuple
-    {"same": 3}             the object of this number, in the order in which they begin here, from 0
+    {"same": 3}             the object of this number, in the order in which objects begin here, from 0
     {"given": "elastic"}    a part of the configuration, which is not kept here
 """
 
@@ -48,10 +47,10 @@ from edl.master.core import (
 )
 from edl.master.core.job import Job
 
-Json: TypeAlias = Any  # as `json` takes and gives it
+Json: TypeAlias = Any  # a value that `json` can encode
 
 LONGEST = 1_000_000  # integers in a run: more than a job has workers
-OF_THE_EVENT_IN_HAND = "effects"  # a job's field that says nothing of its state
+OF_THE_EVENT_IN_HAND = "effects"  # a job's field that is not part of its state
 
 _MODULES = (
     evaluation, heartbeats, layout, phases, ranges, reasons, steps,
@@ -71,22 +70,22 @@ _SEQUENCES: dict[str, Callable[[Iterable[Any]], Any]] = {
 
 
 def dump(of: Job) -> Json:
-    """The job's state, ready for JSON.
+    """Serialise the job's state, ready for JSON.
 
     Raises:
-        TypeError: it holds something that cannot be kept; the text says what and where.
+        TypeError: the state has a value that cannot be serialised; the text names it and its place.
     """
     return _Dump(_given(of.config)).value(of, "job")
 
 
 def load(kept: Json, config: Config) -> Job:
-    """The job whose state was kept.
+    """Create the job from its serialised state.
 
     Args:
-        config: the job's, as it was when it began.
+        config: the job's configuration when it began.
 
     Raises:
-        ValueError: this is no state of a job.
+        ValueError: this is not a valid state of a job.
     """
     try:
         found = _Load(_given(config)).value(kept)
@@ -98,7 +97,7 @@ def load(kept: Json, config: Config) -> Job:
 
 
 def _given(config: Config) -> dict[str, BaseModel]:
-    """The configuration and its sections by name."""
+    """Return the configuration and its sections by name."""
     sections = {
         name: part
         for name in type(config).model_fields
@@ -110,8 +109,8 @@ def _given(config: Config) -> dict[str, BaseModel]:
 class _Dump:
     def __init__(self, given: dict[str, BaseModel]) -> None:
         self._given = {id(part): name for name, part in given.items()}
-        self._numbers: dict[int, int] = {}  # of the objects that have begun, by identity
-        self._containers: dict[int, Any] = {}  # which are kept alive, so that no other has their identity
+        self._numbers: dict[int, int] = {}  # numbers of the objects so far, by identity
+        self._containers: dict[int, Any] = {}  # kept alive, so that their identities are not reused
 
     def value(self, value: Any, where: str) -> Json:
         kind = type(value)
@@ -200,7 +199,7 @@ def _name(cls: type, where: str) -> str:
 
 
 def _frozen(value: Any) -> bool:
-    """A value, not a thing: an equal one is as good."""
+    """True if the value is a frozen dataclass, whose identity does not matter."""
     parameters = getattr(type(value), "__dataclass_params__", None)
     return parameters is not None and bool(parameters.frozen)
 
@@ -224,7 +223,7 @@ def _fields(value: Any) -> Iterator[tuple[str, Any]]:
 
 @functools.cache
 def _defaults(cls: Any) -> dict[str, Callable[[], Any]]:
-    """The fields of a dataclass that have a default, with what gives it."""
+    """Return factories of the defaults of a dataclass, by field."""
     found: dict[str, Callable[[], Any]] = {}
     fields = dataclasses.fields(cls) if dataclasses.is_dataclass(cls) else ()
     for field in fields:
@@ -240,7 +239,7 @@ def _same(value: Any) -> Any:
 
 
 def _runs(numbers: list[int]) -> list[list[int]]:
-    """Stretches of numbers that are all alike, or go up one by one: [first, how many, 0 or 1]."""
+    """Split numbers into runs that are constant or count up by one: [first, how many, 0 or 1]."""
     runs: list[list[int]] = []
     for number in numbers:
         if runs:

@@ -52,7 +52,7 @@ def proceed(job: State) -> None:
         job.end(pending_stop.phase, f"{pending_stop.reason}; its state could not be written in time")
         return
     if job.ring.running:
-        if job.ring.up:  # until then they are sent the state, or restore it
+        if job.ring.up:  # until then members receive the state, or restore it
             job.close("the job is to end", planned=True)
         return
     if job.pool.any(lambda kind: kind.place != OUT):
@@ -67,12 +67,12 @@ def proceed(job: State) -> None:
         return
     last = max(holders, key=lambda w: (w.step, -w.id))
     if job.checkpoints.has(last.step):
-        training.go_on_from(job, last.step)  # so far it is
+        training.go_on_from(job, last.step)  # which records this step as the progress
         job.step = last.step
         job.end(
             pending_stop.phase, f"{pending_stop.reason}; its state is in the checkpoint of step {last.step:,}"
         )
-    elif job.exporter is None:  # who saves the model has written the state before
+    elif job.exporter is None:  # an exporter has written the state already
         job.do(*job.checkpoints.write([last], job.now))
 
 
@@ -114,7 +114,7 @@ def enforce_deadline(job: State) -> None:
 
 
 def deadlines(job: State) -> tuple[float | None, float | None]:
-    """Times of the deadline and of the forced end of a pending stop; None if there is none."""
+    """Return the times of the deadline and of the forced end of a pending stop; None if not set."""
     return _deadline(job), job.pending_stop.until if job.pending_stop is not None else None
 
 

@@ -1,7 +1,7 @@
-"""The timeouts of a worker: everything that time alone brings about for one is here, but its silence.
+"""The startup and exit timeouts of workers.
 
-A worker that is pending for lack of capacity has no timeout. Who falls silent is noticed where the streams
-are heard (`edl.master.telemetry`), and told as an event.
+A worker that is pending for lack of capacity has no timeout. Missing heartbeats are detected outside the core
+(`edl.master.telemetry`), and reported as an event.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from edl.master.core.workers import PENDING, Pool, WorkerRecord
 
 
 def ends(w: WorkerRecord, elastic: Elastic) -> float | None:
-    """When the worker's timeout passes; None: never."""
+    """Return when the worker's timeout passes; None if it has no timeout."""
     if w.kill_at is not None:
         return w.kill_at
     if w.is_starting and w.state != PENDING:
@@ -24,19 +24,19 @@ def ends(w: WorkerRecord, elastic: Elastic) -> float | None:
 
 
 class Timeouts:
-    """All of them, by time. What no longer holds is dropped when its time is the next one."""
+    """The timeouts of all workers, in a heap by time. Obsolete entries are dropped when they come first."""
 
     def __init__(self, pool: Pool, elastic: Elastic) -> None:
         self._pool, self._elastic = pool, elastic
         self._heap: list[tuple[float, WorkerId]] = []
 
     def watch(self, w: WorkerRecord) -> None:
-        """The worker has another timeout than before."""
+        """Add a worker's new or changed timeout."""
         if (end := ends(w, self._elastic)) is not None:
             heapq.heappush(self._heap, (end, w.id))
 
     def next(self) -> float | None:
-        """When the next one passes."""
+        """Return when the next timeout passes; None if no timeout is running."""
         while self._heap:
             end, worker = self._heap[0]
             w = self._pool.get(worker)
@@ -46,12 +46,12 @@ class Timeouts:
         return None
 
     def passed(self, now: float) -> Iterator[WorkerRecord]:
-        """Whose has passed. Each is to be given up at once."""
+        """Yield the workers whose timeouts have passed. The caller must remove each at once."""
         while (end := self.next()) is not None and end <= now:
             yield self._pool[heapq.heappop(self._heap)[1]]
 
     def excuse(self, now: float) -> None:
-        """After a stall of our own: that who starts is ready, or has ended, is still to be read."""
+        """Extend startup timeouts after a stall of the master, as messages of workers wait to be read."""
         moment = self._elastic.heartbeat_timeout_seconds / 4
         soon: list[WorkerRecord] = []
         while (end := self.next()) is not None and end < now + moment:

@@ -1,7 +1,7 @@
-"""The task that the ring works on: to train up to a number of epochs; and how far it is.
+"""The ring's task, which is to train up to a number of epochs, and its progress.
 
-How far is told by one number, the step. A worker that has made step k is proof that every member of its ring
-has step k - 1; when a ring is formed, all that counts is the step of its root.
+Progress is one number, the step. A worker that has made step k proves that every member of its ring has step
+k - 1. When a ring is formed, only the step of its root counts.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from edl.master.core.state import State, TrainTask
 from edl.master.core.workers import NO_RING
 from edl.text import how_many
 
-BAD_TOLD = 20  # bad records of which people are told one by one
+BAD_TOLD = 20  # bad records that are reported one by one
 
 
 def open_task(job: State, layout: Layout, held_out: Mapping[str, int]) -> None:
-    """The first worker has counted the records: now it is known how many steps there are."""
+    """Create the task, once the first worker has counted the records."""
     steps = Steps(layout.records, job.config.training.batch_size)
     job.train = TrainTask(layout, steps, job.epochs, safe=job.safe_before)
     if held_out:
@@ -31,7 +31,7 @@ def open_task(job: State, layout: Layout, held_out: Mapping[str, int]) -> None:
 
 
 def change_epochs(job: State, epochs: int) -> None:
-    """People want more epochs, or fewer. An epoch that has begun is trained to its end."""
+    """Change the number of epochs. An epoch that has begun is trained to its end."""
     epochs = min(epochs, job.stopped or epochs)
     if epochs == job.epochs:
         return
@@ -49,7 +49,7 @@ def change_epochs(job: State, epochs: int) -> None:
 
 
 def stopped(job: State, event: ev.LeftRing) -> None:
-    """A callback has stopped the training: that is in the state with which the worker has left its ring."""
+    """Handle a training that was stopped by a callback, as reported by a worker that has left its ring."""
     if not event.stop or 0 < job.stopped <= event.stop:
         return
     job.stopped = event.stop
@@ -62,14 +62,14 @@ def stopped(job: State, event: ev.LeftRing) -> None:
 
 
 def progress(job: State, step: int) -> None:
-    """A member of the ring has made so many steps."""
+    """Record the step of the ring's most advanced member."""
     all_have(job, step - 1)
     if job.train is not None and not job.ring.closing:
         reach(job, job.train, max(step - 1, job.train.done))
 
 
 def epoch_ended(job: State, event: ev.EpochEnded) -> None:
-    """Every member has all steps of so many epochs."""
+    """Record that every member has all steps of an epoch."""
     job.epoch_loss = latest_loss(job.epoch_loss, event.loss)
     if job.train is not None:
         job.epoch_metrics = event.metrics
@@ -81,7 +81,7 @@ def epoch_ended(job: State, event: ev.EpochEnded) -> None:
 
 
 def evaluated(job: State, event: ev.Evaluated) -> None:
-    """The ring has evaluated its model; what the end of the job finds is told with the end."""
+    """Record an evaluation by the ring. The final one is reported at the end of the job."""
     known = job.evaluations.get(event.split)
     if job.train is None or (known is not None and known.step == event.step):
         return
@@ -97,7 +97,7 @@ def evaluated(job: State, event: ev.Evaluated) -> None:
 
 
 def left_out(job: State, event: ev.BadRecords) -> None:
-    """A step is in the model without these records."""
+    """Report bad records that were left out of a step."""
     for index, why in event.records.items():
         job.bad_told += 1
         if job.bad_told <= BAD_TOLD:
@@ -107,16 +107,16 @@ def left_out(job: State, event: ev.BadRecords) -> None:
 
 
 def all_have(job: State, step: int) -> None:
-    """Every member of a ring has so many steps, but who is still being sent the state."""
+    """Record that every member of a ring that is in sync has this step."""
     if job.train is not None:
         job.train.safe = max(job.train.safe, step)
 
 
 def go_on_from(job: State, step: int, checkpoint: bool = False) -> None:
-    """The root's step is the truth, even where all had more once: who had more is gone.
+    """Continue from the root's step, even if lost workers had a later one; then report `StateLost`.
 
     Args:
-        checkpoint: it is that of a checkpoint, which the root reads.
+        checkpoint: the step is that of a checkpoint, which the root reads.
     """
     assert job.train is not None
     steps, had = job.train.steps, max(job.train.done, job.train.safe)
@@ -135,17 +135,17 @@ def go_on_from(job: State, step: int, checkpoint: bool = False) -> None:
 
 
 def _begins_anew(job: State) -> None:
-    """An earlier state counts from now on; what was trained since is gone."""
+    """Account for the loss of all training since an earlier state."""
     job.restarts += 1
-    job.epoch_loss = None  # of an epoch that is trained again
+    job.epoch_loss = None  # its epoch is trained again
     job.kept_useful_seconds = job.useful_seconds(job.now)
 
 
 def go_back(job: State, why: str, step: int) -> None:
-    """No member's state is the job's any more: it goes on from the newest checkpoint.
+    """Void all members' states, and roll back to the newest checkpoint.
 
     Args:
-        step: of that one, as far as is known; 0: it is not.
+        step: the step of that checkpoint; 0 if unknown.
     """
     _begins_anew(job)
     task, again = job.train, ""
@@ -160,7 +160,7 @@ def go_back(job: State, why: str, step: int) -> None:
 
 
 def restored(job: State, step: int) -> None:
-    """The root has read a checkpoint, or has found none: only now it is known which."""
+    """Record the step of the checkpoint that the root has read; 0 if it found no checkpoint."""
     assert job.train is not None
     job.checkpoints.restoring, job.checkpoints.step = NO_RING, step
     job.step = step
@@ -173,7 +173,7 @@ def restored(job: State, step: int) -> None:
 
 
 def found(job: State, event: ev.JoinedRing) -> None:
-    """The state is on servers (mode=ps), and so far they are."""
+    """Record the step of the state on the servers (mode=ps)."""
     assert job.train is not None
     job.checkpoints.restoring = NO_RING
     job.ring.changes[-1].went_back = bool(event.went_back)
@@ -186,7 +186,7 @@ def found(job: State, event: ev.JoinedRing) -> None:
 
 
 def went_back(job: State, event: ev.JoinedRing) -> None:
-    """The ring begins with an earlier state than the one it was formed with: all of it, with its servers."""
+    """Roll back: the ring and its servers begin with an earlier state than the ring was formed with."""
     assert job.train is not None
     task, step = job.train, event.step
     records = task.steps.begins_at(max(task.done, step)) - task.steps.begins_at(step)
@@ -198,7 +198,7 @@ def went_back(job: State, event: ev.JoinedRing) -> None:
     if records:
         are = "is" if records == 1 else "are"
         again = f"{how_many(records, 'record')} {are} trained again, from {place}"
-    if job.config.asynchronous:  # it is one server that lacks them
+    if job.config.asynchronous:  # only one server lacks them
         again = f"up to {how_many(records, 'record')} are trained again, and count where they are missing"
     job.notice(Reason.RolledBack, f"went back to step {step:,}: {event.went_back}; {again}")
     task.safe, job.step = min(task.safe, step), step
@@ -206,21 +206,21 @@ def went_back(job: State, event: ev.JoinedRing) -> None:
 
 
 def latest_loss(known: facts.EpochLoss | None, told: facts.EpochLoss | None) -> facts.EpochLoss | None:
-    """Of the latest epoch, what the worker says that has seen the most of it: newcomers have seen less."""
+    """Return the loss of the later epoch; within one epoch, the one over more records."""
     if known is None or told is None:
         return told or known
     return told if (told.epoch, told.records) >= (known.epoch, known.records) else known
 
 
 def in_words(metrics: Mapping[str, float | None]) -> str:
-    """The loss, and the others by name: a message has them in any order."""
+    """Format metrics: the loss first, then the others by name. (Messages have no order.)"""
     ordered = sorted(metrics.items(), key=lambda metric: (metric[0] != "loss", metric[0]))
     said = {name: "not finite" if value is None else f"{value:.4f}" for name, value in ordered}
     return ", ".join(f"{name} {value}" for name, value in said.items())
 
 
 def reach(job: State, task: TrainTask, step: int, told: str = "") -> None:
-    """So many steps are in the model."""
+    """Set the number of steps in the model, and report a completed epoch."""
     before, task.done = task.epochs_done, step
     if task.epochs_done > before:
         job.notice(Reason.EpochApplied, f"epoch {task.epochs_done} of {task.last_epoch} is applied{told}")

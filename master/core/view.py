@@ -1,7 +1,7 @@
-"""A job as people and programs see it: plain dictionaries, ready for JSON.
+"""Views of a job for users and programs: plain dictionaries, ready for JSON.
 
-`status` is the job now, with what its workers say of themselves meanwhile; `summary` is what is kept of it.
-That is derived from the job's state and nothing else, so a replayed journal gives the same one.
+`status` is the present status, with data from the workers' heartbeats. `summary` is kept after the end. It is
+derived from the job's state alone, so a replayed journal gives the same summary.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from edl.master.core.ring import Change
 from edl.master.core.workers import OUT, UP
 from edl.text import numbered
 
-MOST_NAMED = 5  # workers, where more do not help
+MOST_NAMED = 5  # workers in a sentence
 
 
 def status(
@@ -30,11 +30,11 @@ def status(
     beats: Mapping[WorkerId, facts.Heartbeat] = MappingProxyType({}),
     ahead: ev.Progress | None = None,
 ) -> dict[str, Any]:
-    """The job now: phase, progress, workers, the last changes of the ring, what elasticity cost.
+    """Return the present status: phase, progress, workers, the last change of the ring, cost of elasticity.
 
     Args:
         beats: the last heartbeat of each worker.
-        ahead: how far the ring is, as far as the core has not been told yet.
+        ahead: progress of the ring that is not reported to the core yet.
     """
     ring, task = job.ring, job.train
     if ahead is None or ahead.generation != ring.generation or not ring.steps_whole:
@@ -108,7 +108,7 @@ def status(
 
 
 def summary(job: Job) -> dict[str, Any]:
-    """What is kept of a job that has ended."""
+    """Return the summary of a job that has ended."""
     task = job.train
     return {
         "phase": job.phase,
@@ -158,10 +158,10 @@ def summary(job: Job) -> dict[str, Any]:
 
 
 def _between_rings(job: Job) -> str:
-    """Whom the next step waits for while a ring is left or formed; empty: for none of them."""
+    """Describe which workers the next step waits for while a ring is left or formed; empty otherwise."""
     ring = job.ring
     inside = ring.inside
-    # Once one is up it trains, and who is not receives the state meanwhile.
+    # A ring trains once one member is up; the others receive the state at the same time.
     if not inside or job.ending is not None or (not ring.closing and any(w.place == UP for w in inside)):
         return ""
     said = numbered("worker", [w.id for w in inside], MOST_NAMED)
@@ -171,7 +171,7 @@ def _between_rings(job: Job) -> str:
 
 
 def _newcomers(job: Job, now: float) -> str:
-    """Who is ready and not in the ring, and for how long; empty: it is not worth a word."""
+    """Describe which ready workers wait to join the ring, and for how long; empty if it does not matter."""
     ready = job.pool.where(lambda kind: kind.is_ready and kind.place == OUT)
     if not ready or job.join_at is None or job.join_at <= now or not job.ring.up:
         return ""
@@ -181,7 +181,7 @@ def _newcomers(job: Job, now: float) -> str:
 
 
 def _checkpoint(job: Job, now: float) -> dict[str, Any] | None:
-    """The newest one; None: none are written."""
+    """Describe the newest checkpoint; None if checkpoints are off."""
     found = job.checkpoints
     if not found.enabled:
         return None
@@ -190,7 +190,7 @@ def _checkpoint(job: Job, now: float) -> dict[str, Any] | None:
 
 
 def _waits(beats: Mapping[WorkerId, facts.Heartbeat]) -> str:
-    """For which server a worker waits though that answers the master; empty: none does."""
+    """Describe which worker waits for a server that does answer the master; empty if no worker does."""
     found = [(beat.waits, worker) for worker, beat in beats.items() if beat.waits is not None]
     if not found:
         return ""
@@ -209,7 +209,7 @@ def _staleness(found: Staleness | None) -> dict[str, Any] | None:
 
 
 def _pass(job: Job, ahead: ev.Progress) -> dict[str, Any] | None:
-    """Over which records the ring evaluates its model, or predicts; None: it does not."""
+    """Describe the records that the ring now evaluates or predicts; None if it does neither."""
     task, step = job.train, max(job.step, ahead.step)
     if task is None or task.evaluation is None or not job.ring.members:
         return None
@@ -223,7 +223,7 @@ def _pass(job: Job, ahead: ev.Progress) -> dict[str, Any] | None:
 
 
 def _evaluations(job: Job) -> dict[str, Any]:
-    """The last one on each split."""
+    """Return the last evaluation on each split."""
     return {split: asdict(found) for split, found in job.evaluations.items()}
 
 

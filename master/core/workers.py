@@ -1,11 +1,11 @@
-"""A worker's life, as a table, and what the master knows of one worker, and of all of them at once.
+"""The life cycle of a worker, as a state table, and the master's records of workers.
 
     pending -> starting -> initializing -> ready -> member -> draining -> gone
 
-There is no way back: a replacement is a new worker with the next number.
+States never go backwards: a replacement is a new worker with the next number.
 
-No event may cost more the more workers there are. So what is asked of all of them (does anybody hold the
-state?) is asked of their kinds, of which there is a handful. A worker's kind is changed through the pool.
+The cost of an event must not grow with the number of workers. So questions about all workers (does any of
+them hold the state?) are answered from the few kinds of workers. Change a worker's kind through the pool.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from edl.master.core import facts
 
 NEXT = {
     (WorkerState.PENDING, "seen"): WorkerState.STARTING,
-    (WorkerState.PENDING, "hello"): WorkerState.INITIALIZING,  # its stream may be quicker than the backend
+    (WorkerState.PENDING, "hello"): WorkerState.INITIALIZING,  # the stream may be faster than the backend
     (WorkerState.STARTING, "hello"): WorkerState.INITIALIZING,
     (WorkerState.INITIALIZING, "ready"): WorkerState.READY,
     (WorkerState.READY, "placed"): WorkerState.MEMBER,
@@ -44,14 +44,14 @@ NEXT = {
 
 
 class ImpossibleStep(EdlError):
-    """A worker was asked to do what a worker in its state cannot."""
+    """A transition that the state table does not have."""
 
 
 def step(state: WorkerState, event: str) -> WorkerState:
-    """The state after `event`.
+    """Return the state after `event`.
 
     Raises:
-        ImpossibleStep: the table has no such step.
+        ImpossibleStep: the table has no transition for it.
     """
     try:
         return NEXT[state, event]
@@ -61,25 +61,25 @@ def step(state: WorkerState, event: str) -> WorkerState:
 
 NO_RING = Generation(0)
 
-# Compared at each event, and Python 3.11 takes 0.1 us to look up a member of an enum.
+# Compared at each event; Python 3.11 needs 0.1 us to look up a member of an enum.
 PENDING, DRAINING = WorkerState.PENDING, WorkerState.DRAINING
 STARTING_STATES = frozenset({WorkerState.PENDING, WorkerState.STARTING, WorkerState.INITIALIZING})
 READY_STATES = frozenset({WorkerState.READY, WorkerState.MEMBER})
 
 
 class Place(StrEnum):
-    """Where a worker is with respect to the present ring."""
+    """A worker's relation to the present ring."""
 
     OUT = "out"
-    IN = "in"  # it has been told of the ring, and has not left it yet
-    UP = "up"  # and it has the ring's state
+    IN = "in"  # it was ordered to join the ring, and has not left it yet
+    UP = "up"  # it is in the ring and holds the ring's state
 
 
 OUT, IN, UP = Place.OUT, Place.IN, Place.UP
 
 
 class Kind(NamedTuple):
-    """What is asked of many workers at once."""
+    """The properties by which workers are counted and selected."""
 
     state: WorkerState
     place: Place
@@ -88,23 +88,23 @@ class Kind(NamedTuple):
 
     @property
     def is_starting(self) -> bool:
-        """It was created and is not ready yet."""
+        """True if the worker was created and is not ready yet."""
         return self.state in STARTING_STATES
 
     @property
     def is_ready(self) -> bool:
-        """It could be a member now."""
+        """True if the worker can be a member now."""
         return self.state in READY_STATES
 
     @property
     def stays(self) -> bool:
-        """Nobody has asked it to leave: it counts towards the target."""
+        """True if the worker is not draining, and so counts towards the target."""
         return self.state != DRAINING
 
 
 @dataclass(slots=True)
 class WorkerRecord:
-    """What the master knows of one worker."""
+    """The master's record of one worker."""
 
     id: WorkerId
     since: float  # when it was created; once it runs, when it started
@@ -112,23 +112,23 @@ class WorkerRecord:
     handle: str = ""
     ready_at: float = 0.0  # when it became ready
     delay: str = ""  # why it does not run yet
-    expected: bool = False  # an earlier master's, and it has not told its present state yet
+    expected: bool = False  # a worker of an earlier master that has not reported its present state yet
     place: Place = OUT
     has_state: bool = False  # it has synced: its memory is a copy of the job's state
-    from_copy: bool = False  # that was left to it: no ring has had it, and another of the same step differs
-    step: int = 0  # as of when it last joined or left a ring
-    round: int = 0  # of the evaluation after that step, as of then
+    from_copy: bool = False  # its state is a snapshot of an unknown ring; equal steps may differ
+    step: int = 0  # when it last joined or left a ring
+    round: int = 0  # the evaluation batch after that step, at that time
     turn: int = 0  # 1: callbacks had been called after that step
-    skipped: RangeSet = field(default_factory=RangeSet)  # steps, as of when it last left a ring
-    bad: dict[int, int] = field(default_factory=dict)  # records left out by epoch, as of then
+    skipped: RangeSet = field(default_factory=RangeSet)  # steps, when it last left a ring
+    bad: dict[int, int] = field(default_factory=dict)  # omitted records by epoch, at that time
     digest: str = ""
     exported: bool = False  # it was lost while it saved or evaluated the final model
-    stopped: bool = False  # told to end; what it does now is no news
-    kill_at: float | None = None  # told to end, and this is when it is killed
-    in_broken_ring: bool = False  # when it was lost, its ring had lost somebody else before
-    failure_reason: str = ""  # why it is lost: as it reported itself, or the reason why it was given up
-    speed: float = 0.0  # records per second of computing; 0: not known
-    sample_loss: facts.SampleLoss | None = None  # as it reported it, once it is admitted
+    stopped: bool = False  # it was ordered to exit, so its later failures do not count
+    kill_at: float | None = None  # it was ordered to exit, and is killed at this time
+    in_broken_ring: bool = False  # when it was lost, its ring had already lost a different member
+    failure_reason: str = ""  # why it is lost: as it reported itself, or why it was removed
+    speed: float = 0.0  # records per second of computing; 0: unknown
+    sample_loss: facts.SampleLoss | None = None  # as it reported, once it is admitted
 
     @property
     def kind(self) -> Kind:
@@ -136,7 +136,7 @@ class WorkerRecord:
 
     @property
     def progress(self) -> tuple[int, int, int]:
-        """How far its state is: steps, and what was done after the last of them. Equal for equal states."""
+        """Progress of its state: steps, and the work after the last step. Equal for equal states."""
         return self.step, self.round, self.turn
 
     @property
@@ -153,15 +153,15 @@ class WorkerRecord:
 
 
 class Pool:
-    """The living workers, by id; ids count up and are never given twice."""
+    """The live workers, by id; ids count up and are never reused."""
 
     def __init__(self) -> None:
         self._workers: dict[WorkerId, WorkerRecord] = {}
-        self.lost: dict[WorkerId, WorkerRecord] = {}  # out of the job, their exit not yet heard of
-        self.next_id = 0  # also how many there have been
-        self.bringing: set[WorkerId] = set()  # who start with a copy of the state
-        self.copies: dict[WorkerId, ev.LeftRing] = {}  # of the state, of those who are ready, and for a while
-        # Follow from the workers, and are there so that nobody has to look at all of them.
+        self.lost: dict[WorkerId, WorkerRecord] = {}  # removed from the job, with an exit still unreported
+        self.next_id = 0  # also the number of workers so far
+        self.bringing: set[WorkerId] = set()  # starting workers with a snapshot of the state
+        self.copies: dict[WorkerId, ev.LeftRing] = {}  # snapshots of ready workers, until they hold the state
+        # Indexes of the workers, so that no event needs a scan of all workers.
         self._kinds: dict[Kind, dict[WorkerId, WorkerRecord]] = {}
         self._delays = Counter[str]()
 
@@ -173,7 +173,7 @@ class Pool:
         return self._take_in(worker)
 
     def adopt(self, worker: WorkerId, handle: str, now: float) -> WorkerRecord:
-        """Know of a worker that another master has started."""
+        """Add a worker that an earlier master has started."""
         state = WorkerState.STARTING if handle else PENDING
         w = WorkerRecord(worker, since=now, state=state, handle=handle, expected=bool(handle))
         self.next_id = max(self.next_id, worker + 1)
@@ -193,7 +193,7 @@ class Pool:
         has_state: bool | None = None,
         stopped: bool | None = None,
     ) -> None:
-        """The worker is of another kind now. `event` is one of the table's."""
+        """Change a worker's kind. `event` is an event of the state table."""
         self._forget(w)
         if event:
             self.bringing.discard(w.id)
@@ -207,19 +207,21 @@ class Pool:
         self._kinds.setdefault(w.kind, {})[w.id] = w
 
     def left(self, w: WorkerRecord, out: ev.LeftRing) -> None:
-        """It has left a ring, and this is what it then said of itself."""
+        """Record that a worker has left a ring, with the state that it reported."""
         self.change(w, place=OUT, has_state=w.has_state or out.has_state)
         w.step, w.round, w.turn = out.step, out.round, out.turn
         w.skipped, w.bad, w.digest = out.skipped, out.bad, out.digest
 
     def take_copy(self, w: WorkerRecord, copy: ev.LeftRing) -> None:
-        """The state that was left to it counts as one that it holds."""
+        """Count a snapshot that was left to the worker as the state that it holds."""
         self.left(w, copy)
         w.from_copy = True
 
     def delay(self, w: WorkerRecord, why: str) -> bool:
-        """It does not run yet, or (empty) is delayed no longer. Whether it is the first one that waits for
-        this reason."""
+        """Record why a worker does not run yet; empty if its delay has ended.
+
+        True if it is the first worker that waits for this reason.
+        """
         self._delays[w.delay] -= 1
         if self._delays[w.delay] <= 0:
             del self._delays[w.delay]
@@ -228,8 +230,10 @@ class Pool:
         return bool(why) and self._delays[why] == 1
 
     def lose(self, w: WorkerRecord) -> None:
-        """The worker is out of the job for good. It is known until its exit is heard of, and then
-        forgotten: a long job has had thousands."""
+        """Remove a worker from the job for good.
+
+        Its record is kept until its exit is reported, and then dropped: a long job has had thousands.
+        """
         self.delay(w, "")
         self._forget(w)
         self.bringing.discard(w.id)
@@ -255,7 +259,7 @@ class Pool:
         return len(self._workers)
 
     def __iter__(self) -> Iterator[WorkerRecord]:
-        """Oldest first."""
+        """Iterate over the workers, oldest first."""
         return iter(self._workers.values())
 
     def any(self, test: Callable[[Kind], bool]) -> bool:
@@ -265,16 +269,16 @@ class Pool:
         return sum(len(workers) for kind, workers in self._kinds.items() if test(kind))
 
     def where(self, test: Callable[[Kind], bool]) -> list[WorkerRecord]:
-        """Oldest first."""
+        """Return the workers of the kinds that pass the test, oldest first."""
         found = [w for kind, workers in self._kinds.items() if test(kind) for w in workers.values()]
         return sorted(found, key=lambda w: w.id)
 
     @property
     def staying(self) -> list[WorkerRecord]:
-        """The living that nobody has asked to leave: the ones that count towards the target."""
+        """The workers that are not draining, and so count towards the target."""
         return self.where(lambda kind: kind.stays)
 
     @property
     def vacant(self) -> WorkerId | None:
-        """The oldest pending worker: one that nobody has started yet."""
+        """The oldest pending worker, which was not started yet."""
         return next((w.id for w in self.where(lambda kind: kind.state == PENDING)), None)

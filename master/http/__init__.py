@@ -1,1 +1,1 @@
-"""What the master answers over HTTP: health, metrics."""
+"""The master's HTTP server: health and metrics."""

@@ -1,8 +1,8 @@
 """The metrics that Prometheus scrapes.
 
-They are derived at each scrape from the job's status and the backend's numbers; only what happened in between
-is counted, by an observer of the master's loop. Names and labels are an interface: dashboards and alerts of
-users rely on them. No label grows with the job.
+Most are derived at each scrape from the job's status and the backend's numbers. Events between two scrapes
+are counted by an observer of the master's loop. Names and labels are an interface: dashboards and alerts of
+users rely on them. The values of a label do not grow with the job.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ class Metrics:
     """Collects and renders the metrics of a master.
 
     Args:
-        status: the job now, as `view.status` shows it; empty while there is no job.
-        backend: numbers of the backend, as `Kubernetes.numbers` gives them; empty for backends without any.
+        status: returns the present status of the job, as by `view.status`; empty while there is no job.
+        backend: returns numbers of the backend, as by `Kubernetes.numbers`; empty if it has none.
     """
 
     def __init__(self, status: Callable[[], dict[str, Any]], backend: Callable[[], dict[str, Any]] = dict):
@@ -41,15 +41,15 @@ class Metrics:
             buckets=(0.05, 0.1, 0.2, 0.3, 0.5, 1, 2, 5, 10, 30), registry=self._registry,
         )  # fmt: skip
         self._reshapes = Counter[str]()
-        self._seconds: dict[str, float] = {}  # as last told
-        self._total = 0.0  # of all kinds, then
+        self._seconds: dict[str, float] = {}  # as last reported, by kind
+        self._total = 0.0  # the sum of the goodput's seconds at that time
 
     def page(self) -> tuple[str, bytes]:
-        """What a scrape gets: content type and body."""
+        """Render the page of a scrape: content type and body."""
         return CONTENT_TYPE_LATEST, generate_latest(self._registry)
 
     def observe(self, now: float, event: ev.Event, effects: list[ef.Effect]) -> None:
-        """An observer of the master's loop."""
+        """Observe the master's loop, and count changes of the ring."""
         if isinstance(event, ev.Stepped) and event.stall_seconds:
             self._reshape.observe(event.stall_seconds)
         for effect in effects:
@@ -60,7 +60,7 @@ class Metrics:
                     self._reshapes["broken"] += 1
 
     def collect(self) -> Iterator[Metric]:
-        """The metrics as of now: prometheus_client calls this at each scrape."""
+        """Yield the present metrics; prometheus_client calls this at each scrape."""
         info = GaugeMetricFamily("edl_build_info", "Which edl this is", labels=["version"])
         info.add_metric([edl.__version__], 1)
         yield info
@@ -100,8 +100,11 @@ class Metrics:
         yield spent
 
     def _counted(self, goodput: dict[str, float]) -> dict[str, float]:
-        """The seconds as a counter: what turns out to be redone is useful time no more, but a counter that
-        falls would seem to have begun anew. So it rests until the useful time has caught up."""
+        """Return the seconds as counters, which never fall within a run.
+
+        Useful time shrinks when steps turn out to be redone, but a falling counter would look like a restart.
+        So the counter stays constant until the useful time has caught up.
+        """
         another_run = sum(goodput.values()) < self._total
         self._total = sum(goodput.values())
         earlier = {} if another_run else self._seconds
@@ -110,7 +113,7 @@ class Metrics:
 
 
 def _of_servers(servers: list[dict[str, Any]]) -> Iterator[Metric]:
-    """One value for each parameter server, by its index."""
+    """Yield metrics with one value for each parameter server, by its index."""
     gauges: dict[str, tuple[str, Callable[[dict[str, Any]], float]]] = {
         "edl_server_up": ("1 while the parameter server answers", lambda s: s["state"] == "running"),
         "edl_server_rows": ("Rows of embeddings on the parameter server", lambda s: s["rows"]),
@@ -130,7 +133,7 @@ def _of_servers(servers: list[dict[str, Any]]) -> Iterator[Metric]:
 
 
 def _of_staleness(staleness: dict[str, Any]) -> Iterator[Metric]:
-    """Of the last steps of mode=ps."""
+    """Yield the staleness of the last steps of mode=ps."""
     text = "Updates that the weights of the last steps had missed"
     yield GaugeMetricFamily("edl_staleness_median", f"{text}, median", staleness["median"])
     yield GaugeMetricFamily("edl_staleness_max", f"{text}, at most", staleness["most"])

@@ -1,7 +1,8 @@
 """The master's HTTP server: probes (/healthz, /readyz), metrics, and other pages to read.
 
-It runs on the master's event loop: an answer from /healthz shows that the loop turns. Everything is read-only
-(GET and HEAD). A client that is too slow to send its request, or to take the answer, is disconnected.
+It runs on the master's event loop, so an answer from /healthz shows that the loop works. Everything is
+read-only (GET and HEAD). A client that is too slow in sending its request or receiving the answer is
+disconnected.
 """
 
 from __future__ import annotations
@@ -26,9 +27,9 @@ class Server:
     """Serves pages over HTTP.
 
     Args:
-        ready: whether the master can do its work.
-        pages: by path.
-        timeout_seconds: for a client to send its request, and again to take the answer.
+        ready: returns whether the master can do its work.
+        pages: the pages, by path.
+        timeout_seconds: time for a client to send its request, and again to receive the answer.
     """
 
     def __init__(
@@ -40,7 +41,7 @@ class Server:
         self._ready, self._pages, self._timeout_seconds = ready, pages, timeout_seconds
         app = web.Application(middlewares=[self._in_time])
         app.router.add_route("*", "/{path:.*}", self._answer)
-        # Broken requests are clients' trouble: aiohttp would log each of them with a traceback.
+        # Malformed requests are errors of clients, but aiohttp would log each of them with a traceback.
         quiet = logging.getLogger(f"{__name__}.aiohttp")
         quiet.setLevel(logging.CRITICAL)
         self._runner = web.AppRunner(
@@ -52,14 +53,14 @@ class Server:
         """Listen on `address`, and return the port.
 
         Args:
-            address: host:port; port 0 is any, [::] is every address, IPv4 and IPv6.
+            address: host:port; port 0 is any free port, [::] is every address, IPv4 and IPv6.
 
         Raises:
             OSError: the address is taken.
         """
         host, _, port = address.rpartition(":")
         await self._runner.setup()
-        # asyncio would take "::" for IPv6 alone, where IPv4 could be used beside it.
+        # With "::", asyncio would listen on IPv6 only; None also covers IPv4.
         await web.TCPSite(self._runner, None if host == "[::]" else host.strip("[]"), int(port)).start()
         return int(self._runner.addresses[0][1])
 
@@ -81,7 +82,7 @@ class Server:
 
     @web.middleware
     async def _in_time(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Send the answer; a client that does not take it in time is disconnected."""
+        """Send the answer; disconnect a client that does not receive it in time."""
         try:
             response = await handler(request)
         except Exception:

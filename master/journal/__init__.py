@@ -1,1 +1,1 @@
-"""The journal of a job: written as things happen, and replayed."""
+"""The journal of a job: its writer and its replay."""

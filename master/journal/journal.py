@@ -1,11 +1,11 @@
-"""What happened, for ever: the journal, one line for each event with what followed from it.
+"""The journal: one line for each event of a job, with its effects.
 
-A line holds the time, the event, and the effects. `replay` feeds the events through a new core; that the
-effects come out the same is how a journal proves itself. `unfinished` is what a new master learns from the
-journal of an earlier one that was killed: it reads the last segment, and no more.
+A line holds the time, the event, and the effects. `replay` feeds the events through a new core; the journal
+is valid if the effects are the same. After a master was killed, a new master reads the last segment of the
+journal, and nothing else, with `unfinished`.
 
-The journal never takes more than `journal.maxBytes`: it is kept in segments, and the oldest are deleted. What
-they have shown is at the head of each later one. The format is in `edl.journal.format`.
+The journal never takes more than `journal.maxBytes`: it is kept in segments, and the oldest are deleted. The
+head of each later segment has the proof of the deleted ones. The format is in `edl.journal.format`.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from edl.master.spec import JobSpec
 
 MOST_WAITING = 64 << 20  # bytes; some hours of a large job
 SEGMENT = 1 << 20  # bytes of lines: a new master reads so much in less than half a second
-LEAST_SEGMENTS = 8  # in journal.maxBytes: what is deleted at once is a small part
+LEAST_SEGMENTS = 8  # in journal.maxBytes, so that one deletion removes a small part
 
 Entries: TypeAlias = Iterator[tuple[float, ev.Event, list[Any]]]
 
@@ -46,44 +46,44 @@ _EFFECTS = {cls.__name__: TypeAdapter(cls) for cls in ef.Effect.__args__}
 
 
 class Journal:
-    """An open journal. Lines are flushed as they are written: a killed master leaves no half line
-    but the last. The segments of an earlier master of the same run are kept and gone on from.
+    """An open journal. It continues the segments of an earlier master of the same run.
 
-    A segment is begun aside and put in place whole, so there is always one that a master can go on from. When
-    the disk is full, `trouble` says so, and what could not be written waits in memory for room.
+    Lines are flushed as they are written, so a killed master can leave only the last line incomplete. A new
+    segment is written to a temporary file and moved into place, so there is always one that a master can
+    continue from. When the disk is full, `trouble` reports it, and unwritten lines wait in memory for room.
 
     Args:
-        path: of the last segment.
-        state: what is kept of the core at the head of a segment that this master goes on in.
-        full_at: bytes of lines after which it does so.
+        path: the path of the last segment.
+        state: returns the core's state for the head of each later segment of this master.
+        full_at: bytes of lines after which a new segment begins.
 
     Raises:
         OSError: the directory cannot be written.
-        EdlError: there is something else of that name.
+        EdlError: the path is a different kind of file.
     """
 
     def __init__(
         self, path: Path, run_id: str, spec: JobSpec, state: Callable[[], Any], full_at: int = SEGMENT
     ):
-        self.trouble = ""  # why it cannot be written; empty while it can
+        self.trouble = ""  # why the journal cannot be written; empty while it can
         self._path, self._run_id, self._spec, self._state = path, run_id, spec, state
         self._waiting = bytearray()
-        self._lock = threading.Lock()  # a master that is cancelled closes it while a segment begins
+        self._lock = threading.Lock()  # a cancelled master may close the journal while a segment begins
         self._file, self._segment = -1, full_at
         self._earlier: list[tuple[Path, int]] = []  # segments and their bytes
         self._proof, after = self._go_on()
-        self.link = Link(0, after)  # how far it is written
+        self.link = Link(0, after)  # the last written line
         self._begin(None)
         self._proof.begin(spec.values)
 
     def write(self, now: float, event: ev.Event, effects: list[ef.Effect]) -> None:
-        """Note an event, and go on in another segment when this one is full."""
+        """Record an event, and start a new segment when this one is full."""
         self.note(now, event, effects)
         if self.full:
             self.begin_another()
 
     def note(self, now: float, event: ev.Event, effects: list[ef.Effect]) -> None:
-        """The same in this segment. A journal for which there was no room for too long ends early."""
+        """Record an event in this segment; drop it if MOST_WAITING bytes already wait for room."""
         with self._lock:
             if len(self._waiting) >= MOST_WAITING:
                 self._flush()
@@ -94,19 +94,19 @@ class Journal:
 
     @property
     def full(self) -> bool:
-        """Another segment is due."""
+        """True if a new segment is due."""
         return self._bytes >= self._full_at and not self._waiting
 
     def begin_another(self) -> None:
-        """Go on in a new segment; later, if there is no room for it now.
+        """Start a new segment; later, if there is no room for it now.
 
-        It waits for the disk, twice, and may do so on another thread while nothing is noted: what is noted
-        later must come after the head, and what was decided must be on the disk before it is done.
+        This waits for the disk twice, and may run on a different thread while no event is recorded. Later
+        events must come after the head, and decisions must be on the disk before they are performed.
         """
         with self._lock:
             self._earlier.append((artifacts.segment(self._path.parent, self._number), self._bytes))
             try:
-                os.fsync(self._file)  # so that no crash leaves the new one without the end of this
+                os.fsync(self._file)  # so that no crash keeps the new segment but loses the end of this one
                 self._begin(self._state())
             except OSError as error:
                 if error.errno not in PASSING:
@@ -120,10 +120,10 @@ class Journal:
             os.close(self._file)
 
     def rescue(self, directory: Path) -> None:
-        """Write all of it, what waits for room too, into another directory.
+        """Write the whole journal, including the lines that wait for room, to a different directory.
 
         Raises:
-            OSError: that is full as well.
+            OSError: that directory cannot be written, either.
         """
         for path in artifacts.journals(self._path.parent):
             shutil.copyfile(path, directory / path.name)
@@ -165,14 +165,14 @@ class Journal:
     def _go_on(self) -> tuple[JournalProof, str]:
         """Load the proof of the existing segments of this run, and the last `chain` of them."""
         directory = self._path.parent
-        _delete(directory.glob(f".{self._path.name}.*"))  # half a head, of a master that was killed
+        _delete(directory.glob(f".{self._path.name}.*"))  # incomplete heads of masters that were killed
         paths = artifacts.journals(directory)
         if paths and paths[-1] == self._path:
             if len(paths) > 1 and paths[-2].samefile(self._path):  # a master was killed in `_put_aside`
                 paths.pop(-2).unlink()
             run = _run_of(self._path)
             if run != self._run_id:
-                paths.pop()  # of another run, or not even a head: it will be replaced
+                paths.pop()  # of a different run, or without a complete head: it will be replaced
                 if run:
                     _delete(paths)
                     paths = []
@@ -183,15 +183,15 @@ class Journal:
         for path in paths:
             self._number = self._number + 1 if path == self._path else artifacts.number_of(path)
             if path == self._path and isinstance(said := head_of(path).get("number"), int):
-                self._number = max(said, self._number)  # an earlier edl did not say it
+                self._number = max(said, self._number)  # early versions of edl did not write it
             self._earlier.append((artifacts.segment(directory, self._number), path.stat().st_size))
         return _proof_after(paths[-1]) if paths else (JournalProof(), "")
 
     def _begin(self, state: Any) -> None:
-        """Put a new segment in place, and delete as many of the oldest as there is no room for.
+        """Put a new segment in place, and delete the oldest ones if there is no room for them.
 
         Raises:
-            OSError: it cannot be written. The one before is as it was.
+            OSError: the new segment cannot be written. The previous one is unchanged.
         """
         most = self._spec.config.journal.max_bytes
         number = self._number + 1
@@ -223,18 +223,18 @@ class Journal:
         del self._earlier[:deleted]
 
     def _put_aside(self, number: int) -> None:
-        """Give the last segment its number, and leave it where it is, too, until the next takes its place."""
+        """Link the last segment to its numbered name; it also keeps its path until the next replaces it."""
         aside = artifacts.segment(self._path.parent, number)
         if self._earlier and not aside.exists():
             try:
                 os.link(self._path, aside)
-            except OSError:  # a file system without links: for a moment, there is no last segment
+            except OSError:  # a file system without links: for a moment, the last segment is missing
                 self._path.rename(aside)
 
     def _take_back(self, number: int) -> None:
         aside = artifacts.segment(self._path.parent, number)
         if not aside.exists():
-            return  # nothing was put aside
+            return  # `_put_aside` did nothing
         if not self._path.exists():
             aside.rename(self._path)
         elif aside.samefile(self._path):
@@ -242,10 +242,10 @@ class Journal:
 
 
 def entries(reader: JournalReader) -> Entries:
-    """The lines of a segment, as (now, event, effects as written).
+    """Yield the lines of a segment, as (now, event, effects as written).
 
     Raises:
-        JournalDamaged: a line is not what a master has written.
+        JournalDamaged: a line was not written by a master.
     """
     for number, entry in reader:
         try:
@@ -255,11 +255,11 @@ def entries(reader: JournalReader) -> Entries:
 
 
 def replay(readers: Iterable[JournalReader], config: Config) -> Job:
-    """The job after segments of one master that follow each other: from the core as it was at the first head.
+    """Replay consecutive segments of one master, from the core's state at the first head; return the job.
 
     Raises:
-        EdlError: one is damaged, or the core decides otherwise than it did, or was otherwise at a head; the
-            text names the first such line.
+        EdlError: a segment is damaged, or the core's decisions, or its state at a head, differ from the
+            journal; the text names the first such line.
     """
     job: Job | None = None
     chain = ""
@@ -280,7 +280,7 @@ def replay(readers: Iterable[JournalReader], config: Config) -> Job:
 
 
 def _job_at(reader: JournalReader, config: Config) -> Job:
-    """The core as it was at the head of a segment."""
+    """Return the core with the state at the head of a segment."""
     if reader.begins:
         return Job(config)
     try:
@@ -293,7 +293,7 @@ def _feed(job: Job, reader: JournalReader) -> None:
     for now, event, written in entries(reader):
         try:
             effects = [_dump(e) for e in job.handle(event, now)]
-        except Exception as error:  # of events in an order in which no job could have had them
+        except Exception as error:  # events in an impossible order
             raise JournalDamaged(
                 reader.path, reader.link.lines, f"the core cannot take this event ({_brief(error)})"
             ) from error
@@ -306,14 +306,15 @@ def _feed(job: Job, reader: JournalReader) -> None:
 
 
 def replayed(output: Path, summary: dict[str, Any]) -> tuple[RunId, Job, Path | None]:
-    """The run and the end of the job in an output directory, by its journal and nothing else; and the oldest
-    segment, if what came before it is not kept.
+    """Replay the journal in an output directory; return its run id, and the job at its end.
+
+    The third value is the oldest segment if earlier ones were deleted, else None.
 
     Raises:
-        EdlError: the journal is damaged or not whole, or the core decides otherwise than it did.
+        EdlError: the journal is damaged or incomplete, or the core's decisions differ from it.
     """
     readers = segments(output)
-    # Of the last master: one that took over began with an empty core, and learned from the workers.
+    # Replay the last master only: after a failover, a master starts with an empty core.
     first = max((n for n, reader in enumerate(readers) if reader.begins), default=0)
     oldest, last = readers[first], readers[-1]
     try:
@@ -327,11 +328,12 @@ def replayed(output: Path, summary: dict[str, Any]) -> tuple[RunId, Job, Path | 
 
 
 def unfinished(output: Path, spec: JobSpec) -> tuple[RunId, ev.Adopted] | None:
-    """The unfinished job of an output directory: its run id, and the workers that may still live; None:
-    no job was begun there.
+    """Return the run id and the possibly live workers of the unfinished job in an output directory.
+
+    None if no job was started there.
 
     Raises:
-        ConfigError: the values of that job are others than `spec`, and not only live ones.
+        ConfigError: values of that job that are not live differ from `spec`.
         EdlError: that job has ended, or its journal cannot be read.
     """
     paths = artifacts.journals(output)
@@ -356,7 +358,7 @@ def unfinished(output: Path, spec: JobSpec) -> tuple[RunId, ev.Adopted] | None:
 
 
 def silent_seconds(output: Path) -> float:
-    """For how long nobody has written the journal there, by the clock of its disk."""
+    """Return the seconds since the journal there was last written, by the modification time of its file."""
     return max(0.0, time.time() - artifacts.journals(output)[-1].stat().st_mtime)
 
 
@@ -376,10 +378,10 @@ def _proof_after(path: Path) -> tuple[JournalProof, str]:
 
 
 def _run_of(path: Path) -> str:
-    """Whose journal it is; empty if there is none, or a master was killed before it had written the head.
+    """Return the run id of a journal; empty if a master was killed before it had written the head.
 
     Raises:
-        EdlError: the file is something else.
+        EdlError: the file is not a journal.
     """
     try:
         return str(head_of(path)["run_id"])
@@ -404,7 +406,7 @@ def _load(value: dict[str, Any]) -> Any:
 
 
 def _brief(error: Exception) -> str:
-    """An error in one line: pydantic's has one for each field."""
+    """Describe an error in one line; of pydantic's, which have one line for each field, the first."""
     if isinstance(error, ValidationError):
         first = error.errors()[0]
         return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"

@@ -1,4 +1,4 @@
-"""`edl replay DIR`: the journal through a new core. It must decide the same and end the same."""
+"""`edl replay DIR`: feed the journal through a new core, and check that decisions and end are the same."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from edl.master.core import view
 from edl.master.journal import journal
 from edl.text import plain
 
-# What the core does not know of: messages that are refused at the door, and the journal itself.
+# Unknown to the core: messages that the server refuses, and the journal itself.
 OUTSIDE = ("foreign_messages", "journal")
 
 
@@ -26,11 +26,11 @@ def main(directory: str) -> int:
         return 1
     try:
         summary = json.loads(json.dumps({"run_id": run_id, **view.summary(job)}))
-    except Exception as error:  # of a state that no job has had
+    except Exception as error:  # an impossible state
         what = plain(f"{type(error).__name__}: {error}".partition("\n")[0])
         print(f"edl replay: the state that the journal leads to is damaged ({what})", file=sys.stderr)
         return 1
-    for written in (kept, summary):  # where the output directory was full, it is an absolute path
+    for written in (kept, summary):  # the path is absolute if the output directory was full
         written["model"] = Path(str(written.get("model", ""))).name
     names = [key for key in (*kept, *(summary.keys() - kept.keys())) if key not in OUTSIDE]
     differing = [key for key in names if key not in kept or kept[key] != summary.get(key)]

@@ -1,1 +1,1 @@
-"""The master's view of parameter servers: whether they live, when there are any, and their processes."""
+"""The master's view of parameter servers: their health, when a job has them, and their processes."""

@@ -1,10 +1,10 @@
-"""The parameter servers of a job, as the master knows them: where they listen, what they say of themselves.
+"""The master's view of a job's parameter servers: their addresses and their descriptions of themselves.
 
-Who starts them is a backend's business: `edl run` has processes (master.backends.servers), a release of the
-chart has a StatefulSet, whose pods have names that are known beforehand (`Named`).
+`edl run` starts them as processes (`processes`). A release of the chart has a StatefulSet, whose pods have
+names that are known in advance (`RemoteServers`).
 
-Promise: a server that does not answer delays nobody, and the core is told after a second (`ServerAway`), and
-again when it answers. One that is to be a further one, and does not come to listen, is given up.
+Promise: a server that does not answer delays nothing else. The core is notified after a second
+(`ServerAway`), and again when the server answers. An added server that does not listen in time is given up.
 """
 
 from __future__ import annotations
@@ -26,60 +26,64 @@ from edl.master.core import events as ev
 from edl.master.core.ps import HANGS
 from edl.net import tls
 
-LOOK_SECONDS = 1.0  # between two questions to a server
-AGAIN_SECONDS = 0.25  # between two to one that did not answer
-MOST_PAUSE_SECONDS = 30.0  # between two that it does not answer
+LOOK_SECONDS = 1.0  # between two calls of a server
+AGAIN_SECONDS = 0.25  # between two calls of a server that did not answer
+MOST_PAUSE_SECONDS = 30.0  # between two unanswered calls of `End`
 ANSWER_SECONDS = 3.0
 UNANSWERED = (grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.UNAVAILABLE)  # not by the server
-AWAY_SECONDS = 1.0  # without an answer, after which the core is told
-STARTING, RUNNING, SILENT = "starting", "running", "silent"  # a server's states, for people
+AWAY_SECONDS = 1.0  # without an answer, after which the core is notified
+STARTING, RUNNING, SILENT = "starting", "running", "silent"  # a server's states in the status
 RESTARTING = "restarting"
 
 Emit: TypeAlias = Callable[[ev.Event], None]
 
 
 class ParameterServers(Protocol):
-    """Those of one job. A server that comes back is where it was."""
+    """The parameter servers of one job. A server that is restarted keeps its address."""
 
     async def start(self) -> None:
-        """Have them started, if that is to be done, and watched.
+        """Start the servers, unless they are started elsewhere, and watch them.
 
         Raises:
-            OSError: the directory for what they need cannot be written.
+            OSError: the directory of the servers' files cannot be written.
         """
 
     async def addresses(self) -> tuple[str, ...]:
-        """host:port of each, by index, as soon as all are known."""
+        """Wait until all addresses are known; return host:port of each server, by index."""
 
     async def listening(self) -> tuple[str, ...]:
-        """The same, as soon as all listen."""
+        """Wait until all servers listen; return host:port of each, by index."""
 
     def status(self) -> list[dict[str, Any]]:
-        """A description of each, by index, ready for JSON."""
+        """Describe each server, by index, ready for JSON."""
 
     @property
     def wanted(self) -> int:
-        """How many there are to be."""
+        """The requested number of servers."""
 
     def resize(self, servers: int) -> None:
-        """From now on there are to be so many. `ServersReady` is emitted when these listen; those that are
-        too many are ended when the ring says that they have no rows any more (`Arranged`)."""
+        """Request this number of servers.
+
+        `ServersReady` is emitted when they listen. Surplus servers are ended once the ring has reported that
+        they hold no rows (`Arranged`).
+        """
 
     def perform(self, effect: ef.Effect) -> None:
-        """What effects say to servers; those of others are ignored."""
+        """Perform an effect for servers; ignore all others."""
 
     async def close(self, ended: bool) -> None:
-        """
+        """Stop watching the servers, and end those that this master has started.
+
         Args:
-            ended: the job has: what they have written for their successors is not needed any more.
+            ended: the job has ended, so files for restarted servers are not needed.
         """
 
 
 async def end(addresses: Sequence[str], token: Callable[[], str], run_id: str) -> None:
-    """Have all servers drop the rows of a run that has ended. Returns when each has answered: perhaps never.
+    """Make all servers drop the rows of an ended run. Returns when each has answered, perhaps never.
 
     Args:
-        token: of the job, as it is now.
+        token: returns the present token of the job.
     """
 
     async def one(address: str) -> None:
@@ -101,7 +105,7 @@ async def end(addresses: Sequence[str], token: Callable[[], str], run_id: str) -
 
 
 class NoServers:
-    """A job without any."""
+    """A job without parameter servers."""
 
     async def start(self) -> None:
         pass
@@ -130,16 +134,16 @@ class NoServers:
 
 
 class RemoteServers:
-    """Servers that are started elsewhere, at addresses that are known beforehand.
+    """Servers that are started elsewhere, at addresses that are known in advance.
 
     Args:
-        emit: takes ServerAway, ServerRecovered, ServersReady and ServersGivenUp.
-        token: of the job, as it is now.
-        address: of the server of this index.
-        servers: how many there are to be.
-        scale: has as many run: those that are not among them have no rows.
-        patience: seconds for further ones to come to listen.
-        running: how many there are; None: that is not known yet.
+        emit: called with ServerAway, ServerRecovered, ServersReady and ServersGivenUp.
+        token: returns the present token of the job.
+        address: returns the address of the server with this index.
+        servers: the requested number of servers.
+        scale: scales to a number of running servers; servers beyond it hold no rows.
+        listen_timeout: seconds for added servers to listen.
+        running: returns the number of running servers; None if unknown.
     """
 
     def __init__(
@@ -148,17 +152,17 @@ class RemoteServers:
         running: Callable[[], int | None] = lambda: 0,
     ):  # fmt: skip
         self._running = running
-        self._begins = True  # a ring of an earlier master may be about to move rows to servers that run
+        self._begins = True  # a ring of an earlier master may be moving rows to running servers
         self._emit, self._address, self._wanted, self._scale = emit, address, servers, scale
         self._pending = PendingServers(listen_timeout, self._give_up)
         self._scaled = 0
         self._watch = Watch(emit, token, servers, self._looked)
-        self._listening = asyncio.Event()  # all that were wanted did, once
-        self._told = 0  # of so many it was said that they are ready
-        self._asked = 0  # so many the core was told of last; 0: of none
-        self._resized = False  # by people
-        self._arranged = 0  # the ring has said that so many have the rows; 0: it has not, to this master
-        # That may have rows, or are to get some: all of them run until the ring says who has the rows.
+        self._listening = asyncio.Event()  # set once all requested servers have listened
+        self._told = 0  # the number that was reported as ready or given up
+        self._asked = 0  # the last number that was reported to the core as ready; 0: none
+        self._resized = False  # by a user
+        self._arranged = 0  # number of servers with rows, as the ring reported to this master; 0: not yet
+        # Servers that may hold rows or will get some: all run until the ring reports which hold the rows.
         self._most = servers
         self._started = False
 
@@ -167,8 +171,8 @@ class RemoteServers:
         self._find()
 
     async def addresses(self) -> tuple[str, ...]:
-        # With the servers of an order that an earlier master was given: they may have rows, and the next
-        # master may have no reason to name them to this worker.
+        # Include servers that were requested from an earlier master: they may hold rows, and the next master
+        # may have no reason to send their addresses to this worker.
         self._most = max(self._most, self._have, self._running() or 0)
         return tuple(self._address(index) for index in range(self._most))
 
@@ -194,7 +198,7 @@ class RemoteServers:
     def perform(self, effect: ef.Effect) -> None:
         if isinstance(effect, ef.Arranged):
             self._arranged = effect.servers
-            # Otherwise the core decided before it learned of the number that is wanted now: that one stands.
+            # Otherwise the core decided before it knew the present request, and the request stays valid.
             answers = self._told == self._wanted == effect.wanted
             if answers:
                 self._wanted = self._told = effect.servers
@@ -212,8 +216,11 @@ class RemoteServers:
 
     @property
     def _have(self) -> int:
-        """How many servers have the rows, or 0 if that is not known. What the ring has said counts first:
-        servers answer up to a second late, and one that has lost its log does not know."""
+        """The number of servers that hold the rows; 0 if unknown.
+
+        The ring's report counts first: servers answer up to a second late, and a server that has lost its log
+        does not know the number.
+        """
         return self._arranged or self._watch.arranged
 
     def _find(self) -> None:
@@ -222,7 +229,10 @@ class RemoteServers:
             self._watch.find(index, self._address(index))
 
     def _looked(self) -> None:
-        """A server has said what it has: also under an earlier master rows may have been on their way."""
+        """Check, after an answer of a server, whether the requested servers are ready.
+
+        Rows may also have been moving under an earlier master.
+        """
         if self._watch.answers(self._wanted):
             self._listening.set()
         if not (self._have or self._resized) or self._told == self._wanted:
@@ -235,7 +245,7 @@ class RemoteServers:
             self._most = self._wanted
             self._pending.forget()
             self._run(self._wanted)
-            return  # until another server says otherwise, of a newer generation
+            return  # until a server of a newer generation reports a different number
         self._most = max(self._most, self._have, there or 0)
         self._find()
         self._run(self._most)
@@ -250,7 +260,7 @@ class RemoteServers:
     def _give_up(self, seconds: float) -> None:
         silent = next((i for i in range(self._wanted) if not self._watch.answers(i + 1)), self._wanted - 1)
         why = f"parameter server {silent} does not answer at {self._address(silent)} after {seconds:.0f} s"
-        self._told = self._wanted  # so that nobody waits for it any more, unless it is wanted again
+        self._told = self._wanted  # so that it is not awaited, unless it is requested again
         self._emit(ev.ServersGivenUp(self._wanted, self._have, why))
 
     async def close(self, ended: bool) -> None:
@@ -259,11 +269,11 @@ class RemoteServers:
 
 
 class PendingServers:
-    """Servers that are to be further ones, while they do not all listen.
+    """The timeout of requested servers that do not all listen yet.
 
     Args:
-        patience: seconds for them to come.
-        give_up: is called with these, when they have passed.
+        listen_timeout: seconds for them to listen.
+        give_up: called with these seconds after the timeout.
     """
 
     def __init__(self, listen_timeout: float, give_up: Callable[[float], None]):
@@ -272,7 +282,7 @@ class PendingServers:
         self._timer: asyncio.TimerHandle | None = None
 
     def wait_for(self, servers: int) -> None:
-        """There are to be so many. The time counts from the first time that this number is named."""
+        """Wait for this number of servers. The timeout starts at the first call with this number."""
         if servers == self._servers:
             return
         self.forget()
@@ -282,7 +292,7 @@ class PendingServers:
             self._timer = loop.call_later(self._listen_timeout, self._give_up, self._listen_timeout)
 
     def forget(self) -> None:
-        """They listen, or are not wanted any more."""
+        """Stop waiting: the servers listen, or are not needed."""
         self._servers = 0
         if self._timer is not None:
             self._timer.cancel()
@@ -291,21 +301,21 @@ class PendingServers:
 
 @dataclass
 class _Server:
-    """What is known of one."""
+    """The state of one server."""
 
     index: int
     address: str = ""
     told: pb.Description | None = None  # its last answer
     told_at: float = 0.0
     pulled: float = 0.0  # rows a second, between its last two answers
-    busy: float = 0.0  # how much of that time it has worked
-    restarts: int = 0  # that its counters show
+    busy: float = 0.0  # fraction of that time in which it worked
+    restarts: int = 0  # restarts that its counters show
     silent_since: float | None = None
-    asked_at: float | None = None  # and there is no answer yet
-    has_ended: bool = False  # its process has, and the next one has not answered yet
-    unanswered: int = 0  # calls in a row that its process has left without an answer
-    lagged: int = 0  # the generation of others, when it was last found to be in an earlier one
-    told_away: str = ""  # what the core has been told that it does, not answering
+    asked_at: float | None = None  # time of a call without an answer yet
+    has_ended: bool = False  # its process has ended, and the next one has not answered yet
+    unanswered: int = 0  # number of calls in a row that its process has not answered
+    lagged: int = 0  # the newest generation when it was last found in an earlier one
+    told_away: str = ""  # its state as reported to the core while it does not answer
     task: asyncio.Task[None] | None = field(default=None, repr=False)
 
     @property
@@ -315,13 +325,13 @@ class _Server:
         return RUNNING if self.silent_since is None else SILENT
 
     def note(self, told: pb.Description, now: float) -> bool:
-        """It has answered. Whether it may have been away before."""
+        """Record an answer. True if the server may have been away before it."""
         before, seconds = self.told, now - self.told_at
         back = self.silent_since is not None
         self.told, self.told_at, self.silent_since, self.has_ended = told, now, None, False
         if before is None or seconds <= 0:
             return False
-        if told.busy_seconds < before.busy_seconds:  # which only grows, but in another process
+        if told.busy_seconds < before.busy_seconds:  # it never falls within one process
             self.restarts += 1
             self.pulled = self.busy = 0.0
             back = True
@@ -331,26 +341,26 @@ class _Server:
         return back
 
     def away_for(self, now: float) -> float:
-        """Seconds for which it has not answered; 0: it does."""
+        """Return the seconds since the server stopped answering; 0 if it answers."""
         since = self.silent_since if self.silent_since is not None else self.asked_at
         return 0.0 if since is None else now - since
 
     @property
     def does(self) -> str:
-        """While it does not answer."""
+        """The server's state while it does not answer."""
         return RESTARTING if self.has_ended else STARTING if self.told is None else HANGS
 
 
 class Watch:
-    """Asks each server now and then what it has and does.
+    """Polls the description of each server.
 
     Args:
-        emit: takes ServerAway, ServerRecovered and ProbeUnanswered.
-        token: of the job, as it is now.
-        servers: how many there are.
-        looked: is called after each answer.
-        restarts: whether the core restarts processes that hang. On Kubernetes the kubelet does, by the
-            chart's liveness probe, which keeps a log that is in the pod.
+        emit: called with ServerAway, ServerRecovered and ProbeUnanswered.
+        token: returns the present token of the job.
+        servers: the number of servers.
+        looked: called after each answer.
+        restarts: whether the core restarts processes that hang. On Kubernetes, the kubelet restarts them by
+            the chart's liveness probe, which keeps a log in the pod.
     """
 
     def __init__(
@@ -362,7 +372,7 @@ class Watch:
         self._telling: asyncio.Task[None] | None = None
 
     def resize(self, servers: int) -> None:
-        """There are so many from now on."""
+        """Change the number of watched servers."""
         for gone in self._servers[servers:]:
             if gone.task is not None:
                 gone.task.cancel()
@@ -371,8 +381,10 @@ class Watch:
 
     @property
     def arranged(self) -> int:
-        """On how many servers the rows are, as the first of those says that are in the newest generation: one
-        that is away, or that the ring does without, may have missed the last move. 0: none says."""
+        """The number of servers that hold the rows, from the first server of the newest generation.
+
+        Other servers may be away or out, and may have missed the last move. 0 if no server has reported it.
+        """
         told = [server.told for server in self._servers if server.told is not None]
         if told and (run := told[0].run_id):
             told = [one for one in told if one.run_id == run]
@@ -380,11 +392,11 @@ class Watch:
         return newest.assignment.servers if newest is not None else 0
 
     def answers(self, servers: int) -> bool:
-        """Whether the first so many do."""
+        """True if the first `servers` servers answer."""
         return all(server.state == RUNNING for server in self._servers[:servers])
 
     def find(self, index: int, address: str) -> None:
-        """A server listens there."""
+        """Record the address at which a server listens, and start to poll it."""
         server = self._servers[index]
         server.has_ended, server.told_away, server.unanswered = False, "", 0
         if server.silent_since is not None:
@@ -399,14 +411,14 @@ class Watch:
             self._telling = vital.task(self._tell(), "silent servers")
 
     def ended(self, index: int) -> None:
-        """Its process has; another one takes its place."""
+        """Record that a server's process has ended; it will be replaced."""
         server = self._servers[index]
         server.has_ended, server.unanswered = True, 0
         if server.silent_since is None:
             server.silent_since = asyncio.get_running_loop().time()
 
     def status(self) -> list[dict[str, Any]]:
-        """A description of each, by index, ready for JSON."""
+        """Describe each server, by index, ready for JSON."""
         pulled = sum(server.pulled for server in self._servers)
         return [
             {
@@ -423,14 +435,14 @@ class Watch:
         ]
 
     async def close(self) -> None:
-        """Ask no more."""
+        """Stop polling."""
         tasks = [task for task in (self._telling, *(s.task for s in self._servers)) if task is not None]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _ask(self, server: _Server) -> None:
-        """For ever."""
+        """Poll a server, for ever."""
         loop = asyncio.get_running_loop()
         async with tls.aio_channel(server.address) as channel:
             stub = rpc.ParameterServerStub(channel)
@@ -443,8 +455,10 @@ class Watch:
                 await asyncio.sleep(LOOK_SECONDS if server.silent_since is None else AGAIN_SECONDS)
 
     async def _described(self, server: _Server, stub: rpc.ParameterServerStub) -> pb.Description | None:
-        """What it says of itself, when it has done what others have asked before; None: it does not answer,
-        or has done nothing of that for ANSWER_SECONDS."""
+        """Return a server's description, once it has completed earlier calls.
+
+        None if it does not answer, or has made no progress with earlier calls for ANSWER_SECONDS.
+        """
         loop = asyncio.get_running_loop()
         metadata = (("authorization", f"Bearer {self._token()}"),)
         describing: Any = stub.Describe(pb.DescribeRequest(), metadata=metadata)
@@ -453,7 +467,7 @@ class Watch:
         done, since = -1, loop.time()
         try:
             while loop.time() < since + ANSWER_SECONDS:
-                server.asked_at = loop.time()  # its process lives, as far as is known
+                server.asked_at = loop.time()  # its process is presumably alive
                 with suppress(TimeoutError):
                     async with asyncio.timeout(AGAIN_SECONDS):
                         await ended.wait()
@@ -471,7 +485,7 @@ class Watch:
             describing.cancel()
 
     def _left_unanswered(self, server: _Server) -> None:
-        """A call has no answer, although the process of the server runs and listens."""
+        """Report a call without an answer, although the process of the server runs and listens."""
         if self._restarts and not server.has_ended:
             server.unanswered += 1
             self._emit(ev.ProbeUnanswered(server.index, server.unanswered))
@@ -490,8 +504,10 @@ class Watch:
         server.pulled = server.busy = 0.0
 
     def _lags(self, server: _Server, told: pb.Description) -> bool:
-        """Whether the last ring has gone on without it, though it answers: so it may have hung for a moment
-        that nobody here has noticed. Once for each ring."""
+        """True, once for each ring, if a server answers although the last ring continued without it.
+
+        It may have hung for a moment that this master has not noticed.
+        """
         newest = max(s.told.position.generation for s in self._servers if s.told is not None)
         if told.position.generation >= newest or server.lagged == newest:
             return False
@@ -499,7 +515,7 @@ class Watch:
         return True
 
     async def _tell(self) -> None:
-        """For ever: the core hears of those that do not answer."""
+        """Report servers that do not answer to the core, for ever."""
         while True:
             await asyncio.sleep(AGAIN_SECONDS)
             self._tell_of_silent(asyncio.get_running_loop().time())

@@ -1,13 +1,13 @@
-"""Parameter servers as processes of this machine: those of `edl run` and `edl master`.
+"""Parameter servers as processes of this machine, for `edl run` and `edl master`.
 
-Each has a folder for its log, an address that it keeps, and one task that lives with it: it starts a process,
-waits until that listens, then until it ends, and starts the next one, which reads the log and is where the
-one before it was. One that dies again and again is started less and less often; one that refuses its
-arguments, or never comes to listen, fails the job with its last words; if it was to be a further one, the
-rows stay where they are.
+Each server has a folder for its log, a fixed address, and one task. The task starts a process, waits until it
+listens, and then until it exits. It then starts the next process, which reads the log and so restores the
+state of the one before. Restarts back off if a server dies again and again. A server that rejects its
+arguments or never listens fails the job, with the last line of its log. If it was an added server, the rows
+stay where they are instead.
 
-Promise: no process outlives `close`, nor the master's own end, however that comes: its standard input is a
-pipe that only the master holds, and it exits when that ends.
+Promise: no process outlives `close` or the end of the master, however it ends. Its standard input is a pipe
+that only the master holds, and it exits when the pipe is closed.
 """
 
 from __future__ import annotations
@@ -32,24 +32,24 @@ from edl.master.core import events as ev
 from edl.master.parameter_servers.monitor import RESTARTING, Emit, PendingServers, Watch
 
 REFUSED = 2  # exit code: its arguments are invalid, or its address is taken
-MOST_IN_VAIN = 5  # starts in a row that come to nothing
-SETTLED_SECONDS = 3.0  # one that has listened for so long has begun well
+MOST_IN_VAIN = 5  # failed starts in a row
+SETTLED_SECONDS = 3.0  # a process that has listened for so long resets the pause between restarts
 MOST_PAUSE_SECONDS = 30.0
-LOOK_SECONDS = 0.05  # for the address of one that starts
-ENDING_SECONDS = 3.0  # to end by itself
+LOOK_SECONDS = 0.05  # between two looks for the address of a starting server
+ENDING_SECONDS = 3.0  # for a process to exit after SIGTERM
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What the servers of a job are to be.
+    """The specification of a job's servers.
 
     Args:
-        folder: for their logs and addresses.
-        logs: for what they print.
-        host: on which they listen.
-        memory_limit: bytes of each; 0: there is none.
-        checkpoints: directory or address; empty: none are written.
-        logged: they write logs.
+        folder: directory for their logs of rows and their addresses.
+        logs: directory for their output.
+        host: the host name on which they listen.
+        memory_limit: bytes of each server; 0: no limit.
+        checkpoints: directory or address of checkpoints; empty: they write none.
+        logged: whether they write logs of rows.
     """
 
     servers: int
@@ -65,14 +65,14 @@ class Plan:
         return self.logs / f"ps-{index}.log"
 
     def told_of(self, index: int) -> Path:
-        """Where it writes down what it is told."""
+        """Return the directory of a server's log of rows."""
         return self.folder / f"log-{index}"
 
     def address_of(self, index: int) -> Path:
         return self.folder / f"address-{index}"
 
     def arguments(self, index: int, listen: str) -> list[str]:
-        """Of the process."""
+        """Return the arguments of a server's process."""
         return [
             "--index", str(index), "--listen", listen,
             "--run-id", self.run_id,
@@ -90,15 +90,15 @@ TOKEN = "token"  # the file, in the servers' folder
 @dataclass
 class _Server:
     index: int
-    address: str = ""  # where it listens, or listened last
+    address: str = ""  # where it listens, or last listened
     pid: int = 0
     starts: int = 0
-    listened: bool = False  # ever
-    in_vain: int = 0  # starts in a row that came to nothing
+    listened: bool = False  # at any time
+    in_vain: int = 0  # failed starts in a row
     state: str = "starting"
-    leaving: bool = False  # it is not needed any more
-    over: asyncio.Event = field(default_factory=asyncio.Event, repr=False)  # it runs no process again
-    ended: asyncio.Event = field(default_factory=asyncio.Event, repr=False)  # and none of its files is left
+    leaving: bool = False  # it is being removed
+    over: asyncio.Event = field(default_factory=asyncio.Event, repr=False)  # its last process has ended
+    ended: asyncio.Event = field(default_factory=asyncio.Event, repr=False)  # its files are removed, too
     process: asyncio.subprocess.Process | None = field(default=None, repr=False)
 
 
@@ -106,12 +106,12 @@ class ServerProcesses:
     """The servers of one job.
 
     Args:
-        emit: takes ServerListens, ServerExited, ServersReady, ServersGivenUp, ServerRecovered, ServerAway and
-            ProbeUnanswered.
-        token: of the job.
+        emit: called with ServerListens, ServerExited, ServersReady, ServersGivenUp, ServerRecovered,
+            ServerAway and ProbeUnanswered.
+        token: the token of the job.
         command: the server's program; by default `ps` of this installation.
-        environment: of the processes.
-        patience: seconds for further servers to come to listen.
+        environment: the environment of the processes.
+        listen_timeout: seconds for added servers to listen.
     """
 
     def __init__(
@@ -128,15 +128,15 @@ class ServerProcesses:
         self._servers = [_Server(index) for index in range(plan.servers)]
         self._watch = Watch(emit, lambda: token, plan.servers, restarts=True)
         self._tasks = Tasks()
-        self._known = asyncio.Event()  # all addresses are
+        self._known = asyncio.Event()  # set once all addresses are known
         self._wanted = self._have = plan.servers
         self._pending = PendingServers(listen_timeout, self._too_late)
-        self._asked = False  # for that number, and nobody has been told that so many listen
+        self._asked = False  # a number was requested, and not reported as ready or given up yet
         self._leaving: list[_Server] = []
         self._closing = False
 
     async def start(self) -> None:
-        """Start them all. If an earlier master of this job had servers, they go on where those were."""
+        """Start all servers. They continue with the logs and addresses of an earlier master's servers."""
         self._plan.folder.mkdir(parents=True, exist_ok=True)
         self._plan.logs.mkdir(parents=True, exist_ok=True)
         artifacts.write_whole(self._plan.folder / TOKEN, self._token, mode=0o600)
@@ -150,10 +150,10 @@ class ServerProcesses:
         return self._addresses()
 
     async def listening(self) -> tuple[str, ...]:
-        return await self.addresses()  # they are known when they do
+        return await self.addresses()  # addresses are known once the servers listen
 
     def _addresses(self) -> tuple[str, ...]:
-        """Of those that have listened, up to the first one that has not."""
+        """Return the addresses of the servers before the first one that has never listened."""
         return tuple(server.address for server in takewhile(lambda s: s.listened, self._servers))
 
     def _start(self, server: _Server) -> None:
@@ -184,7 +184,7 @@ class ServerProcesses:
 
     def _arranged(self, effect: ef.Arranged) -> None:
         self._have = effect.servers
-        # Otherwise the core decided before it learned of the number that is wanted now: that one stands.
+        # Otherwise the core decided before it knew the present request, and the request stays valid.
         if not self._asked and self._wanted == effect.wanted:
             self._wanted = effect.servers
             self._pending.forget()
@@ -207,7 +207,7 @@ class ServerProcesses:
         self._give_up(f"parameter server {silent.index} does not listen after {seconds:.0f} s")
 
     def _give_up(self, why: str) -> None:
-        """The rows stay where they are."""
+        """Report that added servers are given up, so that the rows stay where they are."""
         if self._asked:
             self._asked = False
             self._emit(ev.ServersGivenUp(self._wanted, self._have, why))
@@ -222,7 +222,7 @@ class ServerProcesses:
         return told
 
     async def close(self, ended: bool) -> None:
-        """End them, by force if need be. Returns when none is left."""
+        """End all servers, by force if necessary; return when none is left."""
         self._closing = True
         self._pending.forget()
         await self._watch.close()
@@ -239,14 +239,16 @@ class ServerProcesses:
     async def _life(self, server: _Server) -> None:
         try:
             for before in [one for one in self._leaving if one.index == server.index]:
-                await before.ended.wait()  # it has the place of this one
+                await before.ended.wait()  # it uses the same folder and address file
             await self._live(server)
         finally:
             server.over.set()
 
     async def _end(self, server: _Server) -> None:
-        """End a server that has no rows any more. Send SIGTERM, then SIGKILL after ENDING_SECONDS; remove its
-        log and its address when it has ended."""
+        """End a server without rows.
+
+        Send SIGTERM, then SIGKILL after ENDING_SECONDS; remove its log and its address when it has ended.
+        """
         try:
             _signal(server, signal.SIGTERM)
             with contextlib.suppress(TimeoutError):
@@ -261,7 +263,7 @@ class ServerProcesses:
             server.ended.set()
 
     async def _live(self, server: _Server) -> None:
-        """One process after the other."""
+        """Run the processes of a server, one after the other."""
         loop, pause = asyncio.get_running_loop(), 0.0
         while not (self._closing or server.leaving):
             began = loop.time()
@@ -275,7 +277,7 @@ class ServerProcesses:
             elif loop.time() - listened_at >= SETTLED_SECONDS:
                 pause = 0.0
             why = signal.Signals(-code).name if code < 0 else f"exit code {code}"
-            if listened_at is None or code >= 0:  # nobody has killed it: it says why
+            if listened_at is None or code >= 0:  # it was not killed, so its log may have the reason
                 why += self._last_words(server)
             first = server.starts == 1 and code == REFUSED
             if listened_at is None and (first or server.in_vain >= MOST_IN_VAIN):
@@ -289,11 +291,11 @@ class ServerProcesses:
             pause = min(max(2 * pause, 1.0), MOST_PAUSE_SECONDS)
 
     async def _run(self, server: _Server) -> tuple[int, float | None]:
-        """One process, from its start to its end: its exit code, and when it began to listen, if it did."""
+        """Run one process; return its exit code, and when it began to listen (None if it did not)."""
         loop, file = asyncio.get_running_loop(), self._plan.address_of(server.index)
         began = loop.time()
         file.unlink(missing_ok=True)
-        # It keeps the address that the workers know.
+        # Keep the address, because the workers know it.
         keeps = server.address and (server.listened or not server.in_vain)
         listen = server.address if keeps else f"{self._plan.host}:0"
         with open(self._plan.log_of(server.index), "ab") as log:

@@ -1,1 +1,1 @@
-"""The master's gRPC side: the streams of its workers, and the calls of people."""
+"""The master's gRPC server: the streams of its workers, and the calls of commands."""

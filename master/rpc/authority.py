@@ -1,7 +1,7 @@
-"""Whether this master may speak: what the server asks before each word to a worker.
+"""The authority of a master to send messages; the server checks it before each message to a worker.
 
-Where one master can follow another, the adapter that knows who acts answers (`LeaderElection`). A master
-whose workers nobody else can have has `Alone`.
+If a job can have several masters, `LeaderElection` implements this interface. A job with a single master uses
+`Alone`.
 """
 
 from __future__ import annotations
@@ -10,25 +10,25 @@ from typing import Protocol
 
 
 class Authority(Protocol):
-    """Of one master, over its workers."""
+    """The authority of one master over its workers."""
 
     @property
     def term(self) -> int:
-        """Greater than that of every earlier master of the job."""
+        """The term of this master, greater than the term of every earlier master of the job."""
 
     @property
     def standbys(self) -> tuple[str, ...]:
-        """host:port of the masters that stand by for this one."""
+        """host:port of the standbys of this master."""
 
     async def confirmed(self) -> bool:
-        """Wait until no other master can be acting. False: another one does, for good."""
+        """Wait until no other master can be acting. False if this master was superseded."""
 
     def outranked(self, term: int) -> None:
-        """A worker has obeyed a master of this term, which is greater."""
+        """Report that a worker has obeyed a master of this term, which is greater than this master's."""
 
 
 class Alone:
-    """There is no other master."""
+    """The authority of a job's only master."""
 
     term = 0
     standbys: tuple[str, ...] = ()

@@ -1,12 +1,11 @@
-"""The parts of checkpoints, as the workers tell of them, until all of one are there.
+"""Collects the parts of checkpoints that workers report, until a checkpoint is complete.
 
-What a part is called, how large it is and what its SHA-256 is concerns only who writes the manifest. So the
-core, and with it the journal, gets one event for all parts of a checkpoint, and the order to write the
-manifest gets them from here. What the core is told is who has written them, and which state each of these
-holds.
+Only the writer of the manifest needs the name, size and SHA-256 of a part. So the core, and with it the
+journal, gets one event for all parts of a checkpoint. It names the writers of the parts, and the state that
+each of them holds. The order to write the manifest gets the parts from here.
 
-One attempt is kept at a time: ranks take part in the next one when they have written their parts of the last.
-A part of another attempt begins it, and what is known of the one before is given up.
+Ranks take part in the next attempt once they have written their parts of the last. So the first part of a new
+attempt starts it, and only the last KEPT attempts are kept.
 """
 
 from __future__ import annotations
@@ -18,17 +17,17 @@ from edl.contract.proto import edl_pb2 as pb
 from edl.master.core import effects as ef
 from edl.master.core import events as ev
 
-KEPT = 2  # attempts: the manifest of one may be on its way while the parts of the next come
+KEPT = 2  # attempts: the manifest of one may still be ordered while parts of the next arrive
 
 
 class CheckpointParts:
-    """What one master has heard of parts."""
+    """The parts that workers have reported to one master."""
 
     def __init__(self) -> None:
         self._heard: dict[tuple[int, str], dict[int, tuple[WorkerId, pb.CheckpointPart]]] = {}
 
     def hear(self, worker: WorkerId, message: pb.FromWorker) -> ev.PartsWritten | None:
-        """A worker has written a part; what the core is to know, once that was the last one."""
+        """Record a part that a worker has written; return the event for the core after the last part."""
         part = message.checkpoint_part
         key = (part.step, part.attempt)
         heard = self._heard.setdefault(key, {})
@@ -46,7 +45,7 @@ class CheckpointParts:
         return ev.PartsWritten(worker, part.step, part.attempt, writers, message.generation, states)
 
     def order(self, commit: ef.Commit) -> pb.ToWorker | None:
-        """The order to write the manifest; None: an earlier master has heard of the parts."""
+        """Return the order to write the manifest; None if the parts were reported to an earlier master."""
         heard = self._heard.get((commit.step, commit.attempt))
         if heard is None:
             return None

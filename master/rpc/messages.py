@@ -1,4 +1,4 @@
-"""What a worker's message means to the core, and what an effect says to workers: the wire, without a stream.
+"""Conversion between protobuf messages and the core's events and effects, without streams.
 
 The server uses it, and so does the simulator of the tests.
 """
@@ -21,7 +21,7 @@ from edl.master.core import facts
 
 
 def event_of(worker: WorkerId, message: pb.FromWorker) -> ev.Event | facts.Heartbeat | None:
-    """What a worker's message means, if it is one for the master itself."""
+    """Convert a worker's message to an event or a heartbeat; None if it is not for the core."""
     g = Generation(message.generation)
     match message.WhichOneof("body"):
         case "hello":
@@ -39,7 +39,7 @@ def event_of(worker: WorkerId, message: pb.FromWorker) -> ev.Event | facts.Heart
         case "resume":
             b = message.resume
             members = tuple(WorkerId(m) for m in b.members)
-            # What it said when it left an earlier ring: of which one is not in the message.
+            # If it left an earlier ring, the message does not contain that ring's generation.
             out = (
                 _out(worker, g if b.left else Generation(0), b.left_ring) if b.HasField("left_ring") else None
             )
@@ -121,13 +121,13 @@ def hello_of(worker: WorkerId, hello: pb.Hello) -> ev.Hello:
 
 
 def ended_before(s: pb.Predecessor) -> ev.Gone:
-    """How the process before one has ended, of the worker that their place was made for."""
+    """Convert the exit of a pod's previous process; the id is that of the worker the pod was made for."""
     code = None if s.signal else s.code
     return ev.Gone(WorkerId(s.place), code=code, signal=s.signal, why=s.why)
 
 
 def message_of(effect: ef.Effect) -> tuple[Sequence[WorkerId], pb.ToWorker] | None:
-    """What the effect says, and to whom: the same to all of them; None: it is another adapter's."""
+    """Return the recipients and the message of an effect; None if a different adapter performs it."""
     match effect:
         case ef.Form(generation, members, root, sync, epochs, shares, layout, step, joining, round, turn,
                      servers, addresses, untrusted_up_to, untrusted_reason):  # fmt: skip
@@ -187,7 +187,7 @@ def _failed(parts: Iterable[pb.PartFailed]) -> tuple[facts.PartFailed, ...]:
 
 
 def _finite(value: float) -> float | None:
-    """JSON has no other numbers: what is not finite ends at this door."""
+    """Return the value, or None if it is not finite, because JSON has only finite numbers."""
     return value if math.isfinite(value) else None
 
 

@@ -1,8 +1,8 @@
-"""What is still to be sent to one worker.
+"""The messages to one worker that wait to be sent.
 
-What goes to many is serialised once, and they share the bytes. A worker that reads slowly costs no memory
-that grows: what a later message makes void is dropped. Changes of the task are not, while their ring runs:
-every member takes all of them, one by one and at the same steps.
+A message to many workers is serialised once, and they share the bytes. Messages that a later one makes
+obsolete are dropped, so that a worker that reads slowly costs no growing memory. Changes of the task are not
+dropped while their ring runs: every member must take all of them, one by one and at the same steps.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from edl.contract.proto import edl_pb2 as pb
 
 @dataclass(frozen=True, slots=True)
 class Letter:
-    """A message as it goes over the wire, and what is to be known of it here."""
+    """A serialised message, and the properties that the outbox needs."""
 
     body: str
     generation: int
@@ -29,7 +29,7 @@ class Letter:
         return Letter(message.WhichOneof("body") or "", message.generation, message.SerializeToString())
 
 
-# What a new letter makes void: whether an older one is.
+# Whether a new letter, by its kind, makes an older one obsolete.
 VOID: Mapping[str, Callable[[Letter, Letter], bool]] = {
     "welcome": lambda new, old: old.body == "welcome",
     "form": lambda new, old: 0 < old.generation < new.generation,
@@ -38,7 +38,7 @@ VOID: Mapping[str, Callable[[Letter, Letter], bool]] = {
 
 
 class Outbox:
-    """Of one stream: letters go in at once, and out as fast as the worker reads."""
+    """The queue of one stream; `put` never waits, and `next` is called as fast as the worker reads."""
 
     def __init__(self) -> None:
         self._waiting: deque[Letter] = deque()
@@ -55,12 +55,12 @@ class Outbox:
         self._news.set()
 
     def close(self) -> None:
-        """Nothing comes after what is in it."""
+        """Close the queue: no message follows those that wait."""
         self._closed = True
         self._news.set()
 
     async def next(self) -> bytes | None:
-        """The next message; None: it was the last."""
+        """Wait for the next message; None after the last one."""
         while not self._waiting:
             if self._closed:
                 return None

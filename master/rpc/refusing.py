@@ -1,6 +1,6 @@
-"""The gRPC side of a master that has no job to serve: it listens where the job's server will, and refuses.
+"""The gRPC server of a master without a job: it listens at the address of the job's server, and refuses.
 
-Promise: a call that would change the job is refused at once, with the reason; `_refuse` says which.
+Promise: a call that would change the job is refused at once, with the reason from `_refuse`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ LAST_WORDS_SECONDS = 0.5
 
 
 class RefusingServer(rpc.MasterServicer, ABC):
-    """Listens until `close`."""
+    """Listens and refuses calls, until `close`."""
 
     def __init__(self, listener: Listener):
         self._listener, self._over = listener, asyncio.Event()
@@ -29,7 +29,7 @@ class RefusingServer(rpc.MasterServicer, ABC):
         """Listen on `address` (host:port, port 0 for any); returns the port.
 
         Raises:
-            EdlError: the address is taken, or is none of this machine; or the certificate cannot be used.
+            EdlError: the address is taken, or not one of this machine; or the certificate cannot be used.
         """
         return await self._listener.start(address, self._serve)
 

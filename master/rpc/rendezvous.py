@@ -1,7 +1,8 @@
-"""How the members of a generation learn where they await each other, without the core: it decides nothing.
+"""Exchange of addresses between the members of a generation. The core is not involved.
 
-Each member says once, by rank, where it awaits each of the others; when all have, each is told once, by rank,
-where the others await it. So a ring of n costs n messages each way, with what differs between its sockets.
+Each member sends one message with the addresses, by rank, at which it listens for each other member. Once all
+have sent theirs, each member receives one message with the addresses, by rank, at which the others listen for
+it. So a ring of n costs n messages each way. A message has the common part of its addresses only once.
 """
 
 from __future__ import annotations
@@ -12,24 +13,24 @@ from edl.contract.proto import edl_pb2 as pb
 
 
 class Rendezvous:
-    """Of the newest generation."""
+    """The rendezvous of the newest generation."""
 
     def __init__(self) -> None:
         self.generation = 0
         self.members: tuple[WorkerId, ...] = ()
         self._ranks: dict[WorkerId, int] = {}
-        self._said: dict[str, dict[int, pb.Addresses]] = {}  # by scope, and by the rank of who said it
+        self._said: dict[str, dict[int, pb.Addresses]] = {}  # by scope, and by the rank of the sender
 
     def open(self, generation: int, members: tuple[WorkerId, ...]) -> None:
-        """From now on only this generation is spoken of."""
+        """Start the rendezvous of a new generation, and drop the one before."""
         self.generation, self.members, self._said = generation, members, {}
         self._ranks = {worker: rank for rank, worker in enumerate(members)}
 
     def hear(self, worker: WorkerId, said: pb.Addresses) -> list[tuple[WorkerId, pb.ToWorker]]:
-        """A member awaits the others there. What the members are told, once all have said it.
+        """Record the addresses of a member; return the messages to all members after the last one.
 
         Raises:
-            ValueError: it is no member, or does not say an address for each of them.
+            ValueError: the worker is not a member, or the message lacks the address for a member.
         """
         rank, size = self._ranks.get(worker), len(self.members)
         if rank is None or len(said.differ) != size or len(said.at) != 1:

@@ -1,6 +1,6 @@
-"""The gRPC side of a master that has nothing to train: its run has ended, or none can begin.
+"""The gRPC server of a master that has nothing to train: its run has ended, or none can start.
 
-Promise: whoever asks is told how it has ended, and a worker that was left behind is told to end.
+Promise: calls are answered with how the run has ended; a worker that still runs is refused, and so ends.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from edl.net.listener import Context, Listener
 
 
 class RestingServer(RefusingServer):
-    """Listens where the job's server will, until `close`, and says how the run has ended.
+    """Listens at the address of the job's server, until `close`, and answers with how the run has ended.
 
     Args:
-        phase: in which the run has ended; Failed if none can begin.
-        reason: how, or why not.
+        phase: the phase in which the run has ended; Failed if none can start.
+        reason: how it has ended, or why none can start.
     """
 
     def __init__(self, listener: Listener, phase: str, reason: str):

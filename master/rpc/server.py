@@ -1,7 +1,7 @@
-"""The master's gRPC side: streams become events, effects become messages.
+"""The master's gRPC server: streams become events, effects become messages.
 
-Every call needs the job's token. A worker's stream is opened once; what comes over it is in
-order. Messages of another run are refused and counted.
+Every call needs the job's token. A worker's stream is opened once, and its messages are in order. Messages of
+a different run are refused and counted.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ MOST_REHEARSALS = 2
 
 
 def _work_in_bytes(server: Server) -> tuple[str, dict[str, grpc.RpcMethodHandler[Any, Any]]]:
-    """The streams of workers take what is serialised already; all other calls are as generated."""
+    """Return a handler of workers' streams that sends serialised messages; other calls are as generated."""
     work = grpc.stream_stream_rpc_method_handler(
         server.Work, request_deserializer=pb.FromWorker.FromString, response_serializer=bytes
     )
@@ -51,59 +51,59 @@ def _work_in_bytes(server: Server) -> tuple[str, dict[str, grpc.RpcMethodHandler
 
 
 class Handler(Protocol):
-    """Who answers the calls and takes what the streams bring: the master's loop."""
+    """The master's loop, as this server needs it: it answers calls and processes messages of streams."""
 
     run_id: RunId
 
     def emit(self, said: ev.Event | facts.Heartbeat) -> None:
-        """Take what was said, in the order in which it was heard."""
+        """Process an event or a heartbeat, in the order of arrival."""
 
     def status(self, now: float) -> dict[str, Any]:
-        """The job, ready for JSON."""
+        """The status of the job, ready for JSON."""
 
     def scale(self, workers: int | None, servers: int | None = None) -> str:
-        """Ask for another number of workers, or of parameter servers.
+        """Request a different number of workers or of parameter servers.
 
         Raises:
-            EdlError: that cannot be.
+            EdlError: the number is not possible.
         """
 
     def stop(self, why: str, checkpoint: bool = False, force: bool = False, id: str = "") -> str:
-        """Ask the job to end.
+        """Request the end of the job.
 
         Args:
-            checkpoint: once its state is in a checkpoint.
-            force: also if that fails.
-            id: of this asking.
+            checkpoint: end only once the state is in a checkpoint.
+            force: end even if the checkpoint fails.
+            id: the id of this request.
 
         Raises:
-            EdlError: the job writes none.
+            EdlError: the job writes no checkpoints.
         """
 
     def checkpoint(self) -> str:
-        """Ask for a checkpoint.
+        """Request a checkpoint.
 
         Raises:
-            EdlError: the job writes none.
+            EdlError: the job writes no checkpoints.
         """
 
     def vacant(self) -> WorkerId | None:
-        """A worker that is needed and that nobody has started, for one that comes without an id."""
+        """Return a needed worker that was not started yet, for a process that connects without an id."""
 
     async def replace_in_place(self, ended: ev.Gone) -> WorkerId | None:
-        """The worker that is needed in the place of one that has ended so. Waits a while for one."""
+        """Return the worker that replaces an ended one in the same pod; wait a while until one is needed."""
 
 
 class Server(rpc.MasterServicer):
-    """Where workers and people reach the job.
+    """The server of the job for workers and commands.
 
     Args:
-        config_json: the job's values, and
-        output: its output directory, for the workers.
-        patience: seconds that workers go on without a master; 0: they end with it.
-        salvage: where workers save the model when its place in `output` fails.
-        authority: asked before each word to a worker.
-        servers: whose addresses the workers are told.
+        config_json: the job's values, for the workers.
+        output: the job's output directory, for the workers.
+        outage_timeout: seconds that workers continue without a master; 0: they end with it.
+        salvage: where workers save the model if saving it in `output` fails.
+        authority: checked before each message to a worker.
+        servers: the parameter servers whose addresses are sent to the workers.
     """
 
     def __init__(
@@ -123,9 +123,9 @@ class Server(rpc.MasterServicer):
         self._config_json, self._output, self._outage_timeout = config_json, output, outage_timeout
         self._salvage = salvage
         self._listener = listener
-        self._telling: asyncio.Task[None] | None = None  # who acts
-        self._rehearser: WorkerId | None = None  # tries out for all whether the model can be saved
-        self._rehearsals = 0  # begun; it may be the rehearsal, and its memory, that a worker dies of
+        self._telling: asyncio.Task[None] | None = None  # announces the acting master
+        self._rehearser: WorkerId | None = None  # the worker that tests whether the model can be saved
+        self._rehearsals = 0  # started so far; limited, as a rehearsal's memory may end the worker
         self._rehearsed = False
         self._streams: dict[WorkerId, Outbox] = {}
         self._fenced: dict[WorkerId, str] = {}
@@ -133,13 +133,13 @@ class Server(rpc.MasterServicer):
         self._parts = CheckpointParts()
         self._changed = asyncio.Event()  # set, and replaced, at each change
         self._closing = False
-        self.foreign = 0  # messages of another run or generation, refused
+        self.foreign = 0  # refused messages of a different run or generation
 
     async def start(self, address: str) -> int:
         """Listen on `address` (host:port, port 0 for any); returns the port.
 
         Raises:
-            EdlError: the address is taken, or is none of this machine; or the certificate cannot be used.
+            EdlError: the address is taken, or not one of this machine; or the certificate cannot be used.
         """
         port = await self._listener.start(address, self._serve)
         self._telling = vital.task(self._say_who_acts(), "who acts")
@@ -150,13 +150,13 @@ class Server(rpc.MasterServicer):
         server.add_registered_method_handlers(*_work_in_bytes(self))
 
     async def _say_who_acts(self) -> None:
-        """Tell the workers that this master acts, for as long as others could."""
+        """Announce to the workers that this master acts, while others could act."""
         told: tuple[str, ...] = ()
         while True:
             standbys = self._authority.standbys
             if standbys or told:
                 acting = pb.ActiveMaster(term=self._authority.term, standbys=standbys)
-                # Where something waits the authority is in doubt: it need not be said twice.
+                # If messages wait, the authority is in doubt, and an announcement may wait already.
                 heard = [worker for worker, outbox in self._streams.items() if not len(outbox)]
                 self._send(heard, pb.ToWorker(active_master=acting))
             told = standbys
@@ -174,7 +174,7 @@ class Server(rpc.MasterServicer):
     # --- effects
 
     def perform(self, effect: ef.Effect) -> None:
-        """Send what the effect says to whom it concerns; effects of other adapters are none of ours."""
+        """Send the message of an effect to its recipients; ignore effects of other adapters."""
         match effect:
             case ef.Form(generation, members):
                 self._rendezvous.open(generation, members)
@@ -188,7 +188,7 @@ class Server(rpc.MasterServicer):
             self._send(*order)
 
     def take(self, config_json: str) -> None:
-        """The job's values have changed: workers are told as when they were welcomed."""
+        """Send changed values of the job to the workers, in the same message as the first values."""
         self._config_json = config_json
         for worker in self._streams:
             self._send((worker,), pb.ToWorker(welcome=self._welcome(worker)))
@@ -199,7 +199,7 @@ class Server(rpc.MasterServicer):
                           rehearse=worker == self._rehearser, servers=self._addresses)  # fmt: skip
 
     def changed(self) -> None:
-        """The status has changed: send it to those who watch."""
+        """Notify all watchers of a changed status."""
         self._changed.set()
         self._changed = asyncio.Event()
 
@@ -212,7 +212,7 @@ class Server(rpc.MasterServicer):
     # --- calls
 
     async def Work(self, requests: AsyncIterator[pb.FromWorker], context: Context) -> AsyncIterator[bytes]:
-        await context.send_initial_metadata(((ADMITTED, "yes"),))  # the worker may speak now
+        await context.send_initial_metadata(((ADMITTED, "yes"),))  # the worker may send messages now
         first = await anext(aiter(requests), None)
         if first is None or first.WhichOneof("body") != "hello" or first.run_id not in ("", self._run_id):
             self.foreign += 1
@@ -224,7 +224,7 @@ class Server(rpc.MasterServicer):
             self._authority.outranked(first.hello.term)
             why = f"this master (term {mine}) is superseded by that of term {first.hello.term}"
             await context.abort(grpc.StatusCode.UNAVAILABLE, why)
-        self._addresses = await self._servers.addresses()  # it needs them from its first step on
+        self._addresses = await self._servers.addresses()  # the worker needs them from its first step on
         worker = await self._who(first.hello)
         if worker is None:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "no worker slot is available")
@@ -253,17 +253,17 @@ class Server(rpc.MasterServicer):
             if self._streams.get(worker) is outbox:
                 del self._streams[worker]
             if self._rehearser == worker and not self._rehearsed:
-                self._rehearser = None  # the next one does it
+                self._rehearser = None  # the next worker does it
             self._handler.emit(ev.Closed(worker, "its stream ended"))
 
     async def _who(self, hello: pb.Hello) -> WorkerId | None:
-        """Which worker it is; None: none that is needed."""
+        """Return the id of a worker that connects; None if it is not needed."""
         if hello.worker >= 0:
             return WorkerId(hello.worker)
         if hello.HasField("predecessor"):
             return await self._handler.replace_in_place(ended_before(hello.predecessor))
         worker = self._handler.vacant()
-        while worker in self._streams:  # of one that came a moment ago: not heard yet
+        while worker in self._streams:  # a worker connected with this id, and its event is not processed yet
             await asyncio.sleep(0)
             worker = self._handler.vacant()
         return worker
@@ -313,7 +313,7 @@ class Server(rpc.MasterServicer):
             if not request.follow or self._closing:
                 return
             await changed.wait()
-            if not self._closing:  # the most that a reader can follow; the last word is not delayed
+            if not self._closing:  # faster updates cannot be read; the last one is not delayed
                 await asyncio.sleep(MOST_UPDATES_SECONDS)
 
     async def Scale(self, request: pb.ScaleRequest, context: Context) -> pb.Reply:

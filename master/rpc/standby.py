@@ -1,8 +1,7 @@
-"""The gRPC side of a master that stands by: it refuses the job's calls, and hears which workers have lost the
-acting master.
+"""The gRPC server of a standby: it refuses the job's calls, and collects workers' reports of a lost master.
 
-Promise: whoever calls is told that another master acts, and never left to wait; and a worker that has said
-its word here learns at once when this master acts.
+Promise: every call is refused at once, because a different master acts. A worker that has sent a report here
+is notified at once when this master acts.
 """
 
 from __future__ import annotations
@@ -24,11 +23,11 @@ from edl.net.listener import OPTIONS, Context, Listener
 
 
 class StandbyServer(RefusingServer, rpc.StandbyServicer):
-    """Listens where the job's server will, until `close`.
+    """Listens at the address of the job's server, until `close`.
 
     Args:
-        changed: called when what workers say has changed.
-        vouch: whether the acting master of that term may go on.
+        changed: called when a worker's report has changed.
+        vouch: returns whether this standby vouches for the acting master of that term.
     """
 
     def __init__(
@@ -48,19 +47,19 @@ class StandbyServer(RefusingServer, rpc.StandbyServicer):
         rpc.add_StandbyServicer_to_server(self, server)
 
     def lost(self, term: int) -> list[int]:
-        """The workers that have lost the master of this term."""
+        """Return the workers that have lost the master of this term."""
         return sorted({word.worker for word in self._words.values() if word.lost and word.term == term})
 
     @property
     def witnesses(self) -> frozenset[int]:
-        """The workers that have said a word here."""
+        """The workers that have sent a report here."""
         return frozenset(self._witnesses)
 
     async def close(self, term: int = 0) -> None:
         """Free the address.
 
         Args:
-            term: this master acts now; 0: it does not.
+            term: the term in which this master acts now; 0 if it does not act.
         """
         self._term = term
         await super().close()
@@ -112,11 +111,11 @@ async def vouches(
     seconds: float,
     connect: Callable[[str, Sequence[tuple[str, Any]]], grpc.aio.Channel] = tls.aio_channel,
 ) -> bool:
-    """Whether the master that stands by at an address lets the one of this term go on.
+    """Ask the standby at an address whether it vouches for the master of this term.
 
     Args:
-        host: for which its certificate is.
-        connect: makes a channel to host:port.
+        host: the name for which its certificate is valid.
+        connect: creates a channel to host:port.
     """
     options = [*OPTIONS, ("grpc.ssl_target_name_override", host)]
     metadata = (("authorization", f"Bearer {token}"),)

@@ -1,21 +1,23 @@
 """Workers as pods: the backend of a master that the chart has deployed.
 
-leader_election  which master acts
-masters          their pods, and which of them the Service leads to
-retry            asking until the API answers
-release          what the chart has rendered, and what earlier masters have left
-installed        the release's objects as they are now, kept up to date
-pod_template     the chart's pod becomes a worker's
-pod_control      pods are created and deleted
+leader_election  elects the acting master by a Lease
+masters          the masters' pods, and the label by which the Service selects the acting one
+retry            repeats requests until the API answers
+release          the chart's objects and the state of earlier masters, parsed
+installed        a cache of the release's objects
+pod_template     makes a worker's pod from the chart's template
+pod_control      creates and deletes pods
 nodes            nodes that seem to be lost
 exit_cause       why a worker ended, judged by its pod
-server_set       how many parameter servers there are to be
-workers          what happens to the workers' pods
-labels           rank and state on the pods
-status           what people see with kubectl: the status ConfigMap
-event_recorder   and Events
+server_set       the number of parameter servers
+worker_pods      the table of workers and their pods
+pod_view         a worker and its pod, and the stages of a pod
+pod_reuse        reuses the pod of a crashed worker
+labels           rank and state as labels of the pods
+status           the status ConfigMap, for kubectl and the next master
+event_recorder   Kubernetes Events
 backend          the adapter itself: effects become pods, pods become events
-ended_run        what is left to do for a run that has ended
+ended_run        the remaining work for a run that has ended
 """
 
 from edl.master.backends.kubernetes.backend import Kubernetes

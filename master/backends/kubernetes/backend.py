@@ -1,10 +1,10 @@
-"""The adapter: `Create` and `Delete` become pods, what happens to pods becomes `Seen`, `Delayed`, `Gone`.
+"""The adapter: `Create` and `Delete` become pods; changes of pods become `Seen`, `Delayed` and `Gone`.
 
-`start` tells of the pods that are there and watches from there on; those of other runs are deleted.
-`close` writes the last status. The pods stay: they are the release's, not this master's.
+`start` adopts the existing pods, deletes those of other runs, and watches from then on. `close` writes the
+last status. The pods stay, because they belong to the release and not to this master.
 
-Everything that goes on beside the master's loop is one of `Tasks`: a worker's task that fails is that
-worker's `Gone`, and one that is for all (a watch, the status, labels) is `Degraded` and started again.
+All background work runs in `Tasks`. If a worker's task fails, that worker is `Gone`. If a shared task (a
+watch, the status, labels) fails, it is `Degraded` and restarted.
 """
 
 from __future__ import annotations
@@ -44,28 +44,28 @@ STATUS = "status"  # the part that is Degraded while its writes are refused
 
 
 class Run(Protocol):
-    """The run whose workers these are, and what its master needs beside events."""
+    """The run of these workers, as the backend sees it."""
 
     run_id: RunId
 
     @property
     def spec(self) -> JobSpec:
-        """What it was started with, and the live values that it has taken since."""
+        """The values that the run was started with, and the live values that it has taken since."""
 
     def emit(self, event: ev.Event) -> None:
-        """Take Seen, Delayed, Gone, Degraded and StopAsked."""
+        """Process Seen, Delayed, Gone, Degraded, CheckpointAsked and StopAsked."""
 
     def take(self, wanted: Wanted) -> None:
-        """The release's values have changed."""
+        """Process changed values of the release."""
 
     def status(self, now: float) -> dict[str, Any]:
-        """The job, as `view.status` tells it."""
+        """The status of the job, as by `view.status`."""
 
     def summary(self) -> dict[str, Any]:
-        """What is kept of the job, once it has ended."""
+        """The summary of the job, which is kept after its end."""
 
     def past(self) -> facts.Past:
-        """What the job has done, for the next master."""
+        """The history of the job, for the next master."""
 
 
 class Kubernetes:
@@ -85,7 +85,7 @@ class Kubernetes:
         left = installed.left
         known = left.started_at if left.run_id == run.run_id else 0.0
         self._started_at = known or time.time()
-        self._done: dict[str, str] = {}  # of what people have asked: the last id, by key
+        self._done: dict[str, str] = {}  # the id of the last processed request, by key
         self.events = EventRecorder(api, place.namespace, installed.owner, place.pod)
         degraded = partial(ev.Degraded, STATUS)
         self.status = Status(
@@ -104,7 +104,7 @@ class Kubernetes:
     # --- the backend
 
     async def start(self) -> None:
-        """Tell of the pods that are there, and watch from there on."""
+        """Adopt the existing pods, and watch from then on."""
         for pod in self._installed.workers:
             run, worker = pods.of(pod)
             if run == self._workers.run_id and worker is not None:
@@ -140,32 +140,32 @@ class Kubernetes:
                 self.events.record(reason, text)
 
     async def replace_in_place(self, ended: ev.Gone) -> WorkerId | None:
-        """Have another worker live in the pod of one that has crashed, if one is needed."""
+        """Start the next worker in the pod of a crashed one, if a worker is needed."""
         return await self._pod_reuse.offer(ended)
 
     def observe(self, now: float, event: ev.Event, effects: list[ef.Effect]) -> None:
-        """An observer of the master's loop: what people see may have changed."""
+        """Observe the master's loop, and update status and labels."""
         if any(isinstance(effect, ef.End) for effect in effects):
             self.status.end(self._run.summary())
         self.status.changed()
         self._labels.changed()
 
     async def close(self) -> None:
-        """Write the last status and go. Pods are left as they are."""
+        """Write the last status and the pending Events. The pods stay."""
         await self._tasks.close()
         self._workers.close()
         self._nodes.close()
         try:
             async with asyncio.timeout(self._api.pace.outage * 3):
-                await self.status.flush()  # which the next master reads, and Events nobody but people
+                await self.status.flush()  # first: the next master reads the status, but not the Events
                 await self.events.flush()
         except Superseded:
-            return  # told when it was seen; the status is the other master's now
+            return  # logged when it was detected; the other master writes the status now
         except (TimeoutError, ApiError) as error:
             log.warning(f"the last status could not be written: {error}")
 
     def numbers(self) -> dict[str, Any]:
-        """For the metrics."""
+        """Numbers for the metrics."""
         return self._installed.numbers()
 
     # --- pods
@@ -178,7 +178,7 @@ class Kubernetes:
             await self._deletion.delete(w.pod)
 
     def _failed(self, w: WorkerPod, error: Exception) -> None:
-        """Its task broke: that is our own mistake, and the worker's end."""
+        """End a worker whose task failed by an internal error."""
         w.making = False
         if not w.over.is_set():
             if w.pod is not None:
@@ -194,15 +194,15 @@ class Kubernetes:
             return
         w.unwanted = True
         if w.making:
-            self._creation.look_again()  # should it wait for room: it need not any more
+            self._creation.look_again()  # its creation may wait for room, and can be given up
         else:
             self._tasks.start(self._delete(w, grace), partial(self._failed, w))
 
     async def _delete(self, w: WorkerPod, grace: float) -> None:
         """Delete a worker's pod, unless it ends by itself in a moment.
 
-        A worker that has crashed is known by its stream before its pod has ended. A pod that ends by
-        itself keeps its log and its exit code; a deleted one takes them along.
+        The stream of a crashed worker ends before its pod. A pod that ends by itself keeps its log and its
+        exit code; deletion removes them.
         """
         if w.seen and not w.disrupted:
             with suppress(TimeoutError):
@@ -214,7 +214,7 @@ class Kubernetes:
             await self._deletion.delete(w.pod, grace)
 
     def _rendered(self, w: WorkerPod) -> pods.Pod:
-        """Its pod, as it is to be created now."""
+        """Render the worker's pod from the present template and values."""
         place, workers = self._place, self._workers
         highs = sum(o.high for o in workers if o is not w and not o.over.is_set())
         config = self._run.spec.config
@@ -229,7 +229,7 @@ class Kubernetes:
         return excluding(self._installed.template(w.high, self._run.spec), self._nodes.avoided)
 
     def _replace_the_outdated(self) -> None:
-        """What a pod waits for (an image, a node) may be there for another; by itself it would wait on."""
+        """Replace pending pods whose template has changed, as the new template may fix what they wait for."""
         for w in self._workers:
             if w.pod is None or w.seen or not w.why or w.unwanted or w.over.is_set():
                 continue
@@ -247,7 +247,7 @@ class Kubernetes:
         self._run.take(wanted)
         self._installed.note_template(self._run.spec)
         self._replace_the_outdated()
-        self._creation.retry()  # the template may have been what was wrong
+        self._creation.retry()  # the old template may have caused a refusal
         self._do_what_is_asked()
 
     def _tell_notices(self) -> None:

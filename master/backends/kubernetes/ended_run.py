@@ -1,7 +1,7 @@
 """A run that has ended: its workers' pods are deleted when their time to live is over; its status is kept.
 
-Without the status, the next master would begin the run anew. The run keeps its values: the status shows which
-changes are refused until they are reverted, or another run is requested.
+Without the status, the next master would start the run again. The run keeps its values: the status shows
+which changes are refused until they are reverted, or a new run is requested.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ log = structlog.get_logger()
 
 
 class EndedRun:
-    """What is left of it. `changed` is set when the values request another run.
+    """Keeps the status of an ended run and deletes its pods. `changed` is set if a new run is requested.
 
     Args:
         installed: the release, opened a moment ago.
-        end_servers: has the run's parameter servers drop its rows, and returns when all have; it is also told
-            how many they are. None: it had none.
+        end_servers: the number of the run's parameter servers, and a function that makes them drop the run's
+            rows and returns when all have; None if the run had no servers.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class EndedRun:
         self.changed = asyncio.Event()
 
     async def start(self) -> None:
-        """Delete the pods of other runs now, and watch."""
+        """Delete the pods of other runs, and start to watch the release."""
         for pod in self._installed.workers:
             if pods.of(pod)[0] != self._found.run_id:
                 self._deletion.discard(pod)
@@ -76,7 +76,7 @@ class EndedRun:
 
     @property
     def _spec(self) -> JobSpec | None:
-        """The run's values, with the live ones of now; None: they are unknown."""
+        """The run's values, with the present live values; None if they are unknown."""
         wanted, earlier = self._installed.wanted(), self._found.earlier
         if earlier is not None:
             return earlier.taking(wanted)[0]
@@ -84,7 +84,7 @@ class EndedRun:
 
     @property
     def _refused(self) -> str:
-        """What of the values is not applied, in words; empty: nothing."""
+        """Which changes of the values are refused, in words; empty if none is."""
         wanted, earlier = self._installed.wanted(), self._found.earlier
         if isinstance(wanted, Invalid):
             return f"the new values are refused: {wanted.why}"
@@ -104,7 +104,7 @@ class EndedRun:
             await self._new_refusal.wait()
 
     async def _keep_status(self) -> None:
-        """Write what is missing, should somebody empty or delete it."""
+        """Restore missing keys of the status, for example after it was deleted by hand."""
         place, api, name = self._installed.place, self._installed.api, self._installed.place.names.status
         while True:
             await asyncio.sleep(api.pace.relist)
@@ -114,7 +114,7 @@ class EndedRun:
                 await write(api, name, place, self._installed.metadata, missing, self._kept)
 
     async def _free_servers(self) -> None:
-        """What they hold of a run that has ended, nobody needs any more; and people are told."""
+        """Make the parameter servers drop the rows of the ended run, and report it in the status."""
         assert self._end_servers is not None
         count, end = self._end_servers
         await end()
@@ -140,6 +140,6 @@ class EndedRun:
 
 
 def _log(event: ev.Event) -> None:
-    """There is no job to be told."""
+    """Log the event, because there is no job to process it."""
     if isinstance(event, ev.Degraded) and event.why:
         log.warning(f"{event.part}: {event.why}")

@@ -1,8 +1,8 @@
-"""Events on the release's object: what `kubectl describe configmap <fullname>-job` lists.
+"""Events on the release's object, which `kubectl describe configmap <fullname>-job` lists.
 
-`record` never waits. An Event is sent when its share of the rate limit allows it; until then equal ones
-are counted as one, and after that, for ten minutes, the one that was sent is counted up. Events are for
-people: one that the API refuses is dropped, with a warning in the log.
+`record` never waits. An Event is sent when its share of the rate limit allows it. Until then, equal Events
+are merged into one with a count. For ten minutes after that, further equal Events increase the count of the
+one that was sent. Events are for users: an Event that the API refuses is dropped, with a warning in the log.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ log = structlog.get_logger()
 COMPONENT = "edl-master"
 BURST = {Share.MAJOR: 25, Share.MINOR: 15}  # Events that are sent at once; then one every `Pace.events`
 REPEATED_SECONDS = 600.0  # an Event that is recorded again within this counts up instead
-MAX_WAITING = 50  # Events of a share; more are merged with the ones of their reason
+MAX_WAITING = 50  # Events of a share; a further one replaces one of its reason, and adds to its count
 MAX_MESSAGE = 1024  # bytes; the API refuses more
 
 
 @dataclass(frozen=True)
 class Event:
-    """What is recorded."""
+    """The reason and the message of an Event."""
 
     reason: Reason
     message: str
@@ -40,7 +40,7 @@ class Event:
 
 @dataclass
 class Occurrences:
-    """How often an Event has happened since it was last sent, and when."""
+    """Count and times of an Event since it was last sent."""
 
     count: int
     first: str
@@ -49,7 +49,7 @@ class Occurrences:
 
 @dataclass
 class Sent:
-    """An Event that the API has."""
+    """An Event that was sent to the API."""
 
     name: str
     count: int
@@ -84,7 +84,7 @@ class Queue:
         return event, self._waiting.pop(event)
 
     def put_back(self, event: Event, unsent: Occurrences) -> None:
-        """At the front, with what has happened meanwhile."""
+        """Put an Event back at the front, merged with its later occurrences."""
         if since := self._waiting.pop(event, None):
             unsent = Occurrences(unsent.count + since.count, unsent.first, since.last)
         self._waiting = {event: unsent, **self._waiting}
@@ -94,7 +94,7 @@ class EventRecorder:
     """Records Events of one object.
 
     Args:
-        namespace: of the object, and of the Events.
+        namespace: the namespace of the object and of its Events.
         involved: the reference to the object, with its UID.
         pod: name of the master's pod.
     """
@@ -107,20 +107,20 @@ class EventRecorder:
         self._refused = ""
 
     def record(self, reason: Reason, message: str) -> None:
-        """Have people notified. Returns at once."""
+        """Queue an Event. Returns at once."""
         self._queues[reason.share].add(Event(reason, cut(message, MAX_MESSAGE)))
 
     async def run(self) -> None:
-        """Send what is recorded; does not return."""
+        """Send the queued Events; does not return."""
         async with asyncio.TaskGroup() as senders:
             for queue in self._queues.values():
                 senders.create_task(self._send_all(queue))
 
     async def flush(self) -> None:
-        """Send what waits, whatever the rate limit says.
+        """Send all queued Events, regardless of the rate limit.
 
         Raises:
-            ApiError: it could not be sent.
+            ApiError: an Event could not be sent.
         """
         for queue in self._queues.values():
             while queue:
@@ -145,10 +145,10 @@ class EventRecorder:
         try:
             await self._send(event, occurrences)
         except ApiError as error:
-            if error.out:  # the API is unavailable; when it refuses, to ask again would not help
+            if error.out:  # the API is unavailable; after a refusal, repeating would not help
                 queue.put_back(event, occurrences)
             raise
-        except asyncio.CancelledError:  # the master exits, and flushes: sent twice is better than never
+        except asyncio.CancelledError:  # the master exits and flushes: an Event sent twice beats a lost one
             queue.put_back(event, occurrences)
             raise
 
@@ -186,7 +186,7 @@ class EventRecorder:
         }
 
     def _warn(self, error: ApiError) -> None:
-        """Log that the API refuses Events: once for each cause, and not while it is only unavailable."""
+        """Log once per cause that the API refuses Events; skip outages of the API."""
         if not error.out and error.message != self._refused:
             self._refused = error.message
             log.warning(

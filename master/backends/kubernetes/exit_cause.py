@@ -17,7 +17,7 @@ NOT_ITS_FAULT: Mapping[int, str] = {
     WorkerExit.PEER_BROKEN: "its peers broke the ring",
     WorkerExit.UNAUTHENTICATED: "the master does not know its token: the Secret was changed more than once",
 }
-# The node's own doing, as container or pod reasons: the job is not to blame.
+# Container or pod reasons that are caused by the node, not by the job.
 LOST_NODE = frozenset({"ContainerStatusUnknown", "NodeLost", "NodeShutdown", "Shutdown", "Terminated"})
 
 OOM_KILLED = "OOMKilled"
@@ -26,13 +26,13 @@ OOM_KILLED = "OOMKilled"
 def exit_cause(
     worker: WorkerId, pod: pods.Pod, by_us: bool, disrupted: str = "", overdue: bool = False
 ) -> ev.Gone:
-    """Why the worker ended, in the order in which evidence counts.
+    """Determine why the worker ended; the strongest evidence is checked first.
 
     Args:
-        pod: as it was last seen.
-        by_us: we have asked for its deletion.
-        disrupted: what `disruption` has said of it earlier.
-        overdue: it should have ended long ago, and nobody says that it has.
+        pod: the last known version of the pod.
+        by_us: this master requested the deletion of the pod.
+        disrupted: an earlier result of `pods.disruption` for this pod.
+        overdue: the deleted pod should have ended long ago, but its end was never confirmed.
     """
     status = pod.get("status", {})
     terminated = pods.state(pod).get("terminated") or {}
@@ -51,8 +51,8 @@ def exit_cause(
         return ev.Gone(worker, code=code, why=out_of_memory(pod))
     if code is not None:
         code = announced_in(terminated.get("message") or "", code)
-        # Also of a pod that we have deleted: a worker's stream ends before its pod does, and
-        # when the master answers with a deletion, the crash is still a crash.
+        # The exit code also counts if we deleted the pod. A crashed worker's stream ends before its pod,
+        # and the master then deletes the pod; the crash is still a crash.
         return _exit(worker, code, terminated.get("signal"), by_us)
     for container in pods.containers(pod, "initContainerStatuses"):
         ended_with = (container.get("state", {}).get("terminated") or {}).get("exitCode")
@@ -61,7 +61,7 @@ def exit_cause(
             return ev.Gone(worker, code=ended_with, why=why)
     if pods.phase(pod) == "Failed" and status.get(
         "reason"
-    ):  # a node that did not take it: OutOfcpu, Evicted, ...
+    ):  # a node rejected or evicted the pod: OutOfcpu, Evicted, ...
         return ev.Gone(worker, free=True, why=f"{status['reason']}: {pods.short(status)}")
     if by_us:
         return ev.Gone(worker, free=True, why="the master deleted its pod")
@@ -69,7 +69,7 @@ def exit_cause(
 
 
 def out_of_memory(pod: pods.Pod) -> str:
-    """Its container had no memory left."""
+    """Describe that the container exceeded its memory limit."""
     return f"{OOM_KILLED}: container memory limit {_memory_limit(pod)}"
 
 
@@ -80,14 +80,14 @@ def _exit(worker: WorkerId, code: int, number: int | None, by_us: bool) -> ev.Go
         return ev.Gone(worker, code=code, free=bool(why), why=why)
     try:
         told = signal.Signals(number).name
-    except ValueError:  # 255 is an exit code, whatever the convention says
+    except ValueError:  # 255 is an exit code, although 128 + n means signal n by convention
         return ev.Gone(worker, code=code)
     asked = by_us and told in ("SIGTERM", "SIGKILL")
     return ev.Gone(worker, signal=told, free=asked, why="the master deleted its pod" if asked else "")
 
 
 def _ended_before_deletion(pod: pods.Pod, terminated: Mapping[str, Any]) -> bool:
-    """It had ended by itself when somebody deleted it, as far as whole seconds tell."""
+    """True if the container ended by itself before the pod was deleted, at a resolution of one second."""
     finished, deleted = terminated.get("finishedAt"), pod["metadata"].get("deletionTimestamp")
     if not finished or not deleted:
         return False

@@ -1,7 +1,7 @@
-"""A release as it is installed: the chart's object and the workers' pods, read once and then kept up to date.
+"""An installed release: the chart's object and the workers' pods, read once and then kept up to date.
 
-What the values mean is checked when the object changes, and nowhere else: everybody gets a `JobSpec`,
-or the reason why there is none.
+The values are validated when the object changes, and nowhere else. All users get a `JobSpec`, or the reason
+why the values are invalid.
 """
 
 from __future__ import annotations
@@ -25,24 +25,26 @@ log = structlog.get_logger()
 
 
 class Installed:
-    """The objects of one release. `open` makes one; who wants to be notified of changes adds itself to
-    `on_job` or `on_pod`, and runs `job` and `pods`."""
+    """A cache of the objects of one release, created by `open`.
+
+    To be notified of changes, add a callback to `on_job` or `on_pod`, and run `job` and `pods`.
+    """
 
     def __init__(self, place: Place, api: Api, job: Informer, workers: Informer):
         self.place, self.api, self.job, self.pods = place, api, job, workers
         self.on_job: list[Callable[[], None]] = []
         self.on_pod: list[Callable[[pods.Pod, bool], None]] = []  # the pod, and whether it is gone
-        self.status: dict[str, str] = {}  # what an earlier master has written
+        self.status: dict[str, str] = {}  # written by an earlier master
         self.left = Left()
         self.scale_over = ""  # the id of the last `edl scale` that is superseded
-        self.notices: list[tuple[Reason, str]] = []  # reason and message of what people should read
+        self.notices: list[tuple[Reason, str]] = []  # reason and message of Events to record
         self._read_version = ""
         self._wanted: Wanted | None = None
-        self._template_data: Mapping[str, str] | None = None  # of the chart's object, when its pod was noted
+        self._template_data: Mapping[str, str] | None = None  # the chart's object of `note_template`
 
     @classmethod
     async def open(cls, place: Place, api: Api) -> Installed:
-        """Read what is there. Waits for an API that is unavailable.
+        """Read the release's objects. Waits while the API is unavailable.
 
         Raises:
             ConfigError: the job's object is missing or cannot be read, or the account lacks a right.
@@ -74,7 +76,7 @@ class Installed:
         installed.left = Left.read(installed.status)
         if installed.left.source:
             installed.left = installed.left.with_source(installed.source, "")
-        if installed.left.source:  # the chart's text is another one meanwhile
+        if installed.left.source:  # the chart's text has changed since
             kept = await until_answered(api.pace, lambda: read(api, place, place.names.source))
             installed.left = installed.left.with_source(kept.get("model.py") or "", "it is not kept anywhere")
         installed.scale_over = installed.left.scale_over
@@ -82,17 +84,17 @@ class Installed:
 
     @property
     def workers(self) -> list[pods.Pod]:
-        """The pods of this job's workers, of whichever run."""
+        """The pods of this job's workers, of all runs."""
         return [pod for pod in self.pods.objects.values() if pods.of_release(pod, self.place.fullname)]
 
     @property
     def found(self) -> Found:
-        """What earlier masters have left."""
+        """The state of earlier masters."""
         return Found.of(self.left, self.workers, self.owner()["uid"])
 
     @property
     def data(self) -> Mapping[str, str]:
-        """What the chart has rendered, and what people have asked for by hand."""
+        """Data of the job's object: rendered by the chart, and changed by commands such as `edl scale`."""
         return (self.job.objects.get(self.place.names.job) or {}).get("data") or {}
 
     @property
@@ -102,7 +104,7 @@ class Installed:
         return str(model.get("source") or "") if isinstance(model, dict) else ""
 
     def metadata(self, name: str) -> dict[str, Any] | None:
-        """Of an object that the master makes for the job's own; None if the release was uninstalled."""
+        """Metadata of an object that the job's object owns; None if the release was uninstalled."""
         job = self.job.objects.get(self.place.names.job)
         return None if job is None else made_for(job, name)
 
@@ -113,7 +115,7 @@ class Installed:
         return {"apiVersion": "v1", "kind": "ConfigMap", "name": name, "uid": str(meta.get("uid", ""))}
 
     def wanted(self) -> Wanted:
-        """What the job is to be: as the chart has last rendered it, and as somebody has scaled it since."""
+        """The requested values: those that the chart last rendered, changed by a later `edl scale`."""
         meta = (self.job.objects.get(self.place.names.job) or {}).get("metadata", {})
         version = str(meta.get("resourceVersion", ""))
         if self._wanted is None or version != self._read_version:
@@ -121,16 +123,16 @@ class Installed:
         return self._wanted
 
     def template(self, high: bool, run: JobSpec) -> pods.Pod:
-        """The worker's pod as the chart has rendered it, for a run that has begun with these values.
+        """Return the chart's template of a worker's pod, for a run that has begun with these values.
 
-        While the chart's object has a refused change that is also in the pod (another claim, say), it is the
-        pod of before that change: a refused change has no effect.
+        A refused change of the values (of a volume claim, say) may also be in the rendered pod. Then the
+        template from before that change is returned, so that a refused change has no effect.
 
         Args:
-            high: the one with the higher priority.
+            high: return the template with the higher priority.
 
         Raises:
-            ConfigError: it is not a map in YAML, or only that of a refused change is known.
+            ConfigError: the template is not a map in YAML, or only the one with a refused change is known.
         """
         self.note_template(run)
         if self._template_data is None:
@@ -139,17 +141,17 @@ class Installed:
         return template_of(self.place.names.job, self._template_data, HIGH if high else "worker.yaml")
 
     def note_template(self, run: JobSpec) -> None:
-        """The chart's object may have changed: keep its pod, unless a refused change is in it."""
+        """Keep the present template of the chart, unless a refused change is in it."""
         if not run.refused_in_pod(self.wanted()):
             self._template_data = dict(self.data)
 
     @property
     def has_priorities(self) -> bool:
-        """The chart has rendered a template with the higher priority."""
+        """True if the chart has rendered a template with the higher priority."""
         return HIGH in self.data
 
     def numbers(self) -> dict[str, Any]:
-        """For the metrics: requests by (verb, resource, status), lists by reason, age of the last news."""
+        """Metrics: requests by (verb, resource, status), lists by reason, age of the last watch event."""
         return {
             "requests": dict(self.api.requests),
             "relists": dict(self.pods.relists),

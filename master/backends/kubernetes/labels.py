@@ -1,9 +1,10 @@
 """Rank and state as labels on the workers' pods, for `kubectl get pods -L edl.dev/rank,edl.dev/state`.
 
-Only people read them: one patch at a time, when no other write wants the budget, and of what stays as it is
-for a moment. While a large ring loses members all the time, most ranks are others before anybody could read
-them, and a patch of each would take the master more than to form the ring. The more workers, the longer that
-moment: each that is lost gives another rank to half of the others.
+Only users read them. So patches are sent one at a time, and only when no other write needs the rate limit.
+Labels are written only once they have been stable for a moment. In a large ring that often loses members,
+most ranks change before they could be read. Patching them all would cost the master more than forming the
+ring. The moment grows with the number of workers, because each lost worker changes the ranks of half of the
+others.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from edl.master.backends.kubernetes.worker_pods import WorkerPods
 
 log = structlog.get_logger()
 
-WORKERS_A_SECOND = 30.0  # of more of them, a label has to stay as it is for longer
+WORKERS_A_SECOND = 30.0  # labels of N workers must be stable for N / 30 seconds
 
 Said: TypeAlias = tuple[str, str]  # rank and state
 
@@ -33,12 +34,12 @@ GONE: Said = ("", str(WorkerState.GONE))
 
 
 class _Differs(NamedTuple):
-    """A worker whose labels say something else.
+    """A worker whose labels differ from the wanted ones.
 
     Args:
-        wanted: what they ought to say.
-        steady_since: when they first ought to say it.
-        since: when they began to differ.
+        wanted: the labels that it should have.
+        steady_since: since when these labels are wanted.
+        since: when its labels began to differ.
     """
 
     wanted: Said
@@ -46,15 +47,15 @@ class _Differs(NamedTuple):
     since: float
 
     def or_now(self, wanted: Said, now: float) -> _Differs:
-        """The same as of now, when they ought to say this."""
+        """Update the wanted labels."""
         return self if wanted == self.wanted else _Differs(wanted, now, self.since)
 
 
 class Labels:
-    """Writes them.
+    """Writes the labels.
 
     Args:
-        status: the job now, as `view.status` tells it.
+        status: returns the present status of the job, as by `view.status`.
     """
 
     def __init__(self, api: Api, place: Place, workers: WorkerPods, status: Callable[[], dict[str, Any]]):
@@ -65,11 +66,11 @@ class Labels:
         self._looked_at = 0.0
 
     def changed(self) -> None:
-        """Something may have changed."""
+        """Check the labels again."""
         self._wake.set()
 
     async def run(self) -> None:
-        """For ever."""
+        """Write changed labels, for ever."""
         pace = self._api.pace
         backoff = Backoff(pace.first_pause, pace.most_pause)
         while True:
@@ -93,17 +94,17 @@ class Labels:
                             w.labels = ("?", "?")
                             self._wake.set()
                             await asyncio.sleep(max(backoff.next(), error.retry_after))
-                        # Else the pod is gone, or they are not wanted: nothing is gained by asking again.
+                        # Else the pod is gone, or the labels are refused: repeating would not help.
                 await asyncio.sleep(max(0.0, pace.labels - self._age()))
                 if not self._differing:
                     break
 
     def _look(self) -> list[WorkerPod]:
-        """Whose labels are to be written now, the one first that was not written for the longest."""
+        """Return the workers whose labels are due; the one that was written longest ago comes first."""
         now = self._looked_at = asyncio.get_running_loop().time()
         self._told = {entry["id"]: _labels(entry) for entry in self._status().get("workers", [])}
         before, self._differing, due = self._differing, {}, []
-        moment = len(self._told) / WORKERS_A_SECOND  # less than until the next look, in all but large rings
+        moment = len(self._told) / WORKERS_A_SECOND  # less than between looks, except in large rings
         for w in self._workers:
             if not w.uid or (wanted := self._wanted(w)) == w.labels:
                 continue
@@ -134,7 +135,7 @@ class Labels:
 
 
 def _labels(entry: Mapping[str, Any]) -> Said:
-    """Rank and state of a worker of `view.status`; until it is ready the state is that it starts."""
+    """Return rank and state of a worker of `view.status`; the state is `starting` until it is ready."""
     state, rank = entry["state"], entry.get("rank")
     starts = state in (WorkerState.PENDING, WorkerState.INITIALIZING)
     return "" if rank is None else str(rank), WorkerState.STARTING if starts else state

@@ -1,25 +1,27 @@
-"""Which master acts: the one that has last written its name into the release's Lease.
+"""Leader election: the acting master is the holder of the release's Lease.
 
-    start ──▶ stands by ──take──▶ acts ──release, or superseded──▶ says and writes nothing more
+    start ──▶ stands by ──take──▶ acts ──release, or superseded──▶ sends and writes nothing more
 
-A master takes the Lease when nobody has it; when its holder is gone, or is being deleted and has had the time
-to give it back; and when the holder seems lost to two who cannot both be mistaken: it has not renewed the
-Lease for `stale`, and a worker that it had has lost it. The API alone would not do (it may be that only the
-holder is cut off from it, and trains on), nor a worker alone (it may be the one that is cut off).
+A master takes the Lease in three cases. First, the Lease has no holder. Second, the holder's pod is gone, or
+is being deleted and has had the time to release the Lease. Third, two independent observers have lost the
+holder: it has not renewed the Lease for `stale`, and one of its workers has lost its connection to it.
+Neither observation is enough alone. If only the API has lost the holder, the holder may still train with its
+workers. If only a worker has lost it, the worker itself may be cut off.
 
-While another master is there that could take the Lease, its holder renews it, and says nothing to a worker
-when its last renewal is older than `fresh`, which is less than `stale`: before another one can act, this one
-is silent. The clock goes on while a process or its machine is stopped, so one that wakes up is silent, too.
+While a different master could take the Lease, the holder renews it. The holder sends nothing to workers if
+its last renewal is older than `fresh`. As `fresh` is less than `stale`, it is silent before a different
+master can act. The clock also advances while a process or its machine is stopped, so a holder that resumes is
+silent, too.
 
-An outage of the API stops nothing. Where no other master is there, nobody renews. Where others are, and the
-API is out for them, too, they vouch for the holder when it asks them itself: not to take the Lease for
-`stale` counts as much as a renewal.
+An outage of the API stops nothing. A single master does not renew the Lease. Otherwise the holder asks the
+standbys to vouch for it. If the API is out for them as well, they promise not to take the Lease for `stale`,
+which counts as a renewal.
 
-How often the Lease has changed hands is the term of its holder: every order carries it, and a worker that has
-seen a greater one obeys it no more.
+The term of a holder is the number of times that the Lease has changed hands. Every order carries the term,
+and a worker rejects orders of a smaller term than it has seen.
 
-The chart makes the Lease; where charts' Leases are not applied (Argo CD leaves them out), or one was deleted,
-the first master does.
+The chart creates the Lease. If it is missing, the first master creates it: Argo CD does not apply Leases of
+charts, and a Lease can be deleted.
 """
 
 from __future__ import annotations
@@ -48,7 +50,7 @@ GROUP = "apis/coordination.k8s.io/v1"
 
 @contextmanager
 def suppress_status(status: int) -> Iterator[None]:
-    """Go on after a refusal with that status."""
+    """Suppress an ApiError with that status."""
     try:
         yield
     except ApiError as error:
@@ -57,19 +59,19 @@ def suppress_status(status: int) -> Iterator[None]:
 
 
 class Superseded(ApiError):
-    """Another master acts: what this one would write is the other's to write."""
+    """A different master acts, so this one must not write."""
 
 
 @dataclass(frozen=True)
 class Rival:
-    """The holder of the Lease, as one sees it that stands by.
+    """The holder of the Lease, as a standby sees it.
 
     Args:
-        holder: its name; "" if nobody has the Lease.
-        where: its pod.
-        leaving_for: seconds since its pod was seen to be deleted.
+        holder: its name; "" if the Lease has no holder.
+        where: the state of its pod.
+        leaving_for: seconds since its pod was first seen being deleted.
         silent_for: seconds without a renewal, while the API answered.
-        lost_by: the workers that have lost it.
+        lost_by: the workers that have lost the holder.
     """
 
     holder: str
@@ -80,7 +82,7 @@ class Rival:
 
 
 def why_take(rival: Rival, pace: Timing) -> str:
-    """Why the Lease is to be taken now; empty: it is not."""
+    """Return why a standby should take the Lease now; empty if it should not."""
     if not rival.holder:
         return "no master acts"
     if rival.where is Whereabouts.GONE:
@@ -95,18 +97,18 @@ def why_take(rival: Rival, pace: Timing) -> str:
 
 
 def awake() -> float:
-    """Seconds that go on while this process, or its machine, is stopped."""
+    """Seconds of a clock that also advances while this process, or its machine, is stopped."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 class LeaderElection:
-    """One process's time as the master that stands by, and then as the one that acts. `lost` is set when
-    another one has taken the Lease; from then on nothing is written and nothing said.
+    """One process's part in the election: it stands by first, and may then act.
 
-    It is the `Authority` of the job's server, and its clock is `awake`.
+    `lost` is set when a different master has taken the Lease; from then on this one sends and writes nothing.
+    This class is the `Authority` of the job's server, and its clock is `awake`.
 
     Args:
-        ask: whether the master that stands by at host:port vouches for the holder of that term.
+        ask: asks the standby at host:port whether it vouches for the holder of that term.
     """
 
     def __init__(
@@ -134,35 +136,35 @@ class LeaderElection:
         self._renewed = asyncio.Event()  # set, and replaced, at each renewal
         self._renewed_at = 0.0
         self._unanswered = False  # the last renewal
-        self._vouched_at = -api.pace.stale  # for the holder
+        self._vouched_at = -api.pace.stale  # when this standby last vouched for the holder
         self._taking = False
-        self._outranked = 0  # the greatest term that a worker has told of
+        self._outranked = 0  # the greatest term that a worker has reported
 
     # --- standing by
 
     def wake(self) -> None:
-        """Something has changed: look anew whether this master is to act, or to renew."""
+        """Check again, after a change, whether this master must act, or renew the Lease."""
         self._news.set()
 
     async def open(self) -> None:
-        """Read who acts. Raises: ApiError."""
+        """Read the masters' pods and the Lease. Raises: ApiError."""
         await self.masters.read()
         self._see(await self._found())
 
     def due(self, lost: Callable[[int], list[int]]) -> str:
-        """Why this master is to act now; empty: it is not.
+        """Return why this master should act now; empty if it should not.
 
         Args:
-            lost: the workers that have lost the master of that term.
+            lost: returns the workers that have lost the master of that term.
         """
         now, spec = self._clock(), self._seen.get("spec") or {}
         if not self._api.api_up:
-            self._seen_at = now  # the holder could not renew it, either
+            self._seen_at = now  # the holder could not renew the Lease, either
         holder = str(spec.get("holderIdentity") or "")
         if holder and now - self._vouched_at < self._api.pace.stale:
             return ""
         pod = holder.rpartition("_")[0]
-        # A container that was started again in its pod follows the one before it.
+        # The container was restarted in the same pod, so the holder was its previous process.
         where = Whereabouts.GONE if pod == self._place.pod else self.masters.whereabouts(pod)
         if where is not Whereabouts.LEAVING:
             self._leaving_at = now
@@ -171,8 +173,10 @@ class LeaderElection:
         return why_take(rival, self._api.pace)
 
     def vouch(self, term: int) -> bool:
-        """The holder of that term asks, itself, to go on while the API is out: whether this one leaves it
-        alone for `stale`. If only the holder has no API, one that has takes over instead."""
+        """Promise the holder of that term not to take the Lease for `stale`, while the API is out.
+
+        The holder itself asks for this. False if this master reaches the API: it then takes over instead.
+        """
         spec = self._seen.get("spec") or {}
         pod = str(spec.get("holderIdentity") or "").rpartition("_")[0]
         yes = not (self.term or self._taking or self._api.api_up) and term == spec.get("leaseTransitions")
@@ -182,7 +186,7 @@ class LeaderElection:
         return True
 
     async def stand_by(self, lost: Callable[[int], list[int]]) -> None:
-        """Until this master acts.
+        """Wait until this master acts.
 
         Raises:
             ApiError: the API refuses.
@@ -194,7 +198,7 @@ class LeaderElection:
                     await self._news.wait()
 
     async def take(self, lost: Callable[[int], list[int]] = lambda _: []) -> bool:
-        """Act, if it is time.
+        """Take the Lease if it is due; True if this master acts now.
 
         Raises:
             ApiError: the API refuses.
@@ -204,7 +208,7 @@ class LeaderElection:
         self._taking = True
         try:
             if (self._seen.get("spec") or {}).get("holderIdentity"):
-                await self.masters.read()  # a watch may not have told yet who came or went
+                await self.masters.read()  # the watch may lag behind
             self._see(await self._found())
             if not (why := self.due(lost)):
                 return False
@@ -217,7 +221,7 @@ class LeaderElection:
                 })
             )  # fmt: skip
         except ApiError as error:
-            if error.status == 409:  # two at once: one after the other
+            if error.status == 409:  # a different write came first: try again with the new Lease
                 return await self.take(lost)
             if not error.out:
                 raise
@@ -238,30 +242,33 @@ class LeaderElection:
 
     @property
     def fresh(self) -> bool:
-        """No other master can be acting."""
+        """True if no other master can be acting."""
         if self.lost.is_set():
             return False
         return not self.masters.others or self._clock() - self._renewed_at < self._api.pace.fresh
 
     async def confirmed(self) -> bool:
-        """Wait until no other master can be acting; False: another one does, for good."""
+        """Wait until no other master can be acting; False if this master was superseded."""
         while not self.fresh and not self.lost.is_set():
             self.wake()
             await self._renewed.wait()
         return not self.lost.is_set()
 
     def outranked(self, term: int) -> None:
-        """A worker has obeyed a master of a greater term: look into the Lease. If it names this one all the
-        same, it was deleted, and the count with it: this master goes on counting from there."""
+        """Check the Lease, because a worker has obeyed a master of a greater term.
+
+        If the Lease still names this master, the Lease and its count were deleted. This master then continues
+        to count from the greater term.
+        """
         self._outranked = max(self._outranked, term)
         self.wake()
 
     async def watch(self) -> None:
-        """Look out for changes of the Lease, for ever."""
+        """Watch the Lease, for ever."""
         await self._informer.run()
 
     async def renew(self) -> None:
-        """Renew the Lease for as long as another master could take it, for ever."""
+        """Renew the Lease while a different master could take it, for ever."""
         while not self.lost.is_set():
             if self.masters.others or self._outranked > self.term:
                 await self._renew()
@@ -286,7 +293,7 @@ class LeaderElection:
                 except ApiError as error:
                     if error.status not in (404, 409):
                         raise
-                    self._see(await self._found())  # somebody else wrote it: a master, or a person
+                    self._see(await self._found())  # a different master, or a person, has written the Lease
                     return
         except (ApiError, TimeoutError) as error:
             log.debug(f"the Lease is not renewed: {error}")
@@ -297,7 +304,7 @@ class LeaderElection:
         self._announce()
 
     async def _vouched_for(self) -> bool:
-        """All who could take the Lease leave it to this master."""
+        """Ask all other masters to vouch for this one; True if all do."""
         others, standbys = self.masters.others, self.masters.standbys
         if len(standbys) < len(others):
             return False
@@ -305,8 +312,10 @@ class LeaderElection:
         return all(await asyncio.gather(*asked))
 
     async def release(self) -> None:
-        """Give the Lease back, for who stands by to take at once. This process has said and written its
-        last."""
+        """Release the Lease, so that a standby can take it at once.
+
+        This process must not send or write anything after that.
+        """
         if self.term and not self.lost.is_set():
             with suppress(ApiError, TimeoutError):
                 async with asyncio.timeout(self._api.pace.handover):
@@ -315,57 +324,60 @@ class LeaderElection:
     # --- the Lease
 
     async def _write(self, spec: dict[str, Any]) -> Object:
-        """Change the Lease, unless somebody else has since it was seen.
+        """Change the Lease, unless it has changed since it was last seen.
 
         Raises:
-            ApiError: 409, somebody has; or whatever else.
+            ApiError: 409 if it has changed; or any other error.
         """
         version = {"resourceVersion": self._seen["metadata"]["resourceVersion"]}
         return await self._api.patch(self._path, {"metadata": version, "spec": spec}, URGENT)
 
     async def _found(self) -> Object:
-        """The Lease; made, if there is none. Raises: ApiError."""
+        """Read the Lease; create it if it is missing. Raises: ApiError."""
         while True:
             with suppress_status(404):
                 return await self._api.get(self._path)
-            with suppress_status(409):  # another master was quicker
+            with suppress_status(409):  # a different master was quicker
                 return await self._api.create(self._place.path("leases", group=GROUP), await self._new())
 
     async def _new(self) -> Object:
-        """As the chart makes it, with the job's labels; and deleted with the job, which Helm does not do."""
+        """Return a Lease like the chart's, with the job's labels and owned by the job's object.
+
+        Kubernetes then deletes it with the job; Helm would not.
+        """
         job = await self._api.get(self._place.path("configmaps", self._place.names.job))
         lease = {
             "apiVersion": "coordination.k8s.io/v1", "kind": "Lease",
             "metadata": made_for(job, self._place.names.lease),
         }  # fmt: skip
-        # It was deleted under its holder: nobody is to take it for free, and no term to come twice.
+        # If the Lease was deleted while it was held, restore its holder, and its count: terms must be unique.
         return {**lease, "spec": spec} if (spec := self._seen.get("spec")) else lease
 
     async def _check(self) -> None:
-        """After an outage, before the first write: another master may have taken it since.
+        """Check the Lease before the first write after an outage, as a different master may have taken it.
 
         Raises:
-            Superseded: one has.
+            Superseded: a different master has taken it.
             ApiError: the API is out again.
         """
         if not self.lost.is_set():
             try:
                 self._see(await self._api.get(self._path))
             except ApiError as error:
-                if error.status != 404:  # who deletes the Lease does not take it
+                if error.status != 404:  # a deleted Lease was not taken
                     raise
         if self.lost.is_set():
             raise Superseded("write", 0, "", "superseded by another master")
 
     def _changed(self, lease: Object, vanished: bool) -> None:
-        if not vanished:  # else the release was uninstalled, or it is made again
+        if not vanished:  # else the release was uninstalled, or the Lease will be created again
             self._see(lease)
 
     def _see(self, lease: Object) -> None:
         known = self._seen.get("metadata", {})
         if lease["metadata"]["resourceVersion"] != known.get("resourceVersion"):
             if lease["metadata"].get("uid") == known.get("uid") and _version(lease) < _version(self._seen):
-                return  # the watch tells late of what this process has written meanwhile
+                return  # a late event of the watch, older than what this process has written
             self._seen, self._seen_at = lease, self._clock()
             if not self.term:
                 self.wake()
@@ -386,7 +398,7 @@ class LeaderElection:
 
 
 def _version(lease: Object) -> int:
-    """Kubernetes calls it opaque, but since 1.35 also promises that it can be compared."""
+    """The resourceVersion as a number; Kubernetes guarantees since 1.35 that it can be compared."""
     text = str(lease["metadata"].get("resourceVersion", ""))
     return int(text) if text.isdecimal() else 0
 

@@ -1,8 +1,8 @@
-"""The pods of a job's masters: who else there is, and which of them the Service leads to.
+"""The pods of a job's masters, and the label by which the Service selects the acting master.
 
-The one that acts has a label that the Service selects by, and is the last that its Deployment deletes when it
-has to delete one. Who takes over gives itself the label, and takes it from the others: also from one whose
-node is lost, whose pod stays in the API for as long.
+The acting master's pod has this label, and a deletion cost, so that its Deployment deletes it last. A master
+that takes over labels its own pod and removes the label from all others. This includes a pod on a lost node,
+which stays in the API as long as the node is lost.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from edl.master.backends.kubernetes.release import Place
 
 
 class Whereabouts(Enum):
-    """Of a master's pod, as Kubernetes knows it."""
+    """State of a master's pod, according to the Kubernetes API."""
 
     HERE = "here"
     LEAVING = "leaving"  # it is being deleted
@@ -28,10 +28,10 @@ class Whereabouts(Enum):
 
 
 class Masters:
-    """The pods of one job's masters, kept up to date while `run` runs.
+    """A cache of the pods of one job's masters, kept up to date while `run` runs.
 
     Args:
-        changed: called at each change of them.
+        changed: called at each change of a pod.
     """
 
     def __init__(self, api: Api, place: Place, changed: Callable[[], None]):
@@ -41,22 +41,22 @@ class Masters:
         self._news = asyncio.Event()
 
     async def read(self) -> None:
-        """Read them. Raises: ApiError."""
+        """Read the pods. Raises: ApiError."""
         await self._informer.list()
 
     async def run(self) -> None:
-        """Keep them up to date, for ever."""
+        """Keep the pods up to date, for ever."""
         await self._informer.run()
 
     @property
     def others(self) -> list[pods.Pod]:
-        """Those whose process may run, but for this one's."""
+        """The pods of other masters whose processes may run."""
         found = self._informer.objects.values()
         return [p for p in found if p["metadata"]["name"] != self._place.pod and not _ended(p)]
 
     @property
     def standbys(self) -> tuple[str, ...]:
-        """host:port of those who are ready to take over."""
+        """host:port of the masters that are ready to take over."""
         able = (p for p in self.others if pods.ready(p) and not pods.deleting(p) and pods.ip(p))
         return tuple(sorted(_address(pods.ip(pod)) for pod in able))
 
@@ -67,7 +67,7 @@ class Masters:
         return Whereabouts.LEAVING if pods.deleting(pod) else Whereabouts.HERE
 
     async def show_who_acts(self) -> None:
-        """Have the Service lead to this master alone, for ever.
+        """Keep the Service's label on this master's pod only, for ever.
 
         Raises:
             ApiError: a pod cannot be changed.

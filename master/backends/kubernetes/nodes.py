@@ -1,12 +1,12 @@
-"""Nodes that seem to be lost, long before Kubernetes says so: it takes most of a minute.
+"""Nodes that seem to be lost, detected earlier than by Kubernetes, which takes most of a minute.
 
-    all workers on a node have fallen silent ──▶ the node is in doubt
-    a pod is put there, and no kubelet takes it up ──▶ the node is avoided
-    a while later ──▶ it is trusted again: if it is lost, Kubernetes has noticed
+    no worker on a node sends heartbeats ──▶ the node is doubted
+    a pod is scheduled there, and no kubelet starts it ──▶ the node is avoided
+    a while later ──▶ the node is trusted again: if it is lost, Kubernetes has noticed
 
-Silence alone says little of a node: a worker may be frozen, and the node the only one with room. But the
-scheduler prefers an empty node, and none is as empty as the one that has just lost its workers; what it
-puts there would stay pending until the pod is evicted, five minutes after the node is NotReady.
+Missing heartbeats alone prove little: a worker may be frozen, and its node may be the only one with room. But
+the scheduler prefers empty nodes, and a node that has just lost its workers is the emptiest. A new pod there
+would stay pending until its eviction, five minutes after the node is NotReady.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from collections.abc import Callable
 
 
 class Nodes:
-    """What we think of the nodes.
+    """The doubted and the avoided nodes.
 
     Args:
-        lasts: seconds that a doubt lasts, and that a node is avoided.
-        trusted: called when a node is not avoided any more.
+        lasts: seconds for which a node is doubted, and for which it is avoided.
+        trusted: called when a node is trusted again.
     """
 
     def __init__(self, lasts: float, trusted: Callable[[], None]):
@@ -33,14 +33,14 @@ class Nodes:
         return sorted(self._avoided)
 
     def doubt(self, node: str) -> None:
-        """No worker there is heard of."""
+        """Doubt a node where no worker sends heartbeats."""
         self._begin(self._doubted, node, self._believe)
 
     def doubts(self, node: str) -> bool:
         return node in self._doubted
 
     def avoid(self, node: str) -> bool:
-        """A pod there is not taken up. False: that is known."""
+        """Avoid a node whose kubelet does not start a pod. False if it is avoided already."""
         known = node in self._avoided
         self._begin(self._avoided, node, self._trust)
         return not known

@@ -1,7 +1,7 @@
-"""Pods are created and deleted: each request is repeated until the API has agreed, or nobody wants it.
+"""Creation and deletion of pods: each request is repeated until it succeeds or is not needed.
 
-When one create is refused for a reason that holds for all (a quota, a right, a template of a wrong shape),
-the others wait, and one asks now and then for all of them.
+A create may be refused for a reason that holds for all: a quota, a right, a template of a wrong shape. Then
+the others wait, and one of them retries from time to time on behalf of all.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class PodDeletion:
     """Deletes pods.
 
     Args:
-        emit: takes Degraded, when the API refuses.
+        emit: called with Degraded when the API refuses.
     """
 
     def __init__(self, api: Api, place: Place, tasks: Tasks, emit: Emit):
@@ -39,13 +39,13 @@ class PodDeletion:
         self._refused: set[str] = set()  # uids of pods
 
     def discard(self, pod: pods.Pod) -> None:
-        """Have a pod deleted that nobody needs."""
+        """Delete an unneeded pod in the background."""
         self._tasks.start(self.delete(pod), lambda error: self._failed(pod, described(error)))
 
     async def delete(self, pod: pods.Pod, grace: float = 0.0) -> None:
-        """Delete this pod, not another one of its name.
+        """Delete this pod, but not a different pod of its name.
 
-        With no grace the API would forget a pod that still runs: it is 1 s at least.
+        The grace period is at least 1 s: with 0, the API would remove the object of a pod that still runs.
         """
         name = pod["metadata"]["name"]
         body = {"gracePeriodSeconds": max(1, math.ceil(grace)), "preconditions": {"uid": pods.uid(pod)}}
@@ -54,7 +54,7 @@ class PodDeletion:
             try:
                 await self._api.delete(self._place.path("pods", name), body)
             except ApiError as error:
-                if error.status not in (404, 409):  # 409: another pod has the name, so this one is gone
+                if error.status not in (404, 409):  # 409: a different pod has the name
                     log.warning(f"pod {name} cannot be deleted: {error}")
                     if not error.out:
                         self._failed(pod, refusal(error))
@@ -72,10 +72,10 @@ class PodDeletion:
 
 
 class PodCreation:
-    """The gate of all creates: open, or blocked for a reason that holds for all.
+    """Gate of all creates: open, or blocked for a reason that holds for all.
 
     Args:
-        blocked: is shown the reason each time that a create is refused.
+        blocked: called with the reason each time that a create is refused.
     """
 
     def __init__(self, api: Api, place: Place, blocked: Callable[[str], None]):
@@ -83,14 +83,14 @@ class PodCreation:
         self.blocked, self._retry_at = "", 0.0  # why creates are refused, and when to try again
         self._backoff = Backoff(max(self._pace.first_pause, self._pace.outage), self._pace.blocked)
         self._probing = asyncio.Lock()
-        self._room = asyncio.Event()  # there may be room, or somebody is no longer needed
+        self._room = asyncio.Event()  # there may be room, or a waiting pod may not be needed
 
     async def create(self, render: Callable[[], pods.Pod], needed: Callable[[], bool]) -> pods.Pod | None:
-        """The pod, created; as long as it is needed. None: it was not, any more, or another pod has its name.
+        """Create a pod while it is needed. None if it is not needed, or a different pod has its name.
 
         Args:
-            render: the pod as it is to be created now; may raise ConfigError.
-            needed: asked before each attempt.
+            render: returns the pod to create; may raise ConfigError.
+            needed: called before each attempt.
         """
         while needed():
             if not self.blocked:
@@ -109,16 +109,16 @@ class PodCreation:
         return None
 
     def look_again(self) -> None:
-        """A pod has gone, or one that waits is not needed any more."""
+        """Look again, because a pod is gone, or a waiting pod is not needed."""
         self._room.set()
 
     def retry(self) -> None:
-        """What was refused may not be any more."""
+        """Retry now, because a create that was refused may succeed."""
         self._retry_at = 0.0
         self._room.set()
 
     async def get(self, name: str) -> pods.Pod | None:
-        """The pod of that name; None: it is gone, or the API does not tell now."""
+        """Read the pod of that name; None if it is gone, or if the API refuses or is unavailable."""
         try:
             return await self._api.get(self._place.path("pods", name))
         except ApiError as error:
@@ -127,7 +127,7 @@ class PodCreation:
             return None
 
     async def _try(self, render: Callable[[], pods.Pod]) -> pods.Pod | None:
-        """One create. None: another pod has its name."""
+        """Try once to create a pod. None if a different pod has its name."""
         try:
             pod = render()
         except ConfigError as error:
@@ -155,7 +155,7 @@ class PodCreation:
                     await self._room.wait()
             except TimeoutError:
                 return
-            # A pod is gone and leaves room, but pods that go all the time are no reason to hurry.
+            # A pod that is gone leaves room. If pods end all the time, this does not retry more often.
             self._retry_at = min(self._retry_at, loop.time() + self._pace.outage)
 
     def _block(self, why: str) -> None:
@@ -169,11 +169,11 @@ class PodCreation:
 
 
 class _Refused(Exception):
-    """A create was refused; the gate says why."""
+    """A create was refused; `PodCreation.blocked` has the reason."""
 
 
 def _blocked_by(error: ApiError, name: str) -> str:
-    """Why no pod can be created now, the same words for all pods."""
+    """Describe why no pod can be created now, in the same words for all pods."""
     message = error.message.replace(f'pods "{name}" is forbidden: ', "").replace(name, "the pod")
     if error.out:
         return f"the Kubernetes API is unavailable ({error.message})"

@@ -132,7 +132,7 @@ class PodReuse:
         except ApiError as error:
             log.warning(f"worker {w.id} cannot reuse pod {name}, and gets a new pod: {error}")
             return False
-        if w.over.is_set():  # it is not needed any more
+        if w.over.is_set():  # the worker was deleted during the request
             return False
         self._workers.move(w, before, pod)
         if not idle.taken.done():  # else the pod ends, or a later process of it asks again

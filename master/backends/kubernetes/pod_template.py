@@ -1,7 +1,7 @@
-"""A worker's pod: the chart's template, with which worker it is and on which nodes it must not be.
+"""A worker's pod: the chart's template, completed with the worker's identity and the nodes to avoid.
 
-The shape of the pod is the chart's, and its `podTemplate` values may lay anything over it: a template of
-a wrong shape is refused here, by a ConfigError that names the place. Nothing here talks to anybody.
+The chart's `podTemplate` values may override any part of the template. A template of a wrong shape is refused
+here, by a ConfigError that names the place. All functions are pure and send no requests.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ NODE_AFFINITY = ("affinity", "nodeAffinity", "requiredDuringSchedulingIgnoredDur
 
 @dataclass(frozen=True)
 class Identity:
-    """What all worker pods of a run have in common.
+    """The common properties of all worker pods of a run.
 
     Args:
         address: host:port of the master, as workers reach it.
@@ -40,10 +40,10 @@ class Identity:
 
 
 def render(template: pods.Pod, identity: Identity, worker: WorkerId, high: bool) -> pods.Pod:
-    """The pod of a worker.
+    """Render the pod of a worker.
 
     Args:
-        high: it has the higher priority.
+        high: the pod has the higher priority.
 
     Raises:
         ConfigError: the template has a wrong shape, or no container named worker.
@@ -67,7 +67,7 @@ def render(template: pods.Pod, identity: Identity, worker: WorkerId, high: bool)
     given = _maps(own, "env", "spec.containers[].")
     env = {
         "EDL_WORKER_ID": str(worker), "EDL_RUN_ID": identity.run_id, "EDL_MASTER": identity.address,
-        "EDL_RESULTS_PER_RUN": "true",  # other runs may use the output volume, before or after this one
+        "EDL_RESULTS_PER_RUN": "true",  # other runs may use the output volume, before or after this run
         **worker_environment({str(e.get("name")): str(e.get("value", "")) for e in given}),
     }  # fmt: skip
     kept = [e for e in given if e.get("name") not in env]
@@ -76,7 +76,7 @@ def render(template: pods.Pod, identity: Identity, worker: WorkerId, high: bool)
 
 
 def excluding(template: pods.Pod, nodes: Iterable[str]) -> pods.Pod:
-    """The same pod, for any node but these. What the template itself asks of a node still holds.
+    """Return the same pod, excluded from these nodes. The template's own node affinity still holds.
 
     Raises:
         ConfigError: the template has a wrong shape.
@@ -88,7 +88,7 @@ def excluding(template: pods.Pod, nodes: Iterable[str]) -> pods.Pod:
     within, where = _map(pod, "spec"), "spec."
     for key in NODE_AFFINITY:
         within, where = _map(within, key, where), f"{where}{key}."
-    terms = _maps(within, "nodeSelectorTerms", where) or [{}]  # any of which is enough
+    terms = _maps(within, "nodeSelectorTerms", where) or [{}]  # a node must match any one of them
     within["nodeSelectorTerms"] = [
         {**term, "matchFields": [*_maps(term, "matchFields", f"{where}nodeSelectorTerms[]."), *not_there]}
         for term in terms
@@ -97,12 +97,12 @@ def excluding(template: pods.Pod, nodes: Iterable[str]) -> pods.Pod:
 
 
 def digest(template: pods.Pod) -> str:
-    """A digest of the template that a pod was made from, to compare with later ones."""
+    """Return a digest of the template that a pod was made from, to compare it with later templates."""
     return hashlib.sha256(json.dumps(template, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def _map(parent: dict[str, Any], key: str, where: str = "") -> dict[str, Any]:
-    """The map under that key; one that is absent or null is made."""
+    """Return the map under that key; create it if it is absent or null."""
     value = parent.get(key)
     if value is None:
         value = parent[key] = {}
@@ -112,7 +112,7 @@ def _map(parent: dict[str, Any], key: str, where: str = "") -> dict[str, Any]:
 
 
 def _maps(parent: dict[str, Any], key: str, where: str) -> list[dict[str, Any]]:
-    """The list of maps under that key; empty where it is absent or null."""
+    """Return the list of maps under that key; empty if it is absent or null."""
     value = parent.get(key)
     if value is None:
         return []

@@ -12,7 +12,7 @@ from edl.kubernetes import pods
 
 
 class PodStage(Enum):
-    """How far the pod of a worker is."""
+    """The stage of a worker's pod."""
 
     WAITING = "waiting"  # not scheduled, pulling its image, or not started for a different reason
     RUNNING = "running"
@@ -21,10 +21,10 @@ class PodStage(Enum):
 
 @dataclass(frozen=True, slots=True)
 class PodView:
-    """What the table of workers needs to know of a pod.
+    """The classification of a pod for the table of workers.
 
     Args:
-        stage: how far the pod is.
+        stage: the stage of the pod.
         delay: why it does not run yet; empty if that is a matter of time, or if it runs.
         disruption: why Kubernetes evicts it; empty if it does not.
         deletion_seconds: its grace period if it is being deleted; None if it is not.

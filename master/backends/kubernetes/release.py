@@ -1,6 +1,6 @@
-"""A release as its objects tell it: where it is, what the chart has rendered, what earlier masters have left.
+"""Parsers of a release's objects: its place, the chart's rendered values, and the state of earlier masters.
 
-Nothing here talks to anybody: dictionaries in, values out.
+All functions are pure: they convert dictionaries to values, and send no requests.
 """
 
 from __future__ import annotations
@@ -29,25 +29,27 @@ from edl.master.spec import Invalid, JobSpec, Wanted, checked
 log = structlog.get_logger()
 
 PAST = TypeAdapter(facts.Past)  # as JSON, in the status
-SAYS_NO_VERSION = "0.1.0"  # whose masters did not write it
+SAYS_NO_VERSION = "0.1.0"  # masters of this version of edl do not write their version
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where in Kubernetes this master is: what the chart tells it by its environment."""
+    """This master's place in Kubernetes, which the chart passes in environment variables."""
 
     namespace: str
     release: str
-    fullname: str  # what the names of all the release's objects begin with
+    fullname: str  # prefix of the names of all objects of the release
     address: str  # host:port of the master, as workers reach it
-    pod: str = ""  # the master's own
+    pod: str = ""  # the master's own pod
     pod_uid: str = ""
-    server_address: str = ""  # host:port of a parameter server, {} for its index; empty: the chart makes none
+    server_address: str = ""  # host:port of a parameter server, {} for its index; empty without servers
 
     @classmethod
     def from_environment(cls) -> Place:
-        """As EDL_NAMESPACE, EDL_RELEASE, EDL_FULLNAME, EDL_MASTER_ADDRESS, POD_NAME, POD_UID and
-        EDL_SERVER_ADDRESS say.
+        """Read the place from the environment.
+
+        The variables are EDL_NAMESPACE, EDL_RELEASE, EDL_FULLNAME, EDL_MASTER_ADDRESS, POD_NAME, POD_UID and
+        EDL_SERVER_ADDRESS.
 
         Raises:
             ConfigError: one of the first four is missing.
@@ -66,28 +68,28 @@ class Place:
         return Names(self.fullname)
 
     def path(self, kind: str, name: str = "", group: str = "api/v1") -> str:
-        """Of the namespace's objects of a kind (`pods`), or of one of them."""
+        """Return the API path of the namespace's objects of a kind (`pods`), or of one object."""
         return "/".join(filter(None, (f"/{group}/namespaces/{self.namespace}", kind, name)))
 
 
 @dataclass(frozen=True)
 class Left:
-    """What an earlier master has written into the status, for the next one.
+    """The state that an earlier master has written into the status, for the next master.
 
     Args:
-        run_id: of its run, "" if there is none.
-        next_id: of its next worker.
-        values: with which the run was started; None if unknown.
-        ended: the phase in which the run has ended, "" if it has not.
-        ended_at: when, in seconds since 1970; 0 if it has not.
-        scale_over: the id of the last `edl scale` that does not hold any more.
-        source: the digest of the model's text, which the values lack; "" if they lack none.
-        version: of edl, of the run's masters and workers; "" if unknown.
-        phase: the last one.
-        started_at: when the run has begun, in seconds since 1970; 0 if unknown.
-        began_with: what of another training it has begun with, in words.
+        run_id: the id of its run, "" if it had no run.
+        next_id: the id of its next worker.
+        values: the values that the run was started with; None if unknown.
+        ended: the phase in which the run ended, "" if it has not ended.
+        ended_at: the time of that end, in seconds since 1970; 0 if the run has not ended.
+        scale_over: the id of the last `edl scale` that was superseded.
+        source: the digest of the model's text if the values lack the text; "" if they do not.
+        version: the version of edl of the run's masters and workers; "" if unknown.
+        phase: the last phase.
+        started_at: when the run began, in seconds since 1970; 0 if unknown.
+        began_with: the state of a different training that the run began with, in words.
         requested: the `runId` of the values that the run was started with.
-        past: what the run has done; None if unknown.
+        past: the history of the run; None if unknown.
         written_at: when this was written, in seconds since 1970; 0 if unknown.
     """
 
@@ -108,7 +110,7 @@ class Left:
 
     @classmethod
     def read(cls, data: Mapping[str, str]) -> Left:
-        """From the status ConfigMap's data; whatever is not sound is as if it were not there."""
+        """Parse the data of the status ConfigMap; parts that cannot be parsed count as missing."""
         left = cls()
         try:
             if "summary.json" in data:
@@ -139,10 +141,11 @@ class Left:
         return left
 
     def with_source(self, text: str, otherwise: str) -> Left:
-        """With this text of the model in the values, if it is the one that they lack.
+        """Add this text of the model to the values, if its digest is the one that they lack.
 
         Args:
-            otherwise: why the values count as unknown if it is not; "": another text may be tried.
+            otherwise: why the values count as unknown if the digest differs; "" leaves them as they are, so
+                that a different text can be tried.
         """
         if self.values is not None and model_check.digest(text) == self.source:
             model = {**self.values.get("model", {}), "source": text}
@@ -155,18 +158,18 @@ class Left:
 
 @dataclass(frozen=True)
 class Found:
-    """What earlier masters have left when a master starts.
+    """The state of earlier masters that a starting master has found.
 
     Args:
-        run_id: of the run that an earlier master has left, None if there is none.
-        earlier: what that run was started with; None if unknown.
-        next_id: of the next worker. Counts pods of other runs too: no name
-            is used twice.
-        workers: of that run, whose pods have not ended: id and pod name, "" for one that does not run yet.
-        ended: the phase in which that run has ended, "" if it has not.
-        ended_at: when, in seconds since 1970.
-        version: of edl, of that run's masters and workers; "" if unknown.
-        started: there has been a ring, so its workers may hold what nobody else has.
+        run_id: the id of the run of an earlier master, None without such a run.
+        earlier: the values that this run was started with; None if unknown.
+        next_id: the id of the next worker. Pods of other runs count too, so no pod name is used twice.
+        workers: workers of this run whose pods have not ended: id and pod name, "" if the pod does not run
+            yet.
+        ended: the phase in which this run ended, "" if it has not ended.
+        ended_at: the time of that end, in seconds since 1970.
+        version: the version of edl of this run's masters and workers; "" if unknown.
+        started: there has been a ring, so the workers may hold the only copy of the state.
         requested: the `runId` of the values that the run was started with.
     """
 
@@ -182,11 +185,11 @@ class Found:
 
     @classmethod
     def of(cls, left: Left, known: Iterable[pods.Pod], owner: str) -> Found:
-        """From the status and the pods that are there.
+        """Derive the state from the status and the existing pods.
 
         Args:
-            owner: UID of the job's object. The pods of another one are those of a release of this name that
-                was uninstalled a moment ago: they are on their way out, and their run has ended with it.
+            owner: UID of the job's object. Pods with a different owner are of a release of this name that was
+                uninstalled a moment ago: they are being deleted, and their run has ended.
         """
         known = list(known)
         living = [p for p in known if not pods.ended(p) and pods.owned_by(p, owner)]
@@ -210,21 +213,21 @@ class Found:
         )  # fmt: skip
 
     def foreign(self, version: str) -> bool:
-        """A master of this version cannot go on with the run: workers speak with their own version only."""
+        """True if a master of this version cannot continue the run: its workers have a different version."""
         return self.run_id is not None and not self.ended and self.version not in ("", version)
 
     def another_requested(self, wanted: Wanted) -> bool:
-        """Whether the values request another run: their `runId` differs. (Invalid values request nothing.)"""
+        """True if the values request a new run: their `runId` differs. (Invalid values request nothing.)"""
         return isinstance(wanted, JobSpec) and wanted.config.run_id != self.requested
 
     @property
     def holds_state(self) -> bool:
-        """Workers run that may hold what the run has learned."""
+        """True if running workers may hold the run's trained state."""
         return self.started and any(pod for _, pod in self.workers)
 
 
 def made_for(job: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """The metadata of an object that the master makes for the job's own: it is deleted with it.
+    """Metadata of an object that the master creates; the job's object owns it, so both are deleted together.
 
     Args:
         job: the job's ConfigMap.
@@ -252,7 +255,7 @@ def values_of(job: str, data: Mapping[str, str]) -> dict[str, Any]:
 
 
 def template_of(job: str, data: Mapping[str, str], key: str) -> pods.Pod:
-    """The worker's pod under that key.
+    """Parse the template of a worker's pod under that key.
 
     Raises:
         ConfigError: it is not a map in YAML that JSON can hold.
@@ -268,5 +271,5 @@ def template_of(job: str, data: Mapping[str, str], key: str) -> pods.Pod:
 
 @functools.lru_cache(maxsize=4)
 def _as_json(text: str) -> str:
-    """Of YAML. To read a worker's takes milliseconds, and each of a thousand is made from it."""
-    return json.dumps(yaml.safe_load(text), sort_keys=True)  # it has dates, and keys of any kind
+    """Convert YAML to JSON. Cached, because parsing takes milliseconds and is needed for each worker."""
+    return json.dumps(yaml.safe_load(text), sort_keys=True)  # TypeError for dates and some keys

@@ -1,4 +1,4 @@
-"""Requests that are repeated until the API answers, and the words for its refusals."""
+"""Requests that are repeated until the API answers, and messages for its refusals."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ T = TypeVar("T")
 
 
 async def until_answered(pace: Timing, ask: Callable[[], Coroutine[Any, Any, T]]) -> T:
-    """Ask until the API answers.
+    """Repeat a request until the API answers.
 
     Raises:
-        ConfigError: it refuses.
+        ConfigError: the API refuses the request.
     """
     backoff = Backoff(pace.first_pause, pace.most_pause)
     while True:
@@ -31,7 +31,7 @@ async def until_answered(pace: Timing, ask: Callable[[], Coroutine[Any, Any, T]]
 
 
 def refusal(error: ApiError) -> str:
-    """Why the API refuses, for who installed the release."""
+    """Describe why the API refuses, for the user that installed the release."""
     if error.status == 403 and ' User "' not in error.message:  # by admission: a class, an account, a profile
         return f"Kubernetes does not allow it: {error.message}"
     if error.status == 403:

@@ -1,10 +1,10 @@
-"""The StatefulSet of a release's parameter servers: how many there are to be.
+"""The StatefulSet of a release's parameter servers, and its number of replicas.
 
-The chart makes it, and the master changes nothing of it but that number.
+The chart creates it, and the master changes only the number of replicas.
 
-Promise: while `close` has not been called the number is what was asked for last, however long the API is out,
-and whoever else writes it: an upgrade by Helm writes the number that was there when it was rendered. What the
-API refuses, people are told.
+Promise: until `close` is called, the number is the one requested last. This holds after outages of the API,
+and if others write the number: an upgrade by Helm writes the number from when it was rendered. A refusal of
+the API is reported as `Degraded`.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ GROUP = "apis/apps/v1"
 
 
 class ServerSet:
-    """That of one release. Nothing is done before a number is asked for.
+    """The StatefulSet of one release. It is neither watched nor changed before a number is requested.
 
     Args:
-        emit: takes Degraded.
+        emit: called with Degraded.
     """
 
     def __init__(self, api: Api, place: Place, emit: Callable[[ev.Event], None]):
@@ -38,28 +38,28 @@ class ServerSet:
         self._informer = Informer(api, path, only, self._changed, forgiving=False)
         self._there: int | None = None  # the number, as it was last seen or written
         self._sightings = 0  # how often it was seen
-        self._between: tuple[int, int] | None = None  # it is to be
+        self._between: tuple[int, int] | None = None  # the requested least and greatest number
         self._writes = False
         self._tasks = Tasks()
 
     @property
     def running(self) -> int | None:
-        """How many there are to be now; None: nobody has looked yet."""
+        """The present number of replicas in the spec; None until it was read."""
         return self._there
 
     def scale(self, servers: int) -> None:
-        """From now on there are to be so many."""
+        """Request this number of servers."""
         self.keep_between(servers, servers)
 
     def keep_between(self, least: int, most: int) -> None:
-        """No fewer and no more than that, and else as many as there are."""
+        """Request a number between `least` and `most`; the present number stays if it is in this range."""
         if self._between is None:
             self._tasks.keep(PART, self._informer.run, self._emit, self._api.pace.status)
         self._between = least, most
         self._settle()
 
     async def close(self) -> None:
-        """Leave the number to others."""
+        """Stop watching and changing the number."""
         await self._tasks.close()
 
     def _changed(self, thing: Object, gone: bool) -> None:
@@ -69,7 +69,7 @@ class ServerSet:
 
     @property
     def _wanted(self) -> int | None:
-        """Another number than there is; None: it may stay."""
+        """The number to write; None if the present number may stay or is unknown."""
         if self._there is None or self._between is None:
             return None
         wanted = min(max(self._there, self._between[0]), self._between[1])
@@ -86,8 +86,8 @@ class ServerSet:
             while (wanted := self._wanted) is not None:
                 body, sightings = {"spec": {"replicas": wanted}}, self._sightings
                 await until_answered(api.pace, lambda body=body: api.patch(self._path, body, SOON))  # type: ignore[misc]
-                # What was seen meanwhile may be what somebody wrote after us. If it is older, the same is
-                # written again.
+                # A number seen during the write may have been written by others after ours, so it is kept.
+                # If it is older than ours, the loop writes the same number again.
                 if sightings == self._sightings:
                     self._there = wanted
             self._emit(ev.Degraded(PART, ""))

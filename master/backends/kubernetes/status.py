@@ -1,16 +1,17 @@
-"""The status ConfigMap: what people see of the job, and what the next master goes on from.
+"""The status ConfigMap: it shows the job to users, and the next master continues from it.
 
-The chart makes it (`<fullname>-status`), and only the master writes it. Each key is a short text, so that
-`kubectl wait --for=jsonpath=...` and people can read it; `status.json` holds the whole status of a job that
-runs, `summary.json` that of a job that has ended. `state`, `values` and `past` are for the next master. The
-text of the model is not among them, for etcd stores the whole object anew at each write: `state` has a
-digest, and the text is written once, into an object of its own (`<fullname>-source`).
+The chart creates it (`<fullname>-status`), and only the master writes it. Each key is a short text, so that
+`kubectl wait --for=jsonpath=...` and users can read it. `status.json` holds the whole status of a running
+job, `summary.json` that of an ended job. `state`, `values` and `past` are for the next master. They do not
+contain the text of the model, because etcd stores the whole object again at each write. `state` has its
+digest, and the text is written once, into a separate object (`<fullname>-source`).
 
-Promise: what was written last is there. Each answer shows the whole object, and now and then it is read: what
-somebody has taken away is written again, and an object that was deleted is made anew while there is a job.
+Promise: the object has what was written last. The response to each write shows the whole object, and the
+object is also read from time to time. Keys that were removed are written again. A deleted object is created
+again while the job exists.
 
-Nothing waits for a write. While the API is unavailable it is tried again; what the API refuses is logged
-once and handed to `report`; the same with an empty text once a write succeeds again.
+Nothing waits for a write. While the API is unavailable, writes are repeated. A refusal is logged once and
+passed to `report`; "" is passed once a write succeeds again.
 """
 
 from __future__ import annotations
@@ -38,14 +39,14 @@ from edl.text import numbered
 
 log = structlog.get_logger()
 
-Data = dict[str, str | None]  # of the ConfigMap; None takes a key away
+Data = dict[str, str | None]  # the ConfigMap's data; None removes a key
 
 PROGRESS = frozenset({"progress", "etaSeconds", "goodput", "loss", "status.json"})  # written less often
-NOT_IN_STATUS_JSON = ("seconds", "goodput", "news")  # they never rest; other keys and Events have them
+NOT_IN_STATUS_JSON = ("seconds", "goodput", "news")  # they change all the time; other keys, Events have them
 MAX_SUMMARY = 400_000  # bytes: JSON without characters beyond ASCII
 MAX_STATUS = 100_000
 MAX_TEXT = 10_000  # bytes of any other text
-MAX_TEXTS = 20  # failures, and warnings, that the next master learns of
+MAX_TEXTS = 20  # failures, and warnings, that the next master receives
 MAX_LINE = 500  # bytes of each
 MAX_NAMED = 8  # workers in one sentence
 ADVICE = {
@@ -57,16 +58,16 @@ GENERAL_ADVICE = "progress is in the master's log and metrics meanwhile"
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A run as it is now.
+    """The present state of a run.
 
     Args:
-        job: as `view.status` shows it.
+        job: the status of the job, as by `view.status`.
         values: the job's values that the run began with.
-        next_id: of workers.
-        scale_over: the id of the last `edl scale` that no longer holds.
-        started_at: when the run has begun, in seconds since 1970.
+        next_id: the id of the next worker.
+        scale_over: the id of the last `edl scale` that is superseded.
+        started_at: when the run began, in seconds since 1970.
         requested: the `runId` of its values.
-        past: what it has done, for the summary of the next master; None: nothing.
+        past: the history of the run, for the summary of the next master; None without a history.
     """
 
     job: Mapping[str, Any]
@@ -81,7 +82,7 @@ class Snapshot:
 
 @dataclass(frozen=True)
 class Ended:
-    """How a run has ended, and when."""
+    """The summary of an ended run, and the time of its end."""
 
     summary: Mapping[str, Any]
     at: str
@@ -91,10 +92,10 @@ class Status:
     """Keeps the ConfigMap up to date.
 
     Args:
-        place: of the release.
-        metadata: of an object of that name, should it have to be made; None when there is no job any more.
-        snapshot: the run now; None while there is nothing to show.
-        report: takes the reason when the API refuses a write, and "" when a write succeeds again.
+        place: the place of the release.
+        metadata: returns metadata to create an object of that name; None if the job does not exist.
+        snapshot: returns the present run; None while there is nothing to show.
+        report: called with the reason when the API refuses a write, and with "" when a write succeeds again.
     """
 
     def __init__(
@@ -109,16 +110,16 @@ class Status:
         self._snapshot, self._report = snapshot, report
         self._source = ""  # the digest of the text that was written
         self._changed = asyncio.Event()
-        self._there: Data | None = None  # as it was last seen; None: unknown
+        self._there: Data | None = None  # the data, as last seen; None if unknown
         self._ended: Ended | None = None
         self._trouble = ""  # why the last write was refused; empty when it succeeded
 
     def changed(self) -> None:
-        """Something may have changed: look, and write if it has."""
+        """Check for changes, and write them."""
         self._changed.set()
 
     def end(self, summary: Mapping[str, Any]) -> None:
-        """The run has ended now; `summary` is what is kept of it. Only the first call counts."""
+        """Record the end of the run with its `summary`. Only the first call has an effect."""
         if self._ended is None:
             self._ended = Ended(summary, rfc3339_now())
             self.changed()
@@ -126,8 +127,8 @@ class Status:
     async def run(self) -> None:
         """Write changes; does not return.
 
-        At once when the phase is another one, else once a second at most, and less often when nothing has
-        changed but the progress.
+        A new phase is written at once. Other changes are written once a second at most, and less often if
+        only the progress has changed.
         """
         pace, loop = self._api.pace, asyncio.get_running_loop()
         backoff = Backoff(pace.first_pause, pace.most_pause)
@@ -155,10 +156,10 @@ class Status:
                 await asyncio.sleep(max(backoff.next(), error.retry_after))
 
     async def flush(self) -> None:
-        """Write what has not been written yet.
+        """Write all pending changes.
 
         Raises:
-            ApiError: it could not be written.
+            ApiError: the changes could not be written.
         """
         if new := self._new():
             await self._write(new)
@@ -170,12 +171,12 @@ class Status:
         return self._changed.is_set()
 
     async def _look(self) -> None:
-        """See what is there. (What the API does not tell now, a write will.)"""
+        """Read the object. (Errors are ignored, because the response to the next write also shows it.)"""
         with suppress(ApiError):
             self._there = await read(self._api, self._place, self._place.names.status)
 
     def _new(self) -> Data:
-        """What is to be written, as far as it is not what was written last."""
+        """The keys whose text differs from the object's."""
         snapshot = self._snapshot()
         if snapshot is None:
             return {}
@@ -198,7 +199,7 @@ class Status:
                 self._is_refused(error)
             raise
         self._tell("")
-        if self._new():  # somebody has taken away what was written earlier
+        if self._new():  # keys that were written earlier have been removed
             self.changed()
 
     async def _keep_source(self) -> None:
@@ -213,7 +214,7 @@ class Status:
         except ApiError as error:
             if error.out:
                 raise
-            # Only a next master that finds another text in the chart's object would need it.
+            # Only a next master that finds a different text in the chart's object would need it.
             log.warning(f"configmap {self._place.names.source} cannot be written: {error}; {GENERAL_ADVICE}")
         self._source = digest
 
@@ -238,11 +239,11 @@ async def write(
     data: Data,
     whole: Data | None = None,
 ) -> Data:
-    """Write some keys of an object that is the master's; all that it then has.
+    """Write some keys of an object of the master; return all keys that it then has.
 
     Args:
-        metadata: of an object of a name, should it have to be made; None: it should not.
-        whole: what it then has; None: the same keys.
+        metadata: returns metadata to create an object of that name; None if it must not be created.
+        whole: all keys for an object that is created; None: those of `data`.
 
     Raises:
         ApiError: the API refuses, or is unavailable.
@@ -261,7 +262,7 @@ async def write(
 
 
 async def read(api: Api, place: Place, name: str) -> Data:
-    """The data of an object that the master writes; empty if there is none.
+    """Read the data of an object that the master writes; empty if the object is missing.
 
     Raises:
         ApiError: the API refuses, or is unavailable.
@@ -282,7 +283,7 @@ def source(values: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def render(snapshot: Snapshot, ended: Ended | None) -> Data:
-    """The ConfigMap's data, all but the time of the write."""
+    """Render the ConfigMap's data, without the time of the write."""
     job = {**snapshot.job, "reason": cut(snapshot.job["reason"], MAX_TEXT)}
     task, eta, loss = job["task"], job["eta_seconds"], job["loss"]
     progress = 100 * task["step"] // task["steps"] if task["steps"] else 0
@@ -318,7 +319,7 @@ def render(snapshot: Snapshot, ended: Ended | None) -> Data:
         "state": json.dumps(state),
         "values": json.dumps(values, sort_keys=True),
         "past": None if snapshot.past is None else _past(snapshot.past),
-        "servers": None,  # what has become of them is told after the end (ended_run)
+        "servers": None,  # written after the end of the run (ended_run)
         "endedAt": None if ended is None else ended.at,
         "status.json": _status_json(job) if ended is None else None,
         "summary.json": None if ended is None else _summary_json(ended.summary),
@@ -326,14 +327,14 @@ def render(snapshot: Snapshot, ended: Ended | None) -> Data:
 
 
 def _past(past: facts.Past) -> str:
-    """As JSON of bounded length."""
+    """Encode the history as JSON of bounded length."""
     failures = tuple((worker, cut(why, MAX_LINE)) for worker, why in past.failures[-MAX_TEXTS:])
     warnings = tuple(cut(text, MAX_LINE) for text in past.warnings[:MAX_TEXTS])
     return PAST.dump_json(replace(past, failures=failures, warnings=warnings)).decode()
 
 
 def condition(refused: str) -> Data:
-    """Whether all values of the release are applied, and if not, which are refused and why."""
+    """Render whether all values of the release are applied, and if not, which are refused and why."""
     return {
         "valuesApplied": "False" if refused else "True",
         "refused": cut(refused, MAX_TEXT) or None,
@@ -350,14 +351,14 @@ def pending(workers: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _status_json(job: Mapping[str, Any]) -> str:
-    """For `edl status`. With thousands of workers it would not fit: their pods show them."""
+    """Encode the status for `edl status`; without workers if they do not fit, as their pods show them."""
     kept = {key: value for key, value in job.items() if key not in NOT_IN_STATUS_JSON}
     text = encoded(kept)
     return (text if len(text) <= MAX_STATUS else encoded({**kept, "workers": []})).decode()
 
 
 def _summary_json(summary: Mapping[str, Any]) -> str:
-    """A ConfigMap holds 1 MiB: of a job with thousands of rings, the last ones are kept."""
+    """Encode the summary; drop the oldest generations if they do not fit, as a ConfigMap holds 1 MiB."""
     text = json.dumps(summary)
     if len(text) > MAX_SUMMARY:
         text = json.dumps({**summary, "generations": summary.get("generations", [])[-100:]})
@@ -367,6 +368,6 @@ def _summary_json(summary: Mapping[str, Any]) -> str:
 
 
 def _rounded(seconds: float) -> int:
-    """Two digits: an estimate that flickers says no more."""
+    """Round to two digits, because the estimate fluctuates."""
     whole = round(seconds)
     return whole if whole < 100 else int(float(f"{whole:.1e}"))

@@ -76,7 +76,7 @@ class WorkerPods:
         return self._all.get(worker)
 
     def in_pod(self, name: str) -> WorkerPod | None:
-        """The last worker in the pod of that name."""
+        """Return the last worker in the pod of that name."""
         named = (w for w in self if w.pod is not None and w.pod["metadata"]["name"] == name)
         return max(named, key=lambda w: w.id, default=None)
 
@@ -187,7 +187,7 @@ class WorkerPods:
             self._creation.look_again()
 
     def delay(self, w: WorkerPod, why: str) -> None:
-        """Report why a worker does not run yet; "" if that is a matter of time."""
+        """Report why a worker does not run yet; "" if only time is needed."""
         if why != w.why and not w.over.is_set():
             w.why = why
             self._emit(ev.Delayed(w.id, why))
@@ -280,7 +280,7 @@ class WorkerPods:
         """Delete an unknown pod with the labels of this run."""
         run, worker = pods.of(pod)
         if run != self.run_id or worker is None or worker >= self.next_id:
-            return  # of a different master, which may be newer
+            return  # created by a different master, which may be newer
         if not pods.deleting(pod):
             name = pod["metadata"]["name"]
             log.warning(f"deleting pod {name}: its worker {worker} no longer exists")
