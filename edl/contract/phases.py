@@ -24,11 +24,11 @@ ENDED: Final = frozenset({Phase.Succeeded, Phase.Failed, Phase.Stopped})
 
 
 class WorkerState(StrEnum):
-    """Where a worker is in its life; `edl.master.core.workers` has the transitions."""
+    """The state of a worker; `edl.master.core.workers` has the transitions."""
 
     PENDING = "pending"  # requested from the backend, not running yet
     STARTING = "starting"  # its process runs
-    INITIALIZING = "initializing"  # its stream is open; it imports, builds and traces
+    INITIALIZING = "initializing"  # its stream is open; it imports, builds and traces the model
     READY = "ready"
     MEMBER = "member"  # of the ring
     DRAINING = "draining"
