@@ -1,6 +1,6 @@
 """A cache of selected API objects that is kept up to date: one list, then watches.
 
-Its rules, each of which avoids a known failure of other watch loops:
+Its rules avoid known failures of other watch loops:
     - An object that is missing in a list was deleted while no watch ran: report it like a deletion.
     - Objects are distinguished by UID: a new object may have the name of a deleted one.
     - A watch that is silent for 75 s is dead (bookmarks come every minute), whatever the state of TCP.

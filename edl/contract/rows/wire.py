@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any, TypeAlias
 
 Bytes: TypeAlias = bytes | memoryview
-Pieces: TypeAlias = list[Any]  # consecutive pieces of a message, each of which supports the buffer protocol
+Pieces: TypeAlias = list[Any]  # consecutive pieces of a message; all support the buffer protocol
 
 VARINT, EIGHT, BYTES, FOUR = 0, 1, 2, 5  # protobuf's wire types
 
