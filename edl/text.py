@@ -15,7 +15,7 @@ _UNFIT = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e
 
 
 def plain(text: str) -> str:
-    """`text` with each unfit character as an escape, such as \\x1b."""
+    """Replace each unfit character by an escape, such as \\x1b."""
     return _UNFIT.sub(_escape, text)
 
 
@@ -38,7 +38,7 @@ def numbered(thing: str, numbers: Sequence[object], most: int) -> str:
 
 
 def one_line(text: str) -> str:
-    """`plain`, in a single line."""
+    """Apply `plain`, and escape newlines, too."""
     return plain(text).replace("\n", "\\n")
 
 

@@ -70,7 +70,7 @@ class Checkpoint:
         """Read its manifest.
 
         Raises:
-            CheckpointDamaged: it differs from what was written.
+            CheckpointDamaged: the manifest differs from what was written.
             CheckpointError: the store cannot be read.
         """
         if not self.is_complete:
@@ -107,7 +107,7 @@ class Checkpoint:
         """Verify all of its bytes.
 
         Raises:
-            CheckpointDamaged: it differs from what was written.
+            CheckpointDamaged: the checkpoint differs from what was written.
             CheckpointError: the store cannot be read.
         """
         self._each_part(self._verify_part)
@@ -116,7 +116,7 @@ class Checkpoint:
         """Read its tensors in the order of the manifest, and verify them in the same pass.
 
         Raises:
-            CheckpointDamaged: it differs from what was written.
+            CheckpointDamaged: the checkpoint differs from what was written.
             CheckpointError: the store cannot be read.
         """
         read = self._each_part(self._read_part)

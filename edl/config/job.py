@@ -382,7 +382,7 @@ def parse(values: Mapping[str, Any]) -> Config:
     checked and then dropped.
 
     Raises:
-        ConfigError: one line for each mistake.
+        ConfigError: the values are invalid; the message has one line for each mistake.
     """
     values = without_outdated(values) if isinstance(values, Mapping) else values
     whole = isinstance(values, Mapping) and any(key in values for key in CHART)

@@ -265,7 +265,7 @@ def _overlay(base: Values, over: Values) -> Values:
 
 
 def merge(base: Values, over: Values) -> Values:
-    """`base` with `over` laid over it. Neither is changed.
+    """Merge `over` into a copy of `base`. Neither is changed.
 
     A null removes the key of `base`. If `base` lacks the key, the null stays, so that a misspelt key is
     refused by name even if its value is null.

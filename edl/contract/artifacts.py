@@ -41,7 +41,7 @@ _SEGMENT = re.compile(r"events\.([0-9]{1,9})\.jsonl")
 
 @dataclass(frozen=True)
 class Contact:
-    """How to reach a job's master.
+    """Address and credentials of a job's master.
 
     Args:
         ca: path of the CA certificate that its certificate is verified against; empty: no TLS.

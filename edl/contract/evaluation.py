@@ -1,4 +1,4 @@
-"""When a job evaluates its model, and on which records. Master and workers compute this alike.
+"""The schedule of evaluations and their records. Master and workers compute it alike.
 
 An evaluation is one pass over a split of the held-out data, or several, between two training steps. A pass
 consists of rounds: each takes the next `batch` records of the split, divided over the ring like a step. A

@@ -6,7 +6,7 @@ from enum import IntEnum
 
 
 class MasterExit(IntEnum):
-    """How `edl master` ends."""
+    """Exit codes of `edl master`."""
 
     SUCCEEDED = 0
     NOT_SUCCEEDED = 1  # the job failed or was stopped
@@ -14,9 +14,9 @@ class MasterExit(IntEnum):
 
 
 class WorkerExit(IntEnum):
-    """How `edl worker` ends."""
+    """Exit codes of `edl worker`."""
 
-    STOPPED = 0  # as the master asked
+    STOPPED = 0  # on request of the master
     FAILED = 1  # the worker has reported the reason
     LOST = 3  # the master is unreachable or has given this worker up
     UNAUTHENTICATED = 4  # the master has stopped accepting its token

@@ -12,7 +12,7 @@ class Staleness:
     steps: int  # number of steps measured
     median: float
     most: int
-    repeated: int  # steps of the job that were pushed again after they had been applied
+    repeated: int  # steps of the job that were pushed again after they were accepted
 
 
 @dataclass(frozen=True, slots=True)

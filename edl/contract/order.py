@@ -96,7 +96,7 @@ class Order:
         return (round(first), round(last)) if whole else (first, last)
 
     def _coordinate(self, shard: np.ndarray) -> np.ndarray:
-        """Where each shard begins on [0, shards). Shards with successive numbers are far apart there."""
+        """The start of each shard on [0, shards). Shards with successive numbers are far apart there."""
         return shard * _stride(self._shards) % self._shards
 
     def records(self, start: int, stop: int) -> np.ndarray:
@@ -108,7 +108,7 @@ class Order:
         return self._at(start, stop)[0]
 
     def _at(self, start: int, stop: int) -> Found:
-        """For each position: the record, its shard, and its coordinate on [0, shards)."""
+        """Look up the record of each position, its shard, and its coordinate on [0, shards)."""
         size = self.layout.records
         if not (size and 0 <= start < stop and start // size == (stop - 1) // size):
             raise ValueError(f"[{start}, {stop}) is not a range inside one epoch of {size} records")
@@ -124,7 +124,7 @@ class Order:
         return records, shard, point
 
     def _window(self, epoch: int, number: int) -> Found:
-        """`_at` for the places of one window of an epoch. The last few windows are cached.
+        """Compute `_at` for the places of one window of an epoch. The last few windows are cached.
 
         NumPy takes as long for a few records as for some hundreds, and a step may have only a few.
         """

@@ -1,4 +1,4 @@
-"""What a job is doing, and the states of a worker: the words of statuses, summaries, labels and metrics."""
+"""Phases of a job and states of a worker: the words of statuses, summaries, labels and metrics."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Final
 
 
 class Phase(StrEnum):
-    """What a job is doing, in one word."""
+    """The phase of a job."""
 
     Starting = "Starting"
     Training = "Training"

@@ -51,7 +51,7 @@ class Scale:
         return json.dumps(asdict(self))
 
     def over(self, values: Mapping[str, Any]) -> str:
-        """Why this request has no effect any more with these values of the chart; empty: it has."""
+        """Why this request is over with these values of the chart; empty while it is in force."""
         if values.get("workers") != self.instead:
             return f"the chart says {values.get('workers')} workers now"
         return "; ".join(config.unscalable(values, self.workers))

@@ -111,7 +111,7 @@ def _check_free(address: str) -> None:
     """Check that the address is free, because gRPC reports the reason only in its own log.
 
     Raises:
-        EdlError: it is impossible to listen on the address.
+        EdlError: the address cannot be used.
     """
     host, _, port = address.rpartition(":")
     failed: OSError | None = None

@@ -458,11 +458,12 @@ class _NotYet(Exception):
 
 @dataclass(frozen=True)
 class _Known:
-    """The servers' states.
+    """The last known states of the servers.
 
     Args:
-        tables: by number.
-        incarnations: of each server.
+        tables: the tables, in the order of their numbers.
+        steps: step of each server.
+        incarnations: incarnation of each server, by its index.
         of: the shard assignment.
     """
 
@@ -498,7 +499,7 @@ class _Known:
         return {"assignment": self.of.to_proto()}
 
     def until(self, deadline: float) -> float:
-        """When to stop waiting for a server that does not answer."""
+        """The time at which to stop waiting for a server that does not answer."""
         return deadline if self.of.copies < 2 else min(deadline, time.monotonic() + PATIENCE_SECONDS)
 
     @property
