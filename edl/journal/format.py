@@ -13,8 +13,8 @@ A master begins a segment, and continues in a new one whenever a segment is full
 exceed the limit, the oldest segments are deleted. The head of a segment contains the proof of all lines
 before it (`proof`; `edl.journal.proof`) and the state of the master's core (`state`; null if a master begins,
 with an empty core). So `edl audit` and `edl replay` can start at any head. `oldest` is the number of the
-oldest existing segment when the segment began: if a later segment is missing, it was deleted from outside.
-`edl.contract.artifacts` maps files to numbers.
+oldest existing segment when the segment began: if a segment from this number on is missing, it was deleted
+by a process other than the master. `edl.contract.artifacts` maps files to numbers.
 
 A field with its default value is not written, so changing a default needs a new version.
 
