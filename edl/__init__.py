@@ -1,10 +1,11 @@
-"""edl: elastic training of Keras models. What a user's model module needs is here.
+"""edl: elastic training of Keras models.
 
-import edl
+A user's model module imports it and defines its data, for example:
 
-def data(split):
-    return x, y     # arrays, tables, a dataset that is indexed; or edl.csv(path, label="y"), or a Reader of
-    your own
+    import edl
+
+    def data(split):
+        return x, y     # arrays, tables, an indexed dataset; or edl.csv(path, label="y"), or your own Reader
 """
 
 import importlib
@@ -33,7 +34,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """The readers and layers, on first use: the master imports edl too, and its image has no NumPy."""
+    """Import readers and layers on first use: the master imports edl, too, and its image has no NumPy."""
     if name == "layers":
         return importlib.import_module("edl.layers")  # by its name: nothing else here may need TensorFlow
     if name not in __all__:

@@ -1,22 +1,22 @@
-"""Errors that we say in our own words.
+"""Errors whose messages are written for users.
 
     EdlError
     ├── ConfigError         a value, a values file, or a flag is wrong
     ├── ModelError          a user's model cannot be trained this way
     ├── UserCodeError       the code of a user's model raises, before the first step
-    ├── DataError           a record, a file, or a reader is not what it should be
+    ├── DataError           a record, a file, or a reader is invalid
     ├── CheckpointError     checkpoints cannot be written or read
-    │   ├── CheckpointDamaged   one of them is not what was written
-    │   └── StoreUnavailable    their store does not answer, and may later
+    │   ├── CheckpointDamaged   a checkpoint differs from what was written
+    │   └── StoreUnavailable    their store does not answer now, but may later
     ├── MasterUnavailable   the job's master does not answer
     └── Unauthenticated     the job's master does not accept the token
 
-Each text stands alone: it names the key, the file or the record, and what was expected.
+Each message stands alone: it names the key, the file or the record, and what was expected.
 """
 
 
 class EdlError(Exception):
-    """The root: an error whose text is meant for the user, without a traceback."""
+    """The base class: an error whose message is shown to the user without a traceback."""
 
 
 class ConfigError(EdlError):
@@ -28,11 +28,11 @@ class ModelError(EdlError):
 
 
 class UserCodeError(EdlError):
-    """The code of a user's model raises where nothing can go on; its traceback is worth reading."""
+    """The code of a user's model raises where the job cannot continue; its traceback is shown."""
 
 
 class DataError(EdlError):
-    """A record, a file, or a reader is not what it should be."""
+    """A record, a file, or a reader is invalid."""
 
 
 class CheckpointError(EdlError):
@@ -40,11 +40,11 @@ class CheckpointError(EdlError):
 
 
 class CheckpointDamaged(CheckpointError):
-    """A checkpoint is not what was written: torn, truncated, altered or half-uploaded."""
+    """A checkpoint differs from what was written: it is torn, truncated, altered or half-uploaded."""
 
 
 class StoreUnavailable(CheckpointError):
-    """A store of checkpoints does not answer, or has too much to do: it may later."""
+    """A store of checkpoints does not answer, or is overloaded; a later attempt may succeed."""
 
 
 class MasterUnavailable(EdlError):

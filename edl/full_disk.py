@@ -1,6 +1,6 @@
-"""What a process does about a disk that is full: it goes on.
+"""Tolerance of full disks: a process continues to run.
 
-A log line, the journal's next entry or the summary is no reason to end a training that runs.
+A failure to write a log line, the next journal entry or the summary is no reason to end a running training.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TextIO
 
-# What is no fault of the program's, and may pass: no room, no quota, and what a disk says that fails.
+# Errors that are not the program's fault and may be temporary: no space, no quota, or a failing disk.
 PASSING = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.EFBIG})
 
 
 class _Lossy(io.RawIOBase):
-    """A file that swallows what it has no room for."""
+    """A file that discards data for which the disk has no space."""
 
     def __init__(self, descriptor: int):
         self._descriptor = descriptor
@@ -43,21 +43,21 @@ class _Lossy(io.RawIOBase):
 
 
 def lossy(descriptor: int) -> TextIO:
-    """A text file on the descriptor that takes any text, and loses it when the disk is full."""
+    """Open a text file on the descriptor that accepts any text, and loses it when the disk is full."""
     buffer = io.BufferedWriter(_Lossy(descriptor))  # type: ignore[type-var]
     return io.TextIOWrapper(buffer, encoding="utf-8", errors="backslashreplace", line_buffering=True)
 
 
 def outlive() -> None:
-    """From now on what this process prints is lost when there is no room for it."""
+    """Make stdout and stderr lossy: output of this process is lost while the disk is full."""
     sys.stdout, sys.stderr = lossy(1), lossy(2)
 
 
 def log_file(path: Path) -> int:
-    """A descriptor for a process' output: a new file, or nowhere when there is no room for one.
+    """Open a descriptor for a process's output: a new file, or the null device if the disk is full.
 
     Raises:
-        OSError: it cannot be made, and that will not pass.
+        OSError: the file cannot be created, for a permanent reason.
     """
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
     try:
@@ -69,7 +69,7 @@ def log_file(path: Path) -> int:
 
 
 def places(*directories: Path | None) -> Iterator[Path]:
-    """Where to write what must not be lost: these directories, and then a new temporary one."""
+    """The directories to try for files that must not be lost: these, and then a new temporary one."""
     for directory in directories:
         if directory is not None:
             yield directory

@@ -1,7 +1,7 @@
-"""Where the processes log that do not train, and how a line looks: the master, and the parameter servers.
+"""Logging of the processes that do not train: the master and the parameter servers.
 
 Promise: each line begins with its full date and time in UTC (a job may run for a month, its pods in several
-places), and what others wrote in it does not control the terminal that shows it.
+places). Text from other sources in a line cannot control the terminal that shows it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from edl.text import plain
 
 
 def log_at(level: str) -> None:
-    """Log to stderr, from this level on."""
+    """Log messages of this level and above to stderr."""
     structlog.configure(
         processors=[
             _plain,

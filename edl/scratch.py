@@ -23,7 +23,7 @@ def directory() -> Iterator[Path]:
     """A new directory that is removed at the end of the block, or once this process has ended.
 
     Raises:
-        OSError: it cannot be made.
+        OSError: the directory cannot be created.
     """
     remove_abandoned()
     path, lock = _locked()
@@ -38,7 +38,7 @@ def of_this_process() -> Path:
     """A new directory that is removed when this process exits, or once it has been killed.
 
     Raises:
-        OSError: it cannot be made.
+        OSError: the directory cannot be created.
     """
     remove_abandoned()
     path, _ = _locked()
@@ -66,17 +66,17 @@ def _remove(path: Path, process: int) -> None:
 
 
 def _locked() -> tuple[Path, int]:
-    """A new directory with the descriptor that holds its lock."""
+    """Create a new directory and return it with the descriptor that holds its lock."""
     while True:
         path = Path(tempfile.mkdtemp(prefix=PREFIX))
         lock = -1
         with contextlib.suppress(FileNotFoundError):
             lock = _open(path)
-            with contextlib.suppress(OSError):  # a file system without locks: then none is removed there
+            with contextlib.suppress(OSError):  # without locks in the file system, no directory is removed
                 fcntl.flock(lock, fcntl.LOCK_EX)
             if os.fstat(lock).st_nlink:
                 return path, lock
-        # Another process has removed it between its making and its lock.
+        # A different process has removed it between its creation and its locking.
         if lock >= 0:
             os.close(lock)
 

@@ -1,7 +1,7 @@
-"""Text that somebody else wrote, made fit to be printed: names, reasons, log lines, values.
+"""Formatting of text from outside edl for printing: names, reasons, log lines, values.
 
-Promise: what `plain` returns moves no cursor, changes no colour or title of a terminal, hides nothing and
-turns nothing round, and can be encoded as UTF-8. What it takes out stays readable, as an escape.
+Promise: a result of `plain` moves no cursor, changes no colour or title of a terminal, hides no text and
+reverses none, and can be encoded as UTF-8. Replaced characters stay readable, as escapes.
 """
 
 from __future__ import annotations
@@ -9,25 +9,25 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-# Control characters but newline and tab (also those of 8 bits, of which some terminals take one for ESC [);
-# marks that turn the direction of text round, or split its lines; and halves of surrogate pairs.
+# Control characters but newline and tab (including 8-bit ones: some terminals read one of them as ESC [);
+# marks that reverse the direction of text, or split its lines; and halves of surrogate pairs.
 _UNFIT = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 def plain(text: str) -> str:
-    """`text` with each unfit character as an escape, such as \\x1b."""
+    """Replace each unfit character by an escape, such as \\x1b."""
     return _UNFIT.sub(_escape, text)
 
 
 def how_many(count: int, thing: str) -> str:
-    """`1 epoch`, `2 epochs`."""
+    """Format a count with its noun: `1 epoch`, `2 epochs`."""
     return f"{count:,} {thing}{'' if count == 1 else 's'}"
 
 
 def numbered(thing: str, numbers: Sequence[object], most: int) -> str:
     """Name at least one thing by its number, and at most `most` of them.
 
-    `worker 3`, `workers 0, 1 and 2`; of more, `workers 0, 1 and 4 more`.
+    Examples: `worker 3`; `workers 0, 1 and 2`; beyond `most`, `workers 0, 1 and 4 more`.
     """
     named = [str(number) for number in numbers[:most]]
     if len(numbers) > most:
@@ -38,7 +38,7 @@ def numbered(thing: str, numbers: Sequence[object], most: int) -> str:
 
 
 def one_line(text: str) -> str:
-    """`plain`, in a single line."""
+    """Apply `plain`, and escape newlines, too."""
     return plain(text).replace("\n", "\\n")
 
 

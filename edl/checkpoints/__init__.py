@@ -1,15 +1,15 @@
-"""Checkpoints: the state of a training, kept where it outlives all of its processes.
+"""Checkpoints: the state of a training, stored where it outlives all processes of the job.
 
     store = Store.open("s3://bucket/prefix")          # or a directory
 
-    writing = store.begin(step, attempt)              # every rank by itself; they agree on the attempt
+    writing = store.begin(step, attempt)              # every rank by itself, with the same attempt
     part = writing.write_part(index, of, tensors)     # every rank, in its own process
     writing.commit(Manifest(..., parts=parts))        # one process, when all parts are known
 
     found = store.load_newest(warn=print)             # the newest whole one, verified while it is read
 
-Promise: a checkpoint is whole or it is none. What is read is, bit for bit, what was written; what is torn,
-truncated, altered or half-uploaded is passed over with a word. A checkpoint is data, never code.
+Promise: a checkpoint is complete or does not count. The data read are, bit for bit, the data written. Torn,
+truncated, altered or half-uploaded checkpoints are skipped with a warning. A checkpoint is data, never code.
 """
 
 from edl.checkpoints.checkpoint import Checkpoint

@@ -1,6 +1,6 @@
-"""One checkpoint as it lies there: what is in it, and whether it is what was written.
+"""One stored checkpoint: reading and verifying it.
 
-Promise: reading and verifying are the same pass over the bytes. What is returned is what was written.
+Promise: reading and verifying are the same pass over the bytes. The data returned are the data written.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from edl.errors import CheckpointDamaged, CheckpointError
 
 T = TypeVar("T")
 SUPERSEDED = "manifest.superseded.json"
-MOST_THREADS = 4  # that read and verify: each takes a part
-SMALL = 64 << 10  # bytes that are hashed before another thread would have begun
+MOST_THREADS = 4  # threads that read and verify, each a part
+SMALL = 64 << 10  # bytes; hashing fewer takes less time than starting it in a different thread
 PREFIX = "step-"
 DIRECTORY = re.compile(rf"{PREFIX}([0-9]{{12}}|[1-9][0-9]{{12,17}})-({manifests.NAME.pattern})")
 
@@ -37,10 +37,10 @@ def directory_of(step: int, attempt: str) -> str:
 
 @dataclass(frozen=True, eq=False)
 class Checkpoint:
-    """A checkpoint as it lies there.
+    """A stored checkpoint.
 
     Args:
-        files: of its directory, with their bytes.
+        files: names of the files in its directory, with their sizes in bytes.
     """
 
     place: Place
@@ -59,7 +59,7 @@ class Checkpoint:
 
     @property
     def created(self) -> str:
-        """When it was committed, by the clock of who did; empty if that cannot be read."""
+        """Time of its commit, by the clock of the committing process; empty if it cannot be read."""
         try:
             return self.manifest.created
         except CheckpointError:
@@ -67,9 +67,10 @@ class Checkpoint:
 
     @cached_property
     def manifest(self) -> Manifest:
-        """
+        """Read its manifest.
+
         Raises:
-            CheckpointDamaged: it is not what was written.
+            CheckpointDamaged: the manifest differs from what was written.
             CheckpointError: the store cannot be read.
         """
         if not self.is_complete:
@@ -86,14 +87,14 @@ class Checkpoint:
 
     @property
     def is_superseded(self) -> bool:
-        """Whether it was set aside, because the training went on from an earlier one."""
+        """Whether it was set aside, because the training continued from an earlier checkpoint."""
         return SUPERSEDED in self.files
 
     def wrong(self) -> str:
-        """What is wrong with it as far as its manifest and the sizes of its files say; empty: nothing.
+        """Check its manifest and the sizes of its files. Return a description of the damage, or "".
 
         Raises:
-            CheckpointError: the store cannot be read, or a newer edl has written it.
+            CheckpointError: the store cannot be read, or a newer edl has written the checkpoint.
         """
         try:
             for part in self.manifest.parts:
@@ -103,19 +104,19 @@ class Checkpoint:
         return ""
 
     def verify(self) -> None:
-        """Read all of it.
+        """Verify all of its bytes.
 
         Raises:
-            CheckpointDamaged: it is not what was written.
+            CheckpointDamaged: the checkpoint differs from what was written.
             CheckpointError: the store cannot be read.
         """
         self._each_part(self._verify_part)
 
     def read(self) -> dict[str, Tensor]:
-        """Its tensors, verified while they are read, in the order of the manifest.
+        """Read its tensors in the order of the manifest, and verify them in the same pass.
 
         Raises:
-            CheckpointDamaged: it is not what was written.
+            CheckpointDamaged: the checkpoint differs from what was written.
             CheckpointError: the store cannot be read.
         """
         read = self._each_part(self._read_part)
@@ -123,17 +124,17 @@ class Checkpoint:
 
     @contextmanager
     def opened(self, name: str) -> Iterator[BinaryIO]:
-        """One of its files, as it lies there: nothing of it is verified.
+        """Open one of its files without verifying it.
 
         Raises:
-            CheckpointDamaged: it is missing.
+            CheckpointDamaged: the file is missing.
             CheckpointError: the store cannot be read.
         """
         with self._reading(name) as file:
             yield file
 
     def _each_part(self, look: Callable[[int, Part], T]) -> list[T]:
-        """What `look` finds in each; as many at once as there are processors."""
+        """Call `look` for each part, for as many at once as there are processors, at most `MOST_THREADS`."""
         parts = self.manifest.parts
         with ThreadPoolExecutor(min(len(parts), os.cpu_count() or 1, MOST_THREADS) or 1) as threads:
             return list(threads.map(look, range(len(parts)), parts))
@@ -142,14 +143,14 @@ class Checkpoint:
         if part.name in self.manifest.of_servers:
             self._verify_rows(part)
             return
-        rooms = cycle([memoryview(bytearray(PIECE)) for _ in range(2)])  # one is hashed, the other one filled
+        rooms = cycle([memoryview(bytearray(PIECE)) for _ in range(2)])  # one is hashed while one is filled
         with self._reading_part(index, part) as (names, read):
             for size in names.values():
                 for start in range(0, size, PIECE):
                     read(next(rooms)[: min(PIECE, size - start)])
 
     def _verify_rows(self, part: Part) -> None:
-        """Of a parameter server: which rows are in it only the servers know."""
+        """Verify size and hash of a parameter server's part. Only the servers know which rows it holds."""
         self._check_size(part)
         room = memoryview(bytearray(min(PIECE, part.nbytes)))
         found = hashlib.sha256()
@@ -175,7 +176,7 @@ class Checkpoint:
     def _reading_part(
         self, index: int, part: Part
     ) -> Iterator[tuple[dict[str, int], Callable[[memoryview], None]]]:
-        """What is in a part, in its order, and how to read it. At the end it was whole, or is damaged."""
+        """Open a part: the tensors in it, in order, and a function that reads. Verify its hash at the end."""
         self._check_size(part)
         with self._reading(part.name) as file, ThreadPoolExecutor(1) as beside, self._damage(part.name):
             hashed = _Hashed(file, beside)
@@ -227,9 +228,9 @@ class Checkpoint:
 
 
 class _Hashed:
-    """A file whose pieces are hashed beside the reading of the next ones.
+    """A file whose pieces are hashed while the next ones are read.
 
-    A piece must stay as it is until the one after the next is asked for.
+    A piece must not change until the read after the next one begins.
     """
 
     def __init__(self, file: BinaryIO, beside: Executor):
@@ -237,10 +238,10 @@ class _Hashed:
         self._hashing: Future[None] | None = None
 
     def read(self, room: memoryview) -> None:
-        """Fill it.
+        """Fill `room` from the file.
 
         Raises:
-            CheckpointDamaged: the file ends before.
+            CheckpointDamaged: the file ends before `room` is full.
         """
         filled = 0
         while filled < len(room):

@@ -1,7 +1,7 @@
 """Checkpoints in a directory of a file system.
 
-Promise: what `write` or `create` has returned from survives a loss of power; `create` lets a file appear
-whole or not at all, and once. No symbolic link below the directory is followed: nothing outside is touched.
+Promise: once `write` or `create` has returned, the file survives a loss of power. `create` is atomic, and
+only one call succeeds per name. No symbolic link below the directory is followed: nothing outside is touched.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _NO_LINKS = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK
 class Files:
     """Directories of files, one level deep. All methods raise OSError."""
 
-    # What reading says of a file that is not there, is no file, or lies on a broken disk.
+    # Errors from reading a file that does not exist, is not a file, or is on a broken disk.
     damage = frozenset({errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENXIO, errno.EIO})
 
     def __init__(self, root: Path):
@@ -34,20 +34,20 @@ class Files:
         self._root = root
 
     def may_pass(self, error: OSError) -> bool:
-        """Never: what a file system says, it says again."""
+        """Return False: an error of a file system is permanent."""
         return False
 
     def all(self, prefix: str, wanted: Callable[[str], bool]) -> dict[str, dict[str, int]]:
-        """The files of each directory that begins so and is wanted, with their bytes.
+        """The files of each wanted directory whose name begins with `prefix`, with their sizes in bytes.
 
         Raises:
-            OSError: one of these is a symbolic link. What it leads to cannot be pruned; to leave it out could
-                take an older state for the newest.
+            OSError: one of these directories is a symbolic link. Its target cannot be pruned; and if it were
+                left out, an older state could pass for the newest.
         """
         try:
             with self._open() as root:
                 names = [name for name in os.listdir(root) if name.startswith(prefix) and wanted(name)]
-        except FileNotFoundError:  # nothing was written yet
+        except FileNotFoundError:  # nothing has been written yet
             return {}
         found = {}
         for name in names:
@@ -61,7 +61,7 @@ class Files:
         return found
 
     def sizes(self, directory: str) -> dict[str, int]:
-        """The files of a directory, with their bytes."""
+        """The files of a directory, with their sizes in bytes."""
         try:
             with self._open(directory) as inside:
                 return dict(_files(inside))
@@ -69,7 +69,7 @@ class Files:
             return {}
 
     def write(self, directory: str, name: str, pieces: Iterable[memoryview]) -> None:
-        """A new file."""
+        """Write a new file."""
         self._make(directory)
         with self._open(directory) as inside:
             descriptor = os.open(
@@ -81,12 +81,12 @@ class Files:
                     os.fsync(file.fileno())
             except BaseException:
                 with suppress(OSError):
-                    os.unlink(name, dir_fd=inside)  # it takes the room that others need
+                    os.unlink(name, dir_fd=inside)  # it takes space that other files need
                 raise
             _sync(inside)
 
     def create(self, directory: str, name: str, data: bytes) -> bool:
-        """Let a file appear whole. False: there is one of that name."""
+        """Create a file atomically. Return False if a file of this name exists."""
         unfinished = f".{name}.{secrets.token_hex(4)}"
         self.write(directory, unfinished, [memoryview(data)])
         with self._open(directory) as inside:
@@ -107,9 +107,9 @@ class Files:
         return True
 
     def open(self, directory: str, name: str) -> BinaryIO:
-        """A file to be read from its beginning."""
+        """Open a file for reading from its beginning."""
         with self._open(directory) as inside:
-            # Not waiting for somebody who writes into a pipe of that name.
+            # O_NONBLOCK: do not wait for a writer if the name is that of a pipe.
             flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
             descriptor = os.open(name, flags, dir_fd=inside)
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -123,12 +123,12 @@ class Files:
             _sync(inside)
 
     def remove(self, directory: str, names: Iterable[str]) -> None:
-        """These files, in this order; and the directory, if nothing else is in it."""
+        """Remove these files in this order, and then the directory if it is empty."""
         with suppress(FileNotFoundError), self._open(directory) as inside:
             for name in names:
                 with suppress(FileNotFoundError):
                     os.unlink(name, dir_fd=inside)
-                    _sync(inside)  # in this order on the disk, too
+                    _sync(inside)  # keep this order on the disk, too
         with self._open() as root:
             try:
                 os.rmdir(directory, dir_fd=root)
@@ -151,7 +151,7 @@ class Files:
 
     @contextmanager
     def _open(self, directory: str = "") -> Iterator[int]:
-        """A descriptor of the root, or of a directory in it."""
+        """Open the root, or a directory in it, and yield the descriptor."""
         opened = [os.open(self._root, _DIRECTORY)]
         try:
             if directory:
@@ -171,7 +171,7 @@ def _files(directory: int) -> Iterator[tuple[str, int]]:
 
 
 def _sync(directory: int) -> None:
-    """Have the names in a directory on the disk, where its file system can do that."""
+    """Flush the names in a directory to the disk, if its file system supports that."""
     try:
         os.fsync(directory)
     except OSError as error:
@@ -180,9 +180,11 @@ def _sync(directory: int) -> None:
 
 
 def _write_past_cache(descriptor: int, pieces: Iterable[memoryview]) -> None:
-    """Write pieces one after the other; blocks of them past the kernel's cache, where the file system can
-    do that: through it, most of the processor's time of a checkpoint is the kernel's, and training waits."""
-    block, filled = memoryview(mmap.mmap(-1, BLOCK)), 0  # whole pages, as such writes take them
+    """Write pieces one after the other, in blocks with O_DIRECT if the file system supports it.
+
+    Through the page cache, most of the processor time of a checkpoint is the kernel's, and training waits.
+    """
+    block, filled = memoryview(mmap.mmap(-1, BLOCK)), 0  # O_DIRECT needs whole, aligned pages
     for piece in pieces:
         while piece:
             taken = min(len(piece), BLOCK - filled)
@@ -204,7 +206,7 @@ def _write_direct(descriptor: int, block: memoryview) -> None:
             raise
     finally:
         fcntl.fcntl(descriptor, fcntl.F_SETFL, flags)
-    _write_all(descriptor, block)  # what is left of it: all, where the file system cannot
+    _write_all(descriptor, block)  # the rest of the block, or all of it if O_DIRECT is not supported
 
 
 def _write_all(descriptor: int, piece: memoryview) -> None:

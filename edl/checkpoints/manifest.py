@@ -1,7 +1,7 @@
-"""What a checkpoint says of itself: one JSON text, written last.
+"""The manifest of a checkpoint: one JSON text, written last.
 
-Promise: there is one text for one manifest (sorted keys, no spaces, ASCII), and it holds its own SHA-256, so
-that a single altered bit is found. Names that it gives are names of files beside it, and nothing else.
+Promise: each manifest has exactly one text (sorted keys, no spaces, ASCII). It contains its own SHA-256, so
+that a single altered bit is detected. The names in it are names of files beside it, and nothing else.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from edl.errors import CheckpointDamaged, CheckpointError
 
 VERSION = 1
 FILE = "manifest.json"
-MOST_BYTES = 64 << 20  # of a manifest; a million variables fit
+MOST_BYTES = 64 << 20  # greatest size of a manifest; a million variables fit
 SUM = "sha256"
-SERVERS = "servers"  # in `state`: {"count": n, "parts": [names]}, what parameter servers have written
-NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,119}")  # of a file or an attempt: no path, nothing hidden
-Number = Annotated[float, Field(strict=False)]  # also "nan" and "inf", which JSON has no numbers for
+SERVERS = "servers"  # key in `state`: {"count": n, "parts": [names]}, the parts of parameter servers
+NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,119}")  # a file or an attempt: no path, no hidden file
+Number = Annotated[float, Field(strict=False)]  # also "nan" and "inf", which are not numbers in JSON
 _STRICT = ConfigDict(extra="forbid", strict=True)
 
 
@@ -34,8 +34,8 @@ class Variable:
     """One tensor of the state.
 
     Args:
-        name: its key in the file; each is there once.
-        dtype: as NumPy and TensorFlow call it.
+        name: its key in the file; unique in a checkpoint.
+        dtype: its name in NumPy and TensorFlow.
         part: the index of the part that holds it.
     """
 
@@ -49,7 +49,7 @@ class Variable:
 
 @dataclass(frozen=True)
 class Part:
-    """One file of tensors, as its writer knows it."""
+    """One file of tensors, as described by its writer."""
 
     __pydantic_config__ = _STRICT
 
@@ -60,22 +60,22 @@ class Part:
 
 @dataclass(frozen=True)
 class Manifest:
-    """All that a training needs beside its tensors.
+    """The state of a training beside its tensors.
 
     Args:
-        step: so many are in the tensors.
-        run: the run whose state it is.
-        attempt: which of the attempts to write this step.
-        epoch: in which the next step is, from 0.
-        records: that were trained on, over all epochs.
-        model: the fingerprint of the model.
-        created: UTC, as `utc_now` gives it.
-        edl: the version that wrote it.
+        step: number of steps that are in the tensors.
+        run: id of the run that the state belongs to.
+        attempt: id of the attempt at this checkpoint.
+        epoch: epoch of the next step, from 0.
+        records: number of records that were trained on, over all epochs.
+        model: fingerprint of the model.
+        created: time in UTC, in the format of `utc_now`.
+        edl: version of edl that wrote it.
         skipped: ranges of steps that are not in the tensors (their gradients were not finite).
-        bad: by epoch: how many records were left out.
-        config: the values that must not change, by their keys.
-        state: anything else that is JSON, such as the state of callbacks.
-        parts: in the order of their indexes.
+        bad: number of omitted records by epoch.
+        config: values that must not change, by key.
+        state: other JSON data, such as the state of callbacks.
+        parts: the parts, in the order of their indices.
     """
 
     __pydantic_config__ = _STRICT
@@ -99,28 +99,28 @@ class Manifest:
 
     @property
     def nbytes(self) -> int:
-        """Of all parts."""
+        """Total size of all parts."""
         return sum(part.nbytes for part in self.parts)
 
     @property
     def of_servers(self) -> frozenset[str]:
-        """The names of the parts that parameter servers have written: rows, and none of the variables."""
+        """Names of the parts that parameter servers have written: these hold rows and no variables."""
         return frozenset(self.state[SERVERS]["parts"]) if SERVERS in self.state else frozenset()
 
 
 def utc_now() -> str:
-    """Now, as `Manifest.created` wants it."""
+    """The current time in the format of `Manifest.created`."""
     return datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
 
 
 def encode(manifest: Manifest) -> bytes:
-    """The one text of a manifest.
+    """Encode a manifest as its one text.
 
     Raises:
-        ValueError: it is not a manifest: something in it is not JSON, or contradicts itself.
+        ValueError: the manifest is invalid: something in it is not JSON, or contradicts itself.
     """
     text = _canonical(_MANIFEST.dump_python(manifest, mode="json", warnings="error"))
-    normal = _MANIFEST.validate_json(text)  # an int that was given for a float is a float from here on
+    normal = _MANIFEST.validate_json(text)  # turns ints in float fields into floats
     if wrong := _contradiction(normal):
         raise ValueError(wrong)
     body = _MANIFEST.dump_python(normal, mode="json")
@@ -128,15 +128,15 @@ def encode(manifest: Manifest) -> bytes:
 
 
 def decode(raw: bytes) -> Manifest:
-    """What `encode` has encoded.
+    """Decode a text of `encode`.
 
     Raises:
-        CheckpointDamaged: any bit of it is another one.
-        CheckpointError: a newer edl has written it.
+        CheckpointDamaged: any bit of the text was altered.
+        CheckpointError: a newer edl has written the text.
     """
     try:
         body = json.loads(raw.decode("ascii"))
-        # So it is in every version: nobody goes back to an older checkpoint because a newer one is not known.
+        # True in every version: a checkpoint of a newer edl is reported as such, and not skipped as damaged.
         intact = body.pop(SUM) == _sum(body) and _canonical({**body, SUM: _sum(body)}) == raw
     except (ValueError, RecursionError, AttributeError, LookupError, TypeError) as error:
         raise CheckpointDamaged(f"{FILE} is damaged: {type(error).__name__}: {error}") from error
@@ -157,7 +157,7 @@ def decode(raw: bytes) -> Manifest:
 
 
 def same_state(one: Manifest, other: Manifest) -> bool:
-    """Whether both describe the same tensors, by whichever process and at whatever time they were written."""
+    """Whether both describe the same tensors; the process and the time of writing may differ."""
     return replace(one, created="", edl="") == replace(other, created="", edl="")
 
 
@@ -204,7 +204,7 @@ def _canonical(body: Mapping[str, Any]) -> bytes:
 
 
 def _finite(value: Any) -> Any:
-    """With texts for the numbers that JSON does not have; `float` reads them."""
+    """Replace numbers that JSON lacks by texts that `float` reads."""
     if isinstance(value, Mapping):
         return {str(key): _finite(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):

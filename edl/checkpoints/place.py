@@ -1,4 +1,4 @@
-"""Where files of checkpoints lie: a directory of a disk, or a prefix of an object store."""
+"""Storage of checkpoint files: a directory on a disk, or a prefix of an object store."""
 
 from __future__ import annotations
 
@@ -13,42 +13,42 @@ class Place(Protocol):
     """Directories of files, one level deep. All methods raise OSError."""
 
     where: str
-    damage: frozenset[int]  # what reading says of a file that is not as it was written
+    damage: frozenset[int]  # errno values that reading a damaged file raises
 
     def may_pass(self, error: OSError) -> bool:
-        """Whether what was not possible may be later, without anybody doing something."""
+        """Whether the operation may succeed later without intervention."""
         ...
 
     def all(self, prefix: str, wanted: Callable[[str], bool]) -> dict[str, dict[str, int]]:
-        """Of each directory that is wanted and whose name begins so, the files with their bytes."""
+        """The files of each wanted directory whose name begins with `prefix`, with their sizes in bytes."""
         ...
 
     def sizes(self, directory: str) -> dict[str, int]:
-        """Of its files, with their bytes; none: there is no such directory."""
+        """The files of a directory, with their sizes in bytes; empty if the directory does not exist."""
         ...
 
     def write(self, directory: str, name: str, pieces: Iterator[memoryview]) -> None:
-        """A file that nobody else writes. It is durable when this returns, and not there if this fails."""
+        """Write a file without other writers. It is durable when this returns, and absent if this fails."""
         ...
 
     def create(self, directory: str, name: str, data: bytes) -> bool:
-        """A file, whole, unless it is there already: then False."""
+        """Create a file atomically. Return False if it exists."""
         ...
 
     def open(self, directory: str, name: str) -> BinaryIO: ...
     def rename(self, directory: str, name: str, other: str) -> None: ...
     def remove(self, directory: str, names: Sequence[str]) -> None:
-        """These files, in this order; and the directory, if nothing else is in it."""
+        """Remove these files in this order, and then the directory if it is empty."""
         ...
 
 
 @contextmanager
 def troubles(place: Place, doing: str, step: int | None = None) -> Iterator[None]:
-    """Say what of the store failed.
+    """Turn OSError of the store into an error that names the operation.
 
     Raises:
-        StoreUnavailable: it did, and may do better later.
-        CheckpointError: it did.
+        StoreUnavailable: the operation failed, and may succeed later.
+        CheckpointError: the operation failed permanently.
     """
     try:
         yield

@@ -1,4 +1,4 @@
-"""Whether a job may go on from a checkpoint, by what its manifest says."""
+"""Check whether a job may resume from a checkpoint, according to the checkpoint's manifest."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from edl.config import Config, lineage
 
 
 def check_values(where: str, manifest: Manifest, config: Config, run_id: str) -> tuple[str, ...]:
-    """What differs and was forced, in words.
+    """Describe the values that differ and were forced.
 
     Args:
-        where: the checkpoints' directory or address.
-        run_id: of the job; empty: it has not begun.
+        where: directory or address of the checkpoints.
+        run_id: run id of the job; empty: the job has not begun.
 
     Raises:
-        ConfigError: it is another run's and the job does not resume, or a value differs.
+        ConfigError: the checkpoint is of a different run and the job does not resume, or a value differs.
     """
     size = manifest.state.get("layout", {}).get("records", 0)
     within = manifest.epoch + 1 if size and manifest.records % size else None

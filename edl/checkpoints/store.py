@@ -1,10 +1,10 @@
-"""The checkpoints of one job: how they are written, found and removed.
+"""The checkpoints of one job: writing, finding and removing them.
 
-One checkpoint is one directory, `step-000000001200-ATTEMPT`: its parts, each under a name that nobody else
-chooses, and `manifest.json`, which is written last and whole. Before that the directory is an attempt, and no
-checkpoint. So several attempts, of several processes that know nothing of each other, do no harm.
+One checkpoint is one directory, `step-000000001200-ATTEMPT`. It has the parts, each under a unique name, and
+`manifest.json`, which is written last and atomically. Before that, the directory is an attempt and not a
+checkpoint. So concurrent attempts of independent processes do no harm.
 
-Promise: a checkpoint that is there is not changed; it is removed only by `prune`.
+Promise: an existing checkpoint is not changed; only `prune` removes it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Best:
-    """Which checkpoint is the best: the one with the smallest value of a metric, or the largest."""
+    """Criterion for the best checkpoint: the smallest value of a metric, or the largest."""
 
     metric: str
     largest: bool = False
@@ -51,13 +51,14 @@ class Store:
 
     @staticmethod
     def open(url: str) -> Store:
-        """
+        """Open a store.
+
         Args:
-            url: a path, file://..., or an address that fsspec knows (s3://bucket/prefix). Nothing has to be
-                there yet.
+            url: a path, file://..., or an address that fsspec supports (s3://bucket/prefix). It need not
+                exist yet.
 
         Raises:
-            CheckpointError: the address is invalid, or the client of such stores is not installed.
+            CheckpointError: the address is invalid, or the client for this kind of store is not installed.
         """
         scheme, _, rest = url.partition("://")
         if not rest:
@@ -67,18 +68,18 @@ class Store:
         return Store(Objects(url))
 
     def begin(self, step: int, attempt: str) -> Writing:
-        """Begin to write a checkpoint. Touches nothing.
+        """Begin to write a checkpoint. The store is not accessed yet.
 
         Args:
-            attempt: agreed on by all who write this one, and never used for this step before; of letters,
-                digits, '-', '_' and '.'.
+            attempt: an id that all writers of this checkpoint share and that is new for this step. It
+                consists of letters, digits, '-', '_' and '.'.
         """
         if not manifests.NAME.fullmatch(attempt) or not 0 <= step < 10**18:
             raise ValueError(f"step {step}, attempt {attempt!r}: not the name of a checkpoint")
         return Writing(self.place, step, attempt)
 
     def checkpoints(self) -> list[Checkpoint]:
-        """All that were completed, the newest last. Some may be damaged since.
+        """The complete checkpoints, the newest last. Some may have been damaged since.
 
         Raises:
             CheckpointError: the store cannot be read.
@@ -86,7 +87,7 @@ class Store:
         return [c for c in self._found() if c.is_complete]
 
     def unfinished(self) -> list[Checkpoint]:
-        """All that were begun and not completed, the newest last: they have no manifest.
+        """The attempts that were not completed, the newest last: they have no manifest.
 
         Raises:
             CheckpointError: the store cannot be read.
@@ -94,10 +95,10 @@ class Store:
         return [c for c in self._found() if not c.is_complete]
 
     def newest(self, warn: Callable[[str], None]) -> Checkpoint | None:
-        """The newest whole one; all of its bytes are read for that. `load_newest` reads them once only.
+        """The newest undamaged checkpoint. This reads all of its bytes; `load_newest` reads them only once.
 
         Args:
-            warn: is given a line for each that is passed over.
+            warn: is called with a line for each checkpoint that is skipped.
 
         Raises:
             CheckpointError: the store cannot be read.
@@ -105,10 +106,10 @@ class Store:
         return next((c for c, _ in _whole(self.checkpoints(), Checkpoint.verify, warn)), None)
 
     def load_newest(self, warn: Callable[[str], None]) -> Loaded | None:
-        """The newest whole one and its tensors, verified while they are read.
+        """Load the newest undamaged checkpoint; its tensors are verified while they are read.
 
         Args:
-            warn: is given a line for each that is passed over.
+            warn: is called with a line for each checkpoint that is skipped.
 
         Raises:
             CheckpointError: the store cannot be read.
@@ -116,7 +117,7 @@ class Store:
         return next((Loaded(c, t) for c, t in _whole(self.checkpoints(), Checkpoint.read, warn)), None)
 
     def supersede(self, after: int) -> list[Checkpoint]:
-        """Set aside all of later steps: the training goes on from this step, and they are no part of it.
+        """Set aside all checkpoints of later steps: training continues from `after`, so they are invalid.
 
         Their tensors stay until `prune` removes them.
 
@@ -130,16 +131,17 @@ class Store:
         return later
 
     def prune(self, keep: int, best: Best | None = None) -> list[Checkpoint]:
-        """Remove all but the newest, and the best; and attempts that are older than the newest.
+        """Remove all checkpoints but the newest and the best, and attempts older than the newest checkpoint.
 
-        Damaged ones are not counted among those to keep. The one that was completed last is kept, too: there
-        may be a later one whose damage only reading shows, and before which the training has gone on.
+        Damaged checkpoints are not counted among those to keep. The checkpoint that was completed last is
+        kept, too: a checkpoint of a later step may have damage that only reading reveals, and training may
+        have continued from before that step.
 
         Args:
-            keep: so many of the newest. 0: all.
+            keep: number of newest checkpoints to keep; 0: all.
 
         Returns:
-            Those that were removed.
+            The removed checkpoints and attempts.
 
         Raises:
             CheckpointError: the store cannot be changed.
@@ -149,9 +151,9 @@ class Store:
         for checkpoint in reversed([c for c in found if c.is_complete]):
             if not checkpoint.wrong():
                 whole.append(checkpoint)
-                if keep == 0:  # the others stay, whatever they are
+                if keep == 0:  # all others stay, damaged or not
                     break
-        if not whole:  # whatever is there may be all that somebody has left
+        if not whole:  # the user may have nothing else left
             return []
         last = max(whole, key=lambda c: c.created)
         kept = {c.directory for c in (*whole[: keep or None], last)} | _best(whole, best)
@@ -161,7 +163,7 @@ class Store:
             old = [c for c in old if not c.is_complete]
         for checkpoint in old:
             with troubles(self.place, "remove the checkpoint", checkpoint.step):
-                # The manifest first: what is removed in part is no checkpoint.
+                # Remove the manifest first: a partly removed directory then does not count as a checkpoint.
                 names = sorted(checkpoint.files, key=lambda name: name != manifests.FILE)
                 self.place.remove(checkpoint.directory, names)
         return old
@@ -172,7 +174,7 @@ class Store:
         named = [(DIRECTORY.fullmatch(name), files) for name, files in there.items()]
         found = [Checkpoint(self.place, int(name[1]), name[2], files) for name, files in named if name]
         times = Counter(c.step for c in found)
-        # Of two of the same step the later one is the newer; reading no manifest where there is no need.
+        # Of two checkpoints of the same step, the later is the newer. Manifests are read only if necessary.
         return sorted(found, key=lambda c: (c.step, c.created if times[c.step] > 1 else "", c.attempt))
 
 
@@ -191,16 +193,16 @@ class Writing:
     def write_part(
         self, index: int, of: int, tensors: Mapping[str, Tensor], finite: Collection[str] = ()
     ) -> Part:
-        """Write one part; it is durable when this returns. Nothing is left of it when it fails.
+        """Write one part. It is durable when this returns; if this fails, nothing is left of it.
 
-        May be repeated, also by another process: each has a file of its own.
+        This may be repeated, also by a different process: each call writes a file of its own.
 
         Args:
-            tensors: by the names of their variables. They must not change meanwhile.
-            finite: names of those that are kept only if all their values are finite, such as the weights.
+            tensors: the tensors by the names of their variables. They must not change during the call.
+            finite: names of tensors whose values must all be finite, such as the weights.
 
         Raises:
-            CheckpointError: there is no room, the store is unavailable, or a value is not finite.
+            CheckpointError: the disk is full, the store is unavailable, or a value is not finite.
         """
         name = f"part-{index:05d}-of-{of:05d}-{secrets.token_hex(4)}.safetensors"
         counted = _Counted(files_of_tensors.pieces(tensors, finite))
@@ -209,10 +211,10 @@ class Writing:
         return Part(name, counted.nbytes, counted.digest.hexdigest())
 
     def commit(self, manifest: Manifest) -> Checkpoint:
-        """Make it a checkpoint. May be repeated, with the same parts, also by another process.
+        """Commit the checkpoint. This may be repeated with the same parts, also by a different process.
 
         Raises:
-            CheckpointError: a part is not there, somebody has committed other parts, or the store is
+            CheckpointError: a part is missing, other parts have been committed already, or the store is
                 unavailable.
         """
         if (manifest.step, manifest.attempt) != (self.step, self.attempt):
@@ -235,7 +237,7 @@ class Writing:
         return made
 
     def abandon(self) -> None:
-        """Remove what was written, unless it was committed.
+        """Remove the files of this attempt, unless it was committed.
 
         Raises:
             CheckpointError: the store cannot be changed.
@@ -248,23 +250,23 @@ class Writing:
 
 @dataclass(frozen=True, eq=False)
 class Loaded:
-    """A checkpoint that was read."""
+    """A checkpoint with its tensors."""
 
     checkpoint: Checkpoint
     tensors: dict[str, Tensor]
 
 
 def one_of(where: str, warn: Callable[[str], None] | None = None) -> Checkpoint:
-    """The newest whole checkpoint of a directory, or the one whose own directory this is.
+    """The newest undamaged checkpoint in `where`, or the checkpoint whose own directory is `where`.
 
     Args:
-        where: a path or an address, as of `Store.open`.
-        warn: if given, all bytes are read, and it is given a line for each that is passed over; else only
-            manifests and sizes are looked at.
+        where: a path or an address, as for `Store.open`.
+        warn: if given, all bytes are verified, and it is called with a line for each checkpoint that is
+            skipped; else only manifests and sizes are checked.
 
     Raises:
-        CheckpointDamaged: the one that was named is not whole.
-        CheckpointError: there is none, or the store cannot be read.
+        CheckpointDamaged: the named checkpoint is damaged.
+        CheckpointError: no checkpoint was found, or the store cannot be read.
     """
     above, _, last = where.rstrip("/").rpartition("/")
     if not (above and DIRECTORY.fullmatch(last)):
@@ -286,7 +288,7 @@ def _sound(checkpoints: Sequence[Checkpoint]) -> Checkpoint | None:
 
 
 class _Counted:
-    """Pieces on their way, counted and hashed."""
+    """An iterator over pieces that counts and hashes their bytes."""
 
     def __init__(self, pieces: Iterator[memoryview]):
         self._pieces, self.nbytes, self.digest = pieces, 0, hashlib.sha256()
@@ -301,7 +303,7 @@ class _Counted:
 def _whole(
     checkpoints: Sequence[Checkpoint], look: Callable[[Checkpoint], T], warn: Callable[[str], None]
 ) -> Iterator[tuple[Checkpoint, T]]:
-    """Those that are whole, the newest first, with what `look` has found in them."""
+    """The undamaged checkpoints, the newest first, each with the result of `look`."""
     for checkpoint in reversed(checkpoints):
         try:
             found = look(checkpoint)
@@ -312,7 +314,7 @@ def _whole(
 
 
 def _best(whole: Sequence[Checkpoint], best: Best | None) -> set[str]:
-    """The directory of the best one, the newest of several. They come the newest first."""
+    """The directory of the best checkpoint: the first of several, as `whole` begins with the newest."""
     values = [
         (c.manifest.metrics[best.metric], c) for c in whole if best and best.metric in c.manifest.metrics
     ]

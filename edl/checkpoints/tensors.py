@@ -3,8 +3,8 @@
 Eight bytes with the length of a header, the header as JSON, and the tensors' bytes one after the other
 (little-endian). safetensors and all that builds on it read these files.
 
-Promise: nothing but pieces of the given arrays goes through here; what is read is checked against the header
-before any memory is taken for it.
+Promise: only pieces of the given arrays pass through here. A header is checked before any memory is allocated
+for the tensors.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from typing import Any
 
 from edl.errors import CheckpointDamaged, CheckpointError
 
-PIECE = 4 << 20  # bytes that are written, read and hashed at once: they stay in the processor's cache
+PIECE = 4 << 20  # bytes that are written, read and hashed at once: they fit into the processor's cache
 MOST_HEADER_BYTES = 100_000_000  # safetensors' own limit
 
-# By the names of NumPy and TensorFlow: safetensors' name, and the bytes of one value.
+# By the name in NumPy and TensorFlow: the name in safetensors, and the bytes of one value.
 DTYPES = {
     "float64": ("F64", 8), "float32": ("F32", 4), "float16": ("F16", 2), "bfloat16": ("BF16", 2),
     "float8_e4m3fn": ("F8_E4M3", 1), "float8_e5m2": ("F8_E5M2", 1), "complex64": ("C64", 8),
     "int64": ("I64", 8), "int32": ("I32", 4), "int16": ("I16", 2), "int8": ("I8", 1),
     "uint64": ("U64", 8), "uint32": ("U32", 4), "uint16": ("U16", 2), "uint8": ("U8", 1), "bool": ("BOOL", 1),
 }  # fmt: skip
-# Of those that have infinities: the bits of a value as NumPy calls them, and which of them are its exponent.
+# For dtypes with infinities: NumPy's dtype of the bits of a value, and the mask of its exponent.
 _EXPONENT = {
     "float64": ("<u8", 0x7FF << 52), "float32": ("<u4", 0x7F800000),
     "float16": ("<u2", 0x7C00), "bfloat16": ("<u2", 0x7F80),
@@ -39,7 +39,7 @@ class Tensor:
     """A value of any dtype, by its bytes.
 
     Args:
-        dtype: as NumPy and TensorFlow call it. One that safetensors lacks is kept, too, as bytes.
+        dtype: its name in NumPy and TensorFlow. Values of dtypes that safetensors lacks are kept as bytes.
         data: little-endian, in C order. Not copied: it must not change while it is written.
     """
 
@@ -55,18 +55,18 @@ class Tensor:
 
     @staticmethod
     def of(array: Any) -> Tensor:
-        """A NumPy array's value, without a copy where its memory is contiguous."""
+        """The value of a NumPy array, without a copy if its memory is contiguous."""
         return Tensor(array.dtype.name, tuple(array.shape), array.reshape(-1).view("uint8").data)
 
 
 def misfit(dtype: str, shape: tuple[int, ...], nbytes: int) -> str:
-    """Why a value of this type does not take so many bytes; empty: it does, or the type is unknown."""
+    """Why a value of this type does not take `nbytes` bytes; empty: it does, or the type is unknown."""
     expected = math.prod(shape) * DTYPES[dtype][1] if dtype in DTYPES else nbytes
     return f"{dtype} {list(shape)} takes {expected} bytes, not {nbytes}" if expected != nbytes else ""
 
 
 def header(tensors: Mapping[str, Tensor]) -> tuple[bytes, list[str]]:
-    """The head of a file of these tensors, and the order in which their bytes follow."""
+    """The header of a file of these tensors, and the order of their bytes."""
     # Largest values first, so that each tensor is aligned.
     names = sorted(tensors, key=lambda name: -DTYPES.get(tensors[name].dtype, ("", 1))[1])
     entries: dict[str, Any] = {}
@@ -93,7 +93,7 @@ def pieces(tensors: Mapping[str, Tensor], finite: Collection[str] = ()) -> Itera
         finite: names of tensors whose values must be finite.
 
     Raises:
-        CheckpointError: one of these is not.
+        CheckpointError: a value of these tensors is not finite.
     """
     head, names = header(tensors)
     yield memoryview(head)
@@ -108,21 +108,21 @@ def pieces(tensors: Mapping[str, Tensor], finite: Collection[str] = ()) -> Itera
 
 def _is_finite(piece: memoryview, kind: str, exponent: int) -> bool:
     """Whether none of the values has all bits of its exponent set, which is how infinity and NaN look."""
-    import numpy as np  # who writes has it; the master reads only
+    import numpy as np  # imported here because the master, which only reads, has no NumPy
 
     bits = np.frombuffer(piece, kind)
     return not ((bits & exponent) == exponent).any()
 
 
 def layout(head: bytes, size: int) -> dict[str, int]:
-    """The tensors of a file in the order in which they lie there, each with its number of bytes.
+    """The tensors of a file in their order in the file, each with its number of bytes.
 
     Args:
         head: the header, without the length before it.
-        size: of all that follows it.
+        size: number of bytes that follow the header.
 
     Raises:
-        CheckpointDamaged: it is not the header of such a file.
+        CheckpointDamaged: `head` is not the header of a file of tensors with this size.
     """
     try:
         entries = json.loads(head.decode("utf-8"))

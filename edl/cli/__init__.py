@@ -1,6 +1,6 @@
-"""The `edl` command. It talks to a master and starts the sides as processes; it decides nothing.
+"""The `edl` command. It calls a master, and starts the processes of a job; it makes no decisions.
 
-app      what there is: one module a group of commands
+app      all commands: one module per group of commands
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ INTERRUPTED = 128 + signal.SIGINT
 
 
 def main() -> None:
-    """The console script. Our own errors are one text; any other is a bug and keeps its traceback."""
+    """Run the console script. Errors of edl are printed as text; others are bugs and keep their traceback."""
     if sys.getfilesystemencoding() != "utf-8":  # LC_ALL=C PYTHONUTF8=0: see edl/contract/own_modules.py
         os.execv(sys.executable, [sys.executable, "-X", "utf8", *sys.orig_argv[1:]])
-    for name in ("stdin", "stdout", "stderr"):  # of these, a closed one (`>&-`) is None, in this order
+    for name in ("stdin", "stdout", "stderr"):  # a closed one (`>&-`) is None; open them in this order
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, "r" if name == "stdin" else "w"))
     try:
-        # What somebody else wrote may hold what no encoding has: halves of surrogate pairs.
+        # Foreign text may hold halves of surrogate pairs, which no encoding has.
         sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
         _run()
     except KeyboardInterrupt:
@@ -31,7 +31,7 @@ def main() -> None:
 
 
 def _run() -> None:
-    from edl.cli.app import app  # takes a moment, in which an interrupt is to be one, and no traceback
+    from edl.cli.app import app  # imported late, so that Ctrl-C during the import prints no traceback
     from edl.errors import ConfigError, EdlError, ModelError
 
     try:
@@ -50,8 +50,8 @@ def _fail(text: str, code: int) -> NoReturn:
 
 
 def _flush() -> None:
-    """Have what was printed read, if anybody still reads it: `edl status | head -1` is no error."""
+    """Flush the output. A closed pipe is not an error: `edl status | head -1`."""
     try:
         sys.stdout.flush()
-    except OSError:  # Python would try again when it exits, and complain
+    except OSError:  # Python would try again on exit, and print an error
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,12 +1,11 @@
-"""The commands of `edl`, and where each of them is.
+"""The commands of `edl`, and the modules that implement them.
 
 run          edl run, master, worker: processes of this machine
-manage       edl status, logs, wait, scale, checkpoint, stop, token: a job that was started, here or in a
-             cluster
+manage       edl status, logs, wait, scale, checkpoint, stop, token: a started job, here or in a cluster
 history      edl audit, replay: a job's journal
-checkpoints  edl checkpoints: what is in a checkpoint directory
-export       edl export: a model out of a checkpoint, or in another format
-model        edl model get: the trained model, from where it is kept
+checkpoints  edl checkpoints: the contents of a checkpoint directory
+export       edl export: a model from a checkpoint, or in a different format
+model        edl model get: a copy of the trained model
 rows         edl rows export: rows of parameter servers, as files
 zoo          edl zoo ...: models, and images of them
 """

@@ -38,7 +38,7 @@ def checkpoints(
         raise EdlError(f"{directory}: no checkpoint of step {step} found")
     if not found:
         raise EdlError(f"{directory}: no checkpoints found")
-    # The manifest is shown only if it can be believed.
+    # A manifest is shown only if it is valid.
     seen = [(c, *_look(c, verify)) for c in found]
     if as_json:
         print(json.dumps([_as_json(*each, whole=step is not None) for each in seen], indent=1))
@@ -55,7 +55,7 @@ WHOLE, COMPLETE, UNFINISHED, SUPERSEDED = "whole", "complete (not verified)", "n
 
 
 def _look(checkpoint: Checkpoint, verify: bool) -> tuple[Manifest | None, str]:
-    """Read the manifest of a checkpoint, and check it. Returns the manifest and what is wrong."""
+    """Read and check the manifest of a checkpoint. Return the manifest and the state of the checkpoint."""
     if not checkpoint.is_complete:
         return None, SUPERSEDED if checkpoint.is_superseded else UNFINISHED
     manifest = None
@@ -129,9 +129,10 @@ def _print(table: Table) -> None:
 
 
 def _as_json(checkpoint: Checkpoint, manifest: Manifest | None, state: str, whole: bool) -> dict[str, Any]:
-    """
+    """Convert a checkpoint for JSON.
+
     Args:
-        whole: with all that the manifest holds.
+        whole: include the whole manifest.
     """
     about: dict[str, Any] = {
         "step": checkpoint.step,
@@ -142,7 +143,7 @@ def _as_json(checkpoint: Checkpoint, manifest: Manifest | None, state: str, whol
         "usable": state in (WHOLE, COMPLETE),
     }
     if manifest is not None:
-        body = json.loads(encode(manifest))  # in which a NaN is a text, for JSON has no number for it
+        body = json.loads(encode(manifest))  # here, a NaN is a text, because JSON has no number for it
         about |= {key: body[key] for key in ("epoch", "created", "metrics")}
         if whole:
             about["manifest"] = body

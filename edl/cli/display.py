@@ -1,6 +1,7 @@
 """Show a job: redrawn in place on a terminal, plain lines elsewhere.
 
-What users, models and Kubernetes have written is never taken for markup, and controls no terminal (`clean`).
+Text from users, models and Kubernetes is never interpreted as markup, and cannot control a terminal
+(`clean`).
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from edl.cli.jobs import JobSnapshot, Phase
 from edl.contract.modes import servers_of
 from edl.text import how_many, plain
 
-PLAIN_WIDTH = 240  # columns where no terminal says how many it has
+PLAIN_WIDTH = 240  # columns of output that is not a terminal
 PLAIN_SECONDS = 5.0
 NEWS_LINES = 6
 
@@ -32,11 +33,11 @@ class Screen(Console):
         super().__init__(highlight=False, markup=False, emoji=False)
 
     def on_broken_pipe(self) -> None:
-        raise  # rich calls this where it handles a BrokenPipeError, and would exit
+        raise  # rich calls this in its handler of BrokenPipeError, and would exit
 
 
 def clean(value: Any) -> Any:
-    """A status or summary with every text in it `plain`."""
+    """Apply `plain` to every text in a status or summary."""
     if isinstance(value, str):
         return plain(value)
     if isinstance(value, dict):
@@ -46,7 +47,7 @@ def clean(value: Any) -> Any:
 
 def line(text: str) -> None:
     """Print one line of foreign text: without control characters on a terminal, unchanged elsewhere."""
-    if sys.stdout.isatty():  # a line that was written over is shown as it ended
+    if sys.stdout.isatty():  # of an overwritten line (`\r`), show its last state
         text = plain(text.rstrip("\r").rpartition("\r")[2])
     print(text)
 
@@ -135,7 +136,7 @@ def progress_line(status: dict[str, Any]) -> str:
 
 
 def _losses(told: dict[str, Any]) -> str:
-    """Losses of a status or a summary, in words."""
+    """Format the losses of a status or a summary."""
     mean = told.get("epoch_loss")
     last = f"{told['loss']:.4f} (last step)"
     return last if mean is None else f"{mean:.4f} (mean of the epoch), {last}"
@@ -166,7 +167,7 @@ def checkpoint(status: dict[str, Any]) -> list[str]:
 
 
 def servers_lines(status: dict[str, Any]) -> list[str]:
-    """Lines about all parameter servers, beside the table."""
+    """Lines about all parameter servers, in addition to the table."""
     lines = [f"Servers: {text}" for key in ("waits", "servers_stay") if (text := status.get(key))]
     return lines + [f"staleness: {text}" for text in staleness(status)]
 
@@ -183,7 +184,7 @@ def staleness(told: dict[str, Any]) -> list[str]:
 
 
 def degraded(status: dict[str, Any]) -> list[str]:
-    """A line for each subsystem of the job that fails at the moment."""
+    """A line for each subsystem of the job that currently fails."""
     return [f"Degraded: {part}: {why}" for part, why in status.get("degraded", {}).items()]
 
 
@@ -259,15 +260,15 @@ def result(summary: dict[str, Any], kept: str, model: str) -> str:
     """Summarize in a few lines how a job ended and what elasticity cost.
 
     Args:
-        kept: where the summary is.
-        model: where the trained model is, if one was saved.
+        kept: location of the summary.
+        model: location of the trained model, if one was saved.
     """
     trained = summary.get("task", {}).get("kind", "train") == "train"
     saved = (summary["phase"] == Phase.Succeeded and trained) or summary.get("model")
     summary = clean(summary)
     where = f"  model     {plain(model)}\n" if saved else ""
     where += f"  kept in   {plain(kept)}"
-    if "records" not in summary:  # too long for where it is kept
+    if "records" not in summary:  # it was shortened to fit where it is kept
         return f"{summary['phase']}: {summary['reason']}\n{where}"
     records, task, goodput = summary["records"], summary["task"], summary["goodput_seconds"]
     lines = [f"{summary['phase']} after {summary['seconds']:.1f} s: {summary['reason']}"]
@@ -289,7 +290,7 @@ def result(summary: dict[str, Any], kept: str, model: str) -> str:
     lines += [f"  warning   {text}" for text in summary.get("warnings", [])]
     lines.append("  seconds   " + ", ".join(f"{kind} {seconds:.1f}" for kind, seconds in goodput.items()))
     earlier = summary.get("earlier_generations", {"changes": 0, "stall_seconds": 0.0, "redone_records": 0})
-    changes = summary["generations"][0 if earlier["changes"] else 1 :]  # the first ring is no change
+    changes = summary["generations"][0 if earlier["changes"] else 1 :]  # the first ring is not a change
     if changes:
         count = len(changes) + max(earlier["changes"] - 1, 0)
         redone = earlier["redone_records"] + sum(c["redone_records"] for c in changes)

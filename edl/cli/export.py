@@ -24,9 +24,9 @@ from edl.contract.workers import WORKER_ENVIRONMENT
 from edl.errors import ConfigError, EdlError
 from edl.net.master_client import Client
 
-CHECKPOINT_SECONDS = 120.0  # for a running job to write one
+CHECKPOINT_SECONDS = 120.0  # for a running job to write a checkpoint
 SUFFIXES = {"keras": ".keras", "savedmodel": ".savedmodel", "onnx": ".onnx"}
-# Not of this machine's GPU: another process may train on it.
+# Without this machine's GPU: a different process may train on it.
 ENVIRONMENT = {**WORKER_ENVIRONMENT, "CUDA_VISIBLE_DEVICES": "-1", "TF_CPP_MIN_LOG_LEVEL": "2"}
 
 
@@ -84,7 +84,7 @@ def _of_job(output: Path, step: int | None) -> dict[str, Any]:
     """Find the model or checkpoint of a job to export.
 
     Raises:
-        EdlError: there is nothing yet.
+        EdlError: the job has neither a trained model nor checkpoints.
     """
     kept = values.load_file(output / VALUES)
     where = config.parse(kept).checkpoint.dir
@@ -102,7 +102,7 @@ def _of_job(output: Path, step: int | None) -> dict[str, Any]:
 
 
 def _have_written(output: Path) -> None:
-    """Make a running job write a checkpoint, and wait for it. A job without a master keeps its newest one."""
+    """Make a running job write a checkpoint, and wait for it. Do nothing if its master is gone."""
     if latest.is_orphaned(output):
         return
     client = Client(artifacts.read_contact(output))
@@ -125,7 +125,7 @@ def _of_checkpoints(directory: str, step: int | None) -> dict[str, Any]:
     """Find a checkpoint in a directory of checkpoints; the model is the module that it names.
 
     Raises:
-        EdlError: there are none, or the module's text was in the values.
+        EdlError: no undamaged checkpoint was found, or the module's text was in the values.
     """
     found = Store.open(directory).checkpoints()
     wanted = [c for c in found if step in (None, c.step) and not c.wrong()]
@@ -144,7 +144,7 @@ def _of_checkpoints(directory: str, step: int | None) -> dict[str, Any]:
 
 
 def _run(request: dict[str, Any]) -> int:
-    """Export in a process with TensorFlow. Returns its exit code."""
+    """Export in a process with TensorFlow. Return its exit code."""
     done = subprocess.run(
         module_command("edl.trainer.export_checkpoint"),
         input=json.dumps(request).encode(), env={**os.environ, **ENVIRONMENT},

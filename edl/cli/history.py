@@ -1,4 +1,4 @@
-"""`edl audit` and `edl replay`: what a job's journal proves."""
+"""`edl audit` and `edl replay`: verification of a job by its journal."""
 
 from __future__ import annotations
 

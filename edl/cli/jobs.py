@@ -1,4 +1,4 @@
-"""What the commands ask of a job, wherever it runs: on this machine (`local`) or in a cluster (`release`)."""
+"""The interface of jobs for the commands, for jobs on this machine (`local`) and in a cluster (`release`)."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ NO_STATUS = "no status from the master yet"
 
 @dataclass(frozen=True)
 class JobSnapshot:
-    """A job at one moment.
+    """The state of a job at one moment.
 
     Args:
         data: its status, or its summary once it has ended; printed by `--json`.
-        kept: where its summary is.
-        model: where the trained model is, or will be.
-        notes: further lines for people.
+        kept: location of its summary.
+        model: present or future location of the trained model.
+        notes: additional lines of the output for people.
     """
 
     data: dict[str, Any]
@@ -38,10 +38,10 @@ class JobSnapshot:
 
 @dataclass(frozen=True)
 class LogSource:
-    """Whose logs are wanted: all, master, worker, worker-N, ps or ps-N (parameter servers).
+    """A selection of logs: all, master, worker, worker-N, ps or ps-N (parameter servers).
 
     Raises:
-        ConfigError: another name.
+        ConfigError: the name is not one of these.
     """
 
     name: str
@@ -57,17 +57,17 @@ class LogSource:
 
     @property
     def number(self) -> int | None:
-        """Of the one worker or server that is meant; None: all of them."""
+        """The number of the selected worker or server; None: all of them."""
         number = self.name.partition("-")[2]
         return int(number) if number else None
 
 
 def not_stopped(status: Mapping[str, Any], asked: str) -> str:
-    """Why a job goes on that was to end with a checkpoint; empty: it has not come to that.
+    """Why a job continues although it should stop with a checkpoint; empty if the request has not failed.
 
     Args:
-        status: the master's.
-        asked: the id of the asking.
+        status: the status from the master.
+        asked: id of the request.
     """
     answer = status.get("stop") or {}
     if answer.get("id") != asked or not (why := answer.get("failed")):
@@ -76,53 +76,54 @@ def not_stopped(status: Mapping[str, Any], asked: str) -> str:
 
 
 class JobHandle(Protocol):
-    """What all commands ask of a job.
+    """The operations of the commands on a job.
 
     Raises (every method):
-        EdlError: it does not exist, cannot be reached, or refuses; the text says which.
+        EdlError: the job does not exist, cannot be reached, or refuses; the message says which.
     """
 
     def snapshot(self) -> JobSnapshot: ...
 
     def wait(self, phase: Phase, seconds: float | None) -> tuple[str, str]:
-        """Until the job is in that phase, has ended, or the time is up: its phase and the reason then."""
+        """Wait until the job is in that phase, has ended, or the time is up. Return its phase and reason."""
 
     def logs(self, source: LogSource, tail: int | None, follow: bool) -> Generator[str, None, None]:
-        """The lines of its logs, each with its origin; with `follow` also new ones until the job ends.
+        """Yield the lines of its logs, each with its origin; with `follow`, also new ones until the job ends.
 
         Args:
-            tail: how many of the last lines of each log; None: all.
+            tail: number of last lines of each log; None: all.
         """
 
     def scale(self, workers: int | None, servers: int | None = None) -> str:
-        """Change the number of workers, or of parameter servers; returns the outcome in words."""
+        """Change the number of workers, or of parameter servers; return the outcome as text."""
 
     def checkpoint(self) -> str:
-        """Have a checkpoint written; returns the outcome in words."""
+        """Make the job write a checkpoint; return the outcome as text."""
 
     def fetch(self, name: str, target: Path) -> str:
-        """Copy what was exported in this format; returns the outcome in words.
+        """Copy the model that was exported in a format; return the outcome as text.
 
         Args:
-            name: of the format.
-            target: the file or directory to make. Nothing lies there.
+            name: name of the format.
+            target: the file or directory to create; it must not exist.
         """
 
     def audit(self) -> str:
-        """Prove from the journal that each record counted once; returns the verdict in words."""
+        """Prove from the journal that each record counted once; return the verdict as text."""
 
     def token(self) -> str:
         """The job's token."""
 
     def authority(self) -> str:
-        """The file of who vouches for its certificates; empty: it does not speak TLS."""
+        """Path of the CA certificate for the job's certificates; empty: no TLS."""
 
     def stop(self) -> str:
-        """End it; returns the outcome in words. A job that has ended stays as it is."""
+        """Stop the job; return the outcome as text. A job that has ended is not changed."""
 
     def stop_with_checkpoint(self, force: bool) -> str:
-        """End it once its state is in a checkpoint, and wait for that; returns the outcome in words.
+        """Stop the job once its state is in a checkpoint, and wait for that; return the outcome as text.
 
         Args:
-            force: end it also if the checkpoint fails; else the job goes on then, and that is an EdlError.
+            force: stop the job even if the checkpoint fails. Otherwise the job continues in that case, and an
+                EdlError is raised.
         """

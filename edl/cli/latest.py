@@ -1,4 +1,4 @@
-"""The jobs of this machine: which one a command without a directory means, and which ones run."""
+"""The jobs of this machine: the default job of commands without a directory, and the running jobs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from edl.contract import artifacts
 from edl.errors import ConfigError, EdlError
 from edl.text import plain
 
-RUNS = Path("runs")  # where `edl run` makes output directories
+RUNS = Path("runs")  # the folder in which `edl run` creates output directories
 VALUES = "values.json"  # in an output directory: the job's values, complete
 MOST_LISTED = 10
 
@@ -26,7 +26,7 @@ def _known_jobs() -> Path:
 
 
 def remember(output: Path) -> None:
-    """Note a job that has begun, so that commands in other folders find it."""
+    """Record a job that has begun, so that commands in other folders find it."""
     path = str(output.resolve())
     with contextlib.suppress(
         OSError, RuntimeError
@@ -52,7 +52,7 @@ def find(output: Path | None) -> Path:
     job. Its directory is printed on standard error.
 
     Raises:
-        ConfigError: `output` is None and neither exists; the text lists the jobs that could be meant.
+        ConfigError: `output` is None and neither exists; the message lists possible jobs.
     """
     if output is not None:
         return output
@@ -107,7 +107,7 @@ def _folders(parent: Path) -> list[Path]:
 
 
 def _newest_first(jobs: list[Path]) -> list[Path]:
-    """Sort jobs by when they were started."""
+    """Sort jobs by their start, the newest first."""
     times = {}
     for job in jobs:
         with contextlib.suppress(OSError):

@@ -33,7 +33,7 @@ class Local:
         return JobSnapshot(data, str(self._output), model, self._left(data, model))
 
     def _left(self, data: dict[str, Any], model: str) -> tuple[str, ...]:
-        """Describe the results that the job will write, and where."""
+        """Describe the results that the job will write, and their location."""
         match data.get("task", {}).get("kind", "train"):
             case "evaluate":
                 return ()
@@ -129,7 +129,7 @@ class Local:
             yield from (self._output / artifacts.LOGS).glob(f"{pattern}.log")
 
     def _summary(self) -> dict[str, Any] | None:
-        """None while the job runs."""
+        """The summary of the job; None while the job runs."""
         try:
             there = (self._output / artifacts.SUMMARY).exists()
         except OSError as error:
@@ -141,7 +141,7 @@ class Local:
 
 
 def _seniority(path: Path) -> tuple[bool, str, int]:
-    """The master first, then the servers, then the workers, by number."""
+    """Sort key of logs: the master first, then the servers, then the workers, by number."""
     component, _, number = path.stem.rpartition("-")
     return path.stem != "master", component, int(number) if number.isdecimal() else 0
 

@@ -1,4 +1,4 @@
-"""The commands for a started job: `status`, `logs`, `wait`, `scale`, `checkpoint`, `stop`."""
+"""The commands for a started job: `status`, `logs`, `wait`, `scale`, `checkpoint`, `stop`, `token`."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from edl.cli.target import about_a_job
 from edl.contract.tokens import for_reading
 from edl.errors import ConfigError
 
-TIMED_OUT = 124  # as of the command `timeout`
+TIMED_OUT = 124  # like the command `timeout`
 
 
 def _seconds(text: str) -> float:
-    """Seconds of a duration such as 90s, 30m or 2h; a number without a unit is in seconds."""
+    """Parse a duration such as 90s, 30m or 2h to seconds; a number without a unit is in seconds."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([smh]?)", text)
     if not match:
         raise typer.BadParameter(f"invalid duration {text!r} (expected e.g. 90s, 30m, 2h)")

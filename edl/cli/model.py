@@ -1,4 +1,4 @@
-"""`edl model get`: the trained model of a job, from where it is kept to a file here."""
+"""`edl model get`: copy the trained model of a job to a local file."""
 
 from __future__ import annotations
 

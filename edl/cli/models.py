@@ -1,7 +1,7 @@
 """The models that can be trained, found without importing them: TensorFlow takes seconds to import.
 
-Promise: what is refused here cannot be trained on this machine. Whether the rest can is found out by the
-workers, which import it.
+Promise: models that are refused here cannot be trained on this machine. All other models are checked by the
+workers, which import them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ ZOO = "edl.zoo"
 
 
 def zoo() -> dict[str, str]:
-    """The models of the zoo, each with the first line of its docstring; empty where no zoo is installed."""
+    """The models of the zoo, each with the first line of its docstring; empty if no zoo is installed."""
     found = importlib.util.find_spec(ZOO)
     folders = [Path(folder) for folder in (found.submodule_search_locations or [] if found else [])]
     files = sorted(path for folder in folders for path in folder.glob("*.py") if path.stem != "__init__")
@@ -36,7 +36,7 @@ def check(module: str) -> None:
             `edl.trainer.model.user_model`.
 
     Raises:
-        ModelError: it does not exist, or the file is not a model.
+        ModelError: the module does not exist, or the file is not a model.
     """
     if module.endswith(".py") or os.sep in module:
         _check_file(Path(module))
@@ -53,10 +53,10 @@ def check(module: str) -> None:
 
 
 def read(path: Path) -> str:
-    """The text of a Python file; what is not UTF-8 in it is found by source.check.
+    """Read the text of a Python file. `model_check.check` reports parts that are not UTF-8.
 
     Raises:
-        EdlError: it cannot be read.
+        EdlError: the file cannot be read.
     """
     try:
         return path.read_text(encoding="utf-8", errors="surrogateescape")
@@ -74,12 +74,12 @@ def _check_file(path: Path) -> None:
 def _is_file(path: Path) -> bool:
     try:
         return path.is_file()
-    except OSError:  # a name that is too long for one
+    except OSError:  # the name is too long for a file
         return False
 
 
 def _hint(module: str) -> str:
-    """What may have been meant: a file that lies here, or a similar name of the zoo."""
+    """Suggest a file in the current folder, or a similar name of the zoo."""
     near = difflib.get_close_matches(module, zoo(), 1)
     if (name := module.removeprefix("model_zoo.")) != module and name in zoo():
         near = [f"{ZOO}.{name}"]

@@ -1,4 +1,4 @@
-"""The logs of a release's pods: as they are, or followed while pods come and go."""
+"""The logs of a release's pods: current contents, or followed while pods are created and deleted."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ ATTEMPTS = 4  # to read the end of a log
 
 
 async def read(api: Api, path: str, selector: str, tail: int | None) -> AsyncGenerator[str, None]:
-    """The lines of each pod's log as it is now, one pod after the other, each line with the pod's name.
+    """Yield the current lines of each pod's log, one pod after the other, each line with the pod's name.
 
     Args:
-        path: of the pods.
-        tail: how many of the last lines of each; None: all.
+        path: API path of the pods.
+        tail: number of last lines of each log; None: all.
 
     Raises:
-        ApiError: not allowed, or no answer.
+        ApiError: access is denied, or the API does not answer.
     """
     found = (await api.get(path, labelSelector=selector))["items"]
     for pod in sorted(found, key=_seniority):
@@ -39,12 +39,12 @@ async def read(api: Api, path: str, selector: str, tail: int | None) -> AsyncGen
 async def follow(
     api: Api, path: str, selector: str, tail: int | None, ended: Coroutine[None, None, None]
 ) -> AsyncGenerator[str, None]:
-    """The same, and new lines as they come, those of later pods too, until `ended` returns.
+    """Like `read`, but also yield new lines, including those of new pods, until `ended` returns.
 
-    What was logged by then is read to its end.
+    Lines that were logged before `ended` returns are still yielded.
 
     Raises:
-        ApiError: not allowed.
+        ApiError: access is denied.
     """
     following = _Following(api, path, selector, tail)
     following.start(following.watch_pods())
@@ -54,7 +54,7 @@ async def follow(
             if isinstance(news, str):
                 yield news
             else:
-                news.result()  # a reader that is done, or was refused
+                news.result()  # a reader has finished, or was refused
         end.result()
     finally:
         await following.cancel()
@@ -67,16 +67,16 @@ async def follow(
 
 
 class _Following:
-    """The pods and their logs that are being followed, each by a task.
+    """The followed pods and logs, with one task for each.
 
-    A task puts what it reads into `news`, and in the end itself.
+    A task puts the lines that it reads into `news`, and finally itself.
     """
 
     def __init__(self, api: Api, path: str, selector: str, tail: int | None):
         self._api, self._path, self._selector, self._tail = api, path, selector, tail
         self._pods: dict[str, Object] = {}  # by UID
         self._tasks: set[asyncio.Task[None]] = set()
-        self.logs: dict[str, _PodLog] = {}  # by UID, of containers that have started
+        self.logs: dict[str, _PodLog] = {}  # by UID; only pods whose container has started
         self.news: asyncio.Queue[str | asyncio.Task[None]] = asyncio.Queue()
 
     def start(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
@@ -91,7 +91,7 @@ class _Following:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def watch_pods(self) -> None:
-        """Have a reader for every pod that has started."""
+        """Start a reader for every pod that has started."""
         selected = {"labelSelector": self._selector}
         async with aclosing(changes(self._api, self._path, selected)) as changed:
             async for pod, gone in changed:
@@ -104,7 +104,7 @@ class _Following:
                     self.start(self._read(self.logs[uid], uid))
 
     async def _read(self, log: _PodLog, uid: str) -> None:
-        """Until the pod has ended: a stream also breaks when a server or a container restarts."""
+        """Read a log until its pod has ended: a stream also breaks when a server or a container restarts."""
         backoff = Backoff(self._api.pace.first_pause, self._api.pace.most_pause)
         while True:
             try:
@@ -120,7 +120,7 @@ class _Following:
 
 
 class _PodLog:
-    """One container's log, read on from where it was left."""
+    """One container's log. Each reading continues where the last one ended."""
 
     def __init__(self, api: Api, path: str, pod: Object, tail: int | None):
         self._api, self._name, self._tail = api, pod["metadata"]["name"], tail
@@ -128,7 +128,7 @@ class _PodLog:
         self._last = ""  # the time of the last line that was read
 
     async def lines(self, follow: bool = False) -> AsyncGenerator[str, None]:
-        """New lines, and with `follow` those to come until the stream ends. A deleted pod has no more."""
+        """Yield new lines, and with `follow`, later ones until the stream ends. A deleted pod has none."""
         query = {"container": self._container, "timestamps": "true"}
         if follow:
             query["follow"] = "true"
@@ -149,8 +149,11 @@ class _PodLog:
                 raise
 
     async def rest(self) -> AsyncGenerator[str, None]:
-        """New lines up to now. A node may refuse the log of a container that is just ending, so the request
-        is repeated. If it still fails, a message says that the end of the log is missing."""
+        """Yield new lines up to now.
+
+        A node may refuse the log of a container that is just ending, so the request is repeated. If it still
+        fails, a message reports that the end of the log is missing.
+        """
         backoff = Backoff(self._api.pace.first_pause, self._api.pace.most_pause)
         for attempt in range(ATTEMPTS):
             try:
@@ -167,6 +170,6 @@ class _PodLog:
 
 
 def _seniority(pod: Object) -> tuple[bool, int]:
-    """The master first, then the workers by number."""
+    """Sort key of pods: the master first, then the workers by number."""
     worker = pods.of(pod)[1]
     return worker is not None, worker or 0

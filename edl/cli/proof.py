@@ -11,17 +11,17 @@ from edl.journal.audit import AuditFailed, Elsewhere, audit
 
 
 def prove(output: Path, elsewhere: Elsewhere | None = None) -> str:
-    """Audit a job, and compare its summary with what the master's core makes of the journal.
+    """Audit a job, and compare its summary with a replay of the journal through the master's core.
 
     Args:
         output: the job's output directory, or a copy of its journal, summary and exports.json.
-        elsewhere: where the exported files lie if `output` is such a copy.
+        elsewhere: access to the exported files if `output` is a copy.
 
     Raises:
-        EdlError: something is wrong, or cannot be read; the text names the first such thing.
+        EdlError: a check failed, or a file cannot be read; the message describes the first problem.
     """
     verdict = audit(output, elsewhere)
-    # The proof needs few of the numbers in summary.json: the master's core computes all of them again.
+    # The proof uses few of the numbers in summary.json; the master's core computes all of them again.
     replayed = subprocess.run(
         [*module_command("edl.master.journal.replay"), str(output)],
         capture_output=True,

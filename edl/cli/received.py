@@ -1,7 +1,7 @@
-"""A trained model that is copied here: whole, as it was written, or not at all.
+"""Verified copying of a trained model: the copy is complete and unchanged, or does not exist.
 
-`exports.json` beside it says what was written (trainer/export/catalog.py): each file with its bytes and its
-SHA-256. What arrives is compared with that, aside, and then put in its place.
+`exports.json` beside the model lists its files (trainer/export/catalog.py), each with its size and SHA-256.
+The received files are compared with this list in a temporary place, and then moved to their target.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ PIECE = 1 << 20
 
 @dataclass(frozen=True)
 class File:
-    """As it was written."""
+    """Size and digest of a file at its writing."""
 
     nbytes: int
     sha256: str
 
 
 def read_list(output: Path) -> bytes:
-    """The list in an output directory.
+    """Read the list of exports in an output directory.
 
     Raises:
-        EdlError: there is none.
+        EdlError: the list cannot be read.
     """
     path = output / artifacts.EXPORTS
     try:
@@ -47,11 +47,11 @@ def listed(data: bytes, name: str, where: object) -> dict[str, File]:
     """The files of a format, by their paths in the output directory.
 
     Args:
-        data: what the list holds.
-        where: for people.
+        data: contents of the list.
+        where: location of the job, for messages.
 
     Raises:
-        EdlError: there is no list, it is damaged, or the model was not written in this format.
+        EdlError: the list is damaged, or the model was not written in this format.
     """
     try:
         exports = {e["format"]: e for e in json.loads(data)["exports"]}
@@ -70,16 +70,16 @@ def listed(data: bytes, name: str, where: object) -> dict[str, File]:
         raise EdlError(f"{where}: {artifacts.EXPORTS} is damaged: {error!r}") from error
     for path in files:
         parts = PurePosixPath(path).parts
-        if parts[:1] != (artifacts.FORMATS[name],) or ".." in parts:  # it would be written elsewhere
+        if parts[:1] != (artifacts.FORMATS[name],) or ".." in parts:  # outside the target
             raise EdlError(f"{where}: {artifacts.EXPORTS} is damaged: it names {path}")
     return files
 
 
 class Receiving:
-    """What is received, aside until all of it is here.
+    """A copy in progress, in a temporary place until it is complete.
 
     Args:
-        target: the file or directory that it becomes.
+        target: the file or directory to create.
     """
 
     def __init__(self, target: Path):
@@ -94,10 +94,10 @@ class Receiving:
 
     @contextmanager
     def file(self, path: str, about: File) -> Iterator[Callable[[bytes], None]]:
-        """One file, by a function that is given its bytes, piece by piece.
+        """Receive one file: yield a function to call with its bytes, piece by piece.
 
         Raises:
-            EdlError: it is not what was written.
+            EdlError: the received file differs from what was written.
         """
         place = self._aside.joinpath(*PurePosixPath(path).parts[1:])
         place.parent.mkdir(parents=True, exist_ok=True)

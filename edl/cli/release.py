@@ -1,8 +1,8 @@
 """A release of the chart as a job of the command line, through the Kubernetes API.
 
-`connect` finds it by its labels, in one list of ConfigMaps. Users who may read these, the pods and the
-Events can use the commands that show; `scale`, `checkpoint` and `stop` write a key of the job's ConfigMap
-(`edl.kubernetes.overrides`), which the master watches.
+`connect` finds a release by its labels, in one list of ConfigMaps. Read access to these, to the pods and to
+the Events is enough for the commands that only show. `scale`, `checkpoint` and `stop` write a key of the
+job's ConfigMap (`edl.kubernetes.overrides`), which the master watches.
 """
 
 from __future__ import annotations
@@ -35,21 +35,21 @@ from edl.net import tls
 from edl.text import plain
 
 JOBS = f"{pods.PART_OF}=edl,{pods.COMPONENT}=job"
-ANSWER_SECONDS = 15.0  # for a running master to do what was asked
+ANSWER_SECONDS = 15.0  # for a running master to handle a request
 
 
 @contextmanager
 def connect(name: str, namespace: str, kubeconfig: Path | None, context: str) -> Iterator[Release]:
-    """A release of the chart, for as long as the connection to its cluster is open.
+    """Connect to the cluster of a release, and yield the release.
 
     Args:
-        name: of the release; or what its objects' names begin with, where a release has several jobs.
-        namespace: "": the context's.
-        kubeconfig: None: where kubectl looks, too.
-        context: of the kubeconfig; "": its current one.
+        name: name of the release; or the prefix of its objects' names, if a release has several jobs.
+        namespace: namespace of the release; "": the context's.
+        kubeconfig: path of the kubeconfig; None: kubectl's default.
+        context: a context of the kubeconfig; "": its current one.
 
     Raises:
-        ConfigError: no kubeconfig, or one that cannot be used.
+        ConfigError: no kubeconfig was found, or it cannot be used.
         EdlError: the release does not exist, access is denied, or the API does not answer (also later).
     """
     _log("critical")
@@ -73,7 +73,7 @@ class Release:
         return self._loop.run(self._snapshot())
 
     def wait(self, phase: Phase, seconds: float | None) -> tuple[str, str]:
-        _log("info")  # it outlives an API that is unavailable, and says so
+        _log("info")  # it continues while the API is unavailable, and logs that
         found = self._loop.run(self._until(lambda now: now.ended or now.phase == phase, seconds))
         return found.phase, found.reason
 
@@ -119,7 +119,7 @@ class Release:
         return self._loop.run(self._token())
 
     def authority(self) -> str:
-        return tls.authority()  # a Secret's file is not here: who calls from outside has it
+        return tls.authority()  # the file of the Secret is not here: callers from outside have their own
 
     def stop(self) -> str:
         return self._loop.run(self._stop())
@@ -127,7 +127,7 @@ class Release:
     def stop_with_checkpoint(self, force: bool) -> str:
         return self._loop.run(self._stop_with_checkpoint(force))
 
-    # --- what is shown
+    # --- reading the status
 
     async def _snapshot(self) -> JobSnapshot:
         there = await self._pods("master", "worker")
@@ -143,7 +143,7 @@ class Release:
         return list((await self._api.get(self._path("events"), fieldSelector=ours))["items"])
 
     async def _warnings(self) -> list[Object]:
-        """Events of the whole namespace: of pods that do not run, and of those that are not even created."""
+        """Warnings of the whole namespace, also about pods that do not run or could not be created."""
         return list((await self._api.get(self._path("events"), fieldSelector="type=Warning"))["items"])
 
     async def _end(self) -> None:
@@ -153,7 +153,7 @@ class Release:
         """Wait until the job has reached a condition, or the time is up.
 
         Raises:
-            EdlError: the release is gone.
+            EdlError: the release was uninstalled.
         """
         found = self._found
         only = {"fieldSelector": f"metadata.name={found.names.status}"}
@@ -171,7 +171,7 @@ class Release:
             pass
         return found
 
-    # --- what is asked of the master
+    # --- requests to the master
 
     async def _scale(self, workers: int) -> str:
         found = self._found
@@ -223,7 +223,7 @@ class Release:
         """The directory or address of the job's checkpoints.
 
         Raises:
-            EdlError: it writes none.
+            EdlError: the job writes no checkpoints.
         """
         where = self._found.values.get("checkpoint", {}).get("dir")
         if not where:
@@ -233,10 +233,10 @@ class Release:
         return str(where)
 
     def _run_id(self) -> str:
-        """Of the run.
+        """The id of the run.
 
         Raises:
-            EdlError: there is none yet.
+            EdlError: no run has begun yet.
         """
         found = self._found
         if not (run := found.state.get("runId")):
@@ -277,7 +277,7 @@ class Release:
         """Wait until the master has handled a request.
 
         Raises:
-            EdlError: it is not running, or has not done it in all this time.
+            EdlError: the master is not running, or has not handled the request in time.
         """
         if problem := release_status.master_problem(await self._pods("master")):
             raise EdlError(f"{what}; the master will do it when it runs: {problem}")
@@ -297,7 +297,7 @@ class Release:
 
 async def _open(account: KubeConfig, access: Access) -> Api:
     if access.plugin is not None:
-        await access.plugin.refresh()  # now, and not within a request's time: it may let the user log in
+        await access.plugin.refresh()  # before any request with its timeout: the plugin may ask for a login
     return Api(Timing(), account, access)
 
 

@@ -1,9 +1,9 @@
 """`edl audit --release`: the journal of a release's job, copied from its master's pod and audited here.
 
-The journal and the summary lie in the master's container, and are read by `cat` through the API server, as
-`kubectl cp` does. Nothing of what arrives is trusted: the chain of hashes and the summary show whether the
-copy is whole. The exported model lies on the output volume; its digests are computed in the pod that
-`release_model` makes, so that only the digests are transferred.
+The journal and the summary are in the master's container, and are read with `cat` through the API server, as
+in `kubectl cp`. The received files are not trusted: the chain of hashes and the summary show whether the copy
+is complete. The exported model is on the output volume. Its digests are computed in the pod that
+`release_model` creates, so that only the digests are transferred.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from edl.kubernetes.client import Api
 from edl.kubernetes.informer import Object
 
 CONTAINER = "master"
-OUTPUT = PurePosixPath("/var/lib/edl")  # of the master, as the chart starts it
+OUTPUT = PurePosixPath("/var/lib/edl")  # the output directory of the chart's master
 
 
 def audit(loop: asyncio.Runner, api: Api, found: FoundRelease, masters: Sequence[Object]) -> str:
-    """Audit the release's job; returns the verdict in words.
+    """Audit the release's job; return the verdict as text.
 
     Args:
         masters: the pods of the release's masters.
 
     Raises:
-        EdlError: the job has not ended, its journal is gone, or something is wrong with the job.
+        EdlError: the job has not ended, its journal is lost, or the audit failed.
         ApiError: the API refuses, or does not answer.
     """
     where = f"release {found.release}"
@@ -49,7 +49,7 @@ def audit(loop: asyncio.Runner, api: Api, found: FoundRelease, masters: Sequence
             loop.run(_copy(api, found, pod, copy))
             elsewhere = loop.run(_elsewhere(api, found, copy))
             return prove(copy, elsewhere)
-        except EdlError as error:  # it names files of the copy
+        except EdlError as error:  # its message names files of the copy
             text = str(error).replace(str(copy), f"{where}, pod {pod}: {OUTPUT}")
             raise EdlError(text) from error
 
@@ -71,7 +71,7 @@ async def _copy(api: Api, found: FoundRelease, pod: str, copy: Path) -> None:
     """Copy the summary and the journal's segments.
 
     Raises:
-        EdlError: one cannot be read, or the journal's head is damaged.
+        EdlError: a file cannot be read, or the journal's head is damaged.
     """
     path = f"/api/v1/namespaces/{found.namespace}/pods/{pod}/exec"
     files = Reading(api, path, CONTAINER, f"release {found.release}: the journal in pod {pod}")
@@ -82,7 +82,7 @@ async def _copy(api: Api, found: FoundRelease, pod: str, copy: Path) -> None:
 
 
 async def _fetch(files: Reading, name: str, copy: Path) -> Path:
-    """Copy one file; returns the copy."""
+    """Copy one file; return the path of the copy."""
     path = copy / name
     with open(path, "wb") as written:
         try:
@@ -95,7 +95,7 @@ async def _fetch(files: Reading, name: str, copy: Path) -> Path:
 
 
 async def _elsewhere(api: Api, found: FoundRelease, copy: Path) -> Elsewhere:
-    """What is known of the exported files, and of the checkpoints.
+    """Prepare access to the digests of the exported files, and the reasons why other files are not read.
 
     Raises:
         EdlError: the pod that reads the output volume does not run.
@@ -108,7 +108,7 @@ async def _elsewhere(api: Api, found: FoundRelease, copy: Path) -> Elsewhere:
         return Elsewhere(_unread, LOST.format("was"), checkpoints)
     if found.model_file.startswith("/"):
         return Elsewhere(_unread, f"the model is at {found.model_file}", checkpoints)
-    if ".." in PurePosixPath(found.model_file).parts:  # it comes from a ConfigMap, and is written to
+    if ".." in PurePosixPath(found.model_file).parts:  # the path is from a ConfigMap, and written to below
         raise EdlError(
             f"release {found.release}: the status names the model {found.model_file!r}, expected a path "
             "without .. below the output volume"
@@ -118,7 +118,7 @@ async def _elsewhere(api: Api, found: FoundRelease, copy: Path) -> Elsewhere:
         try:
             listed = await volume.whole(directory / artifacts.EXPORTS)
         except EdlError:
-            listed = b""  # then the audit finds no list
+            listed = b""  # the audit then reports that the list is missing
         else:
             beside = (copy / found.model_file).parent
             beside.mkdir(parents=True, exist_ok=True)
@@ -140,7 +140,7 @@ async def _elsewhere(api: Api, found: FoundRelease, copy: Path) -> Elsewhere:
 
 
 def _names(listed: bytes) -> list[str]:
-    """The exported files, by their paths beside the list. A damaged list has none: the audit says so."""
+    """Paths of the exported files, relative to the list; empty if it is damaged, which fails the audit."""
     try:
         entries = json.loads(listed)["exports"]
         return [str(Path(e["path"]).parent / name) for e in entries for name in e["files"]]

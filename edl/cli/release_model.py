@@ -1,9 +1,9 @@
 """The trained model of a release, read from its output volume; `release_audit` reads its digests there.
 
-The worker that wrote it has ended, and the master does not have the volume. So a pod is made that has: the
-worker's, as the chart renders it, with nothing but that volume (read-only) and `sleep`. The files are read by
-`cat` in it, through the API server, as `kubectl cp` does. The pod is deleted when that is done; if this
-command is killed before, the pod ends by itself, and goes with the release.
+The worker that wrote the model has ended, and the master does not mount the volume. So a pod is created that
+does: the chart's worker pod, reduced to this volume (read-only) and `sleep`. The files are read with `cat` in
+this pod, through the API server, as in `kubectl cp`. The pod is deleted afterwards. If this command is killed
+before, the pod ends by itself, and is deleted with the release.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from edl.kubernetes import pods
 from edl.kubernetes.client import Api, ApiError
 from edl.kubernetes.informer import Object, changes
 
-MOUNTED = "/var/lib/edl"  # as in the worker's pod
+MOUNTED = "/var/lib/edl"  # the same path as in the worker's pod
 COMPONENT = "model"
-LIFE_SECONDS = 3600  # of the pod, at most
-START_SECONDS = 180.0  # until it runs
-KEPT = (  # of the worker's pod: what it takes to be allowed, and to be placed where the volume can be
+LIFE_SECONDS = 3600  # longest life of the pod
+START_SECONDS = 180.0  # for the pod to start
+KEPT = (  # fields of the worker's pod that are needed for admission, and for a node that can mount the volume
     "affinity", "imagePullSecrets", "nodeSelector", "runtimeClassName", "schedulerName", "securityContext",
     "serviceAccountName", "tolerations",
 )  # fmt: skip
@@ -37,10 +37,10 @@ RESOURCES = {"requests": {"cpu": "50m", "memory": "32Mi"}, "limits": {"memory": 
 
 
 async def fetch(api: Api, found: FoundRelease, name: str, target: Path) -> str:
-    """Copy what was exported in this format; the outcome in words.
+    """Copy the model that was exported in this format; return the outcome as text.
 
     Raises:
-        EdlError: there is nothing to copy, the pod does not run, or what arrived is not what was written.
+        EdlError: there is nothing to copy, the pod does not run, or the copy differs from what was written.
         ApiError: the API refuses, or does not answer.
     """
     where = f"release {found.release}"
@@ -61,7 +61,7 @@ async def fetch(api: Api, found: FoundRelease, name: str, target: Path) -> str:
 
 @asynccontextmanager
 async def mounted(api: Api, found: FoundRelease) -> AsyncIterator[tuple[Reading, PurePosixPath]]:
-    """A pod with the output volume, and the directory in it where the run's model lies.
+    """Create a pod with the output volume; yield access to it, and the directory of the run's model.
 
     Raises:
         EdlError: the pod does not run.
@@ -72,15 +72,15 @@ async def mounted(api: Api, found: FoundRelease) -> AsyncIterator[tuple[Reading,
     await api.create(path, pod)
     try:
         await _running(api, path, own)
-        directory = PurePosixPath(MOUNTED, found.model_file).parent  # a later run has one of its own
+        directory = PurePosixPath(MOUNTED, found.model_file).parent  # later runs have their own
         yield Reading(api, f"{path}/{own}/exec", COMPONENT, "the output volume"), directory
     finally:
-        # Nobody waits for `sleep` to end: it would not.
+        # No grace period: `sleep` does not end on SIGTERM.
         await api.delete(f"{path}/{own}", {"gracePeriodSeconds": 0})
 
 
 def reader(found: FoundRelease) -> Object:
-    """The pod that has the release's output volume.
+    """The manifest of a pod with the release's output volume.
 
     Raises:
         EdlError: the worker's pod in the job's ConfigMap cannot be read.
@@ -118,10 +118,10 @@ def reader(found: FoundRelease) -> Object:
 
 
 async def _running(api: Api, path: str, name: str) -> None:
-    """Until the pod runs.
+    """Wait until the pod runs.
 
     Raises:
-        EdlError: it does not, or has ended.
+        EdlError: the pod does not run in time, or has ended.
     """
     pod: Object = {}
     try:
@@ -141,11 +141,11 @@ async def _running(api: Api, path: str, name: str) -> None:
 
 
 class Reading:
-    """Reads files in a container.
+    """Access to files in a container.
 
     Args:
-        path: of the pod, with /exec.
-        what: names the source in errors.
+        path: API path of the pod, with /exec.
+        what: name of the source in errors.
     """
 
     def __init__(self, api: Api, path: str, container: str, what: str):
@@ -155,14 +155,14 @@ class Reading:
         """Read a small file whole.
 
         Raises:
-            EdlError: it cannot be read.
+            EdlError: the file cannot be read.
         """
         found: list[bytes] = []
         await self.run(["cat", str(file)], found.append)
         return b"".join(found)
 
     async def run(self, command: Sequence[str], take: Callable[[bytes], object]) -> None:
-        """Hand the output of a command to `take`, piece by piece.
+        """Run a command, and call `take` with pieces of its output.
 
         Raises:
             EdlError: the command failed.

@@ -1,7 +1,7 @@
 """The status of a release's job, computed from ConfigMaps, pods and Events without I/O.
 
-The chart writes the job's ConfigMap, the master its status, the kubelets the pods; each is believed in
-what only it can know.
+The chart writes the job's ConfigMap, the master its status, the kubelets the status of the pods. Each is the
+authority for the facts that only it can know.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from edl.kubernetes.informer import Object
 from edl.kubernetes.names import Names
 
 MOST_EVENTS = 8
-# Why a pod that has a node does not start, which its status does not tell.
+# Reasons why a scheduled pod does not start that are only in Events, not in its status.
 ONLY_IN_EVENTS = frozenset({
     "FailedMount", "FailedAttachVolume", "FailedMapVolume", "FailedCreatePodSandBox",
 })  # fmt: skip
@@ -38,7 +38,7 @@ LOST_PREDICTIONS = (
 
 @dataclass(frozen=True)
 class FoundRelease:
-    """A release's job: its names, and its two ConfigMaps as they were read."""
+    """A release's job: its names, and its two ConfigMaps at the time of reading."""
 
     namespace: str
     release: str
@@ -70,7 +70,7 @@ class FoundRelease:
         for key in ("summary.json", "status.json"):
             with suppress(KeyError, ValueError):
                 report = dict(json.loads(self.told[key]))
-                # The phase may be newer: with invalid values no run begins.
+                # The phase may be newer than the report: with invalid values, no run begins.
                 if "records" in report and report["phase"] == self.phase:
                     freed = self.told.get("servers")
                     return report | in_short | ({"servers_freed": freed} if freed else {})
@@ -84,7 +84,7 @@ class FoundRelease:
 
     @property
     def refused(self) -> str:
-        """Which of the chart's values are not applied, and why; empty if all are applied."""
+        """The values of the chart that are not applied, and why; empty if all are applied."""
         return self.told.get("refused", "")
 
     @property
@@ -96,10 +96,10 @@ class FoundRelease:
 
     @property
     def values(self) -> dict[str, Any]:
-        """The job's values as the chart has written them.
+        """The job's values, from the ConfigMap that the chart writes.
 
         Raises:
-            EdlError: they cannot be read.
+            EdlError: the values cannot be read.
         """
         try:
             return dict(json.loads(self.job["data"]["values.json"]))
@@ -123,19 +123,19 @@ class FoundRelease:
 
     @property
     def model(self) -> str:
-        """Where the trained model is kept; empty: nowhere that outlives the worker's pod."""
+        """Location of the trained model; empty: it is lost with the worker's pod."""
         if self.model_file.startswith("/"):
             return f"{self.model_file} in the container of the worker that saved it"
         return self._kept(self.model_file)
 
     @property
     def model_file(self) -> str:
-        """The trained model's file: within the output directory, or where its worker saved it instead."""
+        """Path of the trained model: in the output directory, or absolute, in its worker's container."""
         return (str(self.report.get("model", "")) if self.ended else "") or artifacts.MODEL
 
     @property
     def predictions(self) -> str:
-        """Where predictions are kept; empty: nowhere that outlives the workers' pods."""
+        """Location of the predictions; empty: they are lost with the workers' pods."""
         with suppress(EdlError):
             if elsewhere := self.values.get("prediction", {}).get("dir"):
                 return f"{elsewhere} of the workers' containers"
@@ -153,7 +153,7 @@ class FoundRelease:
         return f"model: {where}, once the job succeeds" if where else f"warning: {LOST.format('will be')}"
 
     def _kept(self, name: str) -> str:
-        """Place of a file of the output directory, in words; empty if the directory is lost with the pod."""
+        """Describe the location of a file of the output directory; empty if it is lost with the pod."""
         try:
             pod = yaml.safe_load(self.job["data"]["worker.yaml"])
             volume = next(v for v in pod["spec"]["volumes"] if v["name"] == "output")
@@ -169,7 +169,7 @@ class FoundRelease:
         """Label selector of the pods of these components."""
         labels = self.job["metadata"]["labels"]
         of = {pods.NAME: labels.get(pods.NAME, ""), pods.INSTANCE: self.release}
-        if pods.JOB in labels:  # which older charts did not have
+        if pods.JOB in labels:  # older charts lack this label
             of[pods.JOB] = labels[pods.JOB]
         same = ",".join(f"{key}={text}" for key, text in of.items())
         return f"{same},{pods.COMPONENT} in ({','.join(components)})"
@@ -198,7 +198,7 @@ def snapshot(
     Args:
         there: the pods of master and workers.
         happened: the Events of the job.
-        warnings: Events of the namespace, of pods and who makes them.
+        warnings: Events of the namespace about pods and about the controllers that create them.
     """
     news = _latest(events(happened))
     workers = _workers(found.report, there, warnings)
@@ -260,7 +260,7 @@ def master_problem(there: Sequence[Object], name: str = "", warnings: Sequence[O
     """Why no master is running; empty if one is.
 
     Args:
-        name: of its Deployment, with which those of its ReplicaSets begin.
+        name: name of its Deployment, which is the prefix of the names of its ReplicaSets.
         warnings: Events of the namespace.
     """
     masters = [p for p in there if pods.component(p) == "master" and not pods.deleting(p)]
@@ -286,7 +286,7 @@ def _about(event: Object) -> str:
 
 
 def _last(warnings: Sequence[Object]) -> str:
-    """Message of the newest of these Events; empty if there is none."""
+    """Message of the newest of these Events; empty if `warnings` is empty."""
     last = max(warnings, key=lambda event: str(_event(event)["at"]), default=None)
     return f"{last['reason']}: {pods.short(last)}" if last is not None else ""
 
@@ -294,10 +294,10 @@ def _last(warnings: Sequence[Object]) -> str:
 def _workers(
     report: Mapping[str, Any], there: Sequence[Object], warnings: Sequence[Object]
 ) -> list[dict[str, Any]]:
-    """Merge the live pods with what the master last reported of the workers."""
+    """Merge the live pods with the master's last report about the workers."""
     heard = {w["id"]: w for w in report.get("workers", [])}
     numbers = {pods.of(pod)[1] for pod in there}
-    # Those whose pod cannot be created, because of a quota or a missing right.
+    # Workers whose pod cannot be created, because of a quota or a missing right.
     rows = [{**w, "node": ""} for w in heard.values() if w["state"] == "pending" and w["id"] not in numbers]
     for pod in there:
         worker = pods.of(pod)[1]

@@ -53,7 +53,7 @@ def export(
 
     All of them, or only those that have changed since an earlier export.
     """
-    from edl.rows import export  # NumPy takes its time to import
+    from edl.rows import export  # imported late, because NumPy is slow to import
     from edl.rows.client import Client
 
     addresses = servers.split(",") if servers else _addresses(job)
@@ -64,9 +64,10 @@ def export(
 
 
 def _addresses(job: JobHandle) -> list[str]:
-    """
+    """Get the addresses of the servers from the job's status.
+
     Raises:
-        ConfigError: the job has no servers, or they have ended with it.
+        ConfigError: the job has no servers, or has ended.
     """
     data = job.snapshot().data
     if data["phase"] in ENDED:

@@ -46,7 +46,7 @@ SalvageOption = Annotated[
     typer.Option("--salvage", help="Where to write the model, the journal and the summary if the output "
                  "directory is full, in a subdirectory with the job's name; default: a temporary directory."),
 ]  # fmt: skip
-MOST_NAME = 80  # characters of a model's name in the name of its output directory
+MOST_NAME = 80  # greatest length of the model's name in the name of an output directory
 
 
 def run(
@@ -113,7 +113,7 @@ def master(
     """Run only a job's master; start its workers with `edl worker`."""
     Address.parse(listen, "--listen")
     merged, _ = _merged(model, values_files, sets, set_strings, set_files)
-    # In the directory of a job whose master has died, this master continues the job.
+    # If the directory holds a job whose master has died, this master continues the job.
     lock = _prepare(output, merged, salvage, may_exist=latest.is_orphaned(output))
     os.set_inheritable(lock, True)  # the master that replaces this process keeps holding it
     latest.remember(output)
@@ -176,8 +176,11 @@ def _arguments(output: Path, salvage: Path | None) -> list[str]:
 
 
 def _start(output: Path, salvage: Path | None, lock: int, detached: bool) -> subprocess.Popen[bytes]:
-    """The job's master. Unless it is detached, it ends the job when this process has ended: however that
-    is, the master's standard input ends with it."""
+    """Start the job's master.
+
+    Unless it is detached, it ends the job when this process ends: in any case, the end of this process closes
+    the master's standard input.
+    """
     arguments = _arguments(output, salvage)
     (output / artifacts.LOGS).mkdir(exist_ok=True)
     with open(output / artifacts.LOGS / "master.log", "wb") as log:
@@ -189,7 +192,7 @@ def _start(output: Path, salvage: Path | None, lock: int, detached: bool) -> sub
 
 
 def _detach(process: subprocess.Popen[bytes], output: Path, interrupts: _Interrupts) -> int:
-    """Return when the job has begun."""
+    """Wait until the job has begun. Return the exit code."""
     assert process.stdout is not None
     if not process.stdout.readline():
         process.wait()
@@ -203,14 +206,14 @@ def _detach(process: subprocess.Popen[bytes], output: Path, interrupts: _Interru
 def _attend(
     console: display.Screen, process: subprocess.Popen[bytes], output: Path, interrupts: _Interrupts
 ) -> int:
-    """Show the job until it ends. Returns the exit code."""
+    """Show the job until it ends. Return the exit code."""
     assert process.stdout is not None
     unread = False
     try:
-        if process.stdout.readline():  # the master says when it listens
+        if process.stdout.readline():  # the master prints a line once it listens
             latest.remember(output)
             display.show(console, Client(artifacts.read_contact(output)).follow())
-    except OSError:  # nobody reads what we show, or the terminal has gone
+    except OSError:  # the output is a closed pipe, or the terminal is closed
         unread = True
         process.terminate()
     process.wait()
@@ -222,10 +225,10 @@ def _attend(
 def _ended(
     console: display.Screen, process: subprocess.Popen[bytes], output: Path, interrupts: _Interrupts
 ) -> int:
-    """Say how the job has ended. Returns the exit code."""
+    """Print the result of the job. Return the exit code."""
     code = 128 + interrupts.number if interrupts.number else 1
     assert process.stdout is not None
-    # A last word of the master is where it has written all that, because it could not in `output`.
+    # If the master could not write to `output`, its last line names the directory that it used instead.
     kept = Path(process.stdout.read().decode().strip() or output)
     try:
         summary = artifacts.read_summary(kept)
@@ -238,7 +241,7 @@ def _ended(
         raise EdlError(
             f"the master exited unexpectedly ({_how(process.returncode)}): {log.strip()[-2000:]}"
         ) from None
-    with contextlib.suppress(OSError):  # the terminal has gone
+    with contextlib.suppress(OSError):  # the terminal is closed
         console.print(display.result(summary, str(kept), str(kept / summary["model"])), soft_wrap=True)
     return 0 if summary["phase"] == Phase.Succeeded else code
 
@@ -290,7 +293,7 @@ def _check_checkpoints(typed: config.Config, resume: Path | None) -> None:
     """Check before the start what every worker would check.
 
     Raises:
-        ConfigError: there is no checkpoint to resume from, or the checkpoints belong to a different job.
+        ConfigError: no checkpoint to resume from exists, or the checkpoints belong to a different job.
     """
     where = typed.checkpoint.dir
     found = Store.open(where).checkpoints() if where else []
@@ -310,7 +313,7 @@ def _check_checkpoints(typed: config.Config, resume: Path | None) -> None:
 
 
 def _prepare(output: Path, merged: dict[str, Any], salvage: Path | None, may_exist: bool = False) -> int:
-    """Create the output directory and write the job's values there. Returns its lock (`artifacts.lock`).
+    """Create the output directory and write the job's values there. Return its lock (`artifacts.lock`).
 
     Raises:
         EdlError: the directory holds a different job, or cannot be written.

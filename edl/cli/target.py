@@ -1,4 +1,4 @@
-"""Which job a command is about: the same options for all commands about a job."""
+"""Selection of a job: the options that all commands about a job share."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from edl.cli.jobs import JobHandle
 from edl.cli.local import Local
 from edl.errors import ConfigError
 
-MOST_RELEASE = 63  # characters; also of what a release's objects begin with
+MOST_RELEASE = 63  # characters; also for the prefix of a release's objects
 
 DirArgument = Annotated[
     Path | None,
@@ -42,11 +42,11 @@ def target(
         str, typer.Option("--context", help="The context of the kubeconfig; default: its current context.")
     ] = "",
 ) -> AbstractContextManager[JobHandle]:
-    """The job that is meant, to be used within `with`.
+    """The selected job, as a context manager.
 
     Raises:
         ConfigError: the options contradict each other.
-        EdlError: no job could be meant, or the release does not exist.
+        EdlError: no job is selected, or the release does not exist.
     """
     if not release:
         given = {"--namespace": namespace, "--kubeconfig": kubeconfig, "--context": context}
@@ -59,13 +59,13 @@ def target(
         raise ConfigError(
             f"--release {release[:9]}...: a release's name has at most {MOST_RELEASE} characters"
         )
-    from edl.cli.release import connect  # the Kubernetes client takes its time to import
+    from edl.cli.release import connect  # imported late, because the Kubernetes client is slow to import
 
     return connect(release, namespace, kubeconfig, context)
 
 
 def about_a_job(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command, in place of its parameter `job`, the options that say which one."""
+    """Replace the parameter `job` of a command by the options that select the job."""
     options = inspect.signature(target, eval_str=True).parameters
     own = inspect.signature(command, eval_str=True).parameters
     parameters = [

@@ -28,7 +28,7 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 
-MODELS = "/models"  # where they are in the image
+MODELS = "/models"  # folder of the models in the image
 TOOLS = ("docker", "buildah")
 IGNORED = ".git\n.venv\nruns\n**/__pycache__\nDockerfile\nvalues.yaml\n.dockerignore\n"
 DOCKERFILE = """\
@@ -141,7 +141,7 @@ def build(
         command = (
             ["docker", "buildx", "build", "--load"]
             if tool == "docker"
-            # Needs no rights but those to change the root directory, and the network as it is.
+            # Needs no rights except to change the root directory, and uses the network of the host.
             else ["buildah", "bud", "--layers", "--network", "host",
                   "--isolation", os.environ.get("BUILDAH_ISOLATION", "chroot")]
         )  # fmt: skip
@@ -172,7 +172,7 @@ def push(
             image,
             f"docker://{image}",
         ]
-    else:  # docker knows from its daemon's settings which registries have no TLS
+    else:  # the settings of docker's daemon list the registries without TLS
         command = ["docker", "push", image]
     _run(tool, command, f"{image} was not pushed")
     print(f"pushed {image}")
@@ -182,13 +182,13 @@ def _check_model(directory: Path) -> None:
     """Check the model that values.yaml names, if it is a file in this folder.
 
     Raises:
-        ModelError: it does not exist, or is not a model.
+        ModelError: the file does not exist, or is not a model.
     """
     try:
         values = yaml.safe_load(read(directory / "values.yaml"))
         module = str(values["model"]["module"])
     except (EdlError, yaml.YAMLError, RecursionError, TypeError, KeyError):
-        return  # not our values: Helm will judge them
+        return  # not values of edl: Helm will validate them
     if not module.startswith(f"{MODELS}/"):
         return
     path = directory / module.removeprefix(f"{MODELS}/")
@@ -201,7 +201,7 @@ def _check_model(directory: Path) -> None:
 
 
 def _secrets(directory: Path, extra_index: str) -> list[str]:
-    """Build options with this machine's access to the package index, which the image does not keep."""
+    """Build options that pass this machine's access to the package index, without storing it in the image."""
     mine = configparser.RawConfigParser()
     mine.read([os.environ.get("PIP_CONFIG_FILE", "/etc/pip.conf"), Path.home() / ".config/pip/pip.conf"])
     said = dict(mine["global"]) if mine.has_section("global") else {}
@@ -217,10 +217,10 @@ def _secrets(directory: Path, extra_index: str) -> list[str]:
 
 
 def _tool() -> str:
-    """docker if its daemon answers, else buildah; or what EDL_BUILDER says.
+    """Choose docker if its daemon answers, else buildah; EDL_BUILDER overrides this.
 
     Raises:
-        EdlError: there is neither.
+        EdlError: neither can be used.
     """
     wanted = os.environ.get("EDL_BUILDER", "")
     if wanted and wanted not in TOOLS:
@@ -244,7 +244,7 @@ def _run(tool: str, command: list[str], failed: str) -> None:
     """Run a command and show its output.
 
     Raises:
-        EdlError: it failed.
+        EdlError: the command failed.
     """
     print(f"{' '.join(command)}", flush=True)
     code = subprocess.call(command)

@@ -1,4 +1,4 @@
-"""HOST:PORT, as options name it."""
+"""HOST:PORT, the format of addresses in options."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from edl.errors import ConfigError
 
 @dataclass(frozen=True)
 class Address:
-    """Where somebody listens.
+    """The address of a server.
 
     Args:
         host: a name or an address; empty: all addresses of this machine.
@@ -22,12 +22,13 @@ class Address:
 
     @classmethod
     def parse(cls, text: str, option: str) -> Address:
-        """
+        """Parse HOST:PORT.
+
         Args:
-            option: what is named in a refusal.
+            option: name of the option, for error messages.
 
         Raises:
-            ConfigError: it is not HOST:PORT.
+            ConfigError: `text` is not HOST:PORT.
         """
         found = re.fullmatch(r"(\[[0-9a-fA-F:.]+\]|[^\s:/\[\]]*):([0-9]{1,9})", text)
         if not found:

@@ -1,8 +1,9 @@
-"""The values that shape the chart's objects, and mean nothing to a process: their types and limits.
+"""Types and limits of the values that shape the chart's objects only; processes do not use them.
 
-Defaults live in chart/values.yaml. `edl run` checks these as Helm does, and makes no use of them.
-What is Kubernetes' own (affinity, tolerations, ...) is mostly only known to be a map or a list here:
-Kubernetes says itself what it does not like. Checked is what it says late, when the master makes a pod.
+Defaults are in chart/values.yaml. `edl run` validates these values like Helm, and ignores them otherwise.
+Most fields of Kubernetes (affinity, tolerations, ...) are only checked to be a map or a list here, because
+Kubernetes validates them itself. Checked in detail is what Kubernetes would reject late, when the master
+creates a pod.
 """
 
 from __future__ import annotations
@@ -228,14 +229,14 @@ class Chart(Section):
 
 MOUNTED_AT = {"checkpoint": "checkpoint.dir", "data": "data.mountPath", "model": "model.mountPath"}
 _MOUNTED = {"worker": tuple(MOUNTED_AT), "ps": ("checkpoint",)}
-OWN_MOUNTS = ("/tmp", "/var/lib/edl", "/etc/edl/token", "/etc/edl/tls")  # in the pods that the chart makes
+OWN_MOUNTS = ("/tmp", "/var/lib/edl", "/etc/edl/token", "/etc/edl/tls")  # mounts that the chart itself adds
 
 
 def impossible(flat_values: Mapping[str, Any]) -> list[str]:
-    """What Kubernetes would find out late, one line each: two mounts at one path, a request above its limit.
+    """List mistakes that Kubernetes would report late: two mounts at one path, a request above its limit.
 
     Args:
-        flat_values: by dotted key, as far as nothing else is wrong with them.
+        flat_values: the values without other mistakes, by dotted key.
     """
     return [
         line
@@ -245,7 +246,7 @@ def impossible(flat_values: Mapping[str, Any]) -> list[str]:
 
 
 def _mounts(component: str, flat_values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """The key and the path of each mount of a component that the values make."""
+    """The key and the path of each mount that the values add to a component."""
     for place in _MOUNTED.get(component, ()):
         there = flat_values.get(f"{place}.existingClaim") or flat_values.get(f"{place}.hostPath")
         if there and (path := flat_values.get(key := MOUNTED_AT[place])):

@@ -1,7 +1,7 @@
-"""`--set`, `--set-string` and `--set-file` flags, read as Helm 3 reads them.
+"""Parser of `--set`, `--set-string` and `--set-file` flags that follows Helm 3.
 
 One deliberate difference, tested in tests/unit/test_values.py: `--set a=0.5` is a number here. Helm
-makes it the text "0.5", which no schema takes for a number, and has --set-json for it.
+makes it the text "0.5", which no schema accepts as a number; Helm's way to set it is --set-json.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import Any
 
 from edl.errors import ConfigError
 
-MOST_INDEX = 65536  # as in Helm: a larger list index is a mistake, not a list
-MOST_LEVELS = 30  # as in Helm: a key of more levels is a mistake too
+MOST_INDEX = 65536  # Helm's limit: a larger list index is a mistake
+MOST_LEVELS = 30  # Helm's limit: a key of more levels is a mistake
 
 Values = dict[str, Any]
 
@@ -22,20 +22,21 @@ Values = dict[str, Any]
 def parse_set(
     text: str, into: Values, strings: bool = False, read: Callable[[str], str] | None = None
 ) -> None:
-    """Read one `--set` flag into `into`. With `strings` it is a `--set-string`: values are never typed.
+    """Parse one `--set` flag and merge it into `into`.
 
     Args:
-        read: it is a `--set-file`: what is given is the name of a file, and this returns its text.
+        strings: parse the flag as `--set-string`: all values are strings.
+        read: parse the flag as `--set-file`: the value is the name of a file, and `read` returns its text.
 
     Raises:
-        ConfigError: the flag is malformed, or goes below a value that is not a map or list. It is
-            quoted; `into` may then hold a part of it.
+        ConfigError: the flag is malformed, or sets a key below a value that is not a map or list. The
+            message quotes the flag; `into` may then hold a part of it.
     """
     _SetParser(text, strings, read).read(into)
 
 
 class _SetParser:
-    """A reader of `key=value,...`, one character at a time, as Helm's pkg/strvals does it."""
+    """A parser of `key=value,...` that reads one character at a time, like Helm's pkg/strvals."""
 
     def __init__(self, text: str, strings: bool, read_file: Callable[[str], str] | None):
         self._text, self._strings, self._read_file, self._at = text, strings, read_file, 0
@@ -54,7 +55,7 @@ class _SetParser:
         return ConfigError(f"{flag} {self._text!r}: {why} (expected {example})")
 
     def _until(self, stops: str) -> tuple[str, str]:
-        """Text up to one of `stops`, unescaped, and the stop ("" at the end)."""
+        """Return the unescaped text up to one of `stops`, and the stop ("" at the end)."""
         out: list[str] = []
         while self._at < len(self._text):
             c = self._text[self._at]
@@ -89,7 +90,7 @@ class _SetParser:
         return present
 
     def _item(self, items: list[Any], level: int) -> list[Any]:
-        """`0]=x`, `0].b=x` or `0][1]=x`: put x at that place of the list."""
+        """Parse `0]=x`, `0].b=x` or `0][1]=x`, and put x at that index of the list."""
         text, stop = self._until("]")
         if stop != "]" or not re.fullmatch(r"[+]?[0-9]{1,18}", text):
             raise self._fail(f"[{text}] is not a list index")
@@ -107,7 +108,7 @@ class _SetParser:
             inner = [] if present is None else self._below(f"[{index}]", present, list)
             items[index] = self._item(inner, level)
         else:
-            # Not like a map's key: Helm replaces an item that is no map.
+            # Unlike for a key of a map, Helm replaces an item that is not a map.
             items[index] = dict(present) if isinstance(present, dict) else {}
             self._pair(items[index], level)
         return items
@@ -125,7 +126,7 @@ class _SetParser:
             text, stop = self._until(",}")
             if stop == "":
                 raise self._fail("a list is not closed with '}'")
-            items.append(self._typed(text))  # {} is a list of one empty text, in Helm too
+            items.append(self._typed(text))  # {} is a list of one empty text, as in Helm
             if stop == "}":
                 if self._text[self._at : self._at + 1] == ",":
                     self._at += 1
@@ -141,8 +142,8 @@ class _SetParser:
             return lower == "true"
         if lower == "null":
             return None
-        # A number that starts with 0 may be somebody's id, says Helm; one that no int64 holds is a text too.
+        # As in Helm: digits that start with 0 may be an id, so they stay text; so do integers beyond int64.
         if text == "0" or re.fullmatch(r"[+-][0-9]{1,30}|[1-9][0-9]{0,30}", text):
             return int(text) if -(1 << 63) <= int(text) < 1 << 63 else text
-        # Kinder than Helm: see above.
+        # The deliberate difference from Helm: see above.
         return float(text) if re.fullmatch(r"[+-]?[0-9]+\.[0-9]+", text) else text

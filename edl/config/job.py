@@ -1,7 +1,7 @@
-"""The typed configuration of a job: its types and limits. Defaults live in chart/values.yaml.
+"""The typed configuration of a job: its types and limits. Defaults are in chart/values.yaml.
 
-`parse` turns a values mapping into a frozen `Config`, or refuses it with every mistake named
-by its dotted key, the value found, and what is expected: all of them at once.
+`parse` turns a mapping of values into a frozen `Config`, or reports all mistakes at once: for each its dotted
+key, the value found, and the expected value.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ IN_POD = frozenset({  # frozen values that the chart also writes into the worker
     *(f"checkpoint.{key}" for key in ("dir", "existingClaim", "hostPath", "existingSecret")),
     "elastic.inMemorySnapshot", "elastic.prefork",
 })  # fmt: skip
-RESULT: dict[str, JsonValue] = {"result": True}  # decides which model comes out: fixed once a run has ended
+RESULT: dict[str, JsonValue] = {"result": True}  # determines the trained model: fixed once a run has ended
 SHARE: dict[str, JsonValue] = {"allowed": "an integer, at least 0, or a share such as 50%"}
 PATH: dict[str, JsonValue] = {"allowed": "an absolute path"}
 
@@ -59,7 +59,7 @@ class Model(Section):
 
     @property
     def name(self) -> str:
-        """What people call it."""
+        """The model's name in messages."""
         return "model.source" if self.source else self.module
 
 
@@ -130,7 +130,7 @@ class InitFrom(Section):
 
 
 def _with_keras(formats: list[str]) -> list[str]:
-    """Keras' own comes first: each model is kept in it anyhow."""
+    """Put Keras' own format first: each model is saved in it anyhow."""
     return list(dict.fromkeys(["keras", *formats]))
 
 
@@ -140,7 +140,7 @@ class Export(Section):
 
     @property
     def further(self) -> tuple[str, ...]:
-        """The formats beside Keras' own."""
+        """The formats other than Keras' own."""
         return tuple(self.formats[1:])
 
 
@@ -194,44 +194,44 @@ class Config(Section):
 
     @property
     def task(self) -> str:
-        """What the job does: train, evaluate or predict."""
+        """The job's task: train, evaluate or predict."""
         return modes.task_of(self.mode)
 
     @property
     def trains(self) -> bool:
-        """Whether there is anything to be trained."""
+        """Whether the job trains its model."""
         return self.task == modes.TRAIN
 
     @property
     def is_decided(self) -> bool:
-        """Whether it is known if the job has parameter servers. If not, its first worker finds out."""
+        """Whether it is known if the job has parameter servers. If not, its first worker decides it."""
         return self.mode != modes.AUTO
 
     def decided(self, mode: str) -> Config:
-        """The same, of a job that has become one of this mode."""
+        """This configuration with the decided mode."""
         return self if self.is_decided else self.model_copy(update={"mode": mode})
 
     @property
     def servers(self) -> int:
-        """How many parameter servers the job has, as far as that is decided."""
+        """The number of the job's parameter servers, as far as it is decided."""
         return modes.servers_of(self.mode, self.ps.servers)
 
     @property
     def asynchronous(self) -> bool:
-        """Whether all weights are on parameter servers, which take steps in any order."""
+        """Whether all weights are on parameter servers, which apply steps in any order."""
         return modes.is_asynchronous(self.mode)
 
     @property
     def replaces_embeddings(self) -> int:
-        """From how many values on an Embedding of Keras becomes one of edl's; 0: none does."""
+        """The least size (in values) at which an Embedding of Keras is replaced by edl's; 0: never."""
         may = self.servers or not self.is_decided or not self.trains
         return self.ps.replace_embeddings if may else 0
 
     def evaluation_plan(self, steps: Steps, sizes: Mapping[str, int]) -> EvaluationPlan:
-        """When the ring evaluates the model, or predicts.
+        """The plan by which the ring evaluates the model, or predicts.
 
         Args:
-            sizes: the records of each split that there is.
+            sizes: number of records of each existing split.
         """
         how, predicts = self.evaluation, self.mode == "predict"
         batch = self.prediction.part_records * ROUND_PARTS if predicts else how.batch_size
@@ -245,7 +245,7 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _possible(self) -> Config:
-        # Also when a Config is made without `parse`, an impossible one does not come into being.
+        # An impossible Config cannot be constructed, not even without `parse`.
         if broken := impossible(flat(self)):
             raise PydanticCustomError("impossible", "{text}", {"text": "\n".join(broken)})
         return self
@@ -262,7 +262,7 @@ class File(Config, Chart):
 
 
 class Rule(NamedTuple):
-    """Keys that each may have such a value, but not together."""
+    """An invalid combination of values that are valid by themselves."""
 
     keys: tuple[str, ...]
     broken: Callable[..., bool]
@@ -376,13 +376,13 @@ RULES = [
 
 
 def parse(values: Mapping[str, Any]) -> Config:
-    """The typed configuration that `values` mean.
+    """Parse `values` into a typed configuration.
 
-    They are a whole values file, or the job's part of one, as the chart gives it to the master. The chart's
-    part is checked where it is there, and left out.
+    The values are a whole values file, or its job part, which the chart passes to the master. A chart part is
+    checked and then dropped.
 
     Raises:
-        ConfigError: one line for each mistake.
+        ConfigError: the values are invalid; the message has one line for each mistake.
     """
     values = without_outdated(values) if isinstance(values, Mapping) else values
     whole = isinstance(values, Mapping) and any(key in values for key in CHART)
@@ -393,8 +393,8 @@ def parse(values: Mapping[str, Any]) -> Config:
         return Config.model_validate(values)
     except ValidationError as error:
         details = error.errors()
-    # pydantic judges the whole only when every part is right. We want all mistakes in one go, so the
-    # combinations are judged here as well, over the keys that nothing else is wrong with.
+    # pydantic validates combinations only if every field is valid. To report all mistakes at once, the
+    # combinations are checked here as well, for the keys without other mistakes.
     wrong = {key for detail in details for key in _prefixes(detail["loc"])}
     sound = {k: v for k, v in flat(values).items() if k not in wrong} if isinstance(values, Mapping) else {}
     lines = {in_words(detail, File) for detail in details if detail["type"] != "impossible"}
@@ -410,8 +410,10 @@ def of_job(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def impossible(flat_values: Mapping[str, Any]) -> list[str]:
-    """What no schema can express, one line each: invalid combinations, and a model.source that is not a
-    model. A rule is judged only if all its keys are there."""
+    """List mistakes that no schema can express: invalid combinations, and a model.source that is not a model.
+
+    A rule is checked only if all its keys are present.
+    """
     source = flat_values.get("model.source")
     told = source_module.check(source) if source and isinstance(source, str) else []
     return [*told, *chart.impossible(flat_values)] + [
@@ -423,7 +425,7 @@ def impossible(flat_values: Mapping[str, Any]) -> list[str]:
 
 
 def unscalable(values: Mapping[str, Any], workers: int) -> list[str]:
-    """Why a running job with these values cannot be scaled to so many workers; empty if it can."""
+    """Why a running job with these values cannot be scaled to `workers` workers; empty if it can."""
     if workers < 0:
         return [f"workers is {workers}: expected at least 0, which suspends the job"]
     limits = {key: values[key] for key in ("minWorkers", "maxWorkers") if key in values}
@@ -431,7 +433,7 @@ def unscalable(values: Mapping[str, Any], workers: int) -> list[str]:
 
 
 def unscalable_servers(config: Config, servers: int) -> list[str]:
-    """Why a running job cannot have so many parameter servers from now on; empty if it can."""
+    """Why a running job cannot be scaled to `servers` parameter servers; empty if it can."""
     if not (config.servers and config.trains):
         why = "it has no parameter servers"
         if not config.is_decided:
@@ -446,7 +448,7 @@ def frozen_changes(old: Config, new: Config, ended: bool = False) -> list[str]:
     """The dotted keys that differ and that a run with the values `old` keeps.
 
     Args:
-        ended: the run has ended, so it also keeps live values that decide which model it trains.
+        ended: the run has ended, so it also keeps live values that determine the trained model.
     """
     if modes.became(new.mode, old.mode):
         new = new.decided(old.mode)
@@ -459,7 +461,7 @@ def live_keys(config: Config, ended: bool = False) -> set[str]:
     """The dotted keys that can change while a job with this configuration runs.
 
     Args:
-        ended: the run has ended: without the keys that decide which model it trains.
+        ended: the run has ended; leave out the keys that determine the trained model.
     """
     live = {key for key, extra in _extras(Config) if "live" in extra and not (ended and "result" in extra)}
     if config.is_decided and not (config.servers and config.trains):  # no rows that servers could exchange
@@ -470,7 +472,10 @@ def live_keys(config: Config, ended: bool = False) -> set[str]:
 def with_keys_of(
     values: Mapping[str, Any], other: Mapping[str, Any], keys: Collection[str]
 ) -> dict[str, Any]:
-    """A copy of `values` with those of these dotted keys that `other` has, which need not be valid."""
+    """A copy of `values` in which these dotted keys have the values of `other`, as far as it has them.
+
+    `other` need not be valid.
+    """
     found = copy.deepcopy(dict(values))
     for key in keys:
         *sections, last = key.split(".")
@@ -485,7 +490,7 @@ def with_keys_of(
 
 
 def _extras(section: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
-    """What is said of each dotted key beside its type."""
+    """Each dotted key with the extra schema properties of its field."""
     for field in section.model_fields.values():
         yield f"{prefix}{field.alias}", _extra(field)
         if isinstance(field.annotation, type) and issubclass(field.annotation, Section):
@@ -497,7 +502,7 @@ def _extra(field: FieldInfo) -> dict[str, Any]:
 
 
 def flat(values: BaseModel | Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """The values by dotted key. A map that Kubernetes knows the keys of is one value."""
+    """The values by dotted key. A map whose keys Kubernetes defines is one value."""
     if isinstance(values, BaseModel):
         items = [(str(f.alias), getattr(values, name)) for name, f in type(values).model_fields.items()]
     else:
@@ -511,9 +516,12 @@ def flat(values: BaseModel | Mapping[str, Any], prefix: str = "") -> dict[str, A
 
 OPEN = open_maps(File)
 JOB = tuple(known(Config))  # the keys of the job's part of a values file
-CHART = tuple(key for key in known(Chart) if key not in JOB)  # those that are the chart's alone
+CHART = tuple(key for key in known(Chart) if key not in JOB)  # keys that only the chart has
 
 
 def _prefixes(loc: tuple[int | str, ...]) -> list[str]:
-    """The dotted keys on the way to a mistake: a union's branches and a list's places come after the key."""
+    """All prefixes of the path to a mistake, as dotted keys.
+
+    A path has the branch of a union, or the index of a list, after the key.
+    """
     return [".".join(map(str, loc[: n + 1])) for n in range(len(loc))]

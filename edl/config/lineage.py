@@ -1,7 +1,7 @@
-"""What a checkpoint and the job that goes on from it must have in common.
+"""Compatibility of a checkpoint with the job that resumes from it.
 
-Which records are in a state is arithmetic over a few values (edl/contract/steps.py, order.py), so these are
-kept in each checkpoint. With others, its number of steps would mean other records.
+The records that are in a state are computed from a few values (edl/contract/steps.py, order.py), so each
+checkpoint contains these. With different values, its number of steps would mean different records.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from typing import Any
 from edl.config.job import Config
 from edl.errors import ConfigError
 
-ORDER = frozenset({"training.seed", "data.shuffle"})  # of the records
+ORDER = frozenset({"training.seed", "data.shuffle"})  # keys that determine the order of the records
 FORCEABLE = ORDER | {
     "model.module",
     "model.source",
     "ps.replaceEmbeddings",
-}  # what the model is, its fingerprint says
+}  # the fingerprint identifies the model
 
 
 def kept(config: Config) -> dict[str, Any]:
-    """The values that a checkpoint keeps, by their keys."""
+    """The values that are stored in a checkpoint, by key."""
     source = config.model.source
     return {
         "model.module": "" if source else config.model.module,
@@ -43,20 +43,20 @@ def check(
     run_id: str,
     within: int | None = None,
 ) -> tuple[str, ...]:
-    """Whether the job may go on from a checkpoint.
+    """Check whether the job may resume from a checkpoint.
 
     Args:
-        where: the checkpoints' directory or address.
-        run: which has written it, and
-        values: what it has kept.
-        run_id: of the job; empty: it has not begun.
-        within: the epoch, from 1, in the middle of which it is; None: it is at the end of one.
+        where: directory or address of the checkpoints.
+        run: id of the run that has written the checkpoint.
+        values: values that are stored in the checkpoint.
+        run_id: run id of the job; empty: the job has not begun.
+        within: the epoch, from 1, if the checkpoint is in the middle of one; None: at the end of an epoch.
 
     Returns:
-        What differs and was forced (`checkpoint.force`), in words.
+        Descriptions of the values that differ and were forced (`checkpoint.force`).
 
     Raises:
-        ConfigError: it is another run's and the job does not resume, or a value differs.
+        ConfigError: the checkpoint is of a different run and the job does not resume, or a value differs.
     """
     if run != run_id and not config.checkpoint.resume:
         raise ConfigError(

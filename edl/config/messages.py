@@ -1,6 +1,6 @@
-"""Messages about wrong values: the key, the value found, and what is expected there.
+"""Messages about invalid values: the key, the value found, and the expected value.
 
-`whole` is the section that a whole values file is.
+`whole` is the section type of a whole values file.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ KINDS = {
 
 
 def in_words(detail: ErrorDetails, whole: type[BaseModel]) -> str:
-    """One mistake in one line: the key, the value found, what is expected."""
+    """Describe one mistake in one line: the key, the value found, the expected value."""
     path, section, rest = _place(detail["loc"], whole)
     if not path:
         return f"values: invalid value {shown(detail['input'])} (expected a map)"
@@ -57,7 +57,7 @@ def in_words(detail: ErrorDetails, whole: type[BaseModel]) -> str:
 def _place(
     loc: tuple[int | str, ...], whole: type[BaseModel]
 ) -> tuple[list[str], type[BaseModel], list[str]]:
-    """Where a mistake is: the path of the key, the section that holds it, and the place within its value."""
+    """Locate a mistake: the path of the key, the section that holds it, and the path within its value."""
     section = whole
     for n, part in enumerate(loc):
         inner = known(section).get(str(part))
@@ -65,7 +65,7 @@ def _place(
             section = inner
             continue
         path, rest = [str(part) for part in loc[: n + 1]], [str(part) for part in loc[n + 1 :]]
-        # A value that may be of several kinds is blamed once for each: what follows is the kind, no place.
+        # pydantic reports a value of a union once for each of its types: the rest of `loc` is then a type.
         field = next((f for f in section.model_fields.values() if f.alias == part), None)
         return path, section, rest if field and _has_places(field.annotation) else []
     return [], section, []
@@ -82,7 +82,7 @@ def _keys_of(path: list[str], rest: list[str], whole: type[BaseModel]) -> str:
 
 
 def _hint(path: list[str], section: type[BaseModel], whole: type[BaseModel]) -> str:
-    """The key that was meant: one of this name elsewhere, else a similar one here, else all that are here."""
+    """Suggest keys: the same name elsewhere, else a similar name in this section, else all keys of it."""
     *parents, last = path
     elsewhere = [key for key in keys(whole) if key.rsplit(".", 1)[-1] == last]
     near = difflib.get_close_matches(last, known(section), 1, cutoff=0.5)
@@ -93,7 +93,7 @@ def _hint(path: list[str], section: type[BaseModel], whole: type[BaseModel]) -> 
 
 
 def _meant(path: list[str], found: Any, section: type[BaseModel], whole: type[BaseModel]) -> str:
-    """The key that was meant where a section has a plain value, or a plain value has keys as a section has.
+    """Suggest a key for a section that was given a plain value, or a plain value that was given a map.
 
     `worker=3` means `workers=3`, and `workers.env=...` means `worker.env`.
     """
@@ -111,13 +111,13 @@ def _meant(path: list[str], found: Any, section: type[BaseModel], whole: type[Ba
 
 
 def shown(value: Any) -> str:
-    """A value as it would stand in a values file, cut where it gets long."""
+    """Format a value as in a values file, cut after 80 characters."""
     text = json.dumps(value, ensure_ascii=False, default=str)
     return text if len(text) <= 80 else f"{text[:80]}..."
 
 
 def allowed(key: str, whole: type[BaseModel], rest: Sequence[str] = ()) -> str:
-    """What is expected, in words, for a dotted key; or at a place within its value."""
+    """Describe the allowed values of a dotted key, or of a path within its value."""
     schema = _schema(key, whole, rest)
     if "allowed" in schema:
         return str(schema["allowed"])
@@ -130,7 +130,7 @@ def allowed(key: str, whole: type[BaseModel], rest: Sequence[str] = ()) -> str:
 
 
 def _schema(key: str, whole: type[BaseModel], rest: Sequence[str]) -> dict[str, Any]:
-    """The JSON schema of a key, or of a place within its value; empty where anything may be."""
+    """The JSON schema of a key, or of a path within its value; empty if any value is allowed."""
     *parents, last = key.split(".")
     section = whole
     for part in parents:
@@ -143,7 +143,7 @@ def _schema(key: str, whole: type[BaseModel], rest: Sequence[str]) -> dict[str, 
         if "$ref" in schema:
             return plain(defined[schema["$ref"].rsplit("/", 1)[-1]])
         if "anyOf" in schema and "allowed" not in schema:
-            # Helm hands a decimal over as a string, and null is nothing: no need to mention either.
+            # Helm passes a decimal as a string, and null means absent: messages mention neither.
             return plain(schema["anyOf"][0])
         return dict(schema)
 

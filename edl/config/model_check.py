@@ -1,8 +1,8 @@
-"""A user's model as one file (`model.source`): checked before any worker is started for it.
+"""Checks of a user's model as one file (`model.source`), made before any worker is started for it.
 
-Nothing here runs the file or imports anything: the master only reads it. So what is certain
-is refused (not Python, no model(), a data() without a parameter), and what only running it
-would show (a function made by an import or an assignment) is left to the worker.
+The master only parses the file; it does not run or import anything. So certain mistakes are refused here (not
+Python, no model(), a data() without a parameter). Mistakes that only show when the file runs (a function made
+by an import or an assignment) are left to the worker.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import warnings
 from collections.abc import Iterable, Iterator
 
 MOST_CHARACTERS = 262_144
-MOST_BYTES = 786_432  # with JSON's escapes: a ConfigMap holds 1 MiB, and the rest of the job is in it, too
-# The functions and how each is called.
+MOST_BYTES = 786_432  # with JSON's escapes: a ConfigMap holds 1 MiB, including the job's other values
+# The functions of a model file, and how each is called.
 CONTRACT = {"model": "model()", "data": "data(split)", "feed": "feed(records) or feed(records, split)"}
 NEEDED = ("model", "data")
 MODELS = ("Sequential", "Model", "Functional")  # classes of Keras
@@ -27,17 +27,17 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 def digest(source: str) -> str:
-    """The part of a run's identity that is the model's text: another text is another run."""
+    """Digest of the model's text, as part of a run's identity: a different text is a different run."""
     return hashlib.sha256(source.encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
 
 def check(source: str, name: str = "model.source", most: int | None = MOST_CHARACTERS) -> list[str]:
-    """What is wrong with a model's text: one line for each mistake, none if it may be tried.
+    """List the mistakes in a model's text, one line each; empty if workers may try it.
 
     Args:
         source: the text of the Python file.
-        name: what the file is called in the lines.
-        most: characters that it may have; None where it need not travel.
+        name: name of the file in the messages.
+        most: greatest number of characters; None if the text need not fit into a ConfigMap.
     """
     if most is not None and len(source) > most:
         return [
@@ -56,7 +56,7 @@ def check(source: str, name: str = "model.source", most: int | None = MOST_CHARA
         return [f"{name}: {wrong}"]
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of the user's text; the worker shows them
+            warnings.simplefilter("ignore")  # the worker shows the warnings about the user's text
             text = source.removeprefix("\ufeff")
             tree = ast.parse(text, name)
             table = symtable.symtable(text, name, "exec")
@@ -75,13 +75,13 @@ def check(source: str, name: str = "model.source", most: int | None = MOST_CHARA
 
 
 def _size(source: str) -> int:
-    """Bytes of the text as Helm writes it: JSON in UTF-8, with six of them for each of three characters."""
+    """Size in bytes of the text as written by Helm: JSON in UTF-8, where <, > and & take six bytes each."""
     written = json.dumps(source, ensure_ascii=False).encode("utf-8", "replace")
     return len(written) + 5 * sum(source.count(escaped) for escaped in "<>&")
 
 
 def _encoding(source: str) -> str:
-    """A file that names another encoding than UTF-8 would be read wrongly: it travels as UTF-8."""
+    """Check the encoding that the file declares: it must be UTF-8, in which the text is transferred."""
     for number, line in enumerate(source.splitlines()[:2], 1):
         found = re.match(r"^[ \t\f]*#.*?coding[:=][ \t]*([-\w.]+)", line)
         if found and found[1].lower().replace("_", "-") not in SAFE_ENCODINGS:
@@ -90,7 +90,7 @@ def _encoding(source: str) -> str:
 
 
 def _contract(tree: ast.Module, table: symtable.SymbolTable) -> Iterator[str]:
-    """How the module breaks the contract of docs/models.md."""
+    """List the violations of the contract in docs/models.md."""
     bound = {s.get_name() for s in table.get_symbols() if s.is_assigned() or s.is_imported()}
     for name in NEEDED:
         if name not in bound and not _anything(tree, bound):
@@ -108,7 +108,7 @@ def _contract(tree: ast.Module, table: symtable.SymbolTable) -> Iterator[str]:
 
 
 def _object(made: ast.Assign, call: ast.Call, name: str) -> Iterator[str]:
-    """A name of the contract that is given the model or the reader, and not a function that returns it."""
+    """Report a name of the contract that is a model or a reader instead of a function that returns one."""
     if not any(isinstance(target, ast.Name) and target.id == name for target in made.targets):
         return
     called = ast.unparse(call.func)
@@ -125,7 +125,7 @@ def _object(made: ast.Assign, call: ast.Call, name: str) -> Iterator[str]:
 
 
 def _anything(tree: ast.Module, bound: set[str]) -> bool:
-    """Whether the module may have names that do not stand in it."""
+    """Whether the module may define names that its text does not show."""
     for node in ast.walk(tree):
         match node:
             case ast.ImportFrom(names=[ast.alias(name="*")]) | ast.Global():
@@ -136,7 +136,7 @@ def _anything(tree: ast.Module, bound: set[str]) -> bool:
 
 
 def _statements(body: Iterable[ast.stmt]) -> Iterator[ast.stmt]:
-    """The statements that run when the module is imported, those in `if`, `try` and loops too."""
+    """The statements that run when the module is imported, including those in `if`, `try` and loops."""
     for statement in body:
         yield statement
         for part in ("body", "orelse", "finalbody"):
@@ -147,7 +147,7 @@ def _statements(body: Iterable[ast.stmt]) -> Iterator[ast.stmt]:
 
 
 def _names(statement: ast.stmt) -> Iterator[str]:
-    """The names that a statement gives a value to."""
+    """The names that a statement binds."""
     match statement:
         case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
             yield name
@@ -158,7 +158,7 @@ def _names(statement: ast.stmt) -> Iterator[str]:
 
 
 def _function(function: Function, call: str) -> Iterator[str]:
-    """What keeps a function of the contract from being called as it will be."""
+    """List what is wrong with a function of the contract, such as a signature that does not fit its call."""
     where = f"line {function.lineno}: {function.name}()"
     if function.decorator_list:
         return  # a decorator may return anything
@@ -174,7 +174,7 @@ def _function(function: Function, call: str) -> Iterator[str]:
     names = [argument.arg for argument in (*found.posonlyargs, *found.args)]
     most, least = len(names), len(names) - len(found.defaults)
     misplaced = False
-    if function.name == "feed":  # as trainer/model/user_model.py finds it in the signature
+    if function.name == "feed":  # by the same rule as in trainer/model/user_model.py
         takes_split = most > 1 and names[1] == "split"
         given += takes_split
         misplaced = not takes_split and "split" in (*names, *(argument.arg for argument in found.kwonlyargs))
@@ -183,7 +183,7 @@ def _function(function: Function, call: str) -> Iterator[str]:
 
 
 def _own(function: Function) -> Iterator[ast.AST]:
-    """The nodes of a function's body, without those of functions in it."""
+    """The nodes of a function's body, without those of nested functions and classes."""
     todo: list[ast.AST] = list(function.body)
     while todo:
         node = todo.pop()

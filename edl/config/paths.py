@@ -27,7 +27,7 @@ def known(section: type[BaseModel]) -> dict[str, type[BaseModel] | None]:
 
 
 def open_maps(section: type[BaseModel], prefix: str = "") -> set[str]:
-    """The dotted keys whose value is a map with keys of anybody's choice."""
+    """The dotted keys whose value is a map with arbitrary keys."""
     found: set[str] = set()
     for field in section.model_fields.values():
         key, inner = f"{prefix}{field.alias}", field.annotation

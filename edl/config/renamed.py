@@ -68,12 +68,12 @@ def without_outdated(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def advice(old: str) -> str:
-    """What to use in place of a renamed key; empty if `old` was not renamed."""
+    """Name the replacement of a renamed key; empty if `old` was not renamed."""
     new = RENAMED.get(old)
     return f"renamed; use {new}" if new else ""
 
 
 def word_advice(key: str, found: Any) -> str:
-    """What to use in place of an old word of the value `key`; empty if `found` is not an old word."""
+    """Name the replacement of an old word of the value `key`; empty if `found` is not an old word."""
     new = RENAMED_WORDS.get(key, {}).get(found) if isinstance(found, str) else None
     return f"renamed; use {new}" if new else ""

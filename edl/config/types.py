@@ -1,10 +1,11 @@
-"""The kinds of values: what a values file, or a flag of Helm's, may say for a number, a share, an object.
+"""Types of values: what a values file, or a flag of Helm, may contain for a number, a share, an object.
 
-Each kind means the same to pydantic and in the generated JSON schema that Helm reads. A text, list or map
+Each type accepts the same in pydantic and in the generated JSON schema that Helm reads. A text, list or map
 that may be empty may also be absent or null, and is empty then.
 
-What is Kubernetes' own goes through as it is, but for what the chart itself relies on, or what would be found
-out only when a pod is made: names, amounts of resources, the shape of what is merged into a pod.
+Values for Kubernetes are passed through unchecked. Exceptions are those that the chart itself relies on, or
+whose mistakes would show only when a pod is created: names, quantities of resources, the structure of values
+that are merged into a pod.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ from pydantic.alias_generators import to_camel
 from pydantic_core import CoreSchema
 from typing_extensions import TypedDict, is_typeddict
 
-MOST_SECONDS = 10**8  # three years: what timers and other programs' numbers hold for certain
-MOST = (1 << 31) - 1  # of what is counted: Kubernetes' own integers hold no more
+MOST_SECONDS = 10**8  # three years: all timers and other programs can represent that
+MOST = (1 << 31) - 1  # greatest count: the greatest integer of Kubernetes' int32 fields
 DECIMAL = r"0*[0-9]{1,8}\.[0-9]+"
 
 
@@ -65,7 +66,7 @@ class Section(BaseModel):
 
 @functools.cache
 def _empties(section: type[Section]) -> dict[str, Any]:
-    """What a section's keys are when they are empty, as far as they may be."""
+    """The empty values of those keys of a section that may be empty."""
     found: dict[str, Any] = {}
     for field in section.model_fields.values():
         kind = field.annotation
@@ -81,7 +82,7 @@ def _empties(section: type[Section]) -> dict[str, Any]:
 
 
 def prepare(section: type[Section]) -> None:
-    """Make what the first validation would make: so it is there already in processes that are forked."""
+    """Fill the caches that the first validation would fill, so that forked processes inherit them."""
     _empties(section)
     for field in section.model_fields.values():
         if isinstance(field.annotation, type) and issubclass(field.annotation, Section):
@@ -89,21 +90,21 @@ def prepare(section: type[Section]) -> None:
 
 
 def _whole(value: Any) -> Any:
-    """Helm turns integers into floats: 4.0 is 4. A bool is not a number, nor is a string."""
+    """Convert whole floats to int, because Helm turns integers into floats. Bools and strings stay as is."""
     if isinstance(value, float) and value.is_integer():
         return int(value)
     return value
 
 
 def number(value: Any) -> Any:
-    """The number that a decimal text is: `--set a=0.5` is the text "0.5" to Helm. Else the value itself."""
+    """Convert a decimal text to a number: `--set a=0.5` is the text "0.5" to Helm. Others stay as is."""
     if isinstance(value, str) and re.fullmatch(DECIMAL, value, re.ASCII):
         return float(value)
     return value
 
 
 class _AlsoAsText:
-    """In the schema a decimal may be a text too, of the same limits (by a pattern: a text has no others)."""
+    """Allow a decimal as text in the schema, too. A pattern states the limits that a text can have."""
 
     def __init__(self, pattern: str):
         self.pattern = pattern
@@ -145,7 +146,7 @@ _LABEL = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?"
 DnsLabel = Annotated[
     str, _text(_LABEL, "a name of a-z, 0-9 and '-', at most 63 characters, not empty", max_length=63)
 ]
-# Of an object; empty: none.
+# Name of an object; empty: no object.
 ObjectName = Annotated[
     str,
     _text(
@@ -178,7 +179,7 @@ Labels = dict[str, LabelValue]
 
 
 def _as_text(value: Any) -> Any:
-    """The text of an integer: `--set runId=2` is one to Helm."""
+    """Convert an integer to text: `--set runId=2` is an integer to Helm."""
     value = _whole(value)
     return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
 
@@ -206,7 +207,7 @@ Size = Annotated[str, _text(f"({QUANTITY})?", "a string such as 5Gi")]
 
 
 def amount(quantity: Any) -> Fraction | None:
-    """What a quantity such as 500m or 2Gi amounts to; None: it is none."""
+    """The number that a quantity such as 500m or 2Gi stands for; None: not a quantity."""
     if isinstance(quantity, int | float) and not isinstance(quantity, bool) and quantity >= 0:
         return Fraction(quantity)
     found = re.fullmatch(QUANTITY, quantity, re.ASCII) if isinstance(quantity, str) else None

@@ -1,15 +1,15 @@
-"""Values files and `--set` flags, merged as Helm 3 merges them.
+"""Values files and `--set` flags, merged by the rules of Helm 3.
 
     chart/values.yaml  <-  each -f file, in order  <-  each --set, in order  <-  each --set-string
                        <-  each --set-file
 
-Maps merge key by key; lists and scalars replace; `null` takes a default away. What a file or flag
-says is what Helm would read, so one values file means the same on a laptop and in a cluster.
+Maps merge key by key; lists and scalars replace; `null` removes a default. Files and flags are parsed like
+Helm does it, so one values file means the same on a laptop and in a cluster.
 
 Two deliberate differences, both tested in tests/unit/test_values.py:
-- Stricter: what Helm drops or overlooks in silence (a key that stands twice, a second document, an
-  empty key, an unknown tag) is refused.
-- Kinder: `--set a=0.5` is a number here (see `edl.config.helm_set`).
+- Stricter: mistakes that Helm silently ignores (a duplicate key, a second document, an empty key, an unknown
+  tag) are refused.
+- More lenient: `--set a=0.5` is a number here (see `edl.config.helm_set`).
 """
 
 from __future__ import annotations
@@ -32,23 +32,23 @@ from edl.config.helm_set import Values, parse_set
 from edl.errors import ConfigError
 
 DEFAULTS = Path(__file__).resolve().parents[1] / "chart" / "values.yaml"
-MERGE = "tag:yaml.org,2002:merge"  # of the key <<
+MERGE = "tag:yaml.org,2002:merge"  # tag of the key <<
 
 
 STANDARD_INPUT = "-"
-MOST_BYTES = 1 << 20  # Kubernetes keeps no larger objects
-MOST_VALUES = 100_000  # in one file, with every alias written out
+MOST_BYTES = 1 << 20  # Kubernetes stores no larger objects
+MOST_VALUES = 100_000  # greatest number of values in one file, with all aliases expanded
 MOST_DEPTH = 100
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML as Helm's parser (go-yaml 2) types it, which is not as PyYAML does.
+    """A YAML loader with the types of Helm's parser (go-yaml 2), which differ from PyYAML's.
 
-    PyYAML reads 1:30 as 90 and 1e3 as a text. Keys are the text that stands in the file, and one
-    that stands twice is an error.
+    PyYAML reads 1:30 as 90 and 1e3 as a text. Here, keys are the literal text of the file, and a duplicate
+    key is an error.
     """
 
-    # Nothing is inherited: each tag that is understood is listed below.
+    # Nothing is inherited: each supported tag is listed below.
     yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012
     yaml_constructors: ClassVar[dict[Any, Any]] = {}
 
@@ -60,12 +60,12 @@ class _Loader(yaml.SafeLoader):
 
 
 def _check_size(root: yaml.Node) -> None:
-    """Refuse what is small only because its aliases are not written out: it would be large in the end.
+    """Refuse a document whose size explodes when its aliases are expanded.
 
     Raises:
-        ConfigError: it has too many values, is nested too deeply, or contains itself.
+        ConfigError: the document has too many values, is nested too deeply, or contains itself.
     """
-    known: dict[int, tuple[int, int]] = {}  # of each node: how many values it has, and how many levels
+    known: dict[int, tuple[int, int]] = {}  # number of values and of levels of each node
     open_nodes: set[int] = set()
 
     def size(node: yaml.Node, depth: int) -> tuple[int, int]:
@@ -90,11 +90,11 @@ def _check_size(root: yaml.Node) -> None:
 
 
 def number(text: str) -> int | float | str:
-    """The number that an unquoted YAML word is; else the word itself."""
+    """Convert an unquoted YAML word to a number if it is one; else return the word."""
     plain = text.replace("_", "")
     with contextlib.suppress(ValueError):
         whole = int(plain, 8 if re.fullmatch(r"[-+]?0[0-7]+", plain) else 0)
-        if -(1 << 63) <= whole < 1 << 64:  # what Go's integers hold; beyond it is a float
+        if -(1 << 63) <= whole < 1 << 64:  # range of Go's integers; others are floats
             return whole
     if re.fullmatch(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?", plain):
         found = float(plain)
@@ -118,7 +118,7 @@ def _mapping(loader: _Loader, node: yaml.Node) -> Values:
             raise _refused(key_node, f"duplicate key {key!r} (first in line {seen[key]})")
         seen[key] = key_node.start_mark.line + 1
         if key_node.tag == MERGE:
-            # In the order of the file, as go-yaml 2 does it: only keys after it win over what is merged.
+            # As in go-yaml 2, the order in the file decides: only later keys win over merged ones.
             for part in reversed(value) if isinstance(value, list) else [value]:
                 if not isinstance(part, dict):
                     raise _refused(value_node, "only maps can be merged by <<")
@@ -145,12 +145,12 @@ def _refused(node: yaml.Node, why: str) -> ConfigError:
 _TRUE, _FALSE = {"y", "yes", "true", "on"}, {"n", "no", "false", "off"}
 _WORDS = "|".join(f"{w}|{w.capitalize()}|{w.upper()}" for w in sorted(_TRUE | _FALSE))
 
-# What an unquoted word of each kind looks like, and how it may start ("": the empty word).
+# Pattern of unquoted words of each type, and their possible first characters ("": the empty word).
 _WORD_TAGS = {
     "merge": ("<<", ["<"]),
     "null": ("~|null|Null|NULL|", ["~", "n", "N", ""]),
     "bool": (_WORDS, list("yYnNtTfFoO")),
-    "int": (r"[-+.0-9][-+.\w]*", list("-+.0123456789")),  # or a float, or after all a text: see number()
+    "int": (r"[-+.0-9][-+.\w]*", list("-+.0123456789")),  # may also be a float or a text: see number()
 }
 _CONSTRUCTORS: dict[str, Callable[[Any, Any], Any]] = {
     "map": _mapping,
@@ -170,10 +170,10 @@ _Loader.add_constructor(None, _unknown_tag)
 
 
 def read_text(name: str) -> str:
-    """The text of a file; `-` is standard input.
+    """Read the text of a file; `-` is standard input.
 
     Raises:
-        ConfigError: it cannot be read, is too large for a values file, or is not UTF-8.
+        ConfigError: the file cannot be read, is too large for a values file, or is not UTF-8.
     """
     shown = "standard input" if name == STANDARD_INPUT else name
     try:
@@ -194,10 +194,10 @@ def read_text(name: str) -> str:
 
 
 def load_file(path: Path) -> Values:
-    """The map in a YAML file; an empty file is an empty map; `-` is standard input.
+    """Load the map in a YAML file; an empty file is an empty map; `-` is standard input.
 
     Raises:
-        ConfigError: the file cannot be read, is not YAML, is not a map, or is made to exhaust who reads it.
+        ConfigError: the file cannot be read, is not YAML, is not a map, or would exhaust its reader's memory.
     """
     name = str(path)
     text = io.StringIO(read_text(name))
@@ -216,7 +216,7 @@ def load_file(path: Path) -> Values:
         return {}
     if not isinstance(values, dict):
         raise ConfigError(f"{path}: expected a map, found {type(values).__name__}")
-    # Through JSON, as Helm does it: an alias (*x) is then a copy, which a flag can change by itself.
+    # Convert through JSON, like Helm: an alias (*x) is then a copy, which a flag can change by itself.
     return typing.cast(Values, json.loads(json.dumps(values)))
 
 
@@ -224,7 +224,7 @@ def defaults() -> Values:
     """The values of the chart.
 
     Raises:
-        ConfigError: chart/values.yaml is not beside the program.
+        ConfigError: chart/values.yaml is not beside the code of edl.
     """
     if not DEFAULTS.is_file():
         raise ConfigError(f"{DEFAULTS} not found; edl reads the default values there, beside its own code")
@@ -242,7 +242,7 @@ def load(
     Raises:
         ConfigError: a file or a flag is malformed. What the values mean is checked by config.parse.
     """
-    said: Values = {}  # the user's word alone: a flag can change a list of a file, but not of the defaults
+    said: Values = {}  # without defaults: a flag can change a list of a file, but not of the defaults
     for file in files:
         said = _overlay(said, load_file(Path(file)))
     for text in sets:
@@ -255,7 +255,7 @@ def load(
 
 
 def _overlay(base: Values, over: Values) -> Values:
-    """One values file over another: here a null is a value like any, that a later file may replace."""
+    """Lay one values file over a different one. A null is an ordinary value here; later files replace it."""
     laid = dict(base)
     for key, value in over.items():
         present = laid.get(key)
@@ -265,10 +265,10 @@ def _overlay(base: Values, over: Values) -> Values:
 
 
 def merge(base: Values, over: Values) -> Values:
-    """`base` with `over` laid over it. Neither is changed.
+    """Merge `over` into a copy of `base`. Neither is changed.
 
-    A null takes away the key of `base`. Where there is none the null stays, so that a misspelt key
-    is refused by name also when it is null.
+    A null removes the key of `base`. If `base` lacks the key, the null stays, so that a misspelt key is
+    refused by name even if its value is null.
     """
     merged = dict(base)
     for key, value in over.items():

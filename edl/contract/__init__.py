@@ -1,4 +1,4 @@
-"""What the sides of a job agree on: the protocol, and the words, numbers and arithmetic that all use.
+"""The contract between the processes of a job: the protocol, and the shared words, numbers and arithmetic.
 
-Nothing here reads a file but `artifacts`, and nothing talks to anybody.
+Only `artifacts` and `tokens` read files, and no module here opens a connection.
 """

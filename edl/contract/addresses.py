@@ -1,7 +1,8 @@
-"""The addresses of a rendezvous as they travel: those at which one member awaits the others are alike but for
-a few bytes (a port), so the rest of them is sent once for all.
+"""Compact encoding of rendezvous addresses.
 
-A ring of a thousand has a million addresses of 136 bytes; so they take some megabytes at the master.
+The addresses at which one member awaits the others differ in a few bytes only (a port). The bytes that they
+share are sent once. A ring of 1000 members has a million addresses of 136 bytes; encoded, they take a few
+megabytes at the master.
 """
 
 from __future__ import annotations
@@ -13,7 +14,11 @@ from edl.contract.proto import edl_pb2 as pb
 
 
 def from_member(scope: str, by_rank: Sequence[bytes]) -> pb.Addresses:
-    """What a member says. `by_rank`: for each of the others, all of one length; empty for itself."""
+    """Encode the addresses that a member sends.
+
+    Args:
+        by_rank: one address for each other member, all of one length; empty for the member itself.
+    """
     given = [address for address in by_rank if address]
     alike, backwards = given[0], [address[::-1] for address in given]
     start = _common(min(given), max(given))
@@ -23,7 +28,11 @@ def from_member(scope: str, by_rank: Sequence[bytes]) -> pb.Addresses:
 
 
 def to_member(scope: str, alike: bytes, at: Sequence[int], differ: Sequence[bytes]) -> pb.Addresses:
-    """What a member is told. `alike`: the members', compressed, as they are the same for all of them."""
+    """Encode the addresses that are sent to a member.
+
+    Args:
+        alike: the shared bytes of all members, compressed; the same in every message.
+    """
     return pb.Addresses(scope=scope, alike=alike, at=at, differ=differ)
 
 
@@ -32,7 +41,7 @@ def compressed(alike: Sequence[bytes]) -> bytes:
 
 
 def by_rank(told: pb.Addresses) -> list[bytes]:
-    """The addresses that a member is told; its own is of no use."""
+    """Decode the addresses that a member receives. The entry for its own rank is meaningless."""
     alike = zlib.decompress(told.alike)
     length = len(alike) // len(told.at)
     found = []
@@ -43,5 +52,5 @@ def by_rank(told: pb.Addresses) -> list[bytes]:
 
 
 def _common(low: bytes, high: bytes) -> int:
-    """How many bytes all begin with, of which these are the first and the last in order."""
+    """The length of the common prefix of a sorted list, given its first and last elements."""
     return next((i for i, (a, b) in enumerate(zip(low, high, strict=True)) if a != b), len(low))

@@ -3,13 +3,13 @@
 summary.json   how the job ended and what elasticity cost
 events.jsonl   the journal: every event, every decision (events.1.jsonl ...: its earlier segments)
 model.keras    the trained model (model.weights.h5, model.weights.npz: when it cannot be saved whole)
-model.onnx     the same for others to load, as export.formats says; also the directory model.savedmodel
-exports.json   of these: how large they are, their SHA-256, and whether they were loaded again
-predictions    a directory: what a job with mode=predict has predicted (trainer/evaluation/prediction.py)
+model.onnx     an export for other programs (see export.formats); also the directory model.savedmodel
+exports.json   size and SHA-256 of each export, and whether it was loaded again
+predictions    a directory: the predictions of a job with mode=predict (trainer/evaluation/prediction.py)
 history.json   loss and metrics of each epoch, as Keras' `fit` returns them (history.csv: a line each)
 logs/          of the master and of each worker
-servers/       of the parameter servers, while the job runs: what each has been told, and where it listens
-master.json    where the running master listens, and its token (readable by the owner only)
+servers/       of the parameter servers, while the job runs: the log and the address of each
+master.json    address and token of the running master (readable by the owner only)
 """
 
 from __future__ import annotations
@@ -27,24 +27,24 @@ from edl.errors import EdlError
 SUMMARY, JOURNAL, MODEL, LOGS, CONTACT = "summary.json", "events.jsonl", "model.keras", "logs", "master.json"
 LOCK, SERVERS = ".lock", "servers"
 EXPORTS = "exports.json"
-# What a trained model is handed over as: the format's name in the values, and the file or directory.
+# Export formats: the name in the values, and the file or directory.
 FORMATS = {"keras": MODEL, "savedmodel": "model.savedmodel", "onnx": "model.onnx"}
 PREDICTIONS = "predictions"
 HISTORY, HISTORY_TABLE = "history.json", "history.csv"
 WEIGHTS, VARIABLES = "model.weights.h5", "model.weights.npz"  # when the model cannot be saved whole
 
-# Of its lines. 3: a chain of hashes (edl.journal.format); 4: steps, no leases; 5: segments, no heartbeats;
-# 8: digests of the members' states
+# Format of the journal's lines. 3: a chain of hashes (edl.journal.format); 4: steps, no leases; 5: segments,
+# no heartbeats; 8: digests of the members' states
 JOURNAL_VERSION = 9
 _SEGMENT = re.compile(r"events\.([0-9]{1,9})\.jsonl")
 
 
 @dataclass(frozen=True)
 class Contact:
-    """How to reach a job's master.
+    """Address and credentials of a job's master.
 
     Args:
-        ca: the file of who vouches for its certificate; empty: it does not speak TLS.
+        ca: path of the CA certificate that its certificate is verified against; empty: no TLS.
     """
 
     address: str
@@ -54,9 +54,9 @@ class Contact:
 
 
 def write_whole(path: Path, text: str, mode: int = 0o644) -> None:
-    """Replace the file: a reader sees the old text or the new one, never a part.
+    """Replace the file atomically: a reader sees the old text or the new one, never a part.
 
-    The text is written as UTF-8, but for the bytes of a path that are none (PEP 383): they are written back.
+    The text is written as UTF-8. Bytes of a path that are not UTF-8 are restored (PEP 383).
     """
     unfinished = path.with_name(f".{path.name}.{os.getpid()}")
     try:
@@ -72,10 +72,10 @@ def write_whole(path: Path, text: str, mode: int = 0o644) -> None:
 
 
 def lock(output: Path) -> int:
-    """Have the directory for one job. Who holds the descriptor holds the lock: it goes with its processes.
+    """Lock the directory for one job. Closing the returned descriptor in all processes releases the lock.
 
     Raises:
-        EdlError: another job runs there.
+        EdlError: another job runs in this directory.
         OSError: the directory cannot be written.
     """
     descriptor = os.open(output / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
@@ -90,28 +90,29 @@ def lock(output: Path) -> int:
 
 
 def journals(output: Path) -> list[Path]:
-    """The segments of a job's journal that are there, in order; the last is events.jsonl."""
+    """The existing segments of a job's journal, in order; the last is events.jsonl."""
     earlier = [path for path in output.glob("events.*.jsonl") if _SEGMENT.fullmatch(path.name)]
     return [*sorted(earlier, key=number_of), *(path for path in [output / JOURNAL] if path.exists())]
 
 
 def segment(output: Path, number: int) -> Path:
-    """The file of a segment of the journal that is not the last one."""
+    """The file of an earlier segment of the journal; the last segment is in events.jsonl."""
     return output / f"events.{number}.jsonl"
 
 
 def number_of(path: Path) -> int:
-    """Of a segment, by its file."""
+    """The number of a segment, from the name of its file."""
     found = _SEGMENT.fullmatch(path.name)
     assert found is not None, path
     return int(found[1])
 
 
 def read_summary(output: Path) -> dict[str, Any]:
-    """How the job in `output` ended.
+    """Read the summary of the job in `output`.
 
     Raises:
-        EdlError: there is no summary: the job has not ended, or it is no job's directory; or it is damaged.
+        EdlError: the summary does not exist, because the job has not ended or `output` is not a job's
+            directory; or the summary is damaged.
     """
     path = output / SUMMARY
     try:
@@ -130,10 +131,10 @@ def write_contact(output: Path, contact: Contact) -> None:
 
 
 def read_contact(output: Path) -> Contact:
-    """Where the master of the job in `output` listens.
+    """Read the address and token of the master of the job in `output`.
 
     Raises:
-        EdlError: it is not a job's output directory.
+        EdlError: `output` is not a job's output directory.
     """
     try:
         return Contact(**json.loads((output / CONTACT).read_text(encoding="utf-8")))

@@ -1,7 +1,7 @@
-"""The numbers that a message of the protocols may carry, checked where the message arrives.
+"""Bounds of the numbers in protocol messages, checked where a message arrives.
 
-A number outside its bounds would do harm later and elsewhere: a generation of 2^63 - 1 is a legal int64, but
-the next generation is not, so each worker that hears of it dies of an overflow.
+A number outside its bounds would do harm later and elsewhere. For example, a generation of 2^63 - 1 is a
+legal int64, but the next generation is not: each worker that receives it dies of an overflow.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ ANY = -(1 << 63), (1 << 63) - 1
 # Fields that are not counts, by the name of their message and their own.
 BOUNDS: dict[str, tuple[int, int]] = {
     "Hello.worker": (-1, MOST),  # -1: any vacant id
-    "Predecessor.code": ANY,  # how a process has exited
-    "Answer.code": (0, 16),  # gRPC's
+    "Predecessor.code": ANY,  # exit code of a process
+    "Answer.code": (0, 16),  # a gRPC status code
     "ListRequest.after": ANY,  # an id is any int64
-    "Steps.bounds": (0, 1 << 62),  # the end of a range that has none
+    "Steps.bounds": (0, 1 << 62),  # the greatest is the end of an unbounded range
     "Tables.seed": (0, (1 << 31) - 1),
 }
 _WHOLE = {
@@ -37,7 +37,7 @@ _MEASURED = ("seconds", "rate", "speed", "median", "tolerance")
 
 
 def violation(message: Message) -> str:
-    """The first field that is out of bounds, with its value and what was expected; "" if there is none.
+    """Describe the first field that is out of bounds: its value and the bounds; "" if all are within bounds.
 
     Nested messages are checked, too.
     """

@@ -1,10 +1,9 @@
-"""When a job evaluates its model, and on which records: arithmetic, the same for the master and for every
-worker.
+"""The schedule of evaluations and their records. Master and workers compute it alike.
 
-An evaluation is one pass over a split of the held-out data, or several, between two steps of the training. A
-pass is made in rounds: the next `batch` records of the split in each, divided over the ring as a step is. A
-round changes no weight. So a state is at (step, round): the number of steps that are in the model, and of
-rounds that have been made after the last of them.
+An evaluation is one pass over a split of the held-out data, or several, between two training steps. A pass
+consists of rounds: each takes the next `batch` records of the split, divided over the ring like a step. A
+round changes no weights. So a state is at (step, round): the number of steps that are in the model, and the
+number of rounds since the last of these steps.
 """
 
 from __future__ import annotations
@@ -17,17 +16,17 @@ from edl.contract.steps import Steps
 
 FINAL = "test"  # the split on which the trained model is evaluated
 PREDICTED = "predict"  # the split of a job that predicts
-ROUND_PARTS = 16  # files of predictions that a round has
+ROUND_PARTS = 16  # files of predictions per round
 
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """Every record of a split, once.
+    """One pass over all records of a split.
 
     Args:
-        records: of the split.
+        records: number of records in the split.
         batch: records in a round, over all ranks.
-        first: the number of its first round, of all rounds after the same step.
+        first: number of its first round, counted over all rounds after the same step.
     """
 
     split: str
@@ -41,11 +40,11 @@ class Pass:
 
     @property
     def end(self) -> int:
-        """The number of the round that follows its last one."""
+        """The number of the round after the last one of this pass."""
         return self.first + self.rounds
 
     def positions(self, round: int) -> Range:
-        """The records of a round, by their places in the split."""
+        """The records of a round, as a range of indices in the split."""
         start = (round - self.first) * self.batch
         return start, min(start + self.batch, self.records)
 
@@ -56,11 +55,11 @@ class EvaluationPlan:
 
     Args:
         batch: records in a round, over all ranks.
-        every_steps: an evaluation after as many steps; 0: after none of them.
-        every_epochs: likewise, epochs.
-        split: on which the model is evaluated while it is trained.
-        sizes: the records of each split that there is.
-        alone: nothing is trained: one pass is all that is to be done.
+        every_steps: number of steps between evaluations; 0: do not evaluate by steps.
+        every_epochs: likewise for epochs.
+        split: the split on which the model is evaluated during training.
+        sizes: number of records of each existing split.
+        alone: the job does not train: its only task is one pass over each split.
     """
 
     steps: Steps
@@ -72,7 +71,7 @@ class EvaluationPlan:
     alone: bool = False
 
     def after(self, step: int, epochs: int) -> tuple[Pass, ...]:
-        """What is evaluated when so many steps are done, in a job that trains so many epochs."""
+        """The passes that are due after `step` steps, in a job that trains `epochs` epochs."""
         if self.alone:
             return tuple(Pass(split, records, self.batch) for split, records in self.sizes.items() if records)
         ends_epoch = self.steps.ends_epoch(step)
@@ -92,6 +91,6 @@ class EvaluationPlan:
         return bool((epochs and self.steps.epoch(step) % epochs == 0) or (steps and step % steps == 0))
 
     def rounds(self, step: int, epochs: int) -> int:
-        """How many rounds these are."""
+        """The number of rounds of all passes that are due after `step` steps."""
         passes = self.after(step, epochs)
         return passes[-1].end if passes else 0

@@ -1,7 +1,7 @@
-"""FarmHash's 64-bit fingerprint of a text, of which ids are made: as TensorFlow has it, without TensorFlow.
+"""FarmHash's 64-bit fingerprint of a text, from which ids are made: equal to TensorFlow's, in pure Python.
 
-Geoff Pike's `farmhashna::Hash64` in Python, so a few microseconds for each text. Where TensorFlow is at hand,
-its own is faster.
+This is Geoff Pike's `farmhashna::Hash64` in Python; it takes a few microseconds per text. Where TensorFlow is
+available, its implementation is faster.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ _K0, _K1, _K2 = 0xC3A5C85C97CB3127, 0xB492B66FBE98F273, 0x9AE16A3B2F90404F
 
 
 def fingerprint(text: bytes) -> int:
-    """0 to 2^64 - 1."""
+    """The fingerprint of `text`, from 0 to 2^64 - 1."""
     size = len(text)
     if size <= 16:
         return _to_16(text, size)

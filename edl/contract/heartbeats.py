@@ -1,4 +1,4 @@
-"""What a worker's heartbeats say of its job's parameter servers."""
+"""Reports about the job's parameter servers in a worker's heartbeats."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Staleness:
-    """How many updates the weights had missed with which the last steps were made (mode=ps)."""
+    """Staleness of the last steps in mode=ps: the number of updates that their weights had missed."""
 
-    steps: int  # so many they are
+    steps: int  # number of steps measured
     median: float
     most: int
-    repeated: int  # steps of the job that came again after they were taken
+    repeated: int  # steps of the job that were pushed again after they were accepted
 
 
 @dataclass(frozen=True, slots=True)
 class ServerWait:
-    """A worker's call to a parameter server has no answer, or one that has the worker try again.
+    """A worker's pending call to a parameter server: it has no answer yet, or the answer asks for a retry.
 
     Args:
-        why: what the last attempt failed with; empty: it has no answer yet.
+        why: error of the last attempt; empty: the first attempt has no answer yet.
     """
 
     server: int

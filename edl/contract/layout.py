@@ -1,7 +1,6 @@
-"""How the records of a job lie, and which part of each step a rank has: values that masters and workers
-exchange.
+"""Layout of a job's records, and each rank's part of a step: values that masters and workers exchange.
 
-What they mean is told by `edl.contract.order`, which only workers need (and NumPy with it).
+`edl.contract.order` interprets these values. Only workers need it, and it needs NumPy.
 """
 
 from __future__ import annotations
@@ -10,17 +9,17 @@ import math
 from dataclasses import dataclass
 
 LEAST_SHARDS = 64
-WHOLE = 8  # shards for each rank, so that each of them is read by one rank
+WHOLE = 8  # shards per rank from which on each shard is read by one rank only
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """How the records of a job lie: the same for all of its workers.
+    """Layout of a job's records, the same for all of its workers.
 
     Args:
-        records: in one epoch.
-        block: consecutive records that are read together; 1: any record can be read by itself.
-        shards: of how many blocks a step mixes records.
+        records: number of records in one epoch.
+        block: number of consecutive records that are read together; 1: any record can be read by itself.
+        shards: number of blocks whose records a step mixes.
     """
 
     records: int
@@ -31,16 +30,18 @@ class Layout:
     def fitting(
         records: int, record_bytes: float, buffer_bytes: float, ranks: int, together: int = 1
     ) -> Layout:
-        """The layout for a reader that reads consecutive records.
+        """Compute the layout for a reader that reads consecutive records.
 
         Args:
-            record_bytes: of one record in memory. buffer_bytes: what the open blocks of all shards may take
-            together; a rank has those of its shards. ranks: of the ring that is expected. together: how many
-            consecutive records are read at once anyway; a block is a multiple of it, so that none is read
-            twice.
+            record_bytes: size of one record in memory.
+            buffer_bytes: total size of the open blocks of all shards; a rank holds those of its shards.
+            ranks: expected size of the ring.
+            together: number of consecutive records that the reader reads at once anyway. A block is a
+                multiple of it, so that no record is read twice.
         """
         shards = max(LEAST_SHARDS, WHOLE * ranks)
-        # As many blocks as fill all shards to the end, or nearly: no few are left over for the last steps.
+        # Choose a number of blocks that fills (nearly) all shards to the end, so that the last steps, too,
+        # mix the records of many blocks.
         rows = max(math.ceil(records * record_bytes / buffer_bytes), 1)
         block = max(math.ceil(records / (shards * rows)), 1)
         if together > 1:
@@ -51,11 +52,11 @@ class Layout:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Which part of each step a rank has.
+    """A rank's part of each step.
 
     Args:
-        rank: from 0.
-        shares: of all ranks, in proportion to each other; all at least 0, not all 0.
+        rank: number of the rank, from 0.
+        shares: shares of all ranks, in proportion to each other; all at least 0, not all 0.
     """
 
     rank: int
@@ -67,12 +68,12 @@ class Part:
 
     @property
     def stretch(self) -> tuple[float, float]:
-        """The rank's stretch of [0, 1)."""
+        """The rank's interval of [0, 1)."""
         total = sum(self.shares)
         return sum(self.shares[: self.rank]) / total, sum(self.shares[: self.rank + 1]) / total
 
     def of(self, count: int) -> tuple[int, int]:
-        """The rank's stretch of range(count)."""
+        """The rank's interval of range(count)."""
         total = sum(self.shares)
         before, after = sum(self.shares[: self.rank]), sum(self.shares[: self.rank + 1])
         return count * before // total, count * after // total

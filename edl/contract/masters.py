@@ -1,8 +1,8 @@
-"""How soon a master that has gone is missed, where another one stands by for it.
+"""Timeouts for detecting a lost master in jobs with standby masters.
 
-The acting master says every SAYS_SECONDS that it acts. A worker that has heard nothing for SILENT_SECONDS has
-lost it, and tells those who stand by.
+The acting master sends a sign of life every SAYS_SECONDS. A worker that receives none for SILENT_SECONDS
+considers the master lost and notifies the standby masters.
 """
 
 SAYS_SECONDS = 1.0
-SILENT_SECONDS = 3.0  # a busy machine delays a stream by less
+SILENT_SECONDS = 3.0  # longer than a busy machine delays a stream

@@ -1,11 +1,11 @@
-"""What a job does, and what it does that with: the words of the value `mode`.
+"""The values of `mode`: the task of a job, and where its weights are.
 
-auto               it trains: as hybrid if its model has edl.layers.Embedding, else as train. The first worker
-                   that has built the model finds out; from then on the job has that mode
-train, allreduce   it trains, and all weights are in the ring
-hybrid             it trains: the rows of embeddings are on parameter servers, all other weights in the ring
-ps                 it trains: all weights are on parameter servers, and workers take steps in any order
-evaluate, predict  it goes over the records once, and changes no weight; rows may be on servers here, too
+auto               train in mode hybrid if the model has edl.layers.Embedding, else in mode train. The first
+                   worker that has built the model decides; from then on the job has that mode
+train, allreduce   train with all weights in the ring
+hybrid             train with the rows of embeddings on parameter servers and all other weights in the ring
+ps                 train with all weights on parameter servers; workers take steps in any order
+evaluate, predict  pass over the records once without changing weights; rows may be on servers here, too
 """
 
 from __future__ import annotations
@@ -13,22 +13,22 @@ from __future__ import annotations
 AUTO = "auto"
 TRAIN = "train"
 HYBRID = "hybrid"
-MOST_SERVERS = 64  # parameter servers of a job
-USUAL_SERVERS = 2  # of one that needs some and does not say how many
+MOST_SERVERS = 64  # greatest number of parameter servers of a job
+USUAL_SERVERS = 2  # default of modes that need parameter servers
 _TRAINING = frozenset({AUTO, TRAIN, "allreduce", HYBRID, "ps"})
 _SERVERS = frozenset({HYBRID, "ps"})
 
 
 def task_of(mode: str) -> str:
-    """train, evaluate or predict."""
+    """The task of a job in this mode: train, evaluate or predict."""
     return TRAIN if mode in _TRAINING else mode
 
 
 def servers_of(mode: str, asked: int) -> int:
-    """How many parameter servers a job of that mode has, as far as that is decided.
+    """The number of parameter servers of a job in this mode, as far as it is decided.
 
     Args:
-        asked: for so many; 0: for none, but a mode that needs some has them all the same.
+        asked: requested number; 0: none. Modes that need servers have `USUAL_SERVERS` then.
     """
     if mode in _SERVERS:
         return asked or USUAL_SERVERS
@@ -36,15 +36,15 @@ def servers_of(mode: str, asked: int) -> int:
 
 
 def decided(mode: str, tables: int) -> str:
-    """What becomes of the mode of a job whose model has so many edl.layers.Embedding."""
+    """The mode of a job once the number of edl.layers.Embedding in its model is known."""
     return mode if mode != AUTO else HYBRID if tables else TRAIN
 
 
 def became(mode: str, decided: str) -> bool:
-    """Whether a job of that mode can have become one of the other."""
+    """Whether a job that was started in `mode` can be in the mode `decided`."""
     return mode == decided or (mode == AUTO and decided in (TRAIN, HYBRID))
 
 
 def is_asynchronous(mode: str) -> bool:
-    """Whether its servers have the whole state, and take steps in any order: no ring's sum makes one."""
+    """Whether the servers hold the whole state and apply steps in any order, without an all-reduce."""
     return mode == "ps"

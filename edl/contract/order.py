@@ -1,22 +1,23 @@
-"""The order in which an epoch visits its records, and who reads which of them: computed, never stored.
+"""The order in which an epoch visits its records, and which rank reads each record: computed, never stored.
 
-The mapping from places of an epoch to records is a function of (layout, seed, epoch) alone: the same for any
-number of workers, on any of them, before and after any failure, and O(1) memory for 10^9 records.
+The mapping from places of an epoch to records is a function of (layout, seed, epoch) alone. It is the same
+for any number of workers, on each of them, before and after any failure. It takes O(1) memory for 10^9
+records.
 
-**Random access.** A reader that gives any records (`block` is 1) is asked for the records of a step, and
-the order is a pseudo-random permutation of all of them. Each rank has one stretch of each step.
+**Random access.** If a reader can read any record by itself (`block` is 1), the order is a pseudo-random
+permutation of all records. Each rank has one interval of each step.
 
-**Blocks.** A file is read in pieces: `block` consecutive records at a time, and each block once. The
-blocks, in a pseudo-random order, are dealt to virtual shards in turn; a shard is a sequence of blocks, each
-shuffled. The places of the epoch are taken from all shards in turn, so a step mixes records of as many
-blocks as there are shards. A rank reads certain shards, a stretch of [0, shards) as long as its share: that
-cuts each step among the ranks, evenly where there are many more shards than ranks, and no block is read by
-two. With fewer shards (less than `WHOLE` for each rank) a stretch ends within a shard, whose records are
-then divided between two ranks: the parts are even again, and both read its blocks.
+**Blocks.** A file is read in blocks of `block` consecutive records, and each block is read once. The blocks
+are dealt in a pseudo-random order to virtual shards, in turn. So a shard is a sequence of blocks, each of
+them shuffled. The places of the epoch are taken from all shards in turn, so a step mixes records of as many
+blocks as there are shards. A rank reads the shards in an interval of [0, shards) as long as its share. That
+divides each step among the ranks, evenly if there are many more shards than ranks, and no two ranks read the
+same block. With fewer than `WHOLE` shards per rank, an interval can end within a shard, whose records are
+then divided between two ranks: the parts are even again, and both ranks read its blocks.
 
-Shards lie on [0, shards) in such an order that those which have their turn one after the other come from
-all over it, with a stride near the golden ratio; and a shard that is divided is divided in the same way.
-Those are low-discrepancy sequences (Kuipers and Niederreiter, "Uniform Distribution of Sequences", 1974).
+Shards are ordered on [0, shards) with a stride near the golden ratio, so that shards that are used one after
+the other are spread all over this interval. A shard that is divided is divided in the same way. Those are
+low-discrepancy sequences (Kuipers and Niederreiter, "Uniform Distribution of Sequences", 1974).
 
 The permutations are Feistel networks with cycle walking (Black and Rogaway, "Ciphers with Arbitrary Finite
 Domains", 2002): bijections by construction, with nothing to store. Their round function is splitmix64's
@@ -33,7 +34,7 @@ import numpy as np
 
 from edl.contract.layout import WHOLE, Layout, Part
 
-WINDOW, MOST_WINDOWS = 1024, 4  # places that are looked up together; and how many such stretches are kept
+WINDOW, MOST_WINDOWS = 1024, 4  # places that are looked up together; number of such windows in the cache
 GOLDEN = (5**0.5 - 1) / 2
 _ROUNDS = 6
 _GOLDEN_64 = 0x9E3779B97F4A7C15
@@ -48,8 +49,8 @@ class Order:
     """The order of the epochs of a job.
 
     Args:
-        shuffle: False gives the records as they lie.
-        window: how many places are looked up together. More is faster where all of them are wanted.
+        shuffle: False keeps the order of the data set.
+        window: number of places that are looked up together. More is faster if all of them are needed.
     """
 
     def __init__(self, layout: Layout, seed: int, shuffle: bool = True, window: int = WINDOW):
@@ -61,14 +62,14 @@ class Order:
 
     @property
     def in_blocks(self) -> bool:
-        """Whether records are to be read block by block; else a part is one piece, or any records."""
+        """Whether records are read block by block; else a part is one range, or any records."""
         return self.shuffle and self.layout.block > 1
 
     def part(self, start: int, stop: int, part: Part) -> tuple[np.ndarray, np.ndarray]:
-        """Which records of a step are the rank's, in order, int64 [records]; and of which shard each is.
+        """The rank's records of a step, in order, int64 [records]; and the shard of each, int64 [records].
 
         Args:
-            start, stop: the step's positions.
+            start, stop: positions of the step.
 
         Raises:
             ValueError: the range is empty, negative, or spans two epochs.
@@ -83,19 +84,19 @@ class Order:
         return records, np.zeros_like(records)
 
     def shards(self, part: Part) -> np.ndarray:
-        """Of which shards the rank reads any records, bool [shards]."""
+        """Whether the rank reads any records of each shard, bool [shards]."""
         first, last = self._stretch(part)
         begins = self._coordinate(np.arange(self._shards))
         return (begins + 1 > first) & (begins < last)
 
     def _stretch(self, part: Part) -> tuple[float, float]:
-        """The rank's stretch of [0, shards)."""
+        """The rank's interval of [0, shards)."""
         first, last = (edge * self._shards for edge in part.stretch)
         whole = self._shards >= WHOLE * len(part.shares)
         return (round(first), round(last)) if whole else (first, last)
 
     def _coordinate(self, shard: np.ndarray) -> np.ndarray:
-        """Where the shard begins on [0, shards): neighbours in turn are far from each other there."""
+        """The start of each shard on [0, shards). Shards with successive numbers are far apart there."""
         return shard * _stride(self._shards) % self._shards
 
     def records(self, start: int, stop: int) -> np.ndarray:
@@ -107,7 +108,7 @@ class Order:
         return self._at(start, stop)[0]
 
     def _at(self, start: int, stop: int) -> Found:
-        """Of positions: the record, its shard, and where it is on [0, shards)."""
+        """Look up the record of each position, its shard, and its coordinate on [0, shards)."""
         size = self.layout.records
         if not (size and 0 <= start < stop and start // size == (stop - 1) // size):
             raise ValueError(f"[{start}, {stop}) is not a range inside one epoch of {size} records")
@@ -123,9 +124,9 @@ class Order:
         return records, shard, point
 
     def _window(self, epoch: int, number: int) -> Found:
-        """`_at`, of the places of the window with this number of an epoch; the last few windows are kept.
+        """Compute `_at` for the places of one window of an epoch. The last few windows are cached.
 
-        NumPy takes as long for a few records as for some hundreds, and a step may have but a few.
+        NumPy takes as long for a few records as for some hundreds, and a step may have only a few.
         """
         if (kept := self._windows.get((epoch, number))) is not None:
             return kept
@@ -142,7 +143,7 @@ class Order:
         else:
             found = permute(places, self.layout.records, self._key(epoch)), nothing, nothing
         for array in found:
-            array.setflags(write=False)  # slices of it are handed out
+            array.setflags(write=False)  # callers get slices of it
         while len(self._windows) >= MOST_WINDOWS:
             del self._windows[next(iter(self._windows))]
         self._windows[epoch, number] = found
@@ -152,16 +153,16 @@ class Order:
         return mix(self._seed ^ epoch)
 
     def _turns(self, epoch: int) -> _Turns:
-        """Whose turn it is. The shards' lengths follow from where the last block, which may be short, is."""
+        """The `_Turns` of an epoch. Shard lengths depend on the slot of the last, maybe short, block."""
         key = self._key(epoch)
         slot = int(unpermute(np.array([self._blocks - 1]), self._blocks, key)[0])
         return _turns(self.layout.records, self.layout.block, self._shards, slot)
 
     def _of_blocks(self, epoch: int, shard: np.ndarray, index: np.ndarray) -> np.ndarray:
-        """The records at these places of these shards."""
+        """The records at `index` of each `shard`."""
         block, key = self.layout.block, self._key(epoch)
         turns = self._turns(epoch)
-        # A shard goes on after the short block as if that were as long as the others.
+        # After the short block, a shard continues as if that block were as long as the others.
         index = index + turns.missing * ((shard == turns.short_shard) & (index >= turns.short_ends_at))
         slot: np.ndarray = index // block * self._shards + shard
         place = index % block
@@ -174,10 +175,10 @@ class Order:
 
 
 class _Turns:
-    """Whose turn it is: places of an epoch to (shard, place in the shard).
+    """The mapping from places of an epoch to (shard, place in the shard).
 
-    Shards differ in length. The longer ones go on among themselves when the shorter ones are used up: there
-    are at most three such segments.
+    Shards differ in length. When the shorter shards are used up, places are taken from the longer ones only:
+    there are at most three such segments.
     """
 
     def __init__(self, records: int, block: int, shards: int, short_slot: int):
@@ -195,7 +196,7 @@ class _Turns:
             self._active.append(np.flatnonzero(lengths > level))
 
     def locate(self, places: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """-> shard, place in the shard; both int64, as `places`."""
+        """Return the shard, and the place in the shard, of each place; both int64, shaped like `places`."""
         shard, index = np.empty_like(places), np.empty_like(places)
         segment = np.searchsorted(self._starts, places, side="right") - 1
         for s in np.unique(segment):
@@ -212,7 +213,7 @@ def _turns(records: int, block: int, shards: int, short_slot: int) -> _Turns:
 
 @lru_cache(maxsize=8)
 def _stride(n: int) -> int:
-    """Near n times the golden ratio, and prime to n: its multiples are all of range(n)."""
+    """The number nearest to n times the golden ratio and prime to n: its multiples cover range(n) mod n."""
     return min((s for s in range(1, n + 1) if math.gcd(s, n) == 1), key=lambda s: abs(s - n * GOLDEN))
 
 
@@ -220,7 +221,7 @@ def _stride(n: int) -> int:
 
 
 def mix(x: int) -> int:
-    """splitmix64's finaliser: 64 bits to 64 well mixed bits."""
+    """Map 64 bits to 64 well mixed bits with splitmix64's finaliser."""
     return int(_mix(np.array([x & _WORD], np.uint64))[0])
 
 
@@ -233,11 +234,11 @@ def _mix(x: Words) -> Words:
 
 
 def permute(index: Integers, size: Integers | int, key: Integers | int) -> Integers:
-    """Where each of `index` goes in the pseudo-random permutation `key` of range(size).
+    """Apply the pseudo-random permutation `key` of range(size) to each of `index`.
 
     Args:
         index: int64 [n], each in range(size).
-        size, key: one for all, or [n].
+        size, key: a number for all indices, or [n].
 
     Raises:
         ValueError: an index is out of range.
@@ -246,7 +247,7 @@ def permute(index: Integers, size: Integers | int, key: Integers | int) -> Integ
 
 
 def unpermute(index: Integers, size: Integers | int, key: Integers | int) -> Integers:
-    """What `permute` sends to each of `index`."""
+    """Apply the inverse of `permute` to each of `index`."""
     return _network(index, size, key, forward=False)
 
 
@@ -256,7 +257,7 @@ def _network(index: Integers, size: Integers | int, key: Integers | int, forward
     value = index.astype(np.uint64)
     if (index < 0).any() or (value >= sizes).any():
         raise ValueError(f"not all of {index} are in range({size})")
-    # Half of the bits that size - 1 has, rounded up: the network permutes [0, 4^half).
+    # Half of the bits of size - 1, rounded up: the network permutes [0, 4^half).
     bits = np.frexp((sizes - np.uint64(1)).astype(np.float64))[1]
     half = np.maximum((bits + 1) // 2, 1).astype(np.uint64)
     mask = (np.uint64(1) << half) - np.uint64(1)

@@ -1,4 +1,4 @@
-"""How the product starts Python processes that run its own modules."""
+"""Starting Python processes that run modules of the product."""
 
 from __future__ import annotations
 
@@ -17,8 +17,7 @@ def module_command(module: str) -> list[str]:
 
     Python is started with -P: `python -m` alone would look in the current folder before all else, and an
     edl.py or logging.py of the user that lies there would run instead. The variable PYTHONSAFEPATH would do
-    the same, but programs that user code starts would inherit it and would no longer find the modules beside
-    them.
+    the same, but programs that user code starts would inherit it and would not find the modules beside them.
 
     Paths and text are UTF-8 in all processes that edl starts on one machine, whatever the locale is
     (-X utf8): with the ASCII of LC_ALL=C and PYTHONUTF8=0, the path of a folder could not be sent to another

@@ -1,4 +1,4 @@
-"""What a job is doing, and the states of a worker: the words of statuses, summaries, labels and metrics."""
+"""Phases of a job and states of a worker: the words of statuses, summaries, labels and metrics."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Final
 
 
 class Phase(StrEnum):
-    """What a job is doing, in one word."""
+    """The phase of a job."""
 
     Starting = "Starting"
     Training = "Training"
@@ -24,11 +24,11 @@ ENDED: Final = frozenset({Phase.Succeeded, Phase.Failed, Phase.Stopped})
 
 
 class WorkerState(StrEnum):
-    """Where a worker is in its life; `edl.master.core.workers` has the transitions."""
+    """The state of a worker; `edl.master.core.workers` has the transitions."""
 
     PENDING = "pending"  # requested from the backend, not running yet
     STARTING = "starting"  # its process runs
-    INITIALIZING = "initializing"  # its stream is open; it imports, builds and traces
+    INITIALIZING = "initializing"  # its stream is open; it imports, builds and traces the model
     READY = "ready"
     MEMBER = "member"  # of the ring
     DRAINING = "draining"

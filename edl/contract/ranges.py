@@ -1,10 +1,10 @@
 """Sets of positions, kept as sorted half-open ranges that neither touch nor overlap.
 
-The applied set of a ring, what is left of a lease, what an epoch still misses: all are
-values of this one type. Values never change; each operation returns a new one.
+The applied steps of a ring, the rest of a lease and the missing records of an epoch are all values of this
+one type. Values never change; each operation returns a new one.
 
-Promise: `add` refuses a position that is already there. That refusal is the assertion
-behind exactly-once: a range whose gradients are in the model can never enter it again.
+Promise: `add` refuses a position that is already in the set. That refusal is the assertion behind exactly
+once: a range whose gradients are in the model can never enter it again.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class RangeSet:
         if start >= stop:
             return self
         ranges = self.ranges
-        # The neighbours: the last range that starts before us, the first that starts at or after.
+        # The neighbours: the last range that starts before `start`, and the first that starts at or after it.
         after = bisect_left(ranges, (start, start))
         before = after - 1
         if before >= 0 and ranges[before][1] > start:
@@ -67,7 +67,7 @@ class RangeSet:
         return RangeSet.of((*self.ranges, *other.ranges))
 
     def minus(self, other: RangeSet) -> RangeSet:
-        """The positions that are here and not in `other`."""
+        """The positions of this set that are not in `other`."""
         left: list[Range] = []
         taken = other.ranges
         for start, stop in self.ranges:
@@ -83,7 +83,7 @@ class RangeSet:
         return RangeSet(tuple(left))
 
     def within(self, start: int, stop: int) -> RangeSet:
-        """The positions that are here and in [start, stop)."""
+        """The positions of this set in [start, stop)."""
         if start >= stop:
             return RangeSet()
         return RangeSet(
@@ -91,14 +91,14 @@ class RangeSet:
         )
 
     def covers(self, start: int, stop: int) -> bool:
-        """Whether every position of [start, stop) is here."""
+        """Whether every position of [start, stop) is in this set."""
         if start >= stop:
             return True
         i = bisect_right(self.ranges, (start, float("inf"))) - 1
         return i >= 0 and self.ranges[i][1] >= stop
 
     def take(self, count: int) -> tuple[Range | None, RangeSet]:
-        """The first at most `count` positions as one contiguous range, and the set without them."""
+        """The first positions, at most `count`, as one contiguous range, and the set without them."""
         if not self.ranges or count <= 0:
             return None, self
         (start, stop), rest = self.ranges[0], self.ranges[1:]

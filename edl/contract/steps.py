@@ -1,10 +1,9 @@
-"""The ledger: which records make up which step. Arithmetic, the same for the master and for every worker.
+"""The ledger: which records make up which step. Master and workers compute this alike.
 
-All epochs lie on one line of positions: `epoch * records + place`. A step is a range of this line: the next
-`batch` positions of its epoch, and the last step of an epoch what is left of it, as in Keras. Steps are
-counted over the whole job, from 0. So the number of steps that are in a model says which records are, and
-how often: nobody has to keep a list of them. Which record lies at a position is told by
-`edl.contract.order`.
+All epochs lie on one line of positions: `epoch * records + place`. A step is a range of positions: the next
+`batch` positions of its epoch. The last step of an epoch has the remaining records, as in Keras. Steps are
+counted over the whole job, from 0. So the number of steps in a model determines which records are in it, and
+how often; no list of records has to be kept. `edl.contract.order` maps positions to records.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ class Steps:
     """The steps of a job.
 
     Args:
-        records: in one epoch; 0 is allowed, and then there are no steps.
+        records: number of records in one epoch; 0 is allowed, and then there are no steps.
         batch: records in a step, over all ranks.
     """
 
@@ -32,7 +31,7 @@ class Steps:
         return -(-self.records // self.batch)
 
     def begins_at(self, step: int) -> int:
-        """The first position of `step`, which is also the number of records that all steps before it have."""
+        """The first position of `step`, which is also the total number of records of all steps before it."""
         if not self.records:
             return 0
         epoch, within = divmod(step, self.per_epoch)
@@ -42,26 +41,28 @@ class Steps:
         return self.begins_at(step), self.begins_at(step + 1)
 
     def records_of(self, steps: Iterable[Range]) -> int:
-        """How many records these ranges of steps have."""
+        """The number of records in these ranges of steps."""
         return sum(self.begins_at(stop) - self.begins_at(start) for start, stop in steps)
 
     def epoch(self, step: int) -> int:
-        """In which epoch `step` is, from 0; so also how many epochs are whole when so many steps are done."""
+        """The epoch of `step`, from 0; also the number of complete epochs after `step` steps."""
         return step // self.per_epoch if self.records else 0
 
     def begun(self, step: int) -> int:
-        """How many epochs have begun when so many steps are done."""
+        """The number of epochs that have begun after `step` steps."""
         return -(-step // self.per_epoch) if self.records else 0
 
     def ends_epoch(self, step: int) -> bool:
-        """Whether an epoch is whole when so many steps are done, and no other has begun."""
+        """Whether `step` steps end an epoch: the epoch is complete, and the next one has not begun."""
         return self.records > 0 and step > 0 and step % self.per_epoch == 0
 
     def end(self, step: int, epochs: int) -> int:
-        """At which step training ends that is to have `epochs` epochs, and is at `step` when it hears of
-        that: with the epoch that has begun, if these are over already."""
+        """The step at which training ends if the number of epochs is set to `epochs` at `step`.
+
+        If these epochs are over already, training ends with the epoch that has begun.
+        """
         return max(epochs, self.begun(step)) * self.per_epoch
 
     def ended(self, step: int, epochs: int) -> bool:
-        """Whether nothing is left to train."""
+        """Whether training is complete after `step` steps."""
         return step >= self.end(step, epochs)

@@ -3,10 +3,10 @@
 A token is changed while workers run that know the old one. In a cluster it is in a mounted Secret, which the
 kubelet keeps up to date: the file is the current token, and FILE-previous, if it is there, the one before it.
 
-From each follows another one, for reading the rows of parameter servers and nothing else: who has that cannot
-find out the job's.
+From each token, a read token is derived that only permits reading the rows of parameter servers. The job's
+token cannot be computed from it.
 
-Promise: whoever has one of the two is let in, and nobody else. That the token has changed is told.
+Promise: calls with one of the two tokens are accepted, and no others. A change of the token is reported.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ _FOR_READING = b"edl: read rows"
 
 
 def for_reading(token: str) -> str:
-    """What is enough to read rows, of the job with this token."""
+    """The token that permits reading rows, derived from the job's token."""
     return hmac.digest(token.encode(), _FOR_READING, hashlib.sha256).hex()
 
 
 class Tokens:
-    """Those of one master.
+    """The tokens that one master accepts.
 
     Args:
-        given: the token where there is no file, or it cannot be read.
-        file: with the current token.
-        tell: takes a sentence when the token has changed.
+        given: the token to use if there is no file, or if the file cannot be read.
+        file: path of the file with the current token.
+        tell: is called with a message when the token has changed.
     """
 
     def __init__(self, given: str, file: Path | None = None, tell: Callable[[str], object] = str):
@@ -52,11 +52,11 @@ class Tokens:
         return self._current
 
     def accept(self, authorization: str) -> bool:
-        """Whether that is the header of a call that is to be let in."""
+        """Whether a call with this authorization header is accepted."""
         return _is_one_of(authorization, self._known())
 
     def accept_for_reading(self, authorization: str) -> bool:
-        """Whether that is the header of a call that may read rows."""
+        """Whether a call with this authorization header may read rows."""
         return _is_one_of(authorization, map(for_reading, self._known()))
 
     def _known(self) -> list[str]:

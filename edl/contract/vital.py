@@ -1,7 +1,7 @@
 """Threads and tasks of the product without which its process is useless: when one dies, the process ends.
 
-Otherwise the process lives on without heartbeats, or with unanswered calls, and what others see is a
-peer that is silent, without the reason.
+Otherwise the process would live on without heartbeats, or with unanswered calls. Its peers would see that it
+is silent, but not why.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ def _print_and_exit(error: BaseException) -> None:
 
 
 def end_with_threads(end: Callable[[BaseException], None] = _print_and_exit) -> None:
-    """From now on end this process when a thread or a `task` of the product dies of an exception.
+    """End this process from now on when a thread or a `task` of the product dies of an exception.
 
-    Threads of user code, and of libraries, may die as they do in any Python program. To be called where a
-    process begins.
+    Threads of user code and of libraries may die as in any Python program. Call this when a process starts.
 
     Args:
-        end: is called on the thread that died, with the exception; reports it and ends the process.
+        end: is called on the thread that died, with the exception. It reports the exception and ends the
+            process.
     """
     global _end
     _end = end
@@ -58,7 +58,7 @@ def _thread_died(args: threading.ExceptHookArgs) -> None:
 
 
 def _is_ours(args: threading.ExceptHookArgs) -> bool:
-    """Whether the function that the thread was started with is the product's."""
+    """Whether the thread was started with a function of the product."""
     frame = args.exc_traceback
     while frame is not None and frame.tb_frame.f_globals.get("__name__") == "threading":
         frame = frame.tb_next

@@ -1,15 +1,15 @@
-"""Readers: where a job's records come from, one module a format.
+"""Readers: sources of a job's records, one module per format.
 
-base                what a reader is
-dataset             whatever can be indexed, as a reader
+base                the interface of readers
+dataset             a reader over any indexable data
 in_memory           arrays, and nests of them (nest)
 tables, columns     pandas, Polars and Arrow; pyarrow's columns as arrays
 indexed, batched    datasets of records, and of batches
 selected            columns as features, labels and weights
-split               one reader's records divided into training and test
+split               a reader's records divided into training, test and validation
 from_tf             a tf.data pipeline, read into memory
 npz_file, csv_file  files that are read into memory
-parquet_file        files of which one group of rows is in memory
+parquet_file        files that are read one row group at a time
 criteo              the public click logs, as text (lines) or Parquet; one block is in memory
 """
 

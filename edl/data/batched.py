@@ -1,4 +1,4 @@
-"""Keras' PyDataset: batches by index, which are cut into records."""
+"""A reader over Keras' PyDataset, whose batches are split into records."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import numpy as np
 from edl.data.nest import as_unpacked, leaves, map_leaves
 from edl.errors import DataError
 
-KEPT = 2  # batches in memory: a part of a step may end within one
+KEPT = 2  # batches in memory: a part of a step may end within a batch
 
 
 class Batched:
     """A reader over a `keras.utils.PyDataset`.
 
-    Record i is in batch i // size. All batches must have the size of the first one, but for the last, which
-    may be smaller. A batch must be the same each time that it is read, since several workers may read it.
+    Record i is in batch i // size. All batches must have the size of the first; only the last may be smaller.
+    A batch must be the same each time that it is read, since several workers may read it.
     `on_epoch_end` is not called: the job shuffles records itself.
 
     Args:
@@ -48,10 +48,10 @@ class Batched:
         return self._length
 
     def read(self, start: int, stop: int) -> Any:
-        """The records [start, stop), as the nest of arrays that a batch is.
+        """Return the records [start, stop) in the structure of a batch.
 
         Raises:
-            DataError: a batch has another number of records than the first one.
+            DataError: a batch has a different number of records than the first.
         """
         size = self.records_per_read
         first, last = start // size, (stop - 1) // size

@@ -1,4 +1,4 @@
-"""Columns of pyarrow as NumPy arrays. Values stay what the file has, or the column is refused by name."""
+"""Conversion of pyarrow columns to NumPy arrays. Values do not change, or the column is refused by name."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ import numpy as np
 
 from edl.errors import DataError
 
-Types = Mapping[str, Any]  # by column: what np.dtype() takes
+Types = Mapping[str, Any]  # by column: an argument of np.dtype()
 Fills = Mapping[str, Any]  # by column: the value in place of null
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """What a user asks of a file's columns.
+    """A user's requirements on a file's columns.
 
     Args:
-        types: a NumPy type for each of these columns; the others have the file's.
-        fill_null: values for nulls, by column; nulls of other columns are refused.
-        source: the file, for messages.
+        types: NumPy types by column; other columns have the types of the file.
+        fill_null: values for nulls, by column; nulls in other columns are refused.
+        source: name of the file, for messages.
 
     Raises:
-        DataError: a type is not one that a column can have.
+        DataError: a column cannot have the requested type.
     """
 
     source: str
@@ -36,7 +36,7 @@ class Wanted:
             self.arrow_type(name)
 
     def arrow_type(self, name: str) -> Any:
-        """The pyarrow type that was asked for; None if the file's own is wanted."""
+        """The requested pyarrow type; None for the type of the file."""
         import pyarrow
 
         if name not in self.types:
@@ -51,9 +51,10 @@ class Wanted:
             ) from None
 
     def refuse_missing(self, columns: Sequence[str], names: Sequence[str]) -> None:
-        """
+        """Check that the file has all named columns.
+
         Raises:
-            DataError: the file lacks a column that was named, or has two of one name.
+            DataError: the file lacks a named column, or has two columns of one name.
         """
         for argument, named in (("names", names), ("types", self.types), ("fill_null", self.fill_null)):
             for name in named:
@@ -69,11 +70,11 @@ class Wanted:
                 )
 
     def array(self, name: str, column: Any, place: Callable[[int], str]) -> np.ndarray:
-        """A column as an array: [records], or [records, n, ...] if it has lists.
+        """Convert a column to an array: [records], or [records, n, ...] for a column of lists.
 
         Args:
-            column: pyarrow's, an Array or a ChunkedArray.
-            place: names a record in messages, given its index in the column.
+            column: a pyarrow.Array or pyarrow.ChunkedArray.
+            place: returns the name of a record in messages, given its index in the column.
 
         Raises:
             DataError: a value is missing, a list differs in length, or the type has no NumPy equivalent.
@@ -143,7 +144,7 @@ class Wanted:
         value = self.fill_null[name]
         try:
             scalar = pyarrow.scalar(value, column.type)
-            if scalar.as_py() != value and value == value:  # such as 0.5 as int64; NaN is unlike itself
+            if scalar.as_py() != value and value == value:  # such as 0.5 as int64; NaN differs from itself
                 raise ValueError
         except (pyarrow.ArrowException, ValueError, TypeError, OverflowError):
             raise DataError(
@@ -167,13 +168,13 @@ class Wanted:
 
 
 def _decoded(column: Any) -> Any:
-    """The values of a column of categories."""
+    """Decode a dictionary-encoded column (categories)."""
     import pyarrow
 
     if hasattr(column, "combine_chunks"):
         column = column.combine_chunks()  # only an Array can be decoded
     values = column.dictionary
-    if pyarrow.types.is_string_view(values.type):  # as Polars gives them; pyarrow cannot index these
+    if pyarrow.types.is_string_view(values.type):  # from Polars; pyarrow cannot index these
         values = values.cast(pyarrow.large_string())
         column = pyarrow.DictionaryArray.from_arrays(column.indices, values)
     return column.dictionary_decode()

@@ -1,10 +1,10 @@
 """The public click logs of Criteo, in the formats in which they are published.
 
-A record is an impression: whether it was clicked, 13 numbers and 26 categories. The text (Criteo Display
-Advertising Challenge, Criteo 1TB) has a line for each, tab-separated, without a header; the categories are
-32-bit hashes in hexadecimal digits, and what is missing is empty. The Parquet files have the same columns,
-named `label`, `I1` to `I13`, `C1` to `C26`, or `integer_feature_1`, `categorical_feature_1` and so on, with
-categories as text or as numbers.
+A record is an impression: whether it was clicked, 13 numbers and 26 categories. The text files (Criteo
+Display Advertising Challenge, Criteo 1TB) have a tab-separated line for each record, and no header. Their
+categories are 32-bit hashes in hexadecimal digits; missing values are empty. The Parquet files have the same
+columns, named `label`, `I1` to `I13`, `C1` to `C26`, or `integer_feature_1`, `categorical_feature_1` and so
+on, with categories as text or as numbers.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from edl.data.parquet_file import Parquet
 from edl.errors import DataError
 
 NUMBERS, FIELDS = 13, 26
-MISSING = -1  # in the place of a category
+MISSING = -1  # id of a missing category
 NAMES = ["label", *(f"I{n + 1}" for n in range(NUMBERS)), *(f"C{n + 1}" for n in range(FIELDS))]
 OTHER_NAMES = [
     "label",
@@ -34,12 +34,12 @@ OTHER_NAMES = [
 
 
 class Criteo:
-    """A reader of one file.
+    """A reader over one file.
 
     Args:
-        records: how many it has.
-        columns: gives those of the records [start, stop), in the order of NAMES, as pyarrow's.
-        source: what errors call the file.
+        records: number of records in the file.
+        columns: returns the pyarrow columns of the records [start, stop), in the order of NAMES.
+        source: name of the file, for messages.
     """
 
     def __init__(self, records: int, columns: Callable[[int, int], list[Any]], source: str):
@@ -49,16 +49,16 @@ class Criteo:
         return self._records
 
     def read(self, start: int, stop: int) -> dict[str, np.ndarray]:
-        """The records [start, stop).
+        """Return the records [start, stop).
 
         Returns:
             clicked: float32 [n], 0 or 1.
             numbers: float32 [n, 13]: log(1 + x), as is usual for counts; 0 where x is missing or negative.
-            ids: int64 [n, 26]: the field, from 0, in front of the category's 32 bits, so that no two fields
-                have an id in common; MISSING where there is none.
+            ids: int64 [n, 26]: the number of the field, from 0, in front of the category's 32 bits, so that
+                no two fields have an id in common; MISSING for missing categories.
 
         Raises:
-            DataError: a record is not what it should be; the text names it.
+            DataError: a record is invalid; the message names it.
         """
         label, *rest = map(self._known, NAMES, self._columns(start, stop))
         clicked = _filled(label, -1)
@@ -68,16 +68,16 @@ class Criteo:
         ids = np.stack([self._ids(n, column, start) for n, column in enumerate(rest[NUMBERS:])], -1)
         return {
             "clicked": clicked.astype(np.float32),
-            "numbers": np.log1p(np.fmax(numbers, 0)).astype(np.float32),  # also where a float is no number
+            "numbers": np.log1p(np.fmax(numbers, 0)).astype(np.float32),  # fmax also turns NaN into 0
             "ids": ids,
         }
 
     def _known(self, name: str, column: Any) -> Any:
-        """A column of a type that is expected there."""
+        """Check the type of a column, and convert it where necessary."""
         from pyarrow import types
 
         kind = column.type
-        if types.is_null(kind):  # nothing is there
+        if types.is_null(kind):  # all values are missing
             return column.cast("int64")
         if name[0] == "C":
             expected, of = "text or whole numbers", kind.value_type if types.is_dictionary(kind) else kind
@@ -111,10 +111,10 @@ class Criteo:
 
 
 def criteo(path: str | os.PathLike[str]) -> Criteo:
-    """A reader over a file of Criteo's click logs: `.parquet`, or else text. Only a block is in memory.
+    """A reader over a file of Criteo's click logs: `.parquet`, or else text. Only one block is in memory.
 
     Raises:
-        DataError: the file cannot be read, or is of another format.
+        DataError: the file cannot be read, or has a different format.
     """
     path = Path(path)
     if path.suffix == ".parquet":
@@ -138,7 +138,7 @@ def _parsed(lines: Lines, start: int, stop: int) -> list[Any]:
     from pyarrow import csv as pa_csv
 
     types = {name: pyarrow.string() if name[0] == "C" else pyarrow.int64() for name in NAMES}
-    if start == stop:  # which is no CSV file to pyarrow
+    if start == stop:  # pyarrow refuses empty text
         return [pyarrow.array([], types[name]) for name in NAMES]
     try:
         table = pa_csv.read_csv(
@@ -166,7 +166,7 @@ def _filled(column: Any, value: int) -> np.ndarray:
 
 
 def _not_hexadecimal(column: Any) -> np.ndarray:
-    """The places of texts that are no category."""
+    """The indices of texts that are not categories."""
     import pyarrow.compute
 
     good = pyarrow.compute.match_substring_regex(column, "^[0-9a-fA-F]{0,8}$")
@@ -174,5 +174,5 @@ def _not_hexadecimal(column: Any) -> np.ndarray:
 
 
 def _hexadecimal(column: Any) -> np.ndarray:
-    """The values of texts of up to eight hexadecimal digits, int64 [n]; 0 for none."""
+    """The values of texts of up to eight hexadecimal digits, int64 [n]; 0 for missing or empty texts."""
     return np.array([int(text or "0", 16) for text in column.to_pylist()], np.int64)

@@ -1,7 +1,7 @@
 """CSV files with a header line.
 
-pyarrow reads them. What it would change silently is found afterwards: whole numbers that a float
-rounds, and text of digits that loses its zeros. The lines of a file are only counted for a message.
+pyarrow reads them. Values that pyarrow would change silently are detected afterwards: whole numbers that a
+float rounds, and digits that lose their leading zeros. Line numbers are only determined for messages.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from edl.data.in_memory import EXACT, Arrays
 from edl.data.selected import columns_of, with_roles
 from edl.errors import DataError
 
-PADDED = r"^\s*0[0-9]+\s*$"  # digits that a number would not have
+PADDED = r"^\s*0[0-9]+\s*$"  # digits with leading zeros, which a number would lose
 CHUNK = 1 << 24  # bytes
 _UNDECODED = "\ufffd"
 
@@ -41,22 +41,22 @@ def csv(
     label: str | None = None,
     weight: str | None = None,
 ) -> Reader:
-    """A reader over a CSV file with a header line, as a dict of its columns, or as (features, labels[,
-    weights]) where `features`, `label` or `weight` name columns.
+    """A reader over a CSV file with a header line.
 
-    A column's type is found from all of its values: int64, uint64 if they are larger, float64, bool, a time
-    or text. Values keep their bits. Where no type does that, the column is refused by name.
+    Records are a dict of columns, or (features, labels[, weights]) if `features`, `label` or `weight` name
+    columns. The type of a column is inferred from all of its values: int64, uint64 for larger ones, float64,
+    bool, a time or text. Values are kept exactly; if no type does that, the column is refused by name.
 
     Args:
         names: the columns to keep; all by default.
-        types: what NumPy type columns have, by name: `{"zip": str, "user": "uint64"}`.
-        fill_null: what stands for a value that is missing, by column: `{"age": -1}`. Others must be complete.
-        encoding: of the text, as Python names it.
+        types: NumPy types by column: `{"zip": str, "user": "uint64"}`.
+        fill_null: replacements for missing values, by column: `{"age": -1}`. Other columns must be complete.
+        encoding: Python's name of the text's encoding.
         features, label, weight: the columns' roles, as in `dataset`.
 
     Raises:
-        DataError: the file or one of its lines cannot be read, a column is missing or there twice, a value is
-            missing, or cannot be kept as it is.
+        DataError: the file or one of its lines cannot be read, a column is missing or duplicated, a value is
+            missing, or a value cannot be kept exactly.
     """
     file = _File(Path(path), delimiter, encoding)
     wanted = Wanted(str(path), types or {}, fill_null or {})
@@ -97,7 +97,7 @@ class _File:
         """The names of the columns.
 
         Raises:
-            DataError: there is no header, or it has another encoding.
+            DataError: the file has no header, or the header has a different encoding.
         """
         try:
             line, found = next(self._rows(), (1, []))
@@ -110,13 +110,13 @@ class _File:
         return found
 
     def read(self, names: list[str], types: dict[str, Any], known: Any = None) -> Any:
-        """The columns, as a pyarrow table.
+        """Read columns into a pyarrow table.
 
         Args:
-            known: a table whose columns of these types need not be read again.
+            known: a table whose columns are reused if they have the requested types.
 
         Raises:
-            DataError: a line cannot be read, or a value is none of its type.
+            DataError: a line cannot be read, or a value does not fit its type.
         """
         import pyarrow
 
@@ -137,16 +137,16 @@ class _File:
         return pa_csv.read_csv(
             self.path,
             read_options=pa_csv.ReadOptions(encoding=self.encoding, use_threads=use_threads),
-            # Without newlines_in_values pyarrow fails where a block of a large file ends in a quoted value.
+            # Without newlines_in_values, pyarrow fails if a block of a large file ends in a quoted value.
             parse_options=pa_csv.ParseOptions(delimiter=self.delimiter, newlines_in_values=True),
             convert_options=pa_csv.ConvertOptions(include_columns=names, column_types=types),
         )
 
     def exact(self, table: Any, given: Mapping[str, Any]) -> dict[str, Any]:
-        """The types of columns whose values pyarrow has changed, by its choice of a type.
+        """Better types for columns whose values were changed by the types that pyarrow chose.
 
         Raises:
-            DataError: no type keeps them.
+            DataError: no type keeps the values.
         """
         import pyarrow
         import pyarrow.compute as pc
@@ -175,7 +175,7 @@ class _File:
         return times | {name: self._type_of_large(name, table[name], texts[name]) for name in large}
 
     def _type_of_large(self, name: str, column: Any, texts: Any) -> Any:
-        """The type of numbers of which some are beyond 2^53: uint64 if all fit, float64 if that is exact."""
+        """The type of a column with numbers beyond 2^53: uint64 if all fit, float64 if that is exact."""
         import pyarrow
         import pyarrow.compute as pc
 
@@ -196,11 +196,11 @@ class _File:
         return pyarrow.float64()
 
     def _has_padded_numbers(self) -> bool:
-        """Whether a value may begin with a zero and another digit."""
+        """Whether a value may begin with a zero and a further digit."""
         import pyarrow
 
         if "0,".encode(self.encoding) != b"0,":
-            return True  # such as UTF-16, where bytes are no characters
+            return True  # such as UTF-16, in which a byte is not a character
         before = np.zeros(256, bool)
         before[list(b'\n\r"' + self.delimiter.encode())] = True
         last = b"\n\n"
@@ -216,9 +216,10 @@ class _File:
         return False
 
     def refuse_bytes(self, name: str, column: Any, given: Mapping[str, Any]) -> None:
-        """
+        """Refuse a column whose text does not have the expected encoding.
+
         Raises:
-            DataError: it has text that is not of the encoding.
+            DataError: a value is not valid text in this encoding.
         """
         import pyarrow
 
@@ -233,7 +234,8 @@ class _File:
                 ) from None
 
     def refuse_empty(self, name: str, column: Any) -> None:
-        """
+        """Refuse a column with missing values.
+
         Raises:
             DataError: a value is missing.
         """
@@ -249,12 +251,12 @@ class _File:
     # --- the lines of the file, for messages
 
     def place(self, name: str) -> Callable[[int], str]:
-        """Names a record's value of a column by its line."""
+        """Return a function that names a record's value of this column by its line."""
 
         return lambda record: f"{self.path}: line {self._line(record, name)[0]}"
 
     def _line(self, record: int, name: str = "") -> tuple[int | str, str]:
-        """The line of a record, or of its value in a column, and this value."""
+        """Find the line of a record, or of its value in a column, and this value."""
         try:
             rows = self._rows()
             _, header = next(rows)
@@ -266,7 +268,7 @@ class _File:
         return line + before, row[at] if at < len(row) else ""
 
     def _rows(self) -> Iterator[tuple[int, list[str]]]:
-        """The line where each row begins, and its values. Empty lines are no rows."""
+        """Yield the line at which each row begins, and its values. Empty lines are not rows."""
         import pyarrow
 
         encoding = "utf-8-sig" if codecs.lookup(self.encoding).name == "utf-8" else self.encoding
@@ -281,13 +283,13 @@ class _File:
                 last = rows.line_num
 
     def _why(self, error: Exception, names: list[str], types: dict[str, Any]) -> str:
-        """What pyarrow says of a file, with the line that it means."""
+        """Describe an error of pyarrow, with the line at which it occurred."""
         import pyarrow
 
         if isinstance(error, UnicodeError):
             rows = (line for line, row in self._rows() if _UNDECODED in "".join(row))
             return f"line {next(rows, 1)}: {self._not_encoded()}"
-        try:  # threads do not know the row
+        try:  # with threads, errors do not name the row
             self._table(names, types, use_threads=False)
         except pyarrow.ArrowException as again:
             error = again
@@ -308,6 +310,6 @@ class _File:
 
 
 def _index(truth: Any) -> int | None:
-    """Where the first true value is; None if there is none."""
+    """The index of the first true value; None if all are false."""
     found = np.flatnonzero(np.asarray(truth))
     return int(found[0]) if len(found) else None

@@ -1,4 +1,4 @@
-"""What `data(split)` may return, as a reader."""
+"""Conversion of any result of `data(split)` to a reader."""
 
 from __future__ import annotations
 
@@ -28,25 +28,24 @@ def dataset(
     *,
     source: str = "dataset",
 ) -> Reader:
-    """A reader over anything that can be indexed.
+    """A reader over any indexable data.
 
     Args:
         data: one of these.
 
-            - a reader: it is returned as it is
-            - an array, a table (pandas, Polars, Arrow), or a tuple, list or dict of them, as `fit` takes
-            them:
-              features; (features, labels); (features, labels, weights). A list counts as a tuple. A table of
-              numbers alone is one matrix; other tables are dicts of their columns.
+            - a reader, which is returned unchanged
+            - an array, a table (pandas, Polars, Arrow), or a tuple, list or dict of them, as in Keras' `fit`:
+              features; (features, labels); (features, labels, weights). A list counts as a tuple. A table
+              with only numbers is one matrix; other tables are dicts of their columns.
             - a `keras.utils.PyDataset`
-            - an object with `__len__` and `__getitem__`, of which each item is a record
+            - an object with `__len__` and `__getitem__` whose items are records
         features, label, weight: columns of a table, or keys of records, that are the features (by default all
-            others), the labels and the weights of the records. Several features of numbers are one matrix if
-            each is a vector, as a table's are; otherwise they are a dict.
+            others), the labels and the weights of the records. Several numeric features are one matrix if
+            each is a vector, like the columns of a table; otherwise they are a dict.
         source: a name for messages.
 
     Raises:
-        DataError: records cannot be had by index, or a column is missing or cannot be an array.
+        DataError: records are not accessible by index, or a column is missing or cannot be an array.
     """
     has_roles = not (features is None and label is None and weight is None)
     records = (
@@ -77,9 +76,10 @@ def _reader(data: Any, source: str) -> Reader:
 
 
 def _refuse(data: Any, source: str) -> None:
-    """
+    """Refuse common kinds of data that are not supported.
+
     Raises:
-        DataError: it is something that people use as data, but its records cannot be had by index.
+        DataError: the records of `data` are not accessible by index.
     """
     if data is None:
         raise DataError(f"{source} is None; expected arrays, a table, a dataset or a reader ({DOCS})")
@@ -103,7 +103,7 @@ def _refuse(data: Any, source: str) -> None:
 
 
 def _is_a(data: Any, package: str, name: str) -> bool:
-    """Whether it is of a class of a library that need not be imported here."""
+    """Whether `data` is an instance of a library's class; the library need not be imported for that."""
     return any(
         cls.__name__ == name and cls.__module__.partition(".")[0] == package for cls in type(data).__mro__
     )

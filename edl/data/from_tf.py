@@ -1,4 +1,4 @@
-"""A tf.data pipeline whose records fit in memory."""
+"""A reader over a tf.data pipeline whose records fit in memory."""
 
 from __future__ import annotations
 
@@ -17,18 +17,17 @@ MIB = 1 << 20
 def from_tf(dataset: Any, most_mebibytes: float = 2048) -> Arrays:
     """A reader over the records of a `tf.data.Dataset`, which are read into memory once, at the start.
 
-    Each worker reads them by itself, so the pipeline must give the same records in the same order each time:
-        no
-    `shuffle` without `reshuffle_each_iteration=False` and a seed, no random augmentation. The job shuffles by
-    itself.
+    Each worker reads them by itself, so the pipeline must return the same records in the same order each
+    time: no `shuffle` without `reshuffle_each_iteration=False` and a seed, no random augmentation. The job
+    shuffles the records itself.
 
     Args:
-        dataset: as `fit` takes it: each element is a batch, of features, (features, labels) or (features,
-            labels, weights). For a dataset of single records, give `dataset.batch(1024)`.
-        most_mebibytes: how much memory the records may take in each worker.
+        dataset: a dataset as for Keras' `fit`: each element is a batch of features, (features, labels) or
+            (features, labels, weights). For a dataset of single records, pass `dataset.batch(1024)`.
+        most_mebibytes: limit of the memory that the records take in each worker.
 
     Raises:
-        DataError: the records take more, the order differs from one pass to the next, a batch is ragged, or
+        DataError: the records take more memory, the order differs between two passes, a batch is ragged, or
             the dataset has no end or no records.
     """
     if getattr(dataset, "cardinality", None) is None:

@@ -1,4 +1,4 @@
-"""Records that lie in memory."""
+"""Readers over records in memory."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ EXACT = 2**53  # whole numbers up to this are exact as float64
 
 
 class Arrays:
-    """A reader over arrays in memory: any records, as the same nest of arrays.
+    """A reader over arrays in memory. Records are returned in the nested structure of `columns`.
 
     Args:
         columns: an array, or a tuple, list or dict of arrays (nested to any depth), all of one length.
         source: their name, for messages.
 
     Raises:
-        DataError: the arrays differ in length, or there are none.
+        DataError: the arrays differ in length, or `columns` has no arrays.
     """
 
     def __init__(self, columns: Any, source: str = "arrays"):
@@ -40,11 +40,11 @@ class Arrays:
         return self._length
 
     def read(self, start: int, stop: int) -> Any:
-        """A view of the records [start, stop)."""
+        """Return a view of the records [start, stop)."""
         return map_leaves(lambda array: array[start:stop], self._columns)
 
     def take(self, indices: np.ndarray) -> Any:
-        """A copy of the records at `indices`."""
+        """Return a copy of the records at `indices`."""
         return map_leaves(lambda array: array[indices], self._columns)
 
 
@@ -56,17 +56,17 @@ def arrays(*columns: Any) -> Arrays:
             dicts, tuples and lists of these.
 
     Raises:
-        DataError: the arrays differ in length, or there are none; a column cannot be an array; or a list has
-            whole numbers that NumPy would round.
+        DataError: the arrays differ in length, or no array is given; a column cannot be an array; or a list
+            has whole numbers that NumPy would round.
     """
     return Arrays(in_memory(columns, "arrays"))
 
 
 def in_memory(nest: Any, source: str) -> Any:
-    """The nest with a NumPy array for each array, tensor, list of numbers, column or table.
+    """Convert each array, tensor, list of numbers, column or table of the nest to NumPy arrays.
 
     Raises:
-        DataError: one of them cannot be an array.
+        DataError: a leaf cannot be converted to an array.
     """
     if isinstance(nest, dict):
         return {key: in_memory(value, f"{source}[{key!r}]") for key, value in nest.items()}
@@ -91,7 +91,7 @@ def _array(values: Any, source: str) -> np.ndarray:
         raise DataError(
             f"{source} is a {type(values).__name__}; expected an array with an entry for each record"
         )
-    if isinstance(values, list | tuple) and array.dtype == np.float64:  # as NumPy makes it of [2**63, 1]
+    if isinstance(values, list | tuple) and array.dtype == np.float64:  # NumPy's type for [2**63, 1]
         exact = zip(np.asarray(values, object).flat, array.flat, strict=True)
         for value, rounded in exact if (np.abs(array) >= EXACT).any() else ():
             if isinstance(value, int | np.integer) and value != int(rounded):

@@ -1,4 +1,4 @@
-"""Datasets that are indexed record by record: PyTorch's map-style ones, Hugging Face's, Grain's, a user's."""
+"""A reader over datasets that are indexed by record: PyTorch (map-style), Hugging Face, Grain, or custom."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from edl.errors import DataError
 
 
 class Indexed:
-    """A reader over an object with `__len__` and `__getitem__`, of which each item is one record.
+    """A reader over an object with `__len__` and `__getitem__` whose items are records.
 
     A record is a number, text, an array or a list of numbers, or a tuple or dict of these. If the object has
-    `__getitems__(indices)`, as PyTorch and Hugging Face define it, that is called once for all records of a
+    `__getitems__(indices)`, as defined by PyTorch and Hugging Face, this is called once for all records of a
     batch.
 
     Args:
@@ -36,7 +36,7 @@ class Indexed:
         return self._length
 
     def read(self, start: int, stop: int) -> Any:
-        """The records [start, stop), stacked: each array is [stop - start, ...].
+        """Return the records [start, stop), stacked: each array is [stop - start, ...].
 
         Raises:
             DataError: the records do not have the same structure and shapes.
@@ -44,7 +44,7 @@ class Indexed:
         return self.take(np.arange(start, stop))
 
     def take(self, indices: np.ndarray) -> Any:
-        """The records at `indices`, stacked: each array is [len(indices), ...].
+        """Return the records at `indices`, stacked: each array is [len(indices), ...].
 
         Raises:
             DataError: the records do not have the same structure and shapes.
@@ -66,9 +66,10 @@ class Indexed:
             raise
 
     def _refuse_first(self, numbers: list[int], records: list[Any]) -> None:
-        """
+        """Raise an error for the first record that does not match.
+
         Raises:
-            DataError: a record has not the structure, shape or type of the first one.
+            DataError: a record differs from the first in structure, shape or type.
         """
         for number, record in zip(numbers, records, strict=True):
             try:
@@ -81,7 +82,7 @@ class Indexed:
 
 
 def _with_arrays(record: Any) -> Any:
-    """The record with an array for each list of numbers, as Hugging Face gives vectors."""
+    """Convert each list of numbers in a record to an array. Hugging Face returns vectors as lists."""
     if isinstance(record, dict):
         return {key: _with_arrays(value) for key, value in record.items()}
     if isinstance(record, list) and (not record or is_leaf_list(record)):

@@ -1,4 +1,4 @@
-"""Files of lines, read piece by piece: it is remembered where every so many-th line begins, and no more."""
+"""Random access to the lines of a file. Only the offset of every 1024th line is kept in memory."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import numpy as np
 
 from edl.errors import DataError
 
-EVERY = 1024  # lines, of which the first one's place in the file is kept
-CHUNK = 1 << 24  # bytes that are looked through at once
+EVERY = 1024  # lines per stored offset
+CHUNK = 1 << 24  # bytes that are scanned at once
 
 
 class Lines:
-    """The lines of a file, by number. Finding them takes one pass over it; 10^8 of them take a megabyte.
+    """The lines of a file, by number. Indexing takes one pass over the file, and 1 MB per 10^8 lines.
 
     Raises:
         DataError: the file cannot be read.
@@ -31,16 +31,16 @@ class Lines:
         except OSError as error:
             raise DataError(f"{path}: cannot be read: {error.strerror}") from error
         self._places, self._size = np.concatenate(places), at
-        self._count = count + (last != b"\n")  # the last one may have no end
+        self._count = count + (last != b"\n")  # the last line may lack a newline
 
     def __len__(self) -> int:
         return self._count
 
     def read(self, start: int, stop: int) -> bytes:
-        """The lines [start, stop), with their ends.
+        """Return the lines [start, stop), including their newlines.
 
         Raises:
-            DataError: the file cannot be read, or is shorter than it was.
+            DataError: the file cannot be read, or has become shorter.
         """
         if start >= stop:
             return b""

@@ -1,4 +1,4 @@
-"""Nests of arrays, as `fit` takes them: tuples, lists and dicts of arrays, of any depth."""
+"""Nests of arrays, as in Keras' `fit`: tuples, lists and dicts of arrays, of any depth."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def leaves(nest: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def map_leaves(function: Callable[..., Any], nest: Any, *others: Any) -> Any:
-    """Apply `function` to the leaves of nests of one structure.
+    """Apply `function` to the leaves of nests that have the same structure.
 
     Raises:
         ValueError: the nests differ in structure; the message says how.
@@ -48,8 +48,10 @@ def map_leaves(function: Callable[..., Any], nest: Any, *others: Any) -> Any:
 
 
 def as_unpacked(data: Any) -> Any:
-    """The data as Keras unpacks them: a list of arrays counts as the tuple (x, y, weights), of which the last
-    ones may be None."""
+    """Unpack data like Keras: a list of arrays counts as the tuple (x, y, weights).
+
+    Trailing entries that are None are removed.
+    """
     if isinstance(data, list) and not is_leaf_list(data):
         data = tuple(data)
     if isinstance(data, tuple) and not hasattr(data, "_fields"):
@@ -59,8 +61,10 @@ def as_unpacked(data: Any) -> Any:
 
 
 def is_leaf_list(value: Any) -> bool:
-    """Whether it is a list of numbers or text, perhaps in lists of its own: one array, not a list of arrays.
-    A tuple is never one."""
+    """Whether `value` is a (nested) list of numbers or text: one array, not a list of arrays.
+
+    A tuple never is one.
+    """
     if not isinstance(value, list):
         return False
     while isinstance(value, list) and value:

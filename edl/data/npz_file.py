@@ -1,4 +1,4 @@
-"""NumPy's .npz files."""
+"""A reader over NumPy's .npz files."""
 
 from __future__ import annotations
 
@@ -22,8 +22,10 @@ def npz(
     label: str | None = None,
     weight: str | None = None,
 ) -> Reader:
-    """A reader over an .npz file, as a dict of its arrays: all of them, or those in `names`; with `features`,
-    `label` or `weight` as (features, labels[, weights]), as in `dataset`.
+    """A reader over an .npz file.
+
+    Records are a dict of its arrays: all of them, or those in `names`. With `features`, `label` or `weight`,
+    they are (features, labels[, weights]), as in `dataset`.
 
     Raises:
         DataError: the file cannot be read, lacks a name, or its arrays differ in length.

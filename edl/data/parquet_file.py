@@ -1,4 +1,4 @@
-"""Parquet files, of which one group of rows at a time is in memory."""
+"""A reader over Parquet files that holds one row group at a time in memory."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from edl.errors import DataError
 
 
 class Parquet:
-    """A reader over a file; a record is a dict of its columns.
+    """A reader over a Parquet file. Records are a dict of its columns.
 
     Args:
         names, types, fill_null: see `parquet`.
 
     Raises:
-        DataError: it is not a Parquet file, or a column is missing or there twice.
+        DataError: the file is not a Parquet file, or a column is missing or duplicated.
     """
 
     def __init__(
@@ -49,17 +49,17 @@ class Parquet:
         self._wanted.refuse_missing(self.names, names)
         self._kept = list(names) or self.names
         self._lock = threading.Lock()
-        self._read: tuple[int, tuple[str, ...], Any] = -1, (), None  # the last group of rows
+        self._read: tuple[int, tuple[str, ...], Any] = -1, (), None  # the last row group
 
     def __len__(self) -> int:
         return int(self._ends[-1]) if len(self._ends) else 0
 
     def read(self, start: int, stop: int) -> dict[str, np.ndarray]:
-        """The records [start, stop).
+        """Return the records [start, stop).
 
         Raises:
-            DataError: a value is missing, is a list of another length than the first one, or is of a type
-                that no array has.
+            DataError: a value is missing, is a list whose length differs from the first, or has a type that
+                no array has.
         """
         columns = self.columns(self._kept, start, stop)
 
@@ -72,7 +72,7 @@ class Parquet:
         }
 
     def columns(self, names: Sequence[str], start: int, stop: int) -> list[Any]:
-        """The same as pyarrow has them, each in one piece, with what is missing."""
+        """The pyarrow columns of the records [start, stop), each in one chunk, including nulls."""
         import pyarrow
 
         found = []
@@ -112,21 +112,22 @@ def parquet(
     label: str | None = None,
     weight: str | None = None,
 ) -> Reader:
-    """A reader over a Parquet file, as a dict of its columns, or as (features, labels[, weights]) where
-    `features`, `label` or `weight` name columns.
+    """A reader over a Parquet file.
 
-    Columns are numbers, text, times, or lists of them, nested or not, of one length at each level. One row
-    group at a time is in memory.
+    Records are a dict of columns, or (features, labels[, weights]) if `features`, `label` or `weight` name
+    columns. Columns are numbers, text, times, or lists of them, nested or not, of one length at each level.
+    One row group at a time is in memory.
 
     Args:
         names: the columns to keep; all by default.
-        types: what NumPy type columns are converted to, by name, where no value is lost: `{"price":
-            "float64"}`; of a column of lists, the values in them.
-        fill_null: what stands for a null, by column, in lists too: `{"age": -1}`. Others must be complete.
+        types: NumPy types to convert to, by column, if no value is lost: `{"price": "float64"}`. For a column
+            of lists, the type of the values in the lists.
+        fill_null: replacements for nulls, by column, also in lists: `{"age": -1}`. Other columns must be
+            complete.
         features, label, weight: the columns' roles, as in `dataset`.
 
     Raises:
-        DataError: the file cannot be read, or a column is missing or there twice.
+        DataError: the file cannot be read, or a column is missing or duplicated.
     """
     kept = names or columns_of(features, label, weight)
     return with_roles(Parquet(Path(path), kept, types, fill_null), features, label, weight, str(path))

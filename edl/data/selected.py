@@ -1,4 +1,4 @@
-"""Columns of records by their role: features, label, weight."""
+"""Selection of columns by role: features, label, weight."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from edl.errors import DataError
 def with_roles(
     records: Reader, features: Sequence[str] | str | None, label: str | None, weight: str | None, source: str
 ) -> Reader:
-    """The reader, or a `Selected` one if a column has a role."""
+    """The reader itself, or a `Selected` over it if a column has a role."""
     if features is None and label is None and weight is None:
         return records
     return Selected(records, features, label, weight, source)
 
 
 def columns_of(features: Sequence[str] | str | None, label: str | None, weight: str | None) -> list[str]:
-    """The columns that a file must be read for; empty: all of them."""
+    """The columns that must be read from a file; empty: all."""
     if features is None:
         return []
     chosen = [features] if isinstance(features, str) else list(features)
@@ -30,18 +30,18 @@ def columns_of(features: Sequence[str] | str | None, label: str | None, weight: 
 
 
 class Selected:
-    """A reader that gives (features, labels) or (features, labels, weights) of records that are dicts.
+    """A reader that selects (features, labels) or (features, labels, weights) from records that are dicts.
 
-    Has `take` if the other reader has it.
+    It has `take` if the underlying reader has it.
 
     Args:
-        records: the reader; its records are a dict of columns.
-        features: one column, which is given as it is, or several: one matrix [records, columns] if all are
-            vectors of numbers, otherwise a dict. None: all columns but the label and the weight.
-        label, weight: columns; None: there are no labels, no weights.
+        records: the underlying reader; its records are a dict of columns.
+        features: one column, which is returned unchanged, or several: one matrix [records, columns] if all
+            are vectors of numbers, otherwise a dict. None: all columns but the label and the weight.
+        label, weight: columns; None: no labels, no weights.
 
     Raises:
-        DataError: `records` gives no dicts, or a column is missing.
+        DataError: the records are not dicts, or a column is missing.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class Selected:
         return len(self._records)
 
     def read(self, start: int, stop: int) -> Any:
-        """The records [start, stop), as (features, labels[, weights])."""
+        """Return the records [start, stop) as (features, labels[, weights])."""
         return self._roles(self._records.read(start, stop))
 
     def _roles(self, columns: Any) -> tuple[Any, ...]:
@@ -88,7 +88,7 @@ class Selected:
         if not names:
             raise DataError(f"{self._source}: no column is left for the features")
         given = {name: np.asarray(columns[name]) for name in names}
-        if self._is_matrix is None:  # for all records as for the first ones
+        if self._is_matrix is None:  # decided by the first records, for all
             self._is_matrix = self._one is None and is_numeric(given)
         x = given[self._one] if self._one is not None else matrix(given) if self._is_matrix else given
         label = columns[self._label] if self._label is not None else None

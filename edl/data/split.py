@@ -1,4 +1,4 @@
-"""One reader's records, divided into those to train on and those to hold out."""
+"""Random division of a reader's records into training data and held-out data."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from edl.data.dataset import dataset
 from edl.data.nest import map_leaves
 from edl.errors import DataError
 
-MOST_RUN = 256  # consecutive records that stay together where records are read in blocks
+MOST_RUN = 256  # consecutive records that stay together if records are read in blocks
 
 
 class Subset:
-    """A reader over some runs of consecutive records of another reader.
+    """A reader over some runs of consecutive records of an underlying reader.
 
     Args:
-        records: the other reader.
-        starts, stops: of each run, int64 [runs], ascending; runs do not overlap.
+        records: the underlying reader.
+        starts, stops: bounds of each run, int64 [runs], ascending; runs do not overlap.
     """
 
     def __init__(self, records: Reader, starts: np.ndarray, stops: np.ndarray):
@@ -32,7 +32,7 @@ class Subset:
         return int(self._before[-1])
 
     def read(self, start: int, stop: int) -> Any:
-        """The records [start, stop) of the subset."""
+        """Return the records [start, stop) of the subset."""
         if isinstance(self._records, RandomAccess):
             return self._records.take(self._there(np.arange(start, stop)))
         first = int(np.searchsorted(self._before, start, side="right")) - 1
@@ -53,13 +53,13 @@ class Subset:
 def split(data: Any, test: float = 0.2, seed: int = 0, validation: float = 0.0) -> dict[str, Reader]:
     """Divide records at random, the same way on every worker and in every run.
 
-    Where any record can be read by itself, single records are drawn; in files that are read in blocks, runs
-    of up to 256 consecutive records.
+    If any record can be read by itself, single records are drawn; from files that are read in blocks, runs of
+    up to 256 consecutive records.
 
     Args:
-        data: a reader, or what `dataset` takes.
-        test, validation: the share of the records, from 0 to less than 1. Each is rounded to whole records.
-        seed: of the draw.
+        data: a reader, or any argument of `dataset`.
+        test, validation: share of the records, from 0 to less than 1. Each is rounded to whole records.
+        seed: seed of the draw.
 
     Returns:
         Readers by split, for `data(split)`: "train", "test", and "validation" if its share is above 0.

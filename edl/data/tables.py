@@ -1,4 +1,4 @@
-"""Tables and columns of pandas, Polars and Arrow as NumPy arrays.
+"""Conversion of tables and columns of pandas, Polars and Arrow to NumPy arrays.
 
 All three implement Arrow's PyCapsule interface
 (arrow.apache.org/docs/format/CDataInterface/PyCapsuleInterface.html), so pyarrow reads them without knowing
@@ -26,26 +26,28 @@ def is_table(value: Any) -> bool:
 
 def is_column(value: Any) -> bool:
     if type(value).__module__.partition(".")[0] == "pandas":
-        return hasattr(value, "to_numpy")  # a Series or an Index; before pandas 3 without the interface
+        return hasattr(value, "to_numpy")  # a Series or an Index; these lack the interface before pandas 3
     return hasattr(value, "__arrow_c_stream__") or hasattr(value, "__arrow_c_array__")
 
 
 def table(value: Any, source: str) -> Any:
-    """A table as `fit` takes it: one matrix [records, columns] if all columns are numbers, in their order;
-    otherwise a dict of arrays by column, for a model with an input for each.
+    """Convert a table for Keras' `fit`.
+
+    If all columns are numbers, the result is one matrix [records, columns], in their order; otherwise a dict
+    of arrays by column, for a model with one input per column.
 
     Raises:
-        DataError: a value is missing in a column that is not of floats, or a column has no type of NumPy's.
+        DataError: a value is missing in a column that is not of floats, or a column has no NumPy type.
     """
     columns = by_column(value, source)
     return matrix(columns) if is_numeric(columns) else columns
 
 
 def by_column(value: Any, source: str) -> dict[str, np.ndarray]:
-    """A table's columns, each as an array [records, ...].
+    """Convert a table's columns, each to an array [records, ...].
 
     Raises:
-        DataError: as `table`, or two columns have one name.
+        DataError: as for `table`, or two columns have the same name.
     """
     import pyarrow
 
@@ -63,10 +65,10 @@ def by_column(value: Any, source: str) -> dict[str, np.ndarray]:
 
 
 def column(value: Any, source: str) -> np.ndarray:
-    """A column as an array [records, ...].
+    """Convert a column to an array [records, ...].
 
     Raises:
-        DataError: a value is missing and the column is not of floats, or it has no type of NumPy's.
+        DataError: a value is missing and the column is not of floats, or the column has no NumPy type.
     """
     import pyarrow
 
@@ -88,7 +90,7 @@ def is_numeric(columns: Mapping[str, np.ndarray]) -> bool:
 
 
 def matrix(columns: Mapping[str, np.ndarray]) -> np.ndarray:
-    """The columns side by side, [records, columns], in the type that NumPy finds for all of them."""
+    """Stack the columns side by side, [records, columns], in NumPy's common type of all columns."""
     return np.stack(list(columns.values()), axis=1)
 
 
@@ -104,5 +106,5 @@ def _array(arrow: Any, name: str, source: str) -> np.ndarray:
                 f"{named}: record {record} has no value; fill it (fillna in pandas, fill_null in Polars and "
                 "Arrow) or leave the record out"
             )
-        arrow = pc.fill_null(arrow, pyarrow.scalar(float("nan"), arrow.type))  # as pandas and Polars do
+        arrow = pc.fill_null(arrow, pyarrow.scalar(float("nan"), arrow.type))  # as in pandas and Polars
     return Wanted(source).array(name, arrow, lambda record: f"{source}: record {record}")

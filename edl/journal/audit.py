@@ -1,23 +1,20 @@
-"""`edl audit`: a second, independent reading of a job's journal.
+"""`edl audit`: an independent verification of a job's journal.
 
-It shares no code with the master's decisions. It reads the segments that are kept, from the oldest, and
-checks at every line:
+It shares no code with the master's decisions. It reads the existing segments from the oldest on and checks
 
-- the line is as it was written: the chain of hashes holds (`edl.journal.format`);
-- what it says does not contradict the lines before it: `edl.journal.proof`;
+- at every line, that it is as it was written: the chain of hashes holds (`edl.journal.format`);
+- at every line, that it does not contradict the lines before it (`edl.journal.proof`);
+- at every head of a segment, that the proof written by the master equals the proof of the lines before it;
+- at the end, that the model has all steps of all epochs, and that each epoch's order has every record once.
 
-at every head of a segment, that the proof which the master wrote there equals the proof of the lines before
-it; and at the end, that the model has all steps of all epochs, and the order of each epoch names every
-record once.
+exports.json must have the SHA-256 that its writer, a worker, has reported, and the files of the exported
+model must be those that it lists. The checkpoints that this job has completed must be undamaged, as far as
+they still exist.
 
-exports.json must have the SHA-256 that the worker which wrote it has reported, and the files of the exported
-model must be those that it lists. The checkpoints that this job has completed must be whole, as far as they
-are still there.
-
-Where a master has taken over from another one in the same directory, the proof continues. Where the earlier
-master's journal is not there, as after a failover in a cluster, or where the oldest segments were deleted to
-keep the journal within `journal.maxBytes`, this reading begins with the takeover, or with the proof at the
-oldest head that is left: the verdict says how much it has not seen itself.
+If a master has taken over from an earlier one in the same directory, the proof continues. The journal of the
+earlier master may be missing, as after a failover in a cluster, or the oldest segments may have been deleted
+to keep the journal within `journal.maxBytes`. The audit then begins with the takeover, or with the proof at
+the oldest existing head, and its verdict states how much it has not verified itself.
 """
 
 from __future__ import annotations
@@ -42,8 +39,8 @@ from edl.journal.format import JournalDamaged, JournalReader, segments
 from edl.journal.proof import NOT_A_MASTERS, AuditFailed, JournalProof
 from edl.text import how_many, one_line
 
-AT_ONCE = 1 << 20  # positions of an order that are looked at together
-WINDOW = 1 << 15  # of these, so many are computed together: a fifth of the time that a step's few take each
+AT_ONCE = 1 << 20  # positions of an order that are checked together
+WINDOW = 1 << 15  # positions that are computed together; each takes a fifth of its time in a step's window
 
 __all__ = ["AuditFailed", "Elsewhere", "audit"]
 
@@ -53,8 +50,8 @@ class Elsewhere:
     """Access to a job's exported files when they are not on this machine.
 
     Args:
-        digest: returns the SHA-256 of an exported file, by its path beside exports.json. OSError: it cannot
-            be read.
+        digest: returns the SHA-256 of an exported file, by its path beside exports.json. It raises OSError if
+            the file cannot be read.
         no_exports: why no exported file can be read; empty if they can.
         no_checkpoints: why no checkpoint can be read.
     """
@@ -65,14 +62,14 @@ class Elsewhere:
 
 
 def audit(output: Path, elsewhere: Elsewhere | None = None) -> str:
-    """Check the job in `output`; returns the verdict in words.
+    """Check the job in `output`; return the verdict as text.
 
     Args:
-        elsewhere: where the files lie that the job has exported; None: in `output`.
+        elsewhere: access to the files that the job has exported; None: they are in `output`.
 
     Raises:
-        AuditFailed: names the first step, record or line that is wrong.
-        EdlError: there is no journal to read, or it is damaged: names the file and the line.
+        AuditFailed: the check failed; the message names the first step, record or line that is wrong.
+        EdlError: the journal is missing or damaged; the message names the file and the line.
     """
     summary = artifacts.read_summary(output)
     readers = segments(output)
@@ -105,7 +102,7 @@ def audit(output: Path, elsewhere: Elsewhere | None = None) -> str:
 
 
 def _at_head(reader: JournalReader) -> JournalProof:
-    """The proof that the master wrote at the head of this segment."""
+    """Load the proof that the master wrote at the head of this segment."""
     try:
         proof = JournalProof.load(reader.head["proof"])
     except ValueError as error:
@@ -120,12 +117,14 @@ class _Kept:
     """Files that the journal records: completed checkpoints and the digest of exports.json."""
 
     checkpoints: set[tuple[int, str]] = field(default_factory=set)  # step and attempt
-    list_sha256: str = ""  # of exports.json; empty: not reported
+    list_sha256: str = ""  # SHA-256 of exports.json; empty: not reported
 
 
 def _exports(output: Path, summary: dict[str, Any], list_sha256: str, elsewhere: Elsewhere | None) -> str:
-    """Compare the exported model with the digests in exports.json, and that with its own in the journal; the
-    outcome in words."""
+    """Compare the exported files with their digests in exports.json, and exports.json with its own digest.
+
+    Return the outcome as text.
+    """
     if not (exported := summary.get("exports")):
         return ""
     if elsewhere is not None and elsewhere.no_exports:
@@ -143,7 +142,7 @@ def _exports(output: Path, summary: dict[str, Any], list_sha256: str, elsewhere:
             for name, about in entry["files"].items()
         }
     except OSError as error:
-        if isinstance(error, FileNotFoundError) and not list_sha256:  # as when the disk was full
+        if isinstance(error, FileNotFoundError) and not list_sha256:  # for example if the disk was full
             return f"; exported files not verified: the job has reported no {artifacts.EXPORTS}"
         raise AuditFailed(
             f"{path}: cannot read: {error.strerror}; it holds the digests of the model"
@@ -172,7 +171,7 @@ def _digest(directory: Path, name: str) -> str:
 
 
 def _checkpoints(directory: str, committed: set[tuple[int, str]], elsewhere: Elsewhere | None) -> str:
-    """Read all bytes of the checkpoints of this job that are still there; the outcome in words."""
+    """Verify all bytes of the existing checkpoints of this job; return the outcome as text."""
     if not directory or not committed:
         return ""
     if elsewhere is not None:
@@ -189,7 +188,7 @@ def _checkpoints(directory: str, committed: set[tuple[int, str]], elsewhere: Els
 
 
 def _read(reader: JournalReader, proof: JournalProof, kept: _Kept) -> None:
-    """Update the proof with the lines of a segment, and collect what the segment says was kept."""
+    """Update the proof with the lines of a segment, and collect the files that the segment records."""
     if _at_head(reader) != proof:
         raise AuditFailed(f"{reader.path}: line 1: its proof is not what the lines before it show")
     if reader.begins:
@@ -250,7 +249,7 @@ def _verdict(proof: JournalProof, summary: dict[str, Any]) -> str:
                 f"{artifacts.SUMMARY} says {summary['records']['bad']} bad records, the journal {bad}"
             )
         unnamed = bad - len(proof.named)
-        if proof.on_servers:  # of whole steps: servers tell how many, and not which
+        if proof.on_servers:  # records of whole steps: servers report their number, but not their ids
             but += f", except {bad} skipped records (non-finite)"
         else:
             but += f", except {bad} bad records" + (f", {unnamed} of which nobody has named" * (unnamed > 0))
@@ -275,7 +274,7 @@ def _verdict(proof: JournalProof, summary: dict[str, Any]) -> str:
 
 
 def _passed(proof: JournalProof) -> str:
-    """Of a job that trains nothing."""
+    """The verdict on a job that does not train."""
     if not proof.evaluated:
         raise AuditFailed("no pass over all records was completed")
     ((split, records),) = proof.evaluated.items()
@@ -287,7 +286,7 @@ def _passed(proof: JournalProof) -> str:
 
 
 def _check_order(order: Order, epoch: int) -> None:
-    """Every record comes once: as many places as records, and each record has one."""
+    """Check that an epoch visits every record once: it has as many places as records, and covers them all."""
     size = order.layout.records
     seen = np.zeros(size, bool)
     for start in range(0, size, AT_ONCE):

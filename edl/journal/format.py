@@ -1,28 +1,27 @@
-"""The file format of a journal: segments, each a head and then one line for each event, in one chain of
-hashes.
+"""File format of a journal: segments in one chain of hashes, each with a head and a line for each event.
 
     {"journal": "edl", "version": 9, "run_id": ..., "number": 7, "oldest": 3, "after": "5f0e...",
      "values": {...}, "proof": {...}, "state": {...}, "chain": "77ab..."}
     {"now": ..., "event": {...}, "effects": [...], "chain": "09c1..."}
 
 `chain` is the hash of the line without it and of the `chain` of the line before. So a line that was edited,
-deleted, swapped or added is known: the chain is broken there. A segment goes on from the last line of the
-one before it (`after`), and the summary names the last line of all, so that lines which are missing at the
-end are known too.
+deleted, swapped or added is detected: the chain is broken there. A segment continues the chain of the segment
+before it (`after`). The summary names the last line of all, so that missing lines at the end are detected,
+too.
 
-A master begins a segment, and goes on in another one whenever one is full. When all of them together would
-be too large, the oldest are deleted. The head of the next segment keeps the proof
-of all lines before it (`proof`; `edl.journal.proof`), and the state of the master's core then (`state`; null
-where a master begins, with an empty core). So `edl audit` and `edl replay` go on from any head. `oldest` is
-the number of the oldest segment that was kept when the segment began: if one from there on is missing,
-somebody else has deleted it. Which number a file has: `edl.contract.artifacts`.
+A master begins a segment, and continues in a new one whenever a segment is full. If the total size would
+exceed the limit, the oldest segments are deleted. The head of a segment contains the proof of all lines
+before it (`proof`; `edl.journal.proof`) and the state of the master's core (`state`; null if a master begins,
+with an empty core). So `edl audit` and `edl replay` can start at any head. `oldest` is the number of the
+oldest existing segment when the segment began: if a segment from this number on is missing, it was deleted
+by a process other than the master. `edl.contract.artifacts` maps files to numbers.
 
-A field that has its default is not written: another default is another version.
+A field with its default value is not written, so changing a default needs a new version.
 
-A last line without its newline is torn: the master was killed while it wrote it. It is not in the journal.
+A last line without its newline is torn: the master was killed while it wrote the line. It does not count.
 
-What the chain cannot show is that somebody has written the whole journal and the summary anew. To rule that
-out, keep the last `chain`, which `edl audit` prints, in another place.
+The chain cannot detect that the whole journal and the summary were rewritten. To rule that out, keep the last
+`chain`, which `edl audit` prints, in a different place.
 """
 
 from __future__ import annotations
@@ -40,10 +39,10 @@ from edl.contract import artifacts
 from edl.errors import EdlError
 from edl.fast_json import encoded
 
-DIGITS = 32  # of a link: 128 bits
+DIGITS = 32  # hexadecimal digits of a link: 128 bits
 _SEAL = re.compile(rb',"chain":"([0-9a-f]{%d})"\}\n' % DIGITS)
 _SEAL_LENGTH = len(',"chain":""}\n') + DIGITS
-_TAIL = 1 << 20  # more than any line has
+_TAIL = 1 << 20  # bytes; more than the longest line
 
 
 _IN_A_HEAD: dict[str, Any] = {
@@ -53,7 +52,7 @@ _IN_A_HEAD: dict[str, Any] = {
 
 
 class JournalDamaged(EdlError):
-    """A journal is not as a master has written it; the text names file, line and what is wrong."""
+    """A journal differs from what a master has written; the message names file, line and damage."""
 
     def __init__(self, path: Path, line: int, what: str):
         super().__init__(f"{path}: line {line}: {what}")
@@ -61,18 +60,18 @@ class JournalDamaged(EdlError):
 
 @dataclass(frozen=True)
 class Link:
-    """Where a chain is: its last line.
+    """The end of a chain: its last line.
 
     Args:
-        lines: how many lines the file has up to there.
-        chain: the hash of the last one, and so of all; empty at the beginning of a run.
+        lines: number of lines of the file up to this one.
+        chain: hash of this line, and so of all lines before it; empty at the beginning of a run.
     """
 
     lines: int = 0
     chain: str = ""
 
     def seal(self, value: Mapping[str, Any]) -> tuple[Link, bytes]:
-        """The next line of the chain as it stands in the file, and where the chain is with it."""
+        """Return the new end of the chain, and the text of its next line."""
         body = encoded(value)
         chain = _hash(self.chain, body)
         return Link(self.lines + 1, chain), b'%b,"chain":"%b"}\n' % (body[:-1], chain.encode())
@@ -80,15 +79,15 @@ class Link:
 
 @dataclass(frozen=True)
 class Head:
-    """What a segment begins with.
+    """The first line of a segment.
 
     Args:
-        number: of the segment, from 1; the masters of a run count on.
-        oldest: the number of the oldest segment that is kept.
-        after: the last `chain` before it; empty at the beginning of a run.
-        values: of the master that writes it, as they were when it began.
-        proof: what `JournalProof.dump` returned after the line before it; None for the first segment.
-        state: what the core was after that line; None: a master begins, with an empty core.
+        number: number of the segment, from 1; all masters of a run share one count.
+        oldest: number of the oldest existing segment.
+        after: the last `chain` before this segment; empty at the beginning of a run.
+        values: values of the writing master, as of its start.
+        proof: result of `JournalProof.dump` after the line before it; None for the first segment.
+        state: state of the core after that line; None: a master begins, with an empty core.
     """
 
     run_id: str
@@ -104,13 +103,13 @@ class Head:
 
 
 class JournalReader:
-    """A segment that is read once, from its first line to its last.
+    """A reader that reads a segment once, from its first line to its last.
 
     Args:
-        path: the file. Its head is read now.
+        path: the file. Its head is read at once.
 
     Raises:
-        EdlError: the file cannot be read, is no journal, or one of another version of edl.
+        EdlError: the file cannot be read, is not a journal, or is one of a different version of edl.
         JournalDamaged: the head is damaged.
     """
 
@@ -130,15 +129,15 @@ class JournalReader:
         self.number: int = said["number"]
         self.oldest: int = said["oldest"]
         self.after: str = said["after"]
-        self.begins = said["state"] is None  # whether a master begins with it
+        self.begins = said["state"] is None  # whether a master begins with this segment
         self.link = Link(0, self.after)
         self._open_line(first)
 
     def __iter__(self) -> Iterator[tuple[int, dict[str, Any]]]:
-        """Every further line as (number, what it says).
+        """Yield every further line as (number, content).
 
         Raises:
-            JournalDamaged: a line is not what the master wrote there.
+            JournalDamaged: a line differs from what the master wrote.
         """
         with open(self.path, "rb") as lines:
             next(lines)
@@ -152,10 +151,10 @@ class JournalReader:
                 yield self.link.lines, body
 
     def check_end(self, summary: Mapping[str, Any]) -> None:
-        """Refuse a journal, read to its end, that is not the whole one of the job that `summary` is of.
+        """Check that this journal, read to its end, is complete and belongs to the job of `summary`.
 
         Raises:
-            JournalDamaged: the last lines are missing, or it is another job's.
+            JournalDamaged: the last lines are missing, or the journal is of a different job.
         """
         said = summary.get("journal")
         if not isinstance(said, dict):
@@ -170,7 +169,7 @@ class JournalReader:
             )
 
     def _open_line(self, line: bytes) -> dict[str, Any]:
-        """The line's own part, once the chain holds."""
+        """Check that the chain holds, and return the content of the line."""
         number = self.link.lines + 1
         seal = _SEAL.fullmatch(line, max(len(line) - _SEAL_LENGTH, 0))
         if seal is None:
@@ -187,11 +186,11 @@ class JournalReader:
 
 
 def segments(output: Path) -> list[JournalReader]:
-    """The segments that a directory has of its job's journal, in order: none is missing among them.
+    """Open the segments of the journal in a directory, in order, and check that no segment is missing.
 
     Raises:
-        EdlError: one cannot be read, is no journal, or one of another version of edl.
-        JournalDamaged: one is missing, or damaged at its head.
+        EdlError: a segment cannot be read, is not a journal, or is one of a different version of edl.
+        JournalDamaged: a segment is missing, or damaged at its head.
     """
     paths = artifacts.journals(output)
     newest = JournalReader(paths.pop() if paths else output / artifacts.JOURNAL)
@@ -211,7 +210,7 @@ def segments(output: Path) -> list[JournalReader]:
 
 
 def last_chain(path: Path) -> str:
-    """Of the last whole line of a journal, for the next master's; empty if there is none."""
+    """The `chain` of the last complete line of a journal, for the next master's; empty: no complete line."""
     with open(path, "rb") as file:
         file.seek(max(file.seek(0, 2) - _TAIL, 0))
         lines = file.read().splitlines(keepends=True)
@@ -222,11 +221,11 @@ def last_chain(path: Path) -> str:
 
 
 def head_of(path: Path) -> dict[str, Any]:
-    """The first line of a journal of any version.
+    """Read the head of a journal of any version.
 
     Raises:
         EdlError: the file cannot be read, or is not a journal.
-        JournalDamaged: there is none, or its head was not written whole.
+        JournalDamaged: the file does not exist, or its head is incomplete.
     """
     if not path.exists():
         raise JournalDamaged(path, 1, "there is no such file")

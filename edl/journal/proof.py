@@ -31,7 +31,7 @@ from edl.errors import EdlError
 Entry = Mapping[str, Any]
 _NONE: Entry = {}
 NOT_A_MASTERS = (LookupError, TypeError, ValueError, AttributeError, AssertionError)
-"""Exceptions that a line raises which no master has written."""
+"""Exceptions that are raised by a line that no master has written."""
 
 
 class AuditFailed(EdlError):
@@ -44,8 +44,8 @@ class Out:
 
     step: int = 0
     skipped: RangeSet = field(default_factory=RangeSet)  # steps that are not in it
-    bad: dict[int, int] = field(default_factory=dict)  # by epoch: how many records were left out
-    digest: str = ""  # of the state, where nothing was left to train
+    bad: dict[int, int] = field(default_factory=dict)  # number of omitted records by epoch
+    digest: str = ""  # digest of the state, if training was complete
 
     @staticmethod
     def of(event: Entry) -> Out:
@@ -67,36 +67,36 @@ class JournalProof:
     layout: Layout | None = None
     generation: int = 0
     members: set[int] = field(default_factory=set)
-    root_step: int = 0  # from which the ring went on
-    joined: set[int] = field(default_factory=set)  # of its members
+    root_step: int = 0  # the step from which the ring continued
+    joined: set[int] = field(default_factory=set)  # members that have joined the ring
     safe: int = 0  # a step that every member of a ring had
     out: dict[int, Out] = field(default_factory=dict)  # by worker
     skipped: RangeSet = field(default_factory=RangeSet)  # steps that are not in the model
-    bad: dict[int, int] = field(default_factory=dict)  # by epoch: how many records were left out
-    named: set[tuple[int, int]] = field(default_factory=set)  # of these: epoch and record
+    bad: dict[int, int] = field(default_factory=dict)  # number of omitted records by epoch
+    named: set[tuple[int, int]] = field(default_factory=set)  # epoch and record of reported ones
     holders: set[int] = field(default_factory=set)
-    copies: dict[int, Out] = field(default_factory=dict)  # by worker: of the state, left to it in memory
-    exported: int | None = None  # the step of who saved the model
-    kept: int = 0  # the step of a copy of it that is in a file
+    copies: dict[int, Out] = field(default_factory=dict)  # by worker: copy of the state in its memory
+    exported: int | None = None  # step of the worker that saved the model
+    kept: int = 0  # step of a copy of the model in a file
     differ: bool = False  # whether members have held different states
     untrusted_up_to: int = 0  # states of this ring and of earlier rings are void
     rings: int = 0
     losses: int = 0
-    begins: bool = False  # the ring's root had no state, or has it from a checkpoint
+    begins: bool = False  # the ring's root had no state, or loads it from a checkpoint
     resumed: int = 0  # the step that the first ring began with
     mode: str = "train"
-    on_servers: bool = False  # the whole state is: no worker has to hold it
-    evaluated: dict[str, int] = field(default_factory=dict)  # by split: records of the last whole pass
-    stopped: int = 0  # epochs with which the training ends, because a callback wants it
+    on_servers: bool = False  # the whole state is on servers: no worker has to hold it
+    evaluated: dict[str, int] = field(default_factory=dict)  # by split: records of the last complete pass
+    stopped: int = 0  # epochs after which training ends, because a callback has stopped it
     inherited: bool = False  # an earlier master formed rings before the first line; its journal is not here
-    unseen: int = 0  # steps that were made until then, as far as the lines show
+    unseen: int = 0  # steps made before the first line, as far as the lines show
 
     @staticmethod
     def load(kept: Any) -> JournalProof:
         """Load what `dump` returned; None gives a new proof.
 
         Raises:
-            ValueError: the data is no journal proof.
+            ValueError: the data is not a journal proof.
         """
         try:
             return _ADAPTER.validate_python(kept) if kept is not None else JournalProof()
@@ -110,10 +110,10 @@ class JournalProof:
         return kept
 
     def begin(self, values: Entry) -> None:
-        """A master begins, the job's first one or one that took over, with these values.
+        """Update the proof for a master that begins with these values: the first, or one that took over.
 
         Raises:
-            ValueError: they are not the values of a job.
+            ValueError: `values` are not the values of a job.
         """
         try:
             training, data = values["training"], values["data"]
@@ -121,7 +121,7 @@ class JournalProof:
             self.on_servers = is_asynchronous(str(values.get("mode", "train")))
             self.epochs = int(training["epochs"]) if self.mode == "train" else 0
             self.batch = int(training["batchSize"])
-            self.stopped = 0  # it is told again by those whose state it is in
+            self.stopped = 0  # workers whose state includes it report it again
             self.seed, self.shuffle = int(training["seed"]), bool(data["shuffle"])
         except (LookupError, TypeError, ValueError, OverflowError) as error:
             raise ValueError(f"{type(error).__name__}: {error}") from error
@@ -129,11 +129,11 @@ class JournalProof:
             raise ValueError(f"{self.epochs} epochs, batches of {self.batch}")
 
     def note(self, entry: Entry, where: str) -> None:
-        """The next line.
+        """Update the proof with the next line.
 
         Raises:
-            AuditFailed: it contradicts those before.
-            NOT_A_MASTERS: no master has written it.
+            AuditFailed: the line contradicts those before it.
+            NOT_A_MASTERS: the line was not written by a master.
         """
         self.lines += 1
         event = entry["event"]
@@ -169,13 +169,13 @@ class JournalProof:
                     self.epochs = min(self.epochs, self.stopped)
                 if event["has_state"]:
                     self.holders.add(event["worker"])
-            case "Gone":  # for good: it is nobody's root any more
+            case "Gone":  # for good: this worker cannot be a root any more
                 self.holders.discard(event["worker"])
                 self.out.pop(event["worker"], None)
                 self.copies.pop(event["worker"], None)
-            # One of an older ring comes too late: what its members said when they left it is newer.
+            # Events of an older ring come too late: the reports of its members on leaving it are newer.
             case "Progress" if event["generation"] == self.generation:
-                # A member has made a step in this ring. All took part in it, so they have the one before.
+                # A member has completed a step in this ring. All took part, so they have the step before it.
                 self.safe = max(self.safe, event["step"] - 1)
             case "Evaluated" if event["generation"] == self.generation and event.get("metrics"):
                 self.evaluated[event["split"]] = event["records"]
@@ -211,7 +211,7 @@ class JournalProof:
                 self._found(event, where)
             elif event.get("went_back") and event["step"] != self.root_step and not self.begins:
                 self._went_back(event, where)
-            if self.begins and not self.joined:  # only now it is known from where
+            if self.begins and not self.joined:  # the first member to join reveals the ring's first step
                 self.root_step = event["step"]
                 if self.rings == 1 and self.inherited and self.on_servers:
                     self.unseen = event["step"]
@@ -223,11 +223,11 @@ class JournalProof:
                     f"ring with {self.root_step}"
                 )
             self.joined.add(event["worker"])
-            if self.joined == self.members:  # nobody has less than the ring began with
+            if self.joined == self.members:  # all members have the step that the ring began with
                 self.safe = max(self.safe, self.root_step)
 
     def _found(self, event: Entry, where: str) -> None:
-        """So far the servers are, which have the state."""
+        """Update the proof with the step of the servers, which hold the state."""
         if event["step"] < self.safe:
             if not event.get("went_back"):
                 raise AuditFailed(
@@ -238,7 +238,7 @@ class JournalProof:
             self.safe = event["step"]
 
     def _went_back(self, event: Entry, where: str) -> None:
-        """The ring and its parameter servers begin with an earlier state, as all members say."""
+        """Update the proof for a ring that rolled back, with its servers, to a state all members agree on."""
         if event["step"] > self.root_step or self.joined:
             raise AuditFailed(
                 f"{where}: worker {event['worker']} went back to step {event['step']}, its ring is at "
@@ -266,7 +266,7 @@ class JournalProof:
             self.unseen = self.root_step
 
     def _give_up(self, untrusted_up_to: int, where: str) -> None:
-        """No member's state counts any more, because they have differed."""
+        """Discard the states of all members, because they differed."""
         ends = {(out.step, out.digest) for w, out in self.out.items() if w in self.holders and out.digest}
         if not self.differ and len(ends) == len({step for step, _ in ends}):
             raise AuditFailed(f"{where}: the states of all members are given up, though none has differed")
@@ -276,16 +276,16 @@ class JournalProof:
         self.copies.clear()
 
     def _count(self, root: int) -> None:
-        """The state is that of its copy, unless it has another."""
+        """Set the root's state to its copy in memory, unless the root holds a state already."""
         if root in self.copies and root not in self.holders:
             self.holders.add(root)
             self.out[root] = self.copies[root]
 
     def _goes_on(self, root: int, lost: bool, where: str) -> int:
-        """From the state of this worker; from none at all if it holds none.
+        """Continue from the state of this worker, or from an empty one if it holds none. Return the step.
 
         Args:
-            lost: it was told that all who had more are gone.
+            lost: the loss of all workers with later states was reported.
         """
         out = self.out[root] if root in self.holders else Out()
         if root in self.holders and out.step < self.safe and not lost:

@@ -1,18 +1,18 @@
-"""The Kubernetes API over HTTP: requests and watches in plain dictionaries, with good manners.
+"""The Kubernetes API over HTTP: rate-limited requests and watches with plain dictionaries.
 
-lightkube knows servers and accounts (in a pod the service account, whose token file is read again
-when the token is refused; else what `kubeconfig` has read) and brings the HTTP client. Its typed objects and
-its watch are not used: the worker's pod is whatever the chart rendered, and no Python client
-has a watch that survives what an API server does (see `informer`).
+lightkube handles servers and accounts (in a pod the service account, whose token file is read again when the
+token is refused; else the result of `kubeconfig`) and provides the HTTP client. Its typed objects and its
+watch are not used: the worker's pod can be anything that the chart renders, and no Python client has a watch
+that survives all failures of an API server (see `informer`).
 
-The server knows us as `edl/VERSION` (User-Agent, in its audit log) and as `edl` (the manager of the fields
-that we write, in `kubectl get --show-managed-fields`).
+The server sees this client as `edl/VERSION` (User-Agent, in its audit log) and as `edl` (the manager of the
+written fields, in `kubectl get --show-managed-fields`).
 
-The manners, for all callers together:
-    writes go through one budget, the urgent first
-    while the API is out (no answer, 5xx, 429), one request a second at most, and none
-    before the time that a Retry-After has named
-    after an outage nothing is written before `vet`, if there is one, has agreed
+These limits hold for all callers together:
+    Writes go through one budget, the urgent ones first.
+    While the API is unavailable (no answer, 5xx, 429), at most one request is sent per second, and none
+    before the time of a Retry-After.
+    After an outage, nothing is written before `vet`, if it is set, has returned.
 """
 
 from __future__ import annotations
@@ -60,12 +60,12 @@ class ApiError(EdlError):
 
     @property
     def out(self) -> bool:
-        """It is the API that has trouble, not our request."""
+        """Whether the API is unavailable, as opposed to the request being invalid."""
         return self.status == 0 or self.status == 429 or self.status >= 500
 
 
 def _is_here(server: str) -> bool:
-    """Whether the URL is one of this machine, or of the cluster that this pod is in."""
+    """Whether the server is on this machine, or is the API of this pod's cluster."""
     host = httpx.URL(server).host
     if host == os.environ.get("KUBERNETES_SERVICE_HOST"):
         return True
@@ -76,10 +76,10 @@ def _is_here(server: str) -> bool:
 
 
 class _Connection(ConnectionParams):
-    """Trusts the certificates that kubectl trusts.
+    """Connection parameters that trust the certificates that kubectl trusts.
 
-    From 3.13 on, Python refuses those that lack an extension (key usage, authority key identifier), as
-    those of some clusters do. Who has signed them is verified all the same.
+    From 3.13 on, Python refuses certificates that lack an extension (key usage, authority key identifier), as
+    in some clusters. The signature is verified all the same.
     """
 
     def httpx_params(self, config: SingleConfig) -> dict[str, Any]:
@@ -89,15 +89,15 @@ class _Connection(ConnectionParams):
 
 
 class Api:
-    """One API server, as one account.
+    """A client of one API server, with one account.
 
     Args:
-        pace: how long things may take and how often they may be asked.
-        config: where the API is; None: from the environment.
-        access: what lightkube does not know of a kubeconfig.
+        pace: timeouts and rate limits.
+        config: the server and account; None: from the environment.
+        access: the parts of a kubeconfig that lightkube does not support.
 
     Raises:
-        ConfigError: no configuration, or one that cannot be used.
+        ConfigError: no configuration was found, or it cannot be used.
     """
 
     def __init__(self, pace: Timing, config: KubeConfig | None = None, access: Access = Access()):  # noqa: B008
@@ -106,19 +106,19 @@ class Api:
         self.budget = Budget(pace.write, pace.burst)
         self._turn = asyncio.Lock()
         self._out_since: float | None = None
-        self._next_at = 0.0  # while it is out
-        self._closed_until = 0.0  # as a Retry-After of any answer has said
-        self.vet: Callable[[], Awaitable[None]] | None = None  # before the first write after an outage
+        self._next_at = 0.0  # earliest next request during an outage
+        self._closed_until = 0.0  # from the last Retry-After of any answer
+        self.vet: Callable[[], Awaitable[None]] | None = None  # called before the first write after outages
         self._doubtful, self._vetting = False, asyncio.Lock()
         looked = (
             "" if config else " (looked for a pod's service account, then for $KUBECONFIG or ~/.kube/config)"
         )
         try:
             single = (config or KubeConfig.from_env()).get()
-            assert single is not None  # as no default is given
+            assert single is not None  # because no default is given
             self.namespace, self.server = single.namespace, single.cluster.server
-            single = single._replace(user=single.user or User())  # an anonymous user may ask, too
-            # As kubectl does it, a proxy of the environment is gone through, but for what is here.
+            single = single._replace(user=single.user or User())  # anonymous users are allowed
+            # Like kubectl, use proxies of the environment, but not for this machine or this pod's cluster.
             proxied = config is not None and not _is_here(self.server)
             self._http = self._connect(single, access.proxy_url, proxied)
         except KeyError as error:
@@ -136,11 +136,11 @@ class Api:
 
     @property
     def api_up(self) -> bool:
-        """The last answer was one."""
+        """Whether the API has answered the last request."""
         return self._out_since is None
 
     def doubt(self) -> None:
-        """Have `vet` asked before the next write; what it raises is raised by the write."""
+        """Require a call of `vet` before the next write. The write raises the exceptions of `vet`."""
         self._doubtful = True
 
     async def close(self) -> None:
@@ -153,7 +153,7 @@ class Api:
         return await self._request("POST", path, {}, body, urgency)
 
     async def patch(self, path: str, body: Mapping[str, Any], urgency: int | None) -> dict[str, Any]:
-        """A JSON merge patch: null takes a key away. No urgency: its share of the budget is taken already."""
+        """Send a JSON merge patch: null removes a key. No urgency: the caller has taken from the budget."""
         return await self._request("PATCH", path, {}, body, urgency, MERGE)
 
     async def delete(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
@@ -171,13 +171,13 @@ class Api:
         if method != "GET" and urgency is not None:
             await self.budget.take(urgency)
         await self._my_turn()
-        if method != "GET":  # now, not before it had to wait
+        if method != "GET":  # after the wait, not before it
             await self._vetted()
         headers = {"Accept": "application/json"} | ({"Content-Type": content} if body is not None else {})
         query = {**query, "fieldManager": FIELD_MANAGER} if method in ("POST", "PATCH") else query
         data = json.dumps(body).encode() if body is not None else None
         try:
-            # httpx limits each read, not the whole: a server that drips would hold us for ever.
+            # httpx limits the time of each read, not the total: a slowly dripping server would block forever.
             async with asyncio.timeout(self.pace.answer):
                 response = await self._http.request(
                     method, path, params=dict(query), content=data, headers=headers,
@@ -188,11 +188,10 @@ class Api:
             raise self._no_answer(method, path, error) from error
 
     async def watch(self, path: str, query: Mapping[str, str]) -> AsyncGenerator[dict[str, Any], None]:
-        """The events of one watch, until the server ends it.
+        """Yield the events of one watch, until the server ends it. An ERROR event is yielded, too.
 
         Raises:
-            ApiError: it could not be had, was silent for too long, or broke.
-                (An ERROR event is only handed on.)
+            ApiError: the watch could not be opened, was silent for too long, or broke.
         """
         async with aclosing(self._lines("WATCH", path, {**query, "watch": "true"})) as lines:
             async for line in lines:
@@ -203,10 +202,10 @@ class Api:
                         raise self._no_answer("WATCH", path, error) from error
 
     async def log(self, path: str, query: Mapping[str, str]) -> AsyncGenerator[str, None]:
-        """The lines of a pod's log (its path ends in /log), and with `follow` those to come.
+        """Yield the lines of a pod's log (its path ends in /log), and with `follow` in `query` also new ones.
 
         Raises:
-            ApiError: it could not be had, was silent for too long, or broke.
+            ApiError: the log could not be opened, was silent for too long, or broke.
         """
         async with aclosing(self._lines("LOG", path, query)) as lines:
             async for line in lines:
@@ -218,10 +217,10 @@ class Api:
         """Run a command in a container (the path ends in /exec) until it has ended.
 
         Args:
-            take: is given what it writes to its standard output, piece by piece.
+            take: is called with pieces of its standard output.
 
         Raises:
-            ApiError: it could not be run, failed, or the connection broke.
+            ApiError: the command could not be run or failed, or the connection broke.
         """
         await self._my_turn()
         query = {"container": container, "stdout": "true", "stderr": "true", "command": list(command)}
@@ -259,7 +258,7 @@ class Api:
             raise ApiError(f"exec {_resource(path)}", 400, str(told.get("reason", "")), why)
 
     async def _lines(self, verb: str, path: str, query: Mapping[str, str]) -> AsyncGenerator[bytes, None]:
-        """What the server streams, line by line, until it ends the stream."""
+        """Yield the lines that the server streams, until it ends the stream."""
         await self._my_turn()
         timeout = httpx.Timeout(self.pace.answer, read=self.pace.silence)
         rest = b""
@@ -269,7 +268,7 @@ class Api:
             ) as response:
                 whole = b"" if response.status_code == 200 else await response.aread()
                 self._answer(verb, path, response.status_code, response.headers, whole)
-                # Not aiter_lines: it also splits at what Unicode calls a line's end, inside a JSON text.
+                # Not aiter_lines: it also splits at other line separators of Unicode, inside a JSON text.
                 async for chunk in response.aiter_bytes():
                     *lines, rest = (rest + chunk).split(b"\n")
                     for line in lines:
@@ -279,10 +278,10 @@ class Api:
         except (httpx.HTTPError, LightkubeError, OSError) as error:
             raise self._no_answer(verb, path, error) from error
 
-    # --- manners
+    # --- rate limits and outages
 
     async def _vetted(self) -> None:
-        """Return when, after whatever has happened, writing is known to be right."""
+        """Call `vet` if there is doubt that writing is right, for example after an outage."""
         async with self._vetting:
             while self._doubtful and self.vet is not None:
                 self._doubtful = False
@@ -293,7 +292,7 @@ class Api:
                     raise
 
     async def _my_turn(self) -> None:
-        """At once while the API answers; else when a second has passed since anybody asked."""
+        """Return at once while the API answers; else when a second has passed since the last request."""
         loop = asyncio.get_running_loop()
         async with self._turn:
             while True:
@@ -324,7 +323,7 @@ class Api:
         if error.out:
             self._is_out(error)
         else:
-            self._out_since = None  # it answers, if only to refuse
+            self._out_since = None  # a refusal is an answer, too
         raise error
 
     def _no_answer(self, verb: str, path: str, cause: Exception) -> ApiError:
@@ -332,7 +331,7 @@ class Api:
         why = f"no answer ({type(cause).__name__}{f': {cause}' if str(cause) else ''})"
         error = ApiError(f"{verb.lower()} {_resource(path)}", 0, "", why)
         if verb not in ("WATCH", "LOG") or isinstance(cause, httpx.ConnectError | httpx.ConnectTimeout):
-            self._is_out(error)  # a watch may also break by itself: the next request will tell
+            self._is_out(error)  # a watch may also break by itself: the next request decides then
         return error
 
     def _is_out(self, error: ApiError) -> None:
@@ -346,7 +345,7 @@ class Api:
 
 
 def _seconds(headers: Mapping[str, str]) -> float:
-    """Of a Retry-After; an API server always says seconds, and a date is not worth a parser."""
+    """The seconds of a Retry-After. An API server never sends a date, so none is parsed."""
     try:
         return max(0.0, float(headers.get("retry-after", "")))
     except ValueError:
@@ -354,12 +353,12 @@ def _seconds(headers: Mapping[str, str]) -> float:
 
 
 async def _read_refusal(response: httpx.Response) -> None:
-    """Of a request for a WebSocket: its text is gone once the error is there."""
+    """Read the text of a refused WebSocket request: it is not available once the error is raised."""
     if "Upgrade" in response.request.headers and response.status_code != 101:
         await response.aread()
 
 
 def _resource(path: str) -> str:
-    """What a path is of: /api/v1/namespaces/n/pods/p -> pods."""
+    """The kind of resource of a path: /api/v1/namespaces/n/pods/p -> pods."""
     parts = path.strip("/").split("/")
     return parts[parts.index("namespaces") + 2] if "namespaces" in parts[:-2] else parts[-1]

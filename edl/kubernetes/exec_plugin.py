@@ -1,7 +1,7 @@
-"""Tokens from the exec plugin of a kubeconfig (client.authentication.k8s.io): how clouds log users in.
+"""Tokens from the exec plugin of a kubeconfig (client.authentication.k8s.io): the login of clouds.
 
-Promise: the plugin runs when a token is needed, and again when that has expired or is refused. What it writes
-for people (standard error) they see.
+Promise: the plugin runs when a token is needed, and again when the token has expired or is refused. Its
+standard error is shown to the user.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ import httpx2 as httpx
 
 from edl.errors import ConfigError
 
-EARLY = timedelta(seconds=10)  # before a token expires: a request takes its time, and clocks differ
+EARLY = timedelta(seconds=10)  # refresh a token this early: a request takes time, and clocks differ
 
 
 @dataclass
 class ExecPlugin(httpx.Auth):
-    """One user's plugin.
+    """The plugin of one user of a kubeconfig.
 
     Args:
-        command: with its arguments.
-        environment: beyond that of this process.
-        version: of the protocol that it speaks.
-        cluster: what it is told of the cluster; None: it did not ask.
-        hint: how to install it.
-        needs_terminal: it asks questions.
+        command: the command with its arguments.
+        environment: additional environment variables.
+        version: version of the plugin's protocol.
+        cluster: the description of the cluster that the plugin requests; None: it requests none.
+        hint: how to install the plugin.
+        needs_terminal: the plugin asks questions.
     """
 
     command: tuple[str, ...]
@@ -46,10 +46,10 @@ class ExecPlugin(httpx.Auth):
 
     @classmethod
     def read(cls, said: Mapping[str, Any], cluster: Mapping[str, Any]) -> ExecPlugin:
-        """From the `exec` of a user in a kubeconfig.
+        """Read the `exec` section of a user in a kubeconfig.
 
         Raises:
-            ConfigError: it lacks its command or version.
+            ConfigError: the command or the version is missing.
         """
         try:
             return cls(
@@ -78,7 +78,7 @@ class ExecPlugin(httpx.Auth):
         """Run the plugin, and keep the token that it prints.
 
         Raises:
-            ConfigError: it failed, or printed none.
+            ConfigError: the plugin failed, or printed no token.
         """
         interactive = sys.stdin is not None and sys.stdin.isatty()
         if self.needs_terminal and not interactive:

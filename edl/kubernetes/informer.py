@@ -1,14 +1,14 @@
-"""A part of the API's objects, kept up to date: one list, then watches.
+"""A cache of selected API objects that is kept up to date: one list, then watches.
 
-What the rules are for, each a way in which other loops have gone wrong:
-    - after a list, what is missing was deleted while nobody looked: it is reported like a deletion
-    - objects are told apart by UID: the same name may come back as another object
-    - a watch that says nothing for 75 s is dead (bookmarks come every minute), whatever TCP believes
-    - 410, as an HTTP status or inside the stream: list anew, after a pause
-    - a watch that ends at once, again and again, is a failure too
-    - a full list every five minutes, whatever the watches said
+Its rules avoid known failures of other watch loops:
+    - An object that is missing in a list was deleted while no watch ran: report it like a deletion.
+    - Objects are distinguished by UID: a new object may have the name of a deleted one.
+    - A watch that is silent for 75 s is dead (bookmarks come every minute), whatever the state of TCP.
+    - After 410, as an HTTP status or inside the stream: list anew, after a pause.
+    - A watch that repeatedly ends at once is a failure, too.
+    - Make a full list every five minutes, whatever the watches reported.
 
-A consumer that is notified looks at the object as it is now: the number of notifications means nothing.
+A notified consumer must look at the current object: the number of notifications means nothing.
 """
 
 from __future__ import annotations
@@ -32,11 +32,12 @@ PAGE = "500"
 
 
 class Informer:
-    """The objects at a path that a selector selects.
+    """A cache of the objects at a path that match a selector.
 
     Args:
-        changed: is shown each object that is new, has changed (False) or is gone (True), as it was last seen.
-        forgiving: a right that lacks may come; else `run` ends with that refusal.
+        changed: is called with each object that is new or has changed (False), or is gone (True), in its last
+            known state.
+        forgiving: retry if a right is missing, as it may be granted later; else `run` raises the refusal.
     """
 
     def __init__(
@@ -49,23 +50,23 @@ class Informer:
     ):
         self._api, self._path, self._selector, self._changed = api, path, selector, changed
         self._forgiving = forgiving
-        self._version = ""  # from where to watch on; "": a list is due
-        self._why = "start"  # the list is due
+        self._version = ""  # the version to watch from; "": a list is due
+        self._why = "start"  # reason of the next list
         self._listed_at = self._heard_at = 0.0
         self.objects: dict[str, Object] = {}  # by name
-        self._learned: set[str] = set()  # since the last list was asked for
-        self.relists: Counter[str] = Counter()  # by reason; the first one too
+        self._learned: set[str] = set()  # since the last list was requested
+        self.relists: Counter[str] = Counter()  # by reason; includes the first list
 
     @property
     def age(self) -> float:
-        """Seconds since anything was heard."""
+        """Seconds since the last list or event."""
         return asyncio.get_running_loop().time() - self._heard_at
 
     async def list(self) -> None:
-        """Have all objects as they are now, from one consistent list.
+        """Refresh all objects from one consistent list.
 
         Raises:
-            ApiError: it could not be had.
+            ApiError: the list failed.
         """
         found: dict[str, Object] = {}
         self._learned.clear()
@@ -87,16 +88,19 @@ class Informer:
             self._is(thing)
 
     def learn(self, thing: Object) -> None:
-        """Know of an object that we have made ourselves: should it be gone before a watch tells of it, the
-        next list lacks it, and only who knew of it can notice. (A list that is on its way may be older.)"""
+        """Register an object that this process has created.
+
+        If it is deleted before a watch reports it, the next list lacks it. The deletion is only noticed
+        because the object was registered. (A list that was requested before may be older than the object.)
+        """
         self.objects.setdefault(thing["metadata"]["name"], thing)
         self._learned.add(thing["metadata"]["name"])
 
     async def run(self) -> None:
-        """Keep up to date, for ever. Starts from where a `list` has left off.
+        """Keep the objects up to date, forever. Start from the version of the last `list`.
 
         Raises:
-            ApiError: not allowed, and not forgiven.
+            ApiError: access is denied, and `forgiving` is False.
         """
         loop = asyncio.get_running_loop()
         pace = self._api.pace
@@ -115,7 +119,7 @@ class Informer:
                 named = error.retry_after
                 if error.status == 410:
                     self._version, self._why = "", "expired"
-            except Exception:  # an object that we misread must not blind us to all others
+            except Exception:  # an object that cannot be processed must not hide all others
                 log.exception("watching failed; trying again from a new list")
                 self._version, self._why = "", "error"
             lasted = loop.time() - began
@@ -125,10 +129,10 @@ class Informer:
                 await asyncio.sleep(max(backoff.next(), named))
 
     async def _watch(self) -> None:
-        """One watch, until the server ends it or another list is due.
+        """Run one watch, until the server ends it or the next list is due.
 
         Raises:
-            ApiError: it broke, or the version is too old.
+            ApiError: the watch broke, or the version is too old.
         """
         pace = self._api.pace
         loop = asyncio.get_running_loop()
@@ -140,7 +144,7 @@ class Informer:
             "allowWatchBookmarks": "true",
             "timeoutSeconds": str(max(1, round(seconds))),
         }
-        with suppress(TimeoutError):  # whatever the server makes of timeoutSeconds
+        with suppress(TimeoutError):  # in case the server ignores timeoutSeconds
             async with (
                 asyncio.timeout(seconds + pace.silence),
                 aclosing(self._api.watch(self._path, query)) as events,
@@ -154,7 +158,7 @@ class Informer:
         if kind == "ERROR":
             raise ApiError("watch", thing.get("code", 500), thing.get("reason", ""), thing.get("message", ""))
         if kind == "DELETED":
-            # Not if another object has the name now, and not twice.
+            # Not if a new object has the name now, and not twice.
             if _uid(self.objects.get(thing["metadata"]["name"])) == _uid(thing):
                 self._gone(thing)
         elif kind != "BOOKMARK":
@@ -183,10 +187,10 @@ def _uid(thing: Object | None) -> str:
 async def changes(
     api: Api, path: str, selector: dict[str, str], known: Iterable[Object] = ()
 ) -> AsyncGenerator[tuple[Object, bool], None]:
-    """Each object that is new, has changed (False) or is gone (True), as it happens, without end.
+    """Yield each object that is new or has changed (False), or is gone (True), as it happens, without end.
 
     Args:
-        known: objects that the caller has seen: only a change of them is news, also one that came meanwhile.
+        known: objects that the caller has seen. They are yielded only if they have changed since.
 
     Raises:
         ApiError: the account may not watch these objects.

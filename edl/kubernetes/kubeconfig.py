@@ -1,15 +1,15 @@
-"""Which cluster, and as whom: the user's kubeconfig as kubectl reads it, else the pod's own account.
+"""The cluster and the credentials, from the user's kubeconfig (read as by kubectl) or the pod's account.
 
-lightkube knows servers, certificates, tokens and passwords. What it leaves out of a kubeconfig is an
-`Access`: exec plugins of all versions, impersonation, tls-server-name, proxy-url.
+lightkube supports servers, certificates, tokens and passwords. `Access` holds the other parts of a
+kubeconfig: exec plugins of all versions, impersonation, tls-server-name, proxy-url.
 
-The official client's loader (kubernetes 37.0.2 was tried) would not keep the promise below. It knows
-tls-server-name and proxy-url; but where the kubeconfig says `as`, it acts as the user, with other rights, and
-where a plugin is missing or an auth-provider is not supported any more, it goes on without a token. What is
-here would be left to do, around a package of 75 MB that brings eleven others.
+The official client's loader (kubernetes 37.0.2 was tried) would not keep the promise below. It supports
+tls-server-name and proxy-url. But if the kubeconfig has `as`, it acts as the user, with different rights; and
+if a plugin is missing or an auth-provider is not supported any more, it continues without a token. The code
+here would still be necessary, in addition to a package of 75 MB that needs eleven others.
 
-Promise: nothing that a kubeconfig says of how to reach a cluster is ignored silently; what is not supported
-is refused by name.
+Promise: no part of a kubeconfig about how to reach a cluster is ignored silently. Unsupported parts are
+refused by name.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ Section = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Access:
-    """What lightkube does not know of a kubeconfig.
+    """The parts of a kubeconfig that lightkube does not support.
 
     Args:
-        headers: of every request: as whom the user wants to act.
-        tls_server_name: that the server's certificate must have; "": that of its address.
-        proxy_url: through which the server is reached; None: the environment says it.
-        plugin: where the token comes from; None: it is in the kubeconfig.
+        headers: headers of every request, which name the identity that the user wants to act as.
+        tls_server_name: name that the server's certificate must have; "": the name in its address.
+        proxy_url: proxy of the server; None: the environment decides.
+        plugin: source of the token; None: the token is in the kubeconfig.
     """
 
     headers: tuple[tuple[str, str], ...] = ()
@@ -54,15 +54,16 @@ class Access:
 
 
 def load(file: Path | None = None, context: str = "") -> tuple[KubeConfig, Access]:
-    """The configuration, with the wanted context as its current one.
+    """Load the configuration, and make the requested context its current one.
 
     Args:
         file: a kubeconfig; None: those of $KUBECONFIG, else ~/.kube/config, else the account of the pod
             that this process is in.
-        context: one of its contexts; "": its current one.
+        context: name of a context; "": the current context of the kubeconfig.
 
     Raises:
-        ConfigError: there is none, it cannot be read, it has no such context, or says what is not supported.
+        ConfigError: no kubeconfig was found, it cannot be read, it lacks the context, or it has unsupported
+            parts.
     """
     variable = os.environ.get("KUBECONFIG", "")
     files = [file] if file else [Path(name) for name in variable.split(os.pathsep) if name]
@@ -91,13 +92,13 @@ def load(file: Path | None = None, context: str = "") -> tuple[KubeConfig, Acces
 
 
 def _merged(files: list[Path]) -> dict[str, Any]:
-    """The files as one. What a name or the current context means, the first that says it decides.
+    """Merge kubeconfig files. For each name, and for the current context, the first file that has it wins.
 
     Raises:
-        ConfigError: one of them is not a kubeconfig.
+        ConfigError: a file is not a kubeconfig.
     """
     whole: dict[str, Any] = {"clusters": [], "contexts": [], "users": []}
-    for path in reversed(files):  # the last of a name counts
+    for path in reversed(files):  # the last entry of a name counts
         try:
             one = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
             for kind in ("clusters", "contexts", "users"):
@@ -113,12 +114,12 @@ def _merged(files: list[Path]) -> dict[str, Any]:
 
 
 def _absolute(item: Section, kind: str, folder: Path) -> dict[str, Any]:
-    """A cluster, context or user with absolute paths: a kubeconfig names files beside itself."""
+    """Make the paths of a cluster, context or user absolute: they are relative to the kubeconfig."""
     found = dict(item[kind] or {})
     for key in FILES.get(kind, ()):
         if found.get(key):
             found[key] = str(folder / found[key])
-    # kubectl runs a plugin that is named with a folder from beside the kubeconfig.
+    # kubectl resolves a plugin's relative path with a folder from the kubeconfig's folder.
     if (plugin := found.get("exec")) and os.sep in str(plugin.get("command", "")):
         found["exec"] = {**plugin, "command": str(folder / plugin["command"])}
     return {"name": item["name"], kind: found}
@@ -129,10 +130,10 @@ def _named(whole: Section, kind: str, name: str) -> dict[str, Any]:
 
 
 def _access(cluster: Section, user: Section, names: str) -> Access:
-    """What lightkube leaves out of the cluster and user of a context.
+    """Read the parts of a context's cluster and user that lightkube does not support.
 
     Raises:
-        ConfigError: it is not supported.
+        ConfigError: a part is not supported here either.
     """
     if "auth-provider" in user:
         raise ConfigError(
@@ -154,7 +155,7 @@ def _access(cluster: Section, user: Section, names: str) -> Access:
 
 
 def _cluster_info(cluster: Section) -> dict[str, Any]:
-    """The cluster, as it is described to a plugin that asks for it."""
+    """Describe the cluster for a plugin that requests it."""
     keys = (
         "server",
         "tls-server-name",

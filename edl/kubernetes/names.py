@@ -1,6 +1,6 @@
-"""The names of a release's objects. The chart's templates write the same ones; `tests/chart` compares them.
+"""Names of a release's objects. The chart's templates use the same names; `tests/chart` compares them.
 
-Everything begins with the release's full name, which the chart passes to the master as EDL_FULLNAME.
+All names begin with the release's full name, which the chart passes to the master as EDL_FULLNAME.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ JOB = "-job"
 
 @dataclass(frozen=True)
 class Names:
-    """Of one release.
+    """The names of one release's objects.
 
     Args:
         fullname: the release's full name.
@@ -25,17 +25,17 @@ class Names:
 
     @classmethod
     def of_job(cls, job: str) -> Names | None:
-        """Of the release whose job's ConfigMap has this name; None: no job's has."""
+        """The names of the release whose job's ConfigMap is `job`; None: this is not a job's ConfigMap."""
         return cls(job.removesuffix(JOB)) if job.endswith(JOB) else None
 
     @property
     def job(self) -> str:
-        """ConfigMap: what the job is to be. The chart writes it; Events are about it."""
+        """ConfigMap: the specification of the job. The chart writes it; Events refer to it."""
         return f"{self.fullname}{JOB}"
 
     @property
     def status(self) -> str:
-        """ConfigMap: how the job is. Only the master writes it."""
+        """ConfigMap: the status of the job. Only the master writes it."""
         return f"{self.fullname}-status"
 
     @property
@@ -50,7 +50,7 @@ class Names:
 
     @property
     def lease(self) -> str:
-        """Lease: which master acts."""
+        """Lease: held by the acting master."""
         return f"{self.fullname}-master"
 
     @property
@@ -60,7 +60,7 @@ class Names:
 
     @property
     def token(self) -> str:
-        """Secret: what who talks to the master has to know."""
+        """Secret: the token for calls to the master."""
         return f"{self.fullname}-token"
 
     def worker(self, worker: WorkerId) -> str:

@@ -1,15 +1,15 @@
-"""What people ask of a release by hand (`edl scale`, `checkpoint`, `stop`): keys in the ConfigMap of its job.
+"""Manual requests to a release (`edl scale`, `checkpoint`, `stop`): keys in the ConfigMap of its job.
 
-The chart does not set these keys, so Helm leaves them alone: what was asked by hand and what the chart
-says never overwrite each other. The chart has the last word on a number that it changes.
+The chart does not set these keys, so Helm leaves them alone: manual requests and the chart's values never
+overwrite each other. If the chart changes a number, the chart's number wins.
 
-    scale.json   {"workers": 8, "instead": 4, "id": "5f0c..."}: so many, for as long as the chart says 4
-    stop         the id of the run that is to end
-    stop.json    {"run": "2b1c..", "id": "77aa...", "force": false}: that run is to end once its state is in a
-                 checkpoint; with `force` also if that fails
-    checkpoint.json  {"run": "2b1c..", "id": "9d31..."}: that run is to write a checkpoint now
+    scale.json   {"workers": 8, "instead": 4, "id": "5f0c..."}: 8 workers, as long as the chart sets 4
+    stop         the id of the run to end
+    stop.json    {"run": "2b1c..", "id": "77aa...", "force": false}: end that run once its state is in a
+                 checkpoint; with `force` even if the checkpoint fails
+    checkpoint.json  {"run": "2b1c..", "id": "9d31..."}: make that run write a checkpoint now
 
-Who has asked for the last two takes them away again, unless it was ended before: a master does each id once.
+The requester of the last two removes them again, unless it was ended before: a master handles each id once.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ FAREWELL, CHECKPOINT = "stop.json", "checkpoint.json"
 
 @dataclass(frozen=True)
 class Scale:
-    """Another number of workers than the chart's.
+    """A number of workers that replaces the chart's.
 
     Args:
-        instead: the chart's number when this one was asked for.
-        id: of this asking; one that is over must not come back when the chart says its old number again.
+        instead: the chart's number at the time of the request.
+        id: id of this request. A request that is over must not revive if the chart returns to its old number.
     """
 
     workers: int
@@ -40,7 +40,7 @@ class Scale:
 
     @classmethod
     def read(cls, data: Mapping[str, str]) -> Scale | None:
-        """From the data of the job's ConfigMap; what is not sound is as if it were not there."""
+        """Read the request from the data of the job's ConfigMap; None if it is absent or invalid."""
         try:
             said = json.loads(data[SCALE])
             return cls(int(said["workers"]), int(said["instead"]), str(said["id"]))
@@ -51,7 +51,7 @@ class Scale:
         return json.dumps(asdict(self))
 
     def over(self, values: Mapping[str, Any]) -> str:
-        """Why it does not hold any more with these values of the chart; empty while it does."""
+        """Why this request is over with these values of the chart; empty while it is in force."""
         if values.get("workers") != self.instead:
             return f"the chart says {values.get('workers')} workers now"
         return "; ".join(config.unscalable(values, self.workers))
@@ -59,12 +59,12 @@ class Scale:
 
 @dataclass(frozen=True)
 class Asked:
-    """A checkpoint of a run, or its end once there is one.
+    """A request for a checkpoint of a run, or for the end of the run after a checkpoint.
 
     Args:
-        run: its id; what is asked of another run does not hold.
-        id: of this asking.
-        force: end it also if the checkpoint fails.
+        run: id of the run; requests for a different run are ignored.
+        id: id of this request.
+        force: end the run even if the checkpoint fails.
     """
 
     run: str
@@ -73,7 +73,7 @@ class Asked:
 
     @classmethod
     def read(cls, data: Mapping[str, str], key: str) -> Asked | None:
-        """From the data of the job's ConfigMap; what is not sound is as if it were not there."""
+        """Read the request from the data of the job's ConfigMap; None if it is absent or invalid."""
         try:
             said = json.loads(data[key])
             return cls(str(said["run"]), str(said["id"]), said.get("force") is True)

@@ -1,6 +1,6 @@
-"""What a worker's pod says of itself: whose it is by its labels, how it is by its status.
+"""Reading a worker's pod: its identity from its labels, its condition from its status.
 
-Nothing here talks to anybody: dictionaries in, values out.
+These functions do no I/O: they take dictionaries and return values.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ NAME, INSTANCE, COMPONENT, MANAGER, PART_OF = (
 WORKER_ID, RUN_ID, RANK, STATE, PRIORITY, PLACE = (
     f"edl.dev/{key}" for key in ("worker-id", "run-id", "rank", "state", "priority", "place")
 )
-SERVER_INDEX: Final = "apps.kubernetes.io/pod-index"  # of a parameter server: Kubernetes writes it
+SERVER_INDEX: Final = "apps.kubernetes.io/pod-index"  # index of a parameter server; Kubernetes writes it
 JOB: Final = (
     "edl.dev/job"  # the full name of the job's release: several jobs may share all labels but this one
 )
 TEMPLATE: Final = "edl.dev/template"  # an annotation
 OURS: Final = "edl-master"
-ACTING: Final = "edl.dev/acting"  # a label of the master that acts: the Service selects it
+ACTING: Final = "edl.dev/acting"  # a label of the acting master: the Service selects it
 DELETION_COST: Final = (
-    "controller.kubernetes.io/pod-deletion-cost"  # an annotation: who costs less goes first
+    "controller.kubernetes.io/pod-deletion-cost"  # an annotation: the lowest cost is deleted first
 )
 
-SHOWN = 300  # characters of Kubernetes' messages that we pass on
+SHOWN = 300  # greatest length of a shown message of Kubernetes
 
-# Why a container waits although nothing is being done about it (ContainerCreating is work).
+# Reasons of waiting containers that do not make progress (unlike ContainerCreating).
 STUCK = frozenset({
     "ErrImagePull", "ImagePullBackOff", "ErrImageNeverPull", "InvalidImageName", "ImageInspectError",
     "RegistryUnavailable", "SignatureValidationFailed", "CreateContainerConfigError", "CreateContainerError",
@@ -46,38 +46,43 @@ def name(fullname: str, worker: WorkerId) -> str:
 
 
 def selector(release: str) -> str:
-    """Of all workers of a release, whichever run they belong to; `of_release` tells its jobs apart."""
+    """Label selector of all workers of a release, of any run; `of_release` distinguishes its jobs."""
     return f"{INSTANCE}={release},{COMPONENT}=worker,{MANAGER}={OURS}"
 
 
 def masters(release: str, fullname: str) -> str:
-    """Of all masters of a job."""
+    """Label selector of all masters of a job."""
     return f"{INSTANCE}={release},{COMPONENT}=master,{JOB}={fullname}"
 
 
 def of(pod: Pod) -> tuple[str, WorkerId | None]:
-    """Whose pod it is: run id and worker id, as its labels say. The worker need not be the one that it was
-    made for: when a worker's process crashes, another worker may live on in its place."""
+    """The run id and worker id of a pod, from its labels.
+
+    The pod may have been created for a different worker: if a worker's process crashes, a new worker may run
+    in its pod.
+    """
     labels = pod["metadata"].get("labels") or {}
     number = str(labels.get(WORKER_ID, ""))
     return str(labels.get(RUN_ID, "")), WorkerId(int(number)) if number.isdecimal() else None
 
 
 def of_release(pod: Pod, fullname: str) -> bool:
-    """It is a worker of that release's job, by its name: a parent chart can have several jobs in one release,
-    with the same labels."""
+    """Whether a pod is a worker of the job with this full name.
+
+    The pod's name decides, because a parent chart can have several jobs with the same labels in one release.
+    """
     made_for = place(pod)
     return made_for is not None and pod["metadata"]["name"] == Names(fullname).worker(made_for)
 
 
 def place(pod: Pod) -> WorkerId | None:
-    """The worker that it was made for, and that its name tells."""
+    """The worker that the pod was created for, which is also in its name."""
     number = str((pod["metadata"].get("labels") or {}).get(PLACE, ""))
     return WorkerId(int(number)) if number.isdecimal() else of(pod)[1]
 
 
 def component(pod: Pod) -> str:
-    """What it is in its release: master, worker."""
+    """The component of a pod in its release: master, worker."""
     return str((pod["metadata"].get("labels") or {}).get(COMPONENT, ""))
 
 
@@ -87,7 +92,7 @@ def ready(pod: Pod) -> bool:
 
 
 def ip(pod: Pod) -> str:
-    """Its address; empty while it has none."""
+    """The pod's address; empty before it has one."""
     return str(pod.get("status", {}).get("podIP") or "")
 
 
@@ -100,35 +105,35 @@ def owned_by(pod: Pod, uid: str) -> bool:
 
 
 def node(pod: Pod) -> str:
-    """Where it is put; empty while it is nowhere."""
+    """The node of the pod; empty before it is scheduled."""
     return str(pod.get("spec", {}).get("nodeName") or "")
 
 
 def taken_up(pod: Pod) -> bool:
-    """Its node's kubelet has acknowledged it."""
+    """Whether the node's kubelet has acknowledged the pod."""
     return bool(pod.get("status", {}).get("startTime"))
 
 
 def running(pod: Pod, container: str = CONTAINER) -> bool:
-    """The worker's own container runs, or the one of that name."""
+    """Whether the worker's own container runs, or the one of that name."""
     return "running" in state(pod, container)
 
 
 def ended(pod: Pod) -> bool:
-    """The worker's own container has ended, or never will run; containers beside it may go on."""
+    """Whether the worker's own container has ended, or never will run; other containers may still run."""
     return phase(pod) in ("Succeeded", "Failed") or "terminated" in state(pod)
 
 
 def started(pod: Pod) -> bool:
-    """Its own container, the one named like its component, runs or has run: it has a log."""
+    """Whether the container with the component's name runs or has run, so that it has a log."""
     return bool(state(pod, component(pod)).keys() & {"running", "terminated"})
 
 
 def goes_on(pod: Pod) -> bool:
-    """Another container runs on beside a worker that has ended, and would for ever.
+    """Whether a container beside the worker still runs, and would run forever after the worker has ended.
 
-    The pod's phase does not tell: a kubelet first says that a container has ended, and a moment
-    later that the pod has.
+    The pod's phase is not enough: a kubelet first reports the end of a container, and a moment later that of
+    the pod.
     """
     others = (c for c in containers(pod, "containerStatuses") if c.get("name") != CONTAINER)
     return any("running" in (c.get("state") or {}) for c in others)
@@ -139,11 +144,11 @@ def deleting(pod: Pod) -> bool:
 
 
 def delay(pod: Pod) -> str:
-    """Why the worker does not run yet; empty while that is only a matter of time."""
+    """Why the worker does not run yet; empty if no intervention is needed."""
     for condition in pod.get("status", {}).get("conditions") or []:
         if condition.get("type") == "PodScheduled" and condition.get("reason") == "Unschedulable":
             why = short(condition)
-            volume = "persistentvolumeclaim" in why.lower()  # no room would help
+            volume = "persistentvolumeclaim" in why.lower()  # more nodes would not help
             return f"{'its volume is not there' if volume else 'no node has room for it'}: {why}"
         if condition.get("type") == "PodScheduled" and condition.get("reason") == "SchedulingGated":
             gates = ", ".join(
@@ -158,7 +163,7 @@ def delay(pod: Pod) -> str:
 
 
 def disruption(pod: Pod) -> str:
-    """Why Kubernetes takes the pod away: the reason of its condition DisruptionTarget, and its message."""
+    """Why Kubernetes evicts the pod: reason and message of its condition DisruptionTarget."""
     for condition in pod.get("status", {}).get("conditions") or []:
         if condition.get("type") == "DisruptionTarget" and condition.get("status") == "True":
             return f"{condition.get('reason', 'disrupted')}: {short(condition)}"
@@ -166,23 +171,23 @@ def disruption(pod: Pod) -> str:
 
 
 def phase(pod: Pod) -> str:
-    """Pending, Running, Succeeded, Failed; empty while nobody has said."""
+    """The pod's phase: Pending, Running, Succeeded or Failed; empty before it is reported."""
     return str(pod.get("status", {}).get("phase", ""))
 
 
 def containers(pod: Pod, *kinds: str) -> list[dict[str, Any]]:
-    """The statuses of its containers of these kinds: containerStatuses, initContainerStatuses."""
+    """The statuses of the pod's containers of these kinds: containerStatuses, initContainerStatuses."""
     status = pod.get("status", {})
     return [container for kind in kinds for container in status.get(kind) or []]
 
 
 def state(pod: Pod, container: str = CONTAINER) -> dict[str, Any]:
-    """Of the worker's own container, or the one of that name."""
+    """The state of the worker's own container, or of the one with that name."""
     own = (c for c in containers(pod, "containerStatuses") if c.get("name") == container)
     return dict(next(own, {}).get("state") or {})
 
 
 def short(said: Mapping[str, Any]) -> str:
-    """The message of a status or condition, cut where it gets long."""
+    """The message of a status or condition, cut after `SHOWN` characters."""
     text = " ".join(str(said.get("message") or "no reason given").split())
     return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."

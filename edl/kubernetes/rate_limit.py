@@ -1,4 +1,4 @@
-"""How often to ask: pauses after failures, and a budget that serves the urgent first."""
+"""Rate limits: pauses after failures, and a budget that serves urgent requests first."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import random
 
 
 class Backoff:
-    """Pauses after failures: doubling, with jitter so that masters do not come back in step."""
+    """Exponential backoff, with jitter so that masters do not retry at the same time."""
 
     def __init__(self, first: float, most: float):
         self._first, self._most, self._failures = first, most, 0
@@ -24,11 +24,11 @@ class Backoff:
 
 
 class Budget:
-    """A token bucket that serves the urgent first.
+    """A token bucket that serves urgent requests first.
 
     Args:
-        each: seconds until one more is allowed.
-        burst: how many may be saved up.
+        each: seconds per request.
+        burst: greatest number of saved requests.
     """
 
     def __init__(self, each: float, burst: int):
@@ -54,7 +54,7 @@ class Budget:
         self._at = now
         while self._waiting and self._left >= 1:
             _, _, first = heapq.heappop(self._waiting)
-            if not first.done():  # who has given up takes nothing
+            if not first.done():  # a cancelled request takes no share
                 first.set_result(None)
                 self._left -= 1
         if self._waiting:

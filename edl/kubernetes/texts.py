@@ -1,4 +1,4 @@
-"""Texts that fit: the API counts bytes, not characters."""
+"""Cutting texts to a size limit: the API counts bytes, not characters."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ ELLIPSIS = "..."
 
 
 def cut(text: str, most: int) -> str:
-    """The text, cut where it would have more than so many bytes in UTF-8."""
+    """Cut the text to at most `most` bytes in UTF-8."""
     encoded = text.encode("utf-8", "replace")
     if len(encoded) <= most:
         return text

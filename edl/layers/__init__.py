@@ -1,5 +1,6 @@
-"""Layers of Keras that are edl's own. Only a user's model imports them: they need TensorFlow, as nothing else
-in `edl` does.
+"""Keras layers of edl.
+
+Only a user's model imports them, because they need TensorFlow.
 
     import edl.layers
 

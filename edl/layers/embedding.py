@@ -1,18 +1,18 @@
-"""A table of vectors by id, for more ids than a variable can have.
+"""An embedding layer for more ids than a variable can hold.
 
-Where a table's rows are is not the model's affair:
+The model does not depend on where a table's rows are:
 
-    variable    an ordinary variable of `input_dim` rows: in plain Keras, and where a ring has the whole model
-    servers     nowhere in this process: they are asked for (trainer/embedding/lookups.py)
-    saved       a variable of the ids that were seen, and one of their rows: what a model is saved with. They
-                are not trained, unless that is asked for (`layer.embeddings.trainable = True`). Of a layer
-                that a model's own class makes, how many there are is known when weights are loaded into it
+    variable    an ordinary variable of `input_dim` rows: in plain Keras, or if a ring holds the whole model
+    servers     not in this process: they are looked up (trainer/embedding/lookups.py)
+    saved       a variable of the seen ids, and one of their rows: the form in which a model is saved. They
+                are not trained, unless `layer.embeddings.trainable = True`. For a layer that a custom model
+                class creates, their number is known once weights are loaded into the layer
 
-Ids are integers of up to 64 bits, or texts, of which FarmHash's 64-bit fingerprint is taken (modulo 2^63 - 1,
-or modulo `input_dim`). It is the same on every machine and in every version.
+Ids are integers of up to 64 bits, or texts. The id of a text is its 64-bit FarmHash fingerprint (modulo
+2^63 - 1, or modulo `input_dim`), which is the same on every machine and in every version.
 
-Promise: a layer gives the same outputs and gradients for the same rows, wherever these are. Of a saved table,
-ids that no step has seen have rows of zeros.
+Promise: a layer returns the same outputs and gradients for the same rows, wherever these are. In a saved
+table, ids that no step has seen have rows of zeros.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ import tensorflow as tf
 from keras.src.saving import serialization_lib
 
 COMBINERS = (None, "sum", "mean", "sqrtn")
-IDS = (1 << 63) - 1  # that texts are hashed to
+IDS = (1 << 63) - 1  # number of ids that texts are hashed to
 
-# Given a layer and ids, int64 [n], the rows of these, float32 [n, dim].
+# Returns the rows, float32 [n, dim], of a layer's ids, int64 [n].
 Source = Callable[["Embedding", tf.Tensor], tf.Tensor]
 
 
 @keras.saving.register_keras_serializable(package="edl")
 class Embedding(keras.layers.Layer):
-    """Vectors of ids, as `keras.layers.Embedding` has them, for any ids.
+    """An embedding layer like `keras.layers.Embedding`, for any ids.
 
         Embedding(16)(ids)                          [batch] -> [batch, 16], [batch, n] -> [batch, n, 16]
         Embedding(16, combiner="mean")(ids)         [batch, n] -> [batch, 16]; also for ragged and sparse ids
@@ -47,19 +47,19 @@ class Embedding(keras.layers.Layer):
 
     Args:
         dim: length of a vector.
-        combiner: makes one vector of those of a record's ids (of the last axis): their "sum", their "mean",
-            or "sqrtn", their sum by the root of the sum of the weights' squares. A record without an id has
-            zeros. None: they stay as they are.
-        initializer: of the rows.
-        optimizer: of the rows, with its own learning rate; None: the model's. It counts only where the rows
-            are on servers.
-        input_dim: ids are smaller than that. None: they are not bounded, and the rows must be on servers.
-        mask_zero: the id 0 says that there is none: it is masked, or left out where they are combined; so is
-            an empty text, there.
-        min_count: on servers, a row is learned from the so many-th step on that has its id.
-        ttl_steps: on servers, a row that no step has had for so long is forgotten; 0: none is.
-        float_ids: ids may come as floats, as keras.layers.Embedding takes them.
-        vocabulary: how many rows the saved table has; given by what loads a model.
+        combiner: how the vectors of a record's ids (along the last axis) are combined into one: "sum",
+            "mean", or "sqrtn", the sum divided by the root of the sum of the squared weights. A record
+            without ids gets zeros. None: vectors are not combined.
+        initializer: initializer of the rows.
+        optimizer: optimizer of the rows, with its own learning rate; None: the model's. It is used only if
+            the rows are on servers.
+        input_dim: upper bound of the ids (exclusive). None: unbounded; the rows must be on servers then.
+        mask_zero: the id 0 means "no id": it is masked, or left out if vectors are combined; so is an empty
+            text, in the latter case.
+        min_count: on servers, number of steps with an id from which on its row is learned.
+        ttl_steps: on servers, number of steps without an id after which its row is forgotten; 0: never.
+        float_ids: ids may be floats, as in keras.layers.Embedding.
+        vocabulary: number of rows of the saved table; set by the code that loads a model.
     """
 
     def __init__(
@@ -93,14 +93,14 @@ class Embedding(keras.layers.Layer):
         self.vocabulary = None if vocabulary is None else _whole("vocabulary", vocabulary)
         self.supports_masking = True
         self.autocast = False
-        self.on_servers = False  # whether the rows are elsewhere; known when it is built
-        self.awaits_rows = False  # whether it is built as a saved table, of which nobody knows the size yet
-        self.ids: keras.Variable | None = None  # of a saved table, in rising order
+        self.on_servers = False  # whether the rows are on servers; set when the layer is built
+        self.awaits_rows = False  # whether it is built as a saved table whose size is unknown yet
+        self.ids: keras.Variable | None = None  # ids of a saved table, in ascending order
         self.embeddings: keras.Variable | None = None
         self.reader: Callable[[np.ndarray], np.ndarray] | None = (
-            None  # gives rows of ids, where there is no source
+            None  # returns rows of ids if no source is set
         )
-        # Given what a file has of this layer, where its rows are on servers.
+        # Is called with a file's arrays of this layer, if its rows are on servers.
         self.loader: Callable[[list[np.ndarray]], None] | None = None
 
     def build(self, input_shape: Any = None) -> None:
@@ -198,12 +198,12 @@ class Embedding(keras.layers.Layer):
 
     @property
     def is_plain(self) -> bool:
-        """Whether it is what Keras' Embedding would be: it has replaced one, and has all of its rows."""
+        """Whether it is equivalent to Keras' Embedding: it has replaced one, and has all of its rows."""
         return self.ids is not None and self.float_ids and self.vocabulary == self.input_dim
 
     def save_own_variables(self, store: Any) -> None:
         if self.is_plain:
-            store["0"] = self.embeddings  # as that one does
+            store["0"] = self.embeddings  # like Keras' Embedding
         else:
             super().save_own_variables(store)
 
@@ -216,14 +216,14 @@ class Embedding(keras.layers.Layer):
             self.embeddings.assign(store["0"])
         else:
             if self.ids is not None and len(store.keys()) == 2 and len(store["0"]) != self.vocabulary:
-                self._resize(len(store["0"]))  # whose class was not told how many there are, or other ones
+                self._resize(len(store["0"]))  # the class did not know the number of rows, or it differs
             super().load_own_variables(store)
             self.awaits_rows = False
 
     # --- a table that is saved
 
     def fill(self, ids: np.ndarray, rows: np.ndarray) -> None:
-        """Have these rows, until `empty`: as a model that is saved, or used without servers.
+        """Hold these rows until `empty` is called, so that the model can be saved, or used without servers.
 
         Args:
             ids: int64 [n], each once.
@@ -236,7 +236,7 @@ class Embedding(keras.layers.Layer):
         self.embeddings.assign(rows[order])
 
     def empty(self) -> None:
-        """The rows are on the servers again."""
+        """Drop the saved table: the rows are on the servers again."""
         if self.ids is None:
             return
         self._untrack_variable(self.ids)
@@ -244,7 +244,7 @@ class Embedding(keras.layers.Layer):
         self.ids = self.embeddings = self.vocabulary = None
 
     def _resize(self, count: int) -> None:
-        """Have a saved table of so many rows, of no values yet."""
+        """Create a saved table of `count` rows, without values yet."""
         self.empty()
         self._tracker.unlock()
         try:
@@ -262,20 +262,20 @@ class Embedding(keras.layers.Layer):
             shape=(count, self.dim),
             dtype="float32",
             initializer="zeros",
-            trainable=False,  # so that the model is saved with the optimizer's variables that it has
+            trainable=False,  # so that the saved model keeps the optimizer's variables as they are
         )
 
     # --- rows
 
     def _ids(self, inputs: tf.Tensor) -> tf.Tensor:
-        """int64, of the same shape."""
+        """Convert inputs to ids, int64 of the same shape."""
         if inputs.dtype == tf.string:
             count = self.input_dim or IDS
             if not self.mask_zero:
                 return tf.strings.to_hash_bucket_fast(inputs, count)
             found = 1 + tf.strings.to_hash_bucket_fast(inputs, count - 1)
             return tf.where(inputs == "", tf.zeros_like(found), found)
-        # Keras knows shapes only of what a model's class is called with when it loads one: so all are floats.
+        # While Keras loads a model of a custom class, it calls it with floats: it only knows the shapes.
         floats = self.float_ids or is_loaded_by_keras()
         if not inputs.dtype.is_integer and not (floats and inputs.dtype.is_floating):
             raise TypeError(
@@ -284,9 +284,9 @@ class Embedding(keras.layers.Layer):
         return tf.cast(inputs, tf.int64)
 
     def _rows(self, ids: tf.Tensor) -> tf.Tensor:
-        """float32 [n, dim], of ids [n]."""
+        """Look up the rows of ids [n], float32 [n, dim]."""
         if self.awaits_rows:
-            return self._read(ids)  # also of a graph that is traced now, and runs when they are there
+            return self._read(ids)  # a graph that is traced now may run after the rows are loaded
         if self.ids is not None:
             if not self.vocabulary:
                 return tf.zeros([tf.size(ids), self.dim])
@@ -301,7 +301,7 @@ class Embedding(keras.layers.Layer):
         return self._read(ids)
 
     def _read(self, ids: tf.Tensor) -> tf.Tensor:
-        """In whatever graph: they are asked for when it runs. They have no gradient."""
+        """Look up rows when the graph runs, in any graph. They have no gradient."""
         unique, places = tf.unique(ids)
         rows = tf.numpy_function(self._asked, [unique], tf.float32)
         return tf.gather(tf.ensure_shape(rows, [None, self.dim]), places)
@@ -309,15 +309,15 @@ class Embedding(keras.layers.Layer):
     def _asked(self, ids: np.ndarray) -> np.ndarray:
         if self.reader is not None:
             return self.reader(ids)
-        if self.vocabulary:  # they were loaded meanwhile
+        if self.vocabulary:  # rows have been loaded meanwhile
             assert self.ids is not None and self.embeddings is not None
             known, rows = self.ids.numpy(), self.embeddings.numpy()
             places = np.minimum(np.searchsorted(known, ids), self.vocabulary - 1)
             return np.where((known[places] == ids)[:, None], rows[places], np.float32(0))
-        return np.zeros((len(ids), self.dim), np.float32)  # while a model is made
+        return np.zeros((len(ids), self.dim), np.float32)  # while a model is being built
 
     def _combined(self, inputs: tf.Tensor, records: tf.Tensor, count: tf.Tensor, weights: Any) -> tf.Tensor:
-        """[count, dim], of ids [n] and the record of each."""
+        """Combine the rows of ids [n], given the record of each, to [count, dim]."""
         ids = self._ids(inputs)
         factor = tf.ones([tf.size(ids)]) if weights is None else tf.cast(weights, tf.float32)
         if self.mask_zero:
@@ -337,12 +337,15 @@ class Embedding(keras.layers.Layer):
         return tf.cast(rows, self.compute_dtype)
 
 
-# --- for what trains such a model
+# --- for code that trains a model with these layers
 
 
 @contextlib.contextmanager
 def rows_elsewhere() -> Iterator[None]:
-    """Layers that are built inside, on whatever thread, have no variable: their rows are on servers."""
+    """A context in which layers are built without variables: their rows are on servers.
+
+    It applies to all threads.
+    """
     before, _elsewhere.rows = _elsewhere.rows, True
     try:
         yield
@@ -351,18 +354,19 @@ def rows_elsewhere() -> Iterator[None]:
 
 
 def keep_rows_elsewhere() -> None:
-    """The same, for all layers that this process builds from now on."""
+    """Build all further layers of this process as in `rows_elsewhere`."""
     _elsewhere.rows = True
 
 
 @contextlib.contextmanager
 def rows_to_be_loaded() -> Iterator[None]:
-    """Layers without `input_dim` that are built inside, on whatever thread, have the rows of the weights that
-    are loaded into the model afterwards, and zeros until then.
+    """A context for building layers without `input_dim` whose rows are loaded with the model's weights later.
+
+    It applies to all threads. Rows are zeros until weights are loaded.
 
         with edl.layers.rows_to_be_loaded():
             model = my_model.model()
-            model(features)  # if it is of a class of its own: it is built when it is called
+            model(features)  # needed for a custom model class, which is built when it is called
         model.load_weights("model.weights.h5")
     """
     _to_be_loaded.depth += 1
@@ -374,12 +378,13 @@ def rows_to_be_loaded() -> Iterator[None]:
 
 @contextlib.contextmanager
 def saved_tables(counts: Callable[[], Mapping[str, int]], where: str = "") -> Iterator[None]:
-    """Layers that are built inside, on whatever thread, have a saved table if a job with servers has left
-    theirs behind: to be filled with that.
+    """A context in which layers are built with saved tables, to be filled with rows of a job with servers.
+
+    It applies to all threads, and to layers whose rows that job has saved.
 
     Args:
-        counts: how many ids each has, by its layer's name; asked for once, if a layer is built at all.
-        where: they are, in words; empty: nowhere.
+        counts: returns the number of ids by layer name; called once, if any layer is built.
+        where: description of where the rows are; empty: nowhere.
     """
     global _saved
     before, _saved = _saved, _Saved(cache(counts), where)
@@ -391,7 +396,7 @@ def saved_tables(counts: Callable[[], Mapping[str, int]], where: str = "") -> It
 
 @contextlib.contextmanager
 def rows_from(source: Source) -> Iterator[None]:
-    """Inside, on this thread, layers whose rows are on servers are given them by `source`."""
+    """A context in which layers of this thread get rows that are on servers from `source`."""
     before, _here.source = _here.source, source
     try:
         yield
@@ -421,9 +426,11 @@ _elsewhere, _here, _saved, _to_be_loaded = _Elsewhere(), _Here(), _Saved(), _ToB
 
 
 def is_loaded_by_keras() -> bool:
-    """Whether this runs inside of `keras.models.load_model`: it builds layers that a model's own class makes
-    before it gives them their weights."""
-    # Private, for Keras 3 has no public way: keras.config and keras.saving do not tell.
+    """Whether this runs inside `keras.models.load_model`.
+
+    It builds the layers of a custom model class before it loads their weights.
+    """
+    # A private function, as Keras 3 has no public one: keras.config and keras.saving do not expose this.
     return serialization_lib.in_safe_mode() is not None
 
 

@@ -1,10 +1,9 @@
-"""Where a master or a parameter server listens: an address, the job's token, a certificate.
+"""The listener of a master or a parameter server: an address, the job's token, a certificate.
 
-Who serves there, the job's server, that of a master that stands by or one that keeps rows, is the caller's.
+The caller registers the service: that of an acting master, a standby master or a parameter server.
 
-Promise: no call without a token of the job is answered, but that its token for reading is enough for calls
-that only read; an address that is taken is told in plain words; and a certificate that was replaced is used
-for the next connection.
+Promise: calls without a token of the job are refused; for calls that only read, the read token is enough. An
+address that is in use is reported in plain words. A replaced certificate is used for the next connection.
 """
 
 from __future__ import annotations
@@ -29,16 +28,16 @@ OPTIONS = [
     ("grpc.max_receive_message_length", 64 << 20),
     ("grpc.max_send_message_length", 64 << 20),
     ("grpc.so_reuseport", 0),
-    # By default gRPC widens the window of a connection to several MiB while it carries much, whether a token
-    # came with it or not. A message that is being read gets the window that it needs, also without that.
+    # By default, gRPC enlarges the flow-control window of a busy connection to several MiB, even for callers
+    # without a token. Without that, a message that is being read still gets the window that it needs.
     ("grpc.http2.bdp_probe", 0),
-    # A worker pings its master every ten seconds, and while it initializes neither says anything else. By
-    # default a server takes more than two such pings in five minutes for an attack, and closes the
-    # connection: every worker that needed more than half a minute to be ready was lost.
+    # A worker pings its master every ten seconds, and while it initializes, neither sends anything else. By
+    # default, a server treats more than two such pings in five minutes as an attack and closes the
+    # connection: every worker that takes more than half a minute to be ready would be lost.
     ("grpc.http2.max_ping_strikes", 0),
 ]
-CERTIFICATE_SECONDS = 5.0  # between two looks; the kubelet itself takes a minute or two to bring another one
-UNKNOWN_TOKEN_SECONDS = 60.0  # between two lines of the log about wrong tokens
+CERTIFICATE_SECONDS = 5.0  # between two checks; the kubelet itself takes a minute or two to update the files
+UNKNOWN_TOKEN_SECONDS = 60.0  # between two log lines about wrong tokens
 
 UNAUTHENTICATED, PERMISSION_DENIED = grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED
 NEEDS_THE_TOKEN = "this call needs the job's token; the one for reading is enough for rows as they are now"
@@ -50,10 +49,10 @@ log = structlog.get_logger()
 
 
 class TokenCheck(grpc.aio.ServerInterceptor):
-    """Refuses every call that does not carry a token of the job.
+    """An interceptor that refuses every call without a token of the job.
 
     Args:
-        reading: by method, whether a request only reads, so that the token for reading is enough.
+        reading: by method, whether a request only reads, so that the read token is enough.
     """
 
     def __init__(self, tokens: Tokens, reading: Reading = NOTHING):
@@ -96,7 +95,7 @@ def _refusal(code: grpc.StatusCode, why: str) -> grpc.RpcMethodHandler[Any, Any]
 def _for_reading(
     handler: grpc.RpcMethodHandler[Any, Any], reads: Callable[[Any], bool]
 ) -> grpc.RpcMethodHandler[Any, Any]:
-    """The same handler, except that it refuses a request that does more than read."""
+    """Wrap a handler so that it refuses requests that do more than read."""
 
     async def answer(request: Any, context: Context) -> Any:
         if not reads(request):
@@ -109,16 +108,16 @@ def _for_reading(
 
 
 def _check_free(address: str) -> None:
-    """gRPC does not say why it cannot listen, but for lines in its own log.
+    """Check that the address is free, because gRPC reports the reason only in its own log.
 
     Raises:
-        EdlError: one cannot listen there.
+        EdlError: the address cannot be used.
     """
     host, _, port = address.rpartition(":")
     failed: OSError | None = None
     free = False
     try:
-        # [::] is every address to gRPC, and IPv4's alone where there is no IPv6.
+        # [::] means all addresses to gRPC, or all IPv4 addresses on machines without IPv6.
         named = None if host == "[::]" else host.strip("[]") or None
         places = socket.getaddrinfo(named, int(port), type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         for family, kind, protocol, _, place in places:
@@ -136,12 +135,12 @@ def _check_free(address: str) -> None:
 
 
 class Listener:
-    """One server of gRPC, from `start` to `close`.
+    """One gRPC server, from `start` to `close`.
 
     Args:
-        certificate: with which it speaks TLS; None: without.
-        options: of gRPC.
-        reading: by method, whether a request only reads, so that the token for reading is enough.
+        certificate: certificate for TLS; None: no TLS.
+        options: options of gRPC.
+        reading: by method, whether a request only reads, so that the read token is enough.
     """
 
     def __init__(
@@ -157,13 +156,13 @@ class Listener:
         self._looking: asyncio.Task[None] | None = None
 
     async def start(self, address: str, serve: Callable[[grpc.aio.Server], None]) -> int:
-        """Listen on `address` (host:port, port 0 for any); returns the port.
+        """Listen on `address` (host:port, port 0 for any); return the port.
 
         Args:
-            serve: registers who answers the calls.
+            serve: registers the services at the server.
 
         Raises:
-            EdlError: the address is taken, or is none of this machine; or the certificate cannot be used.
+            EdlError: the address is in use, or not of this machine; or the certificate cannot be used.
         """
         server = grpc.aio.server(
             interceptors=[TokenCheck(self._tokens, self._reading)], options=self._options
@@ -177,7 +176,7 @@ class Listener:
         return port
 
     async def close(self, grace: float) -> None:
-        """Free the address; calls that go on may take so many seconds to end."""
+        """Free the address; running calls have `grace` seconds to end."""
         if self._looking is not None:
             self._looking.cancel()
         if self._server is not None:
@@ -185,10 +184,10 @@ class Listener:
 
 
 def _bind(server: grpc.aio.Server, address: str, certificate: Certificate | None) -> int:
-    """Have the server listen on `address` (host:port, port 0 for any) once it is started; returns the port.
+    """Bind the server to `address` (host:port, port 0 for any), before it is started; return the port.
 
     Raises:
-        EdlError: the address is taken, or is none of this machine; or the certificate cannot be used.
+        EdlError: the address is in use, or not of this machine; or the certificate cannot be used.
     """
     _check_free(address)
     credentials = certificate.credentials() if certificate is not None else None
@@ -201,7 +200,7 @@ def _bind(server: grpc.aio.Server, address: str, certificate: Certificate | None
 
 
 async def _look_at(certificate: Certificate) -> None:
-    """Use another certificate as soon as there is one, for ever."""
+    """Check for a new certificate periodically, forever."""
     while True:
         await asyncio.to_thread(certificate.look)
         await asyncio.sleep(CERTIFICATE_SECONDS)

@@ -25,7 +25,7 @@ class Client:
     Raises (every method but `follow`):
         MasterUnavailable: the master did not answer.
         Unauthenticated: the master does not accept the token.
-        EdlError: the master refused the request; the text is the master's.
+        EdlError: the master refused the request; the message is the master's.
     """
 
     def __init__(self, contact: artifacts.Contact):
@@ -34,7 +34,7 @@ class Client:
         self._metadata = (("authorization", f"Bearer {contact.token}"),)
 
     def status(self) -> dict[str, Any]:
-        """The job's status now."""
+        """The current status of the job."""
         try:
             call = self._stub.Watch(pb.WatchRequest(), metadata=self._metadata, timeout=TIMEOUT_SECONDS)
             return dict(json.loads(next(iter(call)).json))
@@ -42,27 +42,27 @@ class Client:
             raise self._typed(error) from error
 
     def follow(self, seconds: float | None = None) -> Iterator[dict[str, Any]]:
-        """The job's status at each change, until the master ends or `seconds` have passed."""
+        """Yield the job's status at each change, until the master ends or `seconds` have passed."""
         call = self._stub.Watch(pb.WatchRequest(follow=True), metadata=self._metadata, timeout=seconds)
         with contextlib.suppress(grpc.RpcError):
             for status in call:
                 yield json.loads(status.json)
 
     def scale(self, workers: int | None, servers: int | None = None) -> str:
-        """Ask for another number of workers, or of parameter servers; returns the master's answer."""
+        """Request a different number of workers or parameter servers; return the master's answer."""
         return self._ask(self._stub.Scale, pb.ScaleRequest(workers=workers, servers=servers))
 
     def checkpoint(self) -> str:
-        """Ask for a checkpoint; returns the master's answer."""
+        """Request a checkpoint; return the master's answer."""
         return self._ask(self._stub.Checkpoint, pb.CheckpointRequest())
 
     def stop(self, why: str, checkpoint: bool = False, force: bool = False, id: str = "") -> str:
-        """Ask the master to stop the job; returns its answer.
+        """Ask the master to stop the job; return its answer.
 
         Args:
-            checkpoint: once its state is in a checkpoint.
-            force: also if that fails.
-            id: of this asking; the status says with it what has come of it.
+            checkpoint: stop once the state is in a checkpoint.
+            force: stop even if the checkpoint fails.
+            id: id of this request; the status reports the outcome by this id.
         """
         return self._ask(self._stub.Stop, pb.StopRequest(why=why, checkpoint=checkpoint, force=force, id=id))
 
@@ -73,7 +73,7 @@ class Client:
             raise self._typed(error) from error
 
     def _typed(self, error: grpc.RpcError) -> EdlError:
-        """What a failed call means to the caller."""
+        """Convert the error of a failed call to a typed one."""
         if error.code() in UNAVAILABLE:
             why = tls.trouble(self._address, self._ca) or "it has exited or cannot be reached"
             return MasterUnavailable(f"the master at {self._address} does not answer: {why}")

@@ -23,7 +23,7 @@ from edl.net import tls
 from edl.net.master_client import Client
 
 POLL_SECONDS = 1.0
-ANSWER_SECONDS = 30.0  # a master that Kubernetes is moving to another node answers within this
+ANSWER_SECONDS = 30.0  # a master that Kubernetes moves to a different node answers within this time
 UNDER_WAY = frozenset(Phase) - ENDED - {Phase.Suspended}
 
 
@@ -43,7 +43,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def probe(address: str, token: str, seconds: float) -> str:
-    """What was seen, if the job is healthy.
+    """Describe why the job is healthy.
 
     Raises:
         EdlError: the master does not answer, accepts a wrong token, or its job makes no progress in time.
@@ -67,7 +67,7 @@ def probe(address: str, token: str, seconds: float) -> str:
 
 
 def _healthy(first: dict[str, Any], status: dict[str, Any]) -> str:
-    """Why the job is healthy; empty if it is not known to be."""
+    """Why the job is healthy; empty if that is unknown."""
     if status["phase"] in (Phase.Succeeded, Phase.Suspended):
         return f"the master answers; the job is {status['phase']}"
     if status["phase"] in ENDED:
@@ -79,7 +79,7 @@ def _healthy(first: dict[str, Any], status: dict[str, Any]) -> str:
 
 
 def _status(address: str, token: str, until: float) -> dict[str, Any]:
-    """The job's status; a master that does not answer yet is asked again."""
+    """Get the job's status, with retries while the master does not answer yet."""
     client = Client(artifacts.Contact(address, token, 0, tls.authority()))
     until = min(until, time.monotonic() + ANSWER_SECONDS)
     while True:
@@ -92,10 +92,10 @@ def _status(address: str, token: str, until: float) -> dict[str, Any]:
 
 
 def _check_wrong_tokens(address: str, token: str) -> None:
-    """The master refuses a call without a token, and one with a wrong token.
+    """Check that the master refuses a call without a token, and a call with a wrong token.
 
     Raises:
-        EdlError: it accepts one of them.
+        EdlError: the master accepts one of these calls.
     """
     for wrong in ("", f"{token[::-1]}x"):
         try:

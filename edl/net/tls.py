@@ -1,11 +1,11 @@
-"""TLS between a job's master and its parameter servers, and those who call them: workers, commands, readers.
+"""TLS of a job's master and parameter servers and of their clients: workers, commands, readers.
 
-Who listens has a folder as cert-manager's Secrets are mounted (tls.crt, tls.key, ca.crt); who calls needs
-ca.crt alone. Who has neither speaks without TLS. The token says who may call, in either case.
+A server needs a folder in the layout of cert-manager's Secrets (tls.crt, tls.key, ca.crt); a client needs
+ca.crt only. Without these files, connections do not use TLS. In either case, the token authorizes calls.
 
-Promise: a certificate that is replaced while the master runs is used for the next connection; one that
-cannot be used is told, and the last one stays in use. gRPC only says that a master does not answer: when that
-is because of TLS, `trouble` says what is wrong.
+Promise: a certificate that is replaced while the master runs is used for the next connection. An invalid one
+is reported, and the last valid one stays in use. gRPC only reports that a master does not answer; if TLS is
+the cause, `trouble` describes the problem.
 """
 
 from __future__ import annotations
@@ -23,38 +23,38 @@ import grpc
 from edl.errors import EdlError
 
 FOLDER = "EDL_TLS_DIRECTORY"  # in the environment of the master and of parameter servers
-AUTHORITY = "EDL_TLS_CA"  # in that of workers, commands and readers: the file ca.crt
+AUTHORITY = "EDL_TLS_CA"  # in the environment of workers, commands and readers: the file ca.crt
 CERTIFICATE, KEY, CA = "tls.crt", "tls.key", "ca.crt"
 TRIAL_SECONDS = 3.0
-MOST_ROUNDS = 10  # of a handshake
-# Of every channel. Whom a job's processes call is on this machine or in this cluster: no proxy of the
-# environment is the way there. Whoever comes back may be at another address: resolve the name anew, and don't
-# wait long to try. By default an attempt may last 20 s: one to the address of a pod that has just gone then
-# hangs so long, though its successor listens.
+MOST_ROUNDS = 10  # greatest number of rounds of a handshake
+# Options of every channel. Servers are on this machine or in this cluster, so proxies from the environment
+# are ignored. A restarted server may have a different address, so names are resolved anew and retries are
+# frequent. By default, a connection attempt may last 20 s: an attempt to the address of a deleted pod would
+# hang that long although its successor listens.
 CALLS = (
     ("grpc.enable_http_proxy", 0),
     ("grpc.dns_min_time_between_resolutions_ms", 500),
     ("grpc.initial_reconnect_backoff_ms", 50),
-    ("grpc.min_reconnect_backoff_ms", 2_000),  # for one attempt: a machine that is busy may need long for it
+    ("grpc.min_reconnect_backoff_ms", 2_000),  # time for one attempt, which can be slow on a busy machine
     ("grpc.max_reconnect_backoff_ms", 1_000),
 )
 
 
 def authority() -> str:
-    """The file of those who vouch for the master, as the environment says; empty: no TLS."""
+    """Path of the CA certificate file for the master, from the environment; empty: no TLS."""
     folder = os.environ.get(FOLDER, "")
     return os.environ.get(AUTHORITY, "") or (str(Path(folder).absolute() / CA) if folder else "")
 
 
 def channel(address: str, ca: str, options: Sequence[tuple[str, Any]] = ()) -> grpc.Channel:
-    """A connection to a master or a parameter server.
+    """Open a channel to a master or a parameter server.
 
     Args:
-        ca: what `authority` says.
-        options: beside those of every channel.
+        ca: result of `authority`.
+        options: additional options of this channel.
 
     Raises:
-        EdlError: that file cannot be read.
+        EdlError: the file `ca` cannot be read.
     """
     options = [*CALLS, *options]
     if not ca:
@@ -63,7 +63,11 @@ def channel(address: str, ca: str, options: Sequence[tuple[str, Any]] = ()) -> g
 
 
 def aio_channel(address: str, options: Sequence[tuple[str, Any]] = ()) -> grpc.aio.Channel:
-    """The same for asyncio, by the environment's `authority`. Raises: EdlError."""
+    """Like `channel`, but for asyncio, and with the `authority` of the environment.
+
+    Raises:
+        EdlError: the CA certificate file cannot be read.
+    """
     options = [*CALLS, *options]
     if not (ca := authority()):
         return grpc.aio.insecure_channel(address, options=options)
@@ -82,9 +86,9 @@ def _bytes(path: Path) -> bytes:
 
 
 def trouble(address: str, ca: str) -> str:
-    """Why a caller and the master do not understand each other, found out by a connection without gRPC.
+    """Diagnose why TLS between a client and the master fails, with a connection without gRPC.
 
-    Empty if it is not because of TLS, or nobody listens.
+    Empty if TLS is not the cause, or if no server listens.
     """
     host, _, port = address.rpartition(":")
     host = host.strip("[]")
@@ -101,7 +105,7 @@ def trouble(address: str, ca: str) -> str:
                 context.wrap_socket(connection, server_hostname=host).close()
             except ssl.SSLCertVerificationError as error:
                 return f"its certificate is not accepted: {error.verify_message} (verified with {ca})"
-            except OSError:  # an answer that is not TLS, or none
+            except OSError:  # the answer is not TLS, or missing
                 return f"it does not speak TLS, and {AUTHORITY} is set here: {ca}" if ca else ""
     except OSError:
         return ""
@@ -109,23 +113,23 @@ def trouble(address: str, ca: str) -> str:
 
 
 def certificate_for(host: str, tell: Callable[[str], object]) -> Certificate | None:
-    """That of who listens, if the environment names one.
+    """The certificate of a server, if the environment names one.
 
     Args:
-        host: by which it is reached.
-        tell: takes what is wrong with it, on any thread.
+        host: host name by which clients reach the server.
+        tell: is called, on any thread, with a description of what is wrong with the certificate.
     """
     folder = os.environ.get(FOLDER)
     return Certificate(Path(folder), host.strip("[]"), tell) if folder else None
 
 
 class Certificate:
-    """The own one of who listens.
+    """A server's own certificate.
 
     Args:
-        folder: with tls.crt, tls.key and ca.crt.
-        name: host by which callers reach the master.
-        tell: takes what is wrong with the certificate, and "" when nothing is any more.
+        folder: the folder with tls.crt, tls.key and ca.crt.
+        name: host name by which clients reach the server.
+        tell: is called with a description of what is wrong with the certificate; with "" once it is valid.
     """
 
     def __init__(self, folder: Path, name: str, tell: Callable[[str], object]):
@@ -135,7 +139,7 @@ class Certificate:
         self._told = ""
 
     def credentials(self) -> grpc.ServerCredentials:
-        """For a server, for as long as it runs.
+        """Credentials of a gRPC server, which follow changes of the certificate.
 
         Raises:
             EdlError: the files cannot be read, or are not a certificate and its key.
@@ -145,7 +149,7 @@ class Certificate:
         return grpc.dynamic_ssl_server_credentials(first, self._fresh, False)  # type: ignore[arg-type]
 
     def look(self) -> None:
-        """See whether it was replaced, and whether callers will accept it."""
+        """Check whether the certificate was replaced, and whether clients will accept it."""
         why = ""
         place = self._place()
         try:
@@ -160,17 +164,20 @@ class Certificate:
             self._tell(why)
 
     def _fresh(self) -> grpc.ServerCertificateConfiguration | None:
-        """Called by gRPC before each handshake; None: as before."""
+        """Callback of gRPC before each handshake; None: the certificate has not changed."""
         found, self._next = self._next, None
         return found
 
     def _place(self) -> Path:
-        """Where the files are now. The kubelet replaces the folder that they are links into, so all three are
-        of one moment there."""
+        """The current real folder of the files.
+
+        The files are links into a folder that the kubelet replaces as a whole, so the three files in it are
+        consistent.
+        """
         return (self._folder / CERTIFICATE).resolve().parent
 
     def _read(self, place: Path) -> tuple[bytes, bytes]:
-        """Key and certificate."""
+        """Read and check the key and the certificate."""
         pair = _bytes(place / KEY), _bytes(place / CERTIFICATE)
         _server_context(place)
         return pair
@@ -193,8 +200,10 @@ def _server_context(place: Path) -> ssl.SSLContext:
 
 
 def _refusal(place: Path, name: str) -> str:
-    """Why callers that trust the ca.crt beside it will not accept the certificate for a host of that name;
-    empty if they will. Two ends shake hands in memory."""
+    """Why clients that trust the ca.crt beside it will reject the certificate for this host name.
+
+    Empty if they will accept it. This performs a TLS handshake in memory.
+    """
     try:
         client = ssl.create_default_context(cafile=str(place / CA))
     except OSError as error:

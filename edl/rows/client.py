@@ -1,18 +1,18 @@
-"""A client that reads rows of parameter servers while a job trains, to serve a model or to copy the rows.
+"""A client that reads rows of parameter servers during training, to serve a model or to copy the rows.
 
     from edl.rows.client import Client
 
     with Client(["edl-ps-0.edl-ps:8600", "edl-ps-1.edl-ps:8600"], token) as client:
         vectors = client.rows("user", ids)       # float32 [n, dim]
-        news = client.changed("user", mark)      # what has changed since; news.mark for the next time
+        news = client.changed("user", mark)      # later changes; news.mark for the next call
 
-Needs NumPy and gRPC, no TensorFlow. `edl token --read` prints the token, which allows reading only.
+It needs NumPy and gRPC, but not TensorFlow. `edl token --read` prints the token, which allows reading only.
 
 Promise: each row read was its server's state at some step. A reader changes nothing, and workers wait for at
-most one of its calls, of at most one page. The client waits for a server that is down, until its timeout; if
-each row is on two servers, for at most two seconds before it reads from the other. One server may be a step
-ahead of another, and the last step may be undone when a worker dies. Rows are never older than an earlier
-`step`.
+most one of its calls, of at most one page. The client waits for a server that is down, until its timeout. If
+each row is on two servers, it waits for at most two seconds before it reads from the other server. Servers
+may differ by one step, and the last step may be undone when a worker dies. Rows are never older than an
+earlier `step`.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ T = TypeVar("T")
 TIMEOUT_SECONDS = 10.0
 PAUSE_SECONDS = 0.05  # between two attempts
 TEXTS = (1 << 63) - 1  # range of text hashes for a layer without input_dim
-PATIENCE_SECONDS = 1.0  # for a server that is down, if another one holds its rows
+PATIENCE_SECONDS = 1.0  # wait for a server that is down, if a second server holds its rows
 LOOK_SECONDS = 1.0  # then the assignment of rows with replicas is refreshed: a server that is out is unaware
 ATTEMPTS = 3  # to list a table while servers roll back
 # Statuses of a call when the server is down, or has no rows at present.
@@ -54,7 +54,8 @@ AWAY = {
 
 @dataclass(frozen=True)
 class Table:
-    """
+    """A table of embedding rows.
+
     Args:
         rows: number of rows on all servers, including replicas.
     """
@@ -110,10 +111,10 @@ class WentBack(EdlError):
 def text_ids(
     texts: Iterable[str | bytes], input_dim: int | None = None, mask_zero: bool = False
 ) -> np.ndarray:
-    """The ids that `edl.layers.Embedding` makes of texts, int64 [n].
+    """Convert texts to ids like `edl.layers.Embedding`, int64 [n].
 
     Args:
-        input_dim, mask_zero: of that layer.
+        input_dim, mask_zero: arguments of that layer.
     """
     count = input_dim or TEXTS
     found = []
@@ -127,12 +128,12 @@ def text_ids(
 
 
 class Client:
-    """The servers of one job. For any number of threads; made after a fork, not before.
+    """A client of all servers of one job. It is thread-safe, but must be created after a fork, not before.
 
     Args:
         addresses: host:port of all servers, in the order of their numbers.
-        token: the job's for reading, or the job's.
-        timeout: seconds that a call (of `changed`: each page) waits for servers that are away.
+        token: the job's read token, or the job's own token.
+        timeout: seconds that a call (each page, in `changed`) waits for servers that are down.
         ca: file of the authority of the servers' certificates (ca.crt), if they use TLS; None: EDL_TLS_CA.
 
     Raises (every method):
@@ -154,8 +155,9 @@ class Client:
         self._newest: tuple[str, int] = "", 0  # newest run and generation seen; older ones are ignored
 
     def rows(self, table: str, ids: Any) -> np.ndarray:
-        """The current rows of these ids, float32 [n, dim], in their order. An id that was not learned yet has
-        its initial row.
+        """Read the current rows of these ids, float32 [n, dim], in the order of `ids`.
+
+        An id that was not learned yet has its initial row.
 
         Args:
             ids: integers [n]; for texts, see `text_ids`.
@@ -168,17 +170,17 @@ class Client:
         return rows
 
     def changed(self, table: str, since: str = "") -> Changed:
-        """The rows of a table that have changed since another `changed` of it; by default, all.
+        """Read the rows of a table that have changed since an earlier call of `changed`; by default, all.
 
-        They are read while the job trains, page by page: one that changes meanwhile may be of this step or of
-        that, and comes again the next time. So do the rows of the last step. Rows that were forgotten
-        (`ttl_steps`) are not told.
+        They are read page by page while the job trains. A row that changes meanwhile may be of an earlier or
+        a later step, and is returned again by the next call. So are the rows of the last step. Rows that were
+        forgotten (`ttl_steps`) are not reported.
 
         Args:
-            since: the `mark` of that.
+            since: the `mark` of the earlier call.
 
         Raises:
-            EdlError: that is no mark.
+            EdlError: `since` is not a mark.
         """
         for _ in range(ATTEMPTS):
             pages = self.pages(table, since)
@@ -195,10 +197,10 @@ class Client:
         )
 
     def pages(self, table: str, since: str = "") -> Pages:
-        """The same, page by page, for tables that are large. Nothing is read before the first page is taken.
+        """Like `changed`, but page by page, for large tables. Nothing is read before the first page is taken.
 
         Raises:
-            WentBack: (by the pages) the servers have gone back to a checkpoint meanwhile: begin again.
+            WentBack: (raised by the pages) the servers have rolled back to a checkpoint: start again.
         """
         step, _, incarnation = since.partition("-")
         if since and not (incarnation and step.isdecimal()):
@@ -206,7 +208,7 @@ class Client:
         known = self._in_time(self._find)
         number, about = self._numbered(table, known)
         whole = incarnation != known.incarnation
-        # One step can be taken back: what it has changed is asked for again.
+        # The last step can be undone, so its changes are requested again.
         first = 0 if whole else max(int(step) - 1, 0)
         request = pb.ListRequest(
             run_id=known.run_id, table=number, since=first,
@@ -217,12 +219,12 @@ class Client:
         return Pages(about.dim, now, f"{now}-{known.incarnation}", whole, pages)
 
     def tables(self) -> tuple[Table, ...]:
-        """Those that there are, with the number of rows that they have now."""
+        """The existing tables, with their current numbers of rows."""
         return self._in_time(self._find).tables
 
     @property
     def step(self) -> int:
-        """Of the state that all servers have reached."""
+        """The step that all servers have reached."""
         return min(self._in_time(self._find).steps)
 
     def close(self) -> None:
@@ -240,7 +242,8 @@ class Client:
     # --- calls
 
     def _pull(self, table: str, ids: np.ndarray, deadline: float) -> np.ndarray:
-        """
+        """Pull the rows of these ids from their servers.
+
         Args:
             ids: int64 [n], each once.
         """
@@ -266,7 +269,11 @@ class Client:
     def _list(
         self, request: pb.ListRequest, known: _Known, dim: int
     ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Raises: WentBack."""
+        """Yield the pages of a list request to all servers.
+
+        Raises:
+            WentBack: a server has rolled back to a checkpoint.
+        """
         asked = {index: _copied(request) for index in known.of.members}
         while asked:
             for index, page in self._listed(known, dict(asked)).items():
@@ -280,7 +287,11 @@ class Client:
                 yield ids, np.frombuffer(page.rows, VALUES).reshape(len(ids), dim)
 
     def _listed(self, known: _Known, asked: dict[int, pb.ListRequest]) -> dict[int, Any]:
-        """Raises: WentBack: other servers hold the rows now."""
+        """Request the next page from each server.
+
+        Raises:
+            WentBack: other servers hold the rows now.
+        """
 
         def act(deadline: float) -> dict[int, Any]:
             try:
@@ -322,7 +333,7 @@ class Client:
                 )
         newest = max(said.position.generation for said in found.values())
         run_id, known = self._newest
-        part = of.copies > 1 and len(found) < count  # else there is nobody who could know it better
+        part = of.copies > 1 and len(found) < count  # only a server that is missing here can know better
         if part and run_id == found[min(found)].run_id and newest < known:
             raise _NotYet(
                 f"{self._name(min(found))} was not in the last ring: it has rows of an earlier state"
@@ -332,11 +343,13 @@ class Client:
         return self._known
 
     def _described(self, deadline: float) -> tuple[dict[int, pb.Description], ShardAssignment]:
-        """What those servers say that are to be asked, and who is to be asked for what. All of them; where
-        rows have second copies, those that answer, if they have all rows.
+        """Get the states of the servers to read from, and the assignment of rows to these servers.
+
+        These are all servers; if rows have replicas, the servers that answer, provided that these have all
+        rows.
 
         Raises:
-            _NotYet: one of them does not answer.
+            _NotYet: a necessary server does not answer.
         """
         everybody = range(len(self._stubs))
         answered, hurried = threading.Event(), time.monotonic() + PATIENCE_SECONDS
@@ -357,7 +370,7 @@ class Client:
                 answered.wait(max(min(hurried if now < hurried else deadline, deadline) - now, 0.001))
         finally:
             for call in calls.values():
-                call.cancel()  # nothing, if it is answered
+                call.cancel()  # no effect on answered calls
 
     def _assignment(self, found: Mapping[int, pb.Description]) -> ShardAssignment:
         """The assignment of the rows, according to the servers of the newest generation."""
@@ -389,7 +402,7 @@ class Client:
     def _in_time(self, act: Callable[[float], T]) -> T:
         """Repeat `act` until it succeeds or the timeout has passed."""
         deadline = time.monotonic() + self._timeout
-        said: _NotYet | None = None  # by a server, and a moment ago
+        said: _NotYet | None = None  # error of the attempt before
         while True:
             began = time.monotonic()
             try:
@@ -397,20 +410,24 @@ class Client:
             except _NotYet as error:
                 self._known = None  # another run may have begun
                 if time.monotonic() + PAUSE_SECONDS >= deadline:
-                    # An attempt for which there was hardly time left says less than the one before it.
+                    # The error of an attempt with hardly any time left is less helpful than the one before.
                     why = error if said is None or deadline - began >= PATIENCE_SECONDS else said
                     raise EdlError(f"{why} (waited for {self._timeout:g} s)") from why.__cause__
                 said = error
             time.sleep(PAUSE_SECONDS)
 
     def _ask(self, method: str, requests: Mapping[int, Any], deadline: float) -> dict[int, Any]:
-        """The answers of these servers, by index, which are asked at the same time. Raises: _NotYet."""
+        """Call these servers concurrently, and return their answers by index.
+
+        Raises:
+            _NotYet: a call failed temporarily.
+        """
         calls = {index: self._call(method, index, one, deadline) for index, one in requests.items()}
         try:
             return {index: self._answer(index, call) for index, call in calls.items()}
         finally:
             for call in calls.values():
-                call.cancel()  # nothing, if it is answered
+                call.cancel()  # no effect on answered calls
 
     def _call(self, method: str, index: int, request: Any, deadline: float) -> Any:
         return getattr(self._stubs[index], method).future(
@@ -441,11 +458,12 @@ class _NotYet(Exception):
 
 @dataclass(frozen=True)
 class _Known:
-    """The servers' states.
+    """The last known states of the servers.
 
     Args:
-        tables: by number.
-        incarnations: of each server.
+        tables: the tables, in the order of their numbers.
+        steps: step of each server.
+        incarnations: incarnation of each server, by its index.
         of: the shard assignment.
     """
 
@@ -481,7 +499,7 @@ class _Known:
         return {"assignment": self.of.to_proto()}
 
     def until(self, deadline: float) -> float:
-        """When to stop waiting for a server that does not answer."""
+        """The time at which to stop waiting for a server that does not answer."""
         return deadline if self.of.copies < 2 else min(deadline, time.monotonic() + PATIENCE_SECONDS)
 
     @property

@@ -1,10 +1,10 @@
-"""Rows of parameter servers as Parquet files: all of them, or those that have changed since another export.
+"""Export of rows of parameter servers as Parquet files: all rows, or the changes since an earlier export.
 
 A directory has a file for each table, with the columns `id` (int64) and `values` (float32, a list of the
-table's length), and `mark.json`, which says what each file is of and what the next export begins with.
+table's length). Its `mark.json` describes each file, and has the marks from which the next export continues.
 
-Promise: the directory is there whole or not at all. Whoever applies exports one after the other (`whole` says
-when to begin anew) has each row as it was at the mark of the last one, or later.
+Promise: the directory appears complete or not at all. A reader that applies successive exports (and starts
+anew if `whole` is true) has each row in the state at the mark of the last export, or in a later state.
 """
 
 from __future__ import annotations
@@ -26,12 +26,11 @@ MARK = "mark.json"
 
 @dataclass(frozen=True)
 class Exported:
-    """One table.
+    """One exported table.
 
     Args:
-        rows, nbytes: in the file.
-        whole: these are all rows that there are: whatever was exported before is of no state of the job any
-            more.
+        rows, nbytes: number of rows in the file, and its size.
+        whole: the file has all existing rows; earlier exports are obsolete.
     """
 
     table: str
@@ -44,13 +43,13 @@ class Exported:
 
 
 def marks_of(since: Path) -> dict[str, str]:
-    """The mark of each table in an earlier export.
+    """Read the mark of each table in an earlier export.
 
     Args:
-        since: its directory, or the file in there that keeps the marks.
+        since: the export's directory, or its file mark.json.
 
     Raises:
-        ConfigError: it is none.
+        ConfigError: `since` is not an export.
     """
     path = since / MARK if since.is_dir() else since
     try:
@@ -73,12 +72,12 @@ def export(
     """Write rows of a job to a directory, which must not exist.
 
     Args:
-        names: of the tables; none: all.
-        since: an earlier export; None: all rows are written. A table that it does not have is written whole.
+        names: names of the tables; empty: all tables.
+        since: an earlier export; None: all rows are written. A table that it lacks is written completely.
 
     Raises:
-        ConfigError: an argument is wrong.
-        EdlError: a server does not answer, or the directory cannot be written; nothing is left of it then.
+        ConfigError: an argument is invalid.
+        EdlError: a server does not answer, or the directory cannot be written; no files are left then.
     """
     try:
         import pyarrow  # noqa: F401
@@ -118,7 +117,7 @@ def _table(client: Client, directory: Path, name: str, mark: str) -> Exported:
 
 
 def _write(path: Path, pages: Pages) -> int:
-    """Returns the number of rows."""
+    """Write the pages to a file, and return the number of rows."""
     import pyarrow as pa
     from pyarrow import parquet
 

@@ -1,1 +1,1 @@
-"""How rows are placed on servers and sent: buckets, placement, shares, and the wire format."""
+"""Placement of rows on servers, and their transfer: buckets, placement, shares, and the wire format."""

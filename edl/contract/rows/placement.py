@@ -76,12 +76,12 @@ class ShardAssignment:
         return _held(self, index)
 
     def has(self, index: int, ids: np.ndarray) -> np.ndarray:
-        """Which of these ids are on a server, bool [n]."""
+        """Whether each of these ids is on a server, bool [n]."""
         found: np.ndarray = self.held(index)[bucket_of(ids)]
         return found
 
     def serves(self, index: int, ids: np.ndarray) -> np.ndarray:
-        """Which of these ids a server serves, bool [n]. Each id is served by one server."""
+        """Whether a server serves each of these ids, bool [n]. Each id is served by one server."""
         found: np.ndarray = (self.first == index)[bucket_of(ids)]
         return found
 
@@ -97,8 +97,7 @@ class ShardAssignment:
 
 
 def moves(of: ShardAssignment, to: ShardAssignment, source: int, target: int) -> np.ndarray:
-    """The buckets that server `target` copies from `source` on the change from `of` to `to`, bool
-    [BUCKETS]."""
+    """The buckets that server `target` copies from `source`, bool [BUCKETS], if `of` changes to `to`."""
     new: np.ndarray = to.held(target) & ~of.held(target) & (of.first == source)
     return new
 
@@ -113,7 +112,7 @@ def _copies(servers: int, replicas: int) -> np.ndarray:
 
 @cache
 def _places(of: ShardAssignment) -> np.ndarray:
-    """`_copies` without the servers that are out, uint16 [2, BUCKETS]; `NO_SERVER` where none is left."""
+    """The servers of `_copies` that are not out, uint16 [2, BUCKETS]; `NO_SERVER` for missing ones."""
     found = np.full((2, BUCKETS), NO_SERVER, np.uint16)
     if not of.servers:
         return found

@@ -14,9 +14,9 @@ from edl.contract.rows.buckets import bucket_of
 from edl.contract.rows.placement import ShardAssignment
 from edl.errors import EdlError
 
-PAGE_BYTES = 16 << 20  # of one answer when all rows are read
+PAGE_BYTES = 16 << 20  # size of one answer when all rows are read
 IDS, VALUES = np.dtype("<i8"), np.dtype("<f4")
-OPTIONS = [  # of a channel to a server
+OPTIONS = [  # options of a channel to a server
     ("grpc.max_receive_message_length", -1),  # a batch may have any number of rows
     ("grpc.max_send_message_length", -1),
     # Pings let calls to a lost node fail after 15 s. Calls to a stopped process fail after 70 s, because gRPC

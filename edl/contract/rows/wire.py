@@ -1,7 +1,7 @@
-"""Messages of ps.proto that carry much, read and made without a copy of what they carry: protobuf makes one
-when it reads a field of bytes, one when it gives it away, and as many on the way out.
+"""Large messages of ps.proto, parsed and serialized without copying their payload.
 
-What is read here is what protobuf would read, and what is made here is what it would make.
+Protobuf copies a bytes field when it parses it, again when the field is accessed, and as often when it
+serializes a message. The results here are equal to protobuf's.
 """
 
 from __future__ import annotations
@@ -10,21 +10,20 @@ from collections.abc import Iterator
 from typing import Any, TypeAlias
 
 Bytes: TypeAlias = bytes | memoryview
-Pieces: TypeAlias = list[Any]  # of a message: one after the other, each with the protocol of buffers
+Pieces: TypeAlias = list[Any]  # consecutive pieces of a message; all support the buffer protocol
 
-VARINT, EIGHT, BYTES, FOUR = 0, 1, 2, 5  # how a field is written
+VARINT, EIGHT, BYTES, FOUR = 0, 1, 2, 5  # protobuf's wire types
 
 
 class NotAMessage(ValueError):
-    """These bytes are none."""
+    """These bytes are not a message."""
 
 
 def fields(data: Bytes) -> Iterator[tuple[int, Any, int, int]]:
-    """Of a message: each field's number, what it holds (an int, or a view of its bytes), and where it begins
-    and ends.
+    """Iterate over the fields of a message: number, value (an int, or a view of its bytes), start and end.
 
     Raises:
-        NotAMessage: they are not a message's.
+        NotAMessage: the bytes are not a message.
     """
     view = memoryview(data)
     at, end = 0, len(view)
@@ -57,10 +56,10 @@ def fields(data: Bytes) -> Iterator[tuple[int, Any, int, int]]:
 
 
 def without(data: Bytes, number: int) -> tuple[bytes, list[memoryview]]:
-    """A message without its fields of this number, which are bytes or messages; and what these hold.
+    """Remove the fields with this number, which are bytes or messages. Return the rest and their values.
 
     Raises:
-        NotAMessage: it is none.
+        NotAMessage: the bytes are not a message.
     """
     view = memoryview(data)
     rest: list[memoryview] = []
@@ -79,7 +78,8 @@ def without(data: Bytes, number: int) -> tuple[bytes, list[memoryview]]:
 
 
 def varint(value: int) -> bytes:
-    """
+    """Encode a number as a varint.
+
     Args:
         value: 0 or more.
     """
@@ -94,7 +94,7 @@ def varint(value: int) -> bytes:
 
 
 def carried(number: int, pieces: Pieces) -> Pieces:
-    """The pieces of a field of bytes, or of a message, that holds these pieces."""
+    """The pieces of a bytes field or message field whose value is `pieces`."""
     return [varint(number << 3 | BYTES) + varint(nbytes(pieces)), *pieces]
 
 
