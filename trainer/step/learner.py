@@ -62,7 +62,7 @@ class KerasLearner:
 
     Args:
         model: compiled; its optimizer, loss and metrics are used as they are.
-        sample: a batch of real records, to build, try and trace the model with; None if there are none.
+        sample: a batch of real records, to build, try and trace the model with; None without records.
         others: further batches; if their shapes differ, the model is traced for any shape.
         reduce: the ring's all-reduce (trainer/ring/base.py).
         inexact: what to do with a model that a ring does not train exactly as Keras would: warn, refuse or

@@ -202,7 +202,7 @@ class Terms:
             kind = verdict.kind
             if verdict.per_record is not None:
                 _assert_fixed(name, denominator, self._records, verdict.per_record)
-        value = tf.identity(value)  # a tensor of its own, even where a loss is another one as it is
+        value = tf.identity(value)  # a distinct tensor, even where a loss returns a different loss unchanged
         self._tape.watch(value)
         self.found.append(Term(name, kind, value, denominator))
         return value

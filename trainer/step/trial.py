@@ -1,7 +1,7 @@
-"""The trial at the start: the first records, in two parts and together, and what is told of it.
+"""The trial at the start: run the first records in two parts and together, and report the result.
 
-What is compared, and what follows from it, is trainer/step/exactness.py's. Here it is a batch that is
-divided, and a user who is warned, or whose job ends before it has cost anything.
+trainer/step/exactness.py does the comparison and draws the conclusions. This module divides the batch, and
+warns the user or ends the job before it has cost anything.
 """
 
 from __future__ import annotations
