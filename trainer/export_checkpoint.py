@@ -148,7 +148,7 @@ def _restored(
     it has its rows as variables."""
     loaded = _loaded(Store.open(request.checkpoints), request)
     manifest = loaded.checkpoint.manifest
-    if manifest.of_servers:  # of which job this is, a directory of checkpoints does not say
+    if manifest.of_servers:  # a directory of checkpoints does not name its job
         keep_rows_elsewhere()
     reader = module.reader("train")
     assert reader is not None

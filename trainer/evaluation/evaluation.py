@@ -67,7 +67,7 @@ class RingEvaluation:
     ):
         self._plan, self._batches, self._metrics, self._watched = plan, batches, metrics, watched
         self._computing = computing or ThreadPoolExecutor(1, thread_name_prefix="evaluate")
-        self._ahead: tuple[Pass, int, Future[tuple[np.ndarray, int]]] | None = None  # of which round
+        self._ahead: tuple[Pass, int, Future[tuple[np.ndarray, int]]] | None = None  # pass, round, result
 
     @property
     def sizes(self) -> Mapping[str, int]:

@@ -1,13 +1,13 @@
 """Prediction by a ring: each record's outputs once, in files that are whole or not there.
 
-The records are predicted in rounds, as an evaluation is (trainer/evaluation/evaluation.py). A round is some
-parts of the records, always the same ones, and each part becomes one file. A rank writes the files of its
-parts before it takes part in the sum of the round; so when that has come back, all of them are on the disk. A
-round in which one dies is made again by the others, and what is written again is the same file. A job that
-starts again goes on after the last round of which all files are there.
+The records are predicted in rounds, like an evaluation (trainer/evaluation/evaluation.py). Each round
+consists of fixed parts of the records, and each part becomes one file. A rank writes the files of its parts
+before it takes part in the all-reduce of the round. So all files of a round are on disk when its all-reduce
+returns. If a rank dies, the other ranks repeat the round and write the same files again. A restarted job
+continues after the last round whose files are complete.
 
     part-000000000000-000000001000.npz    the records [0, 1000): `ids`, their places in the data, and outputs
-    predictions.json                      of which data and which weights; `complete` when nothing is missing
+    predictions.json                      the data and the weights used; `complete` when nothing is missing
 """
 
 from __future__ import annotations
@@ -185,11 +185,11 @@ class RingPrediction:
     """The prediction by a ring; for the training loop it is an evaluation.
 
     Args:
-        plan: of one pass; its rounds consist of whole parts.
-        source: the records, as they lie.
-        predict: the outputs of a batch, by name; it is told which one will be next, if that is read.
-        keep: what is kept of a part: what the user's write() makes of it. None: nothing is, it has done so.
-        reading: reads one part ahead; None: a thread of its own.
+        plan: the plan of one pass; its rounds consist of whole parts.
+        source: the records, in stored order.
+        predict: returns the outputs of a batch, by name; also takes the next batch, if already read.
+        keep: returns what is stored of a part, from the user's write(); None if write() has stored it itself.
+        reading: reads one part ahead; None to use a separate thread.
     """
 
     is_whole = True

@@ -47,12 +47,12 @@ FORMS: tuple[tuple[str, Callable[[keras.Model, Path], None]], ...] = (
 
 @dataclass(frozen=True)
 class Kept:
-    """What was saved, and why it was not saved better.
+    """A saved model, and why it was not saved better.
 
     Args:
-        path: the file; None: nothing could be written anywhere.
-        trouble: why the whole model is not in the first directory; None: it is.
-        spare: a file with the variables, which `path` makes superfluous; None: there is none.
+        path: the file; None if nothing could be written anywhere.
+        trouble: why the whole model is not in the first directory; None if it is.
+        spare: a file with the variables, which `path` makes superfluous; None without this file.
     """
 
     path: Path | None
@@ -91,9 +91,9 @@ def keep(
     """Save the model in the first form and the first directory that work: whole anywhere before its weights.
 
     Args:
-        directories: in order of preference. Each is called when it is tried, so that none is made in vain.
+        directories: in order of preference. Each is called only when tried, so that no unused one is made.
         worker: the number of this worker, for the names of unfinished files.
-        secured: goes around what runs the user's code, and takes the file with the variables.
+        secured: wraps the calls of the user's code, and takes the file with the variables.
     """
     trouble: BaseException | None = None
     safe = secure(model, directories, worker)

@@ -1,8 +1,8 @@
-"""Before the first step: what the end of the job needs is tried out, with a few real records.
+"""The preflight check: before the first step, try the end of the job with a few real records.
 
-Promise: what would fail at the end for certain fails now, in the first seconds, and not after days of
-training. An evaluation that fails ends the job. A model that cannot be saved whole, or loaded again, can
-still be trained, and its weights be kept: that is a warning. The model's state may be another one afterwards.
+Promise: whatever would certainly fail at the end fails now, in the first seconds, and not after days of
+training. A failing evaluation ends the job. A model that cannot be saved whole, or loaded again, can still be
+trained, and its weights can be saved; this is only a warning. The check may change the model's state.
 """
 
 from __future__ import annotations
