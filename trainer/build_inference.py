@@ -128,7 +128,7 @@ def build_inference(
         weights = learner.digest() + (f"/{rows.digest}" if rows is not None else "")
         book = Book(len(reader), size, learner.fingerprint(), weights, form)
         (whole,) = plan.after(0, 0)
-        first = files.begin(book) * size // plan.batch  # the first round of which a file is missing
+        first = files.begin(book) * size // plan.batch  # the first round whose file is missing
         return Ledger(round=min(first, whole.end))
 
     _meet_alone(config, ring, learner)

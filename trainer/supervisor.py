@@ -3,11 +3,11 @@
     import ─▶ fork the worker ─▶ wait for its end ─▶ it crashed: fork the next one, at once
                                                      else: end as it did
 
-A process that has imported TensorFlow and run nothing has no thread but its own; so a fork of it is a worker
-whose imports cost nothing, neither at the start nor after a crash. The next worker is another one to the
-master, which may also say that none is needed here: then all ends.
+A process that has imported TensorFlow and run nothing has only one thread. So a fork of it is a worker whose
+imports cost nothing, neither at the start nor after a crash. To the master, the next worker is a new worker.
+If the master replies that no worker is needed here, this process ends.
 
-What follows is also this process's duty, as there is no other:
+This process has further duties, because the pod has no other process for them:
 
     asked to end   the worker is asked, and no further one is started
     orphans        what a worker leaves behind is killed before the next one starts, and zombies are reaped

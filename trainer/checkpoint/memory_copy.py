@@ -72,7 +72,7 @@ class MemoryCopy:
         os.close(self._file)
 
     def newest(self) -> tuple[Ledger, list[np.ndarray]] | None:
-        """The last whole copy: the ledger, and each variable, uint8 [bytes]; None if there is none."""
+        """The last whole copy: the ledger, and each variable, uint8 [bytes]; None without a whole copy."""
         entry = self._entry(max(ENTRIES, key=lambda at: int(self._head[at + SEQUENCE])))
         if not int(entry[SEQUENCE]):
             return None

@@ -1,6 +1,6 @@
-"""What servers are told about the tables of a model's layers: their initial rows, and how these are trained.
+"""Table specifications that servers receive for a model's layers: initial rows, and their optimizer.
 
-What an optimizer does that takes more than a row and its gradient is refused before anything is trained.
+An optimizer whose updates need more than a row and its gradient is refused before anything is trained.
 """
 
 from __future__ import annotations

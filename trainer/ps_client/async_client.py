@@ -357,7 +357,7 @@ class AsyncPsClient(PsClient):
         return found
 
     def _incarnations_with(self, step: int) -> dict[int, str]:
-        """The incarnation of each server, all of which must have the steps below `step`; waits for servers
+        """The incarnation of each server. Every server must have the steps below `step`; waits for servers
         that are away. Raises: RingBroken, TrainedOn."""
         found = self._ask("Describe", dict.fromkeys(self._members, pb.DescribeRequest()), patient=True)
         for index, told in found.items():
@@ -399,7 +399,7 @@ class AsyncPsClient(PsClient):
         return True
 
     def drain(self, step: int) -> None:
-        """Make all servers apply the waiting steps below `step`, all of which are accepted."""
+        """Make all servers apply the waiting steps below `step`. These steps are already accepted."""
         requests = {
             index: pb.DrainRequest(run_id=self._run_id, incarnation=self._incarnations[index], step=step)
             for index in self._members

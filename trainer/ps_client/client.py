@@ -137,7 +137,7 @@ class PsClient:
         self._interrupt.arm()
         self._know(addresses)
         self._is_said = servers > 0
-        # Unknown: as many as before, and not all that ever existed.
+        # If the number is unknown, keep the previous number; not every server that ever existed counts.
         self._wanted = ShardAssignment(servers or self._assignment.servers, self._wanted.replicas)
 
     def _know(self, addresses: Sequence[str]) -> None:

@@ -175,7 +175,7 @@ class Writing(Protocol):
         ...
 
     def forget(self) -> None:
-        """Cancel the call: the shard is no longer needed."""
+        """Cancel the call, because the shard is not needed."""
         ...
 
 

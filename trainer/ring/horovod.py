@@ -134,8 +134,8 @@ class HorovodRing:
     def _reduce(self, vector: tf.Tensor) -> tf.Tensor:
         with _broken("allreduce"):
             if threading.current_thread() is not threading.main_thread():
-                # An operation of a graph asks (trainer/step/inner_sum.py), on a thread of TensorFlow's pool.
-                # A graph would need another one, and there may be none; a single operation needs none.
+                # The caller is a graph's operation (trainer/step/inner_sum.py) on a thread of TensorFlow's
+                # pool. A graph would need a further thread, and all may be busy. A single operation does not.
                 return _sum(vector)
             if self._sum is None:
                 self._sum = compiled(_sum, tf.TensorSpec([None], tf.float32))

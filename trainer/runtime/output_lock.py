@@ -58,7 +58,7 @@ def hold(output: Path, run_id: str, seconds: float = MOST_SECONDS) -> int | None
             time.sleep(LOOK_SECONDS)  # a lock with a time limit has no event to wait for
         os.close(file)
     except OSError:
-        return None  # it cannot be written, or has no locks: that is told when the model is to be saved there
+        return None  # not writable, or without locks: saving the model there will report the error
     raise EdlError(
         f"{output}: the workers of another run ({holder or 'unknown'}) still use this output directory; "
         "give each job an output directory, claim or host path of its own"

@@ -104,11 +104,11 @@ def prctl(option: int, value: int) -> None:
 def end_children(except_for: Container[int] = ()) -> None:
     """Kill whatever this process has started: data loaders, subprocesses of the user's code, and theirs.
 
-    A process that is killed may have started another one meanwhile, which is this process's child then, if it
-    is a subreaper: so all are looked at again until none is left.
+    A killed process may have started a further process meanwhile. If this process is a subreaper, that
+    process becomes its child. So the children are listed again until none is left.
 
     Args:
-        except_for: children that stay, with what they have started.
+        except_for: the process IDs of children that stay, with all that they have started.
     """
     for _ in range(MOST_LOOKS):
         found = [child for child in psutil.Process().children() if child.pid not in except_for]
