@@ -89,7 +89,7 @@ def damaged(whole: bytes, chance: random.Random) -> bytes:
 
 
 def distort(entries: list[Any], chance: random.Random, part: str = "") -> None:
-    """Change one value anywhere, or the order of lines; with `part`, change a value in that part of the head."""
+    """Change one value anywhere, or the order of lines; with `part`, a value in that part of the head."""
     if not part and chance.random() < 0.2:
         i, j = chance.randrange(len(entries)), chance.randrange(len(entries))
         act = chance.choice(("swap", "delete", "double"))

@@ -5,10 +5,10 @@ report when it left a ring. It reads the core's state only to compare it with th
 
     at most one ring             generations grow by one, and no live worker is in a ring when one is formed
     the right root               a worker in sync with the highest step, which is the job's true step
-    nothing is undone            a step that every member had is in the next ring, or a notice reports its
-    loss the state is not let go      the last worker in sync is not asked to stop a failure is its own
-    counted once, never for a kill, a preemption or a requested end time goes on                 the next
-    deadline is in the future, so no Tick is superfluous
+    nothing is undone            a step that every member had is in the next ring, or a notice reports it lost
+    the state is not let go      the last worker in sync is not asked to stop
+    a failure is its own         counted once, never for a kill, a preemption or a requested end
+    time goes on                 the next deadline is in the future, so no Tick is superfluous
 """
 
 from __future__ import annotations
