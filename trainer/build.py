@@ -119,7 +119,7 @@ def build(stream: MasterStream, memory: MemoryCopy | None = None) -> Worker:
 
 @dataclass
 class Context:
-    """What the functions of this module share.
+    """The data shared by the functions of this module.
 
     Args:
         config: of the job; the mode may be decided here (mode=auto).

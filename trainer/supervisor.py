@@ -50,11 +50,11 @@ OOM_KILLS = (Path("/sys/fs/cgroup/memory.events"), Path("/sys/fs/cgroup/memory/m
 
 @dataclass(frozen=True)
 class Ended:
-    """How a worker's process has ended.
+    """The end of a worker's process.
 
     Args:
-        code: as in subprocess: negative is a signal.
-        out_of_memory: the kernel has killed a process of this container for want of memory meanwhile.
+        code: the exit code, as in subprocess: a negative number is a signal.
+        out_of_memory: whether the kernel has killed a process of this container meanwhile for lack of memory.
     """
 
     code: int
@@ -62,12 +62,12 @@ class Ended:
 
     @property
     def goes_on(self) -> bool:
-        """Another process may do better: this one crashed, was killed, or its peers broke its ring."""
+        """Whether a new process may succeed: this one crashed, was killed, or its peers broke its ring."""
         return self.code < 0 or self.code == WorkerExit.PEER_BROKEN
 
     @property
     def exit_code(self) -> int:
-        """For the container, as shells tell a signal."""
+        """The exit code of the container; a signal is encoded as in shells."""
         return self.code if self.code >= 0 else 128 - self.code
 
     def told(self, place: int) -> dict[str, Any]:

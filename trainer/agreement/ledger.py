@@ -99,7 +99,7 @@ class Ledger:
         return replace(self, round=round, totals=b"", evaluated={**self.evaluated, split: found})
 
     def pack(self) -> np.ndarray:
-        """As uint8 [bytes]."""
+        """Encode the ledger as uint8 [bytes]."""
         return np.frombuffer(b"".join(self.pieces()), np.uint8)
 
     def pieces(self) -> list[bytes]:

@@ -187,7 +187,8 @@ class RingPrediction:
     Args:
         plan: the plan of one pass; its rounds consist of whole parts.
         source: the records, in stored order.
-        predict: returns the outputs of a batch, by name; also takes the next batch, if already read.
+        predict: returns the outputs of a batch, by name. Its second argument returns the next batch, or None
+            if that is not read yet.
         keep: returns what is stored of a part, from the user's write(); None if write() has stored it itself.
         reading: reads one part ahead; None to use a separate thread.
     """
@@ -221,14 +222,14 @@ class RingPrediction:
         self._part = part
 
     def nothing(self, split: str) -> np.ndarray:
-        """No part was written, float32 [1]."""
+        """The contribution of a rank that has written no part, float32 [1]."""
         return np.zeros(1, np.float32)
 
     def part(self, now: Pass, round: int) -> tuple[np.ndarray, int]:
-        """Write the parts of a round that are this rank's: how many, float32 [1], and of how many records.
+        """Write this rank's parts of a round. Returns their number, float32 [1], and their number of records.
 
         Raises:
-            anything: of the user's code, of the data, or of the disk.
+            anything: any error of the user's code, of the data, or of the disk.
         """
         records = 0
         for number, batch, following in self._ahead(self._ours(now, round)):
@@ -253,8 +254,10 @@ class RingPrediction:
         return range(first + begin, first + until)
 
     def _ahead(self, parts: range) -> Iterator[tuple[int, Batch, Callable[[], Batch | None]]]:
-        """The records of each part, and what gives those of the next one, if they are read: while one is
-        predicted, the next one is read."""
+        """Yield each part's number and records, and a function that returns the next part's records, if read.
+
+        The next part is read while a part is predicted.
+        """
         read: Future[Batch] | None = None
         for number in parts:
             batch = (read or self._submit(number)).result()

@@ -57,8 +57,8 @@ class Exporter:
         verify: starts a process that loads the written model again; None to skip this check.
         source: the text of the module, if the module has no name.
         whole: inside this context, the model also has its rows on servers (trainer/embedding/lookups.py).
-        live: inside this context, the model is as trained, even if some rows could not be fetched.
-        missing: what could not be fetched, in words.
+        live: inside this context, within `whole`, the model is as trained, even if rows could not be fetched.
+        missing: what the saved model lacks because it could not be fetched, in words.
         abandon: ends this process, which hangs in the user's code, once the master knows of the hang.
     """
 
@@ -114,11 +114,11 @@ class Exporter:
             kept.drop_spare()
 
     def _completed(self, kept: contextlib.ExitStack) -> list[pb.PartFailed]:
-        """Until `kept` is closed, the model has all that it is made of; what has failed of that.
+        """Complete the model until `kept` is closed, and return the failures of this.
 
         Raises:
-            RingBroken: servers have lost rows that it is made of. A ring is formed, which makes what is
-                missing: then it is saved.
+            RingBroken: servers have lost rows of the model. A ring is then formed, which recomputes the
+                missing rows before the model is saved.
         """
         try:
             kept.enter_context(self.whole())
@@ -271,9 +271,10 @@ class Exporter:
         yield temporary
 
     def _put_right(self, kept: Kept) -> Kept:
-        """What is not where it ought to be for want of room gets there when there is some.
+        """Retry to save the model in `output`, if a full disk prevented it.
 
-        A model that lies elsewhere waits a while for that; one that lies nowhere, as long as it takes.
+        If the model is saved elsewhere, retry for a limited time. If it is saved nowhere, retry without
+        limit.
         """
         while kept.path is None and may_pass(kept.trouble) and not self._must_end:
             time.sleep(LOOK_SECONDS)  # no event reports free disk space

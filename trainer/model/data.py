@@ -119,7 +119,7 @@ class Batches:
             self._part, self._then = part, None
 
     def take_from(self, step: int, part: Part) -> None:
-        """From `step` on, read this part of each step.
+        """Read this part of each step, from `step` on.
 
         The part of the step before is unchanged, because its records are being read already.
         """

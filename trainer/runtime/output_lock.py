@@ -1,12 +1,12 @@
-"""One run at a time has an output directory, and no run overwrites what another has trained.
+"""A lock on the output directory: one run uses it at a time, and no run overwrites another run's results.
 
-The workers of a run hold one shared lock on a file that names the run. It goes with their processes. On a
-claim that several nodes mount it holds as far as its file system has locks (NFS and CephFS have); where there
-are none, nothing is locked, and nothing fails.
+The workers of a run hold one shared lock on a file that names the run. The lock ends with their processes. On
+a claim that several nodes mount, it works if the file system supports locks (NFS and CephFS do). Without
+locks, nothing is locked, and nothing fails.
 
-Several runs may use a directory one after the other: those of a release, or of releases that share a claim.
-The first one writes into the directory itself; one that finds results of another run there writes into a
-subdirectory of its own (`results_of`).
+Several runs may use a directory in turn: those of a release, or of releases that share a claim. The first run
+writes into the directory itself. A run that finds results of a different run there writes into its own
+subdirectory (`results_of`).
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
-"""How a worker's process is asked to end, and how it takes with it the processes that it has started.
+"""Termination of a worker's process, together with the processes that it has started.
 
-It is asked by SIGTERM, or by Ctrl-C (SIGINT) where a user has started it by hand; Ctrl-C again ends it at
-once. These signals are not blocked. A blocked signal stays blocked in every child, also after exec: a
-subprocess of the user's code, or a worker of a multiprocessing.Pool, could not be terminated. A Python
-handler alone would be late: it runs on the main thread between two bytecodes, and that may be in a
+SIGTERM asks the process to end, as does Ctrl-C (SIGINT) if a user has started it by hand. A second Ctrl-C
+ends it at once. These signals are not blocked. A blocked signal stays blocked in every child, also after
+exec: a subprocess of the user's code, or a worker of a multiprocessing.Pool, could not be terminated. A
+Python handler alone would be late: it runs on the main thread between two bytecodes, and that may be in a
 collective, or in the user's code, for minutes. But the interpreter writes to the wakeup descriptor at once,
 and a thread reads it.
 
-The kernel gives the signal to the main thread while that one has it unblocked, so the engine's and
-TensorFlow's threads are not disturbed; and `shielded` keeps it from threads that could not bear it.
+The kernel delivers the signal to the main thread while that thread has it unblocked, so the engine's and
+TensorFlow's threads are not disturbed. `shielded` keeps the signal from threads that must not receive it.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def when_asked_to_end(act: Callable[[str], None]) -> None:
             signal.signal(number, signal.SIG_DFL)
 
     def as_usual() -> None:
-        """In a forked child: it is no worker, and what it gets is not meant for this one."""
+        """Restore the default handlers in a forked child: it is no worker, and its signals are its own."""
         if signal.getsignal(signal.SIGINT) is handle:
             signal.signal(signal.SIGINT, signal.default_int_handler)
         if signal.getsignal(signal.SIGTERM) is handle:

@@ -205,8 +205,11 @@ class _Sentinel:
 
 
 def _stack(thread: int) -> str:
-    """Of the thread that hangs, innermost call last. Where that is inside TensorFlow, a Python function that
-    the model's graph calls runs on a thread of TensorFlow's: such stacks follow."""
+    """The stack of the hanging thread, innermost call last.
+
+    If the thread is inside TensorFlow, a Python function that the model's graph calls may run on a thread of
+    TensorFlow. The stacks of such functions follow.
+    """
     frames = sys._current_frames()
     own = frames.get(thread)
     stacks = ["".join(traceback.format_stack(own))] if own else []

@@ -252,7 +252,7 @@ class Telemetry:
         self._session.say(generation, bad_records=pb.BadRecords(epoch=epoch, records=records))
 
     def epoch_ends(self, epochs: int, loss: float | None, metrics: dict[str, float]) -> None:
-        """With the last step, this many epochs are whole.
+        """Record that the last step has completed this number of epochs.
 
         Args:
             loss: over the records of the last epoch, on all ranks; None if all were left out.

@@ -82,12 +82,13 @@ class Forward:
                 model.compute_metrics(x, y, self.y_pred, sample_weight=weights)
 
     def gradients(self, target: tf.Tensor, optimizer: Any = None) -> list[Any]:
-        """Of something computed under `tape`, for each trainable variable; and `of_rows`, for the rows that
-        were given. Once only.
+        """Compute the gradients of a target under `tape` for each trainable variable. Call it only once.
+
+        Also sets `of_rows`, the gradients for the given rows.
 
         Args:
-            optimizer: for which gradients of tables may be slices (trainer/step/sparse_gradients.py); None:
-                all are dense.
+            optimizer: gradients of tables may be slices for it (trainer/step/sparse_gradients.py); None if
+                all gradients must be dense.
         """
         leaves = [self._scope.leaves[id(v)] for v in self._model.trainable_variables]
         flat = iter(

@@ -33,8 +33,10 @@ Update = Callable[[Any, Any, Any], None]  # of a gradient, a variable of TensorF
 
 @contextlib.contextmanager
 def fused(optimizer: Any) -> Iterator[None]:
-    """Of a graph that is made inside, updates of `optimizer` are one operation for each variable, where there
-    is one for what it does."""
+    """Fuse the updates of `optimizer` in graphs traced inside this context.
+
+    Each variable has one operation, if TensorFlow has an operation for this optimizer.
+    """
     make = _MAKERS.get(type(optimizer))  # a class of the user's own may do something else
     update = make(optimizer) if make else None
     if update is None:

@@ -33,17 +33,17 @@ from edl.trainer.model.model_support import of_keras
 
 
 class Kind(Enum):
-    """How a term of the whole batch follows from its parts."""
+    """The rule that computes a term of the whole batch from the terms of its parts."""
 
     MEAN = "mean"  # weighted with the records; also what depends on nothing but the model's weights
     RATIO = "ratio"  # weighted with its own denominator
     SUM = "sum"  # added
-    UNKNOWN = "unknown"  # to be found out
+    UNKNOWN = "unknown"  # not determined yet
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What was found about an unknown term."""
+    """The kind that the trial has determined for an unknown term."""
 
     kind: Kind
     per_record: float | None = None  # values for each record, of a mean of values: must stay so

@@ -174,7 +174,9 @@ def try_own_step(run: Runs, names: Callable[[], list[str]], sample: Batch, half:
 def _off_from_sum(
     ours: np.ndarray, other: np.ndarray, whole: np.ndarray, records: tuple[int, int, int]
 ) -> float:
-    """How far what two parts of a batch and the whole of it contribute, each times its records, is from that
-    of a sum over records. Of a contribution the last number is that of the records."""
+    """Compute how far the contributions of two parts of a batch and of the whole are from a sum over records.
+
+    Each contribution comes multiplied by its number of records, and its last number is that number.
+    """
     a, b, c = (v[:-1] / n for v, n in zip((ours, other, whole), records, strict=True))
     return exactness.difference(a, b, c)
