@@ -86,7 +86,7 @@ class Supervisor:
     Args:
         work: what a worker's process does; takes the arguments of `edl worker`, returns its exit code.
         place: the worker that the pod was made for.
-        arguments: of every worker.
+        arguments: the arguments of every worker.
         clock: monotonic seconds.
     """
 

@@ -36,7 +36,7 @@ class Epochs:
     """An immutable value; each method returns the next one.
 
     Args:
-        history: of each whole epoch, from the first.
+        history: the values of each whole epoch, from the first.
         loss, records: of the steps of the epoch in progress: the sum of their records' losses, and the number
             of records.
         ended: number of epochs for whose end the callbacks were called.

@@ -74,7 +74,7 @@ class Ledger:
         """Add all steps below `step`, which servers have applied in any order (mode=ps).
 
         Args:
-            loss: of these steps: the sum over their records.
+            loss: the sum of the losses of these steps' records.
             records: the number of these records.
             left_out: the number of records in steps that were left out, because they were not finite.
             epoch: the epoch of the steps.

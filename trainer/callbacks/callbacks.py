@@ -64,7 +64,7 @@ class Callbacks:
         given: those that are to be called, in order.
         steps: in an epoch.
         epochs: to train, as far as that is known now.
-        watch: goes around each call.
+        watch: wraps each call.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class Callbacks:
 
         Args:
             task: epochs to be trained.
-            facts: of the ring, for TensorBoard.
+            facts: facts about the ring, for TensorBoard.
 
         Raises:
             UserCodeError: a callback raises.

@@ -183,7 +183,7 @@ class Checkpointing:
         """Have this rank's part of the present state written. All ranks begin at the same step.
 
         Args:
-            step: of the checkpoint, if servers are further than the ledger (mode=ps); None: the ledger's.
+            step: the checkpoint's step, if servers are ahead of the ledger (mode=ps); None for the ledger's.
         """
         self._begun_at = self._clock()
         self._session.checkpoint_begins()

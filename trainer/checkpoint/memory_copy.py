@@ -39,7 +39,7 @@ class MemoryCopy:
     """The copies of one worker's state.
 
     Args:
-        path: of the memory, as a file.
+        path: the path of the memory as a file.
     """
 
     def __init__(self, path: str):
@@ -59,7 +59,7 @@ class MemoryCopy:
 
         Args:
             model: its fingerprint.
-            sizes: of its variables, in bytes.
+            sizes: the sizes of its variables, in bytes.
         """
         self._sizes = list(sizes)
         of_what = hashlib.sha256(f"{run_id} {model} {self._sizes}".encode()).digest()

@@ -54,7 +54,7 @@ def refuse_optimizer(optimizer: Any) -> None:
     """Refuse an optimizer that cannot train beside rows on servers.
 
     Args:
-        optimizer: of a model with such layers; None: it has none.
+        optimizer: the optimizer of a model with such layers; None if it has none.
 
     Raises:
         ModelError: rows on servers cannot be trained beside it.

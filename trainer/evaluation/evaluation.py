@@ -98,7 +98,7 @@ class RingEvaluation:
         """This rank's contribution to a round, float32 [values], and its number of records.
 
         Raises:
-            anything: of the user's code, or of the data.
+            anything: any error of the user's code, or of the data.
         """
         computed: Future[tuple[np.ndarray, int]] | None = None
         if self._ahead is not None and self._ahead[:2] == (now, round):

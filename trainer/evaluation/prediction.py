@@ -101,8 +101,8 @@ class PredictionFiles:
     """The files of a job.
 
     Args:
-        records: of the data.
-        part_records: of a part.
+        records: the number of records of the data.
+        part_records: the number of records of a part.
     """
 
     def __init__(self, directory: Path, form: Format, records: int, part_records: int):

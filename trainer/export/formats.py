@@ -46,7 +46,7 @@ def write(model: keras.Model, name: str, path: Path, sample: Any) -> None:
     """Write the model to `path`.
 
     Args:
-        name: of the format.
+        name: the name of the format.
         path: where nothing lies.
         sample: features of a few records; of what type each input is, where the model does not say.
 

@@ -43,12 +43,12 @@ def run_preflight(
     """Evaluate, save and load the model as the end of the job will.
 
     Args:
-        watch: goes around each call of the user's code that reads.
+        watch: wraps each call of the user's code that reads.
         allow_empty: held-out data without a record are allowed.
         warn: takes what people should know in time.
         keeps: whether the model will be saved at all.
         further: in which formats beside Keras' own.
-        features: of a few records.
+        features: the features of a few records.
         verifies: whether it will be loaded again in a process of its own.
 
     Raises:

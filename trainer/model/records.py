@@ -61,7 +61,7 @@ class Records:
 
         Args:
             buffer_bytes: what a worker that is alone may keep of blocks that it has read.
-            ranks: of the ring that is expected.
+            ranks: the number of ranks of the expected ring.
         """
         size = self.layout.records
         if self._shuffle and size and not isinstance(self._reader, RandomAccess):

@@ -101,7 +101,7 @@ class AsyncPsClient(PsClient):
         """Start the job with these initial rows.
 
         Args:
-            values: of each table: ids int64 [n], rows float32 [n, dim].
+            values: the values of each table: ids int64 [n], rows float32 [n, dim].
             only: these servers; None: all.
         """
         asked, start = tuple(self._members if only is None else only), self._start
@@ -326,7 +326,7 @@ class AsyncPsClient(PsClient):
         """Pull current rows.
 
         Args:
-            ids: of each table, int64 [n], unique.
+            ids: the unique ids of each table, int64 [n].
         """
         shares = [self._shares(each)[0] for each in ids]
         requests = {
@@ -375,7 +375,7 @@ class AsyncPsClient(PsClient):
         """Push a step's gradients to all servers.
 
         Args:
-            versions: of the weights that the step used, by server.
+            versions: the versions of the weights that the step used, by server.
 
         Returns:
             False if the weights were too old: the step must be computed again.

@@ -67,8 +67,8 @@ class PsClient:
 
     Args:
         links: one per server, by index.
-        run_id: of the job.
-        seed: of the job; initial rows depend on it.
+        run_id: the run ID of the job.
+        seed: the seed of the job; initial rows depend on it.
         interrupt: cancels the calls of all links.
         replicas: wanted number of servers per row.
         connect: creates the link to a server, by index and address; None: the servers are fixed.

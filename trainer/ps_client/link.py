@@ -186,7 +186,7 @@ class Link(Protocol):
         """Start a call. Returns at once.
 
         Args:
-            method: of `ParameterServer`.
+            method: the name of a method of `ParameterServer`.
             generation: the server's known generation throughout the call; None: unknown.
         """
         ...
@@ -204,7 +204,7 @@ class ServerLink:
     """One server.
 
     Args:
-        index: of the server.
+        index: the index of the server.
         address: host:port.
         token: the job's token.
         interrupt: cancels the calls.

@@ -72,7 +72,7 @@ class ServerStates:
         """Choose the assignment in which the servers hold, or can reach, the rows of a step.
 
         Args:
-            step: of the ring.
+            step: the step of the ring.
             wanted: preferred, if it is possible.
             last: the result of the step before, from the ledger; None: there was none.
 

@@ -59,9 +59,9 @@ class HorovodRing:
     """One member's end of a Gloo ring.
 
     Args:
-        store_port: of the loopback rendezvous store of this process.
+        store_port: the port of the loopback rendezvous store of this process.
         interface: network interface by which the members reach each other.
-        name: of this worker, unique in the job.
+        name: the name of this worker, unique in the job.
         master_port: the port of the worker's stream to the master, whose socket a cut must spare.
         store_secret: the prefix of each path of the store.
     """

@@ -122,7 +122,7 @@ class StateSender:
 
     Args:
         host: the address of this machine to listen at.
-        parts: of the state. They must not change.
+        parts: the parts of the state. They must not change.
     """
 
     def __init__(self, host: str, parts: Parts):

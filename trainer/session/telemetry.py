@@ -29,8 +29,8 @@ class Telemetry:
     """Turns steps into messages: sent at once where the master waits for them, else with the next heartbeat.
 
     Args:
-        steps: of the job.
-        clock: seconds, never going back.
+        steps: the steps of the job.
+        clock: returns monotonic time in seconds.
         log: receives a line about the training now and then.
         near_end: called once, when the last step is near, so that saving the model can be prepared.
     """
@@ -153,7 +153,7 @@ class Telemetry:
             reached: all steps below it are in the weights.
             step: the step's number.
             trained: the number of its records.
-            seconds: that it took to compute.
+            seconds: the time that it took to compute.
             loss, records: its mean loss, and over how many records.
             missed: the number of updates that its weights lacked.
             repeated: the number of steps of the job that were pushed again after they were applied.

@@ -63,7 +63,7 @@ class Terms:
     """The terms of one loss, in the order in which they are computed.
 
     Args:
-        records: of the batch, float32.
+        records: the number of records of the batch, float32.
         plain: nothing but Keras' own code leads to its own losses: their values are records, or a fixed
             number for each.
         verdicts: for the unknown terms, in their order; None before they were found out.

@@ -105,7 +105,7 @@ class StepGraphs(ABC):
                 no batch.
             contribution: this rank's control vector, without what the batch adds to it.
             draw: a seed's two words, and the rank.
-            records: of the whole step, on all ranks.
+            records: the number of records of the whole step, on all ranks.
             step: that is taken: rows are those of the state there.
 
         Raises:
@@ -228,7 +228,7 @@ class StepGraphs(ABC):
         """The contributions to metrics to be summed, flat, in the order of the layout.
 
         Args:
-            totals: of the ring, where the loss depends on them.
+            totals: the totals of the ring, if the loss depends on them.
         """
         losses, weight = forward.output_losses, forward.records
         if totals is not None:
@@ -249,7 +249,7 @@ class StepGraphs(ABC):
         """The new values of `layout.changing`, of their sums over the ring.
 
         Args:
-            share: of one record in the step.
+            share: the share of one record in the step.
         """
         kinds = zip(layout.changing, sums, strict=True)
         new = []
@@ -270,8 +270,8 @@ class StepGraphs(ABC):
         """Change the model: what the forward pass has changed, and an update of the optimizer.
 
         Args:
-            share: of one record in the step.
-            sums: of `layout.changing`.
+            share: the share of one record in the step.
+            sums: the sums of `layout.changing`.
             gradients: means, by the id of their variable.
         """
         # What the forward pass assigns comes first, as it does in Keras: it may be a weight that is trained.
