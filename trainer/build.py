@@ -311,7 +311,7 @@ def exporter_of(
 
     Args:
         finish: ends the training of the model; True if its values have changed.
-        ahead: verifies exports; None: they are not verified.
+        ahead: verifies exports; None to skip the verification.
     """
     config, stream = context.config, context.stream
     return Exporter(

@@ -72,7 +72,7 @@ def build_inference(
     """Build the worker of a job that evaluates or predicts.
 
     Args:
-        servers: have the rows of the model's tables; None: these are variables of the model.
+        servers: the servers with the rows of the model's tables; None if these are variables of the model.
 
     Raises:
         EdlError: the values, the model or the data are not what they should be.

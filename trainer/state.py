@@ -48,7 +48,7 @@ class State:
     Args:
         learner: holds the model.
         rounds: adds rounds of evaluations to the ledger.
-        memory: keeps a copy of each state in memory that outlives this process; None: no copies.
+        memory: keeps a copy of each state in memory that outlives this process; None for no copies.
         servers: hold the rows of the model's tables; None if it has no tables.
     """
 

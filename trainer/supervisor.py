@@ -81,7 +81,7 @@ class Ended:
 
 @dataclass
 class Supervisor:
-    """The processes of one place, one after the other.
+    """The successive worker processes of one place.
 
     Args:
         work: what a worker's process does; takes the arguments of `edl worker`, returns its exit code.

@@ -83,7 +83,7 @@ class Callbacks:
         self._memory: bytes | None = None  # that they have; None: some other
 
     def run(self, epochs: Epochs, whole: int, task: int, facts: Mapping[str, float]) -> CallbackUpdate:
-        """Call what is due when so many epochs are whole. The model is as it was before when this returns.
+        """Call the callbacks that are due after `whole` epochs. The model is unchanged when this returns.
 
         Args:
             task: epochs to be trained.

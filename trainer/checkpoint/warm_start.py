@@ -86,7 +86,7 @@ class WarmStart:
         everything: optimizer included.
         tell: takes a line about what has been taken over.
         work: what begins with it: the training.
-        servers: have the rows of the learner's tables; None: it has none.
+        servers: the servers with the rows of the learner's tables; None if it has no tables.
     """
 
     where: str
@@ -413,7 +413,7 @@ def _refuse_rows(place: str, table: Table, dim: int | None) -> None:
     """Refuse rows that do not fit the table.
 
     Args:
-        dim: of the rows that are there; None: none are.
+        dim: the dimension of the existing rows; None without rows.
 
     Raises:
         ModelError: they are not those of the table.

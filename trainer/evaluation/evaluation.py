@@ -53,7 +53,7 @@ class RingEvaluation:
 
     Args:
         batches: by split; each of them has the rounds of a pass as its steps.
-        computing: computes one round at a time; None: a thread of its own.
+        computing: computes one round at a time; None to use a separate thread.
         watched: limits the time that this worker computes in a round.
     """
 

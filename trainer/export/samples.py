@@ -31,7 +31,7 @@ class Sample:
     """Features, and what the model in memory gives for them.
 
     Args:
-        features: as `feed` makes them; None: there is nothing to compare outputs with, and `why` says so.
+        features: the features from `feed`; None if no outputs can be compared, for the reason `why`.
         outputs: each flattened output of the model.
         weights: a digest of each of its variables.
         tolerance: how far outputs may be off, beyond the format's own tolerance.

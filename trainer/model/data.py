@@ -85,7 +85,7 @@ class Batches:
 
     Args:
         batch: records in a step, over all ranks.
-        reading: reads one batch at a time; None: a thread of its own.
+        reading: reads one batch at a time; None to use a separate thread.
         ready: what else can be done about a batch before its step, where it is read.
     """
 

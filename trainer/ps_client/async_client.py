@@ -102,7 +102,7 @@ class AsyncPsClient(PsClient):
 
         Args:
             values: the values of each table: ids int64 [n], rows float32 [n, dim].
-            only: these servers; None: all.
+            only: the servers concerned; None for all servers.
         """
         asked, start = tuple(self._members if only is None else only), self._start
         attempt = secrets.token_hex(8) if start.tables or start.rows else ""

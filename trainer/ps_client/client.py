@@ -71,7 +71,7 @@ class PsClient:
         seed: the seed of the job; initial rows depend on it.
         interrupt: cancels the calls of all links.
         replicas: wanted number of servers per row.
-        connect: creates the link to a server, by index and address; None: the servers are fixed.
+        connect: creates the link to a server, by index and address; None if the servers are fixed.
         addresses: host:port of the servers, by index.
     """
 

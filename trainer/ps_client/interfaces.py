@@ -179,7 +179,7 @@ class PartsOfServers(Protocol):
         ...
 
     def answer_within(self, seconds: float) -> bool:
-        """Whether all servers answer within so many seconds, also one that is away now and comes back.
+        """Whether all servers answer within the time limit, including servers that return meanwhile.
 
         Raises:
             RingBroken: the call was called off.

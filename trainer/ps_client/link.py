@@ -187,7 +187,7 @@ class Link(Protocol):
 
         Args:
             method: the name of a method of `ParameterServer`.
-            generation: the server's known generation throughout the call; None: unknown.
+            generation: the server's known generation throughout the call; None if unknown.
         """
         ...
 

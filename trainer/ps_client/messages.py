@@ -25,7 +25,7 @@ def tables_to_proto(
 
     Args:
         seed: the seed of the job; initial rows depend on it.
-        asynchronous: options of mode=ps; None: synchronous steps (mode=hybrid).
+        asynchronous: options of mode=ps; None for synchronous steps (mode=hybrid).
     """
     return pb.Tables(
         run_id=run_id,
@@ -96,7 +96,7 @@ def put_together(
 
 
 def places(ids: np.ndarray, of: ShardAssignment) -> Callable[[int], Any]:
-    """A function from a server to an index of its ids, including those of replicas; None: no ids."""
+    """A function from a server to an index of its ids, including those of replicas; None without ids."""
     shares = [Shares(ids, of, second) for second in ((False, True) if of.copies > 1 else (False,))]
 
     def here(index: int) -> Any:

@@ -260,7 +260,7 @@ class StateReceiver:
     Args:
         address: asks for the source's address; may wait.
         prepare: see `receive_state`.
-        forward_to: the listener whose peer the state is forwarded to; None: it is not forwarded.
+        forward_to: the listener whose peer the state is forwarded to; None to forward it nowhere.
     """
 
     def __init__(self, address: Callable[[], str], prepare: Prepare, forward_to: PeerListener | None):
@@ -319,7 +319,7 @@ def _sum(vector: tf.Tensor) -> tf.Tensor:
 
 
 class GraphAllReduce:
-    """Sums over the ring by operations of a graph, while the graph goes on computing.
+    """Sums over the ring by operations of a graph, while the graph continues to compute.
 
     Promise: each sum is made, whatever TensorFlow's optimizer does with the graph. The operation is not
     marked as

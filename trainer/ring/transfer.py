@@ -212,7 +212,7 @@ def receive_state(
 class Relay:
     """The peer that a state is forwarded to, if there is one.
 
-    If the peer breaks off, forwarding stops and receiving goes on: the peer notices the end by itself.
+    If the peer breaks off, forwarding stops but receiving continues: the peer notices the end itself.
     """
 
     def __init__(self, connection: socket.socket | None):

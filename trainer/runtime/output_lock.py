@@ -34,7 +34,7 @@ def hold(output: Path, run_id: str, seconds: float = MOST_SECONDS) -> int | None
     """Hold the directory for a run, together with its other workers, as long as this process lives.
 
     Returns:
-        The descriptor that holds the lock; None: there are no locks here.
+        The descriptor that holds the lock; None if the file system has no locks.
 
     Raises:
         EdlError: the workers of another run hold it, and have not let go within `seconds`.

@@ -63,7 +63,7 @@ def when_asked_to_end(act: Callable[[str], None]) -> None:
 
     for number in handled:
         signal.signal(number, handle)
-        signal.siginterrupt(number, False)  # calls of the user's libraries go on after it
+        signal.siginterrupt(number, False)  # calls of the user's libraries continue after it
     signal.set_wakeup_fd(heed, warn_on_full_buffer=False)
     os.register_at_fork(after_in_child=as_usual)
     threading.Thread(target=wait, name="signals", daemon=True).start()

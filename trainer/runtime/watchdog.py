@@ -48,7 +48,7 @@ class Limit:
         seconds: the time limit of the call.
         setting: the value of the job that says so.
         waits: True while the call waits for other processes; that time does not count.
-        hung: takes the message and the stack when the call hangs; None: the watchdog's own.
+        hung: takes the message and the stack when the call hangs; None for the watchdog's own.
     """
 
     seconds: float

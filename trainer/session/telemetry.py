@@ -52,10 +52,10 @@ class Telemetry:
         self._seconds = 0.0  # computing these, without waiting for other ranks
         self._logged_at = clock() - LOG_SECONDS
         self._began_at: float | None = None  # when the step in progress began; None between steps
-        self._stepped_at: float | None = None  # when the last step came back
+        self._stepped_at: float | None = None  # when the last step completed
         self._since: float | None = None  # when the first step began
-        self._useful_seconds = 0.0  # in steps that came back
-        self._wasted_seconds = 0.0  # in steps that did not come back, not reported yet
+        self._useful_seconds = 0.0  # in completed steps
+        self._wasted_seconds = 0.0  # in failed steps, not reported yet
         self._missed: deque[int] = deque(maxlen=STALENESS_STEPS)  # updates, by the weights of each step
         self._repeated = 0
         self._staleness: Staleness | None = None
@@ -94,7 +94,7 @@ class Telemetry:
             self._near_end = None
 
     def step_summed(self, waited: float) -> None:
-        """The sums of the step have come back.
+        """Record that the sums of the step are complete.
 
         Args:
             waited: seconds that this rank has waited for the others, after its own contribution was ready.

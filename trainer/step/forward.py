@@ -33,7 +33,7 @@ class Forward:
         tree: features, labels and weights, as tensors.
         salt: is added to all seeds, int64 [2].
         verdicts: on terms of the loss that do not show what they are; None before there are any.
-        ring: for layers whose statistics are those of the whole batch; None: they are those of the records.
+        ring: for layers with statistics of the whole batch; None for statistics of the given records.
         alive: whether the records count in it.
         metrics: their variables, and the values from which they begin; each is one of the `changes`.
         lookups: gives layers the rows that are on servers (trainer/embedding/lookups.py).

@@ -68,7 +68,7 @@ class KerasLearner:
         inexact: what to do with a model that a ring does not train exactly as Keras would: warn, refuse or
             allow.
         warn: called with a warning about it.
-        in_graph: all-reduce operations that a graph can run while it computes; None: `reduce` is used.
+        in_graph: all-reduce operations that a graph can run while it computes; None to use `reduce`.
         pieces: the number of micro-batches that a batch is divided into.
         wire: the type in which large gradients travel.
         at_once: a step's gradients are one vector, in which none are rows of a table; they are not summed.

@@ -110,7 +110,7 @@ class Run:
     rows: list[int]  # that it looked up, of each gradient that an optimizer takes row by row
 
 
-# Runs the step on the parts of a batch, given the totals of its sums; None: those of its records alone.
+# Runs the step on the parts of a batch, with the totals of its sums; None for the sums of its own records.
 Runs = Callable[[list[Any], int, "list[np.ndarray] | None"], Run]
 
 
