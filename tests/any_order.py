@@ -1,4 +1,4 @@
-"""For tests: a server whose steps come in any order, called without a network, and what is in it."""
+"""Helpers for servers that receive steps in any order: call them without a network, read their content."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Start = Callable[..., Server]
 
 
 def starting(directory: Path) -> Start:
-    """Starts servers whose logs and checkpoints lie there."""
+    """Return a function that starts servers with logs and checkpoints in `directory`."""
 
     def start(log: str = "log", index: int = 0, servers: int = 1, **more: Any) -> Server:
         return Server(index, servers, RUN, directory / log, str(directory / "checkpoints"), **more)
@@ -61,7 +61,7 @@ def expect(steps: Any) -> tuple[list[float], list[float]]:
 
 
 def content(server: Server) -> tuple[Any, ...]:
-    """All that is in a server, bit for bit, whatever the order."""
+    """The whole content of a server, bit for bit, independent of its order."""
     found: list[Any] = [
         server.async_server.progress().SerializeToString(), server.async_server.accepted.SerializeToString(),
         server.async_server.rescheduled.SerializeToString(), server.position().SerializeToString(),
@@ -78,7 +78,7 @@ def content(server: Server) -> tuple[Any, ...]:
 
 
 def copied(tmp_path: Path, name: str) -> Path:
-    """As a machine finds it when the process is killed now."""
+    """Copy the log as a machine would find it if the process were killed now."""
     shutil.rmtree(tmp_path / name, ignore_errors=True)
     return Path(shutil.copytree(tmp_path / "log", tmp_path / name))
 

@@ -1,7 +1,7 @@
-"""For tests: an interceptor that cancels the calls of a gRPC server at random points.
+"""An interceptor that cancels the calls of a gRPC server at random points.
 
-A call is cancelled before it begins, at one of its `await`s, or a moment after it has reached one, as gRPC
-does when its caller goes away, its deadline passes or its connection ends. Which, the seed says.
+A call is cancelled before it begins, at one of its `await`s, or a moment after it has reached an `await`.
+gRPC does so when a caller disappears, a deadline passes or a connection ends. The seed determines the point.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from typing import Any, TypeVar
 
 import grpc
 
-MARK = "cancelled"  # in the metadata of calls that are
-MOST_AWAITS = 4  # of a call, after which it is not cancelled any more
+MARK = "cancelled"  # the metadata key of calls to cancel
+MOST_AWAITS = 4  # of a call; later awaits are not cancelled
 MOST_SECONDS = 0.002  # from the `await` to the cancellation
 BEFORE = -1  # the call has not begun
 
@@ -29,20 +29,20 @@ class Cancelling(grpc.aio.ServerInterceptor):
     """Cancels the calls that were made by `making`, unless they end earlier.
 
     Args:
-        seed: of where they are cancelled.
+        seed: determines the points of cancellation.
     """
 
     def __init__(self, seed: int):
         self._dice = random.Random(seed)
         self.cancelled: Counter[str] = Counter()  # by the call's name
-        self.ended: Counter[str] = Counter()  # those that have come to their end before
+        self.ended: Counter[str] = Counter()  # the calls that ended before their cancellation
         self._callers: dict[str, Callable[[], object]] = {}
 
     def making(self, begin: Callable[[list[tuple[str, str]]], T]) -> T:
-        """A call that is to be cancelled: its caller gives it up, too.
+        """Make a call that will be cancelled, on the caller's side too.
 
         Args:
-            begin: begins it, with this metadata.
+            begin: begins the call with the given metadata.
         """
         number = str(len(self._callers))
         call: Any = begin([(MARK, number)])
@@ -86,7 +86,7 @@ class Cancelling(grpc.aio.ServerInterceptor):
 
 
 async def _cancelled_at(point: int, seconds: float, call: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
-    """Make the call. Its task is cancelled when it waits for the so many-th time, or so long after that."""
+    """Make the call. Its task is cancelled at its await number `point`, or `seconds` after that."""
     return await _CancelledAt(point, seconds, call())
 
 

@@ -1,4 +1,4 @@
-"""Certificates for tests, made by openssl: folders as cert-manager's Secrets are mounted."""
+"""Certificates for tests, made by openssl, in folders like mounted Secrets of cert-manager."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ NEW_KEY = "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"
 
 @dataclass(frozen=True)
 class Authority:
-    """Who vouches for certificates.
+    """A certificate authority.
 
     Args:
-        folder: an empty one, for its own files.
+        folder: an empty folder for the authority's own files.
     """
 
     folder: Path
@@ -27,7 +27,7 @@ class Authority:
         return cls(folder)
 
     def issue(self, folder: Path, *names: str, days: int = 1) -> Path:
-        """tls.crt, tls.key and ca.crt in that folder, for these hosts; with -1 days it has expired."""
+        """Write tls.crt, tls.key and ca.crt for these hosts to `folder`; with -1 days they have expired."""
         folder.mkdir(parents=True, exist_ok=True)
         kinds = ("IP" if name[0].isdigit() or ":" in name else "DNS" for name in names)
         alternatives = ",".join(f"{kind}:{name}" for kind, name in zip(kinds, names, strict=True))

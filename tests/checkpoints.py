@@ -1,4 +1,4 @@
-"""Checkpoints to try things on: small ones with a variable of every kind, and what is in them."""
+"""Small test checkpoints with a variable of every kind, and helpers that write and compare them."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ TENSORS = {
     "seed": Tensor.of(np.array([1, 2**40], np.int64)),
     "flag": Tensor.of(np.array(True)),
     "none": Tensor.of(np.zeros((0, 3), np.float16)),
-    "odd": Tensor("qint4", (3,), memoryview(b"\x12\x03")),  # which safetensors does not know
+    "odd": Tensor("qint4", (3,), memoryview(b"\x12\x03")),  # a type that safetensors does not have
 }
 
 
 def of_size(nbytes: int, step: int) -> dict[str, Tensor]:
-    """A state whose bytes say which step's it is."""
+    """A state of `nbytes` bytes whose values identify its step."""
     count = nbytes // 4 // 3
     return {f"v{n}": Tensor.of(np.full(count, step * 10 + n, np.float32)) for n in range(3)}
 
 
 def manifest_of(step: int, tensors: Mapping[str, Tensor], parts: tuple[Part, ...], **more: Any) -> Manifest:
-    """Of a checkpoint whose variables are dealt over the parts."""
+    """The manifest of a checkpoint whose variables are distributed over the parts."""
     variables = tuple(
         Variable(name, tensor.dtype, tensor.shape, number % len(parts))
         for number, (name, tensor) in enumerate(tensors.items())
@@ -46,7 +46,7 @@ def write(
     tensors: Mapping[str, Tensor] = TENSORS,
     **more: Any,
 ) -> Checkpoint:
-    """A whole checkpoint."""
+    """Write a whole checkpoint."""
     writing = store.begin(step, attempt)
     dealt = [dict(list(tensors.items())[index::parts]) for index in range(parts)]
     written = tuple(writing.write_part(index, parts, part) for index, part in enumerate(dealt))
@@ -54,12 +54,12 @@ def write(
 
 
 def equal(some: Mapping[str, Tensor], others: Mapping[str, Tensor]) -> bool:
-    """In the same order, bit for bit."""
+    """True if both have equal tensors, bit for bit, in the same order."""
     return [(n, t.dtype, t.shape, t.data) for n, t in some.items()] == [
         (n, t.dtype, t.shape, t.data) for n, t in others.items()
     ]
 
 
 def unexpected(line: str) -> None:
-    """As `warn` where nothing is to be told."""
+    """Fail the test: a `warn` callback for calls that must not warn."""
     raise AssertionError(line)

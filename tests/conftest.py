@@ -1,4 +1,4 @@
-"""For all tests: signals as at a terminal, and what each file of tests took.
+"""Hooks of all tests: signal handlers as at a terminal, and the seconds of each test file.
 
 With EDL_DURATIONS=FILE, lines `SECONDS  TEST` are appended there, fixtures included; scripts/test shows the
 slowest tests.
@@ -15,7 +15,7 @@ import pytest
 
 from tests.flaky import Flaky
 
-SHOWN_SECONDS = 2.0  # what took less is told in one line
+SHOWN_SECONDS = 2.0  # faster files share one line
 
 _seconds = Counter[str]()
 _tests = Counter[str]()
@@ -24,8 +24,8 @@ _tests = Counter[str]()
 def pytest_configure(config: pytest.Config) -> None:
     if folder := os.environ.get("EDL_FLAKY"):
         config.pluginmanager.register(Flaky(Path(folder)))
-    # A shell that starts the tests in the background has them ignore signals, and what they start
-    # inherits that; but they interrupt jobs as a terminal does.
+    # A shell that starts the tests in the background makes them ignore signals, and their subprocesses
+    # inherit that. But the tests interrupt jobs as a terminal does.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup
 
@@ -36,7 +36,7 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """The seconds of each file, fixtures included: where the time of a run of all tests goes."""
+    """Print the seconds of each file, fixtures included."""
     if not _seconds:
         return
     if file := os.environ.get("EDL_DURATIONS"):

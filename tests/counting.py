@@ -1,7 +1,7 @@
-"""The model of the tests that need no TensorFlow: each weight counts how often its position was applied.
+"""The counting model, for tests without TensorFlow: each weight counts how often its position was applied.
 
-After a job every weight must be one, on every worker that has the final state; so the weights
-themselves say whether a record was lost or counted twice.
+After a job every weight must be one, on every worker that has the final state. So the weights themselves show
+whether a record was lost or counted twice.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ class CountingLearner:
     """The two halves of a step in NumPy.
 
     Args:
-        positions: of the whole job; one weight each.
+        positions: the number of positions of the whole job; each has one weight.
         works: called in each forward pass, where the time of a step is spent.
-        pieces: that many sums make up a step; the control vector is at the end of the last one.
-        clock: seconds.
+        pieces: the number of sums of a step; the control vector is at the end of the last sum.
+        clock: returns seconds.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class CountingLearner:
         self._reduce: Callable[[Any], Any] = lambda vector: vector
 
     def joins(self, ring: Ring) -> None:
-        """Make the sums over this ring from now on."""
+        """Make all further sums over this ring."""
         self._reduce = ring.reduce
 
     @property
@@ -57,7 +57,7 @@ class CountingLearner:
         return int(self._variables[-2])
 
     def flip(self) -> None:
-        """A bit of the state changes by itself: one that no step reads."""
+        """Flip a bit of the state that no step reads, like a memory error."""
         self._variables[-1] ^= 1
 
     def allreduce_step(
@@ -134,7 +134,7 @@ class CountingLearner:
 
 
 class CountingMetrics:
-    """How often each record of the held-out data was evaluated.
+    """Metrics that count how often each record of the held-out data was evaluated.
 
     Args:
         works: called in each forward pass.
@@ -156,10 +156,10 @@ class CountingMetrics:
 
 
 class Positions:
-    """A source whose records are their positions.
+    """A data source whose records are their own positions.
 
     Args:
-        bad: records of an epoch that cannot be read.
+        bad: the records of an epoch that cannot be read.
     """
 
     def __init__(self, epoch_size: int, bad: Collection[int] = ()):
@@ -183,12 +183,12 @@ class Positions:
 
 
 class AtOnce(Executor):
-    """Reads in the thread that asks."""
+    """An executor that runs each read at once, in the calling thread."""
 
     def submit(self, read: Callable[..., Any], /, *arguments: Any, **named: Any) -> Future[Any]:
         done: Future[Any] = Future()
         try:
             done.set_result(read(*arguments, **named))
-        except Exception as error:  # for who asks for the result
+        except Exception as error:  # the caller of result() gets it
             done.set_exception(error)
         return done

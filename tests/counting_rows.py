@@ -1,8 +1,8 @@
-"""The counting model with its counts on parameter servers, too: each position is an id, each step adds one
-to the row of each of its positions.
+"""The counting model with counts on parameter servers, too: each position is an id, and each step adds one to
+the rows of its positions.
 
-So whatever a step pulls is known before: a row of its own positions is still zero, and one of the steps
-before it is one. The dense half counts beside it (tests/counting.py).
+So the pulled rows are known in advance: the rows of a step's own positions are still zero, and those of
+earlier steps are one. The dense half counts in parallel (tests/counting.py).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ LOOKED_AT = 5  # rows of earlier steps that each step looks at
 
 
 class CountingRows(CountingLearner):
-    """The two halves of a step; what they need of rows is given with `rows`."""
+    """The two halves of a step; `rows` must be set and supplies the rows."""
 
     tables = (TABLE,)
     rows: Rows
@@ -51,7 +51,7 @@ class CountingRows(CountingLearner):
 
 
 def counts(servers: Any, positions: int) -> np.ndarray:
-    """What the rows of these servers count."""
+    """The counts in the rows of these servers, float32 [positions]."""
     found = np.zeros(positions, np.float32)
     for server in servers:
         for (_, id_), row in server.rows.items():

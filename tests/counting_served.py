@@ -1,5 +1,7 @@
-"""The counting model with all of its weights on parameter servers (mode=ps): each position is one weight of a
-dense variable, and an id of a table. Each step adds one to both, of each of its positions.
+"""The counting model with all weights on parameter servers (mode=ps).
+
+Each position is one weight of a dense variable, and an id of a table. Each step adds one to both, for each of
+its positions.
 """
 
 from __future__ import annotations
@@ -22,11 +24,11 @@ NO_IDS = np.zeros(0, np.int64)
 
 
 class CountingServed(CountingLearner):
-    """What makes steps, as trainer/async_loop.py has it; `rows` is to be given.
+    """The learner that trainer/async_loop.py expects; `rows` must be set.
 
     Args:
-        exact: a step adds one; otherwise a part of one, as when several are applied together.
-        others: as of CountingLearner.
+        exact: a step adds exactly one; otherwise a fraction, as when several steps are applied together.
+        others: see CountingLearner.
     """
 
     tables = (TABLE,)
@@ -64,7 +66,7 @@ class CountingServed(CountingLearner):
         self._works()
         own = np.asarray(batch.x, np.int64)
         (rows,) = self.rows.pull(step, [own])
-        if self._exact:  # it may be made again, for one of the servers
+        if self._exact:  # the step may be repeated, for one of the servers
             assert set(rows[:, 0].tolist()) <= {0.0, 1.0}, f"step {step}: the rows of {own} count {rows}"
         self.rows.stage(step, 0, [(own, -np.ones((len(own), 1), np.float32))])
         change = np.zeros(len(self.weights), np.float32)

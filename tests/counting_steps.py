@@ -1,7 +1,7 @@
-"""For tests of mode=ps: weights that count how often each step is in them.
+"""Weights that count how often each step was applied, for tests of mode=ps.
 
-Step k has the gradient -1 at place k of the dense variable, and at the rows of its ids, with SGD at rate 1:
-so where each value is one, each step counts once.
+Step k has the gradient -1 at position k of the dense variable, and in the rows of its ids, with SGD at rate
+1. So if every value is one, every step was applied once.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def tables(optimizer: str = SGD, **asynchronous: Any) -> pb.Tables:
 
 
 def begin(steps: int, index: int = 0, servers: int = 1) -> pb.BeginRequest:
-    """Dense places for so many steps."""
+    """A BeginRequest with dense positions for `steps` steps."""
     ids = np.arange(-(-steps // DIM))
     ids = ids[server_of(ids, servers) == index]
     values = [gradients(0, ids, np.zeros((len(ids), DIM)))]
@@ -56,7 +56,7 @@ def push(
 
 
 def ids_of(step: int) -> np.ndarray:
-    """The ids that only this step has."""
+    """The ids of this step; no other step has them."""
     return np.array([3 * step, 3 * step + 1, 3 * step + 2])
 
 
@@ -75,8 +75,11 @@ def pull(steps: int, index: int = 0, servers: int = 1) -> pb.PullRequest:
 
 
 def counts(steps: int, answers: Sequence[Sequence[Any]]) -> tuple[np.ndarray, np.ndarray]:
-    """How often each step is in the dense variable, and how often in its ids' rows, of what all servers have
-    answered (`Rows.rows`, or arrays)."""
+    """Count how often each step is in the dense variable, and how often in its ids' rows.
+
+    Args:
+        answers: the pulled rows of all servers (`Rows.rows`, or arrays).
+    """
     servers = len(answers)
     found = []
     for table, (count, dim) in enumerate(((-(-steps // DIM), DIM), (3 * steps, 1))):

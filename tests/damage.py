@@ -1,4 +1,4 @@
-"""What damages the journal of a job, by chance or by a forger, and what the tools say against it then."""
+"""Damage a job's journal, by chance or like a forger, and collect the errors that the tools report."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ KEYS = (
 
 
 def refusals(output: Path, capsys: pytest.CaptureFixture[str]) -> Iterator[str]:
-    """What audit and replay say against the directory; nothing of one that accepts it."""
+    """Yield the errors of audit and replay for this directory; a tool that accepts it yields nothing."""
     try:
         audit.audit(output)
     except EdlError as error:
@@ -49,7 +49,7 @@ def of_type(entries: Entries, kind: str) -> Entries:
 
 
 def seal(path: Path, entries: list[Any], link: Link) -> Link:
-    """Write these lines with a chain that holds. Returns its end."""
+    """Write these lines with a valid hash chain. Returns its last link."""
     lines = []
     for entry in entries:
         link, line = link.seal(entry)
@@ -59,13 +59,13 @@ def seal(path: Path, entries: list[Any], link: Link) -> Link:
 
 
 def say_in_summary(output: Path, link: Link) -> None:
-    """Have the summary say that the journal ends there."""
+    """Change the summary so that the journal ends at this link."""
     summary = json.loads((output / artifacts.SUMMARY).read_text()) | {"journal": asdict(link)}
     (output / artifacts.SUMMARY).write_text(json.dumps(summary))
 
 
 def damaged(whole: bytes, chance: random.Random) -> bytes:
-    """The journal with some of its bytes or lines changed, lost, repeated or moved; never as it was."""
+    """Return the journal with some bytes or lines changed, lost, repeated or moved; never unchanged."""
     lines = whole.splitlines(keepends=True)
     while True:
         a, b = chance.randrange(len(whole)), chance.randrange(len(whole))
@@ -89,7 +89,7 @@ def damaged(whole: bytes, chance: random.Random) -> bytes:
 
 
 def distort(entries: list[Any], chance: random.Random, part: str = "") -> None:
-    """Change one value somewhere, or the order of the lines; or one value in a part of the head."""
+    """Change one value anywhere, or the order of lines; with `part`, a value in that part of the head."""
     if not part and chance.random() < 0.2:
         i, j = chance.randrange(len(entries)), chance.randrange(len(entries))
         act = chance.choice(("swap", "delete", "double"))
@@ -118,7 +118,7 @@ def distort(entries: list[Any], chance: random.Random, part: str = "") -> None:
 
 
 def _places(found: list[tuple[Any, Any]], value: Any) -> None:
-    """Every (map or list, key) below."""
+    """Collect every (map or list, key) inside `value`."""
     for key in value if isinstance(value, dict) else range(len(value)):
         found.append((value, key))
         if isinstance(value[key], dict | list):

@@ -1,7 +1,7 @@
-"""For tests: parameter servers without a wire, one process each as far as dying goes, by printed seeds.
+"""Parameter servers without a network, for tests with printed seeds; each server can die like a process.
 
-The servers (ps/) with their logs, and the client that calls them (trainer/ps_client/client.py,
-trainer/ps_client/async_client.py), are what ships; only the wire between them is another one.
+The servers (ps/) with their logs, and their clients (trainer/ps_client/client.py,
+trainer/ps_client/async_client.py), are the shipped code. Only the transport between them is replaced.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from tests.parameter_servers import RUN
 
 
 class RootDied(Exception):
-    """The process that forms the ring is no more."""
+    """The process of the root, which forms the ring, has died."""
 
 
 class Node:
-    """The place of one server: its log, and its process, if it lives."""
+    """The node of one server: its log, and its process, if it lives."""
 
     def __init__(self, index: int, where: Path):
         self.index, self.where = index, where
@@ -49,16 +49,16 @@ class Node:
 
 
 class World:
-    """All servers, and what goes wrong.
+    """All servers, and their faults.
 
     Args:
-        rate: how often something does, of all calls.
+        rate: the probability of a fault between two events of a call.
     """
 
     def __init__(self, seed: int, where: Path, replicas: int, rate: float):
         self.random, self.where, self.replicas, self.rate = random.Random(seed), where, replicas, rate
-        self.loses = 0.0  # how often one that dies loses its log, too
-        self.spares = replicas > 1  # of two copies one is lost at a time
+        self.loses = 0.0  # the probability that a dying server loses its log, too
+        self.spares = replicas > 1  # lose at most one of two copies at a time
         self.nodes: list[Node] = []
         self.faults = 0
 
@@ -71,7 +71,7 @@ class World:
         del self.nodes[servers:]
 
     def strikes(self, *nodes: Node) -> None:
-        """Between two things that happen: perhaps one of them dies, or the root."""
+        """Perhaps kill one of these nodes, or the root. Called between two events."""
         if self.random.random() >= self.rate:
             return
         self.faults += 1
@@ -85,14 +85,14 @@ class World:
 
     @property
     def all_are_in(self) -> bool:
-        """Whether each row is on two servers: of two copies one is lost at a time."""
+        """Whether each row is on two servers, so that losing one copy is safe."""
         have = [node.server for node in self.nodes if node.server is None or node.server.steps.began]
         return len({s and (s.steps.generation, s.assignment) for s in have}) == 1 and all(
             s is not None and not s.assignment.out and s.assignment.servers == len(have) for s in have
         )
 
     def links(self) -> tuple[list[DirectLink], list[str]]:
-        """To all servers, and their addresses."""
+        """Links to all servers, and the servers' addresses."""
         addresses = [str(node.index) for node in self.nodes]
         return [self.connect(index, address) for index, address in enumerate(addresses)], addresses
 
@@ -101,7 +101,7 @@ class World:
 
 
 class DirectLink:
-    """One server, as the root calls it."""
+    """The root's link to one server."""
 
     def __init__(self, world: World, index: int):
         self.world, self.index = world, index
@@ -134,7 +134,7 @@ class DirectCall:
             self._world.strikes(self._node)
             if self._node.server is None:
                 assert not (self._node.is_gone and patient), "it is waited for without limit"
-                # Or another one is started in its place.
+                # Otherwise a new server is started in its place.
                 done_without = self._world.replicas > 1 and not patient and self._world.random.random() < 0.8
                 if self._node.is_gone or done_without:
                     raise ServerAway(f"server {self._node.index}")

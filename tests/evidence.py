@@ -1,4 +1,4 @@
-"""What speaks against a job: weights that did not count each record once, ends that only a crash brings."""
+"""Evidence against a job: weights that did not count each record once, and exits that only a crash causes."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ CRASHES = {"SIGABRT", "SIGSEGV", "SIGBUS", "SIGFPE", "SIGILL"}
 
 
 def check_weights(model: Path, records: int, epochs: int) -> str:
-    """What is wrong with the counts in a saved counting model; nothing when every one is right.
+    """Describe the first error in the counts of a saved counting model; "" if all counts are right.
 
-    A vector of another length must have counted all records in each of its elements (counting_large.py).
+    A vector of a different length must have counted all records in each of its elements (counting_large.py).
     """
     vectors = [a for a in saved_weights(model) if a.ndim == 1]
     counters = [a for a in vectors if a.shape == (max(records, 1),)]
@@ -33,7 +33,7 @@ def check_weights(model: Path, records: int, epochs: int) -> str:
 
 
 def saved_weights(model: Path) -> list[np.ndarray]:
-    """All weights of the layers of a saved model, which need not be known here."""
+    """All weights of the layers of a saved model, whose classes need not be importable here."""
     found: list[np.ndarray] = []
 
     def collect(_: str, item: h5py.Group | h5py.Dataset) -> None:

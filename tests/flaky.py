@@ -1,11 +1,11 @@
-"""The ledger of flaky tests: which failed and passed again, with what seed, under what load, and when.
+"""The ledger of flaky tests, which failed and then passed: with seed, load and date.
 
-scripts/test names a folder in EDL_FLAKY. Then a test that fails is run again, at once, while the same others
-run beside it; in one run, at most four tests. If such a test passes, `settle` adds it to tests/flaky.json and
-prints the entry, which is to be committed with the next change. A second entry of a test within 50 commits
-fails the run: the first one is when its race should have been found.
+scripts/test names a folder in EDL_FLAKY. A failing test is then repeated at once, while the same other tests
+run beside it. At most four tests of a run are repeated. If a repeated test passes, `settle` adds it to
+tests/flaky.json and prints the entry, which must be committed with the next change. A second entry of a test
+within 50 commits fails the run, because its race should have been found after the first entry.
 
-    python -m tests.flaky FOLDER     settle what the plugin has left there
+    python -m tests.flaky FOLDER     settle the results that the plugin has left there
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def landing() -> int:
 
 
 def repeated(entries: list[Entry]) -> list[str]:
-    """What is wrong with a ledger: each test with two entries within LANDINGS."""
+    """List the errors of a ledger: each test with two entries within LANDINGS."""
     landings = defaultdict[str, list[int]](list)
     for entry in entries:
         landings[entry["test"]].append(entry["landing"])
@@ -57,7 +57,7 @@ def repeated(entries: list[Entry]) -> list[str]:
 
 
 def settle(folder: Path, ledger: Path = LEDGER) -> list[str]:
-    """Add the pardoned tests of a run to the ledger; returns why the run has failed nevertheless."""
+    """Add the pardoned tests of a run to the ledger; returns the reasons why the run failed nevertheless."""
     pardoned = [json.loads(file.read_text()) for file in sorted(folder.glob("pardon-*"))]
     if not pardoned:
         return []
@@ -67,10 +67,10 @@ def settle(folder: Path, ledger: Path = LEDGER) -> list[str]:
 
 
 class Flaky:
-    """The plugin.
+    """The pytest plugin that repeats failing tests.
 
     Args:
-        folder: of this run, shared by its processes.
+        folder: the folder of this run, shared by its processes.
     """
 
     def __init__(self, folder: Path):
@@ -80,7 +80,7 @@ class Flaky:
         item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
         reports = runtestprotocol(item, nextitem=nextitem, log=False)
         failed = [report for report in reports if report.failed]
-        # What fails while it is set up or torn down may have left others' fixtures in any state.
+        # A failing setup or teardown may have left the fixtures of other tests in any state.
         if [report.when for report in failed] == ["call"] and (ticket := self._ticket()):
             entry = made(failed[0])
             item._initrequest()  # type: ignore[attr-defined]
@@ -93,7 +93,7 @@ class Flaky:
         return True
 
     def _ticket(self) -> Path | None:
-        """The right to run one more test again; None if there were MOST."""
+        """Acquire the right to repeat one more test; None if MOST tests were repeated already."""
         for number in range(MOST):
             try:
                 (self._folder / str(number)).touch(exist_ok=False)
@@ -104,7 +104,7 @@ class Flaky:
 
 
 def made(report: pytest.TestReport) -> Entry:
-    """The entry of a test that has failed."""
+    """Make the ledger entry of a failed test."""
     seed = re.search(r"\bseed[ =:]+(\d+)", f"{report.capstdout}\n{report.longreprtext}")
     return {
         "test": report.nodeid, "seed": seed[1] if seed else "", "load": round(os.getloadavg()[0], 1),

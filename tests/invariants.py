@@ -1,15 +1,14 @@
-"""What must hold after every event, whatever came before. Used by all tests of the core.
+"""Invariants that must hold after every event. All tests of the core use them.
 
-The watchdog keeps books of its own, from events and effects alone: who was told of which ring,
-what each worker said when it left a ring. Where the core's state is read,
-it is to be compared with these books.
+The watchdog keeps its own records, from events and effects alone: the members of each ring, and each worker's
+report when it left a ring. It reads the core's state only to compare it with these records.
 
-    at most one ring             a generation is one more than the last, formed when nobody living is in one
-    the right root               a holder with the highest step, which is the truth
-    nothing is undone            a step that every member of a ring had is in the next, or its loss is told
-    the state is not let go      the last holder is not told to stop
-    a failure is its own         charged once, never for a kill, a preemption or an end that was asked for
-    time goes on                 the next deadline is ahead, so no Tick is for nothing
+    at most one ring             generations grow by one, and no live worker is in a ring when one is formed
+    the right root               a worker in sync with the highest step, which is the job's true step
+    nothing is undone            a step that every member had is in the next ring, or a notice reports it lost
+    the state is not let go      the last worker in sync is not asked to stop
+    a failure is its own         counted once, never for a kill, a preemption or a requested end
+    time goes on                 the next deadline is in the future, so no Tick is superfluous
 """
 
 from __future__ import annotations
@@ -34,21 +33,21 @@ class Watchdog:
         self.history: list[tuple[float, ev.Event, list[ef.Effect]]] = []
         self.created: set[WorkerId] = set()
         self.form: ef.Form | None = None
-        self.left: set[tuple[Generation, WorkerId]] = set()  # who was asked to leave which ring
+        self.left: set[tuple[Generation, WorkerId]] = set()  # workers asked to leave a ring
         self.cut: set[tuple[Generation, WorkerId]] = set()
         self.up: set[tuple[WorkerId, Generation]] = set()
-        self.outs: dict[WorkerId, ev.LeftRing] = {}  # the last of each worker
-        self.copies: dict[WorkerId, ev.LeftRing] = {}  # of the state, that were left to workers
-        self.holders: set[WorkerId] = set()  # who has synced, ever; or has a copy that counts
+        self.outs: dict[WorkerId, ev.LeftRing] = {}  # the last report of each worker
+        self.copies: dict[WorkerId, ev.LeftRing] = {}  # state copies that earlier workers left
+        self.holders: set[WorkerId] = set()  # workers that ever synced, or have a valid copy
         self.safe = 0  # a step that every member of a ring had
-        self.untrusted_up_to = 0  # no state counts that is of this ring, or of one before
-        self.checkpoint = 0  # the step of the newest one
+        self.untrusted_up_to = 0  # state of this ring, or of an earlier one, is invalid
+        self.checkpoint = 0  # the step of the newest checkpoint
         self.stopped: set[WorkerId] = set()
         self.exporter: WorkerId | None = None
         self.ended = False
 
     def handle(self, event: ev.Event, now: float) -> list[ef.Effect]:
-        """`Job.handle`, watched."""
+        """Call `Job.handle`, and check the invariants."""
         job = self.job
         assert now >= self.now, "time goes back"
         self.now = now
@@ -94,7 +93,7 @@ class Watchdog:
                 self.holders |= {event.worker} if event.has_state and g > self.untrusted_up_to else set()
         if any(isinstance(e, ef.Notice) and e.reason is Reason.ReplicaDivergence for e in effects) and any(
             "all go back" in e.text for e in effects if isinstance(e, ef.Notice)
-        ):  # nobody's state counts any more
+        ):  # the state of every worker is invalid
             self.untrusted_up_to = job.ring.generation
             self.safe = min(self.safe, job.checkpoints.step)
             self.holders.clear()
@@ -113,7 +112,7 @@ class Watchdog:
         return effects
 
     def _note_back(self, back: ev.Resume) -> None:
-        """What an earlier master's worker tells goes into the books, as if it had been seen here."""
+        """Record the report of an earlier master's worker, as if its events had been seen here."""
         if back.left_ring is not None:
             self.outs[back.worker] = back.left_ring
             self.holders |= {back.worker} if back.left_ring.has_state else set()
@@ -192,7 +191,7 @@ class Watchdog:
         assert not any(w.stopped for w in members), "a member that was told to end"
         assert all(w.state == "member" or (w.state == "draining" and w.has_state) for w in members)
         assert job.train is not None
-        least = 1 if job.train.complete else job.config.min_workers  # what is left is to evaluate it
+        least = 1 if job.train.complete else job.config.min_workers  # only evaluation is left
         assert len(members) >= min(least, max(job.target, 1)), f"{len(members)} members, {least} needed"
 
         if job.config.asynchronous:  # the state is on servers
@@ -220,7 +219,7 @@ class Watchdog:
         self.form = form
 
     def _check_call(self, generation: Generation, members: tuple[WorkerId, ...]) -> None:
-        """Leave or Cut: for this ring, for those that are in it."""
+        """Check that a Leave or Cut is for this ring, and for workers that are in it."""
         assert self.form is not None and generation == self.form.generation, "a ring that is not this one"
         assert members and set(members) <= set(self.form.members)
         out = {w for w, said in self.outs.items() if said.generation == generation}
@@ -241,18 +240,18 @@ class Watchdog:
         job = self.job
         assert worker in self.created
         if worker in self.stopped:
-            return  # it is told again: it may not have heard
+            return  # a repeated request: the worker may have missed the first one
         self.stopped.add(worker)
         if job.ending is None and before.get(worker, (False, False))[1]:
             old = self.form is not None and worker in self.form.members
             heirs = [w for w in job.pool if w.has_state and w.id != worker and not w.stopped]
             w = job.pool.get(worker)
             if w is not None and job.checkpoints.has(w.step):
-                return  # its state is kept
+                return  # a checkpoint has its state
             if job.config.asynchronous:
-                return  # it is on servers
+                return  # the state is on servers
             if self.untrusted_up_to and w is not None and not w.has_state:
-                return  # what it holds is nobody's state any more
+                return  # the state that it holds is invalid
             assert heirs, f"worker {worker}, the last holder, was let go"
             assert not old or any(not w.in_ring for w in heirs), "no heir has said that it is out and well"
 
@@ -269,7 +268,7 @@ class Watchdog:
         assert len(charged) == len(set(charged)), "charged twice"
         for failure in self.job.failures[before:]:
             if failure.worker != getattr(event, "worker", None) or failure.worker in overdue:
-                continue  # not this event, but the time at which it came
+                continue  # not caused by this event, but by the time of the event
             assert not was_stopped, f"worker {failure.worker} was told to end, and is charged for it"
             assert isinstance(event, ev.Gone | ev.Failed | ev.Ready), f"{event} is charged"
             if isinstance(event, ev.Gone):
@@ -288,7 +287,7 @@ class Watchdog:
         in_ring = {w.id for w in pool if w.in_ring}
         assert job.ring.generation == (self.form.generation if self.form else 0)
         assert not in_ring or (self.form is not None and in_ring <= set(self.form.members))
-        known = job.failover.until is None  # else the ring of an earlier master is just being learned of
+        known = job.failover.until is None  # else an earlier master's ring is still being reported
         if job.ending is None and not job.ring.closing and known:
             assert set(job.ring.members) == in_ring, "a running ring has exactly its members"
         assert all(w.has_state == (w.id in self.holders) for w in pool), "who holds the state is mistaken"
@@ -305,7 +304,7 @@ class Watchdog:
 
 
 def replayed(watchdog: Watchdog) -> Job:
-    """A fresh job that has seen the same events, and decided the same."""
+    """Replay the events with a new job, and check that it decides the same."""
     again = Job(watchdog.job.config)
     for now, event, effects in watchdog.history:
         decided: list[Any] = again.handle(event, now)

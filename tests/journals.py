@@ -1,4 +1,4 @@
-"""The output directory of a story's job, as its master would have left it."""
+"""The output directory of a story's job, as its master would leave it."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def keep(story: Story, output: Path, *cuts: int, full_at: int = 0) -> None:
     """Write the story's journal and summary.
 
     Args:
-        cuts: after so many events another master goes on, in a segment of its own.
-        full_at: bytes of lines in a segment, if it is not to be as long as any.
+        cuts: the numbers of events after which a new master continues, in a segment of its own.
+        full_at: bytes of lines in a segment; 0 for the default.
     """
     history = story.watchdog.history
     spec = JobSpec.parse(story.values)
@@ -43,10 +43,10 @@ def keep(story: Story, output: Path, *cuts: int, full_at: int = 0) -> None:
 
 
 def whole_story(exports: dict[str, str] | None = None, list_sha256: bytes = b"") -> Story:
-    """Two workers, of which one dies and is replaced; everything is applied in the end.
+    """Run two workers; one dies and is replaced, and all records are applied in the end.
 
     Args:
-        exports, list_sha256: what the worker that saves the model reports of it.
+        exports, list_sha256: reported by the worker that saves the model.
     """
     story = Story(workers=2, joinDelaySeconds=0.5).running()
     story.tell(ev.Progress(story.job.ring.generation, 4))

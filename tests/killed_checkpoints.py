@@ -1,8 +1,8 @@
-"""Processes that are killed while they write checkpoints: `killed_checkpoints.py DIR SEED TIMES`.
+"""Kill processes while they write checkpoints: `killed_checkpoints.py DIR SEED TIMES`.
 
-One process for each checkpoint: it is killed (SIGKILL) at a random moment of its writing, committing and
-pruning. After each, the newest checkpoint must be the one before, or the new one, whole. Prints how many were
-completed nevertheless.
+Each checkpoint has its own process, which is killed (SIGKILL) at a random moment while it writes, commits and
+prunes. Afterwards the newest checkpoint must be the previous one or the new one, and whole. Prints the number
+of checkpoints that were completed nevertheless.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def main(directory: Path, seed: int, times: int) -> int:
         last = found.checkpoint.step
     _write(store, times + 2)
     left = [checkpoint.step for checkpoint in [*store.unfinished(), *store.checkpoints()]]
-    assert left == sorted([last, times + 2]), left  # what the killed ones have left is gone
+    assert left == sorted([last, times + 2]), left  # the remains of killed processes are pruned
     print(completed)
     return 0
 

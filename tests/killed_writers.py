@@ -1,7 +1,7 @@
-"""Masters that are killed while they begin a segment: `killed_writers.py DIR SEGMENT_BYTES`.
+"""Kill masters while they begin a journal segment: `killed_writers.py DIR SEGMENT_BYTES`.
 
-One process for each time that a journal touches a file by name: it is killed (SIGKILL) right before that,
-in a directory of its own, DIR/1, DIR/2, ... The last one lives to the end. Prints how many there were.
+Each file operation of a journal has its own process, which is killed (SIGKILL) right before that operation,
+with its own directory DIR/1, DIR/2, ... The last process lives to the end. Prints the number of processes.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def _write(output: Path, full_at: int, killed_at: int) -> None:
     sys.addaudithook(touches)
     kept = journal(lived, output, full_at)
     lived.hear = kept.write
-    for act in (lived.begin, *[lived.change] * 10):  # and does not end
+    for act in (lived.begin, *[lived.change] * 10):  # the month is not finished
         act()
 
 

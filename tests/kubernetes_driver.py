@@ -1,4 +1,4 @@
-"""A Kubernetes backend in a test, driven by hand: told what a core would tell it, and all it says is kept."""
+"""A Kubernetes backend driven by a test: the test sends a core's effects and records all emitted events."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def job_values(*sets: str) -> dict[str, Any]:
 
 
 class Driven:
-    """A backend, and all that it has emitted. It is the backend's run, too."""
+    """A backend with all the events that it has emitted. It also serves as the backend's run."""
 
     def __init__(self, installed: Installed, run: str):
         self.found: Found = installed.found
@@ -36,12 +36,12 @@ class Driven:
         self.spec = spec
         self.backend = Kubernetes(installed, self)
         self.emitted: list[ev.Event] = []
-        self.heard: list[Callable[[ev.Event], None]] = []  # who else is told
+        self.heard: list[Callable[[ev.Event], None]] = []  # further listeners
         self.taken: list[dict[str, Any]] = []
-        self.told: dict[str, Any] = {}  # its status
+        self.told: dict[str, Any] = {}  # the status of the job
 
     def emit(self, event: ev.Event) -> None:
-        """As the master's loop does: its observers are shown what it has handled."""
+        """Record an event and pass it to the observers, as the master's loop does after handling it."""
         self.emitted.append(event)
         for tell in self.heard:
             tell(event)
@@ -80,7 +80,7 @@ class Driven:
         self.backend.perform(ef.Delete(WorkerId(worker), grace))
 
     def give_up(self, worker: int) -> None:
-        """Nothing is heard of it."""
+        """Fence and delete a worker whose heartbeats are missing."""
         self.backend.perform(ef.Fence(WorkerId(worker), "no heartbeat", ef.FenceReason.HeartbeatTimeout))
         self.delete(worker)
 
@@ -101,7 +101,7 @@ class Driven:
 
 @asynccontextmanager
 async def driving(place: Place, api: Api, run: str = "run-1") -> AsyncIterator[Driven]:
-    """A backend that has started, as the master starts it."""
+    """Start a backend as the master does, and close it at the end."""
     try:
         driven = Driven(await Installed.open(place, api), run)
         try:

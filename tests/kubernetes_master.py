@@ -1,4 +1,4 @@
-"""The master as the chart starts it, but as a process of the test: it finds the API by a kubeconfig."""
+"""A master started as the chart starts it, but as a process of the test, with the API from a kubeconfig."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ TOKEN = "a-token"
 
 
 class Pages:
-    """What a master's port for metrics shows, at host:port."""
+    """The pages at a master's metrics port, at host:port."""
 
     def __init__(self, address: str):
         self.address = address
 
     def get(self, path: str) -> tuple[int, str, str]:
-        """Status, content type and text of a page at its port for metrics; status 0: no answer."""
+        """Get a page from the metrics port: status (0 without an answer), content type and text."""
         try:
             with urllib.request.urlopen(f"http://{self.address}{path}", timeout=10) as answer:
                 return answer.status, answer.headers["Content-Type"], answer.read().decode()
@@ -41,7 +41,7 @@ class Pages:
             return 0, "", ""
 
     def metrics(self) -> dict[str, Metric]:
-        """What Prometheus would read, by name."""
+        """The metrics that Prometheus would read, by name."""
         return {m.name: m for m in text_string_to_metric_families(self.get("/metrics")[2])}
 
     def value(self, name: str, **labels: str) -> float:
@@ -51,10 +51,10 @@ class Pages:
 
 
 class MasterProcess:
-    """A master that runs.
+    """A running master.
 
     Args:
-        output: its directory, for what it writes and its log.
+        output: the directory of its output and its log.
     """
 
     def __init__(self, process: subprocess.Popen[bytes], output: Path, metrics: str):
@@ -69,7 +69,7 @@ class MasterProcess:
         return self.process.is_running() and self.process.status() != psutil.STATUS_ZOMBIE
 
     async def address(self, seconds: float = 30.0) -> str:
-        """host:port, once it listens for workers."""
+        """Wait until the master listens for workers, and return its host:port."""
         async with asyncio.timeout(seconds):
             while not (self._output / artifacts.CONTACT).exists():
                 assert self.running, self.log
@@ -80,7 +80,7 @@ class MasterProcess:
 def command(
     output: Path, namespace: str, env: Mapping[str, str], pod: str, listen: str, metrics: str
 ) -> tuple[list[str], dict[str, str]]:
-    """What starts a master of the release edl, and its environment."""
+    """The command that starts a master of the release edl, and its environment."""
     words = ["--backend", "kubernetes", "--output", str(output), "--metrics", metrics, "--listen", listen]
     return [sys.executable, "-m", "edl.master", *words], os.environ | {
         "EDL_NAMESPACE": namespace, "EDL_RELEASE": "edl", "EDL_FULLNAME": "edl", "POD_NAME": pod,
@@ -92,11 +92,11 @@ def command(
 def master(
     output: Path, namespace: str, env: Mapping[str, str], pod: str = "", listen: str = "127.0.0.1:0"
 ) -> Iterator[MasterProcess]:
-    """A master of the release edl.
+    """Run a master of the release edl.
 
     Args:
-        env: leads to the API by KUBECONFIG.
-        pod: its pod's name.
+        env: environment variables; KUBECONFIG must lead to the API.
+        pod: the name of the master's pod.
         listen: host:port for workers.
     """
     output.mkdir(parents=True, exist_ok=True)

@@ -1,8 +1,8 @@
-"""A long job in no time: the real core, and workers that come and go in virtual time, with no heartbeats.
+"""A long job in virtual time: the real core, with workers that join and leave, and without heartbeats.
 
-Every other change of the ring is a preemption; the next one takes in the worker that replaces it. That is a
-`Month`; a `BusyMonth` has what a real job has beside it: words of its progress, checkpoints, evaluations, and
-parameter servers that are lost, come back, and become more or fewer.
+In a `Month`, every other ring change is a preemption, and the next one adds the replacement worker. A
+`BusyMonth` adds further events of a real job: progress reports, checkpoints, evaluations, and parameter
+servers that are lost, return, and change in number.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from edl.master.spec import JobSpec
 from edl.master.telemetry import PROGRESS_SECONDS
 
 RUN = "a month"
-BREATH = 0.0005  # seconds between what two workers say
+BREATH = 0.0005  # seconds between two events
 CHECKPOINT_SECONDS = 120
 HELD_OUT = 100_000  # records
 Hear = Callable[[float, ev.Event, list[ef.Effect]], None]
@@ -42,9 +42,9 @@ class Month:
     """A job that trains for a month.
 
     Args:
-        changes: of its ring, at least.
-        records: in each of the epochs. batch: records in a step.
-        most: journal.maxBytes.
+        changes: the least number of ring changes.
+        records: the records of each epoch. batch: the records of a step.
+        most: the value of journal.maxBytes.
     """
 
     def __init__(
@@ -66,13 +66,13 @@ class Month:
         self.steps, self.end = Steps(records, batch), Steps(records, batch).end(0, epochs)
         self.job = Job(self.spec.config)
         self.now, self.step = 1000.0, 0
-        self.created: list[WorkerId] = []  # and not started yet
+        self.created: list[WorkerId] = []  # workers that have not started yet
         self._leaving = False
         self.days = 30.0
         self.hear: Hear = lambda now, event, effects: None
 
     def run(self) -> None:
-        """From the first event to the end of the job."""
+        """Run the job from its first event to its end."""
         self.begin()
         for _ in range(self.times):
             self.change()
@@ -83,7 +83,7 @@ class Month:
         self._start()
 
     def change(self) -> None:
-        """It trains for a while; then a worker is lost and replaced, which changes the ring twice."""
+        """Train for a while, then lose and replace a worker, which changes the ring twice."""
         self._train(self.end * self.nth // self.times)
         self.nth += 1
         self._lose(self.chance.choice(self.job.ring.members))
@@ -101,10 +101,10 @@ class Month:
             self._join()
 
     def _heard(self, effects: list[ef.Effect]) -> None:
-        """Of a job that has more than workers."""
+        """Handle further effects, in jobs with checkpoints and servers. A Month has none."""
 
     def _start(self) -> None:
-        """All that were asked for start and get ready, and are in the ring."""
+        """Start all created workers, and wait until they are ready and in the ring."""
         started, self.created = self.created, []
         for w in started:
             for event in (ev.Seen(w, f"edl-worker-{w}"), ev.Hello(w), self._ready(w)):
@@ -131,7 +131,7 @@ class Month:
     def _leave(self, broken: str = "", digest: str = "") -> None:
         self._leaving = True
         for w in [w.id for w in self.job.ring.inside]:
-            self._leaving = w != self.job.ring.inside[-1].id  # the last one's word has the next ring formed
+            self._leaving = w != self.job.ring.inside[-1].id  # the last report triggers the next ring
             self._tell(self._left(w, broken, digest))
 
     def _train(self, step: int) -> None:
@@ -162,17 +162,17 @@ class Month:
 
 
 class BusyMonth(Month):
-    """The same, and what a real job has beside it.
+    """A month with the further events of a real job.
 
-    While it trains it tells how far it is every ten seconds, and writes a checkpoint every two minutes and at
-    the end of each epoch. The ring evaluates the model now and then. Every hundredth worker that is lost
-    takes a parameter server's process along, which comes back with its log or, one time in ten, without it,
-    so that ring and servers go back to the last checkpoint. As often, other servers are wanted: one to three.
+    The training reports its progress every ten seconds. It writes a checkpoint every two minutes and at the
+    end of each epoch, and evaluates the model at intervals. With every `rare`-th lost worker, a parameter
+    server's process dies, too. The server restarts with its log or, one time in ten, without it, so that ring
+    and servers roll back to the last checkpoint. Equally often, the number of servers changes: one to three.
 
     Args:
-        days: that it takes. evaluations: in that time.
-        rare: so many changes of the workers between two of the servers.
-        as for a Month: the others.
+        days: the duration of the job. evaluations: their number in that time.
+        rare: the number of worker changes between two server changes.
+        others: see Month.
     """
 
     def __init__(
@@ -202,7 +202,7 @@ class BusyMonth(Month):
 
     @property
     def rings(self) -> int:
-        """How many there have been."""
+        """The number of rings formed so far."""
         return int(self.job.ring.generation)
 
     def begin(self) -> None:
@@ -255,7 +255,7 @@ class BusyMonth(Month):
         self._reach(last)
 
     def _reach(self, step: int) -> None:
-        """The ring trains up to that step, and does on the way what is due."""
+        """Train up to this step, with all epoch ends and evaluations that are due on the way."""
         while (found := self._next_due(self.step)) <= step:
             self.step = found
             if self.steps.ends_epoch(found):
@@ -289,12 +289,12 @@ class BusyMonth(Month):
                 self._tell(ev.Checkpointed(effect.worker, effect.step, effect.attempt, 300_000_000))
 
     def _write(self, why: str) -> None:
-        """Each member writes its part, and the last one says so."""
+        """Report that each member has written its checkpoint part; the last member sends the report."""
         members, attempt = self.job.ring.members, f"{self.step}-{why}-{self.chance.getrandbits(32):08x}"
         self._tell(ev.PartsWritten(members[-1], self.step, attempt, members), after=1.0)
 
     def _lose_server(self, server: int, log: bool) -> None:
-        """Its process is killed, and another takes its place."""
+        """Kill a server's process; a new process replaces it. With `log`, it still has its log."""
         self._tell(ev.ServerExited(server, "SIGKILL"))
         self._tell(ev.ServerAway(server, 1.0, "restarting"), after=1.0)
         self._tell(ev.ServerListens(server, 2.0, again=True), after=1.0)
@@ -310,12 +310,12 @@ class BusyMonth(Month):
 
 
 def journal(month: Month, output: Path, full_at: int = SEGMENT) -> Journal:
-    """An open journal of the month's job, as its master has it."""
+    """Open a journal of the month's job, like its master."""
     return Journal(output / artifacts.JOURNAL, RUN, month.spec, partial(snapshot.dump, month.job), full_at)
 
 
 def keep(month: Month, output: Path, full_at: int = SEGMENT) -> None:
-    """Live the month, and keep what a master would, in segments with so many bytes of lines."""
+    """Run the month and write its journal and summary, in segments with `full_at` bytes of lines."""
     kept = journal(month, output, full_at)
     month.hear = kept.write
     month.run()
@@ -324,6 +324,6 @@ def keep(month: Month, output: Path, full_at: int = SEGMENT) -> None:
 
 
 def summarize(month: Month, kept: Journal, output: Path) -> None:
-    """Write the summary, as a master does at the end."""
+    """Write the summary, as a master does at the end of a job."""
     summary = {"run_id": RUN, "foreign_messages": 0, "journal": asdict(kept.link), **view.summary(month.job)}
     (output / artifacts.SUMMARY).write_text(json.dumps(summary))

@@ -1,4 +1,4 @@
-"""For tests: what workers tell a parameter server, and what comes of it."""
+"""Requests of workers to a parameter server, for tests."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ UNIFORM = json.dumps(
 
 
 def tables(*given: pb.Table, seed: int = 7) -> pb.Tables:
-    """By default two: `user` with 4 values a row and SGD, `item` with 2 and Adam."""
+    """A declaration of tables; by default `user` with 4 values a row and SGD, and `item` with 2 and Adam."""
     default = (
         pb.Table(name="user", dim=4, initializer=UNIFORM, optimizer=SGD),
         pb.Table(name="item", dim=2, initializer=UNIFORM, optimizer=ADAM),
@@ -35,7 +35,7 @@ def start_generation(generation: int, step: int, last: pb.Commit | None = None) 
 
 
 def batch(step: int, rank: int) -> list[tuple[np.ndarray, np.ndarray]]:
-    """A rank's ids and gradients of one step, of both tables: always the same."""
+    """A rank's ids and gradients of one step for both tables; a function of step and rank only."""
     rng = np.random.default_rng([step, rank])
     found = []
     for dim in (4, 2):

@@ -1,6 +1,6 @@
-"""Rows of embeddings as a job has left them in its newest checkpoint, read without any of the servers' code.
+"""Read embedding rows from a job's newest checkpoint, without any of the servers' code.
 
-And what speaks against those of the model that counts in them (tests/models/counting_rows.py).
+Also check the rows of the model that counts in its rows (tests/models/counting_rows.py).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from edl.checkpoints.checkpoint import Checkpoint
 from edl.errors import EdlError
 from tests.evidence import saved_weights
 
-SHOWN = 5  # wrong rows that a text names
+SHOWN = 5  # the number of wrong rows named in a message
 FACTOR = np.uint64(0x9E3779B97F4A7C15)  # of tests/models/counting_rows.py
 
 
@@ -28,8 +28,10 @@ def ids_of(records: np.ndarray) -> np.ndarray:
 
 
 def check_rows(directory: Path, records: int, epochs: int, step: int | None = None) -> str:
-    """What is wrong with the counts in the rows of a job's newest checkpoint, which must be that of `step`;
-    nothing when every one is right. Names the first records, and how often they were counted."""
+    """Describe the wrong counts in the rows of a job's newest checkpoint, which must be that of `step`.
+
+    Names the first wrong records, and how often they were counted. Returns "" if every count is right.
+    """
     try:
         checkpoint = newest(directory)
         if step is not None and checkpoint.step != step:
@@ -41,7 +43,7 @@ def check_rows(directory: Path, records: int, epochs: int, step: int | None = No
 
 
 def difference(ids: np.ndarray, rows: np.ndarray, records: int, epochs: int) -> str:
-    """What is wrong with these rows; nothing when all records counted `epochs` times, and nothing else."""
+    """Describe the wrong rows; "" if all records were counted `epochs` times and no other rows exist."""
     record_of = dict(zip(ids_of(np.arange(records)).tolist(), range(records), strict=True))
     foreign = [number for number, id in enumerate(ids.tolist()) if id not in record_of]
     counted = np.zeros((records, rows.shape[-1]), np.float32)
@@ -59,7 +61,7 @@ def difference(ids: np.ndarray, rows: np.ndarray, records: int, epochs: int) -> 
 
 
 def saved_rows(model: Path) -> tuple[np.ndarray, np.ndarray]:
-    """The rows of a saved model that has one table of them.
+    """The rows of a saved model with one table.
 
     Returns:
         ids: int64 [n].
@@ -72,7 +74,7 @@ def saved_rows(model: Path) -> tuple[np.ndarray, np.ndarray]:
 
 
 def newest(directory: Path) -> Checkpoint:
-    """The newest whole checkpoint in that directory, verified."""
+    """Find and verify the newest whole checkpoint in this directory."""
     warnings: list[str] = []
     found = Store.open(str(directory)).newest(warnings.append)
     assert found is not None, f"{directory}: there is no whole checkpoint {'; '.join(warnings)}"
@@ -81,10 +83,10 @@ def newest(directory: Path) -> Checkpoint:
 
 
 def rows_of(checkpoint: Checkpoint, table: str) -> tuple[np.ndarray, np.ndarray]:
-    """All rows of a table, of all servers.
+    """All rows of a table, from all servers.
 
     Returns:
-        ids: int64 [n], in rising order, each once.
+        ids: int64 [n], in ascending order, without duplicates.
         rows: float32 [n, dim].
     """
     found = [(ids, rows) for name, ids, rows in _tables(checkpoint) if name == table]
@@ -98,7 +100,7 @@ def rows_of(checkpoint: Checkpoint, table: str) -> tuple[np.ndarray, np.ndarray]
 
 
 def _tables(checkpoint: Checkpoint) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
-    """Name, ids and rows of each table of each server."""
+    """Yield the name, ids and rows of each table of each server."""
     servers = checkpoint.manifest.state.get("servers")
     assert servers, f"{checkpoint.directory}: its manifest names no parts of servers"
     assert servers["count"] == len(servers["parts"])

@@ -1,7 +1,7 @@
-"""A server that speaks S3 and looks at who asks, as a cloud's does: at a call's signature and at its rights.
+"""An S3 server that authenticates and authorizes its callers like a cloud's: by signature and rights.
 
-The account it gives has the rights that docs/checkpoints.md names, below one prefix. It may list more than
-it needs, so that a test sees what was left half done.
+The test account has the rights that docs/checkpoints.md names, below one prefix. It may list more than it
+needs, so that a test sees unfinished uploads.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ RIGHTS = ("GetObject", "PutObject", "DeleteObject", "AbortMultipartUpload")
 
 @dataclass(frozen=True)
 class Account:
-    """Where the server is, and who may use it."""
+    """The server's address, and the credentials of an account."""
 
     endpoint: str
     key: str
@@ -28,12 +28,12 @@ class Account:
 
     @property
     def url(self) -> str:
-        """The address below which it may write."""
+        """The address below which the account may write."""
         return f"s3://{BUCKET}/{PREFIX}"
 
     @property
     def variables(self) -> dict[str, str]:
-        """Those of the environment by which every client of S3 finds it."""
+        """The environment variables by which every S3 client finds the server and the credentials."""
         return {
             "AWS_ENDPOINT_URL": self.endpoint,
             "AWS_DEFAULT_REGION": REGION,
@@ -43,11 +43,11 @@ class Account:
 
     @property
     def forged(self) -> Account:
-        """The same name, and another secret: it is refused."""
+        """The same account with a wrong secret, which the server refuses."""
         return replace(self, secret=self.secret[::-1])
 
     def without(self, right: str) -> Account:
-        """One that has not this right, of S3's names for them."""
+        """Create an account without this right, by its S3 name."""
         _free_calls(self.endpoint, "inf")
         try:
             return _account(self.endpoint, f"without-{right}", [r for r in RIGHTS if r != right])
@@ -57,7 +57,7 @@ class Account:
 
 @contextmanager
 def serving(host: str = "127.0.0.1") -> Iterator[Account]:
-    """An account of a server at that address of this machine, which goes with all that it has been given."""
+    """Run a server at this address, and yield an account; all its data is lost at the end."""
     from moto.server import ThreadedMotoServer
 
     server = ThreadedMotoServer(ip_address=host, port=0, verbose=False)
@@ -95,5 +95,5 @@ def _administrator(service: str, endpoint: str) -> Any:
 
 
 def _free_calls(endpoint: str, number: str) -> None:
-    """How many calls, from now on, nobody's rights are looked at for."""
+    """Set the number of further calls whose rights the server does not check."""
     httpx2.post(f"{endpoint}/moto-api/reset-auth", content=number.encode()).raise_for_status()

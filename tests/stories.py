@@ -1,4 +1,4 @@
-"""For stories of a job: workers that do what the test says, and the effects that follow."""
+"""Stories of a job: the test acts for its workers, and receives the effects of the core."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.invariants import Watchdog
 
 
 class Story:
-    """A job whose workers do what the test says. Sizes: 100 records, 1 epoch, batches of 10."""
+    """A job whose workers are driven by the test: 100 records, 1 epoch, batches of 10."""
 
     def __init__(
         self, workers: int = 3, records: int = 100, checkpoint: dict[str, Any] | None = None, **elastic: Any
@@ -54,7 +54,7 @@ class Story:
         return effects
 
     def waits(self, seconds: float) -> list[ef.Effect]:
-        """Time passes: a Tick at each deadline, and at the end."""
+        """Let time pass, with a Tick at each deadline and at the end."""
         effects, until = [], self.now + seconds
         while (deadline := self.next_deadline()) is not None and deadline <= until:
             effects += self.tell(ev.Tick(), after=deadline - self.now)
@@ -72,7 +72,7 @@ class Story:
         ]
 
     def up(self, step: int = 0) -> list[ef.Effect]:
-        """The ring that was formed is up, with its first step made."""
+        """Report that the formed ring is up, and its first step done."""
         g, members = self.job.ring.generation, self.job.ring.members
         effects = [e for m in members for e in self.tell(ev.JoinedRing(m, g, step))]
         return effects + [e for m in members for e in self.tell(ev.Stepped(m, g, step + 1, 0.2, 0, 0.0))]
@@ -119,7 +119,7 @@ def of(effects: list[ef.Effect], kind: type) -> list[ef.Effect]:
 
 
 def finish(story: Story, digests: tuple[str, ...] = ("same", "same"), first: int = 0) -> list[ef.Effect]:
-    """Everything is applied, and the members, from `first` on, say so."""
+    """Report that all records are applied; the members, from `first` on, leave the ring."""
     story.tell(ev.Progress(story.job.ring.generation, 10))
     outs = enumerate(digests, first)
     return [e for w, digest in outs for e in story.out(w, step=10, digest=digest)]

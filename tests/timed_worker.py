@@ -1,4 +1,4 @@
-"""`edl worker` that notes when each of its steps was done: one time a line, in EDL_STEP_TIMES/PID."""
+"""`edl worker` that records the time of each completed step, one per line, in EDL_STEP_TIMES/PID."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from edl.trainer.session.telemetry import Telemetry
 def main() -> int:
     os.environ.update(WORKER_ENVIRONMENT)
     path = Path(os.environ["EDL_STEP_TIMES"], str(os.getpid()))
-    times = open(path, "w", buffering=1, encoding="ascii")  # to the end of this process
+    times = open(path, "w", buffering=1, encoding="ascii")  # open until this process ends
     done = Telemetry.step_done
 
     @functools.wraps(done)
     def noted(self: Telemetry, generation: int, *rest: Any, **named: Any) -> None:
         done(self, generation, *rest, **named)
-        if generation:  # in no ring it warms up
+        if generation:  # generation 0 is the warm-up
             times.write(f"{time.monotonic()}\n")
 
     Telemetry.step_done = noted  # type: ignore[method-assign]

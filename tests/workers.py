@@ -1,4 +1,4 @@
-"""A worker on a thread, for tests: the real loop, session and local ring; the test is its master."""
+"""A worker on a thread: the real loop, session and local ring, with the test as its master."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from tests.counting import AtOnce, CountingLearner, Positions
 
 SIZE, EPOCHS, BATCH = 12, 2, 4
 POSITIONS, STEPS = SIZE * EPOCHS, 6
-CONFIG = config.parse(values.defaults())  # of which the loop needs only what it does with what is not finite
+CONFIG = config.parse(values.defaults())  # the loop reads only its settings for nonfinite values
 
 
 class Held(LocalRing):
-    """After each sum it waits until the test lets it go on, or has set it free."""
+    """A ring that waits after each sum until the test calls `go_on` or `free`."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.sums: list[control.Agreed] = []  # what they said
-        self.held_at = 0  # the number of the sum, as the test knows
+        self.sums: list[control.Agreed] = []  # the control vector of each sum
+        self.held_at = 0  # the number of the sum that the test has seen
         self._came, self._may, self._free = threading.Semaphore(0), threading.Semaphore(0), False
 
     def reduce(self, vector: Any) -> Any:
@@ -47,7 +47,7 @@ class Held(LocalRing):
             self._may.release()
 
     def comes(self) -> None:
-        """It has one more sum."""
+        """Wait until this ring has one more sum."""
         self.held_at += 1
         assert self._came.acquire(timeout=10), f"sum {self.held_at} does not come"
 
@@ -57,7 +57,7 @@ class Held(LocalRing):
 
 
 class A:
-    """A worker, and what a test does in its master's place."""
+    """A worker, with the actions of its master as methods for the test."""
 
     def __init__(
         self,
@@ -95,7 +95,7 @@ class A:
             self.ended = error
 
     def says(self, what: str, generation: int) -> Any:
-        """Wait until it has said that in that ring."""
+        """Wait until the worker has sent the message `what` in this generation, and return it."""
 
         def found() -> list[Any]:
             ours = [m for m in self.said if m.WhichOneof("body") == what and m.generation == generation]
@@ -137,14 +137,14 @@ class A:
 
 
 def ring_of(*workers: A, generation: int = 1, **order: Any) -> None:
-    """Form one of these, with the first as its root."""
+    """Form a ring of these workers, with the first one as its root."""
     group, members = InProcessGroup(len(workers)), [w.session.worker for w in workers]
     for w in workers:
         w.form(group, generation, members, members[0], **order)
 
 
 def come_to_sum(number: int, *workers: A) -> control.Agreed:
-    """Let all of a ring go on until they have the sum of that number, counted from 1; what that one says."""
+    """Let all of a ring continue to the sum of this number, counted from 1; return its control vector."""
     rings = [w.ring for w in workers]
     while rings[0].held_at < number:
         for ring in rings:
@@ -157,7 +157,7 @@ def come_to_sum(number: int, *workers: A) -> control.Agreed:
 
 
 class Later(LocalRing):
-    """The state that it takes arrives when the test lets it."""
+    """A ring whose received state arrives only when the test sets `may_come`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -178,7 +178,7 @@ class Later(LocalRing):
 
 
 class Both(Held, Later):
-    """Sums and states come one by one."""
+    """A ring with both held sums and delayed states."""
 
     def __init__(self) -> None:
         Held.__init__(self)
@@ -186,7 +186,7 @@ class Both(Held, Later):
 
 
 def joining_at_step_2(ring: LocalRing | None = None) -> tuple[A, A]:
-    """A worker that has two steps, and one that has entered its ring without them."""
+    """Return a worker with two steps, and a worker that has joined its ring without them."""
     old, new = A(0, ring=Held()), A(1, ring=ring or Both())
     ring_of(old)
     come_to_sum(1, old)
@@ -201,7 +201,7 @@ def joining_at_step_2(ring: LocalRing | None = None) -> tuple[A, A]:
 
 
 class Broken(LocalRing):
-    """Breaks at its `at`-th broadcast or sum."""
+    """A ring that breaks at its broadcast or sum number `at`, counted from 0."""
 
     def __init__(self, at: int, verb: str):
         super().__init__()

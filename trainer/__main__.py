@@ -92,7 +92,7 @@ def work(stream: MasterStream, start: Start, memory: MemoryCopy | None = None, b
     """Connect to the master, build, warm up, report ready, and train until the end; returns the exit code.
 
     Args:
-        backend: of Keras, that the environment has asked for.
+        backend: the Keras backend that the environment has requested.
     """
     stream.open()
     start.begin()

@@ -85,7 +85,7 @@ def build(stream: MasterStream, memory: MemoryCopy | None = None) -> Worker:
     """Build the worker of an open stream, and warm it up.
 
     Args:
-        memory: of this worker's pod, for copies of the state.
+        memory: the memory of this worker's pod, for copies of the state.
 
     Raises:
         EdlError: the values, the model or the data are invalid, or the master has ended this worker
@@ -119,11 +119,11 @@ def build(stream: MasterStream, memory: MemoryCopy | None = None) -> Worker:
 
 @dataclass
 class Context:
-    """What the functions of this module share.
+    """The data shared by the functions of this module.
 
     Args:
-        config: of the job; the mode may be decided here (mode=auto).
-        name: of the user's module, for messages.
+        config: the values of the job; the mode may be decided here (mode=auto).
+        name: the name of the user's module, for messages.
         doing: names the present stage of the start.
         output: the job's output directory; None if it has none.
         results: the directory of this run's results: `output`, or a directory in it.
@@ -185,7 +185,7 @@ def trainer_of(context: Context, memory: MemoryCopy | None) -> Worker:
     """Return the worker of a job that trains.
 
     Args:
-        memory: of this worker's pod, for copies of the state.
+        memory: the memory of this worker's pod, for copies of the state.
     """
     session, stream, module, doing = context.session, context.stream, context.module, context.doing
     doing.now(f"{context.name}: model()")
@@ -311,7 +311,7 @@ def exporter_of(
 
     Args:
         finish: ends the training of the model; True if its values have changed.
-        ahead: verifies exports; None: they are not verified.
+        ahead: verifies exports; None to skip the verification.
     """
     config, stream = context.config, context.stream
     return Exporter(

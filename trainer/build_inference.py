@@ -72,7 +72,7 @@ def build_inference(
     """Build the worker of a job that evaluates or predicts.
 
     Args:
-        servers: have the rows of the model's tables; None: these are variables of the model.
+        servers: the servers with the rows of the model's tables; None if these are variables of the model.
 
     Raises:
         EdlError: the values, the model or the data are not what they should be.
@@ -128,7 +128,7 @@ def build_inference(
         weights = learner.digest() + (f"/{rows.digest}" if rows is not None else "")
         book = Book(len(reader), size, learner.fingerprint(), weights, form)
         (whole,) = plan.after(0, 0)
-        first = files.begin(book) * size // plan.batch  # the first round of which a file is missing
+        first = files.begin(book) * size // plan.batch  # the first round whose file is missing
         return Ledger(round=min(first, whole.end))
 
     _meet_alone(config, ring, learner)

@@ -99,7 +99,7 @@ def ps_learner_of(
     """Return the learner of a model whose weights are all on parameter servers (mode=ps).
 
     Args:
-        samples: batches of real records; empty if there are none.
+        samples: batches of real records; empty if the data has no records.
         warn: takes each warning about the model.
 
     Raises:
@@ -137,7 +137,7 @@ def learner_of(
     """Return the learner of a model that is trained over a ring, with its own train_step() if it has one.
 
     Args:
-        samples: batches of real records; empty if there are none.
+        samples: batches of real records; empty if the data has no records.
         inexact, warn, pieces: see KerasLearner.
         compression: the type in which large gradients are sent.
 

@@ -43,14 +43,14 @@ from edl.trainer.step.ps_learner import DENSE, PsLearner
 
 @dataclass(frozen=True)
 class Request:
-    """What to export.
+    """A request to export a model.
 
     Args:
-        values: of the job.
-        trained: the file of the trained model; empty: a checkpoint is meant.
-        checkpoints: where they lie.
-        step: of the checkpoint; None: the newest one that is whole.
-        name: of the format.
+        values: the values of the job.
+        trained: the file of the trained model; empty to export a checkpoint.
+        checkpoints: the address of the checkpoints.
+        step: the step of the checkpoint; None for the newest whole checkpoint.
+        name: the name of the format.
         output: the path to write to.
     """
 
@@ -148,7 +148,7 @@ def _restored(
     it has its rows as variables."""
     loaded = _loaded(Store.open(request.checkpoints), request)
     manifest = loaded.checkpoint.manifest
-    if manifest.of_servers:  # of which job this is, a directory of checkpoints does not say
+    if manifest.of_servers:  # a directory of checkpoints does not name its job
         keep_rows_elsewhere()
     reader = module.reader("train")
     assert reader is not None

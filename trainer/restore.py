@@ -41,11 +41,11 @@ class Restore:
 
     @property
     def newest_step(self) -> int:
-        """The step of the newest checkpoint; 0 if there is none."""
+        """The step of the newest checkpoint; 0 without a checkpoint."""
         return self.checkpoints.known if self.checkpoints is not None else 0
 
     def initial_state(self, expected: int) -> bool:
-        """Restore the newest checkpoint, ledger and model together, or do a warm start if there is none.
+        """Restore the newest checkpoint, ledger and model together; without a checkpoint, do a warm start.
 
         Args:
             expected: the step of a checkpoint that is known to exist; 0 if none is.
@@ -62,7 +62,7 @@ class Restore:
         return False
 
     def load_checkpoint(self, expected: int) -> bool:
-        """Restore the newest checkpoint. False if there is none."""
+        """Restore the newest checkpoint. Returns False if no checkpoint exists."""
         if self.checkpoints is None or (found := self.checkpoints.restore(expected)) is None:
             return False
         self._state.set_ledger(found)

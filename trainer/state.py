@@ -1,11 +1,11 @@
-"""The job's state, as one worker holds it: the model, the ledger, and the updates that are not in it yet.
+"""The job's state in one worker: the model, the ledger, and the updates that are not applied yet.
 
     ledger, model       one state: changed together, copied together
     pending_updates     steps that the ring has made and that are not in the state yet
     step, round, turn   what the ring does next: the ledger's own, when nothing is pending
 
-Most of the time a step is pending no longer than `add` takes. But a member that joins without the state
-catches up: it receives the state of one moment, keeps the steps made since then, and applies them afterwards.
+A step is usually pending only while `add` runs. But a member that joins without the state catches up: it
+receives the state of one moment, keeps the steps made since then, and applies them afterwards.
 
 Training changes the state in `_put` only. Otherwise the whole state is replaced: by a different member's
 (`sync`, `begin_catch_up`), by the copy of an earlier worker (`restore_from_memory`), or by a checkpoint
@@ -48,7 +48,7 @@ class State:
     Args:
         learner: holds the model.
         rounds: adds rounds of evaluations to the ledger.
-        memory: keeps a copy of each state in memory that outlives this process; None: no copies.
+        memory: keeps a copy of each state in memory that outlives this process; None for no copies.
         servers: hold the rows of the model's tables; None if it has no tables.
     """
 
@@ -81,7 +81,7 @@ class State:
         self.stop = ledger.epochs.stop
 
     def restore_from_memory(self) -> bool:
-        """Restore the copy that an earlier worker has left in this pod's memory. False if there is none."""
+        """Restore the copy that an earlier worker left in this pod's memory. Returns False without a copy."""
         if self._memory is None or (found := self._memory.newest()) is None:
             return False
         ledger, parts = found

@@ -3,11 +3,11 @@
     import ─▶ fork the worker ─▶ wait for its end ─▶ it crashed: fork the next one, at once
                                                      else: end as it did
 
-A process that has imported TensorFlow and run nothing has no thread but its own; so a fork of it is a worker
-whose imports cost nothing, neither at the start nor after a crash. The next worker is another one to the
-master, which may also say that none is needed here: then all ends.
+A process that has imported TensorFlow and run nothing has only one thread. So a fork of it is a worker whose
+imports cost nothing, neither at the start nor after a crash. To the master, the next worker is a new worker.
+If the master replies that no worker is needed here, this process ends.
 
-What follows is also this process's duty, as there is no other:
+This process has further duties, because the pod has no other process for them:
 
     asked to end   the worker is asked, and no further one is started
     orphans        what a worker leaves behind is killed before the next one starts, and zombies are reaped
@@ -50,11 +50,11 @@ OOM_KILLS = (Path("/sys/fs/cgroup/memory.events"), Path("/sys/fs/cgroup/memory/m
 
 @dataclass(frozen=True)
 class Ended:
-    """How a worker's process has ended.
+    """The end of a worker's process.
 
     Args:
-        code: as in subprocess: negative is a signal.
-        out_of_memory: the kernel has killed a process of this container for want of memory meanwhile.
+        code: the exit code, as in subprocess: a negative number is a signal.
+        out_of_memory: whether the kernel has killed a process of this container meanwhile for lack of memory.
     """
 
     code: int
@@ -62,12 +62,12 @@ class Ended:
 
     @property
     def goes_on(self) -> bool:
-        """Another process may do better: this one crashed, was killed, or its peers broke its ring."""
+        """Whether a new process may succeed: this one crashed, was killed, or its peers broke its ring."""
         return self.code < 0 or self.code == WorkerExit.PEER_BROKEN
 
     @property
     def exit_code(self) -> int:
-        """For the container, as shells tell a signal."""
+        """The exit code of the container; a signal is encoded as in shells."""
         return self.code if self.code >= 0 else 128 - self.code
 
     def told(self, place: int) -> dict[str, Any]:
@@ -81,12 +81,12 @@ class Ended:
 
 @dataclass
 class Supervisor:
-    """The processes of one place, one after the other.
+    """The successive worker processes of one place.
 
     Args:
         work: what a worker's process does; takes the arguments of `edl worker`, returns its exit code.
         place: the worker that the pod was made for.
-        arguments: of every worker.
+        arguments: the arguments of every worker.
         clock: monotonic seconds.
     """
 

@@ -116,7 +116,7 @@ class Worker:
         keep: saves a copy of the trained model of this step before the ring evaluates it.
         servers: hold the rows of the model's tables; None if it has no tables.
         history: receives the history of all whole epochs, again and again.
-        memory: keeps a copy of each state in memory that outlives this process; None: no copies.
+        memory: keeps a copy of each state in memory that outlives this process; None for no copies.
         computing: limits the time that this worker computes in a step.
     """
 
@@ -160,10 +160,10 @@ class Worker:
         self.callback_rank = 0  # the rank that calls the callbacks for all
         self.ring_slot = RingSlot(0, 0, 0, 1)  # this worker's position
         self.in_sync = False  # whether this worker has the state of the step that this ring is at
-        self.in_flight = 0  # this rank's records in a step whose sums have not come back
+        self.in_flight = 0  # this rank's records in a step whose sums are pending
         self.next_part: Part | None = None  # this rank's, once all members are in sync
 
-    # --- rings, one after the other
+    # --- successive rings
 
     def train(self) -> End:
         """Follow the master's orders until one of them ends this worker, or the stream to the master ends."""

@@ -1,11 +1,11 @@
-"""What an id's row holds before the first step that has the id: of Keras' initializers, by their JSON.
+"""Initial rows of ids, before the first step that has the id: Keras' initializers, from their JSON.
 
 A row's values depend on the job's seed, the table's name and the id (and on the initializer's own seed, if
-the user has given it one): on no order, and not on the number of servers.
+the user has set one). They depend on no order, and not on the number of servers.
 
-Keras draws a whole matrix [input_dim, dim]. Here is no `input_dim`: ids are any 64-bit numbers. What scales
-with it (`fan_in`, and the `fan_avg` of Glorot's) is refused, instead of being something else than its name
-says; `fan_out` is `dim`, as in Keras.
+Keras draws a whole matrix [input_dim, dim]. Tables have no `input_dim`: ids are any 64-bit numbers.
+Initializers that scale with it (`fan_in`, and the `fan_avg` of Glorot's) are refused, because their result
+would not be what their name says; `fan_out` is `dim`, as in Keras.
 """
 
 from __future__ import annotations
@@ -19,8 +19,7 @@ from typing import Any
 from edl.ps.errors import Invalid
 from edl.ps.table import kernels
 
-# Of a normal distribution that is cut at two standard deviations, its own standard deviation; as Keras has
-# it.
+# The standard deviation of a standard normal distribution truncated at two standard deviations, as in Keras.
 TRUNCATED_STDDEV = 0.87962566103423978
 _SCALED = {
     "GlorotUniform": (1.0, "fan_avg", "uniform"),
@@ -39,7 +38,7 @@ _KINDS = {
 
 @dataclass(frozen=True)
 class Initializer:
-    """Args: as `native.pull` takes them; and the seed that the user gave to it alone."""
+    """The arguments `kind`, `a` and `b` of `kernels.pull`, and the seed, if the user set one for it."""
 
     kind: int
     a: float
@@ -48,12 +47,13 @@ class Initializer:
 
 
 def parse(text: str, table: str, dim: int) -> Initializer:
-    """
+    """Parse a serialized Keras initializer.
+
     Args:
-        text: as `keras.initializers.serialize` has it, in JSON.
+        text: the result of `keras.initializers.serialize`, in JSON.
 
     Raises:
-        Invalid: it is not one that a server knows.
+        Invalid: servers do not support this initializer.
     """
     name, config = serialized(text, f"table {table!r}: initializer")
     try:
@@ -109,7 +109,7 @@ def serialized(text: str, what: str) -> tuple[str, Mapping[str, Any]]:
     """The class and the configuration of a Keras object, from its JSON.
 
     Raises:
-        Invalid: it is none.
+        Invalid: the text is not the JSON of a Keras object.
     """
     try:
         found = json.loads(text)

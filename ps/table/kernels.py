@@ -1,13 +1,12 @@
-"""What is done with rows by the thousand, compiled: find, gather, initialise, add up, update.
+"""Compiled kernels for many rows at a time: find, gather, initialise, add up, update.
 
-An index maps ids to slots: open addressing over pairs (id, slot), int64, as one flat array of a power of two
-of pairs; a slot of -1 is a free place. Rows lie one after the other in one flat float32 array, `stride`
-values
-each: the row itself and then what its optimizer keeps of it. `meta` has for each slot the id, the last step
-that had it, and how many steps had it.
+An index maps ids to slots by open addressing over pairs (id, slot), int64. It is one flat array with a power
+of two of pairs; a slot of -1 marks a free place. Rows lie consecutively in one flat float32 array, `stride`
+values each: the row itself, followed by its optimizer's slots. For each slot, `meta` holds the id, the last
+step that had it, and the number of steps that had it.
 
-Promise: what comes out depends on the numbers that go in, and on nothing else: not on the order of the ids,
-and not on what else a table holds. Nothing here holds the GIL.
+Promise: the results depend only on the input numbers, and not on the order of the ids or on the other
+contents of a table. No kernel holds the GIL.
 """
 
 from __future__ import annotations
@@ -30,12 +29,12 @@ _ROWS = types.float32[::1]
 _SLOTS = types.int64[::1]
 _F, _D, _I, _U = types.float32, types.float64, types.int64, types.uint64
 
-# Ids that are looked for together: while memory brings what is needed of one, that of the others is on its
-# way. As many as are sure to stay in the nearest cache until they are used.
+# The number of ids looked up together, so that their memory accesses overlap. It is small enough that all of
+# them stay in the nearest cache until they are used.
 AHEAD = 128
-LINE = 16  # numbers of 4 bytes that memory brings at once
-MOST_LINES = 4  # of a row; what follows comes by itself
-NEAR = 12  # rows that are on their way while one is updated
+LINE = 16  # numbers of 4 bytes in a cache line
+MOST_LINES = 4  # of a row that are prefetched; the hardware prefetches the following ones
+NEAR = 12  # rows that are prefetched while one is updated
 
 
 @numba.njit(cache=True, nogil=True, inline="always")
@@ -60,7 +59,7 @@ def _find(index, mask, id):
 
 @numba.njit(cache=True, nogil=True, inline="always")
 def _fetch(rows, at, count):
-    """So many numbers of an array are on their way to where they are used."""
+    """Prefetch `count` numbers of an array."""
     for j in range(0, min(count, MOST_LINES * LINE), LINE):
         prefetch(rows, at + j)
     prefetch(rows, at + count - 1)
@@ -68,7 +67,7 @@ def _fetch(rows, at, count):
 
 @numba.njit(cache=True, nogil=True, inline="always")
 def _find_some(index, mask, ids, start, size, slots, to, rows, stride, count):
-    """The slots of some ids, from `start` on; `count` numbers of their rows are on their way then."""
+    """Find the slots of some ids, from `start` on, and prefetch `count` numbers of their rows."""
     for i in range(start, start + size):
         prefetch(index, 2 * np.int64(_mix(_u(ids[i])) & _u(mask)))
     for i in range(size):
@@ -89,7 +88,7 @@ def _insert(index, mask, id, slot):
 
 @numba.njit(cache=True, nogil=True, inline="always")
 def _erase(index, mask, id):
-    """Take an id out, and move those behind it forward that would not be found any more."""
+    """Remove an id, and move forward the following ids that could not be found otherwise."""
     at = np.int64(_mix(_u(id)) & _u(mask))
     while index[2 * at + 1] >= 0 and index[2 * at] != id:
         at = (at + 1) & mask
@@ -110,7 +109,7 @@ def _erase(index, mask, id):
 
 @numba.njit(cache=True, nogil=True, inline="always")
 def _quantile(p):
-    """Of the normal distribution: Wichura's AS 241, PPND16."""
+    """Quantile of the normal distribution: Wichura's AS 241, PPND16."""
     q = p - 0.5
     if abs(q) <= 0.425:
         r = 0.180625 - q * q
@@ -152,7 +151,7 @@ def _born(rows, at, dim, id, key, kind, a, b):
     """Write the initial row of an id.
 
     Args:
-        key: of the table: its seed and its name.
+        key: the table's key, from its seed and its name (`table_key`).
         a, b: the value; the limits; or the mean and the standard deviation.
     """
     if kind < UNIFORM:
@@ -169,14 +168,14 @@ def _born(rows, at, dim, id, key, kind, a, b):
             rows[at + j] = np.float32(a + (b - a) * p)
         elif kind == NORMAL:
             rows[at + j] = np.float32(a + b * _quantile(p))
-        else:  # within two standard deviations: 0.02275... of the others lie on either side
+        else:  # within two standard deviations: a share of 0.02275... lies beyond them on either side
             p = 0.022750131948179209 + p * 0.95449973610364158
             rows[at + j] = np.float32(a + b * _quantile(p))
 
 
 @numba.njit(types.void(_INDEX, _META, _ROWS, _I, _I, IDS, _I, _U, _I, _D, _D, _ROWS), cache=True, nogil=True)
 def pull(index, meta, rows, stride, dim, ids, oldest, key, kind, a, b, out):
-    """The row of each id: the one that it has, or its initial one."""
+    """Write the row of each id to `out`: its stored row, or else its initial row."""
     mask = index.size // 2 - 1
     n = ids.size
     slots = np.empty(AHEAD, np.int64)
@@ -186,7 +185,7 @@ def pull(index, meta, rows, stride, dim, ids, oldest, key, kind, a, b, out):
         for i in range(size):
             slot = slots[i]
             to = (start + i) * dim
-            # Where nothing is ever forgotten, `meta` is left alone: it lies elsewhere in memory.
+            # If rows are never forgotten, `meta` is not read, because it lies elsewhere in memory.
             if slot >= 0 and (oldest < 0 or meta[META * slot + 1] >= oldest):
                 copy(out, to, rows, slot * stride, dim)
             else:
@@ -195,7 +194,7 @@ def pull(index, meta, rows, stride, dim, ids, oldest, key, kind, a, b, out):
 
 @numba.njit(types.void(_INDEX, _META, IDS, _I, _SLOTS), cache=True, nogil=True)
 def find(index, meta, ids, oldest, slots):
-    """The slot of each id; -1: it has none, or what is there is older than `oldest`."""
+    """Find the slot of each id; -1 for an id without a slot, or whose row is older than `oldest`."""
     mask = index.size // 2 - 1
     for start in range(0, ids.size, AHEAD):
         _find_some(index, mask, ids, start, min(AHEAD, ids.size - start), slots, start, meta, META, META)
@@ -215,7 +214,7 @@ def index_more(index, meta, start, stop):
 
 @numba.njit(types.boolean(IDS, types.int32[::1]), cache=True, nogil=True)
 def distinct(ids, scratch):
-    """Whether each id is there once.
+    """Whether the ids are distinct.
 
     Args:
         scratch: as in `add_up`.
@@ -235,11 +234,11 @@ def distinct(ids, scratch):
 
 @numba.njit(_I(_SLOTS, _I, _ROWS, IDS, VALUES, _I, types.int32[::1]), cache=True, nogil=True)
 def add_up(union, n, sums, ids, values, dim, scratch):
-    """Add one rank's gradients to the sums so far; returns of how many ids there are some now.
+    """Add one rank's gradients to the sums so far; returns the number of ids that have gradients now.
 
     Args:
-        union: the ids, in the order in which they came first.
-        scratch: an index of `union`: -1, or a place in it.
+        union: the ids, in the order of their first occurrence.
+        scratch: an index of `union`: -1, or a position in it.
     """
     mask = scratch.size - 1
     for i in range(ids.size):
@@ -270,7 +269,7 @@ def _place_some(
     index, meta, rows, n, stride, dim, ids, start, step, oldest, key, kind, a, b, first, second,
     slots, undo, undo_meta,
 ):  # fmt: skip
-    """`place` of the ids from `start` on that are looked for together."""
+    """Do the work of `place` for the ids from `start` on that are looked up together."""
     mask = index.size // 2 - 1
     can_undo = undo_meta.size > 0
     stop = min(start + AHEAD, ids.size)
@@ -314,13 +313,13 @@ def place(
     index, meta, rows, n, stride, dim, ids, step, oldest, key, kind, a, b, first, second,
     slots, undo, undo_meta,
 ):  # fmt: skip
-    """Give each id a slot, those that have none a new one with their initial row; returns how many slots
-    there are then. There is room for all of them.
+    """Assign a slot to each id; an id without a slot gets a new one with its initial row. Returns the number
+    of slots afterwards. The arrays must have room for all of them.
 
     Args:
-        first, second: what the optimizer's slots hold at the beginning.
-        undo, undo_meta: take what was there before; the id's count is -1 where nothing was. Empty: nobody
-        wants to know.
+        first, second: the initial values of the optimizer's slots.
+        undo, undo_meta: receive the previous contents; the id's count is -1 for a new slot. Empty arrays to
+            record nothing.
     """
     for start in range(0, ids.size, AHEAD):
         n = _place_some(
@@ -332,7 +331,7 @@ def place(
 
 @numba.njit(types.void(_INDEX, _META, _ROWS, _I, _SLOTS, _ROWS, _META), cache=True, nogil=True)
 def take_back(index, meta, rows, stride, slots, undo, undo_meta):
-    """Undo `place`, and what was done to these rows since. New slots were the last ones."""
+    """Undo `place` and all later changes of these rows. New slots must be the last ones."""
     mask = index.size // 2 - 1
     for i in range(slots.size):
         slot = slots[i]
@@ -347,7 +346,7 @@ def take_back(index, meta, rows, stride, slots, undo, undo_meta):
 
 @numba.njit(_I(_INDEX, _META, _ROWS, _I, _I, _I), cache=True, nogil=True)
 def drop_older(index, meta, rows, n, stride, oldest):
-    """Remove the rows that no step from `oldest` on has had; returns how many there are then."""
+    """Remove the rows that no step from `oldest` on has had; returns the number of remaining rows."""
     mask = index.size // 2 - 1
     slot = 0
     while slot < n:
@@ -367,7 +366,7 @@ def drop_older(index, meta, rows, n, stride, oldest):
 
 @numba.njit(types.void(_INDEX, _META, _I, IDS), cache=True, nogil=True)
 def drop(index, meta, n, ids):
-    """Remove some of `n` entries that have no rows. All of them are there."""
+    """Remove some of `n` entries that have no rows. All of these ids must be present."""
     mask = index.size // 2 - 1
     for i in range(ids.size):
         slot = _find(index, mask, ids[i])
@@ -481,13 +480,13 @@ def take_step(
     index, meta, rows, n, stride, dim, ids, step, oldest, key, kind, a, b, first, second,
     slots, undo, undo_meta, sums, scale, optimizer, rates,
 ):  # fmt: skip
-    """`place`, and update each of these rows while it is near.
+    """Do `place`, and update each of these rows while it is in the cache.
 
     Args:
-        sums: of the gradients of each row.
-        scale: what they are multiplied with.
+        sums: the summed gradients of each row.
+        scale: the factor of these sums.
         optimizer: SGD to FTRL.
-        rates: its learning rate, and what else its update takes, in its order.
+        rates: the learning rate, and the further parameters of the optimizer's update, in its order.
     """
     for start in range(0, ids.size, AHEAD):
         n = _place_some(
@@ -511,6 +510,6 @@ def take_step(
 
 
 def table_key(seed: int, name: str, own_seed: int | None) -> np.uint64:
-    """What the initial rows of a table depend on, beside their ids."""
+    """The key that determines the initial rows of a table, together with their ids."""
     text = f"{seed}/{'' if own_seed is None else own_seed}/{name}".encode()
     return np.uint64(int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little"))

@@ -1,6 +1,6 @@
-"""Numba, as servers use it: where compiled code is kept, and what it lacks.
+"""Numba as the servers use it: the cache of compiled code, and intrinsics that Numba lacks.
 
-Arrays that are only read may lie anywhere in memory, as within a message that was received.
+Read-only arrays may be unaligned, for example inside a received message.
 """
 
 from __future__ import annotations
@@ -14,11 +14,10 @@ from edl import scratch
 
 
 def _prepare_cache() -> None:
-    """Where compiled code is kept between starts: compiling takes half a minute, loading it a tenth of a
-    second.
+    """Set the cache directory of compiled code: compiling takes half a minute, loading a tenth of a second.
 
-    In an image it was compiled when the image was made, and lies where nobody may write: Numba wants to, so a
-    copy is used.
+    An image contains the code compiled at build time, in a read-only directory. Numba requires write access,
+    so a copy is used.
     """
     given = os.environ.get("NUMBA_CACHE_DIR")
     base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
@@ -33,8 +32,8 @@ def _prepare_cache() -> None:
             shutil.copytree(cache, copy, dirs_exist_ok=True)
         cache = copy
     os.environ["NUMBA_CACHE_DIR"] = str(cache)
-    # The same code on every machine: so that of an image fits, and rows do not depend on the processor. What
-    # is done here waits for memory: the instructions of a newer one make it no faster.
+    # Compile the same code on every machine: so the code of an image fits, and rows do not depend on the
+    # processor. These kernels wait for memory, so the instructions of newer processors make them no faster.
     os.environ["NUMBA_CPU_NAME"] = "generic"
 
 
@@ -53,7 +52,7 @@ VALUES = types.Array(types.float32, 1, "C", readonly=True, aligned=False)
 
 @intrinsic
 def prefetch(_, array, at):
-    """Have memory bring what lies at this place of an array, and don't wait for it."""
+    """Prefetch the element at this index of an array, without waiting for it."""
 
     def made(context, builder, signature, arguments):
         data = make_array(signature.args[0])(context, builder, arguments[0]).data
@@ -69,7 +68,7 @@ def prefetch(_, array, at):
 
 @intrinsic
 def copy(_, to, at, of, start, count):
-    """As many numbers of an array, which do not overlap, into another one of the same type."""
+    """Copy `count` elements into an array of the same type; the two ranges must not overlap."""
 
     def made(context, builder, signature, arguments):
         to, at, of, start, count = arguments

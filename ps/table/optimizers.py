@@ -1,10 +1,10 @@
-"""How a row is updated: Keras' optimizers, by their JSON, equal to Keras' own on a variable of these rows.
+"""Row updates by Keras' optimizers, from their JSON; equal to Keras' own updates of a variable of these rows.
 
-What Keras does to all rows of a variable in each step (momentum that decays without a gradient), is done here
-only to the rows that a step has: the others have not changed when nothing was learned about them.
+Keras updates all rows of a variable in each step (momentum also decays without a gradient). Here only the
+rows of a step are updated: a row does not change while nothing is learned about it.
 
-What an optimizer does that concerns more than one row, or rows that a step does not have, is refused by its
-name: weight decay, moving averages of weights, clipping, accumulation over several steps.
+Options that concern more than one row, or rows that a step does not have, are refused by name: weight decay,
+moving averages of weights, clipping, accumulation over several steps.
 """
 
 from __future__ import annotations
@@ -29,13 +29,14 @@ _REFUSED = (
 
 @dataclass(frozen=True)
 class Optimizer:
-    """
+    """An optimizer as the kernels need it.
+
     Args:
-        kind: of `native`.
-        slots: values that it keeps for each value of a row.
-        first, second: what these are at the beginning.
-        learning_rate: its own; None: it is not a number.
-        rates: what `native` needs for one update, of a learning rate and the iteration.
+        kind: SGD to FTRL, in `kernels`.
+        slots: the number of slot values for each value of a row.
+        first, second: the initial values of the slots.
+        learning_rate: the optimizer's own learning rate; None if it is not a number.
+        rates: computes the `rates` of `kernels.take_step` from a learning rate and the iteration.
     """
 
     name: str
@@ -48,12 +49,13 @@ class Optimizer:
 
 
 def parse(text: str, table: str) -> Optimizer:
-    """
+    """Parse a serialized Keras optimizer.
+
     Args:
-        text: as `keras.optimizers.serialize` has it, in JSON.
+        text: the result of `keras.optimizers.serialize`, in JSON.
 
     Raises:
-        Invalid: it is not one that a server knows, or does what a server does not.
+        Invalid: servers do not support this optimizer, or one of its options.
     """
     name, config = serialized(text, f"table {table!r}: optimizer")
     where = f"table {table!r}: optimizer {name}"
@@ -109,7 +111,7 @@ def _parse(name: str, config: Mapping[str, Any], rate: float | None) -> Optimize
 
 
 def _adam(beta_1: float, beta_2: float, epsilon: np.float32) -> Rates:
-    """The learning rate with its bias corrected, 1 - beta_1, 1 - beta_2, and epsilon."""
+    """Compute the bias-corrected learning rate, 1 - beta_1, 1 - beta_2, and epsilon."""
 
     def rates(learning_rate: np.float32, iteration: int) -> tuple[np.float32, ...]:
         one, turn = f32(1.0), f32(iteration + 1)
@@ -121,7 +123,7 @@ def _adam(beta_1: float, beta_2: float, epsilon: np.float32) -> Rates:
 
 
 def _ftrl(power: float, l1: float, l2: float, shrinkage: float, beta: float) -> Rates:
-    """The learning rate, its power, negated, l1, l2 with what `beta` adds to it, and twice the shrinkage."""
+    """Compute the learning rate, its negated power, l1, l2 plus the share of `beta`, twice the shrinkage."""
 
     def rates(learning_rate: np.float32, iteration: int) -> tuple[np.float32, ...]:
         both = f32(l2) + f32(beta) / (f32(2.0) * learning_rate)

@@ -1,10 +1,10 @@
-"""The rows of one table on one server: read them, take a step, take the last one back, copy all.
+"""The rows of one table on one server: read rows, apply a step, undo the last step, copy all.
 
-Promise: two servers that were told the same of an id have the same row of it, bit for bit, whatever else they
-were told. Memory grows with what is there, and nothing large is copied for that.
+Promise: two servers that received the same updates of an id have the same row of it, bit for bit, whatever
+other updates they received. Memory grows with the contents, and growing copies nothing large.
 
-Knows nothing of steps in flight, logs and calls. Not for several threads, but that rows may be read and
-copied while nothing else is done.
+This module does not handle steps in flight, logs and calls. It is not thread-safe, except that several
+threads may read and copy rows while nothing is changed.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ META = kernels.META
 LEAST_INDEX = 1 << 10  # pairs
 FULL = 0.6  # of an index; beyond that it is doubled
 GROWTH = 1 << 22  # bytes, at the least, by which an array grows
-SWEEPS = 8  # so often in `ttl_steps` are forgotten rows removed
+SWEEPS = 8  # how often in `ttl_steps` forgotten rows are removed
 _NEVER = -(1 << 62)  # older than every step
 _NO_ROWS, _NO_META = np.empty(0, np.float32), np.empty(0, np.int64)
 
 
 class _Array:
-    """A flat array that grows in place: the kernel moves its pages, and gives those that are used."""
+    """A flat array that grows in place: the kernel moves its pages, and allocates only pages in use."""
 
     def __init__(self, dtype: str):
         self._dtype = np.dtype(dtype)
@@ -39,21 +39,21 @@ class _Array:
 
     def _view(self) -> np.ndarray:
         if hasattr(self._map, "madvise") and hasattr(mmap, "MADV_HUGEPAGE"):
-            with suppress(OSError):  # a kernel without them
+            with suppress(OSError):  # a kernel without huge pages
                 self._map.madvise(mmap.MADV_HUGEPAGE)
         return np.frombuffer(self._map, self._dtype)
 
     def reserve(self, count: int) -> None:
-        """Room for so many values."""
+        """Make room for `count` values."""
         needed = count * self._dtype.itemsize
         if needed <= len(self._map):
             return
         size = max(needed, len(self._map) + max(GROWTH, len(self._map) // 4))
         size += -size % GROWTH
-        self.values = np.empty(0, self._dtype)  # nothing may point there
+        self.values = np.empty(0, self._dtype)  # no view may refer to memory that is resized
         try:
             self._map.resize(size)
-        except (SystemError, ValueError):  # a system that cannot do that
+        except (SystemError, ValueError):  # a system without mremap
             larger = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
             larger[: len(self._map)] = self._map[:]
             self._map = larger
@@ -61,10 +61,10 @@ class _Array:
 
 
 class _Store:
-    """Ids with their slots, their numbers and their rows.
+    """Ids with their slots, numbers (last step, count) and rows.
 
     Args:
-        stride: values for each; 0: none.
+        stride: the number of values of each row; 0 for ids without rows.
     """
 
     def __init__(self, stride: int):
@@ -81,7 +81,7 @@ class _Store:
         return self._rows.values
 
     def reserve(self, more: int) -> None:
-        """Room for so many more ids."""
+        """Make room for `more` further ids."""
         count = self.n + more
         if count > FULL * (self.index.size // 2):
             self.index = _index(_index_size(count))
@@ -98,11 +98,11 @@ class _Store:
         self.n = kernels.drop_older(self.index, self.meta, self.rows, self.n, self.stride, oldest)
 
     def nbytes(self, more: int = 0) -> int:
-        """What it takes; with so many more ids."""
+        """The memory that the store takes, in bytes, with `more` further ids."""
         count = self.n + more
         pairs = self.index.size // 2
         if count > FULL * pairs:
-            pairs += _index_size(count)  # both, while it is filled
+            pairs += _index_size(count)  # the old and the new index, while the new one is filled
         return count * (4 * self.stride + 8 * META) + 16 * pairs
 
     def numbers(self) -> np.ndarray:
@@ -115,7 +115,7 @@ def _index_size(count: int) -> int:
 
 
 def _scratch(count: int) -> np.ndarray:
-    """An index of so many ids for as long as a call takes."""
+    """A temporary index of `count` ids, for the duration of a call."""
     return np.full(1 << max(4, (2 * count).bit_length()), -1, np.int32)
 
 
@@ -125,7 +125,7 @@ def _index(pairs: int) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Copy:
-    """All of a table as it was: rows that are learned, and how often others were seen."""
+    """A snapshot of a table: rows that are learned, and how often other ids were seen."""
 
     ids: np.ndarray  # int64 [n]
     steps: np.ndarray  # int64 [n]: the last one that had it
@@ -135,7 +135,7 @@ class Copy:
     seen: np.ndarray  # int64 [m, 3]: ids that are not learned yet, last steps, counts
 
     def only(self, mine: Callable[[np.ndarray], np.ndarray]) -> Copy:
-        """With these of the ids."""
+        """The same copy, with only the ids for which `mine` is true."""
         some, seen = mine(self.ids), mine(np.ascontiguousarray(self.seen[:, 0]))
         of_rows = (self.ids, self.steps, self.counts, self.rows, self.slots)
         ids, steps, counts, rows, slots = (array[some] for array in of_rows)
@@ -143,13 +143,14 @@ class Copy:
 
 
 class Table:
-    """
+    """The rows of one table on one server.
+
     Args:
-        described: as the workers declare it.
-        seed: of the job.
+        described: the table as the workers declare it.
+        seed: the seed of the job.
 
     Raises:
-        Invalid: a server cannot keep such a table.
+        Invalid: a server cannot keep this table.
     """
 
     def __init__(self, described: pb.Table, seed: int):
@@ -184,11 +185,11 @@ class Table:
         return self._store.n
 
     def nbytes(self, more: int = 0) -> int:
-        """What it takes; at the most, with rows of so many more ids."""
+        """The memory that the table takes, in bytes; at most, with rows of `more` further ids."""
         return self._store.nbytes(more) + self._seen.nbytes() + self._room.nbytes
 
     def new_rows(self, ids: np.ndarray) -> int:
-        """How many of these would get a row in the next step."""
+        """The number of these ids that would get a row in the next step."""
         new = ids[self._store.find(ids, _NEVER) < 0]
         if self._least > 1:
             at = self._seen.find(new, _NEVER)
@@ -196,7 +197,7 @@ class Table:
         return len(new)
 
     def pull(self, step: int, ids: np.ndarray, out: np.ndarray) -> None:
-        """Rows of the state at `step`, which is the one that is here.
+        """Read rows of the state at `step`, which must be the current state.
 
         Args:
             ids: int64 [n].
@@ -222,11 +223,11 @@ class Table:
         self, step: int, parts: Sequence[tuple[np.ndarray, np.ndarray]],
         scale: float, learning_rate: float, iteration: int, for_good: bool = False,
     ) -> None:  # fmt: skip
-        """Take the step at `step`. It can be taken back until the next one.
+        """Apply the step at `step`. `take_back` can undo it until the next step.
 
         Args:
             parts: each rank's ids and gradients, in the order of the ranks.
-            for_good: it cannot be taken back.
+            for_good: record nothing for `take_back`.
         """
         self.forget_undo()
         oldest = self._oldest(step)
@@ -258,10 +259,10 @@ class Table:
         self._undo = None if for_good else _Undo(n, slots, undo, undo_meta, seen)
 
     def put(self, step: int, ids: np.ndarray, values: np.ndarray) -> None:
-        """Rows have these values from the step at `step` on, as if they had been born so.
+        """Set rows to these values from the step at `step` on, as if they were their initial values.
 
         Args:
-            ids: int64 [n], each once.
+            ids: int64 [n], without duplicates.
             values: float32 [n * dim].
         """
         s, i, o = self._store, self._initial, self._optimizer
@@ -285,11 +286,11 @@ class Table:
             self._take_back_seen(undo.seen)
 
     def forget_undo(self) -> None:
-        """The last step stays."""
+        """Make the last step permanent."""
         self._undo = None
 
     def copy(self, step: int) -> Copy:
-        """All that is there at `step`, which is the state that is here; nothing of it changes later."""
+        """Copy the whole state at `step`, which must be the current state. The copy never changes later."""
         s, oldest = self._store, self._oldest(step)
         rows = s.rows[: s.stride * s.n].reshape(-1, s.stride)
         numbers, seen = s.numbers(), self._seen.numbers()
@@ -305,14 +306,15 @@ class Table:
         self, step: int, after: int | None, most: int, since: int = 0,
         mine: Callable[[np.ndarray], np.ndarray] | None = None,
     ) -> tuple[np.ndarray, np.ndarray, bool]:  # fmt: skip
-        """Some of the rows that are there at `step`, by rising ids: ids int64 [n], rows float32 [n, dim], and
-        whether there are further ones.
+        """List a page of the rows that exist at `step`, by ascending id.
+
+        Returns ids int64 [n], rows float32 [n, dim], and whether further rows follow.
 
         Args:
-            after: ids up to this one have been listed; None: none.
-            most: of a page.
-            since: only rows that the step taken there, or a later one, has had.
-            mine: which of some ids may be told; None: all.
+            after: ids up to this one have been listed; None to start with the first id.
+            most: the largest number of rows in a page.
+            since: list only rows that the step taken at `since`, or a later step, has had.
+            mine: returns a mask of the ids that may be listed; None for all.
         """
         s, numbers = self._store, self._store.numbers()
         there = np.ones(s.n, bool) if after is None else numbers[:, 0] > after
@@ -329,13 +331,13 @@ class Table:
         return numbers[slots, 0].copy(), rows, more
 
     def known(self, step: int) -> tuple[np.ndarray, np.ndarray]:
-        """The ids that are learned at `step`, and those that are only counted: int64 [n], [m]."""
+        """The ids that have rows at `step`, and those that are only counted: int64 [n], [m]."""
         numbers, seen, oldest = self._store.numbers(), self._seen.numbers(), self._oldest(step)
         self._live = numbers[:, 1] >= oldest, seen[:, 1] >= oldest
         return numbers[self._live[0], 0], seen[self._live[1], 0]
 
     def some(self, learned: np.ndarray, seen: np.ndarray) -> Copy:
-        """Of those that `known` has given last, the ones at these places."""
+        """Copy the entries at these positions of the last result of `known`."""
         slots = np.flatnonzero(self._live[0])[learned] if self._ttl else learned
         counted = np.flatnonzero(self._live[1])[seen] if self._ttl else seen
         numbers = self._store.numbers()[slots]
@@ -346,14 +348,14 @@ class Table:
         )  # fmt: skip
 
     def reserve(self, more: int) -> None:
-        """Room for so many rows that are loaded."""
+        """Make room for `more` rows that will be loaded."""
         self._store.reserve(more)
 
     def keep(self, has: Callable[[np.ndarray], np.ndarray]) -> None:
-        """Forget what is not of this server any more, and how to take the last step back.
+        """Remove the ids that do not belong to this server any more, and the undo record of the last step.
 
         Args:
-            has: which of some ids are.
+            has: returns a mask of the ids that belong to this server.
         """
         self.forget_undo()
         for store in (self._store, self._seen):
@@ -363,13 +365,13 @@ class Table:
                 self._drop(store, gone)
 
     def _drop(self, store: _Store, gone: np.ndarray) -> None:
-        """Rows that are gone become too old for every step, and are removed as such."""
+        """Remove the rows of the mask `gone`: make them too old for every step, and drop old rows."""
         numbers = store.numbers()
         numbers[gone, 1] = _NEVER - 1
         store.drop_older(_NEVER)
 
     def load(self, part: Copy) -> None:
-        """Take rows that are not here yet."""
+        """Add rows and counts of a copy; its rows must not be in the table yet."""
         s, count = self._store, len(part.ids)
         if count:
             s.reserve(count)
@@ -386,13 +388,13 @@ class Table:
         self, ids: np.ndarray, rows: np.ndarray, counts: np.ndarray | None = None,
         slots: np.ndarray | None = None,
     ) -> None:  # fmt: skip
-        """Take rows of another job, at step 0: of ids that have none yet. Their time to live begins anew.
+        """Add rows of a different job at step 0, for ids without a row. Their time to live starts afresh.
 
         Args:
-            ids: int64 [n], each once.
+            ids: int64 [n], without duplicates.
             rows: float32 [n, dim].
-            counts: of steps that had them; None: as many as it takes to be learned.
-            slots: float32 [n, slots of the optimizer * dim]; None: as of rows that begin.
+            counts: the number of steps that had each id; None for the least number that gets a row.
+            slots: float32 [n, slots of the optimizer * dim]; None for the slots of new rows.
         """
         there = self._store.find(ids, _NEVER) >= 0
         new = ~there if there.any() else slice(None)  # where all are new, nothing is copied
@@ -409,7 +411,7 @@ class Table:
     # --- sums, admission
 
     def _oldest(self, step: int) -> int:
-        """Rows that no step since then has had are forgotten at `step`."""
+        """The oldest step that still counts at `step`: rows that no step since then has had are forgotten."""
         return step - self._ttl if self._ttl else _NEVER
 
     def _add_up(self, parts: Sequence[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:
@@ -428,7 +430,7 @@ class Table:
     def _admit(
         self, step: int, oldest: int, ids: np.ndarray, sums: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray, _SeenUndo]:
-        """The ids that are learned, and the sums of their gradients; the others are counted."""
+        """Return the ids that are learned, with their summed gradients; count the other ids."""
         learned = self._store.find(ids, oldest) >= 0
         waiting = np.flatnonzero(~learned)
         others = ids[waiting]
@@ -445,7 +447,7 @@ class Table:
         self._put_seen(after[~admitted])
         self._drop_seen(others[admitted & known])
         learned[waiting[admitted]] = True
-        # Where those are that begin now, among the ids that are left.
+        # The positions of newly admitted ids among the remaining ids.
         place = np.cumsum(learned) - 1
         undo = _SeenUndo(before, known, admitted, place[waiting[admitted]], after[admitted, 2])
         sums = np.ascontiguousarray(sums.reshape(-1, self.dim)[learned]).reshape(-1)
@@ -456,7 +458,7 @@ class Table:
         self._put_seen(undo.before[undo.known])
 
     def _put_seen(self, numbers: np.ndarray) -> None:
-        """Count these ids so; they may be there or not."""
+        """Set the numbers of these ids, which may be present or not."""
         s = self._seen
         at = s.find(np.ascontiguousarray(numbers[:, 0]), _NEVER)
         new = at < 0
@@ -476,7 +478,7 @@ class Table:
 
 
 class _Room:
-    """Memory that every step uses again: new memory costs as much as what is written there."""
+    """Memory that all steps reuse: allocating new memory costs as much as writing to it."""
 
     def __init__(self) -> None:
         self.sums, self.undo = np.empty(0, np.float32), np.empty(0, np.float32)
@@ -495,14 +497,14 @@ class _Room:
 
 @dataclass(frozen=True)
 class _SeenUndo:
-    """What was counted of ids that were not learned before a step.
+    """The counts, before a step, of ids that were not learned yet.
 
     Args:
-        before: [m, META].
-        known: of those, whether they were counted before.
-        admitted: of those, whether they are learned from this step on.
-        at: where the admitted are among the step's ids.
-        counts: and how often they were seen.
+        before: their numbers, [m, META].
+        known: whether each was counted before.
+        admitted: whether each is learned from this step on.
+        at: the positions of the admitted ids among the step's ids.
+        counts: how often each admitted id was seen.
     """
 
     before: np.ndarray
@@ -514,7 +516,7 @@ class _SeenUndo:
 
 @dataclass(frozen=True)
 class _Undo:
-    """What a step has changed."""
+    """The record that `take_back` needs to undo a step."""
 
     n: int
     slots: np.ndarray

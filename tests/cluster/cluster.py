@@ -1,10 +1,10 @@
-"""A real Kubernetes, for the tests and the benchmark: the cluster, a namespace of one's own, the images.
+"""A real Kubernetes cluster for tests and benchmarks, with private namespaces and the images.
 
-It is the cluster of `scripts/cluster`, or one that is there already. A cluster that was up before is
-used and left up; one that we started goes with us, and if we are killed, the next
-`scripts/cluster up` replaces it.
+It is the cluster of `scripts/cluster`, or an existing cluster. A cluster that was up before is used and left
+up. A cluster that this process started ends with it; if the process is killed, the next `scripts/cluster up`
+replaces the cluster.
 
-Who uses it waits for what is to be seen (`wait`, `until`: both watch), never a while.
+Tests wait for observable conditions (`wait` and `until`, which both watch), and never for a fixed time.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from typing import Any
 
 ROOT = Path(__file__).parents[2]
 SCRIPT, IMAGES = ROOT / "scripts" / "cluster", ROOT / "scripts" / "images"
-LACKING = 77  # scripts/cluster: this machine has not what it takes
+LACKING = 77  # the exit code of scripts/cluster if this machine lacks a requirement
 SECONDS = 60.0
-OURS = "edl.test/process"  # the label of our namespaces: whose they are
+OURS = "edl.test/process"  # the label of our namespaces, with the owner's process ID
 GROUPS = {"deployments": "apis/apps/v1", "jobs": "apis/batch/v1", "leases": "apis/coordination.k8s.io/v1"}
 
 Object = dict[str, Any]
@@ -38,23 +38,23 @@ class Cluster:
     """A cluster that tests and benchmarks may use."""
 
     kubeconfig: str
-    registry: str  # host:port, plain http where it is our own; empty where we know of none
+    registry: str  # host:port, plain http in our own cluster; empty if no registry is known
     busybox: str
-    own: bool = False  # of scripts/cluster: its nodes may be cut off and powered off
-    started: bool = False  # by us: nobody else uses it
+    own: bool = False  # the cluster of scripts/cluster: its nodes may be cut off and powered off
+    started: bool = False  # started by this process: it has no other users
     tools: str = ""
 
     @property
     def env(self) -> dict[str, str]:
-        """For a command that is to find the cluster and its tools."""
+        """The environment of commands that use the cluster and its tools."""
         path = os.pathsep.join(filter(None, [self.tools, os.environ["PATH"]]))
         return os.environ | {"KUBECONFIG": self.kubeconfig, "PATH": path}
 
     def run(self, *words: object, text: str | None = None, ok: bool = True, seconds: float = SECONDS) -> str:
-        """What a command prints; with `ok=False` it may fail, and then also what it complains of.
+        """Run a command and return its output; with `ok=False` it may fail, and stderr is added then.
 
         Raises:
-            AssertionError: it failed, and `ok` asks that it does not.
+            AssertionError: the command failed although `ok` is true.
         """
         command = [str(word) for word in words]
         done = subprocess.run(
@@ -76,10 +76,10 @@ class Cluster:
         self.kubectl("apply", "-f", "-", text=json.dumps(everything))
 
     def wait(self, what: str, condition: str, *words: object, seconds: float = SECONDS) -> None:
-        """Wait for what `kubectl wait --for=...` can say: `condition=Ready`, `delete`, `jsonpath=...`.
+        """Wait for a condition of `kubectl wait --for=...`: `condition=Ready`, `delete`, `jsonpath=...`.
 
         Raises:
-            AssertionError: it is not so after `seconds`.
+            AssertionError: the condition is not met after `seconds`.
         """
         self.kubectl(
             "wait", f"--for={condition}", what, f"--timeout={seconds:.0f}s", *words, seconds=seconds + 30
@@ -104,10 +104,10 @@ class Cluster:
         labels: str = "",
         seconds: float = SECONDS,
     ) -> list[Object]:
-        """List and watch the objects of a kind (`pods`) until something is so of them; as they are then.
+        """List and watch the objects of a kind (`pods`) until `so` is true of them; return them.
 
         Raises:
-            AssertionError: it is not so after `seconds`; with the objects.
+            AssertionError: the condition is not met after `seconds`; the message contains the objects.
         """
         listed, command = self.watching(kind, namespace, labels, seconds)
         there = {thing["metadata"]["uid"]: thing for thing in listed}
@@ -116,7 +116,7 @@ class Cluster:
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=self.env) as watch:
             try:
                 assert watch.stdout is not None
-                for line in watch.stdout:  # ends when the server's time is up
+                for line in watch.stdout:  # ends after the server's timeout
                     event = json.loads(line)
                     thing = event["object"]
                     there[thing["metadata"]["uid"]] = thing
@@ -132,7 +132,7 @@ class Cluster:
 
 @dataclass(frozen=True)
 class Namespace:
-    """The cluster, seen from one namespace of ours."""
+    """The cluster as seen from one of our namespaces."""
 
     cluster: Cluster
     name: str
@@ -158,14 +158,14 @@ class Namespace:
         return self.cluster.until(kind, so, self.name, labels, seconds)
 
     def restrict(self) -> None:
-        """Let only pods of the restricted Pod Security profile in."""
+        """Allow only pods of the restricted Pod Security profile."""
         label = "pod-security.kubernetes.io/enforce=restricted"
         self.cluster.kubectl("label", "namespace", self.name, label)
 
     def requests(self, account: str) -> list[Object]:
-        """What a service account has asked of the API server, oldest first, as audit events.
+        """The requests of a service account to the API server, oldest first, as audit events.
 
-        Each has its `verb`, `requestURI` and `responseStatus.code`; a watch is there from when it began.
+        Each has its `verb`, `requestURI` and `responseStatus.code`; a watch is listed from its begin.
         """
         user = f"system:serviceaccount:{self.name}:{account}"
         log = Path(self.cluster.kubeconfig).parent / "logs" / "audit.log"
@@ -175,19 +175,19 @@ class Namespace:
         )
 
     def delete(self) -> None:
-        """And wait until its pods are gone: the next test is to have the nodes to itself.
+        """Delete the namespace and wait until its pods are gone, so that the next test has the nodes alone.
 
-        Not until the name is: Kubernetes takes five seconds for that, however empty it is.
+        It does not wait until the name is gone: Kubernetes takes five seconds for that even if it is empty.
         """
         self.cluster.kubectl(
             "delete", "namespace", self.name, "--wait=false", "--ignore-not-found"
-        )  # nobody makes pods there now
+        )  # no further pods are created there
         everyone = f"/api/v1/namespaces/{self.name}/pods?gracePeriodSeconds=1"
         self.kubectl("delete", "--raw", everyone)
         self.until("pods", lambda found: not found, seconds=120)
 
     def story(self) -> str:
-        """What there is and what happened, for who has to find out why a test failed."""
+        """Objects, events and logs of the namespace, to find out why a test failed."""
         told = [self.kubectl("get", "all,configmaps", "-o", "wide", ok=False)]
         told.append(self.kubectl("get", "events", "--sort-by=.lastTimestamp", ok=False))
         for pod in re.findall(r"^pod/\S+", told[0], re.MULTILINE)[:12]:
@@ -197,7 +197,7 @@ class Namespace:
 
 @dataclass(frozen=True)
 class Nodes:
-    """The two real nodes, and what may be done to them."""
+    """The two real nodes, with the faults that a test may cause."""
 
     names: tuple[str, ...] = ("n1", "n2")
     machine: str = "10.231.0.1"  # the address of the API server and DNS (machine/settings.py: HOST)
@@ -215,11 +215,11 @@ class Nodes:
         script("node", "on", name)
 
     def part(self, pairs: Iterable[tuple[str, str]] = ()) -> None:
-        """Cut these addresses off from each other, and nobody else: pods', or `machine`."""
+        """Cut exactly these pairs of addresses off from each other: addresses of pods, or `machine`."""
         script("part", *(f"{a}={b}" for a, b in pairs))
 
     def mend(self, cluster: Cluster) -> None:
-        """Have them whole again, whatever was done."""
+        """Repair the nodes after any fault."""
         self.part()
         for name in self.names:
             self.on(name)
@@ -229,32 +229,32 @@ class Nodes:
 
 @dataclass(frozen=True)
 class Images:
-    """edl's images as they are in this tree, in a registry that the nodes pull from."""
+    """edl's images of this tree, in a registry that the nodes pull from."""
 
     registry: str
     tag: str
 
     def __getitem__(self, side: str) -> str:
-        """The whole name of the image of `master` or `worker`."""
+        """The full name of the image of `master` or `worker`."""
         return f"{self.registry}/edl-{side}:{self.tag}"
 
     @property
     def values(self) -> dict[str, str]:
-        """For `helm install --set`."""
+        """The values for `helm install --set`."""
         return {"image.registry": self.registry, "image.tag": self.tag}
 
 
 class Lacking(Exception):
-    """This machine, or the cluster that was given, has not what it takes; the text says what."""
+    """This machine, or the given cluster, lacks a requirement; the text names it."""
 
 
 @contextmanager
 def running() -> Iterator[Cluster]:
-    """The cluster of `scripts/cluster`: one that was up before is left up, one that was not goes down again.
+    """The cluster of `scripts/cluster`, started if necessary; it is stopped only if it was not up before.
 
     Raises:
-        Lacking: this machine cannot run one.
-        AssertionError: it does not come up.
+        Lacking: this machine cannot run a cluster.
+        AssertionError: the cluster does not come up.
     """
     was_up = subprocess.run([SCRIPT, "status"], capture_output=True).returncode == 0
     starting = subprocess.run(
@@ -281,10 +281,10 @@ def running() -> Iterator[Cluster]:
 
 
 def given(kubeconfig: str, busybox: str) -> Cluster:
-    """A cluster that is there already.
+    """An existing cluster.
 
     Raises:
-        Lacking: a tool to use it with is missing.
+        Lacking: kubectl or helm is missing.
     """
     if not shutil.which("kubectl") or not shutil.which("helm"):
         raise Lacking("kubectl or helm is missing, and a given cluster brings none")
@@ -295,24 +295,24 @@ def given(kubeconfig: str, busybox: str) -> Cluster:
 
 @contextmanager
 def new_namespace(cluster: Cluster, name: str) -> Iterator[Namespace]:
-    """A namespace whose name begins like this, gone afterwards with all that is in it."""
+    """Create a namespace whose name begins with `name`, and delete it with its contents afterwards."""
     mine = Namespace(cluster, f"{name[:40].strip('-')}-{secrets.token_hex(3)}")
     labels = {OURS: str(os.getpid())}
     cluster.apply(
         {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": mine.name, "labels": labels}}
     )
     try:
-        mine.until("serviceaccounts", bool)  # without its default account no pod can be made
+        mine.until("serviceaccounts", bool)  # pods need the default account
         yield mine
     finally:
         mine.delete()
 
 
 def push_images(cluster: Cluster) -> Images:
-    """Build the images of this tree where they are not built, and have them on every node.
+    """Build the images of this tree if necessary, push them, and pull them on every node.
 
     Raises:
-        Lacking: the cluster has no registry that we know of.
+        Lacking: no registry of the cluster is known.
     """
     if not cluster.registry:
         raise Lacking("EDL_REGISTRY is not set: the images have no registry to go to")
@@ -327,7 +327,7 @@ def push_images(cluster: Cluster) -> Images:
 
 
 def _pull(cluster: Cluster, images: list[str]) -> None:
-    """Have the images on every node, before anybody's patience counts: a node may take a minute for each."""
+    """Pull the images on every node, before any time limit counts: a node may take a minute for each."""
     names = {f"pull-{node['metadata']['name']}": node["metadata"]["name"] for node in cluster.get("nodes")}
     containers = [
         {"name": f"image-{i}", "image": image, "command": ["true"]} for i, image in enumerate(images)
@@ -346,15 +346,15 @@ def _pull(cluster: Cluster, images: list[str]) -> None:
 
 
 def images_tag() -> str:
-    """What the images of this tree are tagged with."""
+    """The tag of the images of this tree."""
     return subprocess.run([IMAGES, "tag"], capture_output=True, text=True, check=True).stdout.strip()
 
 
 def script(*words: str, seconds: float = 120) -> str:
-    """What `scripts/cluster` prints.
+    """Run `scripts/cluster` and return its output.
 
     Raises:
-        AssertionError: it failed.
+        AssertionError: the script failed.
     """
     done = subprocess.run([SCRIPT, *words], capture_output=True, text=True, timeout=seconds)
     assert done.returncode == 0, f"scripts/cluster {' '.join(words)}:\n{done.stdout}{done.stderr}"
@@ -362,7 +362,7 @@ def script(*words: str, seconds: float = 120) -> str:
 
 
 def sweep(cluster: Cluster) -> None:
-    """Remove what tests and benchmarks that were killed have left."""
+    """Remove the namespaces left by killed tests and benchmarks."""
     for namespace in cluster.get("namespaces", "-l", OURS):
         owner = namespace["metadata"]["labels"][OURS]
         if not Path(f"/proc/{owner}").exists():

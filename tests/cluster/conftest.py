@@ -1,6 +1,6 @@
-"""A real Kubernetes for the tests: up once for all of them, a namespace for each.
+"""A real Kubernetes cluster for the tests: started once for all tests, with a namespace for each.
 
-It is the cluster of `scripts/cluster`, or with `--kubeconfig FILE` one that is there already.
+It is the cluster of `scripts/cluster`, or with `--kubeconfig FILE` an existing cluster.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    # Last, for what the nodes have pulled goes with their cluster.
+    # These run last, because the images pulled by the nodes are lost with their cluster.
     items.sort(key=lambda item: item.path.name == "test_script.py")
     for item in items:
         if item.path.is_relative_to(Path(__file__).parent) and not item.get_closest_marker("timeout"):
@@ -55,13 +55,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Build before the first test, where no test's time limit counts, and let its progress be seen."""
+    """Build before the first test, outside of all tests' time limits, with visible progress."""
     config = session.config
     needed = any("cluster" in getattr(item, "fixturenames", ()) for item in session.items)
     if needed and not config.option.collectonly and not config.getoption("--kubeconfig"):
         with config.pluginmanager.getplugin("capturemanager").global_and_fixture_disabled():
             print(flush=True)
-            subprocess.run([SCRIPT, "build"], check=False)  # the fixture says what is missing
+            subprocess.run([SCRIPT, "build"], check=False)  # the fixture reports missing requirements
             if any("images" in getattr(item, "fixturenames", ()) for item in session.items):
                 subprocess.run([IMAGES, "build", "--tag", images_tag()], check=False)
 
@@ -81,7 +81,7 @@ def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
 
 
 def lacking(reason: str) -> NoReturn:
-    """Skip, and say why; but where tests decide about a change, one that cannot run has failed."""
+    """Skip with a reason; but fail where tests decide about a change (EDL_REQUIRE_CLUSTER, CI)."""
     if os.environ.get("EDL_REQUIRE_CLUSTER") or os.environ.get("CI"):
         pytest.fail(f"a cluster is required here: {reason}")
     pytest.skip(reason)
@@ -89,7 +89,7 @@ def lacking(reason: str) -> NoReturn:
 
 @pytest.fixture
 def namespace(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[Namespace]:
-    """A namespace of the test's own, gone after it with all that is in it."""
+    """A namespace of the test, deleted with its contents afterwards."""
     test = re.sub("[^a-z0-9]+", "-", request.node.name.removeprefix("test_").lower()).strip("-")
     with new_namespace(cluster, test) as mine:
         yield mine
@@ -105,7 +105,7 @@ def images(cluster: Cluster) -> Images:
 
 @pytest.fixture
 def nodes(cluster: Cluster, namespace: Namespace) -> Iterator[Nodes]:
-    """The nodes, which are whole again after the test, before its namespace goes: they have to clear it."""
+    """The nodes; they are repaired before the test's namespace is deleted, because they must clear it."""
     if not cluster.own:
         pytest.skip("the nodes of a given cluster are not ours to break")
     found = Nodes()
@@ -115,7 +115,10 @@ def nodes(cluster: Cluster, namespace: Namespace) -> Iterator[Nodes]:
 
 @pytest.fixture
 def fake_nodes(cluster: Cluster) -> Iterator[Callable[[int], str]]:
-    """Call it with a number for that many kwok nodes. Name it before `namespace`, whose pods they clear."""
+    """Returns a function that creates a number of kwok nodes.
+
+    Name this fixture before `namespace`, because the nodes must clear its pods.
+    """
     if not cluster.own:
         pytest.skip("fake nodes are for our own cluster only")
     yield lambda number: script("kwok", str(number))
@@ -124,23 +127,23 @@ def fake_nodes(cluster: Cluster) -> Iterator[Callable[[int], str]]:
 
 @pytest.fixture
 def release(namespace: Namespace, images: Images, tmp_path: Path) -> Callable[..., Release]:
-    """Call it with values (and a name, if not edl) for a release that is not installed yet."""
+    """Returns a function from values (and a name, by default edl) to a release that is not installed yet."""
     return lambda name="edl", **values: new_release(namespace, images, tmp_path, name, **values)
 
 
 def new_release(namespace: Namespace, images: Images, output: Path, name: str, **values: str) -> Release:
-    """A release whose output is a folder of the nodes that this test can read, and workers write."""
+    """A release with its output in a folder of the nodes that workers can write and this test can read."""
     if not namespace.cluster.own:
         pytest.skip("the nodes of a given cluster have no folder that this test can read")
     folder = output / name
     folder.mkdir()
     folder.chmod(0o777)
-    shutil.copy(SESSION_WORKER, folder)  # which only jobs run whose values are `talking`
+    shutil.copy(SESSION_WORKER, folder)  # used only by jobs with the values `talking`
     return Release(namespace, {**images.values, "output.hostPath": str(folder), **values}, name)
 
 
 def _volume(namespace: Namespace, name: str, path: Path, access: str) -> None:
-    """A claim for a folder that all nodes see."""
+    """Create a volume and a claim for a folder that all nodes see."""
     unique = f"{namespace.name}-{name}"
     spec = {"accessModes": [access], "storageClassName": ""}
     size = {"storage": "1Gi"}
@@ -157,7 +160,10 @@ def _volume(namespace: Namespace, name: str, path: Path, access: str) -> None:
 
 @pytest.fixture
 def claim(namespace: Namespace) -> Any:
-    """Makes a claim for a folder of this machine; its volume, which has no namespace, goes after the test."""
+    """Returns a function that creates a claim for a folder of this machine.
+
+    Its volume has no namespace, so it is deleted after the test.
+    """
     if not namespace.cluster.own:
         pytest.skip("a given cluster's nodes do not see the folders of this machine")
     made: list[str] = []
@@ -176,21 +182,21 @@ def claim(namespace: Namespace) -> Any:
 def shared_job(
     cluster: Cluster, images: Images, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
 ) -> Iterator[Release]:
-    """A job of four workers that the tests of a module do their worst to, one after the other.
+    """A job of four workers that the tests of a module disturb in turn.
 
-    It idles meanwhile. At the end it trains what is left, and its weights have to be exact.
+    It idles meanwhile. At the end it trains the remaining records, and its weights must be exact.
     """
     name = request.path.stem.removeprefix("test_")
     with new_namespace(cluster, name) as namespace:
         output = tmp_path_factory.mktemp("output")
-        prepare = getattr(request.module, "prepare", None)  # makes what the values that it returns need
+        prepare = getattr(request.module, "prepare", None)  # creates the objects that its values need
         more = prepare(namespace, output) if prepare else {}
         job = new_release(namespace, images, output, "edl", **idling(records=40_000, **more))
         job.install()
         failed = request.session.testsfailed
         yield job
         if request.session.testsfailed > failed:
-            return  # what failed has been told, and may have left it in any state
+            return  # the failure is reported already, and the job may be in any state
         summary = job.is_exact()
         assert summary["failures"] == []
         assert summary["state_losses"] == 0
@@ -199,7 +205,7 @@ def shared_job(
 
 @pytest.fixture
 def job(shared_job: Release) -> Release:
-    """The module's job, with its ring whole."""
+    """The module's job, with a complete ring."""
     shared_job.ring_of(4)
     return shared_job
 

@@ -1,4 +1,4 @@
-"""One member of a ring that does what it is told: in a thread, or as a process with Horovod.
+"""One member of a ring that follows orders: in a thread, or as a process with Horovod.
 
 python -m tests.contract.ring_member STORE_PORT NAME STORE_SECRET
 """
@@ -19,7 +19,7 @@ from edl.trainer.ring.base import Ring, RingBroken
 
 
 def serve(ring: Ring, next_order: Callable[[], str], say: Callable[[str], None]) -> None:
-    """Follow orders until an empty one comes. A ring that breaks is cut and closed, as a worker does it."""
+    """Follow orders until an empty order. A broken ring is cut and closed, as a worker does."""
     while order := next_order():
         try:
             say(_obey(ring, order.split(), say))
@@ -37,24 +37,24 @@ def _obey(ring: Ring, order: list[str], say: Callable[[str], None]) -> str:
         case ["sum", length, value]:
             total = ring.reduce(np.full(int(length), float(value), np.float32))
             return f"sum {np.asarray(total).tolist()}"
-        case ["sums"]:  # until it breaks
+        case ["sums"]:  # sum until the ring breaks
             while True:
                 ring.reduce(np.ones(200_000, np.float32))
                 say("another")
-        case ["graph", value]:  # two sums in one graph, the second of what the first one gave
+        case ["graph", value]:  # two sums in one graph, the second from the result of the first
             return f"graph {_graph(ring)(float(value)).tolist()}"
-        case ["graphs"]:  # until it breaks
+        case ["graphs"]:  # run graphs until the ring breaks
             graph = _graph(ring)
             while True:
                 graph(1.0)
                 say("another")
-        case ["twice", one, other]:  # two sums in one graph at once; of one tensor, where these are equal
+        case ["twice", one, other]:  # two parallel sums in one graph; of the same tensor for equal values
             return f"twice {_two_sums(ring)(float(one), float(other))}"
-        case ["half", value]:  # a sum in a graph, of a float32 that travels as float16
+        case ["half", value]:  # a sum in a graph, of a float32 that is sent as float16
             return f"half {_half(ring)(float(value))}"
-        case ["kept", value]:  # what is summed, afterwards: of a sum by itself, and of one in a graph
+        case ["kept", value]:  # the input after a sum: after a sum by itself, and after one in a graph
             return f"kept {_kept(ring, float(value))}"
-        case ["room", mebibytes]:  # by how much memory grows for a sum in a graph of so much
+        case ["room", mebibytes]:  # the growth of memory for a sum of this size in a graph
             return f"room {_room(ring, int(mebibytes))}"
         case ["broadcast", dtype, root, value]:
             data = ring.broadcast(np.full(4, int(value), dtype), int(root))
@@ -68,7 +68,7 @@ def _obey(ring: Ring, order: list[str], say: Callable[[str], None]) -> str:
                 return [(len(p), sorted(set(p.tolist()))) for p in parts]
 
             coming = ring.receive_state(int(giver), prepare, forward=verb == "pass")
-            total = ring.reduce(np.ones(1, np.float32))  # meanwhile the ring goes on
+            total = ring.reduce(np.ones(1, np.float32))  # the ring continues meanwhile
             state = coming.result()
             assert coming.done
             return f"took {state} {np.asarray(total).tolist()}"
@@ -152,7 +152,7 @@ def _kept(ring: Ring, value: float) -> list[float]:
 
 
 def _room(ring: Ring, mebibytes: int) -> int:
-    """In MiB."""
+    """Return the growth of memory during a sum in a graph, in MiB."""
     import tensorflow as tf
 
     from edl.trainer.model.graphs import concrete
@@ -166,7 +166,7 @@ def _room(ring: Ring, mebibytes: int) -> int:
 
     graph = concrete(summed, tf.TensorSpec([], tf.float32), tf.TensorSpec([], tf.int32))
     for count in (1, mebibytes << 18):
-        Path("/proc/self/clear_refs").write_text("5")  # the peak is what is resident now
+        Path("/proc/self/clear_refs").write_text("5")  # reset the peak to the resident size
         before = _peak()
         with total.ring_errors():
             graph(tf.constant(1.0), tf.constant(count))
@@ -174,7 +174,7 @@ def _room(ring: Ring, mebibytes: int) -> int:
 
 
 def _peak() -> int:
-    """The most that was resident, in KiB."""
+    """The peak resident size, in KiB."""
     found = re.search(r"VmHWM:\s*(\d+) kB", Path("/proc/self/status").read_text())
     assert found is not None
     return int(found[1])
@@ -182,14 +182,14 @@ def _peak() -> int:
 
 def main() -> None:
     os.environ.update(TF_CPP_MIN_LOG_LEVEL="3", HOROVOD_GLOO_TIMEOUT_SECONDS="60")
-    os.environ["TF_NUM_INTEROP_THREADS"] = "1"  # as few as a job can have
+    os.environ["TF_NUM_INTEROP_THREADS"] = "1"  # the least that a job can have
     from edl.trainer.ring.horovod import HorovodRing
 
     port, name, secret = int(sys.argv[1]), sys.argv[2], sys.argv[3]
     ring = HorovodRing(port, os.environ.get("EDL_RING_INTERFACE", "lo"), name, store_secret=secret)
     orders: queue.SimpleQueue[str] = queue.SimpleQueue()
 
-    speaking = threading.Lock()  # two threads speak, and print writes a line and its end by themselves
+    speaking = threading.Lock()  # two threads print, and print() writes a line and its end separately
 
     def say(text: str) -> None:
         with speaking:
@@ -198,11 +198,11 @@ def main() -> None:
     def listen() -> None:
         for line in sys.stdin:
             if line.strip() == "cut":
-                ring.cut()  # at once, whatever the main thread is waiting for
+                ring.cut()  # at once, even while the main thread waits
                 say("cut")
             else:
                 orders.put(line)
-        orders.put("")  # nobody gives orders any more
+        orders.put("")  # no further orders follow
 
     threading.Thread(target=listen, daemon=True).start()
     say("here")

@@ -1,4 +1,4 @@
-"""One contract, every backend: processes, external, Kubernetes at the small API server, and a fake."""
+"""One contract for all backends: processes, external, Kubernetes at the small API server, and a fake."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.process.small_server import SECOND, driving, install
 
 SECONDS = 20.0
 
-# It says that it is there, and ends as it is told to by a file, or by SIGTERM.
+# A worker that announces itself, and ends as a file orders, or at SIGTERM.
 WORKER = """
 import os, pathlib, signal, subprocess, sys, time
 from edl.exit_announcements import announce, announce_as_told
@@ -52,7 +52,7 @@ while True:
     time.sleep(0.01)
 """
 
-# trainer/forkserver.py's protocol, with that worker.
+# A fork server with trainer/forkserver.py's protocol, for the worker above.
 FORK_SERVER = """
 import json, os, signal, sys, threading
 def reap(pid, worker):
@@ -69,7 +69,7 @@ for line in sys.stdin:
 
 
 class Log:
-    """What a backend has emitted."""
+    """The events that a backend has emitted."""
 
     def __init__(self) -> None:
         self.events: list[ev.Event] = []
@@ -83,7 +83,7 @@ class Log:
         return [e for e in self.events if isinstance(e, kind) and getattr(e, "worker", None) == worker]
 
     async def until(self, happens: Callable[[], Any]) -> Any:
-        """The first true value of `happens`, asked after every event."""
+        """Wait for and return the first true value of `happens`, called after every event."""
         async with asyncio.timeout(SECONDS):
             while not (value := happens()):
                 self._news.clear()
@@ -99,16 +99,16 @@ class Log:
 
 
 class World(Protocol):
-    """A backend in its world, and what a test may do to that."""
+    """A backend with its environment, and a test's actions on that environment."""
 
     backend: Backend
     log: Log
 
     def end(self, worker: int, code: int) -> None:
-        """The worker's process ends by itself; a negative code is a signal."""
+        """Let the worker's process end by itself; a negative code is a signal."""
 
     def break_starts(self) -> None:
-        """From now on no worker can be started."""
+        """Make all further starts of workers fail."""
 
 
 class InProcesses:
@@ -214,7 +214,7 @@ def delete(world: World, worker: int, grace: float = 1.0) -> None:
 
 
 async def is_quiet(world: World, worker: int) -> None:
-    """Nothing more is emitted of that worker: another one is created, and has come and gone meanwhile."""
+    """Check that no further event of this worker is emitted while a different worker starts and ends."""
     before = [e for e in world.log.events if getattr(e, "worker", None) == worker]
     create(world, 99)
     delete(world, 99, 0.0)
@@ -255,7 +255,7 @@ async def test_an_end_is_told_once_with_its_exit_code(world: World, code: int) -
     world.end(0, code)
     gone = await world.log.gone(0)
     assert (gone.code, gone.signal, gone.free) == (code, "", False)
-    delete(world, 0, 0.0)  # what the core may do, when a stream and a process end at once
+    delete(world, 0, 0.0)  # the core may do so when a stream and a process end at the same time
     await is_quiet(world, 0)
 
 
@@ -277,7 +277,7 @@ async def test_a_worker_that_its_peers_broke_is_free(world: World) -> None:
 async def test_an_exit_code_of_edls_that_only_the_users_code_has_used_is_charged_and_its_daemons_end(
     tmp_path: Path,
 ) -> None:
-    """By the process's parent: of a worker that was spawned, this one."""
+    """The parent of the process must end them; for a spawned worker this process is the parent."""
     world = InProcesses(tmp_path, fork=False)
     await world.backend.start()
     create(world, 0, 1)
@@ -287,7 +287,7 @@ async def test_an_exit_code_of_edls_that_only_the_users_code_has_used_is_charged
     assert (gone.code, gone.free) == (WorkerExit.USER_CODE, False)
     assert (await world.log.gone(1)).code == 1
     left = int((tmp_path / "orders" / "left").read_text())
-    with contextlib.suppress(psutil.NoSuchProcess):  # it has a session of its own
+    with contextlib.suppress(psutil.NoSuchProcess):  # it has its own session
         psutil.Process(left).wait(SECONDS)
     await world.backend.close()
 
@@ -313,7 +313,7 @@ async def test_a_worker_that_is_deleted_before_it_runs_is_gone_once(any_world: W
 
 
 async def test_what_is_not_a_backends_is_ignored(any_world: World) -> None:
-    delete(any_world, 7)  # which nobody has created
+    delete(any_world, 7)  # which was never created
     any_world.backend.perform(ef.Stop(WorkerId(7), "enough"))
     any_world.backend.perform(ef.End("Stopped", "enough"))
     await is_quiet(any_world, 7)
@@ -338,7 +338,7 @@ async def test_what_a_worker_that_crashes_leaves_in_memory_is_for_the_next_one(t
         pid = (await world.log.seen(worker)).handle
         words: list[str] = []
         async with asyncio.timeout(20):
-            while "--memory" not in words:  # on a busy machine, it is not that program yet
+            while "--memory" not in words:  # on a busy machine, exec may be pending
                 await asyncio.sleep(0.01)
                 words = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
         return Path(words[words.index("--memory") + 1])
@@ -347,10 +347,10 @@ async def test_what_a_worker_that_crashes_leaves_in_memory_is_for_the_next_one(t
     (await memory(0)).write_text("of 0")
     (await memory(1)).write_text("of 1")
     os.kill(int((await world.log.seen(0)).handle), signal.SIGKILL)
-    delete(world, 0)  # its stream has ended, and nobody has seen yet that its process has
+    delete(world, 0)  # its stream has ended, but the end of its process is not known yet
     create(world, 2)
     assert (await memory(2)).read_text() == "of 0"
-    world.end(1, 0)  # by itself: nobody needs what it had
+    world.end(1, 0)  # a regular end: its memory is not needed
     await world.log.gone(1)
     create(world, 3)
     assert (await memory(3)).read_text() == ""
@@ -383,7 +383,7 @@ async def test_a_fork_server_that_exits_is_the_end_of_who_waits_for_it(tmp_path:
     assert "the fork server exited with code 3" in why and "forkserver.log" in why
     world.launcher._command = [sys.executable, "-c", FORK_SERVER, WORKER]
     create(world, 1)
-    await world.log.seen(1)  # the next worker starts another
+    await world.log.seen(1)  # the next worker starts a new fork server
     await world.backend.close()
 
 
@@ -413,7 +413,7 @@ async def test_workers_outlive_their_fork_server_and_the_next_ones_have_another(
 
 @pytest.mark.parametrize("fork", [False, True])
 async def test_nothing_is_kept_of_processes_that_have_ended(tmp_path: Path, fork: bool) -> None:
-    """Of a job that trains for a month there are thousands."""
+    """A job that trains for a month has thousands of them."""
     world = InProcesses(tmp_path, fork)
     backend = world.backend
     await backend.start()
@@ -423,7 +423,7 @@ async def test_nothing_is_kept_of_processes_that_have_ended(tmp_path: Path, fork
         await world.log.seen(worker)
         world.end(worker, 0)
         await world.log.gone(worker)
-    backend.perform(ef.Delete(WorkerId(0), 0))  # said late, it changes nothing
+    backend.perform(ef.Delete(WorkerId(0), 0))  # a late Delete changes nothing
     await world.log.seen(2)
     assert list(backend._workers) == [2]  # type: ignore[attr-defined]
     if isinstance(world.launcher, ForkServer):

@@ -1,4 +1,4 @@
-"""One contract, every place for checkpoints: a directory, memory, and a real server that speaks S3."""
+"""One contract for all places of checkpoints: a directory, memory, and a real S3 server."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ROOT = Path(__file__).parents[2]
 
 @dataclass(frozen=True)
 class Place:
-    """A store, and its bytes as they lie there."""
+    """A store, with access to its raw files."""
 
     url: str
     client: Any
@@ -34,18 +34,18 @@ class Place:
 
     @property
     def store(self) -> Store:
-        """As a process that has just begun opens it."""
+        """The store, opened as by a new process."""
         return Store.open(self.url)
 
     def files(self, directory: str = "") -> list[str]:
-        """The paths of all files below it."""
+        """The paths of all files below a directory of the store."""
         self.client.invalidate_cache()
         return sorted(self.client.find(f"{self.root}/{directory}".rstrip("/")))
 
 
 @pytest.fixture(scope="module")
 def s3() -> Iterator[Account]:
-    """A server that speaks S3; the environment has the account, as from the chart's Secret."""
+    """An S3 server; the environment contains the account, as from the chart's Secret."""
     with serving() as account, pytest.MonkeyPatch.context() as patch:
         for name, text in account.variables.items():
             patch.setenv(name, text)
@@ -67,7 +67,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
 
 
 def test_an_account_with_rights_below_the_address_alone_finds_that_nothing_is_there_yet(s3: Account) -> None:
-    """The first test here: later ones have written something there."""
+    """This test must be the first one here, because later tests write to the store."""
     assert fsspec.filesystem("s3", skip_instance_cache=True).find(BUCKET) == []
     assert Store.open(s3.url).newest(unexpected) is None
 
@@ -229,7 +229,7 @@ def test_an_attempt_that_is_given_up_leaves_nothing(place: Place) -> None:
     writing.abandon()  # nothing was written yet
     writing.write_part(0, 2, TENSORS)
     writing.abandon()
-    place.store.begin(1, "1").abandon()  # is committed: it stays
+    place.store.begin(1, "1").abandon()  # this step is committed, so it stays
     assert place.files() == before
 
 
@@ -237,8 +237,8 @@ def test_pruning_keeps_the_newest_and_the_best(place: Place) -> None:
     losses = {1: 0.5, 2: 0.2, 3: float("nan"), 4: 0.4, 5: 0.3, 6: 0.6}
     for step, loss in losses.items():
         write(place.store, step, metrics={"loss": loss})
-    place.store.begin(4, "2").write_part(0, 2, TENSORS)  # given up by who was killed
-    place.store.begin(7, "1").write_part(0, 2, TENSORS)  # is being written
+    place.store.begin(4, "2").write_part(0, 2, TENSORS)  # abandoned by a killed writer
+    place.store.begin(7, "1").write_part(0, 2, TENSORS)  # an unfinished checkpoint
     assert [(c.step, c.attempt) for c in place.store.prune(0, Best("loss"))] == [(4, "2")]
     assert [c.step for c in place.store.checkpoints()] == [1, 2, 3, 4, 5, 6]
     assert [c.step for c in place.store.unfinished()] == [7]
@@ -265,7 +265,7 @@ def test_what_was_completed_last_is_not_given_up_for_a_later_one_that_cannot_be_
     later = place.files(write(place.store, 20).directory)[-1]
     data = place.client.cat_file(later)
     place.client.pipe_file(later, data[:-1] + bytes([data[-1] ^ 1]))
-    for step in (12, 14):  # it went on from 10
+    for step in (12, 14):  # the training continued from step 10
         write(place.store, step)
         place.store.begin(step + 1, "1").write_part(0, 2, TENSORS)  # the next one is being written
         place.store.prune(1)
@@ -310,7 +310,7 @@ def test_a_store_that_does_not_answer_is_named(monkeypatch: pytest.MonkeyPatch) 
         monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
         monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
         monkeypatch.setattr(client, "retries", 1)
-        client.clear_instance_cache()  # they know the address of another server
+        client.clear_instance_cache()  # cached clients have the address of a different server
         try:
             with pytest.raises(StoreUnavailable, match=r"s3://bucket/a: cannot list .* Could not connect"):
                 Store.open("s3://bucket/a").newest(unexpected)
@@ -351,7 +351,7 @@ def test_an_account_comes_by_the_environment_as_from_the_charts_secret(s3: Accou
 
 
 def test_who_may_not_remove_is_told_that_nothing_was_set_aside(s3: Account) -> None:
-    """Else a training that has gone back would be taken up, another time, where it is no more."""
+    """Otherwise a training that has rolled back would later be resumed from a superseded checkpoint."""
     url = f"{s3.url}/two"
     for step in (1, 2):
         write(Store.open(url), step)

@@ -1,4 +1,4 @@
-"""What every ring must do: one suite over the local one, on threads, and Horovod's, in processes."""
+"""One contract for all rings: the local ring on threads, and Horovod's in processes."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ ENDED = ""
 
 
 class Member(ABC):
-    """Somebody who does what it is told."""
+    """A member of a ring that follows orders."""
 
     def __init__(self) -> None:
         self.words: queue.SimpleQueue[str] = queue.SimpleQueue()
 
     @abstractmethod
     def do(self, order: str) -> None:
-        """Have it follow the order; its answer is one of `words`."""
+        """Send an order to the member; its answer arrives in `words`."""
 
     @abstractmethod
     def cut(self) -> None:
-        """From another thread than the one that is in the ring."""
+        """Cut the ring from a different thread than the one in the ring."""
 
     def says(self, word: str) -> str:
-        """What it says that begins so; what it says before is passed over."""
+        """Wait for an answer that begins with `word`, and skip earlier answers."""
         while True:
             line = self.words.get(timeout=SECONDS)
             assert line != ENDED, f"the member ended, and never said {word!r}"
@@ -54,16 +54,16 @@ class Member(ABC):
 
 
 class Engine(Protocol):
-    """Members of one process or of several, and the place where they meet."""
+    """Members in one process or in several, and their rendezvous."""
 
     def members(self) -> list[Member]:
-        """MEMBERS living ones, in no ring."""
+        """MEMBERS live members that are in no ring."""
 
     def meet(self, members: list[Member]) -> None:
-        """The next generation is theirs."""
+        """Prepare the rendezvous of these members for the next generation."""
 
     def call_off(self, members: list[Member]) -> None:
-        """There will be no such generation: whoever waits for it is told."""
+        """Cancel the generation; members that wait for it are notified."""
 
     def kill(self, member: Member) -> None: ...
 
@@ -210,13 +210,13 @@ def engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
 def members(engine: Engine) -> Iterator[list[Member]]:
     ready = engine.members()
     yield ready
-    engine.call_off(ready)  # whatever a failed test has left
+    engine.call_off(ready)  # a failed test may have left members waiting
     for m in engine.members():
         m.does("close", "closed")
 
 
 def form(engine: Engine, members: list[Member]) -> None:
-    """A ring of them, in that order."""
+    """Form a ring of these members, in this order."""
     engine.meet(members)
     for rank, m in enumerate(members):
         m.do(f"form {rank} {len(members)}")
@@ -262,7 +262,7 @@ def test_a_state_is_given_to_one_who_passes_it_on_while_the_ring_goes_on(
 ) -> None:
     form(engine, members)
     giver, *takers = members
-    takers[0].do("pass 0")  # before it is given
+    takers[0].do("pass 0")  # before the state is sent
     takers[1].do("take 1")
     giver.does("give 5 7", "given")
     giver.does("sum 1 1", "sum")
@@ -316,7 +316,7 @@ def test_a_member_that_dies_breaks_it_for_all_and_they_meet_again(
 def test_a_cut_reaches_all_who_wait(engine: Engine, members: list[Member]) -> None:
     form(engine, members)
     waiting = members[1:]
-    for m in waiting:  # for the first, which does not come
+    for m in waiting:  # they wait for the first member, which does not take part
         m.do("sum 3 1")
     members[0].cut()
     for m in waiting:
@@ -330,7 +330,7 @@ def test_a_generation_that_is_called_off_is_not_formed_and_the_next_one_is(
     engine: Engine, members: list[Member]
 ) -> None:
     engine.meet(members)
-    for rank in (0, 1):  # the third does not come
+    for rank in (0, 1):  # the third member does not take part
         members[rank].do(f"form {rank} {MEMBERS}")
     engine.call_off(members)
     for rank in (0, 1):
@@ -395,7 +395,7 @@ def test_a_sum_may_travel_in_half_the_bytes(engine: Engine, members: list[Member
     assert found == ["half 4096.0"] * MEMBERS, "which float16 rounds to"
     leave(members)
     form(engine, members[:1])
-    members[0].does("half 1", "half")  # the first one is summed all the same
+    members[0].does("half 1", "half")  # the first sum is made even by a member alone
     assert members[0].does("half 4097", "half") == "half 4097.0", "alone, nothing travels"
     leave(members[:1])
 
@@ -405,7 +405,7 @@ def test_who_was_alone_sums_with_the_others_again(engine: Engine, members: list[
     one, *others = members
     for _ in range(2):
         form(engine, [one])
-        for _ in range(3):  # from the second time on, nobody is asked
+        for _ in range(3):  # from the second time on, no peer is involved
             assert one.does("twice 3 5", "twice") == f"twice {[3.0, 5.0]}"
         leave([one])
         form(engine, [*others, one])

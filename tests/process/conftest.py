@@ -1,9 +1,8 @@
-"""A real job in a test: the real master in this process, real workers beside it.
+"""A real job in a test: the real master in this process, with real workers as subprocesses.
 
-A test awaits what the master sees (its events and effects), never a while. The job idles until
-the test has done to it what it wants, so it is never over before that, however slow the machine.
-Workers are forked from a forkserver, and the model is the counting model, so the last word is always
-the weights'.
+A test waits for events and effects of the master, and never for a fixed time. The job idles until the test
+has done its work, so it never ends earlier, however slow the machine. Workers are forked from a forkserver.
+The model is the counting model, so the weights always decide whether the job was right.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ from tests.process.small_server import SECOND, install
 ROOT = Path(__file__).parents[2]
 MODELS = ROOT / "tests" / "models"
 SECONDS = 60.0
-# Every Python that edl is made for, and where it is on this machine; nothing where it is not.
+# Each Python version that edl supports, and its path on this machine; "" if it is not installed.
 FIND = '. scripts/lib.sh; for v in $pythons; do echo "$v $(find_python "$v" 2>/dev/null)"; done'
 PYTHONS = dict(
     line.split(" ", 1)
@@ -59,7 +58,7 @@ def pytest_report_header() -> str:
 
 
 class Orders:
-    """What the faulty counting model is told, by files. Its job idles until `go`."""
+    """Orders to the faulty counting model, sent as files. Its job idles until `go`."""
 
     def __init__(self, directory: Path):
         directory.mkdir()
@@ -67,37 +66,37 @@ class Orders:
         self.idle()
 
     def idle(self) -> None:
-        """Have every worker spend its time in each batch."""
+        """Make every worker slow in each batch."""
         (self.directory / "idle").touch()
 
     def go(self) -> None:
-        """Have what is left trained at full speed."""
+        """Train the remaining records at full speed."""
         (self.directory / "idle").unlink(missing_ok=True)
 
     def say(self, order: str) -> None:
-        """Have whoever meets this order obey it."""
+        """Send an order to all workers that look for it."""
         (self.directory / order).touch()
 
     def give(self, pid: int, what: str) -> None:
-        """Have the worker of that process misbehave."""
+        """Make the worker with this process ID misbehave."""
         (self.directory / str(pid)).write_text(what)
 
 
 class Running:
-    """A job that runs, and what a test may do to it."""
+    """A running job, with the actions of a test as methods."""
 
     def __init__(self, output: Path, records: int, epochs: int, sets: list[str], orders: Orders):
         self.output, self.records, self.epochs, self._orders = output, records, epochs, orders
         merged = values.load([], [f"training.epochs={epochs}", *sets])
         self.master = Master(JobSpec.parse(merged), RunId(secrets.token_hex(8)), [self._observe])
         self.seen: list[tuple[float, ev.Event, list[ef.Effect]]] = []
-        self.heartbeats = 0  # that were heard
+        self.heartbeats = 0  # the number of heartbeats received
         self._changed = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._emit, self.master.emit = self.master.emit, self._hear  # type: ignore[method-assign]
 
     def _hear(self, said: ev.Event | facts.Heartbeat) -> None:
-        """Heartbeats are no events, but tests wait for what they tell."""
+        """Pass a message to the master. Heartbeats are no events, but tests also wait for their contents."""
         self._emit(said)
         self.heartbeats += isinstance(said, facts.Heartbeat)
         self._changed.set()
@@ -106,7 +105,7 @@ class Running:
         self.seen.append((now, event, effects))
         self._changed.set()
 
-    # --- what is so
+    # --- state
 
     @property
     def job(self) -> Any:
@@ -114,7 +113,7 @@ class Running:
 
     @property
     def ring(self) -> list[int]:
-        """The members of the running ring, by rank; none while it is being changed."""
+        """The members of the running ring, by rank; empty during a ring change."""
         job = self.job
         whole = job.ring.members and not job.ring.closing and job.ring.up
         return list(job.ring.members) if whole else []
@@ -128,7 +127,7 @@ class Running:
         return [notice.text for notice in notices if notice.reason is reason]
 
     def fenced(self, worker: int) -> ef.FenceReason | None:
-        """Why the core has fenced this worker; None: it has not."""
+        """Why the core has fenced this worker; None if it has not."""
         fences = (e for _, _, effects in self.seen for e in effects if isinstance(e, ef.Fence))
         return next((f.reason for f in fences if f.worker == worker), None)
 
@@ -146,7 +145,7 @@ class Running:
     # --- waiting
 
     async def until(self, happens: Callable[[], Any], seconds: float = SECONDS) -> Any:
-        """The first true value of `happens`, asked after every event and heartbeat."""
+        """Wait for and return the first true value of `happens`, called after every event and heartbeat."""
         async with asyncio.timeout(seconds):
             while not (value := happens()):
                 assert self._task is None or not self._task.done(), f"the job has ended: {self.job.reason}"
@@ -155,7 +154,7 @@ class Running:
             return value
 
     async def ring_of(self, size: int, without: Collection[int] = ()) -> list[int]:
-        """Until a ring of that size is up, with none of those; its members by rank."""
+        """Wait until a ring of this size is up without the given workers; return its members by rank."""
         return list(
             await self.until(
                 lambda: self.ring if len(self.ring) == size and not set(self.ring) & set(without) else None
@@ -163,16 +162,16 @@ class Running:
         )
 
     async def stepping(self) -> None:
-        """Until the ring that is up has made progress."""
+        """Wait until the running ring has made progress."""
         generation, before = self.job.ring.generation, self.status["step"]
         await self.until(lambda: self.job.ring.generation > generation or self.status["step"] > before)
 
     def go(self) -> None:
-        """Have the job train what is left, at full speed."""
+        """Let the job train the remaining records at full speed."""
         self._orders.go()
 
     async def end(self) -> dict[str, Any]:
-        """Until the job has ended; its summary."""
+        """Wait until the job has ended, and return its summary."""
         assert self._task is not None
         self.go()
         async with asyncio.timeout(SECONDS * 2):
@@ -180,7 +179,10 @@ class Running:
         return dict(json.loads((self.output / artifacts.SUMMARY).read_text()))
 
     async def exact(self) -> dict[str, Any]:
-        """The job succeeds, and the weights count every record `epochs` times; its summary."""
+        """Check that the job succeeds, and that its weights count every record `epochs` times.
+
+        Returns the summary.
+        """
         summary = await self.end()
         assert summary["phase"] == "Succeeded", summary
         assert check_weights(self.output / artifacts.MODEL, self.records, self.epochs) == ""
@@ -190,7 +192,7 @@ class Running:
         assert not crashes, "a survivor was aborted"
         return summary
 
-    # --- doing
+    # --- actions
 
     def take(self, values: dict[str, Any]) -> None:
         """Change the job's values, as an upgrade of the chart does."""
@@ -201,11 +203,11 @@ class Running:
             os.kill(self.pid(worker), number)
 
     def give(self, order: str) -> None:
-        """Have a model obey, on every worker, that looks for such an order."""
+        """Send an order to the model on every worker that looks for it."""
         self._orders.say(order)
 
     def order(self, worker: int, what: str) -> None:
-        """Have the faulty counting model misbehave on that worker."""
+        """Make the faulty counting model misbehave on this worker."""
         self._orders.give(self.pid(worker), what)
 
 
@@ -223,7 +225,7 @@ def a_job(
 ) -> Callable[..., Any]:
     """Start a job of the counting model: `async with a_job(workers=3) as job`.
 
-    Its workers come from the session's fork server, or with `own_fork_server` from one of the job's own.
+    Its workers come from the session's fork server, or with `own_fork_server` from a fork server of the job.
     """
     orders = Orders(tmp_path / "orders")
 
@@ -244,7 +246,7 @@ def a_job(
         job = Running(tmp_path / "job", records, epochs, [
             f"workers={workers}", f"model.module={module}", "local.startMethod=fork",
             "elastic.heartbeatTimeoutSeconds=2.5", "elastic.gracePeriodSeconds=4",
-            "export.verify=false",  # takes seconds: tests of what is exported want it
+            "export.verify=false",  # takes seconds; tests of exported models enable it
             *sets,
         ], orders)  # fmt: skip
         shared = None if own_fork_server else partial(shared_forks.Launcher, fork_server)
@@ -266,7 +268,7 @@ def a_job(
 
 
 def left_over(job: Running) -> list[int]:
-    """Workers of the job that still run."""
+    """The process IDs of the job's workers that still run."""
     pids = [int(e.handle) for _, e, _ in job.seen if isinstance(e, ev.Seen)]
     return [pid for pid in pids if _runs(pid)]
 
@@ -280,7 +282,7 @@ def _runs(pid: int) -> bool:
 
 @pytest.fixture
 async def server() -> AsyncIterator[KubernetesApi]:
-    """An API server of our own, that is up, with a release of three workers."""
+    """A running API server of this test, with a release of three workers."""
     async with serving(SECOND) as api:
         install(api, "workers=3")
         yield api
@@ -288,13 +290,13 @@ async def server() -> AsyncIterator[KubernetesApi]:
 
 @pytest.fixture
 async def small_release(tmp_path: Path) -> AsyncIterator[Release]:
-    """A release at an API server of our own, that is up; its masters are processes."""
+    """A release at a running API server of this test; its masters are processes."""
     async with serving(0.05) as server:
         yield Release(server, tmp_path)
 
 
 @pytest.fixture
 async def cluster(tmp_path: Path) -> AsyncIterator[Cluster]:
-    """An API server with a release, and the command line with a kubeconfig for it."""
+    """An API server with a release, and the edl command with a kubeconfig for it."""
     async with commanded(tmp_path) as server:
         yield server

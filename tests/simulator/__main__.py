@@ -1,4 +1,4 @@
-"""Runs of the simulator, one or many; what went wrong, and what was tried."""
+"""Run the simulator once or many times; print the errors and the number of faults."""
 
 from __future__ import annotations
 

@@ -1,13 +1,13 @@
-"""What must be so. Beside this, all of tests/invariants.py holds after each event.
+"""Checks of a run. In addition, all of tests/invariants.py must hold after each event.
 
-A run passes when
+A run passes if
 
-- every position counts exactly once, on every worker that holds the final state (or the job
-  ended as it had to: asked to stop, or failed by failures that were its own);
-- every failure that is charged was somebody's own, and such a failure is charged;
-- nobody is given up who was there and spoke, and no state is given up that somebody holds;
-- the job ends soon after the faults have stopped (`World.run`), and until then nobody waits long to
-  join or to go;
+- every position counts exactly once, on every worker in sync with the final state (or the job ended for a
+  valid reason: a requested stop, or too many failures of its own);
+- every counted failure is the worker's own fault, and every such failure is counted;
+- no worker is fenced that was alive and sent messages, and no state is dropped that a worker holds;
+- the job ends soon after the faults have stopped (`World.run`), and until then no worker waits long to join
+  or to leave;
 - a replay decides the same.
 """
 
@@ -39,18 +39,18 @@ REPLAY_EVERY = 20  # runs: it takes as long as the run
 
 
 class Checks:
-    """The books of one run that neither the core nor the watchdog keeps."""
+    """The records of one run that neither the core nor the watchdog keeps."""
 
     def __init__(self, world: World) -> None:
         self.world = world
-        self.waiting: dict[WorkerId, float] = {}  # who is ready or leaving, since when
-        self.evaluation_failed = False  # one at least
-        self.states: dict[tuple[int, str], set[bytes]] = {}  # that the writers of a checkpoint have told
-        self.mixed = ""  # what was wrong with one that was completed
-        self.finals: list[Sim] = []  # who had the final state when it was exported
+        self.waiting: dict[WorkerId, float] = {}  # workers that are ready or leaving, and since when
+        self.evaluation_failed = False  # True after at least one failed evaluation
+        self.states: dict[tuple[int, str], set[bytes]] = {}  # reported by the writers of a checkpoint
+        self.mixed = ""  # the error of a completed checkpoint
+        self.finals: list[Sim] = []  # the workers with the final state when it was exported
 
     def ought_to_be_charged(self, gone: ev.Gone) -> bool | None:
-        """None: either would do, or it is charged already."""
+        """Whether this exit must count as a failure; None if either is right, or it is counted already."""
         job, fleet = self.world.job, self.world.fleet
         w = job.pool.get(gone.worker) or job.pool.lost.get(gone.worker)
         sim = fleet.workers[gone.worker]
@@ -59,13 +59,13 @@ class Checks:
         if w.stopped or w.failure_reason or w.expected or not sim.own_end:
             return False
         if gone.signal and any(not m.alive or m.fenced for m in self.world.rings.peers(gone.worker)):
-            return None  # it may have crashed because they died, or were given up
+            return None  # the death or fencing of a peer may have crashed it
         if gone.signal and self._cut_by_a_new_master(gone.worker):
-            return None  # or because of that
+            return None  # the cut may have crashed it
         return True
 
     def _cut_by_a_new_master(self, worker: WorkerId) -> bool:
-        """Whether a ring that was not up yet was cut under it, though nobody had died."""
+        """Whether a ring of this worker was cut before it was up, although no member had died."""
         return any(
             isinstance(effect, ef.Cut) and worker in effect.members
             for _, event, effects in self.world.watchdog.history if isinstance(event, ev.Resume)
@@ -80,9 +80,9 @@ class Checks:
         return any(f.worker == worker for f in self.world.job.failures)
 
     def keeps_the_state(self, form: ef.Form, effects: list[ef.Effect]) -> None:
-        """Nobody starts anew while there is somebody who holds the state."""
+        """Check that the job does not start from scratch while a worker holds the state."""
         workers = self.world.fleet.workers
-        if workers[form.root].has_state or self.world.config.asynchronous:  # it is on servers
+        if workers[form.root].has_state or self.world.config.asynchronous:  # the state is on servers
             return
         given_up = self.world.watchdog.stopped | {e.worker for e in effects if isinstance(e, ef.Fence)}
         there = [w for w in workers.values() if w.alive and not (w.fenced or w.failed)]
@@ -91,22 +91,24 @@ class Checks:
             for w in there
             if not form.untrusted_up_to or w.worker.state.synced_generation > form.untrusted_up_to
         ]
-        newest = self.world.job.checkpoints.step  # before which a copy that was left counts for nothing
+        newest = self.world.job.checkpoints.step  # older copies in memory are invalid
         there = [w for w in there if not w.from_memory or w.step >= newest]
         kept = [w.id for w in there if w.has_state and w.id not in given_up]
         if (
             self.world.two
-        ):  # whose stream a cut has broken is lost, and who has not come back may not be known
+        ):  # workers with broken streams are lost, and those that have not reconnected may be unknown
             known = self.world.job.pool
             kept = [w for w in kept if known.get(w) and workers[w].master == self.world.master.top.number]
         assert not kept, f"the job starts anew, but {kept} hold its state"
 
     def one_state(self, members: list[Sim], begins_at: int | None, at_least: int) -> None:
-        """Who sums has the state of all others: step, ledger and model; and a ring begins at its root's, or
-        with the newest checkpoint."""
+        """Check that all members that take part in sums have the same state: step, ledger and model.
+
+        Also check that a ring begins at its root's step, or with the newest checkpoint.
+        """
         members = [
             w for w in members if not w.worker.state.catching_up
-        ]  # who has not got it yet has no part in it
+        ]  # members that are still catching up take no part in the sums
         first = members[0]
         assert begins_at in (None, first.step), (
             f"the ring begins at step {first.step}, its root was at {begins_at}"
@@ -121,7 +123,7 @@ class Checks:
             )
 
     def says_the_truth(self, w: Sim, message: pb.FromWorker) -> None:
-        """What the worker says of its state is so."""
+        """Check that the worker's report of its state is true."""
         match message.WhichOneof("body"):
             case "evaluated":
                 self.evaluated(message.evaluated)
@@ -131,7 +133,7 @@ class Checks:
             case "checkpointed":
                 done = message.checkpointed
                 told = self.states.get((done.step, done.attempt), set())
-                if len(told) > 1:  # to be told at the end: what is raised here ends no more than an attempt
+                if len(told) > 1:  # raised at the end: an error here would end only an attempt
                     self.mixed = f"the checkpoint of step {done.step} has parts of different states"
             case "joined_ring":
                 w.has_state = True
@@ -140,13 +142,13 @@ class Checks:
                 assert message.left_ring.has_state or not w.has_state or forgot, (
                     f"worker {w.id} has forgotten its state"
                 )
-                w.has_state = message.left_ring.has_state  # it may have come, and not all that followed
+                w.has_state = message.left_ring.has_state  # later steps may be missing
                 if isinstance(w.worker, AsyncWorker):
                     has = min(
                         w.worker.state.ledger.step, w.worker.async_loop.reached
-                    )  # a server may have lost steps
+                    )  # servers may have lost steps
                     assert message.left_ring.step >= has
-                    return  # its weights are of any moment
+                    return  # its weights may be of any step
                 assert message.left_ring.step == w.worker.state.ledger.step
                 counted = self._counted(w)
                 assert np.array_equal(counted, w.weights), f"worker {w.id}: model and ledger disagree"
@@ -160,69 +162,69 @@ class Checks:
                 )
 
     def _counted(self, w: Sim) -> np.ndarray:
-        """What the weights must be, by the ledger: each position once, but those of bad records."""
+        """The expected weights by the ledger: each position once, except those of bad records."""
         done = w.worker.steps.begins_at(w.worker.state.ledger.step)
         counted = np.zeros_like(w.weights)
         counted[:done] = ~np.isin(np.arange(done) % max(self.world.size, 1), list(self.world.bad))
         return counted
 
     def evaluated(self, found: pb.Evaluated) -> None:
-        """Every record of the held-out data was evaluated once."""
+        """Check that every record of the held-out data was evaluated once."""
         right = {"least": 1.0, "most": 1.0}
         assert dict(found.metrics) == right or (self.evaluation_failed and not found.metrics), found
 
     def exports(self, w: Sim, worth: Mapping[str, float] | None) -> None:
-        """The ring has evaluated the model."""
+        """Check that the ring has evaluated the model before it is exported."""
         task = self.world.job.train
-        given_up = task is not None and task.evaluation is None  # too many have failed
+        given_up = task is not None and task.evaluation is None  # too many evaluations have failed
         evaluated = not (self.world.held_out and self.world.size) or worth is not None or given_up
         assert evaluated or self.evaluation_failed, f"worker {w.id} is to save a model that was not evaluated"
         there = [o for o in self.world.fleet.workers.values() if o.alive and o.has_state and not o.fenced]
         self.finals = [w, *(o for o in there if o.step == w.step and o is not w)]
 
     def differs(self, w: Sim, fence: ef.Fence) -> None:
-        """Nobody is dropped for a state that differs unless a bit has flipped somewhere."""
+        """Check that workers are fenced for different states only after a bit flip."""
         if fence.reason is ef.FenceReason.StateDiffers:
             assert self.world.faults.kinds[FLIP], fence.why
             self.world.faults.to_blame.add(w.id)
 
     def was_silent(self, w: Sim, why: str) -> None:
-        """Who is given up as silent had not spoken."""
+        """Check that a worker fenced for missing heartbeats was silent."""
         now = self.world.clock.now
         unheard = w.silent_since is not None and w.audible_at > now - self.world.silence
         assert w.frozen or unheard or not w.alive, f"worker {w.id} spoke, but is given up: {why}"
 
     def says_its_phase(self) -> None:
-        """The status never says that nobody trains while somebody is in a ring, or the other way round."""
+        """Check that the phase agrees with the ring: idle phases without members, training with members."""
         job = self.world.job
         if job.failover.until is not None:
-            return  # an earlier master's ring is just being learned of
+            return  # an earlier master's ring is still being reported
         inside = [w.id for w in job.pool if w.in_ring]
         idle = job.phase in (Phase.Starting, Phase.Suspended, Phase.Waiting)
         assert not (idle and inside), f"the phase is {job.phase}, and {inside} are in a ring"
         assert job.phase is not Phase.Training or inside or job.ring.closing, "it trains, and nobody does"
 
     def nobody_waits_long(self) -> None:
-        """Between faults, who is ready is soon in the ring, and who is to leave is soon let go."""
+        """Check that, between faults, ready workers soon join the ring, and leaving workers soon leave it."""
         job, now = self.world.job, self.world.clock.now
         self.says_its_phase()
         if self.world.servers is not None:
             self.world.servers.moves_end()
-        few = sum(w.is_ready for w in job.pool) < job.min_size  # whoever is leaving may be needed in the ring
+        few = sum(w.is_ready for w in job.pool) < job.min_size  # the ring may need the leaving workers
         waiting = [
             w.id for w in job.pool
             if w.state == "ready" or (w.state == "draining" and not w.stopped and not (few and w.in_ring))
         ]  # fmt: skip
         self.waiting = {w: self.waiting.get(w, now) for w in waiting}
         if job.failover.until is not None:
-            self.waiting = {}  # nobody joins before the earlier master's ring is known
+            self.waiting = {}  # no worker joins before the earlier master's ring is known
         elif job.ring.members and len(job.pool.staying) > 1:
             calm = self.world.faults.last
             late = [w for w, since in self.waiting.items() if now - max(since, calm) > PATIENCE_SECONDS]
             assert not late, f"{late} wait long to join the ring or to leave it"
 
     def judge(self, end: ef.End) -> None:
-        """The job has ended: was it right, and is what came out?"""
+        """Check the end of the job and its result."""
         world, job = self.world, self.world.job
         assert not self.mixed, self.mixed
         charged = {f.worker for f in job.failures}
@@ -233,7 +235,7 @@ class Checks:
         if world.seed % REPLAY_EVERY == 0 and not world.hours:
             assert view.summary(replayed(world.watchdog)) == summary
         if summary["failed_parts"]:
-            # It was saved, or nobody could save it, and then it is not trained again.
+            # The model was saved, or no worker could save it. In both cases it is not trained again.
             told = (e for _, _, effects in world.watchdog.history for e in effects)
             saved = any(isinstance(e, ef.Notice) and e.reason is Reason.Evaluating for e in told)
             assert end.phase == "Failed" and bool(summary["model"]) == saved, end

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 
 class Clock:
-    """What is going to happen, in the order of its time."""
+    """A queue of future actions, ordered by time."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -19,7 +19,7 @@ class Clock:
         heapq.heappush(self._heap, (self.now + seconds, next(self._order), action))
 
     def go_on(self) -> Callable[[], None]:
-        """Let time pass until something happens; returns what."""
+        """Advance the time to the next action, and return this action."""
         assert self._heap, "nothing more will happen, and the job has not ended"
         self.now, _, action = heapq.heappop(self._heap)
         return action

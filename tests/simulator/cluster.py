@@ -1,8 +1,8 @@
-"""A cluster in simulated time: its API server, with the Lease and the masters' pods, and workers' pods.
+"""A cluster in simulated time: its API server, with the Lease and the pods of masters and workers.
 
-`Transport` stands where the network is under `edl.kubernetes.client.Api`: requests, their answers, watches,
-outages and all that the client makes of them are what ships. Who is cut off from the API hears nothing; what
-it has asked for may still happen, later.
+`Transport` replaces the network below `edl.kubernetes.client.Api`. The client's handling of requests,
+answers, watches and outages is the shipped code. A process that is cut off from the API receives nothing, but
+its requests may still be served later.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from tests.simulator.processes import Process
 if TYPE_CHECKING:
     from tests.simulator.masters import Masters
 
-API = "api"  # its host
+API = "api"  # the host of the API server
 SERVICE = f"edl-master:{MASTER_PORT}"
 NAMES = Names("edl")
 HOSTS = ("10.0.0.1", "10.0.0.2")  # of the masters
-logging.getLogger("httpx2").setLevel(logging.WARNING)  # it tells of each request
+logging.getLogger("httpx2").setLevel(logging.WARNING)  # it logs each request
 HISTORY: Any = list[tuple[int, str, str, dict[str, Any]]]
 
 
@@ -45,7 +45,7 @@ def place(host: str) -> Place:
 
 
 class Cluster(Process):
-    """The API server, which never dies. `down` is an outage of all of it."""
+    """The API server, which never dies. `down` is an outage of the whole server."""
 
     def __init__(self, masters: Masters, network: Network, chance: random.Random):
         super().__init__(masters.clock, API, masters.failed)
@@ -55,7 +55,7 @@ class Cluster(Process):
         self.objects: dict[str, dict[str, dict[str, Any]]] = {"leases": {}, "pods": {}, "configmaps": {}}
         self._history: HISTORY = []
         self._watches: list[tuple[str, str, Pipe]] = []
-        self._told: list[Pipe] = []  # who hears of workers' pods
+        self._told: list[Pipe] = []  # receivers of events of workers' pods
         self.put("configmaps", NAMES.job, {"uid": "job"}, {})
         self.put("leases", NAMES.lease, {"uid": "lease"}, {"spec": {}})
         for host in HOSTS:
@@ -78,13 +78,13 @@ class Cluster(Process):
         return thing
 
     def ready(self, host: str, ready: bool) -> None:
-        """The kubelet has found that out."""
+        """Set the Ready condition of a master's pod, as the kubelet does."""
         pod = copy.deepcopy(self.objects["pods"][place(host).pod])
         pod["status"]["conditions"] = [{"type": "Ready", "status": "True" if ready else "False"}]
         self.put("pods", pod["metadata"]["name"], pod["metadata"], {"status": pod["status"]})
 
     def acting(self) -> str:
-        """Where the Service leads to, as the labels say."""
+        """The address behind the Service, from the pods' labels."""
         for pod in self.objects["pods"].values():
             if pods.ACTING in (pod["metadata"].get("labels") or {}):
                 return f"{pods.ip(pod)}:{MASTER_PORT}"
@@ -128,7 +128,7 @@ class Cluster(Process):
         self._watches.append((resource, name, to))
 
     def follows(self, to: Pipe) -> None:
-        """From now on it is told of workers' pods."""
+        """Send all further events of workers' pods to this pipe."""
         self._told.append(to)
 
     def tell(self, event: Any) -> None:
@@ -137,7 +137,7 @@ class Cluster(Process):
 
 
 class Transport(httpx.AsyncBaseTransport):
-    """From one process to the API server."""
+    """The HTTP transport from one process to the API server."""
 
     def __init__(self, cluster: Cluster, process: Process):
         self._cluster, self._process = cluster, process
@@ -180,7 +180,7 @@ class _Lines(httpx.AsyncByteStream):
 
 
 class SimulatedApi(Api):
-    """The client that ships, on a simulated network."""
+    """The shipped client on a simulated network."""
 
     def __init__(self, cluster: Cluster, process: Process):
         self._transport = Transport(cluster, process)

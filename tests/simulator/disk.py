@@ -1,4 +1,4 @@
-"""The disk of a simulated parameter server: its log, in memory. It outlives the process, or is lost."""
+"""The disk of a simulated parameter server: its log in memory, which outlives the process or is lost."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from edl.ps.storage.wal import Base, Damaged, Log
 
 @dataclass
 class Disk:
-    """What is written there."""
+    """The contents of a server's log."""
 
     base: Base | None = None
     segments: dict[int, list[bytes]] = field(default_factory=dict)
 
 
 class MemoryLog(Log):
-    """A server's log on such a disk: what `edl.ps.storage.wal.Log` promises, without files."""
+    """A server's log on a simulated disk: the promises of `edl.ps.storage.wal.Log`, without files."""
 
     def __init__(self, disk: Disk):
         self.directory, self._disk = Path("simulated"), disk

@@ -1,4 +1,4 @@
-"""What goes wrong, and when: at any time, or in ambush for the moment at which it hurts."""
+"""Faults and their times: at any time, or in ambush for a moment at which they are most harmful."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 KINDS = ("kill", "kill", "kill", "kill two", "kill all but one", "kill all", "freeze", "freeze", "mute",
          "term", "term", "term now", "exit 0", "crash", "raise", "scale", "scale", "epochs", "epochs",
          "late", "twice", "stall", "preempt", "new master", "new master", "to zero")  # fmt: skip
-# Said beside any stream.
+# Faults whose messages are outside of any stream, for runs with one master.
 ONE_MASTERS = ("late", "twice", "mute", "stall", "new master", "wrong data", "to zero")
 SOAK = ("kill", "kill", "freeze", "mute", "term", "term now", "late", "twice", "stall", "preempt", "scale")
 RARE = ("fatal", "stop", "wrong data")
@@ -29,10 +29,10 @@ MOMENTS = ("now", "now", "now", "forming", "syncing", "stepping", "breaking", "d
 
 
 class Faults:
-    """The faults of one run. After `calm_at` nothing goes wrong any more.
+    """The faults of one run. After `calm_at` no further faults occur.
 
     Args:
-        soak: only those that are nobody's own and lose no state, three a minute.
+        soak: schedule only faults that are no worker's own and lose no state, three a minute.
     """
 
     def __init__(self, world: World, calm_at: float, soak: bool = False) -> None:
@@ -42,16 +42,16 @@ class Faults:
         self.kinds = Counter[str]()
         self.moments = Counter[str]()
         self.last = 0.0
-        self.to_blame: set[WorkerId] = set()  # who failed by its own doing
-        self.ends: set[str] = set()  # the phases in which somebody wants the job to end
+        self.to_blame: set[WorkerId] = set()  # workers that failed by their own fault
+        self.ends: set[str] = set()  # phases in which the job may end because of a fault
 
     def schedule(self) -> None:
         at, rate = 0.0, self.random.choice((0.5, 1.5, 4.0))
         kinds = (*KINDS, *RARE) if self.random.random() < 0.1 else KINDS
         if self.world.two:
             kinds = (*(kind for kind in kinds if kind not in ONE_MASTERS), *masters.KINDS, *masters.KINDS)
-            rate = 0.1 + rate / 16  # so that something goes well in between
-        if self.world.gone or self.world.flips:  # there are to be checkpoints
+            rate = 0.1 + rate / 16  # so that the job makes progress in between
+        if self.world.gone or self.world.flips:  # leave time for checkpoints
             rate /= 8
         if self.soak:
             kinds, rate = SOAK, 0.05
@@ -62,7 +62,7 @@ class Faults:
         self._schedule_flips()
 
     def _schedule_flips(self) -> None:
-        """In a third of the runs with checkpoints, or in all of them, bits flip."""
+        """Schedule bit flips in a third of the runs with checkpoints, or in all of them (`World.flips`)."""
         chance = random.Random(f"flips of {self.world.seed}")
         job = self.world.config
         if not job.checkpoint.dir or job.asynchronous or self.soak:
@@ -72,14 +72,14 @@ class Faults:
                 self.clock.later(chance.uniform(0, self.calm_at), lambda: self._flip(chance))
 
     def _flip(self, chance: random.Random) -> None:
-        """Of somebody who has the state, and in what no step reads: all sums stay right."""
+        """Flip a bit that no step reads, in a worker that has the state, so that all sums stay right."""
         holders = [w for w in self.world.fleet.workers.values() if w.alive and w.worker.state.has_state]
         if holders and self.world.ended is None:
             self.kinds[FLIP] += 1
             chance.choice(holders).learner.flip()
 
     def plan(self, kind: str, moment: str) -> None:
-        """Something will go wrong: now, or when it hurts."""
+        """Plan a fault: strike now, or wait in ambush for a moment."""
         if moment == "now":
             self.strike(kind, moment)
         else:
@@ -94,7 +94,7 @@ class Faults:
             self.clock.later(0.5, self._scale_back)
 
     def moment(self, name: str) -> None:
-        """It has come: whatever waits for it strikes."""
+        """Strike with a fault that waits for this moment."""
         if self.clock.now < self.calm_at and (waiting := self.ambushes.get(name)):
             kind = waiting.pop()
             self.clock.later(self.random.random() ** 3 * 0.3, lambda: self.strike(kind, name))
@@ -105,7 +105,7 @@ class Faults:
         if not alive or world.ended:
             return
         w = self.random.choice(alive)
-        if moment == "exporting":  # the exporter; when a ring breaks, the one that alone has the last step
+        if moment == "exporting":  # the exporter; when a ring breaks, the worker that alone has the last step
             w = next((o for o in alive if o.id == world.job.exporter), w)
         elif moment == "breaking":
             w = max(alive, key=lambda o: o.step)
@@ -130,7 +130,7 @@ class Faults:
                 fleet.exit(w, code=143, free=True)
             case "freeze":
                 fleet.freeze(w, self.random.choice((0.3, 1.9, 2.1, 8)))
-            case "mute":  # it works on, but its words are held up on the way
+            case "mute":  # it continues to work, but its messages are delayed
                 w.silent_since = self.clock.now
                 w.audible_at = self.last = self.clock.now + self.random.choice((0.5, 1.5, 2.5, 6))
             case "term" | "term now":
@@ -138,7 +138,7 @@ class Faults:
                 self.clock.later(0.3 if kind == "term now" else 10, lambda: fleet.exit(w, "SIGKILL"))
             case "scale":
                 world.master.hear(ev.Scale(self.random.randint(world.config.min_workers, 6)))
-            case "to zero":  # and back, some time later
+            case "to zero":  # and back after some time
                 world.master.hear(ev.Scale(0))
                 self.clock.later(self.random.choice((0.2, 2, 6)), self._scale_back)
             case "epochs":
@@ -160,7 +160,7 @@ class Faults:
                 self._fail(kind, w)
 
     def _fail(self, kind: str, w: Sim) -> None:
-        """Of its own doing."""
+        """Let a worker fail by its own fault."""
         fleet = self.world.fleet
         speaks = w.greeted and not w.frozen
         match kind:
@@ -185,14 +185,14 @@ class Faults:
                 fleet.say(w, ready)
 
     def _repeat_of_old(self, w: Sim) -> None:
-        """Something of an old generation arrives now."""
+        """Deliver messages of an old generation now."""
         say, old = self.world.fleet.say, Generation(max(0, self.world.job.ring.generation - 1))
         say(w, ev.LeftRing(w.id, old, w.step + 1, True, broken="late"))
         say(w, ev.JoinedRing(w.id, old, w.step + 1))
         say(w, facts.Heartbeat(w.id, old, w.step + 1))
 
     def _repeat(self, w: Sim) -> None:
-        """It says again what it has said."""
+        """Let a worker repeat its messages."""
         say = self.world.fleet.say
         say(w, ev.Ready(w.id, Layout(self.world.size)))
         say(w, ev.Hello(w.id))

@@ -1,4 +1,4 @@
-"""The workers' processes: they start, speak, are told, and end. The backend is in here too."""
+"""The workers' processes: they start, send and receive messages, and end. Includes the backend."""
 
 from __future__ import annotations
 
@@ -29,16 +29,15 @@ SAMPLE_LOSS = pb.SampleLoss(loss=0.5, tolerance=0.01)  # as each worker reports 
 
 
 class Fleet:
-    """All workers that there ever were."""
+    """All workers of a run, past and present."""
 
     def __init__(self, world: World) -> None:
         self.world, self.random, self.clock = world, world.random, world.clock
         self.workers: dict[WorkerId, Sim] = {}
-        self.left: list[MemoryCopy] = []  # by those that have crashed
+        self.left: list[MemoryCopy] = []  # the copies of crashed workers
 
     def does(self, w: Sim, seconds: float, action: Callable[[], None]) -> None:
-        """The worker does something by itself, a little later: not when it is dead by then, and when it
-        is frozen, as soon as it thaws."""
+        """Schedule an action of a worker. A dead worker skips it, and a frozen one does it after the thaw."""
 
         def now() -> None:
             if w.alive and w.frozen:
@@ -49,7 +48,7 @@ class Fleet:
         self.clock.later(seconds, now)
 
     def met(self, form: ef.Form, master: int) -> bool:
-        """Whether its members have found each other."""
+        """Whether the members of this ring have found each other."""
         return True
 
     # --- streams
@@ -58,13 +57,13 @@ class Fleet:
         return Session(w.id, lambda message: self.send(w, message), Bell(w))
 
     def send(self, w: Sim, message: pb.FromWorker) -> None:
-        """As the stream does it: noted for another master, and on its way to this one."""
+        """Send a message as the stream does: record it for a later master, and send it to the present one."""
         self.world.checks.says_the_truth(w, message)
         w.session.state.note(message)
         self.say(w, message)
 
     def say(self, w: Sim, what: pb.FromWorker | ev.Event | facts.Heartbeat) -> None:
-        """The worker says something; it arrives a little later, in order."""
+        """Send a worker's message to the master; messages arrive a little later, in order."""
         event = event_of(w.id, what) if isinstance(what, pb.FromWorker) else what
         part = what if isinstance(what, pb.FromWorker) and what.HasField("checkpoint_part") else None
         master = w.master
@@ -80,21 +79,21 @@ class Fleet:
         self.clock.later(at - self.clock.now, arrives)
 
     def order_to(self, worker: WorkerId, act: Callable[[Sim], None]) -> None:
-        """The master says something; it arrives a little later, in order."""
+        """Send a master's order to a worker; orders arrive a little later, in order."""
         if w := self.workers.get(worker):
             master = self.world.master.number
             at = w.inbox_at = max(self.clock.now + self.random.expovariate(200), w.inbox_at)
             self.does(w, at - self.clock.now, lambda: act(w) if w.master == master else None)
 
     def lose_the_master(self) -> None:
-        """Streams break, and whoever was kept out is so no longer."""
+        """Break all streams, and lift all fences."""
         for w in self.workers.values():
             w.fenced = False
             if w.greeted:
                 self.does(w, self.random.uniform(0.001, 0.05), lambda w=w: self.seek(w))  # type: ignore[misc]
 
     def seek(self, w: Sim) -> None:
-        """The worker looks for a master, and tells it what it is."""
+        """Let a worker look for a master and greet it."""
         if w.stopping or w.failed or w.session.ended or w.master == self.world.master.number:
             return
         if not self.world.master.lives:
@@ -103,7 +102,7 @@ class Fleet:
         self.greets(w)
 
     def greets(self, w: Sim) -> None:
-        """Its stream to the master is open."""
+        """Open a worker's stream to the master, and send its greeting."""
         w.greeted, w.master = True, self.world.master.number
         for message in w.session.greeting():
             if w.memory is not None and message.HasField("hello"):
@@ -113,7 +112,7 @@ class Fleet:
     # --- a life
 
     def _memory(self) -> MemoryCopy | None:
-        """What the last one that crashed has left, or one in which nothing is yet."""
+        """The memory copy of the worker that crashed last, or an empty copy."""
         if self.world.copies is None:
             return None
         if self.left:
@@ -129,7 +128,7 @@ class Fleet:
         fate = self.random.random() if self.clock.now < self.world.faults.calm_at else 1.0
         placed = self.random.uniform(0.01, 3) if fate > 0.9 else 0.01
         takes = self.random.uniform(0.1, 2)
-        if fate < 0.03:  # as long as is allowed, more or less
+        if fate < 0.03:  # about the startup time limit
             takes = self.random.uniform(9.9, 10.1)
             self.world.faults.to_blame.add(worker)
         self.clock.later(placed, lambda: self.place(w) if w.alive else None)
@@ -138,7 +137,7 @@ class Fleet:
             self.does(w, placed + takes / 2, lambda: self.exit(w, code=1, own=True))
         if 0.06 < fate < 0.09:
             self.world.faults.to_blame.add(worker)
-            return  # it hangs before it has said a word
+            return  # it hangs before its first message
         self.does(w, placed + takes / 3, lambda: self.greet(w))
         if 0.09 < fate < 0.12:
             self.world.faults.to_blame.add(worker)
@@ -175,10 +174,10 @@ class Fleet:
         w.go_on()
 
     def live(self, w: Sim) -> None:
-        """What its main thread does once it is ready: the real loop, and what trainer/__main__.py does."""
+        """Run the main thread of a ready worker: the real loop, with errors as in trainer/__main__.py."""
         try:
             code = WorkerExit.LOST if w.worker.train().lost else 0
-        except StatesDiffer as error:  # and there is no checkpoint
+        except StatesDiffer as error:  # without a checkpoint
             if not self.world.faults.kinds[FLIP]:
                 raise
             self.world.faults.ends.add("Failed")
@@ -192,11 +191,11 @@ class Fleet:
         self.ends(w, code)
 
     def ends(self, w: Sim, code: int) -> None:
-        """As soon as it has been heard."""
+        """Exit as soon as the worker's last message has arrived."""
         self.does(w, max(w.outbox_at - self.clock.now, 0.0), lambda: self.exit(w, code=code))
 
     def evaluates(self, w: Sim) -> None:
-        """A forward pass over held-out records."""
+        """Simulate a forward pass over held-out records."""
         w.evaluating = True
         try:
             self.works(w)
@@ -204,11 +203,11 @@ class Fleet:
             w.evaluating = False
 
     def works(self, w: Sim) -> None:
-        """A forward pass."""
+        """Simulate the time of a forward pass."""
         w.waits(seconds=self.random.uniform(0.5, 1.5) * self.world.pace)
 
     def export(self, w: Sim, worth: Mapping[str, float] | None) -> None:
-        """First it saves, then it evaluates; it may be lost during either."""
+        """Save the model, then evaluate it; the worker may be lost during either."""
         self.world.checks.exports(w, worth)
         if self.world.servers is not None and self.world.size:
             w.pulls()
@@ -221,12 +220,12 @@ class Fleet:
         w.session.say(finished=pb.Finished(metrics={"loss": 0.5}, model="model.keras"))
 
     def keeps(self, w: Sim, step: int) -> None:
-        """Before the last evaluation, it saves a copy of the model."""
+        """Save a copy of the model before the last evaluation."""
         w.waits(seconds=self.random.uniform(0.05, 0.5))
         w.session.say(saved=pb.Saved(model="model.keras", step=step))
 
     def writes(self, w: Sim, work: Callable[[], None]) -> None:
-        """Its part of a checkpoint, or the manifest: beside the training, for a moment or for long."""
+        """Write a checkpoint part or a manifest beside the training, for a short or a long time."""
         at = w.writes_until = (
             max(w.writes_until, self.clock.now) + self.random.choice((0.01, 0.3, 3)) * self.random.random()
         )
@@ -247,23 +246,23 @@ class Fleet:
         self.order_to(w.id, lambda w: self.is_given_up(w, fence.why))
 
     def is_given_up(self, w: Sim, why: str) -> None:
-        """The master has ended its stream."""
+        """End a worker's stream from the master's side."""
         w.session.end(why)
         self.must_end(w)
 
     def must_end(self, w: Sim, halves: int = 4) -> None:
-        """It has so many half seconds left of those in which it runs."""
+        """Check that the worker ends after at most `halves` half seconds of running."""
         assert halves or not w.is_ready or w.done, f"worker {w.id} was to end, but goes on"
         if halves:
             self.does(w, 0.5, lambda: self.must_end(w, halves - 1))
 
     def stop(self, w: Sim) -> None:
-        """Its warm-up breaks off, or it does not notice."""
+        """Stop a worker: its warm-up may break off, or continue unnoticed."""
         if not w.is_ready and self.random.random() < 0.3:
             self.fail(w, RingBroken("hvd.init: the generation was called off"), blame=False)
 
     def delete(self, w: Sim, grace: float) -> None:
-        """As the backend does it: SIGTERM, and SIGKILL when that was not enough."""
+        """Delete a worker as the backend does: SIGTERM, and SIGKILL after the grace period."""
         if grace > 0:
             self.clock.later(self.random.uniform(0, 0.05), lambda: self.terminate(w))
         self.clock.later(grace + self.random.uniform(0, 0.05), lambda: self.exit(w, signal="SIGKILL"))
@@ -277,7 +276,7 @@ class Fleet:
             self.does(w, 0, lambda: w.session.say(leaving=pb.Leaving(why="SIGTERM")))
 
     def fail(self, w: Sim, error: Exception, blame: bool = True) -> None:
-        """It says why, and ends when that has been heard; what an evaluation raises ends nothing but that."""
+        """Report the error, and exit once it has arrived. An error during an evaluation ends only that."""
         if w.evaluating:
             self.world.checks.evaluation_failed = True
             w.hit(error)
@@ -303,11 +302,11 @@ class Fleet:
             and self.world.copies is not None
             and self.world.copies.random() < 0.8
         ):
-            self.left.append(w.memory)  # only its process has ended
+            self.left.append(w.memory)  # only the process has ended, not the pod
         gone = ev.Gone(w.id, code=code, signal=signal, free=free)
         self.clock.later(self.random.uniform(0.001, 0.3), lambda: self.world.master.hear(gone))
         if w.greeted:
-            w.audible_at = 0.0  # whoever kept its words back lets go of them
+            w.audible_at = 0.0  # delayed messages are released
             self.say(w, ev.Closed(w.id, "its stream ended"))
         if (group := w.group) is not None:
             self.clock.later(self.random.uniform(0.0001, 0.03), lambda: group.cut(f"worker {w.id} has died"))
@@ -315,7 +314,7 @@ class Fleet:
     # --- a pause
 
     def freeze(self, w: Sim, seconds: float) -> None:
-        if not w.is_ready:  # it may not be in time
+        if not w.is_ready:  # it may exceed its startup time limit
             self.world.faults.to_blame.add(w.id)
         w.frozen = True
         w.silent_since, w.audible_at = self.clock.now, max(w.audible_at, self.clock.now + seconds)

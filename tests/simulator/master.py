@@ -1,4 +1,4 @@
-"""The master: the real core, and what lies between it and its workers: inbox, timer, orders, its death."""
+"""The master: the real core with simulated surroundings: inbox, timer, orders, and its death."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ if TYPE_CHECKING:
 
 
 class Master:
-    """The master that there is now, or none, until the next one comes."""
+    """The present master; not alive between its death and the next takeover."""
 
     def __init__(self, world: World) -> None:
         self.world, self.random, self.clock = world, world.random, world.clock
-        self.number = 0  # counts up with each that takes over
+        self.number = 0  # the number of takeovers so far
         self.lives = True
-        self.job, self.epochs = Job(world.config), world.config.training.epochs  # that are wanted
+        self.job, self.epochs = Job(world.config), world.config.training.epochs  # the requested epochs
         self.watchdog, self.telemetry = Watchdog(self.job), Telemetry(world.config)
         self.parts = CheckpointParts()
-        self._inbox: list[ev.Event | facts.Heartbeat] = []  # what waits while it does not listen
+        self._inbox: list[ev.Event | facts.Heartbeat] = []  # messages received while stalled
         self._awake_at = 0.0
         self._tick_at: float | None = None
 
     def find_servers(self) -> None:
-        """If the job has any."""
+        """Watch the parameter servers, if the job has any."""
         if self.world.servers is not None:
             number = self.number
             self.world.servers.another_master(self.hear, lambda: self.lives and self.number == number)
@@ -42,7 +42,7 @@ class Master:
     # --- events
 
     def hear(self, said: ev.Event | facts.Heartbeat) -> None:
-        """Something was said to it."""
+        """Receive an event or a heartbeat."""
         if not self.lives:
             return
         if self.clock.now < self._awake_at:
@@ -56,10 +56,10 @@ class Master:
         self._set_timer()
 
     def _tell(self, event: ev.Event) -> None:
-        """The core handles an event, and what it wants is done."""
+        """Let the core handle an event, and perform its effects."""
         checks = self.world.checks
         w = self.job.pool.get(getattr(event, "worker", WorkerId(-1)))
-        ought = None  # to be charged for this
+        ought = None  # whether this event must count as a failure
         if isinstance(event, ev.Gone):
             ought = checks.ought_to_be_charged(event)
         elif isinstance(event, ev.Failed) and not event.fatal and w is not None and not w.stopped:
@@ -103,7 +103,7 @@ class Master:
                 self.world.ended = effect
         if self.world.servers is not None:
             self.world.servers.perform(effect)
-        if (order := message_of(effect)) is not None:  # as the server of the streams does it
+        if (order := message_of(effect)) is not None:  # as the gRPC server does
             workers, message = order
             for worker in workers:
                 fleet.order_to(worker, lambda w: rings.hears(w, message))
@@ -119,7 +119,7 @@ class Master:
 
     def _tick(self, at: float) -> None:
         if self._tick_at != at or self.clock.now < self._awake_at or not self.lives:
-            return  # another came in between, or the master does not listen
+            return  # a different timer was set meanwhile, or the master is stalled or dead
         self._tick_at = None
         self._time_passes()
 
@@ -131,7 +131,7 @@ class Master:
         self._set_timer()
 
     def stall(self, seconds: float) -> None:
-        """It does not run for a while. What it is told meanwhile, it reads afterwards."""
+        """Stop running for a while. Messages received meanwhile are handled afterwards."""
         self._awake_at = max(self._awake_at, self.clock.now + seconds)
         self.clock.later(self._awake_at - self.clock.now, self._wake)
 
@@ -144,7 +144,7 @@ class Master:
         some = self.random.randint(1, 20)
         read, self._inbox = self._inbox[:some], self._inbox[some:]
         for said in read:
-            if self.world.ended is None:  # as the loop of a master, which ends with its job
+            if self.world.ended is None:  # like the loop of a master, which ends with its job
                 self._hear(said)
         if self._inbox:
             self.stall(0.01)
@@ -154,8 +154,10 @@ class Master:
     # --- its death
 
     def dies(self) -> None:
-        """And with it what it knew. Streams break; the workers go on. Another one comes, finds who lives,
-        and is found by them."""
+        """Kill the master, and lose its memory. Streams break, but the workers continue.
+
+        A new master takes over later, lists the live workers, and these find it.
+        """
         self.number += 1
         self.lives, self._inbox, self._awake_at, self._tick_at = False, [], 0.0, None
         self.world.fleet.lose_the_master()

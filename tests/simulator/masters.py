@@ -1,12 +1,12 @@
-"""Two masters in a cluster: one acts, one stands by, and the network between everybody breaks.
+"""Two masters in a cluster: one is the leader, one stands by, and the network between all processes breaks.
 
-What runs is what ships: `Candidate` with its election, both servers, the loop of the master, and the streams
-of each worker; they meet on a simulated network and a simulated API. Beside the checks of every run:
+`Candidate` with its election, both servers, the loop of the master, and the streams of each worker are the
+shipped code. They run on a simulated network and a simulated API. In addition to the checks of every run:
 
-- who speaks to a worker has the greatest term of all who have acted so far;
+- a master that sends orders to a worker has the greatest term of all leaders so far;
 - no worker obeys an older master after a newer one;
-- no ring comes up under an older master after one came up under a newer one. A ring of one asks nobody: an
-  order that an older master gave in time may be done late, and the newer one gives that worker up.
+- no ring comes up under an older master after one came up under a newer one. A ring of one worker needs no
+  peers: it may carry out an older master's order late, and then the newer master fences that worker.
 """
 
 from __future__ import annotations
@@ -50,19 +50,19 @@ SECONDS = (0.5, 2.0, 3.5, 4.5, 7.0, 7.0, 12.0, 20.0)  # of a cut
 
 
 class Masters:
-    """All that lies between the workers and the core, as `Master` is where there is one."""
+    """Everything between the workers and the core; the counterpart of `Master` for two masters."""
 
     def __init__(self, world: World) -> None:
         self.world, self.random, self.clock = world, world.random, world.clock
         self.network = Network(self.clock, self.random, self._resolve)
         self.cluster = Cluster(self, self.network, self.random)
         self.processes: list[MasterProcess] = []
-        self.pods: dict[WorkerId, ev.Seen | ev.Gone] = {}  # the last that happened to each
-        self.top: Term | None = None  # who acts in the greatest term
-        self.terms = 0  # that there have been
-        self.ring_term = 0  # of the last ring that came up
+        self.pods: dict[WorkerId, ev.Seen | ev.Gone] = {}  # the last event of each pod
+        self.top: Term | None = None  # the greatest term that has begun
+        self.terms = 0  # the number of terms so far
+        self.ring_term = 0  # the term of the last ring that came up
         self.epochs = world.config.training.epochs
-        self.unsettled_until = 0.0  # who starts meanwhile may be late
+        self.unsettled_until = 0.0  # workers that start until then may be late
         self._first = Watchdog(Job(world.config))
 
     def _resolve(self, address: str) -> str:
@@ -83,7 +83,7 @@ class Masters:
 
     @property
     def number(self) -> int:
-        """How many have followed the first."""
+        """The number of leaders after the first one."""
         return max(self.terms - 1, 0)
 
     @property
@@ -91,7 +91,7 @@ class Masters:
         return self.top is not None and self.top.process.alive
 
     def hear(self, event: ev.Event) -> None:
-        """What happens to pods its API tells all who act; what people want is for the one that acts."""
+        """Pass pod events to all masters through the API, and users' requests to the leader only."""
         match event:
             case ev.Begin():
                 for host in HOSTS:
@@ -123,12 +123,12 @@ class Masters:
             case "cut":
                 pairs = [(a, b) for a in HOSTS for b in (*workers, API, HOSTS[1]) if a != b]
                 self._cut([pair for pair in pairs if self.random.random() < 0.4], seconds)
-            case "split" if self.top is not None:  # the one that acts keeps some workers, the other the API
+            case "split" if self.top is not None:  # the leader keeps some workers, the standby the API
                 one = self.top.process.host
                 some = [w for w in workers if self.random.random() < 0.5]
                 other = [h for h in HOSTS if h != one and self.random.random() < 0.7]
                 self._cut([(one, host) for host in (API, *other, *some)], max(seconds, 7.0))
-            case "cut off":  # one of them, from some kinds of others
+            case "cut off":  # cut one master off from some kinds of peers
                 one, kinds = self.random.choice(HOSTS), self.random.choice((1, 2, 3, 4, 5, 6, 7))
                 others = [*(workers if kinds & 1 else ()), *([API] if kinds & 2 else ()),
                           *([h for h in HOSTS if h != one] if kinds & 4 else ())]  # fmt: skip
@@ -149,7 +149,7 @@ class Masters:
         self.clock.later(seconds, lambda: self.network.heal(pairs))
 
     def _unsettle(self, seconds: float) -> None:
-        """Who starts now may not be in time, and nobody is late for a while."""
+        """Excuse starting workers that exceed their time limit, and tolerate late workers for a while."""
         world, now = self.world, self.clock.now
         self.unsettled_until = max(self.unsettled_until, now + seconds + 15.0)
         world.faults.last = max(world.faults.last, now + seconds + 15.0)
@@ -187,12 +187,12 @@ class Masters:
         return 200, {}
 
     def find_servers(self) -> None:
-        """Nobody acts yet."""
+        """Do nothing, because no master is the leader yet."""
 
-    # --- who acts
+    # --- the leader
 
     def acts(self, term: Term) -> None:
-        """Somebody begins to."""
+        """Record that a master has become the leader."""
         world = self.world
         if self.top is None or term.number > self.top.number:
             self.top, self.epochs = term, world.config.training.epochs
@@ -202,12 +202,12 @@ class Masters:
                 w.fenced = False
 
     def speaks(self, term: int) -> None:
-        """A master says something to a worker."""
+        """Check that a master that sends an order to a worker has the greatest term."""
         self.terms = max(self.terms, *(p.candidate.election.term for p in self.processes if p.ready))
         assert term == self.terms, f"the master of term {term} speaks, though one has acted in {self.terms}"
 
     def was_deaf(self, worker: WorkerId) -> bool:
-        """Whether the one that acts may not have heard that worker of late."""
+        """Whether messages of this worker may not have reached the leader recently."""
         assert self.top is not None
         host = self.top.process.host
         lately = self.clock.now - self.top.began < 10.0 or self.clock.now < self.unsettled_until
@@ -219,7 +219,7 @@ class Masters:
 
 
 class MasterProcess:
-    """One process of a master, over all of its terms."""
+    """The process of one master, over all of its terms."""
 
     def __init__(self, masters: Masters, host: str):
         self.masters, self.world = masters, masters.world
@@ -293,7 +293,7 @@ class MasterProcess:
             await server.close()
 
     async def _adopt(self, news: list[ev.Event]) -> tuple[Any, int, list[Callable[[Any], None]]]:
-        """Who lives, from the API; from then on what happens to pods is in `news`, or told."""
+        """List the live workers through the API. Further pod events go to `news`, or to the followers."""
         cluster, process, world = self.masters.cluster, self.process, self.world
         answered = process.create_future()
         told: list[Callable[[Any], None]] = []
@@ -320,7 +320,7 @@ class MasterProcess:
 
 
 class Checked:
-    """The election as the server's authority: nobody speaks who must not."""
+    """The election as the server's authority, with a check that only the leader sends orders."""
 
     def __init__(self, masters: Masters, election: Any):
         self._masters, self._election = masters, election
@@ -348,7 +348,7 @@ class NoJournal:
 
 
 class Pods:
-    """The backend: requests to the API, one after the other, again and again until it answers."""
+    """The backend: sends requests to the API one by one, and retries until the API answers."""
 
     def __init__(self, api: SimulatedApi, term: Term):
         self._api, self._term = api, term
@@ -383,13 +383,13 @@ class Pods:
                         await asyncio.sleep(0.5)
                         continue
                     last = self._term.masters.pods.get(order.worker)
-                    if error.status == 409 and last is not None:  # an earlier master made it, late
+                    if error.status == 409 and last is not None:  # a late request created it
                         self._term.master.emit(last)
                 break
 
 
 class Term:
-    """A master's time as the one that acts: its core, watched."""
+    """A leader's term: its core, with the watchdog's checks."""
 
     def __init__(self, masters: Masters, process: Process, number: int, master: loop.Master):
         self.masters, self.process, self.number, self.master = masters, process, number, master
@@ -402,9 +402,9 @@ class Term:
         return getattr(self._job, name)
 
     def handle(self, event: ev.Event, now: float) -> list[ef.Effect]:
-        """In place of the core's."""
+        """Handle an event in place of the core, with all checks."""
         masters, world = self.masters, self.masters.world
-        acts = masters.top is self  # else another one does, and what this one decides nobody hears
+        acts = masters.top is self  # else a newer leader exists, and nothing obeys this one
         checks, ought = world.checks, None
         if acts and isinstance(event, ev.Gone):
             ought = checks.ought_to_be_charged(event)
@@ -440,7 +440,7 @@ class Term:
             case ef.Fence(worker):
                 late = effect.reason is ef.FenceReason.StartupTimeout
                 if late and self.masters.clock.now < self.masters.unsettled_until + 10.0:
-                    world.faults.to_blame.add(worker)  # or the network, by which it was not heard
+                    world.faults.to_blame.add(worker)  # or the network lost its messages
                 world.fleet.fence(world.fleet.workers[worker], effect)
             case ef.Notice(Reason.SpecRefused):
                 world.refused = True
@@ -449,7 +449,7 @@ class Term:
 
 
 class Stream(MasterStream):
-    """A worker's, on a loop in simulated time."""
+    """A worker's stream, on a loop in simulated time."""
 
     def __init__(self, w: Sim, fleet: Crew):
         masters = fleet.world.master
@@ -465,8 +465,8 @@ class Stream(MasterStream):
         self._loop = self.process
         self._store = NoStore()  # type: ignore[assignment]
         self.session = Session(w.id, self._send, Bell(w))
-        self.found: set[tuple[int, int, str]] = set()  # whom it has found, in which ring
-        self.greatest = 0  # term that it has obeyed
+        self.found: set[tuple[int, int, str]] = set()  # (term, generation, peer) of each peer found
+        self.greatest = 0  # the greatest term that it has obeyed
 
     def connect(self) -> None:
         self._tasks = set()
@@ -503,7 +503,7 @@ class Stream(MasterStream):
 
 
 class NoStore:
-    """Of the rendezvous: simulated rings need no addresses, only to have found each other."""
+    """The rendezvous store: simulated rings need no addresses, their members only have to find each other."""
 
     async def start(self) -> int:
         return 0
@@ -516,7 +516,7 @@ class NoStore:
 
 
 class Crew(Fleet):
-    """Workers whose streams are the real ones."""
+    """Workers with real streams."""
 
     def __init__(self, world: World) -> None:
         super().__init__(world)
@@ -528,7 +528,7 @@ class Crew(Fleet):
 
     def say(
         self, w: Sim, what: Any
-    ) -> None: ...  # what is said beside the stream: it sees itself that it ends
+    ) -> None: ...  # messages outside of the stream; the stream itself notices its end
 
     def create(self, worker: WorkerId) -> None:
         if self.clock.now < self.world.master.unsettled_until:
@@ -546,7 +546,7 @@ class Crew(Fleet):
         w.fenced = True
 
     def ends(self, w: Sim, code: int) -> None:
-        """After it has closed its stream, if that can be."""
+        """Exit after closing the stream, if possible."""
         self.streams[w.id].close(timeout=0.0)
         self.does(w, 0.2, lambda: self.exit(w, code=code))
 
@@ -560,7 +560,7 @@ class Crew(Fleet):
             self.streams[w.id].process.kill()
 
     def met(self, form: ef.Form, term: int) -> bool:
-        """All members have found each other through their master."""
+        """Whether all members have found each other through their master."""
         members = form.members
         met = all(
             (term, form.generation, str(other)) in self.streams[m].found

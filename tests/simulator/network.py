@@ -1,8 +1,8 @@
 """The network between hosts in simulated time, and gRPC on it.
 
-What is cut is silent, as a lost cable is: what was sent arrives when it is whole again, unless who sent it
-has given up. A connection whose other end has died is reset. `Channel` and `Wire` stand where grpc.aio's
-channels and the master's `Listener` are: stubs, servicers and all that is above them is what ships.
+A cut link is silent, like a broken cable. Messages arrive when the link is healed, unless their sender has
+given up. A connection whose other end has died is reset. `Channel` and `Wire` replace grpc.aio's channels and
+the master's `Listener`. Stubs, servicers and everything above them are the shipped code.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from tests.simulator.clock import Clock
 from tests.simulator.processes import Process
 
 POLL_SECONDS = 0.1
-KEEPALIVE_SECONDS = (10.0, 16.0)  # after so long a worker's stream over a cut link breaks
-CONNECT_SECONDS = (5.0, 20.0)  # a first attempt over a cut link fails after so long
-LATENCY = 200  # one over its mean
+KEEPALIVE_SECONDS = (10.0, 16.0)  # time after which a worker's stream over a cut link breaks
+CONNECT_SECONDS = (5.0, 20.0)  # time after which a first attempt over a cut link fails
+LATENCY = 200  # the rate of the exponential distribution, 1 / mean seconds
 
 
 class Network:
-    """Hosts, what is cut between them, and who listens.
+    """Hosts, the cuts between them, and the listeners.
 
     Args:
-        resolve: the address behind a Service's; "" if there is none now.
+        resolve: returns the address behind a Service's address; "" if the Service has no endpoint.
     """
 
     def __init__(self, clock: Clock, chance: random.Random, resolve: Callable[[str], str]):
         self.clock, self.random, self.resolve = clock, chance, resolve
-        self.cuts: dict[frozenset[str], float] = {}  # since when
+        self.cuts: dict[frozenset[str], float] = {}  # the time of each cut
         self.healed: dict[frozenset[str], float] = {}
         self.listeners: dict[str, Wire] = {}
 
@@ -42,7 +42,7 @@ class Network:
         self.cuts.setdefault(frozenset((a, b)), self.clock.now)
 
     def heal(self, pairs: Iterable[tuple[str, str]] | None) -> None:
-        """These; None: all."""
+        """Heal these pairs; None for all pairs."""
         for pair in list(self.cuts) if pairs is None else map(frozenset, pairs):
             if self.cuts.pop(pair, None) is not None:
                 self.healed[pair] = self.clock.now
@@ -51,16 +51,16 @@ class Network:
         return frozenset((a, b)) in self.cuts
 
     def were_cut(self, a: str, b: str, within: float) -> bool:
-        """Are, or were less than so many seconds ago."""
+        """Whether the link is cut, or was cut within the last `within` seconds."""
         pair = frozenset((a, b))
         return pair in self.cuts or self.clock.now - self.healed.get(pair, -1e9) < within
 
 
 class Pipe:
-    """One direction of a connection: in order, and as late as the network makes it.
+    """One direction of a connection: it keeps the order, and adds the network's latency.
 
     Args:
-        receive: is called on the loop of `target`; if that has died, nobody is.
+        receive: called on the loop of `target`, unless `target` has died.
     """
 
     def __init__(self, network: Network, source: str, target: Process, receive: Callable[[Any], None]):
@@ -100,7 +100,7 @@ class Pipe:
 
 
 class Channel:
-    """As grpc.aio's, from one process to host:port."""
+    """A channel like grpc.aio's, from one process to host:port."""
 
     def __init__(self, network: Network, process: Process, address: str):
         self._network, self._process, self._address = network, process, address
@@ -135,13 +135,13 @@ class Channel:
         return call
 
     def unary_stream(self, path: str, **how: Any) -> Callable[..., Any]:
-        return lambda request: None  # nobody watches
+        return lambda request: None  # there are no watchers
 
     async def channel_ready(self) -> None:
         await self._connected(True)
 
     async def _connected(self, waits: bool) -> Wire:
-        """Who listens there."""
+        """Wait for the listener at the channel's address."""
         network, clock = self._network, self._network.clock
         gives_up = clock.now + network.random.uniform(*CONNECT_SECONDS)
         while True:
@@ -162,7 +162,7 @@ class Channel:
 
 
 class Call:
-    """A stream, as its client sees it."""
+    """The client's side of a stream."""
 
     def __init__(
         self,
@@ -203,7 +203,7 @@ class Call:
         self._to_server.put(("half-closed",))
 
     def _keepalive(self, host: str) -> None:
-        """Notice sometimes when nothing comes through."""
+        """Break the stream after a long cut, like gRPC's keepalive."""
         if self._end is not None or not self._process.alive:
             return
         since = self._network.cuts.get(frozenset((self._process.host, host)))
@@ -276,7 +276,7 @@ class Call:
 
 
 class Wire:
-    """Stands where `edl.net.listener.Listener` does, for one process."""
+    """The replacement of `edl.net.listener.Listener`, for one process."""
 
     def __init__(self, network: Network, process: Process):
         self._network, self.process = network, process
@@ -297,7 +297,7 @@ class Wire:
             del self._network.listeners[self._address]
 
     async def close(self, grace: float) -> None:
-        """Takes no further calls; those that go on are cancelled after the grace."""
+        """Accept no further calls, and cancel the running ones after the grace period."""
         self._vanishes()
         tasks = [s.task for s in self._servings if s.task is not None and not s.task.done()]
         if tasks:
@@ -311,7 +311,7 @@ class Wire:
         self._servings.append(serving)
         return serving
 
-    # as the generated code calls it
+    # the interface for the generated code
 
     def add_generic_rpc_handlers(self, handlers: Iterable[Any]) -> None: ...
 
@@ -320,7 +320,7 @@ class Wire:
 
 
 class Serving:
-    """A stream, as its server sees it; and the context of its servicer."""
+    """The server's side of a stream, and the context of its servicer."""
 
     def __init__(self, process: Process, handler: Any, answers: Pipe):
         self._process, self._handler, self._answers = process, handler, answers

@@ -1,7 +1,7 @@
-"""Processes with an asyncio loop of their own, in simulated time.
+"""Processes with their own asyncio loops, in simulated time.
 
-What runs on such a loop is code that ships, as it is. A process can be stopped (SIGSTOP: what was to happen
-happens when it goes on, and time has passed for it) and killed (nothing of it happens any more).
+The code on these loops is the shipped code, unchanged. A process can be stopped (SIGSTOP: its callbacks run
+when it continues, and time has passed) or killed (its callbacks never run).
 """
 
 from __future__ import annotations
@@ -17,27 +17,27 @@ from tests.simulator.clock import Clock
 
 
 class Process(asyncio.AbstractEventLoop):
-    """One process: it is its own event loop.
+    """One process, which is its own event loop.
 
     Args:
-        host: where it runs.
-        failed: is shown each error that nobody has caught.
+        host: the host of the process.
+        failed: takes each uncaught error.
     """
 
     def __init__(self, clock: Clock, host: str, failed: Callable[[BaseException], None]):
         self.clock, self.host, self._failed = clock, host, failed
         self.alive, self.frozen = True, False
         self.when_killed: list[Callable[[], None]] = []
-        self._held: list[events.Handle] = []  # what was to happen while it was stopped
+        self._held: list[events.Handle] = []  # callbacks that were due while stopped
         self._tasks: list[asyncio.Task[Any]] = []
-        self._due: dict[int, events.Handle] = {}  # what is still to happen
-        self._last: deque[events.Handle] | None = None  # what happens while it is buried
+        self._due: dict[int, events.Handle] = {}  # callbacks in the future
+        self._last: deque[events.Handle] | None = None  # callbacks that run during `bury`
 
     def start(self, main: Coroutine[Any, Any, Any]) -> None:
         self.call_soon(lambda: self.create_task(main).add_done_callback(self.ended))
 
     def ended(self, task: asyncio.Task[Any]) -> None:
-        """For tasks that nobody waits for: the callback when they are done."""
+        """Report the error of a finished task. Done-callback for tasks that no code awaits."""
         if not task.cancelled() and (error := task.exception()) is not None:
             self._failed(error)
 
@@ -58,7 +58,7 @@ class Process(asyncio.AbstractEventLoop):
                 act()
 
     def bury(self) -> None:
-        """The run is over: what hangs in its tasks ends, unseen by anybody. No time passes."""
+        """End all pending tasks silently after the run. No time passes."""
         self.alive, self.when_killed, self._failed = False, [], lambda error: None
         last = self._last = deque(self._due.values())
         for _ in range(20):  # a task may have to be cancelled more than once

@@ -1,7 +1,7 @@
-"""The network between the members of a ring: when a collective comes back, and at whom.
+"""The network between the members of a ring: when a collective returns, and at which members.
 
-The ring itself is the trainer's own (trainer/ring/local.py). Any part of its members may have the result
-of a collective that a death interrupts.
+The ring itself is the trainer's own (trainer/ring/local.py). If a death interrupts a collective, any subset
+of the members may have its result.
 """
 
 from __future__ import annotations
@@ -25,28 +25,28 @@ if TYPE_CHECKING:
 
 
 class Rings:
-    """All rings that there ever were."""
+    """All rings of a run, past and present."""
 
     def __init__(self, world: World) -> None:
         self.world = world
         self.forms: list[ef.Form] = []
         self._groups: dict[
             tuple[int, Generation], InProcessGroup
-        ] = {}  # by master, which is whom members hear of it
+        ] = {}  # by the number of the master that announces the ring to its members
 
     def form(self, form: ef.Form, master: int) -> None:
-        """That master has decided on it."""
+        """Record a ring that this master has decided to form."""
         self.forms.append(form)
         group = InProcessGroup(len(form.members), Delivery(self.world, form, master))
         self._groups[master, form.generation] = group
 
     def opens(self, w: Sim, message: pb.ToWorker) -> None:
-        """The worker hears that it is to enter a ring."""
+        """Let the worker enter the ring of this message."""
         assert w.group is None, "ordered into a ring while in another"
         w.ring.open(self._groups[w.master, Generation(message.generation)])
 
     def hears(self, w: Sim, message: pb.ToWorker) -> None:
-        """A message of the master reaches the worker."""
+        """Deliver a message of the master to the worker."""
         match message.WhichOneof("body"):
             case "form":
                 self.opens(w, message)
@@ -58,13 +58,13 @@ class Rings:
             self.world.fleet.must_end(w)
 
     def peers(self, worker: WorkerId) -> list[Sim]:
-        """All others that were ever in a ring with it."""
+        """All workers that were ever in a ring with this one."""
         rings = [f.members for f in self.forms if worker in f.members]
         return [self.world.fleet.workers[m] for members in rings for m in members if m != worker]
 
 
 class Delivery:
-    """How the results of one ring's collectives travel."""
+    """The delivery of the results of one ring's collectives."""
 
     def __init__(self, world: World, form: ef.Form, master: int):
         self.master = master
@@ -80,29 +80,30 @@ class Delivery:
             root.has_state and not untrusted_up_to and not (root.from_memory and root.step < form.step)
         )
         self._begins_at = root.step if has_state else None  # None once it has begun
-        # Who has no state begins with the newest checkpoint.
+        # Without a state, the root begins with the newest checkpoint.
         self._at_least = 0 if has_state else world.newest_checkpoint
-        if world.config.asynchronous:  # where the servers are
+        if world.config.asynchronous:  # the ring begins at the servers' step
             self._begins_at, self._at_least = None, 0
-        self._noted = False  # that it is broken
+        self._noted = False  # whether the break is recorded as a moment
         self._awaiting_state: dict[Sim, None] = {}
-        self._came: set[int] = set()  # the ranks to whom a state has come
+        self._came: set[int] = set()  # the ranks that have received a state
 
     def wait(self, slot: Slot) -> None:
         self.members[slot.rank].waits(lambda: slot.done)
 
     def deliver(self, group: InProcessGroup, slots: list[Slot]) -> None:
-        """Nobody is through before everybody is there."""
+        """Schedule the result of a collective; called when all members have entered it."""
         match slots[0].call:
             case ("form",):
                 takes, spread = self.random.uniform(0.02, 0.2), 0.003
             case ("reduce",):
-                # Some ranks may have a sum long before others: then a death leaves them at different steps.
+                # Some ranks may receive a sum long before others. A death then leaves them at different
+                # steps.
                 takes = self.random.uniform(0.0005, 0.003)
                 spread = 0.003 if self.random.random() < 0.8 else self.random.uniform(0.01, 0.2)
                 root = self.world.fleet.workers[self.form.root]
                 if isinstance(root.servers, SimServers) and root.servers.restored:
-                    self._begins_at = None  # it may have gone back together with the servers
+                    self._begins_at = None  # the root may have rolled back together with the servers
                 self.world.checks.one_state(self.members, self._begins_at, self._at_least)
                 if self.world.servers is not None:
                     self.world.servers.meets(self.members)
@@ -112,13 +113,13 @@ class Delivery:
         self.clock.later(takes, lambda: self._comes_back(group, slots, spread))
 
     def _comes_back(self, group: InProcessGroup, slots: list[Slot], spread: float) -> None:
-        """The result is there, for each rank at its own moment, or it never comes."""
+        """Deliver the result to each rank at a different time, or never."""
         apart = slots[0].call == ("form",) and not self.fleet.met(self.form, self.master)
         if (apart or any(w.frozen and w.alive for w in self.members)) and not group.broken:
             self.clock.later(0.05, lambda: self._comes_back(group, slots, spread))  # it hangs until it is cut
             return
         if group.broken and self.random.random() < 0.5:
-            return  # it broke before the sum was made: nobody has it
+            return  # the ring broke before the collective was complete: no member has the result
         for slot in slots:
             w, at = self.members[slot.rank], self.random.random() * spread
             self.fleet.does(w, at, lambda w=w, slot=slot: self._arrives(group, w, slot))  # type: ignore[misc]
@@ -130,7 +131,7 @@ class Delivery:
             w.go_on()
 
     def send(self, group: InProcessGroup, transfer: StateTransfer, parts: list[np.ndarray]) -> None:
-        """It arrives after a while, or never, when its source dies or the ring breaks meanwhile."""
+        """Deliver a state after a while; never if its source dies or the ring breaks meanwhile."""
         source, receiver = self.members[transfer.source], self.members[transfer.rank]
 
         def complete() -> None:
@@ -140,7 +141,7 @@ class Delivery:
                 receiver.go_on()
 
         self.world.faults.moment("sending")
-        # Who passes it on does so piece by piece, so it is nearly there when that one has all of it.
+        # A member forwards the state piece by piece. So its receiver has nearly all of it at the same time.
         takes = (0.001, 0.05) if transfer.source in self._came else (0.001, 0.05, 0.5, 3.0)
         self.fleet.does(receiver, self.random.choice(takes) * self.random.random(), complete)
 
@@ -153,12 +154,12 @@ class Delivery:
             raise RingBroken("the state did not come")
 
     def fail_slots(self, group: InProcessGroup, slots: Sequence[Slot], why: str) -> None:
-        """The members notice, each at its own moment."""
+        """Let the members notice a failure, each at a different time."""
         for w in self._awaiting_state:
             self.fleet.does(w, 0.01, w.go_on)
-        alone = self.world.config.asynchronous  # in an async phase each leaves by itself
+        alone = self.world.config.asynchronous  # in an async phase each member leaves by itself
         assert group.broken or alone or not slots, "the members leave the ring at different steps"
-        if group.broken and not self._noted:  # a break reaches some at first: these cut the ring
+        if group.broken and not self._noted:  # a break reaches some members first, which then cut the ring
             self._noted = True
             self.world.faults.moment("breaking")
             some = self.random.sample(slots, self.random.randint(1, len(slots))) if slots else ()
@@ -167,7 +168,7 @@ class Delivery:
             w = self.members[slot.rank]
             own = w.session.was_cut(self.form.generation) or w.session.stopped
             if slot.call == ("form",) and not own and self.random.random() < 0.5:
-                continue  # it finds no peer to notice that the ring is broken: it waits for the master's cut
+                continue  # without peers it cannot notice the break, and waits for the master's cut
             at = self.random.uniform(0.001, 0.08)
             self.fleet.does(w, at, lambda w=w, slot=slot: self._fails(w, slot, why))  # type: ignore[misc]
 

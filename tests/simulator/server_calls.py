@@ -1,5 +1,5 @@
-"""Calls of simulated workers to parameter servers: the trainer's own (trainer/ps_client/link.py), which wait
-in virtual time.
+"""Calls of simulated workers to parameter servers: the trainer's own links (trainer/ps_client/link.py), which
+wait in virtual time.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class SimInterrupt(Interrupt):
-    """Of one worker."""
+    """The interrupt of one worker's calls."""
 
     def __init__(self, w: Sim):
         super().__init__()
@@ -37,7 +37,7 @@ class SimInterrupt(Interrupt):
 
 
 class SimLink(ServerLink):
-    """One server, as one worker calls it."""
+    """The link of one worker to one server."""
 
     def __init__(self, w: Sim, place: Place, interrupt: Interrupt, patience: float | None):
         super().__init__(place.index, place.address, "token", interrupt, lambda: w.clock.now, patience)
@@ -67,7 +67,7 @@ class SimLink(ServerLink):
 
 
 class _Stub:
-    """What a link asks beside its calls."""
+    """The stub for a link's own requests, beside its calls."""
 
     def __init__(self, link: SimLink):
         self._link = link
@@ -87,13 +87,13 @@ class _Stub:
 
 
 class Asked:
-    """A call: it arrives a little later, and so does its answer."""
+    """A call. The request and its answer each arrive a little later."""
 
     def __init__(self, link: SimLink, method: str, request: Any):
         self._w, self._method = link.w, method
         self._answer: bytes | Failed | None = None
         self._cancelled = False
-        self.taken = False  # what takes long has begun
+        self.taken = False  # whether a long call has begun
         servers, raw = link.place.servers, request.SerializeToString()
         assignment = servers.speaks(link.w, link.place, method, request)
 
@@ -126,7 +126,7 @@ class Asked:
         return self._cancelled or self._answer is not None
 
     def cancel(self) -> None:
-        """Nothing, if it is answered."""
+        """Cancel the call, unless it is answered."""
         if not self.done:
             self._cancelled = True
             self._w.fleet.does(self._w, 0, self._w.go_on)
@@ -136,7 +136,7 @@ class Asked:
         return self.now()
 
     def now(self) -> Any:
-        """As a future gives it, without waiting."""
+        """Return the result like a future, without waiting."""
         if self._cancelled:
             raise grpc.FutureCancelledError
         if self._answer is None:
@@ -147,7 +147,7 @@ class Asked:
 
 
 class Writing:
-    """A part of a checkpoint that a server writes (trainer.server_link.WritePart)."""
+    """A checkpoint part that a server writes (the counterpart of `link.WritePart` in the trainer)."""
 
     def __init__(self, link: SimLink, call: Asked):
         self._link, self._call = link, call

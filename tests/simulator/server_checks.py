@@ -1,5 +1,7 @@
-"""What the rows on parameter servers must be: each position of the state counts once, on each server that is
-to have it, and on no other."""
+"""Checks of the rows on parameter servers.
+
+Each position of the state must count once on each server that should have it, and on no other server.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,10 @@ if TYPE_CHECKING:
 
 
 def of_ring(servers: Servers, w: Sim) -> bool:
-    """They are at a worker's step, with what its model counts; False: some are not there now."""
+    """Check that the servers are at a worker's step, with the counts of its model.
+
+    Returns False if some servers are unavailable now.
+    """
     assert w.servers is not None
     of = w.servers.assignment
     for index in of.members:
@@ -31,8 +36,10 @@ def of_ring(servers: Servers, w: Sim) -> bool:
 
 
 def of_members(servers: Servers, members: Sequence[Sim]) -> None:
-    """All members of a ring speak to the same servers, and these have the rows: but those that have been lost
-    since, or obey a newer ring."""
+    """Check that all members of a ring use the same servers, and that these have the rows.
+
+    Servers that were lost since, or obey a newer ring, are excepted.
+    """
     spoken = {w.servers.assignment for w in members if w.servers is not None}
     assert len(spoken) == 1, f"members of one ring speak to {spoken}"
     (of,) = spoken
@@ -45,7 +52,10 @@ def of_members(servers: Servers, members: Sequence[Sim]) -> None:
 
 
 def of_steps(servers: Servers, w: Sim) -> bool:
-    """They have taken all steps of a worker's state, each once; False: some are not there now."""
+    """Check that the servers have applied all steps of a worker's state, each once.
+
+    Returns False if some servers are unavailable now.
+    """
     assert w.servers is not None
     together, of = servers.config.grads_to_wait, w.servers.assignment
     for index in of.members:
@@ -71,10 +81,10 @@ def of_steps(servers: Servers, w: Sim) -> bool:
 
 
 def _rows(index: int, server: Server, of: ShardAssignment, weights: np.ndarray, together: int = 1) -> None:
-    """Those of the positions.
+    """Check the rows of the positions on one server.
 
     Args:
-        together: so many steps may have been applied as one, each as a part of it.
+        together: the largest number of steps applied as one, in which each step counts as a fraction.
     """
     found = server.tables[0].copy(server._mode.clock)
     foreign = found.ids[~of.has(index, found.ids)]

@@ -1,5 +1,7 @@
-"""The processes of parameter servers in simulated time: what runs in them is what ships (ps/), with its log
-in memory and without threads of its own. They are killed, with their disk or without it, and stopped.
+"""The processes of parameter servers in simulated time.
+
+They run the shipped code (ps/), with its log in memory and without its own threads. They are stopped, and
+killed with or without their disk.
 """
 
 from __future__ import annotations
@@ -24,12 +26,12 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 RUN = "a-run"
 SERVICE = "/edl.ParameterServer/"
-LATENCY = 500  # one over its mean
+LATENCY = 500  # the rate of the exponential distribution, 1 / mean seconds
 Then = Callable[["bytes | Failed"], None]
 
 
 class SimulatedService(Service):
-    """Without threads: what is done beside takes its time, and what is done to the rows none."""
+    """The service without threads: background work takes time, and work on the rows takes none."""
 
     def __init__(self, place: Place, server: Server):
         super().__init__(server, token=lambda: "token", connect=lambda to, _: Peer(place, to))
@@ -49,7 +51,7 @@ class SimulatedService(Service):
 
     @property
     def handlers(self) -> Callable[[str], grpc.RpcMethodHandler[Any, Any]]:
-        """What answers each call, by its name."""
+        """Returns the handler of each call by its name."""
         found: list[Any] = []
         self.register(SimpleNamespace(add_generic_rpc_handlers=found.extend))  # type: ignore[arg-type]
         (generic,) = found
@@ -57,15 +59,15 @@ class SimulatedService(Service):
 
 
 class Place:
-    """Of one server: its disk, and its process, if it lives."""
+    """The place of one server: its disk, and its process, if it lives."""
 
     def __init__(self, servers: Servers, index: int):
         self.servers, self.index = servers, index
         self.address = f"ps-{index}"
         self.disk = Disk()
-        self.wanted = True  # else it is not started again
+        self.wanted = True  # False: it is not restarted
         self._process: Process | None = None
-        self._calls: dict[_Serving, None] = {}  # in their order: a seed's run is always the same
+        self._calls: dict[_Serving, None] = {}  # ordered, so that a seed's run is always the same
         self.start()
 
     @property
@@ -78,7 +80,7 @@ class Place:
 
     @property
     def server(self) -> Server | None:
-        """What is in its memory; None: there is no process."""
+        """The server in the process's memory; None without a process."""
         return self._service.server if self._process is not None else None
 
     def start(self) -> None:
@@ -95,7 +97,7 @@ class Place:
         self._handlers = self._service.handlers
 
     def kill(self, lose: bool = False) -> None:
-        """Whoever waits for an answer hears that the connection is reset."""
+        """Kill the process. Pending calls fail because their connection is reset."""
         if lose:
             self.disk = Disk()
         if self._process is None:
@@ -122,7 +124,7 @@ class Place:
             print(f"{self.servers.clock.now:9.3f} {self.address}: {text}")
 
     async def passes(self, seconds: float) -> None:
-        """Time, on its loop."""
+        """Wait for this time on the process's loop."""
         assert self._process is not None
         over = self._process.create_future()
         self._process.call_later(seconds, over.set_result, None)
@@ -131,11 +133,11 @@ class Place:
     # --- calls
 
     def ask(self, method: str, request: bytes, then: Then, begun: Callable[[], None] = lambda: None) -> None:
-        """A call arrives.
+        """Receive a call.
 
         Args:
-            then: takes the answer, or why there is none.
-            begun: is called when it is taken, as one says that takes long.
+            then: takes the answer, or the error.
+            begun: called when a long call reports that it has begun.
         """
         if self._process is None:
             then(Failed(grpc.StatusCode.UNAVAILABLE, "connection refused"))
@@ -154,14 +156,14 @@ class Place:
         except Failed as failed:
             call.ends(failed)
         except Exception as error:
-            raised = error  # on the clock, where it ends the run: a task would keep it
+            raised = error  # raised on the clock, where it ends the run: a task would swallow it
             self.servers.clock.later(0.0, lambda: self._failed(raised))
         finally:
             self._calls.pop(call, None)
 
 
 class _Serving:
-    """A call, as its servicer sees it (grpc's context), until it is answered."""
+    """The servicer's side of a call (grpc's context), until it is answered."""
 
     def __init__(self, then: Then, begun: Callable[[], None]):
         self._then, self._begun = then, begun
@@ -178,7 +180,7 @@ class _Serving:
 
 
 class Peer:
-    """A channel from one server to another."""
+    """A channel from one server to a different server."""
 
     def __init__(self, place: Place, address: str):
         self._place, self._to = place, place.servers.at(address)

@@ -1,9 +1,8 @@
-"""The parameter servers of a simulated job: what their master knows of them, what people want, what goes
-wrong with them, and what must be so.
+"""The parameter servers of a simulated job: their master's view, users' requests, faults and checks.
 
-The servers (server_processes.py), the calls of workers (server_calls.py) and what these make of the answers
-are what ships; so is what a master does about servers on a cluster (master.servers.Named), with questions of
-its own in virtual time.
+The servers (server_processes.py), the calls of workers (server_calls.py) and their handling of the answers
+are the shipped code. So is the master's handling of servers on a cluster (RemoteServers), except that it
+polls them in virtual time.
 """
 
 from __future__ import annotations
@@ -32,23 +31,24 @@ if TYPE_CHECKING:
     from tests.simulator.worker import Sim
     from tests.simulator.world import World
 
-KINDS = ("kill server", "lose server", "hang server", "servers")  # with its log, or without; another number
-KINDS_OF_JOBS = ("hybrid", "ps", "moves", "ps-copies", "copies")  # of every so many runs with servers
-# Kinds of their own: jobs with checkpoints, all of whose processes and logs are lost at once; the second with
-# mode=ps and second copies of all rows.
+# A server dies with its log, or without it; it hangs; the number of servers changes.
+KINDS = ("kill server", "lose server", "hang server", "servers")
+KINDS_OF_JOBS = ("hybrid", "ps", "moves", "ps-copies", "copies")  # used in turn by runs with servers
+# Special kinds: jobs with checkpoints that lose all their processes and logs at once. The second kind has
+# mode=ps and two copies of all rows.
 GONE, GONE_COPIES = "gone", "gone-copies"
 GONES = GONE, GONE_COPIES
 MOST_SERVERS = 4
-MOVED_SECONDS = 20.0  # within which rows are where they are wanted
-# Calls of those who form a ring: whoever takes part may die just then.
+MOVED_SECONDS = 20.0  # time limit for moving the rows to the requested servers
+# Calls during the forming of a ring, at which any participant may die.
 CRITICAL = {
     "Declare": "settling", "StartGeneration": "settling", "Restore": "settling", "Begin": "settling",
     "Reschedule": "settling", "Fetch": "moving", "Page": "moving", "Assign": "moving", "Keep": "keeping",
     "Drain": "keeping",
 }  # fmt: skip
 MOMENTS = tuple(dict.fromkeys(CRITICAL.values()))
-AMBUSH = {"settling": 0.04, "moving": 0.15, "keeping": 0.03}  # of these calls
-WRITES = ("WritePart", "Committed")  # calls of who writes a checkpoint
+AMBUSH = {"settling": 0.04, "moving": 0.15, "keeping": 0.03}  # the probability of a fault at these calls
+WRITES = ("WritePart", "Committed")  # calls during a checkpoint
 
 
 class Servers:
@@ -58,12 +58,12 @@ class Servers:
         self.world, self.clock, self.kind = world, world.clock, kind
         self.random = random.Random(f"servers of {world.seed}")  # so that a seed's other choices stay
         self.fate = random.Random(f"when all is lost of {world.seed}")
-        self.doomed = self.fate.choice((1, 1, 2, 3)) if kind in GONES else 0  # so often everything goes
+        self.doomed = self.fate.choice((1, 1, 2, 3)) if kind in GONES else 0  # how often everything is lost
         self.config = world.config.ps
-        self.wanted = self.config.servers  # by people
+        self.wanted = self.config.servers  # requested by users
         self.wanted_since = 0.0
         self.places = [Place(self, index) for index in range(self.wanted)]
-        self.went_back: list[int] = []  # to which step
+        self.went_back: list[int] = []  # the steps of the restored checkpoints
         self.judged = False
         self.backend: SimRemoteServers | None = None
 
@@ -72,7 +72,7 @@ class Servers:
         return self.kind in ("moves", "copies", "ps-copies", *GONES)
 
     def place(self, index: int) -> Place:
-        """Of the server of this number: there may be none yet."""
+        """The place of the server with this number; created on first use."""
         self.places += [Place(self, more) for more in range(len(self.places), index + 1)]
         return self.places[index]
 
@@ -86,11 +86,11 @@ class Servers:
     # --- as their masters see them
 
     def another_master(self, hear: Callable[[ev.Event], None], acts: Callable[[], bool]) -> SimRemoteServers:
-        """One that knows what is wanted, and nothing else. Returns what it does about its servers.
+        """Start the server handling of a new master, which knows only the requested number of servers.
 
         Args:
-            hear: takes what happens to them.
-            acts: whether it still does.
+            hear: takes the events of servers.
+            acts: whether this master is still the leader.
         """
         self.backend = SimRemoteServers(self, hear, acts)
         at_once(self.backend.start())
@@ -106,12 +106,12 @@ class Servers:
         self.backend.perform(effect)
 
     def scale(self, servers: int) -> None:
-        """As the cluster does it, a little later."""
+        """Scale the servers a little later, like the cluster."""
         self.clock.later(self.random.choice((0.0, 0.05, 0.5)), lambda: self._run(servers))
 
     def _run(self, servers: int) -> None:
         if self.backend is None or servers != self.backend._scaled:
-            return  # another number by now
+            return  # the number has changed meanwhile
         for index in range(servers):
             self._wants(self.place(index))
         for place in self.places[servers:]:
@@ -127,10 +127,10 @@ class Servers:
     def _starts(self, place: Place, seconds: float) -> None:
         self.clock.later(seconds, place.start)
 
-    # --- as people want them
+    # --- users' requests
 
     def wants(self, servers: int) -> None:
-        """Another number, from now on: the chart has as many run, or as before, if these are more."""
+        """Request a different number of servers. The chart starts missing servers, but stops none."""
         if self.world.ended or servers == self.wanted:
             return
         self.wanted, self.wanted_since = servers, self.clock.now
@@ -142,10 +142,10 @@ class Servers:
         if self.backend is not None and self.world.master.lives:
             self.backend.resize(servers)
 
-    # --- what goes wrong
+    # --- faults
 
     def schedule(self, until: float) -> None:
-        """Servers are killed until then, and others wanted."""
+        """Schedule faults of servers, and changes of their number, until this time."""
         at, rate = 0.0, self.random.choice((0.2, 0.6, 1.5)) / (8 if self.world.gone else 1)
         while (at := at + self.random.expovariate(rate)) < until:
             self.clock.later(at, self.strike)
@@ -159,7 +159,7 @@ class Servers:
                 self.clock.later(at, lambda servers=servers: self.wants(servers))  # type: ignore[misc]
 
     def strike(self, place: Place | None = None) -> None:
-        """One or all of them die, or hang."""
+        """Let one or all servers die or hang."""
         if self.world.ended:
             return
         there = [p for p in self.places if p.wanted]
@@ -171,8 +171,10 @@ class Servers:
                 self.kill(victim)
 
     def lose_everything(self) -> None:
-        """The machines are gone, and with them all workers, all servers and their logs, and perhaps the
-        master. Only checkpoints are left."""
+        """Lose all machines: all workers, all servers with their logs, and perhaps the master.
+
+        Only checkpoints are left.
+        """
         world = self.world
         if world.ended or not self.doomed or self.clock.now >= world.faults.calm_at:
             return
@@ -212,11 +214,11 @@ class Servers:
         self.clock.later(seconds, self._note_fault)
 
     def _note_fault(self) -> None:
-        """Until now it may have been waited for."""
+        """Record the end of a fault: until now, workers may have waited for this server."""
         self.world.faults.last = self.clock.now
 
     def called(self, place: Place, method: str) -> None:
-        """A call arrives there."""
+        """Perhaps strike when a call arrives at a server."""
         if method in WRITES and self.doomed and self.fate.random() < 0.1:
             self.clock.later(self.fate.choice((0.0, 0.002, 0.1, 1.0)), self.lose_everything)
         moment = CRITICAL.get(method)
@@ -253,7 +255,7 @@ class Servers:
     # --- as workers see them
 
     def of(self, w: Sim) -> PsClient:
-        """As one worker sees them."""
+        """The client of one worker."""
         interrupt, addresses = SimInterrupt(w), self.addresses()
         replicas = self.config.replicas
         patience = None if replicas < 2 else self.config.timeout_seconds
@@ -270,11 +272,13 @@ class Servers:
             )  # fmt: skip
         return SimServers(self, links, interrupt, replicas, connect, addresses)
 
-    # --- what must be so
+    # --- checks
 
     def speaks(self, w: Sim, place: Place, method: str, request: Any) -> ShardAssignment | None:
-        """A worker calls; returns in which assignment, if that counts. (A part of a checkpoint is of the
-        moment at which it was begun, and answered later.)"""
+        """Return the assignment in which a worker calls a server; None if it must not be checked.
+
+        A checkpoint part is as of its begin, but answered later.
+        """
         if method not in ("Pull", "Stage", "List") or not request.generation:
             return None
         assert w.servers is not None
@@ -283,7 +287,7 @@ class Servers:
     def answered(
         self, place: Place, method: str, request: Any, answer: bytes | Failed, spoken: ShardAssignment | None
     ) -> None:
-        """A server has done what was asked, or has not."""
+        """Check that a server that has served a call has the caller's assignment."""
         if spoken is not None and isinstance(answer, bytes) and place.server is not None:
             there = place.server.assignment
             assert there == spoken, (
@@ -291,12 +295,12 @@ class Servers:
             )
 
     def meets(self, members: Sequence[Sim]) -> None:
-        """Members of a ring make a step."""
+        """Check the servers when the members of a ring make a step."""
         if not self.world.config.asynchronous:
             server_checks.of_members(self, members)
 
     def moves_end(self) -> None:
-        """Between faults, rows are soon where they are wanted, or the job says why they stay."""
+        """Check that, between faults, rows move soon to the requested servers, or a notice says why not."""
         job, now = self.world.job, self.clock.now
         known = job.servers
         if not (job.ring.running and job.ring.up and known.have and known.wanted):
@@ -314,14 +318,14 @@ class Servers:
         )
 
     def judge(self, w: Sim) -> bool:
-        """The servers have what the model of that worker has; False: some of it is lost."""
+        """Check that the servers have the state of this worker's model; False if a part is unavailable."""
         judge = server_checks.of_steps if self.world.config.asynchronous else server_checks.of_ring
         self.judged = self.judged or judge(self, w)
         return self.judged
 
 
 class SimServers(PsClient):
-    """What ships, with a note of what goes back."""
+    """The shipped client, with a record of its rollbacks."""
 
     def __init__(
         self, servers: Servers, links: Sequence[SimLink], interrupt: SimInterrupt, replicas: int,
@@ -329,7 +333,7 @@ class SimServers(PsClient):
     ):  # fmt: skip
         super().__init__(links, RUN, 0, interrupt, replicas, connect, addresses)
         self._servers = servers
-        self.restored = False  # in this ring
+        self.restored = False  # whether this ring restored a checkpoint
 
     def enter(self, addresses: Sequence[str] = (), servers: int = 0) -> None:
         self.restored = False
@@ -345,7 +349,7 @@ class SimServers(PsClient):
 
 
 def at_once(coroutine: Coroutine[Any, Any, Any]) -> Any:
-    """The result of one that waits for nothing."""
+    """Run a coroutine that never waits, and return its result."""
     try:
         coroutine.send(None)
     except StopIteration as end:
@@ -354,7 +358,7 @@ def at_once(coroutine: Coroutine[Any, Any, Any]) -> Any:
 
 
 class SimRemoteServers(RemoteServers):
-    """What a master does about its servers."""
+    """A master's handling of its servers."""
 
     def __init__(self, servers: Servers, hear: Callable[[ev.Event], None], acts: Callable[[], bool]):
         running = lambda: sum(place.wanted for place in servers.places)  # noqa: E731
@@ -363,7 +367,7 @@ class SimRemoteServers(RemoteServers):
 
 
 class SimWatch(Watch):
-    """Its questions, while it acts."""
+    """The master's polling of its servers, while it is the leader."""
 
     def __init__(
         self, servers: Servers, hear: Callable[[ev.Event], None], looked: Callable[[], None],

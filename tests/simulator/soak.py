@@ -1,6 +1,6 @@
-"""Hours of one job in simulated time, with workers that come and go: does the master's memory stay as it is?
+"""Simulate hours of one job with workers that join and leave, and check that the master's memory is constant.
 
-What is weighed is all that the core and the telemetry of the master refer to, but for the values of the job.
+The measured memory is everything that the master's core and telemetry refer to, except the job's values.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ from typing import Any
 from tests.simulator.world import World
 
 EVERY_SECONDS = 300.0
-KEPT_EVENTS = 1000  # of the test's own books
+KEPT_EVENTS = 1000  # events kept in the watchdog's own history
 MOST_GROWTH = 64.0  # KiB an hour
 NO_STATE = (type, ModuleType, FunctionType, BuiltinFunctionType, MethodType)
 
 
 @dataclass(frozen=True)
 class Sample:
-    """The master at some moment."""
+    """A measurement of the master at one time."""
 
     hours: float
     kib: float
-    workers: int  # that there have been
+    workers: int  # all workers so far
     rings: int
 
 
 def weight(*things: Any, without: tuple[Any, ...]) -> int:
-    """Bytes of all that these refer to."""
+    """The bytes of all objects that these refer to."""
     seen = {id(thing) for thing in without}
     found, stack = 0, list(things)
     while stack:
@@ -46,7 +46,7 @@ def weight(*things: Any, without: tuple[Any, ...]) -> int:
 
 
 def soak(seed: int, hours: float) -> list[Sample]:
-    """One job under churn, from begin to end; raises SimulationFailed as any run does."""
+    """Run one job under churn, from begin to end; raises SimulationFailed like any run."""
     world = World(seed, hours=hours)
     master, samples = world.master, []
     master.watchdog.history = deque(maxlen=KEPT_EVENTS)
@@ -66,7 +66,7 @@ def soak(seed: int, hours: float) -> list[Sample]:
 
 
 def growth(samples: list[Sample]) -> float:
-    """KiB an hour, once what is kept of the last so many is full: in the last three quarters."""
+    """The growth in KiB an hour over the last three quarters, when all bounded histories are full."""
     late = samples[len(samples) // 4 :]
     return statistics.linear_regression([s.hours for s in late], [s.kib for s in late]).slope
 

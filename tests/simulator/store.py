@@ -1,4 +1,4 @@
-"""The checkpoints of a simulated job: the real store, in memory, which fails now and then."""
+"""The checkpoints of a simulated job: the real store in memory, with occasional failures."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from edl.checkpoints import Store
 
 @contextmanager
 def stands_for(url: str, store: Store) -> Iterator[None]:
-    """Meanwhile, who opens the store at that address has this one: parameter servers know an address only."""
+    """Open this store at the address `url` inside the context: parameter servers know only an address."""
     opened = Store.open
     with patch.object(Store, "open", staticmethod(lambda other: store if other == url else opened(other))):
         yield
 
 
 class Memory:
-    """A place for checkpoints (edl/checkpoints/place.py).
+    """A place for checkpoints in memory (edl/checkpoints/place.py).
 
     Args:
-        fails: asked before each write: whether there is no room.
+        fails: called before each write; returns True if the place is full.
     """
 
     where, damage = "memory", frozenset({errno.ENOENT})

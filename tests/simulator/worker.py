@@ -1,7 +1,7 @@
-"""A simulated worker: the real loop of trainer/worker.py, and what happens to its process.
+"""A simulated worker: the real loop of trainer/worker.py, and the events of its process.
 
-The main thread is a greenlet: where a real one would block, in a collective, in the forward pass, waiting
-for an order, it gives the control back to the simulation, which goes on with it when that time has come.
+The main thread is a greenlet. Where a real thread would block (in a collective, in the forward pass, while
+waiting for an order), it returns control to the simulation, which resumes it at the right time.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from tests.simulator.fleet import Fleet
 
 FLIP = "flip"  # the fault of a member whose state silently differs
-MOST_EPOCHS = 5  # that people may ask for
+MOST_EPOCHS = 5  # the largest number of requested epochs
 
 
 class Sim:
@@ -89,7 +89,7 @@ class Sim:
             self.worker = Worker(*parts, **more, servers=self.servers)
         self._main = greenlet(lambda: fleet.live(self))
         self._hub = getcurrent()
-        self._beside: list[greenlet] = []  # what it does beside, and waits
+        self._beside: list[greenlet] = []  # waiting background work
         # its process
         self.alive = True
         self.placed = False
@@ -98,21 +98,21 @@ class Sim:
         self.is_ready = False
         self.stopping = False
         self.evaluating = False
-        self.failed = False  # it has said why it fails
-        self.own_end = False  # it ended by its own doing
-        self.fenced = False  # by the master: nothing that it says is heard
-        self.silent_since: float | None = None  # it could not be heard, until
+        self.failed = False  # it has reported its failure
+        self.own_end = False  # it ended by its own fault
+        self.fenced = False  # the master ignores all its messages
+        self.silent_since: float | None = None  # its messages are delayed since then, until `audible_at`
         self.audible_at = 0.0
-        self.writes_until = 0.0  # its parts of checkpoints
-        self.to_do: list[Callable[[], None]] = []  # when it thaws
-        self.blow: Exception | None = None  # what was thrown at it
+        self.writes_until = 0.0  # the end of its pending checkpoint writes
+        self.to_do: list[Callable[[], None]] = []  # actions for the thaw
+        self.blow: Exception | None = None  # the error thrown into the main thread
         # its streams, both ordered
-        self.master = 0  # which master it speaks to
+        self.master = 0  # the number of the master that it is connected to
         self.inbox_at = 0.0
         self.outbox_at = 0.0
-        # what is known of it here, whatever it says of itself
+        # the simulator's own records, independent of the worker's reports
         self.has_state = False  # it has had the ring's state
-        self.from_memory = False  # or one that was left to it
+        self.from_memory = False  # its state is a copy left in memory
 
     def _learner(self, positions: int) -> CountingLearner:
         world, fleet = self.fleet.world, self.fleet
@@ -127,14 +127,14 @@ class Sim:
         return learner
 
     def pulls(self) -> None:
-        """As who saves the model needs them, all rows of its state from the servers."""
+        """Pull all rows of the worker's state from the servers, as saving the model does."""
         if isinstance(self.worker, AsyncWorker):
             self.worker.async_loop.all_rows(0)
         elif self.servers is not None:
             self.servers.all_rows(0)
 
     def _cut(self) -> None:
-        """As trainer/build.py has it."""
+        """Cut the ring and the calls to servers, as in trainer/build.py."""
         self.ring.cut()
         if self.servers is not None:
             self.servers.cut()
@@ -149,13 +149,13 @@ class Sim:
 
     @property
     def group(self) -> InProcessGroup | None:
-        """The ring that it is in, or is to enter."""
+        """The ring that the worker is in, or will enter."""
         return self.ring.group
 
     # --- its main thread
 
     def go_on(self) -> None:
-        """Have the main thread look whether what it waits for has come. Not from another main thread."""
+        """Resume the main thread to check its condition. Must not be called from a main thread."""
         assert getcurrent() is self._hub
         beside, self._beside = self._beside, []
         for work in beside:
@@ -164,14 +164,16 @@ class Sim:
             self._main.switch()
 
     def hit(self, error: Exception) -> None:
-        """Have the main thread fail, wherever it is."""
+        """Raise an error in the main thread, wherever it is."""
         self.blow = error
         if not self._main.dead:
             self._main.throw(error)
 
     def waits(self, until: Callable[[], object] = lambda: False, seconds: float | None = None) -> None:
-        """The main thread waits: until that is so, which whoever brings it about says with `go_on`, or
-        for so many seconds."""
+        """Let the main thread wait until the condition is true, or for some seconds.
+
+        Code that makes the condition true must call `go_on`.
+        """
         end = None if seconds is None else self.clock.now + seconds
         if seconds is not None:
             self.fleet.does(self, seconds, self.go_on)
@@ -179,7 +181,7 @@ class Sim:
             self._hub.switch()
 
     def waits_beside(self, until: Callable[[], object]) -> None:
-        """The main thread waits, or what is done beside it."""
+        """Wait for the condition in the main thread or in background work."""
         if getcurrent() is self._main:
             self.waits(until)
         while not until():
@@ -192,7 +194,7 @@ class Sim:
         return bool(self._main.dead)
 
     def buried(self) -> None:
-        """Nobody will wake it any more."""
+        """End the main thread after the run."""
         if not self._main.dead:
             self._main.throw()
 

@@ -1,4 +1,4 @@
-"""One run: what chance has chosen for it, from its begin to its judgement."""
+"""One run of the simulator: its random choices, from its begin to its checks."""
 
 from __future__ import annotations
 
@@ -30,24 +30,27 @@ from tests.simulator.worker import MOST_EPOCHS
 
 BASE = values.defaults()
 MOST_EVENTS = 100_000
-WITH_SERVERS = 10  # one in so many runs has parameter servers, of each kind in turn
-TWO_MASTERS = 40  # in one of so many runs: it takes as long as twelve others; every other one has servers
+WITH_SERVERS = 10  # one of this many runs has parameter servers, of each kind in turn
+# One of this many runs has two masters, because it takes as long as twelve others. Every second one of these
+# has servers.
+TWO_MASTERS = 40
 
 
 class SimulationFailed(AssertionError):
-    """A promise was broken; the text says in which run, how to repeat it, and what came before."""
+    """A promise was broken. The text names the run, how to repeat it, and the last events."""
 
 
 class World:
     """One run. `run` raises SimulationFailed when a promise is broken.
 
     Args:
-        talk: print each event and what follows from it.
-        masters: one, whose connections hold; or two, of which one stands by, on a network that breaks.
-            None: as the seed says.
-        servers: the kind of the job with parameter servers that it is; empty: as the seed says.
-        flips: bits of a member's state flip, of a job that is long enough to have checkpoints.
-        hours: that the job trains, under faults that are nobody's own, until it is stopped; 0: to its end.
+        talk: print each event and its effects.
+        masters: 1 for one master with stable connections; 2 for a leader and a standby on a network that
+            breaks; None to let the seed decide.
+        servers: the kind of the job with parameter servers; empty to let the seed decide.
+        flips: flip bits of members' states, in a job that is long enough to have checkpoints.
+        hours: how long the job trains, under faults that are no worker's own, until it is stopped; 0 to train
+            to its end.
     """
 
     def __init__(
@@ -64,12 +67,12 @@ class World:
         chance = self.random = random.Random(seed)
         self.seed, self.talk, self.hours = seed, talk, hours
         self.size = chance.choice((0, 1, 3, 15, 16, 17, 60, 60, 200, 200, 400))
-        others = random.Random(f"bad records of {seed}")  # so that a seed's other choices stay what they were
+        others = random.Random(f"bad records of {seed}")  # so that a seed's other choices stay the same
         self.bad = set(others.sample(range(self.size), others.choice((0, 0, min(3, self.size)))))
-        self.epochs = [chance.randint(1, 3)]  # that were ever wanted
+        self.epochs = [chance.randint(1, 3)]  # all requested numbers of epochs
         self.refused = False  # whether a change came too late
         self.batch = chance.choice((1, 4, 16, 16, 64))
-        self.sums = seed % 3 + 1  # that make up a step
+        self.sums = seed % 3 + 1  # the number of sums of a step
         self.pace = chance.choice((0.005, 0.05, 0.3))  # seconds of a step
         if masters == 2:  # a job that still trains when the second cut comes
             self.size, self.batch, self.epochs = max(self.size, 200), 4, [chance.randint(2, 4)]
@@ -89,7 +92,7 @@ class World:
         others = random.Random(f"checkpoints of {seed}")
         writes, full = others.random() < 0.7, others.choice((0.0, 0.0, 0.05, 0.3))
         others_too = random.Random(f"copies of {seed}")
-        self.copies = others_too if others_too.random() < 0.2 else None  # whether workers leave their state
+        self.copies = others_too if others_too.random() < 0.2 else None  # None: workers leave no copies
         self.store = Store(Memory(lambda: others.random() < full))
         others = random.Random(f"evaluations of {seed}")
         self.held_out = 0 if hours else others.choice((0, 1, 10, 30))  # records
@@ -143,7 +146,7 @@ class World:
             self.servers.schedule(calm_at)
 
     def _have_servers(self, kind: str) -> None:
-        """Rows on parameter servers, or all weights."""
+        """Set the values of a job with rows, or all weights, on parameter servers."""
         others = random.Random(f"values of the servers of {self.seed}")
         ps: dict[str, Any] = {"servers": others.randint(1, 3)}
         job: dict[str, Any] = {"mode": "hybrid", "ps": ps}
@@ -168,12 +171,12 @@ class World:
         self.values = values.merge(self.values, job)
 
     def wants_servers(self, count: int) -> None:
-        """Somebody changes that; a master that comes later begins with it."""
+        """Change the number of servers in the job's values; later masters start with it."""
         ps = self.config.ps.model_copy(update={"servers": count})
         self.config = self.config.model_copy(update={"ps": ps})
 
     def wants_epochs(self, epochs: int) -> None:
-        """Somebody changes the job's values; a master that comes later begins with these."""
+        """Change the number of epochs in the job's values; later masters start with it."""
         training = self.config.training.model_copy(update={"epochs": epochs})
         self.config = self.config.model_copy(update={"training": training})
         self.epochs.append(epochs)
@@ -181,17 +184,17 @@ class World:
 
     @property
     def newest_checkpoint(self) -> int:
-        """Its step; 0: there is none."""
+        """The step of the newest checkpoint; 0 without a checkpoint."""
         return max((c.step for c in self.store.checkpoints()), default=0)
 
     @property
     def job(self) -> Job:
-        """Of the master that there is now."""
+        """The job of the present master."""
         return self.master.job
 
     @property
     def takeovers(self) -> int:
-        """How often another master has taken over."""
+        """The number of takeovers by new masters."""
         return int(self.master.number)
 
     @property
@@ -204,20 +207,20 @@ class World:
 
     @contextlib.contextmanager
     def _quiet(self) -> Iterator[None]:
-        """What masters, workers and servers log is for whoever looks at one run."""
+        """Hide the logs of masters, workers and servers, unless the run is printed (`talk`)."""
         if self.talk or not (self.two or self.servers is not None):
             yield
             return
         with capture_logs() as told, contextlib.redirect_stderr(io.StringIO()):
             yield
-        # What ships starts a part of itself again that has failed: here nothing of it may.
+        # The shipped code restarts failed parts of itself. Here none of them may fail.
         errors = [line for line in told if line["log_level"] == "error"]
         if errors:
             raise SimulationFailed(f"seed {self.seed}: an error was logged: {errors[0]}")
 
     def _watched_run(self) -> None:
         if self.two:
-            random.seed(self.seed)  # of what ships: its pauses after failures
+            random.seed(self.seed)  # the shipped code uses it for pauses after failures
         try:
             self._run()
         except Exception as error:

@@ -1,5 +1,8 @@
-"""Settings of the unit tests: no deadline per example, for the machine may be busy; and a failure
-of hypothesis prints what replays it. And fixtures that several modules share."""
+"""Settings and shared fixtures of the unit tests.
+
+Hypothesis has no deadline per example, because the machine may be busy. Its failures print a blob that
+replays them.
+"""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ class Epochs:
     """An immutable value; each method returns the next one.
 
     Args:
-        history: of each whole epoch, from the first.
+        history: the values of each whole epoch, from the first.
         loss, records: of the steps of the epoch in progress: the sum of their records' losses, and the number
             of records.
         ended: number of epochs for whose end the callbacks were called.
@@ -153,7 +153,7 @@ def _packed(history: History) -> bytes:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CallbackUpdate:
-    """What the callbacks have changed at an epoch's boundary, for all ranks to apply."""
+    """The changes that the callbacks made at an epoch's boundary, for all ranks to apply."""
 
     after: Epochs
     changed: Mapping[int, np.ndarray]  # variables by their index in the learner's `parts`, uint8 [bytes]
@@ -164,7 +164,7 @@ class CallbackUpdate:
         return len(self.after.memory) + sum(value.nbytes for value in self.changed.values())
 
     def pack(self) -> np.ndarray:
-        """As uint8 [bytes]."""
+        """Encode the update as uint8 [bytes]."""
         data = encode({"after": self.after.pack(), "changed": dict(self.changed)})
         return np.frombuffer(data, np.uint8)
 

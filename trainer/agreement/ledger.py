@@ -74,7 +74,7 @@ class Ledger:
         """Add all steps below `step`, which servers have applied in any order (mode=ps).
 
         Args:
-            loss: of these steps: the sum over their records.
+            loss: the sum of the losses of these steps' records.
             records: the number of these records.
             left_out: the number of records in steps that were left out, because they were not finite.
             epoch: the epoch of the steps.
@@ -99,7 +99,7 @@ class Ledger:
         return replace(self, round=round, totals=b"", evaluated={**self.evaluated, split: found})
 
     def pack(self) -> np.ndarray:
-        """As uint8 [bytes]."""
+        """Encode the ledger as uint8 [bytes]."""
         return np.frombuffer(b"".join(self.pieces()), np.uint8)
 
     def pieces(self) -> list[bytes]:

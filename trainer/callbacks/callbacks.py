@@ -64,7 +64,7 @@ class Callbacks:
         given: those that are to be called, in order.
         steps: in an epoch.
         epochs: to train, as far as that is known now.
-        watch: goes around each call.
+        watch: wraps each call.
     """
 
     def __init__(
@@ -83,11 +83,11 @@ class Callbacks:
         self._memory: bytes | None = None  # that they have; None: some other
 
     def run(self, epochs: Epochs, whole: int, task: int, facts: Mapping[str, float]) -> CallbackUpdate:
-        """Call what is due when so many epochs are whole. The model is as it was before when this returns.
+        """Call the callbacks that are due after `whole` epochs. The model is unchanged when this returns.
 
         Args:
             task: epochs to be trained.
-            facts: of the ring, for TensorBoard.
+            facts: facts about the ring, for TensorBoard.
 
         Raises:
             UserCodeError: a callback raises.

@@ -26,7 +26,7 @@ class HistoryFiles:
     """The files of one worker. Called again and again: they follow, and a disk that fails stops nothing.
 
     Args:
-        output: where they are wanted; None: nowhere.
+        output: the directory to write them to; None to write nothing.
     """
 
     def __init__(self, output: Path | None, clock: Callable[[], float] = time.monotonic):

@@ -44,10 +44,10 @@ def accepted(given: Any, config: Config, notify: Callable[[str], None]) -> list[
     """Return the user's callbacks that edl calls.
 
     Args:
-        notify: is told of those that are not, because edl does what they are for.
+        notify: takes a message about each callback that edl replaces, because edl does its work.
 
     Raises:
-        ModelError: one of them cannot be honoured.
+        ModelError: a callback cannot be honoured.
     """
     found = []
     for callback in _flat(given):

@@ -102,10 +102,10 @@ class Checkpointing:
 
     Args:
         store: where the checkpoints are.
-        run_id: of the job.
-        background: runs work beside the training, one piece after the other.
-        servers: write a part each; None if there are none.
-        clock: seconds, never going back.
+        run_id: the run ID of the job.
+        background: runs work beside the training, one task at a time.
+        servers: the parameter servers, which write a part each; None if the job has no servers.
+        clock: monotonic time in seconds.
     """
 
     def __init__(
@@ -183,7 +183,7 @@ class Checkpointing:
         """Have this rank's part of the present state written. All ranks begin at the same step.
 
         Args:
-            step: of the checkpoint, if servers are further than the ledger (mode=ps); None: the ledger's.
+            step: the checkpoint's step, if servers are ahead of the ledger (mode=ps); None for the ledger's.
         """
         self._begun_at = self._clock()
         self._session.checkpoint_begins()
@@ -418,7 +418,7 @@ class Checkpointing:
 
     @property
     def known(self) -> int:
-        """The step of the newest completed checkpoint, damaged or not; 0 if there is none.
+        """The step of the newest completed checkpoint, damaged or not; 0 without a checkpoint.
 
         Raises:
             CheckpointError: the store cannot be read.
@@ -455,7 +455,7 @@ class Checkpointing:
         return 0, None
 
     def restore(self, expected: int) -> Ledger | None:
-        """Restore the state of the newest whole checkpoint; None if there is none.
+        """Restore the state of the newest whole checkpoint; None without such a checkpoint.
 
         Args:
             expected: the step of a checkpoint that is known to exist; 0 if none is.
@@ -554,10 +554,10 @@ def deal(sizes: Sequence[int], of: int) -> list[int]:
 def of_job(
     config: Config, session: Session, learner: Any, run_id: str, servers: PartsOfServers | None = None
 ) -> Checkpointing | None:
-    """The checkpoints of a worker; None if the job writes none.
+    """The checkpoints of a worker; None if the job writes no checkpoints.
 
     Args:
-        servers: write a part of each; None if there are none.
+        servers: the parameter servers, which write a part each; None if the job has no servers.
 
     Raises:
         CheckpointError: the address of the store is invalid.

@@ -39,7 +39,7 @@ class MemoryCopy:
     """The copies of one worker's state.
 
     Args:
-        path: of the memory, as a file.
+        path: the path of the memory as a file.
     """
 
     def __init__(self, path: str):
@@ -59,7 +59,7 @@ class MemoryCopy:
 
         Args:
             model: its fingerprint.
-            sizes: of its variables, in bytes.
+            sizes: the sizes of its variables, in bytes.
         """
         self._sizes = list(sizes)
         of_what = hashlib.sha256(f"{run_id} {model} {self._sizes}".encode()).digest()
@@ -72,7 +72,7 @@ class MemoryCopy:
         os.close(self._file)
 
     def newest(self) -> tuple[Ledger, list[np.ndarray]] | None:
-        """The last whole copy: the ledger, and each variable, uint8 [bytes]; None if there is none."""
+        """The last whole copy: the ledger, and each variable, uint8 [bytes]; None without a whole copy."""
         entry = self._entry(max(ENTRIES, key=lambda at: int(self._head[at + SEQUENCE])))
         if not int(entry[SEQUENCE]):
             return None

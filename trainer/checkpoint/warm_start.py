@@ -1,16 +1,16 @@
-"""A warm start: a new training that begins with what another one has learned.
+"""Warm start: begin a new training with the weights of an earlier training.
 
-`initFrom.path` is another training's checkpoints, or one of them, or a file that Keras has saved. Of these
-`initFrom.state` takes the weights (with moving averages; the optimizer begins anew), or everything. The
-job's own records are counted from the first one, whatever those weights have seen.
+`initFrom.path` names the checkpoints of an earlier training, one of its checkpoints, or a file saved by
+Keras. `initFrom.state` selects the weights (with moving averages; the optimizer starts afresh), or
+everything. The job counts its own records from the first one, whatever records those weights have seen.
 
-Only the root of a training's first ring reads it, once. It is checked before, variable by variable; if a
-variable does not fit, nothing is changed.
+Only the root of a training's first ring reads the source, once. It first checks every variable; if a variable
+does not fit, nothing is changed.
 
-Rows of a job with parameter servers are taken by a job that evaluates or predicts: it has them as variables,
-and every worker reads how many there are when it builds the model (`saved_counts`). A training whose rows are
-on servers has these read them from the other's checkpoint, by themselves; rows that are variables there, or
-lie in a file, are sent to the servers. Tables are told by the names of their layers.
+A job that evaluates or predicts loads the rows of a job with parameter servers as variables. Every worker
+reads their number when it builds the model (`saved_counts`). In a training whose rows are on servers, the
+servers themselves read the rows from the earlier checkpoint. Rows that are variables there, or that a file
+holds, are sent to the servers. The names of their layers identify the tables.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class WarmStart:
         everything: optimizer included.
         tell: takes a line about what has been taken over.
         work: what begins with it: the training.
-        servers: have the rows of the learner's tables; None: it has none.
+        servers: the servers with the rows of the learner's tables; None if it has no tables.
     """
 
     where: str
@@ -413,7 +413,7 @@ def _refuse_rows(place: str, table: Table, dim: int | None) -> None:
     """Refuse rows that do not fit the table.
 
     Args:
-        dim: of the rows that are there; None: none are.
+        dim: the dimension of the existing rows; None without rows.
 
     Raises:
         ModelError: they are not those of the table.

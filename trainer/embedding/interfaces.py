@@ -40,11 +40,11 @@ class Start:
     """The rows that a training begins with, which another training has learned.
 
     Args:
-        directory: of that training's checkpoints, or a URL; empty if all rows are in `rows`.
-        step, attempt: of the checkpoint.
+        directory: the directory or URL of that training's checkpoints; empty if all rows are in `rows`.
+        step, attempt: the step and attempt of the checkpoint.
         everything: whether the optimizer's state is loaded, too.
         tables: names of the tables that the servers load from there themselves.
-        rows: of other tables, by number: ids int64 [n], without duplicates, and rows float32 [n, dim].
+        rows: rows of other tables, by number: ids int64 [n], without duplicates, and float32 [n, dim].
     """
 
     directory: str = ""

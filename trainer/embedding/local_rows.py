@@ -27,7 +27,7 @@ class LocalRows:
     """The rows of tables in this process, without servers.
 
     Args:
-        seed: of the initial rows.
+        seed: the seed of the initial rows.
         initial: gives these instead.
     """
 

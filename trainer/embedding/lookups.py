@@ -1,14 +1,14 @@
-"""Layers whose rows are on parameter servers (edl/layers), and what a step does for them.
+"""Layers whose rows are on parameter servers (edl/layers), and their phases in a step.
 
-    ids         a graph runs the forward pass up to the ids, which makes those of each table unique
-    pull        the rows of these
-    gradients   the step's graph has the rows as further inputs, and their gradients as further results
-    stage       these are on the servers before this rank takes part in the step's sums
+    ids         a graph runs the forward pass up to the ids, and makes those of each table unique
+    pull        fetch the rows of these ids
+    gradients   the step's graph takes the rows as further inputs, and returns their gradients
+    stage       store the gradients on the servers before this rank takes part in the step's all-reduce
 
-The forward pass is traced twice, and asks for rows in the same order: so a table's ids are told by their
-place. Ids may depend on anything but rows. An evaluation or a prediction does the same, without gradients
-(trainer/evaluation/reading_step.py). What else runs a model outside of a step (a user's callback) asks for
-rows while it runs, layer by layer.
+The forward pass is traced twice and requests rows in the same order, so the position identifies a table's
+ids. Ids may depend on anything but rows. An evaluation or a prediction does the same, without gradients
+(trainer/evaluation/reading_step.py). Other code that runs a model outside of a step (a user's callback)
+requests rows while it runs, layer by layer.
 """
 
 from __future__ import annotations

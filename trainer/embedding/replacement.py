@@ -1,11 +1,10 @@
-"""Large `keras.layers.Embedding` of a model that knows nothing of servers, as `edl.layers.Embedding`
-(ps.replaceEmbeddings).
+"""Replacement of a model's large `keras.layers.Embedding` by `edl.layers.Embedding` (ps.replaceEmbeddings).
 
-They are replaced when the user's `model()` makes them: so it is the same for functional, sequential and
-subclassed models and for layers within layers, and a table that is too large for a variable is never one.
+Layers are replaced when the user's `model()` creates them. So functional, sequential and subclassed models
+and nested layers behave alike, and a table that is too large for a variable never becomes one.
 
-Promise: a layer that is replaced gives the same outputs and learns the same for the same rows, under the same
-name. One that cannot is refused by name, or stays what it is, which is told.
+Promise: a replaced layer has the same outputs and learns the same for the same rows, under the same name. A
+layer that cannot is rejected by name, or stays a Keras layer with a message to the user.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Rows of tables that a job with parameter servers has left behind: in a file that Keras has saved, or in the
-servers' parts of a checkpoint (ps/storage/checkpoint_shard.py writes them).
+"""Table rows saved by a job with parameter servers: in a file saved by Keras, or in the servers' checkpoint
+shards (ps/storage/checkpoint_shard.py writes them).
 
-How many there are must be known when a model is built that has them as variables: `counted` tells it from
-headers alone. Tables are told by the names of their layers.
+A model that holds the rows as variables can be built only when their number is known: `counted` reads it from
+headers alone. The names of their layers identify the tables.
 """
 
 from __future__ import annotations

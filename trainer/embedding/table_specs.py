@@ -1,6 +1,6 @@
-"""What servers are told about the tables of a model's layers: their initial rows, and how these are trained.
+"""Table specifications that servers receive for a model's layers: initial rows, and their optimizer.
 
-What an optimizer does that takes more than a row and its gradient is refused before anything is trained.
+An optimizer whose updates need more than a row and its gradient is refused before anything is trained.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def refuse_optimizer(optimizer: Any) -> None:
     """Refuse an optimizer that cannot train beside rows on servers.
 
     Args:
-        optimizer: of a model with such layers; None: it has none.
+        optimizer: the optimizer of a model with such layers; None if it has none.
 
     Raises:
         ModelError: rows on servers cannot be trained beside it.

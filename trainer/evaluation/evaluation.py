@@ -53,7 +53,7 @@ class RingEvaluation:
 
     Args:
         batches: by split; each of them has the rounds of a pass as its steps.
-        computing: computes one round at a time; None: a thread of its own.
+        computing: computes one round at a time; None to use a separate thread.
         watched: limits the time that this worker computes in a round.
     """
 
@@ -67,7 +67,7 @@ class RingEvaluation:
     ):
         self._plan, self._batches, self._metrics, self._watched = plan, batches, metrics, watched
         self._computing = computing or ThreadPoolExecutor(1, thread_name_prefix="evaluate")
-        self._ahead: tuple[Pass, int, Future[tuple[np.ndarray, int]]] | None = None  # of which round
+        self._ahead: tuple[Pass, int, Future[tuple[np.ndarray, int]]] | None = None  # pass, round, result
 
     @property
     def sizes(self) -> Mapping[str, int]:
@@ -98,7 +98,7 @@ class RingEvaluation:
         """This rank's contribution to a round, float32 [values], and its number of records.
 
         Raises:
-            anything: of the user's code, or of the data.
+            anything: any error of the user's code, or of the data.
         """
         computed: Future[tuple[np.ndarray, int]] | None = None
         if self._ahead is not None and self._ahead[:2] == (now, round):

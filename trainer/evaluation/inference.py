@@ -97,7 +97,7 @@ class Predictor:
 
     Args:
         sample: real records, to trace and to try it with.
-        lookups: of the model's rows that are on servers; None: it has none.
+        lookups: the lookups of the model's rows on servers; None if no rows are on servers.
 
     Raises:
         ModelError: its outputs are no arrays.

@@ -69,12 +69,12 @@ def evaluate(
     watch: Watch,
     batches: Sequence[Range] | None = None,
 ) -> dict[str, Value]:
-    """The compiled loss and metrics over the held-out records; empty when there are none.
+    """The compiled loss and metrics over the held-out records; empty without held-out records.
 
     Args:
-        reader: of data("test").
-        watch: goes around each call of the user's code that reads.
-        batches: of records, by their index; None: all of them.
+        reader: the reader of data("test").
+        watch: wraps each call of the user's code that reads.
+        batches: ranges of record indices; None for all records.
     """
     size = 0 if reader is None else len(reader)
     if reader is None or size == 0:

@@ -33,12 +33,12 @@ class EvaluationMetrics:
     Args:
         model: compiled and built.
         sample: real records, to trace and to try the metrics with.
-        warn: is told of those that are left out.
-        lookups: of the model's rows that are on servers; None: it has none.
+        warn: takes a warning about the metrics that are left out.
+        lookups: the lookups of the model's rows on servers; None if no rows are on servers.
         others: variables that the model does not list, and that its loss or a metric may assign.
 
     Raises:
-        anything: of the user's test_step, loss or metrics.
+        anything: any error of the user's test_step, loss or metrics.
     """
 
     def __init__(

@@ -1,13 +1,13 @@
 """Prediction by a ring: each record's outputs once, in files that are whole or not there.
 
-The records are predicted in rounds, as an evaluation is (trainer/evaluation/evaluation.py). A round is some
-parts of the records, always the same ones, and each part becomes one file. A rank writes the files of its
-parts before it takes part in the sum of the round; so when that has come back, all of them are on the disk. A
-round in which one dies is made again by the others, and what is written again is the same file. A job that
-starts again goes on after the last round of which all files are there.
+The records are predicted in rounds, like an evaluation (trainer/evaluation/evaluation.py). Each round
+consists of fixed parts of the records, and each part becomes one file. A rank writes the files of its parts
+before it takes part in the all-reduce of the round. So all files of a round are on disk when its all-reduce
+returns. If a rank dies, the other ranks repeat the round and write the same files again. A restarted job
+continues after the last round whose files are complete.
 
     part-000000000000-000000001000.npz    the records [0, 1000): `ids`, their places in the data, and outputs
-    predictions.json                      of which data and which weights; `complete` when nothing is missing
+    predictions.json                      the data and the weights used; `complete` when nothing is missing
 """
 
 from __future__ import annotations
@@ -101,8 +101,8 @@ class PredictionFiles:
     """The files of a job.
 
     Args:
-        records: of the data.
-        part_records: of a part.
+        records: the number of records of the data.
+        part_records: the number of records of a part.
     """
 
     def __init__(self, directory: Path, form: Format, records: int, part_records: int):
@@ -185,11 +185,12 @@ class RingPrediction:
     """The prediction by a ring; for the training loop it is an evaluation.
 
     Args:
-        plan: of one pass; its rounds consist of whole parts.
-        source: the records, as they lie.
-        predict: the outputs of a batch, by name; it is told which one will be next, if that is read.
-        keep: what is kept of a part: what the user's write() makes of it. None: nothing is, it has done so.
-        reading: reads one part ahead; None: a thread of its own.
+        plan: the plan of one pass; its rounds consist of whole parts.
+        source: the records, in stored order.
+        predict: returns the outputs of a batch, by name. Its second argument returns the next batch, or None
+            if that is not read yet.
+        keep: returns what is stored of a part, from the user's write(); None if write() has stored it itself.
+        reading: reads one part ahead; None to use a separate thread.
     """
 
     is_whole = True
@@ -221,14 +222,14 @@ class RingPrediction:
         self._part = part
 
     def nothing(self, split: str) -> np.ndarray:
-        """No part was written, float32 [1]."""
+        """The contribution of a rank that has written no part, float32 [1]."""
         return np.zeros(1, np.float32)
 
     def part(self, now: Pass, round: int) -> tuple[np.ndarray, int]:
-        """Write the parts of a round that are this rank's: how many, float32 [1], and of how many records.
+        """Write this rank's parts of a round. Returns their number, float32 [1], and their number of records.
 
         Raises:
-            anything: of the user's code, of the data, or of the disk.
+            anything: any error of the user's code, of the data, or of the disk.
         """
         records = 0
         for number, batch, following in self._ahead(self._ours(now, round)):
@@ -253,8 +254,10 @@ class RingPrediction:
         return range(first + begin, first + until)
 
     def _ahead(self, parts: range) -> Iterator[tuple[int, Batch, Callable[[], Batch | None]]]:
-        """The records of each part, and what gives those of the next one, if they are read: while one is
-        predicted, the next one is read."""
+        """Yield each part's number and records, and a function that returns the next part's records, if read.
+
+        The next part is read while a part is predicted.
+        """
         read: Future[Batch] | None = None
         for number in parts:
             batch = (read or self._submit(number)).result()

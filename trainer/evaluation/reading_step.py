@@ -51,11 +51,11 @@ class ReadingStep:
 
     Args:
         model: built.
-        name: of the step: test_step or predict_step.
+        name: the name of the step: test_step or predict_step.
         sample: real records, to trace with; it is traced again for records of other shapes.
         given: features, or features, labels and weights, as tensors; the step is given what `fit` makes of
             them.
-        lookups: of the model; None: none of its rows are on servers.
+        lookups: the lookups of the model; None if none of its rows are on servers.
     """
 
     def __init__(

@@ -67,7 +67,7 @@ class Rounds:
     """The rounds of one worker.
 
     Args:
-        evaluation: None: there are none.
+        evaluation: the evaluation; None if the job does not evaluate.
     """
 
     def __init__(self, evaluation: Evaluation | None, config: Config, session: Session):

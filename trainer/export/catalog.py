@@ -36,7 +36,7 @@ def write(output: Path, exports: Mapping[str, Path], verified: Collection[str]) 
 
 
 def place(output: Path | None, path: Path) -> str:
-    """Where an export is: its name in the output directory, or the path of what is elsewhere."""
+    """The place of an export: its name in the output directory, or its full path elsewhere."""
     return path.name if path.parent == output else str(path)
 
 

@@ -1,10 +1,10 @@
-"""The end of a job: save the trained model, then evaluate it on what was held out.
+"""The end of a job: save the trained model, then evaluate it on the held-out records.
 
-Promise: nothing that goes wrong here loses the model. The trained variables are written before any of the
-user's code runs (callbacks, get_config(), the evaluation), and are deleted once the whole model is saved. The
-model is saved before it is evaluated. Where it cannot be saved in the output directory, it is saved
-elsewhere, and where it cannot be saved whole at all, its weights are. The master is told what has failed, and
-where the rest is kept.
+Promise: no failure here loses the model. The trained variables are written before any of the user's code runs
+(callbacks, get_config(), the evaluation), and are deleted once the whole model is saved. The model is saved
+before it is evaluated. If it cannot be saved in the output directory, it is saved elsewhere. If it cannot be
+saved whole at all, its weights are saved. A report to the master names the failure, and the files that were
+saved.
 """
 
 from __future__ import annotations
@@ -42,24 +42,24 @@ LOOK_SECONDS = 0.5  # between two looks whether there is room now
 
 @dataclass(frozen=True)
 class Exporter:
-    """Saves and evaluates a model that is trained.
+    """Saves and evaluates a trained model.
 
     Args:
-        watch: goes around each call of the user's code that reads.
-        finish: what the model still needs, such as the final average of its weights. True: it is another one
-            then than the ring has evaluated.
-        output: where the model is wanted; None: nowhere.
-        job_output: the job's output directory, in which `output` is; None: `output` itself.
-        salvage: where to save it when that fails; None: in a temporary directory.
+        watch: wraps each call of the user's code that reads.
+        finish: completes the model, for example with the final average of its weights. Returns True if the
+            model then differs from the one that the ring has evaluated.
+        output: where to save the model; None to save it nowhere.
+        job_output: the job's output directory, which contains `output`; None for `output` itself.
+        salvage: where to save the model if `output` fails; None for a temporary directory.
         room_seconds: how long to wait for room in `output` when it is full.
-        step_seconds: that the user's code may take where it saves or exports a model without variables.
-        further: the formats beside Keras' own, in which the model is written too.
-        verify: begins a process that loads again what was written; None: that is not wanted.
-        source: the text of the module, where it has no name.
-        whole: within it, the model has what else is not in this process (trainer/embedding/lookups.py).
-        live: within that, it is as it was trained, whatever could not be had.
-        missing: what could not, in words.
-        abandon: ends this process, which hangs in the user's code, once the master has heard of it.
+        step_seconds: the time limit of the user's code while it saves or exports a model without variables.
+        further: the formats, beside Keras' own, in which the model is also written.
+        verify: starts a process that loads the written model again; None to skip this check.
+        source: the text of the module, if the module has no name.
+        whole: inside this context, the model also has its rows on servers (trainer/embedding/lookups.py).
+        live: inside this context, within `whole`, the model is as trained, even if rows could not be fetched.
+        missing: what the saved model lacks because it could not be fetched, in words.
+        abandon: ends this process, which hangs in the user's code, once the master knows of the hang.
     """
 
     model: keras.Model
@@ -114,11 +114,11 @@ class Exporter:
             kept.drop_spare()
 
     def _completed(self, kept: contextlib.ExitStack) -> list[pb.PartFailed]:
-        """Until `kept` is closed, the model has all that it is made of; what has failed of that.
+        """Complete the model until `kept` is closed, and return the failures of this.
 
         Raises:
-            RingBroken: servers have lost rows that it is made of. A ring is formed, which makes what is
-                missing: then it is saved.
+            RingBroken: servers have lost rows of the model. A ring is then formed, which recomputes the
+                missing rows before the model is saved.
         """
         try:
             kept.enter_context(self.whole())
@@ -271,9 +271,10 @@ class Exporter:
         yield temporary
 
     def _put_right(self, kept: Kept) -> Kept:
-        """What is not where it ought to be for want of room gets there when there is some.
+        """Retry to save the model in `output`, if a full disk prevented it.
 
-        A model that lies elsewhere waits a while for that; one that lies nowhere, as long as it takes.
+        If the model is saved elsewhere, retry for a limited time. If it is saved nowhere, retry without
+        limit.
         """
         while kept.path is None and may_pass(kept.trouble) and not self._must_end:
             time.sleep(LOOK_SECONDS)  # no event reports free disk space

@@ -46,7 +46,7 @@ def write(model: keras.Model, name: str, path: Path, sample: Any) -> None:
     """Write the model to `path`.
 
     Args:
-        name: of the format.
+        name: the name of the format.
         path: where nothing lies.
         sample: features of a few records; of what type each input is, where the model does not say.
 
@@ -92,7 +92,7 @@ def _spec(tensor: Any) -> tf.TensorSpec:
 
 
 def put(model: keras.Model, name: str, directory: Path, sample: Any, worker: int) -> Path:
-    """Write a format into the output directory of a job, whole or not at all.
+    """Write a format into the output directory of a job, completely or not at all.
 
     Args:
         worker: the id of the writing worker.
@@ -109,7 +109,7 @@ def put(model: keras.Model, name: str, directory: Path, sample: Any, worker: int
 
 
 def put_at(model: keras.Model, name: str, path: Path, sample: Any, by: int) -> None:
-    """Write a format to a path, whole or not at all. What lies there is replaced.
+    """Write a format to a path, completely or not at all. An existing file or directory is replaced.
 
     Args:
         by: a number that is unique to the writer.

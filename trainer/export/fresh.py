@@ -85,7 +85,7 @@ def built(path: Path, module: user_model.UserModel, features: Any) -> Any:
     """The model in a file that Keras cannot load: built by its own code, with the weights of the file.
 
     Args:
-        features: of some records; None: there are none.
+        features: the features of some records; None without records.
     """
     with rows_to_be_loaded():
         model = module.model()

@@ -25,14 +25,14 @@ FAILURES = (Exception, SystemExit)  # what the user's code may raise
 
 
 def _save_weights(model: keras.Model, path: Path) -> None:
-    """As Keras does: of a model whose own train_step() calls only what it is made of, too."""
+    """Save the weights as Keras does, also of a model whose own train_step() calls only its layers."""
     if not model.built and model.variables:
         model.built = True  # its layers are, and Keras asks for no more
     model.save_weights(path)
 
 
 def _save_variables(model: keras.Model, path: Path) -> None:
-    """Without Keras' help: each variable by its path, for when all else fails."""
+    """Save each variable by its path, without Keras: the last resort."""
     paths = [f"{number}:{v.path}" for number, v in enumerate(model.variables)]
     arrays = {p: np.asarray(v) for p, v in zip(paths, model.variables, strict=True)}
     np.savez(path, **arrays)  # type: ignore[arg-type]
@@ -47,12 +47,12 @@ FORMS: tuple[tuple[str, Callable[[keras.Model, Path], None]], ...] = (
 
 @dataclass(frozen=True)
 class Kept:
-    """What was saved, and why it was not saved better.
+    """A saved model, and why it was not saved better.
 
     Args:
-        path: the file; None: nothing could be written anywhere.
-        trouble: why the whole model is not in the first directory; None: it is.
-        spare: a file with the variables, which `path` makes superfluous; None: there is none.
+        path: the file; None if nothing could be written anywhere.
+        trouble: why the whole model is not in the first directory; None if it is.
+        spare: a file with the variables, which `path` makes superfluous; None without this file.
     """
 
     path: Path | None
@@ -91,9 +91,9 @@ def keep(
     """Save the model in the first form and the first directory that work: whole anywhere before its weights.
 
     Args:
-        directories: in order of preference. Each is called when it is tried, so that none is made in vain.
+        directories: in order of preference. Each is called only when tried, so that no unused one is made.
         worker: the number of this worker, for the names of unfinished files.
-        secured: goes around what runs the user's code, and takes the file with the variables.
+        secured: wraps the calls of the user's code, and takes the file with the variables.
     """
     trouble: BaseException | None = None
     safe = secure(model, directories, worker)
@@ -138,7 +138,7 @@ def write_whole(
 
 
 def disk_error(error: BaseException) -> OSError | None:
-    """What a disk has said, if that is behind the error: what writes a file wraps it in errors of its own."""
+    """Find the disk's OSError behind an error, if it has one: code that writes files often wraps it."""
     cause: BaseException | None = error
     while cause is not None and not (isinstance(cause, OSError) and cause.errno is not None):
         cause = cause.__cause__ or cause.__context__
@@ -146,11 +146,11 @@ def disk_error(error: BaseException) -> OSError | None:
 
 
 def may_pass(error: BaseException | None) -> bool:
-    """Whether it is that of a disk that is full: there may be room later."""
+    """Whether the error means a full disk, which may have room later."""
     return isinstance(error, OSError) and error.errno in PASSING
 
 
 @functools.cache
 def temporary() -> Path:
-    """A directory of this process, made when it is needed."""
+    """A temporary directory of this process, created on first use."""
     return Path(tempfile.mkdtemp(prefix="edl-model-"))

@@ -1,8 +1,8 @@
-"""Before the first step: what the end of the job needs is tried out, with a few real records.
+"""The preflight check: before the first step, try the end of the job with a few real records.
 
-Promise: what would fail at the end for certain fails now, in the first seconds, and not after days of
-training. An evaluation that fails ends the job. A model that cannot be saved whole, or loaded again, can
-still be trained, and its weights be kept: that is a warning. The model's state may be another one afterwards.
+Promise: whatever would certainly fail at the end fails now, in the first seconds, and not after days of
+training. A failing evaluation ends the job. A model that cannot be saved whole, or loaded again, can still be
+trained, and its weights can be saved; this is only a warning. The check may change the model's state.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ def run_preflight(
     """Evaluate, save and load the model as the end of the job will.
 
     Args:
-        watch: goes around each call of the user's code that reads.
+        watch: wraps each call of the user's code that reads.
         allow_empty: held-out data without a record are allowed.
         warn: takes what people should know in time.
         keeps: whether the model will be saved at all.
         further: in which formats beside Keras' own.
-        features: of a few records.
+        features: the features of a few records.
         verifies: whether it will be loaded again in a process of its own.
 
     Raises:

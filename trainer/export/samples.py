@@ -31,7 +31,7 @@ class Sample:
     """Features, and what the model in memory gives for them.
 
     Args:
-        features: as `feed` makes them; None: there is nothing to compare outputs with, and `why` says so.
+        features: the features from `feed`; None if no outputs can be compared, for the reason `why`.
         outputs: each flattened output of the model.
         weights: a digest of each of its variables.
         tolerance: how far outputs may be off, beyond the format's own tolerance.
@@ -45,10 +45,10 @@ class Sample:
 
 
 def features_of(module: UserModel, watch: Watch = unwatched) -> Any:
-    """Features of the first good held-out records, else of training records; None if there are none.
+    """Features of the first good held-out records, else of training records; None without any records.
 
     Args:
-        watch: goes around each call of the user's code that reads.
+        watch: wraps each call of the user's code that reads.
     """
     for split in ("test", "train"):
         reader = module.reader(split)
@@ -62,7 +62,7 @@ def of(model: keras.Model, features: Any, why: str = "") -> Sample:
     """Return the model's outputs for the features of some records.
 
     Args:
-        features: None: there are none, for the reason `why`.
+        features: the features; None if no records are available, for the reason `why`.
     """
     weights = digests(model)
     half = max((HALF.get(p, 0.0) for p in _computes_in(model)), default=0.0)

@@ -86,7 +86,7 @@ def spec(array: Any) -> tf.TypeSpec:
 
 
 def wider(traced: tf.TypeSpec, array: Any) -> tf.TypeSpec | str:
-    """A type that covers both, or why there is none."""
+    """Return a type that covers both, or the reason why no type does."""
     found = spec(array)
     both = None if type(found) is not type(traced) else traced.most_specific_common_supertype([found])
     if both is None or both.shape.rank is None:

@@ -85,7 +85,7 @@ class Batches:
 
     Args:
         batch: records in a step, over all ranks.
-        reading: reads one batch at a time; None: a thread of its own.
+        reading: reads one batch at a time; None to use a separate thread.
         ready: what else can be done about a batch before its step, where it is read.
     """
 
@@ -119,7 +119,7 @@ class Batches:
             self._part, self._then = part, None
 
     def take_from(self, step: int, part: Part) -> None:
-        """From `step` on, read this part of each step.
+        """Read this part of each step, from `step` on.
 
         The part of the step before is unchanged, because its records are being read already.
         """

@@ -13,7 +13,7 @@ import xxhash
 
 
 def digest(parts: Iterable[np.ndarray], told: bytes = b"") -> bytes:
-    """The digest of contiguous arrays, one after the other.
+    """The digest of contiguous arrays, in order.
 
     Args:
         told: what else is in the state.

@@ -1,4 +1,4 @@
-"""What the trainer needs to know of a model, and which models it refuses, with what to do instead."""
+"""Properties of models that the trainer needs, and the refusal of unsupported models, with a remedy."""
 
 from __future__ import annotations
 

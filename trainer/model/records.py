@@ -27,13 +27,13 @@ class Records:
     """A reader's records as batches, in the order of the job.
 
     Args:
-        reader: the records. One that has `take` is asked for just the records of a batch, another one for
-            blocks of consecutive records.
-        feed: from raw records to (features, labels) or (features, labels, weights); None
-            when the reader gives such tuples itself.
-        watch: goes around each call of the reader and of `feed`.
-        seed, shuffle: of the order.
-        lenient: leave bad records out of a batch, and name them there; else they raise.
+        reader: the records. If it has `take`, only the records of a batch are requested; otherwise blocks of
+            consecutive records are.
+        feed: maps raw records to (features, labels) or (features, labels, weights); None
+            when the reader returns such tuples itself.
+        watch: wraps each call of the reader and of `feed`.
+        seed, shuffle: determine the order.
+        lenient: leave bad records out of a batch, and list them there; otherwise they raise.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class Records:
 
         Args:
             buffer_bytes: what a worker that is alone may keep of blocks that it has read.
-            ranks: of the ring that is expected.
+            ranks: the number of ranks of the expected ring.
         """
         size = self.layout.records
         if self._shuffle and size and not isinstance(self._reader, RandomAccess):
@@ -109,7 +109,7 @@ class Records:
         """The first `count` good records, or fewer if there are fewer.
 
         Raises:
-            DataError, or what the reader or `feed` raises: there is none among very many.
+            DataError, or an error of the reader or of `feed`: no record is good among very many.
         """
         count = min(count, self.layout.records)
         if not self._lenient:

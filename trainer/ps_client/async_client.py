@@ -101,8 +101,8 @@ class AsyncPsClient(PsClient):
         """Start the job with these initial rows.
 
         Args:
-            values: of each table: ids int64 [n], rows float32 [n, dim].
-            only: these servers; None: all.
+            values: the values of each table: ids int64 [n], rows float32 [n, dim].
+            only: the servers concerned; None for all servers.
         """
         asked, start = tuple(self._members if only is None else only), self._start
         attempt = secrets.token_hex(8) if start.tables or start.rows else ""
@@ -326,7 +326,7 @@ class AsyncPsClient(PsClient):
         """Pull current rows.
 
         Args:
-            ids: of each table, int64 [n], unique.
+            ids: the unique ids of each table, int64 [n].
         """
         shares = [self._shares(each)[0] for each in ids]
         requests = {
@@ -357,7 +357,7 @@ class AsyncPsClient(PsClient):
         return found
 
     def _incarnations_with(self, step: int) -> dict[int, str]:
-        """The incarnation of each server, all of which must have the steps below `step`; waits for servers
+        """The incarnation of each server. Every server must have the steps below `step`; waits for servers
         that are away. Raises: RingBroken, TrainedOn."""
         found = self._ask("Describe", dict.fromkeys(self._members, pb.DescribeRequest()), patient=True)
         for index, told in found.items():
@@ -375,7 +375,7 @@ class AsyncPsClient(PsClient):
         """Push a step's gradients to all servers.
 
         Args:
-            versions: of the weights that the step used, by server.
+            versions: the versions of the weights that the step used, by server.
 
         Returns:
             False if the weights were too old: the step must be computed again.
@@ -399,7 +399,7 @@ class AsyncPsClient(PsClient):
         return True
 
     def drain(self, step: int) -> None:
-        """Make all servers apply the waiting steps below `step`, all of which are accepted."""
+        """Make all servers apply the waiting steps below `step`. These steps are already accepted."""
         requests = {
             index: pb.DrainRequest(run_id=self._run_id, incarnation=self._incarnations[index], step=step)
             for index in self._members

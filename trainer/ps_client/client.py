@@ -67,11 +67,11 @@ class PsClient:
 
     Args:
         links: one per server, by index.
-        run_id: of the job.
-        seed: of the job; initial rows depend on it.
+        run_id: the run ID of the job.
+        seed: the seed of the job; initial rows depend on it.
         interrupt: cancels the calls of all links.
         replicas: wanted number of servers per row.
-        connect: creates the link to a server, by index and address; None: the servers are fixed.
+        connect: creates the link to a server, by index and address; None if the servers are fixed.
         addresses: host:port of the servers, by index.
     """
 
@@ -137,7 +137,7 @@ class PsClient:
         self._interrupt.arm()
         self._know(addresses)
         self._is_said = servers > 0
-        # Unknown: as many as before, and not all that ever existed.
+        # If the number is unknown, keep the previous number; not every server that ever existed counts.
         self._wanted = ShardAssignment(servers or self._assignment.servers, self._wanted.replicas)
 
     def _know(self, addresses: Sequence[str]) -> None:

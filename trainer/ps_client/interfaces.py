@@ -59,7 +59,7 @@ class Servers(Rows, Protocol):
         """This worker is about to enter a ring: from now on calls end when it is cut.
 
         Args:
-            addresses: of the servers, host:port by index; empty: unchanged.
+            addresses: the servers' addresses, host:port by index; empty if unchanged.
             servers: the number of servers that shall hold the rows; 0: all.
         """
         ...
@@ -179,7 +179,7 @@ class PartsOfServers(Protocol):
         ...
 
     def answer_within(self, seconds: float) -> bool:
-        """Whether all servers answer within so many seconds, also one that is away now and comes back.
+        """Whether all servers answer within the time limit, including servers that return meanwhile.
 
         Raises:
             RingBroken: the call was called off.

@@ -175,7 +175,7 @@ class Writing(Protocol):
         ...
 
     def forget(self) -> None:
-        """Cancel the call: the shard is no longer needed."""
+        """Cancel the call, because the shard is not needed."""
         ...
 
 
@@ -186,8 +186,8 @@ class Link(Protocol):
         """Start a call. Returns at once.
 
         Args:
-            method: of `ParameterServer`.
-            generation: the server's known generation throughout the call; None: unknown.
+            method: the name of a method of `ParameterServer`.
+            generation: the server's known generation throughout the call; None if unknown.
         """
         ...
 
@@ -204,7 +204,7 @@ class ServerLink:
     """One server.
 
     Args:
-        index: of the server.
+        index: the index of the server.
         address: host:port.
         token: the job's token.
         interrupt: cancels the calls.

@@ -24,8 +24,8 @@ def tables_to_proto(
     """The tables of a job.
 
     Args:
-        seed: of the job; initial rows depend on it.
-        asynchronous: options of mode=ps; None: synchronous steps (mode=hybrid).
+        seed: the seed of the job; initial rows depend on it.
+        asynchronous: options of mode=ps; None for synchronous steps (mode=hybrid).
     """
     return pb.Tables(
         run_id=run_id,
@@ -60,7 +60,7 @@ def ids_asked(index: int, shares: Sequence[Shares]) -> list[pb.Ids]:
     """The ids to pull from one server.
 
     Args:
-        index: of the server.
+        index: the index of the server.
         shares: of each table, by number.
     """
     return [
@@ -77,9 +77,9 @@ def put_together(
     """The rows of each table, float32 [n, dim], in the order of its ids.
 
     Args:
-        ids: of each table, int64 [n].
+        ids: the ids of each table, int64 [n].
         shares: the same, by server.
-        requests, answers: of each server, by index.
+        requests, answers: the request and answer of each server, by its index.
 
     Raises:
         EdlError: an answer does not fit its request.
@@ -96,7 +96,7 @@ def put_together(
 
 
 def places(ids: np.ndarray, of: ShardAssignment) -> Callable[[int], Any]:
-    """A function from a server to an index of its ids, including those of replicas; None: no ids."""
+    """A function from a server to an index of its ids, including those of replicas; None without ids."""
     shares = [Shares(ids, of, second) for second in ((False, True) if of.copies > 1 else (False,))]
 
     def here(index: int) -> Any:

@@ -87,7 +87,7 @@ class Conversation:
 
     Args:
         channel: to the server.
-        metadata: of the stream.
+        metadata: the metadata of the stream.
     """
 
     def __init__(self, channel: grpc.Channel, metadata: Sequence[tuple[str, str]]):

@@ -48,7 +48,7 @@ class ServerStates:
 
     @property
     def newest(self) -> ShardAssignment | None:
-        """The assignment of the servers in the newest generation; None: no server reports one."""
+        """The assignment of the servers in the newest generation; None if no server reports one."""
         newest = max(self._with_assignment(), key=lambda position: position.generation, default=None)
         return None if newest is None else ShardAssignment.from_proto(newest.assignment)
 
@@ -72,9 +72,9 @@ class ServerStates:
         """Choose the assignment in which the servers hold, or can reach, the rows of a step.
 
         Args:
-            step: of the ring.
+            step: the step of the ring.
             wanted: preferred, if it is possible.
-            last: the result of the step before, from the ledger; None: there was none.
+            last: the result of the step before, from the ledger; None before the first step.
 
         Returns:
             the assignment, without the servers whose rows are missing or outdated.
@@ -168,7 +168,7 @@ class RecoveryPlan:
 
 
 def plan_recovery(found: Mapping[int, pb.Position]) -> RecoveryPlan | None:
-    """Plan from the states of quiesced servers; None: no server holds rows.
+    """Plan from the states of quiesced servers; None if no server holds rows.
 
     The server that switched last knows the assignment. No step is accepted in it before all servers have
     switched. So a server holds current rows if it holds all its rows of that assignment, from before or

@@ -59,9 +59,9 @@ class HorovodRing:
     """One member's end of a Gloo ring.
 
     Args:
-        store_port: of the loopback rendezvous store of this process.
+        store_port: the port of the loopback rendezvous store of this process.
         interface: network interface by which the members reach each other.
-        name: of this worker, unique in the job.
+        name: the name of this worker, unique in the job.
         master_port: the port of the worker's stream to the master, whose socket a cut must spare.
         store_secret: the prefix of each path of the store.
     """
@@ -134,8 +134,8 @@ class HorovodRing:
     def _reduce(self, vector: tf.Tensor) -> tf.Tensor:
         with _broken("allreduce"):
             if threading.current_thread() is not threading.main_thread():
-                # An operation of a graph asks (trainer/step/inner_sum.py), on a thread of TensorFlow's pool.
-                # A graph would need another one, and there may be none; a single operation needs none.
+                # The caller is a graph's operation (trainer/step/inner_sum.py) on a thread of TensorFlow's
+                # pool. A graph would need a further thread, and all may be busy. A single operation does not.
                 return _sum(vector)
             if self._sum is None:
                 self._sum = compiled(_sum, tf.TensorSpec([None], tf.float32))
@@ -260,7 +260,7 @@ class StateReceiver:
     Args:
         address: asks for the source's address; may wait.
         prepare: see `receive_state`.
-        forward_to: the listener whose peer the state is forwarded to; None: it is not forwarded.
+        forward_to: the listener whose peer the state is forwarded to; None to forward it nowhere.
     """
 
     def __init__(self, address: Callable[[], str], prepare: Prepare, forward_to: PeerListener | None):
@@ -319,7 +319,7 @@ def _sum(vector: tf.Tensor) -> tf.Tensor:
 
 
 class GraphAllReduce:
-    """Sums over the ring by operations of a graph, while the graph goes on computing.
+    """Sums over the ring by operations of a graph, while the graph continues to compute.
 
     Promise: each sum is made, whatever TensorFlow's optimizer does with the graph. The operation is not
     marked as

@@ -68,7 +68,7 @@ class StateTransfer:
 
 
 class Delivery(Protocol):
-    """How members wait, and when their results arrive."""
+    """The delivery of results: how members wait, and when their results arrive."""
 
     @property
     def lock(self) -> AbstractContextManager[Any]:

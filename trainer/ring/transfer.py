@@ -122,7 +122,7 @@ class StateSender:
 
     Args:
         host: the address of this machine to listen at.
-        parts: of the state. They must not change.
+        parts: the parts of the state. They must not change.
     """
 
     def __init__(self, host: str, parts: Parts):
@@ -212,7 +212,7 @@ def receive_state(
 class Relay:
     """The peer that a state is forwarded to, if there is one.
 
-    If the peer breaks off, forwarding stops and receiving goes on: the peer notices the end by itself.
+    If the peer breaks off, forwarding stops but receiving continues: the peer notices the end itself.
     """
 
     def __init__(self, connection: socket.socket | None):

@@ -1,12 +1,12 @@
-"""One run at a time has an output directory, and no run overwrites what another has trained.
+"""A lock on the output directory: one run uses it at a time, and no run overwrites another run's results.
 
-The workers of a run hold one shared lock on a file that names the run. It goes with their processes. On a
-claim that several nodes mount it holds as far as its file system has locks (NFS and CephFS have); where there
-are none, nothing is locked, and nothing fails.
+The workers of a run hold one shared lock on a file that names the run. The lock ends with their processes. On
+a claim that several nodes mount, it works if the file system supports locks (NFS and CephFS do). Without
+locks, nothing is locked, and nothing fails.
 
-Several runs may use a directory one after the other: those of a release, or of releases that share a claim.
-The first one writes into the directory itself; one that finds results of another run there writes into a
-subdirectory of its own (`results_of`).
+Several runs may use a directory in turn: those of a release, or of releases that share a claim. The first run
+writes into the directory itself. A run that finds results of a different run there writes into its own
+subdirectory (`results_of`).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def hold(output: Path, run_id: str, seconds: float = MOST_SECONDS) -> int | None
     """Hold the directory for a run, together with its other workers, as long as this process lives.
 
     Returns:
-        The descriptor that holds the lock; None: there are no locks here.
+        The descriptor that holds the lock; None if the file system has no locks.
 
     Raises:
         EdlError: the workers of another run hold it, and have not let go within `seconds`.
@@ -58,7 +58,7 @@ def hold(output: Path, run_id: str, seconds: float = MOST_SECONDS) -> int | None
             time.sleep(LOOK_SECONDS)  # a lock with a time limit has no event to wait for
         os.close(file)
     except OSError:
-        return None  # it cannot be written, or has no locks: that is told when the model is to be saved there
+        return None  # not writable, or without locks: saving the model there will report the error
     raise EdlError(
         f"{output}: the workers of another run ({holder or 'unknown'}) still use this output directory; "
         "give each job an output directory, claim or host path of its own"

@@ -1,7 +1,7 @@
-"""Retries for a store of checkpoints that is away for a while.
+"""Retries for a checkpoint store that is temporarily unavailable.
 
-Promise: what a store refuses (an account, a bucket that is not there), and what is damaged in it, is raised
-at once. What may pass is told once, tried again, and raised when it has lasted.
+Promise: permanent errors of a store (a refused account, a missing bucket) and damaged contents are raised at
+once. Transient errors are logged once, retried, and raised when they last.
 """
 
 from __future__ import annotations

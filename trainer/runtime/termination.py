@@ -1,14 +1,14 @@
-"""How a worker's process is asked to end, and how it takes with it the processes that it has started.
+"""Termination of a worker's process, together with the processes that it has started.
 
-It is asked by SIGTERM, or by Ctrl-C (SIGINT) where a user has started it by hand; Ctrl-C again ends it at
-once. These signals are not blocked. A blocked signal stays blocked in every child, also after exec: a
-subprocess of the user's code, or a worker of a multiprocessing.Pool, could not be terminated. A Python
-handler alone would be late: it runs on the main thread between two bytecodes, and that may be in a
+SIGTERM asks the process to end, as does Ctrl-C (SIGINT) if a user has started it by hand. A second Ctrl-C
+ends it at once. These signals are not blocked. A blocked signal stays blocked in every child, also after
+exec: a subprocess of the user's code, or a worker of a multiprocessing.Pool, could not be terminated. A
+Python handler alone would be late: it runs on the main thread between two bytecodes, and that may be in a
 collective, or in the user's code, for minutes. But the interpreter writes to the wakeup descriptor at once,
 and a thread reads it.
 
-The kernel gives the signal to the main thread while that one has it unblocked, so the engine's and
-TensorFlow's threads are not disturbed; and `shielded` keeps it from threads that could not bear it.
+The kernel delivers the signal to the main thread while that thread has it unblocked, so the engine's and
+TensorFlow's threads are not disturbed. `shielded` keeps the signal from threads that must not receive it.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def when_asked_to_end(act: Callable[[str], None]) -> None:
             signal.signal(number, signal.SIG_DFL)
 
     def as_usual() -> None:
-        """In a forked child: it is no worker, and what it gets is not meant for this one."""
+        """Restore the default handlers in a forked child: it is no worker, and its signals are its own."""
         if signal.getsignal(signal.SIGINT) is handle:
             signal.signal(signal.SIGINT, signal.default_int_handler)
         if signal.getsignal(signal.SIGTERM) is handle:
@@ -63,7 +63,7 @@ def when_asked_to_end(act: Callable[[str], None]) -> None:
 
     for number in handled:
         signal.signal(number, handle)
-        signal.siginterrupt(number, False)  # calls of the user's libraries go on after it
+        signal.siginterrupt(number, False)  # calls of the user's libraries continue after it
     signal.set_wakeup_fd(heed, warn_on_full_buffer=False)
     os.register_at_fork(after_in_child=as_usual)
     threading.Thread(target=wait, name="signals", daemon=True).start()
@@ -104,11 +104,11 @@ def prctl(option: int, value: int) -> None:
 def end_children(except_for: Container[int] = ()) -> None:
     """Kill whatever this process has started: data loaders, subprocesses of the user's code, and theirs.
 
-    A process that is killed may have started another one meanwhile, which is this process's child then, if it
-    is a subreaper: so all are looked at again until none is left.
+    A killed process may have started a further process meanwhile. If this process is a subreaper, that
+    process becomes its child. So the children are listed again until none is left.
 
     Args:
-        except_for: children that stay, with what they have started.
+        except_for: the process IDs of children that stay, with all that they have started.
     """
     for _ in range(MOST_LOOKS):
         found = [child for child in psutil.Process().children() if child.pid not in except_for]

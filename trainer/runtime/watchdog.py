@@ -45,10 +45,10 @@ class Limit:
     """A limit on the time of a call.
 
     Args:
-        seconds: that the call may take.
+        seconds: the time limit of the call.
         setting: the value of the job that says so.
         waits: True while the call waits for other processes; that time does not count.
-        hung: takes the message and the stack when the call hangs; None: the watchdog's own.
+        hung: takes the message and the stack when the call hangs; None for the watchdog's own.
     """
 
     seconds: float
@@ -88,7 +88,7 @@ class Watchdog:
     """Watches the calls of all threads, on a thread of its own.
 
     Args:
-        seconds: that a call may take.
+        seconds: the time limit of a call.
         hung: takes the message and the stack of the first call that takes longer.
     """
 
@@ -106,7 +106,7 @@ class Watchdog:
 
         Args:
             call: names it, for the message.
-            limit: None: the watchdog's own.
+            limit: the time limit; None for the watchdog's own.
         """
         now = Call(call, limit or self._limit)
         if now.limit.seconds / LOOKS < self._look_seconds:
@@ -148,7 +148,7 @@ class Compute:
     in any other step.
 
     Args:
-        seconds: that a step may take.
+        seconds: the time limit of a step.
         first_seconds: see above.
         waits: True while this worker waits for other workers or for parameter servers.
     """
@@ -166,7 +166,7 @@ class Compute:
         Args:
             kind: of computation, such as "step".
             what: names it, for the message.
-            records: of this worker's part.
+            records: the number of records of this worker's part.
         """
         seconds, setting = self._seconds, STEP_TIMEOUT
         if (kind, records) not in self._known:
@@ -205,8 +205,11 @@ class _Sentinel:
 
 
 def _stack(thread: int) -> str:
-    """Of the thread that hangs, innermost call last. Where that is inside TensorFlow, a Python function that
-    the model's graph calls runs on a thread of TensorFlow's: such stacks follow."""
+    """The stack of the hanging thread, innermost call last.
+
+    If the thread is inside TensorFlow, a Python function that the model's graph calls may run on a thread of
+    TensorFlow. The stacks of such functions follow.
+    """
     frames = sys._current_frames()
     own = frames.get(thread)
     stacks = ["".join(traceback.format_stack(own))] if own else []

@@ -25,7 +25,7 @@ from aiohttp import web
 def parts(value: bytes, rank: int, size: int) -> list[bytes]:
     """Divide the value that `rank` of `size` puts under its own key, by the rank that each part is for.
 
-    Gloo puts the addresses for all other ranks there, one after the other, and each of them reads only its
+    Gloo puts the addresses for all other ranks there, concatenated, and each of them reads only its
     own.
 
     Returns:

@@ -35,7 +35,7 @@ class Standbys:
         token: the job's token.
         host: the Service's name, for which the certificate of every master is made.
         worker: returns this worker's id.
-        options: of gRPC.
+        options: the options of gRPC.
         connect: makes a channel to host:port.
     """
 

@@ -173,8 +173,8 @@ class Session:
 
     @property
     def task(self) -> int | None:
-        """The next change of the task that the ring has not made: the number of epochs to train; None if
-        there is none."""
+        """The next change of the task that the ring has not made, as the number of epochs to train; None
+        without a pending change."""
         return self._tasks[0] if self._tasks else None
 
     def take_task(self) -> int:

@@ -29,8 +29,8 @@ class Telemetry:
     """Turns steps into messages: sent at once where the master waits for them, else with the next heartbeat.
 
     Args:
-        steps: of the job.
-        clock: seconds, never going back.
+        steps: the steps of the job.
+        clock: returns monotonic time in seconds.
         log: receives a line about the training now and then.
         near_end: called once, when the last step is near, so that saving the model can be prepared.
     """
@@ -52,10 +52,10 @@ class Telemetry:
         self._seconds = 0.0  # computing these, without waiting for other ranks
         self._logged_at = clock() - LOG_SECONDS
         self._began_at: float | None = None  # when the step in progress began; None between steps
-        self._stepped_at: float | None = None  # when the last step came back
+        self._stepped_at: float | None = None  # when the last step completed
         self._since: float | None = None  # when the first step began
-        self._useful_seconds = 0.0  # in steps that came back
-        self._wasted_seconds = 0.0  # in steps that did not come back, not reported yet
+        self._useful_seconds = 0.0  # in completed steps
+        self._wasted_seconds = 0.0  # in failed steps, not reported yet
         self._missed: deque[int] = deque(maxlen=STALENESS_STEPS)  # updates, by the weights of each step
         self._repeated = 0
         self._staleness: Staleness | None = None
@@ -94,7 +94,7 @@ class Telemetry:
             self._near_end = None
 
     def step_summed(self, waited: float) -> None:
-        """The sums of the step have come back.
+        """Record that the sums of the step are complete.
 
         Args:
             waited: seconds that this rank has waited for the others, after its own contribution was ready.
@@ -153,7 +153,7 @@ class Telemetry:
             reached: all steps below it are in the weights.
             step: the step's number.
             trained: the number of its records.
-            seconds: that it took to compute.
+            seconds: the time that it took to compute.
             loss, records: its mean loss, and over how many records.
             missed: the number of updates that its weights lacked.
             repeated: the number of steps of the job that were pushed again after they were applied.
@@ -252,7 +252,7 @@ class Telemetry:
         self._session.say(generation, bad_records=pb.BadRecords(epoch=epoch, records=records))
 
     def epoch_ends(self, epochs: int, loss: float | None, metrics: dict[str, float]) -> None:
-        """With the last step, this many epochs are whole.
+        """Record that the last step has completed this number of epochs.
 
         Args:
             loss: over the records of the last epoch, on all ranks; None if all were left out.

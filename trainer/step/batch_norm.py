@@ -32,10 +32,10 @@ def is_synchronized(model: keras.Model) -> bool:
 
 @contextmanager
 def synchronized(ring: Reducer | None, alive: tf.Tensor) -> Iterator[None]:
-    """Inside this context, such layers use the statistics of the whole ring.
+    """Make synchronized layers use the statistics of the whole ring inside this context.
 
     Args:
-        ring: None: there is none, and nothing changes.
+        ring: the ring's all-reduce; None to change nothing.
         alive: whether the records of this rank count.
     """
     if ring is None:

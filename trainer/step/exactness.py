@@ -235,7 +235,7 @@ def records_alone(sizes: tuple[int, int]) -> Iterator[None]:
     """Inside this context, Keras' layers compute each record independently of its batch, as far as they can.
 
     Args:
-        sizes: of the two parts of a batch.
+        sizes: the sizes of the two parts of a batch.
     """
     counts = {*sizes, sum(sizes)}
 

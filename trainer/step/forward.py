@@ -33,7 +33,7 @@ class Forward:
         tree: features, labels and weights, as tensors.
         salt: is added to all seeds, int64 [2].
         verdicts: on terms of the loss that do not show what they are; None before there are any.
-        ring: for layers whose statistics are those of the whole batch; None: they are those of the records.
+        ring: for layers with statistics of the whole batch; None for statistics of the given records.
         alive: whether the records count in it.
         metrics: their variables, and the values from which they begin; each is one of the `changes`.
         lookups: gives layers the rows that are on servers (trainer/embedding/lookups.py).
@@ -82,12 +82,13 @@ class Forward:
                 model.compute_metrics(x, y, self.y_pred, sample_weight=weights)
 
     def gradients(self, target: tf.Tensor, optimizer: Any = None) -> list[Any]:
-        """Of something computed under `tape`, for each trainable variable; and `of_rows`, for the rows that
-        were given. Once only.
+        """Compute the gradients of a target under `tape` for each trainable variable. Call it only once.
+
+        Also sets `of_rows`, the gradients for the given rows.
 
         Args:
-            optimizer: for which gradients of tables may be slices (trainer/step/sparse_gradients.py); None:
-                all are dense.
+            optimizer: gradients of tables may be slices for it (trainer/step/sparse_gradients.py); None if
+                all gradients must be dense.
         """
         leaves = [self._scope.leaves[id(v)] for v in self._model.trainable_variables]
         flat = iter(

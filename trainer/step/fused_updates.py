@@ -1,15 +1,16 @@
-"""The update of an optimizer's variables by few operations for each, in place.
+"""Fused optimizer updates: a few in-place operations for each variable.
 
-Keras writes an update as a dozen operations on whole arrays, each of which has its result in memory of its
-own. For the optimizers that are used most, TensorFlow has an operation that reads gradient, variable and
-slots once, and writes them once.
+Keras writes an update as a dozen operations on whole arrays, and each operation allocates its result. For the
+most common optimizers, TensorFlow has an operation that reads gradient, variable and slots once, and writes
+them once.
 
-That operation computes Adam's `1 - beta` from the float32 of beta, where Keras rounds the double: for 0.999
+That operation computes Adam's `1 - beta` from the float32 of beta, where Keras rounds the double. For 0.999
 they differ by 1.3e-5, and so would the velocities, in every step to the same side. So a velocity is updated
-beforehand with Keras' factor, and the operation is given the beta that leaves it as it is, 1. So is a
-momentum whose factor differs by more than the rounding of one update (`CLOSE`). The results then differ from
-Keras' as its graph, eager and XLA modes do from each other. For 25 million parameters this takes 2.1 times
-as long as the operation alone, and half as long as Keras' operations (one thread).
+beforehand with Keras' factor, and the operation receives a beta of 1, which leaves the velocity unchanged.
+The same is done for a momentum whose factor differs by more than the rounding of one update (`CLOSE`). The
+results then differ from Keras' as its graph, eager and XLA modes do from each other. For 25 million
+parameters this takes 2.1 times as long as the operation alone, and half as long as Keras' operations (one
+thread).
 
 Like every update of a variable, it does not overwrite a value that is still referenced: then it writes into a
 copy (trainer/model/snapshot.py counts on that).
@@ -32,8 +33,10 @@ Update = Callable[[Any, Any, Any], None]  # of a gradient, a variable of TensorF
 
 @contextlib.contextmanager
 def fused(optimizer: Any) -> Iterator[None]:
-    """Of a graph that is made inside, updates of `optimizer` are one operation for each variable, where there
-    is one for what it does."""
+    """Fuse the updates of `optimizer` in graphs traced inside this context.
+
+    Each variable has one operation, if TensorFlow has an operation for this optimizer.
+    """
     make = _MAKERS.get(type(optimizer))  # a class of the user's own may do something else
     update = make(optimizer) if make else None
     if update is None:

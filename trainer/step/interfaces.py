@@ -34,7 +34,7 @@ class Learner(Protocol):
         Args:
             batch: this rank's part; None if it has none: it takes part with weight zero.
             contribution: the control vector of this rank; fields that depend on the batch are added here.
-            records: of the whole step, on all ranks, bad ones included.
+            records: the number of records of the whole step, on all ranks, bad ones included.
 
         Raises:
             RingBroken: one of the sums did not come back here.

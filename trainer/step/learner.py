@@ -62,17 +62,17 @@ class KerasLearner:
 
     Args:
         model: compiled; its optimizer, loss and metrics are used as they are.
-        sample: a batch of real records, to build, try and trace the model with; None if there are none.
+        sample: a batch of real records, to build, try and trace the model with; None without records.
         others: further batches; if their shapes differ, the model is traced for any shape.
         reduce: the ring's all-reduce (trainer/ring/base.py).
         inexact: what to do with a model that a ring does not train exactly as Keras would: warn, refuse or
             allow.
         warn: called with a warning about it.
-        in_graph: all-reduce operations that a graph can run while it computes; None: `reduce` is used.
+        in_graph: all-reduce operations that a graph can run while it computes; None to use `reduce`.
         pieces: the number of micro-batches that a batch is divided into.
         wire: the type in which large gradients travel.
         at_once: a step's gradients are one vector, in which none are rows of a table; they are not summed.
-        rows: of the model's tables; None: they are in this process.
+        rows: the rows of the model's tables; None if they are in this process.
 
     Raises:
         ModelError: the model cannot be trained this way; the text says why.
@@ -149,7 +149,7 @@ class KerasLearner:
             contribution: the control vector of this rank; the records, the loss and whether all is finite are
                 added here.
             step: the step's number.
-            records: of the whole step, on all ranks.
+            records: the number of records of the whole step, on all ranks.
 
         Raises:
             DataError: the batch has shapes that the model was not traced for, and no graph takes both.

@@ -33,17 +33,17 @@ from edl.trainer.model.model_support import of_keras
 
 
 class Kind(Enum):
-    """How a term of the whole batch follows from its parts."""
+    """The rule that computes a term of the whole batch from the terms of its parts."""
 
     MEAN = "mean"  # weighted with the records; also what depends on nothing but the model's weights
     RATIO = "ratio"  # weighted with its own denominator
     SUM = "sum"  # added
-    UNKNOWN = "unknown"  # to be found out
+    UNKNOWN = "unknown"  # not determined yet
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What was found about an unknown term."""
+    """The kind that the trial has determined for an unknown term."""
 
     kind: Kind
     per_record: float | None = None  # values for each record, of a mean of values: must stay so
@@ -63,7 +63,7 @@ class Terms:
     """The terms of one loss, in the order in which they are computed.
 
     Args:
-        records: of the batch, float32.
+        records: the number of records of the batch, float32.
         plain: nothing but Keras' own code leads to its own losses: their values are records, or a fixed
             number for each.
         verdicts: for the unknown terms, in their order; None before they were found out.
@@ -202,7 +202,7 @@ class Terms:
             kind = verdict.kind
             if verdict.per_record is not None:
                 _assert_fixed(name, denominator, self._records, verdict.per_record)
-        value = tf.identity(value)  # a tensor of its own, even where a loss is another one as it is
+        value = tf.identity(value)  # a distinct tensor, even where a loss returns a different loss unchanged
         self._tape.watch(value)
         self.found.append(Term(name, kind, value, denominator))
         return value

@@ -50,7 +50,7 @@ class MeanGradients:
     """The optimizer calls of one model's steps.
 
     Args:
-        reduce: of the ring.
+        reduce: the ring's all-reduce.
     """
 
     def __init__(self, reduce: Callable[[Vector], Vector]):

@@ -36,7 +36,7 @@ from edl.trainer.model.model_support import is_scaled
 from edl.trainer.step.step_graphs import HasRows, Layout, NeedsTotals, StepGraphs, turns
 
 SMALL = 1 << 16  # bytes: a gradient of fewer travels with the others of its kind
-LATE = 1 << 22  # bytes: the last gradient, of fewer, is told to Horovod together with the rest
+LATE = 1 << 22  # bytes: the last gradient, if smaller, is handed to Horovod together with the rest
 SAFE = 1e30  # of the square of a float32: whatever was rounded, the number itself is far from the largest
 
 

@@ -101,7 +101,7 @@ class OwnStepLearner(OwnStepGraphs):
         return replace(batch, tensors=tensors_of(batch))
 
     def commit(self, step: int, sums: control.StepResult) -> Commit:
-        """There are no rows that were changed."""
+        """Return a commit that changes no rows, because this step changes none."""
         return Commit(step, skipped=True, scale=0.0, learning_rate=0.0, iteration=0)
 
     # --- the parts of them
@@ -216,11 +216,11 @@ class OwnStepLearner(OwnStepGraphs):
         self.take_over(self.prepared(snapshot.divided(self._all, state)))
 
     def prepared(self, parts: list[np.ndarray]) -> list[Any]:
-        """Another worker's `parts`, for `take_over`: on any thread. Raises as `load` does."""
+        """Prepare a different worker's `parts` for `take_over`, on any thread. Raises like `load`."""
         return snapshot.prepared(self._all, parts)
 
     def take_over(self, values: list[Any]) -> None:
-        """Take over what was prepared."""
+        """Replace the state by prepared values."""
         self._put_back()
         snapshot.take_over(self._all, values)
 

@@ -44,9 +44,9 @@ class OwnStepGraphs:
     """The user's step over a ring, whose changes are put back unless the step is accepted.
 
     Args:
-        model: compiled.
-        sample: a batch of real records; None when there are none.
-        reduce: of the ring, for the sums within a step.
+        model: a compiled model.
+        sample: a batch of real records; None without records.
+        reduce: the ring's all-reduce, for the sums within a step.
         inexact, warn: as in trainer/step/learner.py.
 
     Raises:

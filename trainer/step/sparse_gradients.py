@@ -83,8 +83,8 @@ def counted(
     """The number of rows of each table on the ranks before this one, and on all ranks; int32 [tables].
 
     Args:
-        total: sums over the ring; None: there is none.
-        counts: this rank's, for each table.
+        total: sums over the ring; None without a ring.
+        counts: this rank's number of rows of each table.
     """
     ours = tf.cast(tf.stack(counts), tf.int32)
     if total is None:

@@ -1,17 +1,17 @@
-"""The graphs of a step: what they are made from, and how it is found out.
+"""The graphs of a step: their ingredients, and how these are determined.
 
-A step sums, in this order: the gradients, what the forward pass has assigned, by how much counters were
-raised, what is added to the metrics (trainer/step/training_metrics.py), the rows of tables
-(trainer/step/sparse_gradients.py), and the control vector (trainer/agreement/control.py). `Layout` says what
-lies where. There are two ways to do so, and what a model is decides between them, once, at the start:
+A step sums, in this order: the gradients, the values assigned by the forward pass, the increments of
+counters, the increments of the metrics (trainer/step/training_metrics.py), the rows of tables
+(trainer/step/sparse_gradients.py), and the control vector (trainer/agreement/control.py). `Layout` describes
+the position of each. There are two implementations. The model decides between them, once, at the start:
 
     trainer/step/overlapped.py   one graph with a sum for each large gradient, and nothing waits meanwhile
-    trainer/step/vector.py       one vector, after all sums of which the optimizer runs; for every model
+    trainer/step/vector.py       one vector; the optimizer runs after all of its sums; for every model
 
-The model is tried first with a few real records (trainer/step/trial.py). How the graph of the gradients must
-be made shows while it is traced. Where its gradients depend on totals of the ring, the graph has a sum before
-them; where it looks up rows that an optimizer takes one by one, a sum after them. Then it is traced again,
-until it is the right one.
+The model is tried first with a few real records (trainer/step/trial.py). Tracing shows how the graph of the
+gradients must be built. If its gradients depend on totals of the ring, the graph has a sum before them. If it
+looks up rows that an optimizer takes one by one, the graph has a sum after them. The graph is then traced
+again, until it is the right one.
 """
 
 from __future__ import annotations
@@ -58,13 +58,13 @@ class StepGraphs(ABC):
     """The graphs of one model's step, traced.
 
     Args:
-        model: built.
-        types: of the batches; the graph of the gradients takes their tensors.
+        model: a built model.
+        types: the types of the batches; the graph of the gradients takes their tensors.
         sample: real records.
-        metrics: that are told of the training.
-        inner_sum: over the ring, for what a step sums before its gradients.
-        try_model: finds out how the step is made of parts.
-        lookups: of rows that are on servers.
+        metrics: the metrics that the training updates.
+        inner_sum: the all-reduce over the ring for what a step sums before its gradients.
+        try_model: determines how the step is made of parts.
+        lookups: the lookups of rows that are on servers.
 
     Raises:
         ModelError: the model cannot be trained this way; the text says why.
@@ -105,7 +105,7 @@ class StepGraphs(ABC):
                 no batch.
             contribution: this rank's control vector, without what the batch adds to it.
             draw: a seed's two words, and the rank.
-            records: of the whole step, on all ranks.
+            records: the number of records of the whole step, on all ranks.
             step: that is taken: rows are those of the state there.
 
         Raises:
@@ -162,7 +162,7 @@ class StepGraphs(ABC):
         """Make the graph for arrays of the present types; for batches of any length, in rings of any size.
 
         Raises:
-            NeedsTotals, HasRows: it is no longer made as it was.
+            NeedsTotals, HasRows: the graph must be built in a different way.
         """
 
     # --- what both are made from
@@ -228,7 +228,7 @@ class StepGraphs(ABC):
         """The contributions to metrics to be summed, flat, in the order of the layout.
 
         Args:
-            totals: of the ring, where the loss depends on them.
+            totals: the totals of the ring, if the loss depends on them.
         """
         losses, weight = forward.output_losses, forward.records
         if totals is not None:
@@ -249,7 +249,7 @@ class StepGraphs(ABC):
         """The new values of `layout.changing`, of their sums over the ring.
 
         Args:
-            share: of one record in the step.
+            share: the share of one record in the step.
         """
         kinds = zip(layout.changing, sums, strict=True)
         new = []
@@ -270,8 +270,8 @@ class StepGraphs(ABC):
         """Change the model: what the forward pass has changed, and an update of the optimizer.
 
         Args:
-            share: of one record in the step.
-            sums: of `layout.changing`.
+            share: the share of one record in the step.
+            sums: the sums of `layout.changing`.
             gradients: means, by the id of their variable.
         """
         # What the forward pass assigns comes first, as it does in Keras: it may be a weight that is trained.
@@ -307,10 +307,10 @@ class Layout:
 
     trained: list[keras.Variable]
     averaged: list[keras.Variable]  # moving averages: changed by the forward pass
-    counters: list[keras.Variable]  # likewise, but whole numbers or truth values, of which the change is sent
+    counters: list[keras.Variable]  # likewise, but integers or booleans, whose change is sent
     summed: frozenset[str]  # paths of counters that count records; the others count steps
     divided: bool  # whether gradients are sums of means times records
-    metrics: list[keras.Variable]  # of which the change is sent, too
+    metrics: list[keras.Variable]  # their change is sent, too
     tables: list[keras.Variable]  # likewise trained, by rows; how many there are differs from step to step
 
     @staticmethod

@@ -33,7 +33,7 @@ class TrainingMetrics:
     Args:
         model: compiled and built.
         sample: real records, to try the metrics with.
-        warn: is told of those that are left out.
+        warn: takes a warning about the metrics that are left out.
     """
 
     def __init__(

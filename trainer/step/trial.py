@@ -1,7 +1,7 @@
-"""The trial at the start: the first records, in two parts and together, and what is told of it.
+"""The trial at the start: run the first records in two parts and together, and report the result.
 
-What is compared, and what follows from it, is trainer/step/exactness.py's. Here it is a batch that is
-divided, and a user who is warned, or whose job ends before it has cost anything.
+trainer/step/exactness.py does the comparison and draws the conclusions. This module divides the batch, and
+warns the user or ends the job before it has cost anything.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ class Run:
     rows: list[int]  # that it looked up, of each gradient that an optimizer takes row by row
 
 
-# Runs the step on the parts of a batch, given the totals of its sums; None: those of its records alone.
+# Runs the step on the parts of a batch, with the totals of its sums; None for the sums of its own records.
 Runs = Callable[[list[Any], int, "list[np.ndarray] | None"], Run]
 
 
@@ -174,7 +174,9 @@ def try_own_step(run: Runs, names: Callable[[], list[str]], sample: Batch, half:
 def _off_from_sum(
     ours: np.ndarray, other: np.ndarray, whole: np.ndarray, records: tuple[int, int, int]
 ) -> float:
-    """How far what two parts of a batch and the whole of it contribute, each times its records, is from that
-    of a sum over records. Of a contribution the last number is that of the records."""
+    """Compute how far the contributions of two parts of a batch and of the whole are from a sum over records.
+
+    Each contribution comes multiplied by its number of records, and its last number is that number.
+    """
     a, b, c = (v[:-1] / n for v, n in zip((ours, other, whole), records, strict=True))
     return exactness.difference(a, b, c)

@@ -50,9 +50,9 @@ class _Found:
     """The ids that records look up.
 
     Args:
-        tensors, draw: of which it was found.
-        ids: of each table, each once.
-        places: of all that are asked for among these, int32 tensors.
+        tensors, draw: the inputs that the ids were found for.
+        ids: the unique ids of each table.
+        places: the positions in `ids` of all requested ids, int32 tensors.
     """
 
     tensors: list[Any]
@@ -85,7 +85,7 @@ class VectorStep(StepGraphs):
         self._eager_ids = _Ids()
         self._ahead: _Found | None = None
         self._at: tf.Tensor | None = None  # where the optimizer was in the step that was summed last
-        self._added_up: frozenset[int] = frozenset()  # tables of which the gradients are not rows
+        self._added_up: frozenset[int] = frozenset()  # tables whose gradients are not rows
         layout: Layout | None = None
         while layout is None:
             try:
@@ -248,7 +248,7 @@ class VectorStep(StepGraphs):
         *given, self._at = self._gradients(*tensors, contribution, draw, *rows, *places, *alive)
         given, of_rows = given[: -len(ids)], given[-len(ids) :]
         learned = [layer.trainable for layer in self._lookups.layers]
-        # Rows that are not learned are told to the servers, too: what they begin with is a part of the model.
+        # Rows that are not trained are sent to the servers, too: their initial values belong to the model.
         return given, [
             (some, np.asarray(g) if trained else np.zeros_like(g))
             for some, g, trained in zip(ids, of_rows, learned, strict=True)
@@ -286,8 +286,8 @@ class VectorStep(StepGraphs):
     def _the_same_in_each_batch(self, layout: Layout, sample: Batch) -> frozenset[int]:
         """Tables whose rows are not looked up by records (of places in a text, say): their ids.
 
-        Each rank has a gradient for all of these rows, of which Keras has but one for the whole batch. So
-        these are added up, as all other gradients are.
+        Each rank computes a gradient for all of these rows, while Keras computes one for the whole batch. So
+        these gradients are summed like all others.
         """
         if len(sample) < 2:
             return frozenset()
