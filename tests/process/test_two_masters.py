@@ -130,7 +130,9 @@ async def test_who_stands_by_takes_over_from_a_master_that_is_silent(
             assert (small_release.holder, small_release.acting) == ("a", ["a"])
             workers.start(0, 1)
             await until(lambda: workers.formed(2, 1))
-            await until(lambda: {t["worker"] for t in workers.told() if t["what"] == "active_master"} == {0, 1})
+            await until(
+                lambda: {t["worker"] for t in workers.told() if t["what"] == "active_master"} == {0, 1}
+            )
             first.process.suspend()
             stopped = time.monotonic()
             (form, *_) = await until(lambda: workers.formed(2, 2))
