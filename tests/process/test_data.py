@@ -298,13 +298,19 @@ def test_another_part_from_a_step_on_is_read_while_the_step_before_it_is_made() 
     [
         (lambda r: r["n"], "mine: feed(records) must give (features, labels)"),
         (lambda r: (1, 2, 3, 4), "not tuple of 4"),
-        (None, "mine: data(split).read() must give (features, labels)"),
     ],
 )
 def test_a_feed_that_gives_something_else_is_named(feed: Any, words: str) -> None:
     with pytest.raises(DataError) as refused:
         a_source(Counting(20), feed=feed).batch(0, 4, ALONE)
     assert words in str(refused.value)
+
+
+def test_a_dict_without_a_feed_is_features_without_labels() -> None:
+    batch = a_source(Counting(20), feed=None).batch(0, 4, ALONE)
+    assert batch is not None
+    assert sorted(batch.x["n"].tolist()) == sorted(batch.indices.tolist())
+    assert (batch.y, batch.weights) == (None, None)
 
 
 def test_a_reader_that_gives_too_few_records_is_named() -> None:
