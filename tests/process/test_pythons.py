@@ -29,10 +29,10 @@ def tree(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "python3").symlink_to(OTHERS[request.param])
     names = subprocess.check_output(["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, text=True)
-    there = [name for name in names.splitlines() if (ROOT / name).is_file()]
+    there = [name for name in names.splitlines() if (ROOT / name).is_file() or (ROOT / name).is_symlink()]
     copy = tmp_path / request.param
     copy.mkdir()
-    subprocess.run(["cp", "--parents", "-p", *there, copy], cwd=ROOT, check=True)
+    subprocess.run(["cp", "--parents", "-pd", *there, copy], cwd=ROOT, check=True)
     yield copy
     subprocess.run(["rm", "-rf", copy / ".venv"], check=True)  # more than a gigabyte
 
