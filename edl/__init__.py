@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """edl: elastic training of Keras models.
 
 A user's model module imports it and defines its data, for example:
@@ -14,29 +15,72 @@ from typing import TYPE_CHECKING, Any
 from edl.errors import EdlError
 
 if TYPE_CHECKING:
-    from edl.data import Reader, arrays, criteo, csv, dataset, from_tf, npz, parquet, split
+    from edl.data import (
+        Reader,
+        arrayrecord,
+        arrays,
+        criteo,
+        csv,
+        dataset,
+        from_tf,
+        hdf5,
+        idx,
+        images,
+        npy,
+        npz,
+        open_files,
+        parquet,
+        recordio,
+        split,
+        text,
+        tfrecord,
+    )
 
     layers: Any
+    fit: Any  # edl.cli.notebook
+    join: Any  # edl.trainer.loop
+    state: Any
 
 __version__ = "0.2.0"
 __all__ = [
     "EdlError",
     "Reader",
+    "arrayrecord",
     "arrays",
     "criteo",
     "csv",
     "dataset",
+    "fit",
     "from_tf",
+    "hdf5",
+    "idx",
+    "images",
+    "join",
+    "npy",
     "npz",
+    "open_files",
     "parquet",
+    "recordio",
     "split",
+    "state",
+    "text",
+    "tfrecord",
 ]
+LOOP = ("join", "state")  # for a training loop of one's own; needs TensorFlow
 
 
 def __getattr__(name: str) -> Any:
-    """Import readers and layers on first use: the master imports edl, too, and its image has no NumPy."""
+    """Import readers and layers on first use: the master imports edl, too, and its image has no NumPy.
+
+    Raises:
+        AttributeError: the package has no such name.
+    """
     if name == "layers":
         return importlib.import_module("edl.layers")  # by its name: nothing else here may need TensorFlow
+    if name in LOOP:
+        return getattr(importlib.import_module("edl.trainer.loop"), name)
+    if name == "fit":
+        return importlib.import_module("edl.cli.notebook").fit
     if name not in __all__:
         raise AttributeError(f"module 'edl' has no attribute {name!r}")
     import edl.data

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Errors whose messages are written for users.
 
     EdlError

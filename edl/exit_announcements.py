@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Exit codes of edl that cannot be confused with those of the user's code.
 
 A worker's process runs the user's code, which may end it with any exit code (`os._exit(3)`). So edl's own

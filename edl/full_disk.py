@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tolerance of full disks: a process continues to run.
 
 A failure to write a log line, the next journal entry or the summary is no reason to end a running training.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Logging of the processes that do not train: the master and the parameter servers.
 
 Promise: each line begins with its full date and time in UTC (a job may run for a month, its pods in several
@@ -12,7 +13,7 @@ from typing import Any
 
 import structlog
 
-from edl.text import plain
+from edl.formatting import plain
 
 
 def log_at(level: str) -> None:

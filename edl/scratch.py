@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Temporary directories that are removed with their process, even if it is killed.
 
 A process holds a lock on each of its directories for as long as it lives. Each new directory, and the end of

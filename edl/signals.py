@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Signals that were ignored when a process began stay ignored."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`edl master`: where the master's process begins. Wiring only: which backend, which server, which signals.
 
 Exit codes: 0 Succeeded; 1 the job ended otherwise; 2 it could not be started.
@@ -13,35 +14,41 @@ import os
 import secrets
 import signal
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from edl import full_disk
 from edl.config.address import Address
-from edl.contract import artifacts, vital
+from edl.contract import artifacts, hangs, vital
 from edl.contract.exit_codes import MasterExit
+from edl.contract.gpus import visible_gpus, workers_per_gpu
 from edl.contract.ids import RunId
 from edl.contract.own_modules import module_command
 from edl.contract.workers import WORKER_ENVIRONMENT, worker_environment
 from edl.errors import EdlError
+from edl.formatting import plain
 from edl.log import log_at
 from edl.master.backends.base import Backend
 from edl.master.backends.external import External
-from edl.master.backends.processes import ForkServer, Launcher, Memories, Processes, Spawn
+from edl.master.backends.gpus import Gpus
+from edl.master.backends.launchers import ForkServer, Launcher, Spawn
+from edl.master.backends.processes import Memories, Processes
 from edl.master.journal import journal
 from edl.master.loop import Master
+from edl.master.parameter_servers.base import NoServers, ParameterServers
 from edl.master.parameter_servers.deferred import DeferredServers
-from edl.master.parameter_servers.monitor import NoServers, ParameterServers
 from edl.master.parameter_servers.processes import Plan, ServerProcesses
 from edl.master.service import serve, token_for
 from edl.master.spec import JobSpec
+from edl.report.at_end import write_report
 from edl.signals import to_handle
-from edl.text import plain
 
 
 def main(argv: list[str] | None = None) -> int:
+    """Run the master of one job until the job has ended. Return the exit code: 0 if it has succeeded."""
     parser = argparse.ArgumentParser(prog="edl master", description=__doc__)
     parser.add_argument("--values", type=Path, help="the job's merged values, as JSON")
     parser.add_argument("--output", required=True, type=Path)
@@ -61,29 +68,46 @@ def main(argv: list[str] | None = None) -> int:
         if args.backend == "kubernetes":
             Address.parse(args.metrics, "--metrics")
             log_at("info")
-            return asyncio.run(_kubernetes(args.output, args.listen, args.metrics))
+            return asyncio.run(_watched(_kubernetes(args.output, args.listen, args.metrics)))
         if args.values is None:
             parser.error("--values is required with this --backend")
         spec = JobSpec.parse(json.loads(args.values.read_text(encoding="utf-8")))
         log_at(spec.config.log_level)
         if args.backend == "external":
-            return asyncio.run(_by_hand(spec, args.output, args.listen, args.salvage))
-        return asyncio.run(_processes(spec, args.output, args.listen, args.salvage, args.attached))
+            code = asyncio.run(_watched(_by_hand(spec, args.output, args.listen, args.salvage)))
+        else:
+            job = _processes(spec, args.output, args.listen, args.salvage, args.attached)
+            code = asyncio.run(_watched(job))
+        if not args.attached and (told := write_report(args.output)):  # else `edl run` writes it
+            print(f"edl master: {plain(told)}", file=sys.stderr)
+        return code
     except (EdlError, OSError, RuntimeError) as error:
         print(f"edl master: {plain(str(error))}", file=sys.stderr)
         return MasterExit.NOT_STARTED
 
 
+async def _watched(job: Coroutine[Any, Any, int]) -> int:
+    """Run a master, and end this process if its event loop hangs, for example in a write to a mount."""
+    hangs.end_with_hangs("the master")
+    return await job
+
+
 async def _processes(spec: JobSpec, output: Path, listen: str, salvage: Path | None, attached: bool) -> int:
     master, token = Master(spec, RunId(secrets.token_hex(8))), token_for(output)
-    _on_signals(lambda name: master.stop(f"the master got {name}"))
+    _on_signals(lambda name: _stop(master, f"the master got {name}"))
     if attached:
-        _on_end_of_input(lambda: master.stop("`edl run` was ended"))
+        _on_end_of_input(lambda: _stop(master, "`edl run` was ended"))
     backend = processes(master, output, token)
     await serve(
-        master, output, listen, token, backend, workers_stay=False, salvage=salvage,
+        master,
+        output,
+        listen,
+        token,
+        backend,
+        workers_stay=False,
+        salvage=salvage,
         servers=servers_of(master, output, listen, token),
-    )  # fmt: skip
+    )
     return MasterExit.SUCCEEDED if master.succeeded else MasterExit.NOT_SUCCEEDED
 
 
@@ -94,13 +118,23 @@ async def _by_hand(spec: JobSpec, output: Path, listen: str, salvage: Path | Non
         since = adopted.active_seconds + journal.silent_seconds(output)
         adopted = replace(adopted, active_seconds=since)
     master = Master(spec, run_id, adopted=adopted)
-    _on_signals(lambda name: master.stop(f"the master got {name}"))
+    _on_signals(lambda name: _stop(master, f"the master got {name}"))
     token = token_for(output)
     await serve(
-        master, output, listen, token, partial(External, master.emit), salvage=salvage,
+        master,
+        output,
+        listen,
+        token,
+        partial(External, master.emit),
+        salvage=salvage,
         servers=servers_of(master, output, listen, token),
-    )  # fmt: skip
+    )
     return MasterExit.SUCCEEDED if master.succeeded else MasterExit.NOT_SUCCEEDED
+
+
+def _stop(master: Master, why: str) -> None:
+    """End the job: with its state in a checkpoint, if it writes checkpoints."""
+    master.stop(why, checkpoint=bool(master.spec.config.checkpoint.dir), force=True)
 
 
 async def _kubernetes(output: Path, listen: str, metrics: str) -> int:
@@ -127,9 +161,12 @@ def processes(
 
     def backend(address: str) -> Backend:
         environment = {
-            **os.environ, **worker_environment(os.environ), "PYTHONUNBUFFERED": "1",
-            "EDL_TOKEN": token, "EDL_RUN_ID": master.run_id,
-        }  # fmt: skip
+            **os.environ,
+            **worker_environment(os.environ),
+            "PYTHONUNBUFFERED": "1",
+            "EDL_TOKEN": token,
+            "EDL_RUN_ID": master.run_id,
+        }
         environment.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
         arguments = ["--master", address]
         launcher: Launcher = Spawn([*module_command("edl.trainer"), *arguments], environment)
@@ -137,7 +174,9 @@ def processes(
             make = fork_server or partial(ForkServer, module_command("edl.trainer.forkserver"))
             launcher = make(arguments, environment)
         memories = Memories() if master.spec.config.elastic.in_memory_snapshot else None
-        return Processes(master.emit, launcher, output / artifacts.LOGS, memories)
+        asked = master.spec.config.local.gpus_per_worker
+        gpus = Gpus(visible_gpus(os.environ), workers_per_gpu(asked))
+        return Processes(master.emit, launcher, output / artifacts.LOGS, memories, gpus)
 
     return backend
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The master of one job: one loop that owns the job's state.
 
 Adapters put events into the inbox. The loop passes them to the core one by one, writes the journal, and has
@@ -26,7 +27,7 @@ from edl.master.core import events as ev
 from edl.master.core import facts, past, view
 from edl.master.core.job import Job
 from edl.master.journal.journal import Journal
-from edl.master.parameter_servers.monitor import NoServers, ParameterServers
+from edl.master.parameter_servers.base import NoServers, ParameterServers
 from edl.master.rpc.server import Server
 from edl.master.spec import JobSpec, Wanted
 from edl.master.telemetry import Telemetry
@@ -111,9 +112,12 @@ class Master:
             for effect in effects:
                 if isinstance(effect, ef.ModeDecided):
                     self.spec = self.spec.decided(effect.mode)
-                server.perform(effect)
-                backend.perform(effect)
-                self.servers.perform(effect)
+                if isinstance(effect, ef.ForWorkers):
+                    server.perform(effect)
+                if isinstance(effect, ef.ForBackend):
+                    backend.perform(effect)
+                if isinstance(effect, ef.ForServers):
+                    self.servers.perform(effect)
             server.changed()
             for observe in self.observers:
                 observe(now, event, effects)
@@ -123,12 +127,14 @@ class Master:
         for notice in notices:
             write = log.warning if notice.reason.severity is Severity.WARNING else log.info
             write(notice.text, reason=str(notice.reason))
-            self.news.append({
-                "number": self.news[-1]["number"] + 1 if self.news else 1,
-                "seconds": self.job.active_before + now - (self.job.began_at or now),
-                "reason": str(notice.reason),
-                "text": notice.text,
-            })  # fmt: skip
+            self.news.append(
+                {
+                    "number": self.news[-1]["number"] + 1 if self.news else 1,
+                    "seconds": self.job.active_before + now - (self.job.began_at or now),
+                    "reason": str(notice.reason),
+                    "text": notice.text,
+                }
+            )
         del self.news[:-NEWS]
 
     async def next_event(self) -> ev.Event:
@@ -190,8 +196,10 @@ class Master:
         return await self._backend.replace_in_place(ended) if self._backend is not None else None
 
     def take(self, wanted: Wanted) -> None:
-        """Apply the live values of `wanted`. A change of other values is refused, and the status shows this
-        refusal until the change is reverted."""
+        """Apply the live values of `wanted`.
+
+        A change of other values is refused, and the status shows this refusal until the change is reverted.
+        """
         self.spec, refused = self.spec.taking(wanted)
         new = self.spec.config
         log_at(new.log_level)
@@ -234,7 +242,11 @@ class Master:
         return f"a checkpoint is written to {where} after one of the next steps"
 
     def _checkpoints(self) -> str:
-        """The directory or address of the checkpoints."""
+        """The directory or address of the checkpoints.
+
+        Raises:
+            ConfigError: the job writes no checkpoints.
+        """
         if not (where := self.spec.config.checkpoint.dir):
             raise ConfigError("the job writes no checkpoints: its checkpoint.dir is empty")
         return where

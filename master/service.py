@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The master of one job with its output directory, journal, gRPC server, backend and loop.
 
 The caller of `serve` chooses the backend. The directory holds the journal, the master's address with its
@@ -29,7 +30,7 @@ from edl.master.core import events as ev
 from edl.master.core import snapshot
 from edl.master.journal.journal import Journal
 from edl.master.loop import Master
-from edl.master.parameter_servers.monitor import NoServers, ParameterServers
+from edl.master.parameter_servers.base import NoServers, ParameterServers
 from edl.master.rpc.authority import Alone, Authority
 from edl.master.rpc.server import Server
 from edl.net import tls
@@ -77,9 +78,15 @@ async def serve(
 
     certificate = tls.certificate_for(reached_at or host, degraded)
     server = Server(
-        master, Listener(tokens, certificate), json.dumps(master.spec.values), str(output.resolve()), outage,
-        str(salvage.resolve()) if salvage is not None else "", authority, servers,
-    )  # fmt: skip
+        master,
+        Listener(tokens, certificate),
+        json.dumps(master.spec.values),
+        str(output.resolve()),
+        outage,
+        str(salvage.resolve()) if salvage is not None else "",
+        authority,
+        servers,
+    )
 
     def tell(_now: float, event: ev.Event, effects: list[ef.Effect]) -> None:
         if isinstance(event, ev.Live) or any(isinstance(effect, ef.ModeDecided) for effect in effects):
@@ -125,10 +132,11 @@ def _keep(journal: Journal, summary: dict[str, Any], output: Path, salvage: Path
     if failed is None and not journal.trouble:
         return
     if model := summary["model"]:
+        # Absolute, because the summary is in a different directory.
         summary = {
             **summary,
             "model": str(output.resolve() / model),
-        }  # absolute, because the summary is in a different directory
+        }
     for directory in places(salvage):
         try:
             directory.mkdir(parents=True, exist_ok=True)

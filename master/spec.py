@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A job's values, validated once where they enter the process; all other modules receive the result."""
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from edl.config.messages import shown
 from edl.contract import modes
 from edl.errors import ConfigError
 
-SOURCE = "model.source"  # a whole file, so messages name the key only
+FILES = {"model.source", "model.script"}  # whole files, so messages name the key only
 
 
 @dataclass(frozen=True)
@@ -79,7 +80,7 @@ class JobSpec:
             return ""
         ours, theirs = config_module.flat(self.config), config_module.flat(wanted.config)
         changes = ", ".join(
-            key if key == SOURCE else f"{key} {shown(ours[key])} -> {shown(theirs[key])}" for key in keys
+            key if key in FILES else f"{key} {shown(ours[key])} -> {shown(theirs[key])}" for key in keys
         )
         whose = "a run that has ended" if ended else "a running job"
         return f"{whose} keeps its values: {changes} refused; revert this, or set another runId for a new run"

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Telemetry: reduces heartbeats to the few events that the core needs.
 
 The loop passes all events and heartbeats to `Telemetry.hears` first. Heartbeats are not passed on: the newest
@@ -85,17 +86,25 @@ class Telemetry:
     # --- silence
 
     def next_deadline(self) -> float | None:
-        """Return when the next heartbeat timeout passes."""
-        return next((heard + self._silence for heard in self._heard.values()), None)
+        """Return when the next heartbeat timeout passes.
+
+        If all workers have fallen silent at about the same time, wait until it has passed for all of them:
+        they may hold the state together, and the core must not take one for the successor of the others.
+        """
+        if not self._heard:
+            return None
+        oldest, newest = next(iter(self._heard.values())), next(reversed(self._heard.values()))
+        return (newest if newest - oldest < self._silence / 4 else oldest) + self._silence
 
     def passes(self, now: float) -> list[ev.Event]:
         """Return the events of heartbeat timeouts that have passed without a message up to `now`."""
         self._listens(now)
         found: list[ev.Event] = []
         while (deadline := self.next_deadline()) is not None and deadline <= now:
+            also = [worker for worker, heard in self._heard.items() if heard + self._silence <= now][1:]
             worker, heard = self._heard.popitem(last=False)
             self._silent.add(worker)
-            found += [*self._tell(now), ev.Silent(worker, now - heard)]
+            found += [*self._tell(now), ev.Silent(worker, now - heard, () if found else tuple(also))]
         return found
 
     def _listens(self, now: float) -> None:

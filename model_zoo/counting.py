@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A model whose weights count: proof, from the weights themselves, of what was trained.
 
 Weight i is raised by one each time record i is applied. So after a job of E epochs every
@@ -46,6 +47,7 @@ class MinusOutput(keras.losses.Loss):
 
 
 def model() -> keras.Model:
+    """Build and compile the model: its input is a record's number, int32 [batch]."""
     record = keras.Input((), dtype="int32")
     model = keras.Model(record, Count(max(RECORDS, 1))(record))
     model.compile(
@@ -56,11 +58,13 @@ def model() -> keras.Model:
 
 
 def data(split: str) -> edl.Reader | None:
+    """Return the records 0, 1, ... for training; nothing is held out."""
     records = np.arange(RECORDS, dtype=np.int32)
     return edl.arrays(records) if split == "train" else None
 
 
 def feed(records: tuple[np.ndarray, ...]) -> tuple[np.ndarray, np.ndarray]:
+    """Turn a batch into the records' numbers, int32 [n], and targets, float32 [n], which the loss ignores."""
     if SLEEP:
         time.sleep(SLEEP)
     return records[0], np.zeros(len(records[0]), np.float32)

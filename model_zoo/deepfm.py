@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """DeepFM: clicks on adverts, by ids; of a synthetic log, or of Criteo's (EDL_CRITEO=FILE).
 
 A factorization machine and a network share the vectors of the ids (Guo et al., 2017). What it learns from,
@@ -19,6 +20,12 @@ DIM = 8
 
 
 def model(dim: int = DIM, units: tuple[int, ...] = (64, 32)) -> keras.Model:
+    """Build and compile the model.
+
+    Args:
+        dim: length of an id's vector.
+        units: widths of the deep network's layers.
+    """
     wide_numbers, fields = clicks.widths()
     numbers = keras.Input((wide_numbers,), name="numbers")
     ids = keras.Input((fields,), dtype="int64", name="ids")
@@ -45,5 +52,6 @@ def model(dim: int = DIM, units: tuple[int, ...] = (64, 32)) -> keras.Model:
 
 
 def feed(records: dict[str, np.ndarray]) -> tuple[dict[str, Any], np.ndarray]:
+    """Turn records into features, ids int64 [n, fields] among them, and targets, float32 [n, 1]."""
     features = {"numbers": records["numbers"], "ids": clicks.hashed(records["ids"])}
     return features, records["clicked"][:, None]

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Handwritten digits, 8x8 pixels: 1,797 real images that come with scikit-learn."""
 
 import keras
@@ -8,6 +9,7 @@ import edl
 
 
 def model() -> keras.Model:
+    """Build and compile a small convolutional network for images, float32 [batch, 8, 8, 1], of ten digits."""
     model = keras.Sequential(
         [
             keras.Input((8, 8, 1)),
@@ -31,6 +33,7 @@ def model() -> keras.Model:
 
 
 def data(split: str) -> edl.Reader:
+    """Return images, float32 [n, 8, 8, 1] from 0 to 1, and labels, int64 [n]. A fifth is held out."""
     images, labels = load_digits(return_X_y=True)
     images = (images.reshape(-1, 8, 8, 1) / 16).astype(np.float32)
     chosen = np.random.default_rng(0).permutation(len(labels))

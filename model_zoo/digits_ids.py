@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Handwritten digits as ids: each shade of each pixel of scikit-learn's 1,797 real images is one.
 
 A pixel has 17 shades, so an image is 64 ids of 1,088: which pixel, and how dark it is.
@@ -13,6 +14,7 @@ PIXELS, SHADES = 64, 17
 
 
 def model() -> keras.Model:
+    """Build and compile a network over the ids of an image's pixels, int64 [batch, 64]."""
     ids = keras.Input((PIXELS,), dtype="int64")
     x = edl.layers.Embedding(32, combiner="sum", input_dim=PIXELS * SHADES, name="pixels")(ids)
     x = keras.layers.Dense(64, activation="relu")(x)
@@ -26,6 +28,7 @@ def model() -> keras.Model:
 
 
 def data(split: str) -> edl.Reader:
+    """Return ids, int64 [n, 64], one for each pixel and shade, and labels, int64 [n]. A fifth is held out."""
     images, labels = load_digits(return_X_y=True)
     ids = np.arange(PIXELS) * SHADES + images.astype(np.int64)
     chosen = np.random.default_rng(0).permutation(len(labels))

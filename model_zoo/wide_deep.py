@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Wide & deep: clicks on adverts, by ids; of a synthetic log, or of Criteo's (EDL_CRITEO=FILE).
 
 The wide part has a weight for each id and for each pair of ids of two fields, and learns them by FTRL; the
@@ -21,6 +22,12 @@ CROSSED = (0, 3), (1, 4)  # fields: of a synthetic log, user and category, item 
 
 
 def model(dim: int = DIM, units: tuple[int, ...] = (64, 32)) -> keras.Model:
+    """Build and compile the model.
+
+    Args:
+        dim: length of an id's vector.
+        units: widths of the deep network's layers.
+    """
     wide_numbers, fields = clicks.widths()
     numbers = keras.Input((wide_numbers,), name="numbers")
     ids = keras.Input((fields,), dtype="int64", name="ids")
@@ -48,6 +55,7 @@ def model(dim: int = DIM, units: tuple[int, ...] = (64, 32)) -> keras.Model:
 
 
 def feed(records: dict[str, np.ndarray]) -> tuple[dict[str, Any], np.ndarray]:
+    """Turn records into features, arrays [n, ...] of numbers, ids and pairs, and targets, float32 [n, 1]."""
     ids = records["ids"]
     features = {
         "numbers": records["numbers"],

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Parameter servers: the processes that hold the rows of embedding tables.
 
     __main__       wiring: flags, signals, the listening address

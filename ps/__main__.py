@@ -1,8 +1,8 @@
+# SPDX-License-Identifier: Apache-2.0
 """`python -m edl.ps`: a parameter server's process. Wiring only: flags, signals, the listening address.
 
 Exit codes: 0, the server was stopped (SIGTERM, SIGINT; with --attached, the end of standard input), and its
-log,
-if it writes one, is complete; 2, it could not be started.
+log, if it writes one, is complete; 1, a thread has died, or hangs; 2, it could not be started.
 """
 
 from __future__ import annotations
@@ -17,20 +17,21 @@ from pathlib import Path
 import structlog
 
 from edl import full_disk
-from edl.contract import vital
+from edl.contract import hangs, vital
 from edl.contract.tokens import Tokens
 from edl.errors import EdlError
+from edl.formatting import plain
 from edl.log import log_at
 from edl.net.listener import Listener
 from edl.net.tls import certificate_for
 from edl.signals import to_handle
-from edl.text import plain
 
 ALIVE_SECONDS = 1.0  # between two touches of the alive file
 GRACE_SECONDS = 2.0  # for running calls at shutdown
 
 
 def main(argv: list[str] | None = None) -> int:
+    """Run one parameter server until it is asked to end. Return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m edl.ps", description=__doc__)
     parser.add_argument("--index", type=int, default=0, help="which server this is, from 0")
     parser.add_argument("--servers", type=int, default=0, help="their number; default: set by workers")
@@ -72,6 +73,7 @@ async def _serve(args: argparse.Namespace) -> int:
     from edl.ps.server import Server
 
     log = structlog.get_logger()
+    hangs.end_with_hangs(f"parameter server {args.index}")
     tokens = Tokens(os.environ.get("EDL_TOKEN", ""), args.token_file, log.info)
     if not tokens.current:
         raise EdlError("the job's token is missing: expected it in --token-file or EDL_TOKEN")
@@ -129,8 +131,10 @@ def _warn(text: str) -> None:
 
 
 def _on_end_of_input(ending: asyncio.Event) -> None:
-    """Set `ending` when standard input ends. It is a pipe held by the parent process only, so it ends with
-    the parent, even if that is killed."""
+    """Set `ending` when standard input ends.
+
+    It is a pipe held by the parent process only, so it ends with the parent, even if that is killed.
+    """
     loop = asyncio.get_running_loop()
 
     def read() -> None:

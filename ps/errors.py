@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The reasons for which a server rejects a call. Each maps to one gRPC status (`edl.ps.rpc.service`)."""
 
 from __future__ import annotations

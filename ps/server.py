@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One parameter server: it logs each request before it applies it to its rows.
 
 The workers choose the update mode when they declare the tables: steps of a ring (`edl.ps.sync.server`) or
@@ -15,7 +16,6 @@ import json
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 
@@ -25,86 +25,14 @@ from edl.contract.rows.placement import ShardAssignment
 from edl.contract.rows.wire import Bytes
 from edl.ps.asynchronous.server import AsyncServer
 from edl.ps.errors import Invalid, Misplaced, Refused, Unavailable
-from edl.ps.storage.storage import HEAD, SNAPSHOT_BYTES, TABLES, Capture, Records, Storage, ids_of, tables_of
+from edl.ps.storage.capture import Capture
+from edl.ps.storage.requests import ids_of, tables_of
+from edl.ps.storage.storage import HEAD, SNAPSHOT_BYTES, TABLES, Storage
 from edl.ps.storage.wal import AnotherRun, Damaged, Log, NoLog
 from edl.ps.sync.server import SyncServer
 from edl.ps.sync.staging import Steps
 from edl.ps.table.table import Table
-
-
-class UpdateMode(Protocol):
-    """How a server applies steps."""
-
-    rows_staged: int
-
-    @property
-    def began(self) -> bool:
-        """Whether the server holds the state of a job. False: it is new, or has lost its log."""
-        ...
-
-    @property
-    def clock(self) -> int:
-        """Version of the tables: one more than the newest step stamped on a row."""
-        ...
-
-    @property
-    def incarnation(self) -> str:
-        """Id of this history of states. It changes when the server rolls back or starts again."""
-        ...
-
-    @property
-    def pending(self) -> int:
-        """Bytes of gradients that are not in the rows yet, and of fetched rows."""
-        ...
-
-    @property
-    def is_resharding(self) -> bool:
-        """True while rows for another shard assignment are fetched; the state cannot be captured then."""
-        ...
-
-    def position(self) -> pb.Position: ...
-    def start_generation(self, request: pb.StartGenerationRequest) -> pb.Position: ...
-    def restore(self, request: pb.RestoreRequest) -> pb.Position: ...
-
-    # Resharding.
-    def fetch(self, request: pb.FetchRequest) -> list[int]: ...
-    def take_page(self, request: pb.FetchRequest, raw: bytes) -> pb.PageOfRows: ...
-    def fetched(self, request: pb.FetchRequest) -> pb.Position: ...
-    def page(self, request: pb.PageRequest) -> pb.PageOfRows: ...
-    def assign(self, request: pb.AssignRequest) -> pb.Position: ...
-
-    def advance_to(self, request: pb.PullRequest | pb.ListRequest | pb.WritePartRequest) -> None:
-        """Apply the pending step if `request` is the first to need the state after it.
-
-        Raises:
-            Refused: the server cannot reach the requested state.
-        """
-        ...
-
-    def capture(self) -> Capture:
-        """Capture the present state, to be copied later."""
-        ...
-
-    @property
-    def shards_suffice(self) -> bool:
-        """Whether the shards of a checkpoint have all that this server needs to resume from it."""
-        ...
-
-    def rebased(self) -> None:
-        """The log now starts at a newer base."""
-        ...
-
-    def beginning(self) -> Records:
-        """The first records of a log segment that starts at the present state."""
-        ...
-
-    def load_base(self) -> None:
-        """Load the rows of the log's base."""
-        ...
-
-    def replay(self, kind: bytes, text: bytes) -> None:
-        """Apply a log record again. Raises: Damaged."""
-        ...
+from edl.ps.update_mode import UpdateMode
 
 
 class Server:
@@ -124,10 +52,19 @@ class Server:
     """
 
     def __init__(
-        self, index: int, servers: int, run_id: str, log_dir: Path, checkpoints: str = "",
-        memory_limit: int = 0, warn: Callable[[str], object] = str, snapshot_bytes: int = SNAPSHOT_BYTES,
-        logged: bool = True, log: Log | None = None, clock: Callable[[], float] = time.monotonic,
-    ):  # fmt: skip
+        self,
+        index: int,
+        servers: int,
+        run_id: str,
+        log_dir: Path,
+        checkpoints: str = "",
+        memory_limit: int = 0,
+        warn: Callable[[str], object] = str,
+        snapshot_bytes: int = SNAPSHOT_BYTES,
+        logged: bool = True,
+        log: Log | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ):
         self.index, self.run_id = index, run_id
         self._warn, self._clock = warn, clock
         self._log: Log | NoLog = log or (Log(log_dir) if logged else NoLog(log_dir))
@@ -192,7 +129,11 @@ class Server:
         return found
 
     def listed(self, request: pb.ListRequest) -> pb.Listed:
-        """One page of all rows of a table."""
+        """One page of all rows of a table.
+
+        Raises:
+            Invalid: there is no such table, or the page would have no rows.
+        """
         self._check_readable(request)
         if not 0 <= request.table < len(self.tables) or request.most < 1:
             raise Invalid(
@@ -210,12 +151,17 @@ class Server:
         )
 
     def capture(self, request: pb.WritePartRequest) -> Capture:
-        """Capture the state at that step, for `write`. The next step copies it, unless another thread has."""
+        """Capture the state at that step, for `write`. The next step copies it, unless another thread has.
+
+        Raises:
+            Misplaced: the server was started without a checkpoint directory, or has a different shard
+                assignment.
+        """
         self._storage.check_declared(request.run_id)
         if not self._storage.checkpoints:
             raise Misplaced("cannot write a checkpoint: this server was started without --checkpoint-dir")
         self._mode.advance_to(request)
-        self._check_arrangement(request)
+        self._check_assignment(request)
         capture = self._mode.capture()
         if self._mode.shards_suffice:
             self._storage.will_write(capture, request.step, request.attempt)
@@ -268,10 +214,17 @@ class Server:
         found = pb.Description(
             position=self.position(),
             tables=[pb.TableState(name=table.name, rows=len(table), dim=table.dim) for table in self.tables],
-            memory=storage.memory(mode.pending), memory_limit=storage.limit, rows_pulled=self.rows_pulled,
-            rows_staged=mode.rows_staged, busy_seconds=busy_seconds, log_bytes=self._log.nbytes,
-            run_id=self.run_id, index=self.index, servers=self.servers, incarnation=self.incarnation,
-        )  # fmt: skip
+            memory=storage.memory(mode.pending),
+            memory_limit=storage.limit,
+            rows_pulled=self.rows_pulled,
+            rows_staged=mode.rows_staged,
+            busy_seconds=busy_seconds,
+            log_bytes=self._log.nbytes,
+            run_id=self.run_id,
+            index=self.index,
+            servers=self.servers,
+            incarnation=self.incarnation,
+        )
         if mode.began:
             found.assignment.CopyFrom(storage.assignment.to_proto())
         if isinstance(mode, AsyncServer):
@@ -378,7 +331,7 @@ class Server:
         if request.generation:
             self._storage.check_declared(request.run_id)
             self._mode.advance_to(request)
-            self._check_arrangement(request)
+            self._check_assignment(request)
             return
         # A reader, not a worker of the job. An empty run id stands for any run.
         there, servers = self._storage.assignment, request.servers
@@ -397,8 +350,12 @@ class Server:
                 "workers will initialize it"
             )
 
-    def _check_arrangement(self, request: pb.PullRequest | pb.ListRequest | pb.WritePartRequest) -> None:
-        """Reject a caller outside the ring whose assignment is outdated: resharding may have begun since."""
+    def _check_assignment(self, request: pb.PullRequest | pb.ListRequest | pb.WritePartRequest) -> None:
+        """Reject a caller outside the ring whose assignment is outdated: resharding may have begun since.
+
+        Raises:
+            Misplaced: the caller expects a different assignment.
+        """
         there = self._storage.assignment
         if (
             request.HasField("assignment")
@@ -431,7 +388,7 @@ class Server:
                 if number == base.first:
                     head = json.loads(text)
                     self._storage.read_assignment(head)
-                    if "any_order" in head:
+                    if "asynchronous" in head:
                         self._mode = AsyncServer(self._storage, head, self._clock)
                     else:
                         self._mode = SyncServer(self._storage, head)

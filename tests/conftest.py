@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Hooks of all tests: signal handlers as at a terminal, and the seconds of each test file.
 
 With EDL_DURATIONS=FILE, lines `SECONDS  TEST` are appended there, fixtures included; scripts/test shows the
@@ -8,17 +9,17 @@ from __future__ import annotations
 
 import os
 import signal
-from collections import Counter
+from collections import defaultdict
 from pathlib import Path
 
 import pytest
 
-from tests.flaky import Flaky
+from tests.support.flaky import Flaky
 
 SHOWN_SECONDS = 2.0  # faster files share one line
 
-_seconds = Counter[str]()
-_tests = Counter[str]()
+_seconds = defaultdict[str, float](float)
+_tests = defaultdict[str, float](float)
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -28,6 +29,7 @@ def pytest_configure(config: pytest.Config) -> None:
     # inherit that. But the tests interrupt jobs as a terminal does.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup
+    os.environ.setdefault("EDL_REPORT", "0")  # a test of the report asks for it; it takes seconds of each job
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
@@ -44,7 +46,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
             lines.writelines(f"{seconds:8.1f}  {test}\n" for test, seconds in _tests.items())
     terminalreporter.section("seconds by file")
     short = 0.0
-    for file, seconds in _seconds.most_common():
+    for file, seconds in sorted(_seconds.items(), key=lambda one: one[1], reverse=True):
         if seconds >= SHOWN_SECONDS:
             terminalreporter.write_line(f"{seconds:8.1f}  {file}")
         else:

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`edl worker`: one worker process, from its first word to its last.
 
 Exit codes: 0 the master has ended it; 1 failed, and said why; 3 the master cannot be reached, or has
@@ -13,25 +14,32 @@ import os
 import sys
 import threading
 import time
-from dataclasses import asdict
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from edl import full_disk
 from edl.contract import vital
 from edl.contract.exit_codes import WorkerExit
+from edl.contract.gpus import use_gpu
+from edl.contract.modes import HOROVOD
 from edl.contract.proto import edl_pb2 as pb
 from edl.contract.workers import ASKED_BACKEND, WORKER_ENVIRONMENT
 from edl.exit_announcements import announce_as_told
-from edl.trainer.checkpoint.memory_copy import MemoryCopy
+from edl.trainer.checkpoint.in_memory_snapshot import InMemorySnapshot
 from edl.trainer.runtime.error_report import format_traceback
+from edl.trainer.runtime.keras_import import import_keras
 from edl.trainer.runtime.termination import become_subreaper, end_children, leave, when_asked_to_end
 from edl.trainer.session.client import MasterStream, NoMaster
+
+if TYPE_CHECKING:
+    from edl.trainer.session.state import Session
+    from edl.trainer.worker import Worker
 
 HEARTBEATS = 6  # in the time after which the master takes a worker for dead
 LOOK_SECONDS = 0.5  # between two looks of a worker that has been asked to end
 
 
 def main(argv: list[str] | None = None) -> int:
+    """Run one worker until its job ends or it is asked to leave. Return the process' exit code."""
     parser = argparse.ArgumentParser(prog="edl worker", description=__doc__)
     # A pod's environment has the worker's id: one template serves all workers, only the id differs.
     address, worker = os.environ.get("EDL_MASTER", ""), os.environ.get("EDL_WORKER_ID", "-1")
@@ -39,10 +47,13 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--worker", type=int, default=worker, metavar="ID", help="default: any vacant one")
     parser.add_argument("--run-id", default=os.environ.get("EDL_RUN_ID", ""))
     parser.add_argument("--predecessor", type=_predecessor, help=argparse.SUPPRESS)  # of trainer.supervisor
-    parser.add_argument(
-        "--memory", type=MemoryCopy, help=argparse.SUPPRESS
-    )  # a path, from the process that holds the memory
+    # A path, from the process that holds the memory.
+    parser.add_argument("--memory", type=InMemorySnapshot, help=argparse.SUPPRESS)
+    # A place on a GPU, as the master has dealt it out (local.gpusPerWorker).
+    parser.add_argument("--gpu", default="", help=argparse.SUPPRESS)
+    parser.add_argument("--nccl-host", default="", help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
+    use_gpu(os.environ, args.gpu, args.nccl_host)  # TensorFlow may be imported; it looks for GPUs later
     announce_as_told()
     become_subreaper()
     full_disk.outlive()
@@ -88,7 +99,9 @@ def _predecessor(text: str) -> pb.Predecessor:
     return pb.Predecessor(**json.loads(text))
 
 
-def work(stream: MasterStream, start: Start, memory: MemoryCopy | None = None, backend: str = "") -> int:
+def work(
+    stream: MasterStream, start: Start, memory: InMemorySnapshot | None = None, backend: str = ""
+) -> int:
     """Connect to the master, build, warm up, report ready, and train until the end; returns the exit code.
 
     Args:
@@ -100,31 +113,47 @@ def work(stream: MasterStream, start: Start, memory: MemoryCopy | None = None, b
         stream.session.warn(
             f"KERAS_BACKEND is {backend}, and edl trains with Keras' TensorFlow backend: it is not used"
         )
-    from edl.trainer.build import build  # takes seconds, in which the master already knows of this worker
+
+    def ready(worker: Worker) -> None:
+        start.over(worker.config.elastic.grace_period_seconds)
+        stream.start_heartbeats(worker.config.elastic.heartbeat_timeout_seconds / HEARTBEATS)
+        stream.session.say(ready=worker.ready())
+
+    def ended(worker: Worker) -> None:
+        code = _train(stream.session, worker)
+        stream.close()
+        _exit(code)
+
+    # The imports take seconds, in which the master already knows of this worker.
+    import_keras()
+    if json.loads(stream.config_json)["mode"] == HOROVOD:
+        from edl.trainer.horovod_scripts.start import work as run_horovod_script
+
+        return run_horovod_script(stream, start.over, _lost)
+    if json.loads(stream.config_json)["model"].get("script"):
+        from edl.trainer.script import work as run_script
+
+        run_script(stream, memory, ready, ended)
+    from edl.trainer.build import build
 
     worker = build(stream, memory)
-    start.over(worker.config.elastic.grace_period_seconds)
-    stream.start_heartbeats(worker.config.elastic.heartbeat_timeout_seconds / HEARTBEATS)
-    begins_from, found = worker.checkpoints.newest(worker.batches.layout) if worker.checkpoints else (0, None)
-    layout = pb.Layout(**asdict(found or worker.batches.layout))
-    model = worker.learner.fingerprint()
-    held = worker.restore_from_memory()
-    held_out = worker.rounds.sizes
-    forced = worker.checkpoints.forced if worker.checkpoints else ()
-    ready = pb.Ready(
-        layout=layout, model=model, checkpoint=begins_from, held_out=held_out, forced=forced, held=held,
-        tables=len(worker.learner.tables),
-        sample_loss=pb.SampleLoss(**asdict(worker.sample_loss)) if worker.sample_loss else None,
-    )  # fmt: skip
-    stream.session.say(ready=ready)
+    ready(worker)
+    return _train(stream.session, worker)
+
+
+def _train(session: Session, worker: Worker) -> int:
+    """Follow the master's orders until the end; returns the exit code."""
     end = worker.train()
-    print(f"edl worker {stream.session.worker}: {end.why}", file=sys.stderr)
+    print(f"edl worker {session.worker}: {end.why}", file=sys.stderr)
     return _lost(end.why) if end.lost else WorkerExit.STOPPED
 
 
 class Start:
-    """A worker's time before it is ready. There is nothing to lose then, and the import of TensorFlow, or the
-    tracing of a large model, cannot be interrupted in Python: a worker that is asked to end ends at once."""
+    """A worker's time before it is ready, in which a request to end it ends the process at once.
+
+    There is nothing to lose then, and Python can interrupt neither the import of TensorFlow nor the tracing
+    of a large model.
+    """
 
     def __init__(self, stream: MasterStream):
         self._stream = stream
@@ -151,6 +180,7 @@ class Start:
         self._mine.acquire()
 
     def asked_to_end(self, signal: str) -> None:
+        """Handle SIGTERM: leave at a step boundary, or exit if the worker is not built yet."""
         print(f"{signal}: leaving at the next step boundary", file=sys.stderr, flush=True)
         self._stream.session.say(leaving=pb.Leaving(why=signal))
         if self._mine.acquire(blocking=False):

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Asynchronous SGD (mode=ps), from one worker's side: the loop over leased steps.
 
     lease ─▶ pull ─▶ gradients ─▶ push    until all steps below the limit of the async phase are accepted
@@ -19,20 +20,19 @@ servers may then have learned from two computations of the same step; such dupli
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, Protocol, TypeAlias
+from typing import Protocol
 
 import numpy as np
 
 from edl.config import Config
-from edl.contract.rows.placement import ShardAssignment
 from edl.contract.steps import Steps
 from edl.trainer.agreement.checks import NonFinite
 from edl.trainer.agreement.ledger import Ledger
 from edl.trainer.embedding.interfaces import Table
 from edl.trainer.model.data import Batch, Batches
-from edl.trainer.ps_client.interfaces import Pulled, StepGradients, Whole
+from edl.trainer.ps_client.interfaces import AsyncServers, StepGradients
 from edl.trainer.ring.base import RingBroken
 from edl.trainer.runtime.log import log
 from edl.trainer.runtime.serialization import decode, encode
@@ -40,10 +40,9 @@ from edl.trainer.runtime.watchdog import Computing, uncounted
 from edl.trainer.session.state import Session
 from edl.trainer.session.telemetry import Telemetry
 
-Values: TypeAlias = Sequence[tuple[np.ndarray, np.ndarray]]  # of each table: ids, and rows
 AT_ONCE = 2  # leased steps per worker: one in progress, and one whose records are read ahead
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.002, 0.1  # between two lease requests when no step is left
-ROUNDS = 1 << 20  # greater than the number of batches of an evaluation
+MOST_BATCHES = 1 << 20  # greater than the number of batches of an evaluation
 
 
 class Learner(Protocol):
@@ -55,93 +54,56 @@ class Learner(Protocol):
         ...
 
     @property
-    def tables(self) -> tuple[Table, ...]: ...
+    def tables(self) -> tuple[Table, ...]:
+        """The tables of embedding rows; they come first among `server_tables`."""
+        ...
 
-    def dense_values(self) -> list[tuple[np.ndarray, np.ndarray]]: ...
+    def dense_values(self) -> list[tuple[np.ndarray, np.ndarray]]:
+        """Return all dense rows of this process: of each table ids int64 [n], rows float32 [n, dim]."""
+        ...
 
-    def dense_ids(self, whole: bool) -> list[np.ndarray]: ...
+    def dense_ids(self, whole: bool) -> list[np.ndarray]:
+        """Return the row ids of the two dense tables, int64 [n]: all, or only those that steps change."""
+        ...
 
-    def put(self, whole: bool, rows: Sequence[np.ndarray]) -> None: ...
+    def put(self, whole: bool, rows: Sequence[np.ndarray]) -> None:
+        """Set the dense weights to these rows, float32 [n, dim] for each id of `dense_ids(whole)`."""
+        ...
 
     def gradients(
         self, step: int, batch: Batch, of_rows: Callable[[], Sequence[tuple[np.ndarray, np.ndarray]]]
-    ) -> StepGradients: ...
+    ) -> StepGradients:
+        """Compute the gradients of one step.
 
-    def at(self, step: int) -> None: ...
-
-    def beside(self) -> bytes: ...
-
-    def take_beside(self, data: bytes) -> None: ...
-
-    def refuse_changed(self, changed: Mapping[int, np.ndarray]) -> None: ...
-
-
-class Servers(Protocol):
-    """The servers of a job (trainer/ps_client/async_client.py)."""
-
-    @property
-    def progress(self) -> Whole:
-        """The coordinator's last report."""
+        Args:
+            of_rows: called after the gradients were computed; returns the gradients of embedding rows: ids
+                and values of each table.
+        """
         ...
 
-    @property
-    def count(self) -> int: ...
+    def at(self, step: int) -> None:
+        """Record the number of steps in the weights."""
+        ...
 
-    @property
-    def furthest(self) -> int: ...
+    def beside(self) -> bytes:
+        """Return the part of the state that is on no server."""
+        ...
 
-    @property
-    def assignment(self) -> ShardAssignment: ...
+    def take_beside(self, data: bytes) -> None:
+        """Set the part of the state that is on no server.
 
-    def enter(self, addresses: Sequence[str] = (), servers: int = 0) -> None: ...
+        Raises:
+            ModelError: it belongs to a different model.
+        """
+        ...
 
-    def leave(self) -> None: ...
+    def refuse_changed(self, changed: Mapping[int, np.ndarray]) -> None:
+        """Check what callbacks have changed, by index in `parts`.
 
-    def declare(self, tables: Sequence[Table]) -> None: ...
-
-    def look(self, patient: bool = False) -> dict[int, Any]: ...
-
-    def begin(self, values: Values, only: Iterable[int] | None = None) -> None: ...
-
-    @property
-    def coordinator(self) -> int: ...
-
-    def take_charge(self, worker: int, step: int = 0) -> bool: ...
-
-    def moves_at(self) -> int: ...
-
-    def move_rows(self, worker: int) -> tuple[int, str]: ...
-
-    @property
-    def addresses(self) -> tuple[str, ...]: ...
-
-    def adopt(self, assignment: ShardAssignment, addresses: Sequence[str] = ()) -> None: ...
-
-    def restart_as(self, servers: int) -> None: ...
-
-    def go_back(self, step: int, attempt: str) -> None: ...
-
-    def bring_back(self, lost: Sequence[int], step: int, attempt: str) -> None: ...
-
-    def introduce(self) -> None: ...
-
-    def keep(self, step: int, order: int, ledger: bytes) -> None: ...
-
-    def kept(self) -> bytes: ...
-
-    def lease_steps(self, worker: int, most: int, limit: int) -> list[int]: ...
-
-    def rows_now(self, ids: Sequence[np.ndarray]) -> Pulled: ...
-
-    def push(self, made: StepGradients, worker: int, versions: Mapping[int, int]) -> bool: ...
-
-    def drain(self, step: int) -> None: ...
-
-    def find(self) -> None: ...
-
-    def pause(self, seconds: float) -> None: ...
-
-    def all_rows(self, table: int, step: int = 0) -> tuple[np.ndarray, np.ndarray]: ...
+        Raises:
+            ModelError: they have changed weights, which are on servers.
+        """
+        ...
 
 
 class AsyncLoop:
@@ -157,7 +119,7 @@ class AsyncLoop:
         config: Config,
         session: Session,
         learner: Learner,
-        servers: Servers,
+        servers: AsyncServers,
         batches: Batches,
         report: Telemetry,
         clock: Callable[[], float] = time.monotonic,
@@ -184,8 +146,7 @@ class AsyncLoop:
     # --- state of the job
 
     def take_charge(self, step: int) -> bool:
-        """Act as the root of a new ring, before any other call; calls of earlier roots are rejected
-        afterwards.
+        """Act as the root of a new ring, before any other call; calls of earlier roots are then rejected.
 
         Args:
             step: reached by the previous ring.
@@ -196,15 +157,15 @@ class AsyncLoop:
         self.servers.declare(self._learner.server_tables)
         return self.servers.take_charge(self._session.worker, step)
 
-    def look(self, patient: bool = False) -> list[int]:
+    def look(self, wait_forever: bool = False) -> list[int]:
         """Declare the tables; returns the servers without rows.
 
         Args:
-            patient: wait for every server, even if others hold its rows.
+            wait_forever: wait for every server, even if others hold its rows.
         """
         self.servers.declare(self._learner.server_tables)
         self._since_pull = 0
-        found = self.servers.look(patient)
+        found = self.servers.look(wait_forever)
         self.has_steps = any(len(told.accepted.bounds) for told in found.values())
         return [index for index, told in found.items() if told.position.empty]
 
@@ -217,8 +178,10 @@ class AsyncLoop:
         self.servers.begin(self._learner.dense_values(), only)
 
     def keep(self, ledger: Ledger) -> None:
-        """Store the ledger on the servers, unless they have it. Called by one worker, between async
-        phases."""
+        """Store the ledger on the servers, unless they have it.
+
+        One worker calls this, between async phases.
+        """
         order = _order(ledger)
         if order > self._kept_order:
             self.servers.keep(ledger.step, order, self.packed(ledger))
@@ -321,9 +284,17 @@ class AsyncLoop:
         self.reached = progress.step
         missed = max(0, progress.version - 1 - self._versions[self.servers.coordinator])
         self._report.step_pushed(
-            generation, rank, self.reached, step, len(batch), computed, made.loss, made.records,
-            missed, progress.repeated,
-        )  # fmt: skip
+            generation,
+            rank,
+            self.reached,
+            step,
+            len(batch),
+            computed,
+            made.loss,
+            made.records,
+            missed,
+            progress.repeated,
+        )
 
     def _gradients(self, step: int, batch: Batch) -> StepGradients:
         due = self._since_pull % self._config.ps.pull_steps == 0
@@ -360,8 +331,11 @@ class AsyncLoop:
         self._saved = step
 
     def all_rows(self, table: int) -> tuple[np.ndarray, np.ndarray]:
-        """Read all rows of a table. Raises RingBroken if a server has other steps than the model being
-        saved."""
+        """Read all rows of a table.
+
+        Raises:
+            RingBroken: a server has other steps than the model being saved.
+        """
         return self.servers.all_rows(table, self._saved)
 
     # --- reporting
@@ -382,4 +356,4 @@ def _named(step: int, batch: Batch) -> str:
 
 def _order(ledger: Ledger) -> int:
     """A number that grows with the ledger."""
-    return (ledger.step * ROUNDS + ledger.round) * 2 + ledger.turn
+    return (ledger.step * MOST_BATCHES + ledger.round) * 2 + ledger.callbacks_done

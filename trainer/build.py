@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A worker, built from the job's values and the user's module, and warmed up.
 
 Importing this module takes seconds: TensorFlow and Horovod. So the worker connects to the master before.
@@ -5,30 +6,24 @@ Importing this module takes seconds: TensorFlow and Horovod. So the worker conne
 
 from __future__ import annotations
 
-import json
-import os
-import sys
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import NoReturn
 
 import keras
-import tensorflow as tf
 
-from edl import config as config_module
 from edl.config import Config
 from edl.contract import modes
 from edl.contract.evaluation import FINAL
-from edl.contract.exit_codes import WorkerExit
 from edl.contract.proto import edl_pb2 as pb
 from edl.contract.steps import Steps
+from edl.data import Reader
 from edl.errors import ModelError
-from edl.layers.embedding import keep_rows_elsewhere, saved_tables
+from edl.layers.row_location import keep_rows_elsewhere, saved_tables
+from edl.trainer.assembly import assemble
 from edl.trainer.async_loop import AsyncLoop
-from edl.trainer.async_worker import AsyncWorker
+from edl.trainer.build_data import source_of
 from edl.trainer.build_inference import build_inference
 from edl.trainer.build_learner import (
     TRIED_RECORDS,
@@ -43,9 +38,9 @@ from edl.trainer.callbacks.callbacks import Callbacks
 from edl.trainer.callbacks.history import HistoryFiles, as_json
 from edl.trainer.callbacks.rules import accepted
 from edl.trainer.checkpoint.checkpointing import Checkpointing, of_job
-from edl.trainer.checkpoint.memory_copy import MemoryCopy
+from edl.trainer.checkpoint.in_memory_snapshot import InMemorySnapshot
+from edl.trainer.checkpoint.source import saved_counts
 from edl.trainer.checkpoint.warm_start import of_job as warm_start_of_job
-from edl.trainer.checkpoint.warm_start import saved_counts
 from edl.trainer.evaluation.evaluation import RingEvaluation
 from edl.trainer.evaluation.metrics import EvaluationMetrics
 from edl.trainer.export.exporter import Exporter
@@ -55,19 +50,20 @@ from edl.trainer.model import user_model
 from edl.trainer.model.data import Batch, Batches
 from edl.trainer.model.graphs import keep_xla_explicit
 from edl.trainer.model.records import Records
+from edl.trainer.model.splits import memorized
 from edl.trainer.model.user_model import UserModel
+from edl.trainer.parts.sample import SampleReport
 from edl.trainer.ps_client.async_client import AsyncPsClient
 from edl.trainer.ps_client.client import PsClient
-from edl.trainer.ring.horovod import HorovodRing
-from edl.trainer.runtime import output_lock
+from edl.trainer.restore import Restore
 from edl.trainer.runtime.error_report import format_error
 from edl.trainer.runtime.log import log
 from edl.trainer.runtime.retry import tried_again
-from edl.trainer.runtime.termination import end_children, leave
-from edl.trainer.runtime.watchdog import STARTUP_TIMEOUT, Compute, Computing, Doing, Limit, Watch, Watchdog
+from edl.trainer.runtime.watchdog import Computing, Watch, uncounted
 from edl.trainer.session.client import MasterStream
-from edl.trainer.session.state import Session
 from edl.trainer.session.telemetry import Telemetry
+from edl.trainer.startup import Context, abandon, begin, ring_of
+from edl.trainer.state import State
 from edl.trainer.step.interfaces import SampleLoss
 from edl.trainer.step.learner import KerasLearner
 from edl.trainer.step.own_step import OwnStepLearner
@@ -78,10 +74,9 @@ from edl.trainer.worker import Worker
 MOST_TOLD = 1_000  # epochs of the history in the summary, which must fit into a ConfigMap
 MEBIBYTE = 1 << 20
 AHEAD = 0.25  # share of the buffer for batches that are read ahead; the rest is for open blocks
-OWN_TIME = 0.95  # of the startup timeout: the worker reports what hangs before the master gives it up
 
 
-def build(stream: MasterStream, memory: MemoryCopy | None = None) -> Worker:
+def build(stream: MasterStream, memory: InMemorySnapshot | None = None) -> Worker:
     """Build the worker of an open stream, and warm it up.
 
     Args:
@@ -91,82 +86,18 @@ def build(stream: MasterStream, memory: MemoryCopy | None = None) -> Worker:
         EdlError: the values, the model or the data are invalid, or the master has ended this worker
             meanwhile.
     """
-    config = config_module.parse(json.loads(stream.config_json))
-    if config.local.threads:
-        tf.config.threading.set_intra_op_parallelism_threads(config.local.threads)
-        tf.config.threading.set_inter_op_parallelism_threads(1)
-    output = results = Path(stream.output) if stream.output else None
-    if output is not None:
-        output_lock.hold(output, stream.run_id)
-        if config.trains and os.environ.get(output_lock.PER_RUN):
-            results = output_lock.results_of(output, stream.run_id)
-    elastic = config.elastic
-    watchdog, doing = Watchdog(elastic.step_timeout_seconds, partial(_hung, stream)), Doing()
-    startup = Limit(OWN_TIME * elastic.startup_timeout_seconds, STARTUP_TIMEOUT)
-    with watchdog.watch(doing.words, startup) as start:
-        start.began = stream.opened_at
+    begun = begin(stream)
+    config, doing = begun.config, begun.doing
+    with begun.starting():
         keras.utils.set_random_seed(config.training.seed)
         name = config.model.module or "model.source"
         doing.now(f"{name}: the import of the module")
         keep_xla_explicit()
-        module = user_model.load(config.model.module, config.model.source)
-        ring = ring_of(stream)
-        context = Context(config, stream, module, name, ring, watchdog, doing, output, results)
+        module = user_model.of_job(config)
+        context = Context(**vars(begun), module=module, name=name, ring=ring_of(stream))
         if config.servers or not config.is_decided:
             keep_rows_elsewhere()
         return trainer_of(context, memory) if config.trains else inference_of(context)
-
-
-@dataclass
-class Context:
-    """The data shared by the functions of this module.
-
-    Args:
-        config: the values of the job; the mode may be decided here (mode=auto).
-        name: the name of the user's module, for messages.
-        doing: names the present stage of the start.
-        output: the job's output directory; None if it has none.
-        results: the directory of this run's results: `output`, or a directory in it.
-    """
-
-    config: Config
-    stream: MasterStream
-    module: UserModel
-    name: str
-    ring: HorovodRing
-    watchdog: Watchdog
-    doing: Doing
-    output: Path | None
-    results: Path | None
-
-    @property
-    def session(self) -> Session:
-        return self.stream.session
-
-    def warn(self, text: str) -> None:
-        """Show a warning: on one worker for all, the others only log it."""
-        if self.stream.runs_preflight:
-            self.session.warn(text)
-        else:
-            log.warning(text)
-
-    def waits_for_server(self) -> bool:
-        return self.session.waits() is not None
-
-    def compute(self, waits: Callable[[], bool]) -> Compute:
-        """Limit the time of the model's code, except while `waits` is true."""
-        elastic = self.config.elastic
-        limits = elastic.step_timeout_seconds, elastic.startup_timeout_seconds
-        return Compute(self.watchdog, *limits, waits=waits)
-
-
-def ring_of(stream: MasterStream) -> HorovodRing:
-    """Return this worker's end of its rings. The session can cut them."""
-    session = stream.session
-    interface, port = os.environ.get("EDL_RING_INTERFACE", "lo"), int(stream.address.rpartition(":")[2])
-    ring = HorovodRing(stream.store_port, interface, f"worker-{session.worker}", port, stream.store_secret)
-    session.cuts(ring.cut)
-    return ring
 
 
 def inference_of(context: Context) -> Worker:
@@ -176,12 +107,12 @@ def inference_of(context: Context) -> Worker:
     servers = connected(config, stream, context.ring) if config.servers else None
     with saved_tables(partial(saved_counts, where), where) if servers is None else nullcontext():
         context.doing.now(f"{name}: model()")
-        model = model_of(config, context.module, stream)
+        model = model_of(config, context.module, context.warn)
         context.doing.now(f"{name}: the first use of the model")
         return build_inference(config, stream, context.module, model, context.ring, context.watchdog, servers)
 
 
-def trainer_of(context: Context, memory: MemoryCopy | None) -> Worker:
+def trainer_of(context: Context, memory: InMemorySnapshot | None) -> Worker:
     """Return the worker of a job that trains.
 
     Args:
@@ -189,8 +120,9 @@ def trainer_of(context: Context, memory: MemoryCopy | None) -> Worker:
     """
     session, stream, module, doing = context.session, context.stream, context.module, context.doing
     doing.now(f"{context.name}: model()")
-    model = model_of(context.config, module, stream)
-    records, samples = data_of(context)
+    model = model_of(context.config, module, context.warn)
+    reader, records, samples = data_of(context)
+    source = source_of(context.config, module, reader, records, session.warn)
     learner, servers = learner_and_servers_of(context, model, samples)
     config = context.config  # with the mode that the model has decided
     history = HistoryFiles(context.results)
@@ -198,28 +130,28 @@ def trainer_of(context: Context, memory: MemoryCopy | None) -> Worker:
     def finish() -> bool:
         """End the training of the model. True if its values have changed."""
         try:
-            worker.end_epoch()
+            worker.finish()
         finally:
             learner.finish_training()
         try:
-            return callbacks is not None and callbacks.end(worker.state.ledger.epochs)
+            return callbacks is not None and callbacks.end(state.ledger.epochs)
         finally:
-            history.end(worker.state.ledger.epochs.history)
-            session.say(history=pb.History(json=as_json(worker.state.ledger.epochs.history[-MOST_TOLD:])))
+            history.end(state.ledger.epochs.history)
+            session.say(history=pb.History(json=as_json(state.ledger.epochs.history[-MOST_TOLD:])))
 
     def step() -> int:
-        return worker.state.ledger.step
+        return state.ledger.step
 
     ahead = verification_of(context)
     export = exporter_of(context, model, learner, finish, ahead)
     buffer = config.data.buffer_mebibytes * MEBIBYTE
-    batches = Batches(records, config.training.batch_size, buffer * AHEAD, ready=learner.ready)
+    batches = Batches(source, config.training.batch_size, buffer * AHEAD, ready=learner.ready)
     computing = context.compute(lambda: context.ring.waits or context.waits_for_server())
     evaluating = context.compute(context.waits_for_server)
     doing.now(f'{context.name}: data("{config.evaluation.split}"), and the first evaluation of the model')
     watch = context.watchdog.watch
     evaluation = evaluation_of(
-        config, module, learner, samples, batches.steps, watch, context.warn, evaluating
+        config, module, learner, samples, batches.steps, watch, context.warn, evaluating, reader
     )
     sample_loss = first_steps(context, model, learner, records, samples)
     report = Telemetry(session, batches.steps, near_end=ahead.prepare if ahead is not None else None)
@@ -238,20 +170,32 @@ def trainer_of(context: Context, memory: MemoryCopy | None) -> Worker:
         memory.open(stream.run_id, learner.fingerprint(), [len(part) for part in learner.parts()])
     doing.now(f"{context.name}: callbacks()")
     callbacks = callbacks_of(config, module, learner, batches.steps, watch, context.warn)
-    parts = (
-        config, session, context.ring, learner, batches, report, export,
-        checkpoints, begin, evaluation, callbacks, history, memory, export.keep,
-    )  # fmt: skip
-    if async_loop is not None:
-        worker: Worker = AsyncWorker(async_loop, *parts)
-    else:
-        assert not isinstance(servers, AsyncPsClient)
-        worker = Worker(*parts, servers, computing)
-    worker.sample_loss = sample_loss
+    # Servers may lose their rows, and then the job may have to begin again with these weights.
+    first = learner.parts() if servers is not None else ()
+    state = State(learner, batches.steps, computing if async_loop is None else uncounted)
+    worker = assemble(
+        config,
+        session,
+        context.ring,
+        state,
+        batches,
+        report,
+        Restore(state, checkpoints, begin, first),
+        export,
+        servers=servers if isinstance(servers, PsClient) else None,
+        async_loop=async_loop,
+        evaluation=evaluation,
+        keep=export.keep,
+        callbacks=callbacks,
+        history=history,
+        memory=memory,
+    )
+    if sample_loss is not None:
+        worker.parts.append(SampleReport(sample_loss))
     return worker
 
 
-def data_of(context: Context) -> tuple[Records, list[Batch]]:
+def data_of(context: Context) -> tuple[Reader, Records, list[Batch]]:
     """Return the training's records, and batches of the first ones, to trace and try the model with.
 
     The first batch has several records, the others one each: if feed() pads each batch, their lengths differ.
@@ -262,13 +206,20 @@ def data_of(context: Context) -> tuple[Records, list[Batch]]:
     assert reader is not None
     refuse_empty(len(reader), "train", module.name, config.data.allow_empty)
     records = Records(
-        reader, module.feed_of("train"), module.name, context.watchdog.watch, config.training.seed,
-        config.data.shuffle, lenient=config.data.max_bad_records > 0,
-    )  # fmt: skip
+        reader,
+        module.feed_of("train"),
+        module.name,
+        context.watchdog.watch,
+        config.training.seed,
+        config.data.shuffle,
+        lenient=config.data.max_bad_records > 0,
+        transform=module.transform_of("train"),
+    )
     records.fit(config.data.buffer_mebibytes * MEBIBYTE * (1 - AHEAD), config.workers)
     context.doing.now(f"{context.name}: the first records, and the first use of the model with them")
     tried = records.first(TRIED_RECORDS)
-    return records, [records.these(several) for several in (tried, *([i] for i in tried))] if tried else []
+    samples = [records.these(several) for several in (tried, *([i] for i in tried))] if tried else []
+    return reader, records, samples
 
 
 def learner_and_servers_of(
@@ -280,12 +231,19 @@ def learner_and_servers_of(
     """
     config, stream, ring, training = context.config, context.stream, context.ring, context.config.training
     if config.asynchronous:
-        return ps_learner_of(config, model, samples, context.warn), step_servers_of(config, stream, ring)
-    with advised(config, model), explained(context.module, samples, training.batch_size):
+        with explained(context.module, model, samples, training.batch_size):
+            ps_learner = ps_learner_of(config, model, samples, context.warn)
+        return ps_learner, step_servers_of(config, stream, ring)
+    with advised(config, model), explained(context.module, model, samples, training.batch_size):
         learner = learner_of(
-            model, samples, ring, training.on_inexact_loss, context.warn, training.accumulate_steps,
+            model,
+            samples,
+            ring,
+            training.on_inexact_loss,
+            context.warn,
+            training.accumulate_steps,
             training.compression,
-        )  # fmt: skip
+        )
     if not config.is_decided:
         context.config = config = config.decided(modes.decided(config.mode, len(learner.tables)))
         context.session.say(built=pb.Built(tables=len(learner.tables)))
@@ -315,7 +273,11 @@ def exporter_of(
     """
     config, stream = context.config, context.stream
     return Exporter(
-        model, context.module, context.session, context.watchdog.watch, finish,
+        model,
+        context.module,
+        context.session,
+        context.watchdog.watch,
+        finish,
         output=context.results,
         job_output=context.output,
         salvage=Path(stream.salvage) if stream.salvage else None,
@@ -327,8 +289,8 @@ def exporter_of(
         whole=learner.whole,
         live=learner.live,
         missing=learner.missing,
-        abandon=partial(_abandon, stream),
-    )  # fmt: skip
+        abandon=partial(abandon, stream),
+    )
 
 
 def first_steps(
@@ -348,16 +310,23 @@ def first_steps(
     config, stream = context.config, context.stream
     before = learner.kept()
     context.doing.now(f"{context.name}: the first step of the model")
-    sample_loss = warm_up(config, context.ring, learner, records)
-    learner.warm_up()
+    with explained(context.module, model, samples, config.training.batch_size):
+        sample_loss = warm_up(config, context.ring, learner, records)
+        learner.warm_up()
     if stream.runs_preflight:
         context.doing.now(f"{context.name}: trying out the evaluation and the saving of the model")
         with learner.whole():  # the rows in it are those of the warm-up
             run_preflight(
-                model, context.module, context.watchdog.watch, config.data.allow_empty, context.session.warn,
-                bool(stream.output), config.export.further, samples[0].x if samples else None,
+                model,
+                context.module,
+                context.watchdog.watch,
+                config.data.allow_empty,
+                context.session.warn,
+                bool(stream.output),
+                config.export.further,
+                samples[0].x if samples else None,
                 config.export.verify,
-            )  # fmt: skip
+            )
     learner.restore(before)
     return sample_loss
 
@@ -393,14 +362,27 @@ def evaluation_of(
     watch: Watch,
     warn: Callable[[str], None],
     evaluating: Computing,
+    train: Reader,
 ) -> RingEvaluation | None:
-    """Return how the ring evaluates the model; None if there are no records for it, or no metrics that
-    ranks can combine."""
+    """Return how the ring evaluates the model; None if it cannot.
+
+    It cannot without records for the evaluation, and without metrics that can be combined across ranks.
+
+    Args:
+        train: the records of the training.
+
+    Raises:
+        ModelError: `evaluation.split` names a split that the model's data() has no records for.
+    """
     of, buffer = config.evaluation, config.data.buffer_mebibytes * MEBIBYTE
     sources = {}
     for split in dict.fromkeys((of.split, FINAL)):
         if (reader := module.reader(split)) is not None and len(reader):
-            sources[split] = Records(reader, module.feed_of(split), module.name, watch)
+            sources[split] = Records(
+                reader, module.feed_of(split), module.name, watch, transform=module.transform_of(split)
+            )
+            if told := memorized(train, reader, module.source(split)):
+                warn(told)
         elif split != FINAL:
             raise ModelError(
                 f"evaluation.split is {split!r}, and {module.name}: data({split!r}) has no records"
@@ -433,20 +415,3 @@ def callbacks_of(
     given = accepted(module.callbacks(), config, notify) if module.callbacks is not None else []
     epochs = config.training.epochs
     return Callbacks(given, learner, steps.per_epoch, epochs, watch) if given and steps.records else None
-
-
-def _hung(stream: MasterStream, why: str, stack: str) -> None:
-    """Report that a call of the user's code does not return, and end the process.
-
-    Nothing but the end of the process can end such a call.
-    """
-    print(f"edl worker {stream.session.worker}: {why}", file=sys.stderr, flush=True)
-    stream.session.say(failed=pb.Failed(why=why, traceback=stack))
-    _abandon(stream)
-
-
-def _abandon(stream: MasterStream) -> NoReturn:
-    """End this process, whose main thread is blocked."""
-    stream.close()
-    end_children()
-    leave(WorkerExit.FAILED)

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A worker of a job that does not train: `mode` is evaluate or predict."""
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from edl.contract.layout import Layout, Part
 from edl.contract.proto import edl_pb2 as pb
 from edl.errors import ConfigError, DataError, ModelError
 from edl.trainer.agreement.ledger import Ledger
+from edl.trainer.assembly import assemble
+from edl.trainer.build_data import source_of
 from edl.trainer.checkpoint.warm_start import of_job as warm_start_of_job
 from edl.trainer.embedding.interfaces import Start
 from edl.trainer.embedding.local_rows import LocalRows
@@ -33,13 +36,15 @@ from edl.trainer.evaluation.prediction import (
     PredictionFiles,
     RingPrediction,
 )
-from edl.trainer.evaluation.rounds import Evaluation
 from edl.trainer.model.batch_types import tensor_tree
 from edl.trainer.model.data import Batch, Batches
 from edl.trainer.model.model_support import refuse_unless_compiled
 from edl.trainer.model.records import Records
 from edl.trainer.model.user_model import UserModel
+from edl.trainer.parts.evaluation import Evaluation
+from edl.trainer.parts.sample import SampleReport
 from edl.trainer.ps_client.client import PsClient
+from edl.trainer.restore import Restore
 from edl.trainer.ring.base import Ring, RingBroken
 from edl.trainer.runtime.error_report import format_error, format_traceback
 from edl.trainer.runtime.watchdog import Compute, Watch, Watchdog
@@ -47,6 +52,8 @@ from edl.trainer.session.client import MasterStream
 from edl.trainer.session.orders import FormRing
 from edl.trainer.session.state import Session
 from edl.trainer.session.telemetry import Telemetry
+from edl.trainer.state import State
+from edl.trainer.step.sample_loss import output_norm, with_fixed_weights
 from edl.trainer.worker import Worker
 
 SAMPLE_RECORDS = 5  # to build, trace and try the model with
@@ -66,25 +73,36 @@ class NoRecords:
 
 
 def build_inference(
-    config: Config, stream: MasterStream, module: UserModel, model: Any, ring: Ring, watchdog: Watchdog,
+    config: Config,
+    stream: MasterStream,
+    module: UserModel,
+    model: Any,
+    ring: Ring,
+    watchdog: Watchdog,
     servers: PsClient | None = None,
-) -> Worker:  # fmt: skip
+) -> Worker:
     """Build the worker of a job that evaluates or predicts.
 
     Args:
         servers: the servers with the rows of the model's tables; None if these are variables of the model.
 
     Raises:
+        DataError: the split has no records, or a record is not what was expected.
+        ModelError: servers are configured, and the model has no tables for them.
         EdlError: the values, the model or the data are not what they should be.
     """
     session, watch = stream.session, watchdog.watch
     split = PREDICTED if config.mode == "predict" else config.evaluation.split
     reader = module.reader(split)
     if reader is None or not len(reader):
-        raise DataError(f"{module.name}: data({split!r}) has no records, and mode is {config.mode}")
-    records = Records(reader, module.feed_of(split), module.name, watch)
+        raise DataError(
+            f"{module.name}: {module.source(split)} has no records, and mode is {config.mode} "
+            f"(data.{split} can name them)"
+        )
+    transform = module.transform_of(split)
+    records = Records(reader, module.feed_of(split), module.name, watch, transform=transform)
     sample = records.these(range(min(SAMPLE_RECORDS, len(reader))))
-    _build(model, sample)
+    create_variables(model, sample)
     lookups = Lookups(model, trained=False)
     if servers is not None and not lookups.tables:
         raise ModelError(
@@ -96,13 +114,15 @@ def build_inference(
     batches = Batches(NoRecords(), config.training.batch_size)
     plan = config.evaluation_plan(batches.steps, {split: len(reader)})
     limits = config.elastic.step_timeout_seconds, config.elastic.startup_timeout_seconds
-    computing = Compute(watchdog, *limits, waits=lambda: session.waits() is not None)
+    computing = Compute(watchdog, *limits, waits=lambda: session.waits() is not None, warn=session.warn)
     evaluation: Evaluation
+    compared: Callable[[Batch], float]
     files: PredictionFiles | None = None
     if config.mode == "predict":
         files = _files(config, stream, module, len(reader))
         keep = partial(_kept, module, watch) if module.write is not None else lambda outputs, ids: outputs
         predict = Predictor(model, sample, lookups)
+        compared = partial(_predicted_norm, predict)
 
         def limited(batch: Batch, following: Callable[[], Batch | None]) -> Mapping[str, np.ndarray]:
             with computing("prediction", lambda: f"the prediction of the {batch}", len(batch)):
@@ -111,8 +131,11 @@ def build_inference(
         evaluation = RingPrediction(plan, records, limited, files, keep)
     else:
         ahead = config.data.buffer_mebibytes * MEBIBYTE
-        held_out = {split: Batches(records, config.evaluation.batch_size, ahead)}
-        evaluation = RingEvaluation(plan, held_out, _metrics(model, sample, lookups), watched=computing)
+        source = source_of(config, module, reader, records, session.warn, split)
+        held_out = {split: Batches(source, config.evaluation.batch_size, ahead)}
+        metrics = metrics_of(model, sample, lookups)
+        evaluation, compared = RingEvaluation(plan, held_out, metrics, watched=computing), metrics.loss
+    sample_loss = with_fixed_weights(learner, lambda: records.these(range(len(sample))), compared)
     rows = RememberedRows(servers) if servers is not None else None
     warm_start = warm_start_of_job(config, model, learner, session.began_with, rows)
     if warm_start is not None and stream.runs_preflight:
@@ -128,27 +151,44 @@ def build_inference(
         weights = learner.digest() + (f"/{rows.digest}" if rows is not None else "")
         book = Book(len(reader), size, learner.fingerprint(), weights, form)
         (whole,) = plan.after(0, 0)
-        first = files.begin(book) * size // plan.batch  # the first round whose file is missing
+        first = files.begin(book) * size // plan.batch  # the first batch whose file is missing
         return Ledger(round=min(first, whole.end))
 
     _meet_alone(config, ring, learner)
     report = Telemetry(session, batches.steps)
-    end = partial(_end, session, files)
-    worker = Worker(
-        config, session, ring, learner, batches, report, end, warm_start=begin, evaluation=evaluation,
-        servers=servers,
-    )  # fmt: skip
+    state = State(learner, batches.steps)
+    restore = Restore(state, None, begin, learner.parts() if servers is not None else (), trains=False)
     if servers is not None:
-        lookups.rows, lookups.at = servers, lambda: worker.state.ledger.step
+        lookups.rows, lookups.at = servers, lambda: state.ledger.step
+    end = partial(_end, session, files)
+    worker = assemble(
+        config,
+        session,
+        ring,
+        state,
+        batches,
+        report,
+        restore,
+        end,
+        servers=servers,
+        evaluation=evaluation,
+    )
+    if sample_loss is not None:
+        worker.parts.append(SampleReport(sample_loss))
     return worker
 
 
-def _build(model: Any, sample: Batch) -> None:
+def create_variables(model: Any, sample: Batch) -> None:
     """Create all variables of the model."""
     if type(model).predict_step is keras.Model.predict_step:
         model.predict_on_batch(sample.x)
     else:  # which is given what `predict` gives it
         model.predict_step(keras.utils.pack_x_y_sample_weight(tensor_tree(sample)[0]))
+
+
+def _predicted_norm(predict: Predictor, batch: Batch) -> float:
+    """Predict a batch, and return the norm of the outputs, by which workers are compared."""
+    return output_norm(predict(batch))
 
 
 class RememberedRows:
@@ -158,12 +198,17 @@ class RememberedRows:
         self._servers, self.digest = servers, ""
 
     def begin_with(self, start: Start) -> None:
+        """Remember the digest of the rows, by which workers are compared, and forward them."""
         self.digest = start.digest()
         self._servers.begin_with(start)
 
 
 def _files(config: Config, stream: MasterStream, module: UserModel, records: int) -> PredictionFiles:
-    """Return the files of the predictions."""
+    """Return the files of the predictions.
+
+    Raises:
+        ConfigError: no directory for predictions is configured.
+    """
     directory = config.prediction.dir or (stream.output and str(Path(stream.output, PREDICTIONS)))
     if not directory:
         raise ConfigError(
@@ -174,7 +219,7 @@ def _files(config: Config, stream: MasterStream, module: UserModel, records: int
     return PredictionFiles(Path(directory), form, records, config.prediction.part_records)
 
 
-def _metrics(model: Any, sample: Batch, lookups: Lookups) -> EvaluationMetrics:
+def metrics_of(model: Any, sample: Batch, lookups: Lookups) -> EvaluationMetrics:
     """Return the metrics of an evaluation by several workers.
 
     Raises:
@@ -194,7 +239,11 @@ def _metrics(model: Any, sample: Batch, lookups: Lookups) -> EvaluationMetrics:
 def _kept(
     module: UserModel, watch: Watch, outputs: Mapping[str, np.ndarray], ids: np.ndarray
 ) -> Mapping[str, np.ndarray] | None:
-    """Call the user's write() with the outputs of a part, and return the outputs to keep: none."""
+    """Call the user's write() with the outputs of a part, and return the outputs to keep: none.
+
+    Raises:
+        DataError: write() has returned a value.
+    """
     assert module.write is not None
     with watch(lambda: f"{module.name}: write() of the records {ids[0]} to {ids[-1]}"):
         found = module.write(outputs["output"] if list(outputs) == ["output"] else dict(outputs), ids)
@@ -229,8 +278,7 @@ def _meet_alone(config: Config, ring: Ring, learner: InferenceLearner) -> None:
     alone = Session(0, said.append, Event())
     batches = Batches(NoRecords(), config.training.batch_size)
     report = Telemetry(alone, batches.steps, log=lambda line: None)
-    nothing: Callable[[Mapping[str, Any] | None], None] = lambda worth: None  # noqa: E731
-    worker = Worker(config, alone, ring, learner, batches, report, nothing)
+    worker = Worker(config, alone, ring, State(learner, batches.steps), batches, report)
     worker.run_ring(FormRing(0, (0,), 0, sync=True, epochs=0, shares=(1,), layout=Layout(0)))
     if broken := said[-1].left_ring.broken:
         raise RingBroken(broken)

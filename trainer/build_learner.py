@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The learner of a worker: of the model that model() returns and the values of the job.
 
 A model that cannot be trained, or cannot be trained in this mode, is refused here, with the reason.
@@ -5,7 +6,6 @@ A model that cannot be trained, or cannot be trained in this mode, is refused he
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
@@ -14,14 +14,13 @@ import keras
 import tensorflow as tf
 
 from edl.config import Config
-from edl.errors import ModelError, UserCodeError
+from edl.errors import ModelError
 from edl.layers.embedding import Embedding
 from edl.trainer.embedding.replacement import replaced
+from edl.trainer.model import mistakes
 from edl.trainer.model.data import Batch
 from edl.trainer.model.model_support import has_own_step, refuse_unless_compiled
 from edl.trainer.model.user_model import UserModel
-from edl.trainer.runtime.error_report import format_error
-from edl.trainer.session.client import MasterStream
 from edl.trainer.step.learner import KerasLearner
 from edl.trainer.step.overlapped import RingAllReduce
 from edl.trainer.step.own_step import OwnStepLearner
@@ -30,8 +29,11 @@ from edl.trainer.step.ps_learner import PsLearner
 TRIED_RECORDS = 5  # to build, trace and try the model with: so that it divides into two unlike parts
 
 
-def model_of(config: Config, module: UserModel, stream: MasterStream) -> keras.Model:
+def model_of(config: Config, module: UserModel, warn: Callable[[str], None]) -> keras.Model:
     """Return the model of model(), with large embeddings replaced if the job says so.
+
+    Args:
+        warn: takes a line about each replaced embedding.
 
     Raises:
         ModelError: one of them cannot be, or it is no model.
@@ -43,8 +45,8 @@ def model_of(config: Config, module: UserModel, stream: MasterStream) -> keras.M
         raise ModelError(
             f"{module.name}: model() must return a compiled keras.Model, not {type(model).__name__}{hint}"
         )
-    for line in told if stream.runs_preflight else ():  # one worker tells it for all
-        stream.session.warn(line)
+    for line in told:
+        warn(line)
     return model
 
 
@@ -68,29 +70,22 @@ def advised(config: Config, model: keras.Model) -> Iterator[None]:
 
 
 @contextmanager
-def explained(module: UserModel, samples: Sequence[Batch], batch_size: int) -> Iterator[None]:
+def explained(
+    module: UserModel, model: keras.Model, samples: Sequence[Batch], batch_size: int
+) -> Iterator[None]:
     """Inside this context, explain a library's error about a common mistake in the model or its data.
 
     Raises:
-        UserCodeError: with what is behind the error.
-    """
+        Mistake: a mistake explains the error; its cause is the library's error.
+        Exception: the library's error, if no mistake explains it.
+    """  # noqa: DOC501 (raised again)
     try:
         yield
-    except (ValueError, TypeError, AttributeError, tf.errors.InvalidArgumentError) as error:
-        where = "feed(records)" if module.feed else "the reader of data('train')"
-        why = ""
-        if samples and samples[0].y is None:
-            why = f"{where} gives no labels, and the model's loss is computed without them"
-            if isinstance(samples[0].x, dict):
-                why += " (label=... of edl.csv, edl.parquet and edl.dataset names their column)"
-        elif re.search(rf"\b{batch_size}\b", str(error)):
-            why = (
-                f"training.batchSize is {batch_size}, and a worker gets a part of each batch, with any "
-                "number of records: the model must take the size from the batch (None, -1, ops.shape)"
-            )
-        if not why:
-            raise
-        raise UserCodeError(f"{module.name}: {why}: {format_error(error)}") from error
+    except (ValueError, TypeError, AttributeError, tf.errors.OpError) as error:
+        sample = samples[0] if samples else None
+        if (mistake := mistakes.behind(error, module, model, sample, batch_size)) is not None:
+            raise mistake from error
+        raise
 
 
 def ps_learner_of(
@@ -120,9 +115,13 @@ class RingReducer(Protocol):
     """The part of a ring that a learner needs."""
 
     @property
-    def in_graph(self) -> RingAllReduce | None: ...
+    def in_graph(self) -> RingAllReduce | None:
+        """The all-reduce as an operation of TensorFlow's graphs; None if this ring has none."""
+        ...
 
-    def reduce(self, vector: Any) -> Any: ...
+    def reduce(self, vector: Any) -> Any:
+        """Return the sum of `vector`, float32 [n], over all ranks."""
+        ...
 
 
 def learner_of(

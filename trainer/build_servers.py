@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A worker's connection to the parameter servers of its job, which ends with its ring."""
 
 from __future__ import annotations
@@ -5,8 +6,10 @@ from __future__ import annotations
 from edl.config import Config
 from edl.errors import ModelError
 from edl.trainer.ps_client.async_client import AsyncPsClient
+from edl.trainer.ps_client.calls import Link
 from edl.trainer.ps_client.client import PsClient
-from edl.trainer.ps_client.link import Interrupt, Link, ServerLink
+from edl.trainer.ps_client.interrupt import Interrupt
+from edl.trainer.ps_client.link import ServerLink
 from edl.trainer.ring.base import Ring
 from edl.trainer.session.client import MasterStream
 from edl.trainer.step.learner import KerasLearner
@@ -43,9 +46,13 @@ def servers_of(
 def connected(config: Config, stream: MasterStream, ring: Ring) -> PsClient:
     """Return the job's parameter servers. Calls to them end when the ring is cut."""
     servers = PsClient.at(
-        stream.servers, stream.token, stream.run_id, config.training.seed,
-        config.ps.replicas, config.ps.timeout_seconds,
-    )  # fmt: skip
+        stream.servers,
+        stream.token,
+        stream.run_id,
+        config.training.seed,
+        config.ps.replicas,
+        config.ps.timeout_seconds,
+    )
     _cut_with(ring, servers, stream)
     return servers
 
@@ -60,10 +67,17 @@ def step_servers_of(config: Config, stream: MasterStream, ring: Ring) -> AsyncPs
 
     links = [connect(index, address) for index, address in enumerate(stream.servers)]
     servers = AsyncPsClient(
-        links, stream.run_id, config.training.seed, interrupt,
-        how.grads_to_wait, how.max_staleness, how.scale_rate_by_staleness, how.replicas, connect,
+        links,
+        stream.run_id,
+        config.training.seed,
+        interrupt,
+        how.grads_to_wait,
+        how.max_staleness,
+        how.scale_rate_by_staleness,
+        how.replicas,
+        connect,
         stream.servers,
-    )  # fmt: skip
+    )
     _cut_with(ring, servers, stream)
     return servers
 

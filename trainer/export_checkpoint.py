@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A model out of a checkpoint, or a trained one, in a format that is asked for: `edl export`.
 
     python -m edl.trainer.export_checkpoint < REQUEST
@@ -24,7 +25,7 @@ from edl import config as config_module
 from edl.checkpoints import Checkpoint, Loaded, Store
 from edl.config import Config
 from edl.errors import CheckpointError, ConfigError, EdlError, ModelError
-from edl.layers.embedding import keep_rows_elsewhere
+from edl.layers.row_location import keep_rows_elsewhere
 from edl.trainer.agreement.epochs import without_memory
 from edl.trainer.build_learner import TRIED_RECORDS, learner_of
 from edl.trainer.embedding.replacement import replaced
@@ -72,6 +73,7 @@ class Alone:
 
 
 def main() -> int:
+    """Run the request on standard input. Return the exit code: 2 if values or model must be changed."""
     request = Request(**json.load(sys.stdin))
     try:
         print(export(request))
@@ -82,10 +84,11 @@ def main() -> int:
 
 
 def export(request: Request) -> str:
-    """Write what is asked for, and load it again; the outcome in words.
+    """Write what is requested, load it again, and return the outcome in words.
 
     Raises:
-        EdlError: there is nothing to export, it cannot be written so, or what was written is not the model.
+        ModelError: the model cannot be written in this format.
+        EdlError: there is nothing to export, or what was written is not the model.
     """
     config = config_module.parse(request.values)
     formats.refuse_missing([name for name in [request.name] if name in formats.PACKAGES])
@@ -94,7 +97,7 @@ def export(request: Request) -> str:
     kept, needs_code = contextlib.ExitStack(), ""
     try:
         keras.utils.set_random_seed(config.training.seed)
-        module = user_model.load(config.model.module, config.model.source)
+        module = user_model.of_job(config)
         features = samples.features_of(module)
         model, what = (
             _trained(request, module, features)
@@ -110,7 +113,9 @@ def export(request: Request) -> str:
             why = "" if features is not None else "there are no records"
             sample = samples.of(model, features, why)
             try:
-                fresh.ask(model, sample, {request.name: path}, module.name, config.model.source)
+                fresh.ask(
+                    model, sample, {request.name: path}, module.name, config.model.source, module.functions
+                )
                 found = fresh.result()[request.name]
             except EdlError as error:  # no memory for another copy of the model
                 found = Found(unseen=str(error))
@@ -132,7 +137,7 @@ def export(request: Request) -> str:
 def _trained(request: Request, module: UserModel, features: Any) -> tuple[keras.Model, str]:
     path = Path(request.trained)
     try:
-        model = saved_file.load(path, getattr(module.model, "__globals__", {}))
+        model = saved_file.load(path, module.names)
     except FAILURES as error:
         try:
             model = built(path, module, features)
@@ -144,15 +149,21 @@ def _trained(request: Request, module: UserModel, features: Any) -> tuple[keras.
 def _restored(
     request: Request, config: Config, module: UserModel, kept: contextlib.ExitStack
 ) -> tuple[keras.Model, str]:
-    """The model with the state of the checkpoint, as the end of a training leaves it. Until `kept` is closed,
-    it has its rows as variables."""
+    """Return the model with the checkpoint's state, as the end of a training leaves it.
+
+    Until `kept` is closed, the model has its rows as variables.
+
+    Raises:
+        ModelError: the checkpoint is of a different model.
+    """
     loaded = _loaded(Store.open(request.checkpoints), request)
     manifest = loaded.checkpoint.manifest
     if manifest.of_servers:  # a directory of checkpoints does not name its job
         keep_rows_elsewhere()
     reader = module.reader("train")
     assert reader is not None
-    records = Records(reader, module.feed_of("train"), module.name, lenient=True)
+    feed, transform = module.feed_of("train"), module.transform_of("train")
+    records = Records(reader, feed, module.name, lenient=True, transform=transform)
     tried = records.first(TRIED_RECORDS)
     batches = [records.these(several) for several in (tried, *([i] for i in tried))] if tried else []
     with replaced(config.ps.replace_embeddings if manifest.of_servers else 0):

@@ -1,10 +1,10 @@
+# SPDX-License-Identifier: Apache-2.0
 """Start workers by fork from a process that has imported TensorFlow and run nothing.
 
 Reads one JSON line per worker from stdin: {"worker", "arguments", "log"}, with "environment" if that of the
-worker differs from this process's. Writes
-{"worker", "pid"} when it runs and {"worker", "code"} when it has ended (negative: a signal).
-Importing starts no TensorFlow thread; a thread would not survive the fork. When stdin ends,
-the master is gone, and so is the forkserver.
+worker differs from this process's. Writes {"worker", "pid"} when it runs and {"worker", "code"} when it has
+ended (negative: a signal). Importing starts no TensorFlow thread; a thread would not survive the fork. When
+stdin ends, the master is gone, and so is the forkserver.
 
 What a worker leaves behind becomes this process's child (it is a subreaper), and is killed with its worker's
 end, also a process that has a session of its own.
@@ -12,6 +12,7 @@ end, also a process that has a session of its own.
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import selectors
@@ -22,18 +23,21 @@ from typing import Any, NamedTuple
 
 import aiohttp.web  # noqa: F401
 import grpc.aio  # noqa: F401
-import horovod.tensorflow  # noqa: F401
 
 from edl.config import Config
 from edl.config.types import prepare
 from edl.exit_announcements import Announcement, announce_to
 from edl.full_disk import log_file
 from edl.trainer import __main__ as worker_main
-from edl.trainer import build  # noqa: F401  TensorFlow, Keras, and all of the worker
+from edl.trainer.runtime.keras_import import import_keras
 from edl.trainer.runtime.termination import become_subreaper, end_children
 
 
 def main() -> None:
+    """Fork workers as standard input orders, and report on standard output when they end."""
+    import_keras()
+    for module in ("horovod.tensorflow", "edl.trainer.build"):  # all that a worker needs
+        importlib.import_module(module)
     prepare(Config)
     become_subreaper()
     woken, waker = os.pipe()

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The initial state of a ring's root, if no worker holds the job's state.
 
 It is the newest checkpoint. Without a checkpoint it is what another training has learned (a warm start), and
@@ -6,7 +7,7 @@ without that the model's first weights.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -31,10 +32,10 @@ class Restore:
     def __init__(
         self,
         state: State,
-        checkpoints: Checkpointing | None,
-        warm_start: Callable[[], Ledger | None] | None,
-        initial_weights: list[np.ndarray],
-        trains: bool,
+        checkpoints: Checkpointing | None = None,
+        warm_start: Callable[[], Ledger | None] | None = None,
+        initial_weights: Sequence[np.ndarray] = (),
+        trains: bool = True,
     ):
         self.checkpoints, self.warm_start, self.initial_weights = checkpoints, warm_start, initial_weights
         self._state, self._trains = state, trains

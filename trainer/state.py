@@ -1,20 +1,23 @@
+# SPDX-License-Identifier: Apache-2.0
 """The job's state in one worker: the model, the ledger, and the updates that are not applied yet.
 
     ledger, model       one state: changed together, copied together
     pending_updates     steps that the ring has made and that are not in the state yet
-    step, round, turn   what the ring does next: the ledger's own, when nothing is pending
+    step, round, callbacks_done   what the ring does next: the ledger's own, when nothing is pending
 
-A step is usually pending only while `add` runs. But a member that joins without the state catches up: it
+A step is usually pending only while `apply` runs. But a member that joins without the state catches up: it
 receives the state of one moment, keeps the steps made since then, and applies them afterwards.
 
-Training changes the state in `_put` only. Otherwise the whole state is replaced: by a different member's
-(`sync`, `begin_catch_up`), by the copy of an earlier worker (`restore_from_memory`), or by a checkpoint
-(trainer/restore.py).
+Training changes the state in `_put` only: model and ledger, with nothing that can fail between the two.
+Otherwise the whole state is replaced: by a different member's (`sync`, `pass_on`), by the copy of an earlier
+worker (`restore_copy`), or by a checkpoint (trainer/restore.py).
 """
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -25,51 +28,42 @@ from edl.contract.steps import Steps
 from edl.errors import ModelError
 from edl.trainer.agreement import control
 from edl.trainer.agreement.epochs import CallbackUpdate
-from edl.trainer.agreement.ledger import Ledger
+from edl.trainer.agreement.ledger import Ledger, RoundResult, Update
 from edl.trainer.agreement.metric_values import Value
-from edl.trainer.checkpoint.memory_copy import MemoryCopy
 from edl.trainer.embedding.interfaces import Commit
-from edl.trainer.evaluation.rounds import Rounds
-from edl.trainer.ps_client.interfaces import Servers
+from edl.trainer.model.data import Batch
 from edl.trainer.ring.base import Ring, StateFuture, broadcast_parts
+from edl.trainer.runtime.watchdog import Computing, uncounted
 from edl.trainer.session.orders import FormRing
-from edl.trainer.session.state import Session
 from edl.trainer.step.interfaces import Learner
 
-PENDING_BYTES = (
-    256 << 20
-)  # or the size of the state, if that is larger; beyond it the ring waits for this member
+# Or the size of the state, if that is larger; beyond it the ring waits for this member.
+PENDING_BYTES = 256 << 20
 UPDATES_PER_STEP = 2  # applied in each step while catching up: more would delay the other members
 
 
 class State:
-    """The state of one worker.
+    """The state of one worker, and the only user of its learner while a ring trains.
 
     Args:
         learner: holds the model.
-        rounds: adds rounds of evaluations to the ledger.
-        memory: keeps a copy of each state in memory that outlives this process; None for no copies.
-        servers: hold the rows of the model's tables; None if it has no tables.
+        steps: the steps of the job.
+        computing: limits the time of the model's code in a step.
     """
 
-    def __init__(
-        self,
-        learner: Learner,
-        steps: Steps,
-        rounds: Rounds,
-        session: Session,
-        memory: MemoryCopy | None = None,
-        servers: Servers | None = None,
-    ):
-        self.learner, self._steps, self._rounds, self._session = learner, steps, rounds, session
-        self._memory, self._servers = memory, servers
+    def __init__(self, learner: Learner, steps: Steps, computing: Computing = uncounted):
+        self.learner, self.steps, self._computing = learner, steps, computing
         self.ledger = Ledger()
-        self.step, self.round, self.turn = 0, 0, 0  # which the ring makes next
+        self.step, self.round, self.callbacks_done = 0, 0, 0  # which the ring makes next
+        self.task = 0  # epochs to train, as the ring has agreed
         self.stop = 0  # number of epochs after which a callback ends the training; 0 if none does
+        self.begun: Callable[[], int] = lambda: 0  # epochs that have begun elsewhere, and must be ended
+        # What servers of rows must know of a step, before it is applied; None without servers.
+        self.commit_of: Callable[[int, control.StepResult], Commit | None] = lambda step, result: None
         self.has_state = False  # whether this is a state of the job, and not of a new model
         self.synced_generation = 0  # the last ring in which this worker was in sync
         # For a member that joins without the state:
-        self.pending_updates: deque[control.StepResult | CallbackUpdate] = deque()
+        self.pending_updates: deque[Update] = deque()
         self._incoming: StateFuture | None = None  # the state that is being received; None when it is here
         self._incoming_generation = 0  # the ring that sends it
 
@@ -77,21 +71,31 @@ class State:
 
     def set_ledger(self, ledger: Ledger) -> None:
         """Replace the ledger: the model is in this state already. Nothing is pending then."""
-        self.ledger, self.step, self.round, self.turn = ledger, ledger.step, ledger.round, ledger.turn
+        self.ledger, self.step, self.round, self.callbacks_done = (
+            ledger,
+            ledger.step,
+            ledger.round,
+            ledger.callbacks_done,
+        )
         self.stop = ledger.epochs.stop
 
-    def restore_from_memory(self) -> bool:
-        """Restore the copy that an earlier worker left in this pod's memory. Returns False without a copy."""
-        if self._memory is None or (found := self._memory.newest()) is None:
-            return False
-        ledger, parts = found
+    def restore_copy(self, ledger: Ledger, parts: list[np.ndarray]) -> None:
+        """Replace the state by a copy that an earlier worker has made of it.
+
+        Args:
+            parts: the learner's parts, uint8 [bytes] each.
+        """
         self.learner.take_over(self.learner.prepared(parts))
         self.set_ledger(ledger)
         self.has_state = True
-        return True
 
     def sync(self, ring: Ring, root: int, rank: int) -> None:
-        """Copy the root's state to all members: ledger and model together, or neither."""
+        """Copy the root's state to all members: ledger and model together, or neither.
+
+        Raises:
+            ModelError: the root's state has a different size than this worker's model.
+            RingBroken: the ring broke; nothing has changed.
+        """
         ledger = self.ledger.pack() if rank == root else np.zeros(0, np.uint8)
         parts = self.learner.parts()  # on all ranks of the same sizes; only the root's values count
         # The sizes come first, so that the other members can allocate memory.
@@ -114,28 +118,41 @@ class State:
         self.has_state, self.synced_generation = True, generation
 
     def forget(self) -> None:
-        """Treat this state as invalid, because it may have diverged from the job's.
-
-        A copy in memory is dropped, too, so that it cannot come back whatever becomes of the next ring.
-        """
+        """Treat this state as invalid, because it may have diverged from the job's."""
         self.has_state, self.synced_generation = False, 0
-        if self._memory is not None:
-            self._memory.forget()
 
     def left_ring(self, broken: str) -> pb.LeftRing:
         """Describe the state for the master, which chooses the next ring's root by it."""
-        complete = self.has_state and self._steps.ends_epoch(
-            self.ledger.step
-        )  # the master compares digests of states that may be final
+        # The master compares digests of states that may be final.
+        complete = self.has_state and self.steps.ends_epoch(self.ledger.step)
         digest = self.learner.digest() if complete else ""
         return self.ledger.left_ring(self.has_state, broken, digest)
 
     # --- joining a ring without the state
 
     @property
+    def receiving(self) -> bool:
+        """Whether the ring's state has not arrived: this state is an older one, or a new model's."""
+        return self._incoming is not None
+
+    @property
     def catching_up(self) -> bool:
         """Whether the ring has made steps that are not in this state yet."""
-        return self._incoming is not None or bool(self.pending_updates)
+        return self.receiving or bool(self.pending_updates)
+
+    def pass_on(self, ring: Ring, form: FormRing, rank: int) -> None:
+        """Begin to send the state to the members that join without it, or to receive it.
+
+        Each member sends to one other. Receivers forward the state, so that many joining members cost a
+        member in sync no more than one does.
+        """
+        joining = [form.members.index(worker) for worker in form.joining]
+        synced = [r for r in range(len(form.members)) if r not in joining]
+        sources = dict(zip(joining, [*synced, *joining], strict=False))
+        if rank in sources:
+            self._begin_catch_up(ring, form, sources[rank], forward=rank in sources.values())
+        elif rank in sources.values():
+            ring.send_state(self.packed())
 
     def packed(self) -> list[np.ndarray]:
         """The state as it is now, for a member that catches up: uint8 [bytes] each."""
@@ -145,22 +162,21 @@ class State:
         """Unpack what `packed` has made. Runs on the thread that receives the state, and changes nothing."""
         return Ledger.unpack(parts.pop(0)), self.learner.prepared(parts)
 
-    def begin_catch_up(self, ring: Ring, form: FormRing, source: int, forward: bool) -> None:
+    def _begin_catch_up(self, ring: Ring, form: FormRing, source: int, forward: bool) -> None:
         """Receive the state of the ring's first step, and keep the steps made since then.
 
         Args:
             source: the rank that sends it.
             forward: whether this member forwards the state to one more.
         """
-        self.step, self.round, self.turn = form.step, form.round, form.turn
+        self.step, self.round, self.callbacks_done = form.step, form.round, form.callbacks_done
         self._incoming, self._incoming_generation = (
             ring.receive_state(source, self.prepared, forward),
             form.generation,
         )
         if not self.learner.can_catch_up:
-            self._take_over(
-                self._incoming
-            )  # this learner cannot apply results later, so the ring waits for it
+            # This learner cannot apply results later, so the ring waits for it.
+            self._take_over(self._incoming)
 
     def drop_pending(self) -> None:
         """Drop the pending updates after a ring: without the other members they cannot be completed."""
@@ -176,75 +192,97 @@ class State:
         self.mark_synced(self._incoming_generation)
         self.stop = self.stop or ledger.epochs.stop
 
-    # --- one more step, round or callback update
+    # --- one more step, evaluation batch or callback update
 
-    def add(self, update: control.StepResult | CallbackUpdate) -> dict[str, Value] | None:
-        """Add an update that the ring has made. It stays pending until the state has been received.
+    @property
+    def epochs(self) -> int:
+        """The number of epochs to train."""
+        return max(min(self.task, self.stop) if self.stop else self.task, self.begun())
+
+    @property
+    def end(self) -> int:
+        """The step at which nothing is left to train."""
+        return self.steps.end(self.step, self.epochs)
+
+    @property
+    def records(self) -> int:
+        """The number of records of the next step, on all ranks; 0 if nothing is left to train."""
+        start, stop = self.steps.positions(self.step) if self.step < self.end else (0, 0)
+        return stop - start
+
+    def compute(self, batch: Batch | None, vote: np.ndarray, rank: int) -> control.StepResult:
+        """Compute this rank's gradients of the next step, and all-reduce them. Changes nothing.
+
+        Args:
+            batch: this rank's part of the step; None if it has none: it takes part with weight zero.
+            vote: the control vector of this rank, float32 [n].
+
+        Raises:
+            RingBroken: one of the sums did not come back here.
+        """
+        with self._limited(batch):
+            return self.learner.allreduce_step(batch, vote, self.step, rank, self.records)
+
+    def apply(self, update: Update, batch: Batch | None = None) -> dict[str, Value] | None:
+        """Apply an update that the ring has made. It stays pending until the state has been received.
+
+        Args:
+            batch: this rank's part of the step, for messages.
 
         Returns:
             the metrics of an epoch that ends with it; None if no epoch ends.
         """
         self.pending_updates.append(update)
-        if isinstance(update, CallbackUpdate):
-            self.turn, self.stop = 1, update.after.stop
-        elif update.round:
-            self.round = update.round
-        else:
-            self.step, self.round, self.turn = self.step + 1, 0, 0
-        return self._catch_up()
+        with self._limited(batch, "the update of "):
+            if isinstance(update, CallbackUpdate):
+                self.callbacks_done, self.stop = 1, update.after.stop
+            elif isinstance(update, RoundResult):
+                self.round = update.round
+            else:
+                self.step, self.round, self.callbacks_done = self.step + 1, 0, 0
+            return self._catch_up()
+
+    def _limited(self, batch: Batch | None, what: str = "") -> AbstractContextManager[object]:
+        """Limit the time of the model's code in a step; without a batch, none of it runs."""
+        if batch is None:
+            return nullcontext()
+        number = self.step + 1
+        return self._computing(what or "step", lambda: f"{what}step {number}, with the {batch},", len(batch))
 
     def _catch_up(self) -> dict[str, Value] | None:
-        """Apply pending updates, if the state has been received. Returns as `add` does."""
+        """Apply pending updates, if the state has been received. Returns as `apply` does."""
         if self._incoming is not None:
             # Beyond this limit the ring waits until the state has been received.
             full = sum(u.nbytes for u in self.pending_updates) > max(PENDING_BYTES, self.learner.nbytes)
             if not self._incoming.done and not full:
                 return None
             self._take_over(self._incoming)
+        metrics: dict[str, Value] | None = None
         for _ in range(min(len(self.pending_updates), UPDATES_PER_STEP)):
             metrics = self._put(self.pending_updates.popleft())
-        self._copy()
         return None if self.pending_updates else metrics
 
-    def _put(self, update: control.StepResult | CallbackUpdate) -> dict[str, Value] | None:
+    def _put(self, update: Update) -> dict[str, Value] | None:
         """Apply one update to model and ledger; nothing that can fail comes between the two."""
         if isinstance(update, CallbackUpdate):
             self.change(update)
-            self.ledger = replace(self.ledger, turn=1)
+            self.ledger = replace(self.ledger, callbacks_done=1)
             return None
-        if update.round:
-            ends_epoch = self._steps.ends_epoch(self.ledger.step)
-            self.ledger = self._rounds.put(self.ledger, update, ends_epoch)
+        if isinstance(update, RoundResult):
+            self.ledger = update.put(self.ledger)
             return None
-        agreed = update.agreed
-        commit: Commit | None = None
-        if self._servers is not None:
-            made = self.learner.commit(self.ledger.step, update)
-            commit = replace(made, generation=self._servers.generation)
+        agreed, commit = update.agreed, self.commit_of(self.ledger.step, update)
         if not agreed.nonfinite and agreed.records:
             self.learner.apply(update)
-        self.ledger = self.ledger.after(agreed, self._steps.epoch(self.ledger.step), commit)
-        metrics: dict[str, Value] | None = None
-        if self._steps.ends_epoch(self.ledger.step):
-            metrics = self.learner.take_metrics()
-            epochs = self.ledger.epochs.whole(metrics, self.learner.has_loss)
-            self.ledger = replace(self.ledger, epochs=epochs)
+        self.ledger = self.ledger.after(agreed, self.steps.epoch(self.ledger.step), commit)
+        if not self.steps.ends_epoch(self.ledger.step):
+            return None
+        metrics = self.learner.take_metrics()
+        epochs = self.ledger.epochs.whole(metrics, self.learner.has_loss)
+        self.ledger = replace(self.ledger, epochs=epochs)
         return metrics
 
     def change(self, update: CallbackUpdate) -> None:
         """Apply what callbacks have changed."""
         self.learner.change(update.changed)
         self.ledger = replace(self.ledger, epochs=update.after)
-
-    def _copy(self) -> None:
-        """Copy the state to memory that outlives this process.
-
-        It is done before the next step, whose all-reduce then proves that all members have both copies of
-        this step.
-        The rounds of an unfinished evaluation are not worth a copy of all weights.
-        """
-        if self._memory is not None and not self.ledger.totals:
-            self._memory.put(self.ledger, self.learner.parts())
-            if self._memory.full:
-                self._session.warn(f"no second copy of the state is kept in memory: {self._memory.full}")
-                self._memory = None

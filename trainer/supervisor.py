@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`python -m edl.trainer.supervisor`: process 1 of a worker's pod. It imports the trainer, and forks workers.
 
     import ─▶ fork the worker ─▶ wait for its end ─▶ it crashed: fork the next one, at once
@@ -13,7 +14,7 @@ This process has further duties, because the pod has no other process for them:
     orphans        what a worker leaves behind is killed before the next one starts, and zombies are reaped
     its own death  the kernel kills the worker, because no process would report how it ends
 
-With elastic.inMemorySnapshot it also holds memory for the state (`memory_copy`), which it never looks at.
+With elastic.inMemorySnapshot it also holds memory for a snapshot of the state, which it never reads.
 """
 
 from __future__ import annotations
@@ -115,8 +116,11 @@ class Supervisor:
                 announce(ended.exit_code)
                 return ended.exit_code
             told = ended.told(self.place)
-            print(f"edl supervisor: the worker's process has ended ({_words(told)}); another one follows",
-                  file=sys.stderr, flush=True)  # fmt: skip
+            print(
+                f"edl supervisor: the worker's process has ended ({_words(told)}); a new one is started",
+                file=sys.stderr,
+                flush=True,
+            )
             arguments = [*self.arguments, "--predecessor", json.dumps(told)]
 
     def handle_signals(self) -> None:
@@ -168,6 +172,7 @@ class Supervisor:
 
 
 def main() -> int:
+    """Run workers in this pod, one after the other. Return the exit code."""
     os.environ.update(WORKER_ENVIRONMENT)  # before Keras is imported
     for number in to_handle(ASKING):
         signal.signal(number, lambda *_: os._exit(WorkerExit.STOPPED))
@@ -183,9 +188,8 @@ def main() -> int:
 
     prepare(Config)
     arguments: list[str] = []
-    if os.environ.get(
-        "EDL_IN_MEMORY_SNAPSHOT"
-    ):  # it has no name, and is gone with this process and its workers
+    # It has no name, and is gone with this process and its workers.
+    if os.environ.get("EDL_IN_MEMORY_SNAPSHOT"):
         arguments = ["--memory", f"/proc/self/fd/{os.memfd_create('edl-state')}"]
     supervisor = Supervisor(worker.main, int(os.environ["EDL_WORKER_ID"]), arguments)
     supervisor.handle_signals()
@@ -193,8 +197,10 @@ def main() -> int:
 
 
 def _killed_for_memory() -> int:
-    """The number of processes of this container that the kernel has killed for want of memory; 0 if
-    unknown."""
+    """Return how many processes of this container the kernel has killed for want of memory.
+
+    The number is 0 if it is unknown.
+    """
     for path in OOM_KILLS:
         with contextlib.suppress(OSError, ValueError, KeyError):
             return int(dict(line.split() for line in path.read_text().splitlines())["oom_kill"])

@@ -1,20 +1,22 @@
+# SPDX-License-Identifier: Apache-2.0
 """The warm-up of a worker: a ring of one, in which everything is traced and run before others wait for it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from threading import Event
-from typing import Any
 
 from edl.config import Config
-from edl.contract.layout import Layout, Part
+from edl.contract.layout import Layout
+from edl.contract.layout import Part as Share
 from edl.contract.proto import edl_pb2 as pb
 from edl.trainer.model.data import Batch, Batches
 from edl.trainer.model.records import Records
-from edl.trainer.ring.base import Ring, RingBroken
+from edl.trainer.parts.part import Part
+from edl.trainer.ring.base import Ring, RingBroken, RingSlot
 from edl.trainer.session.orders import FormRing
 from edl.trainer.session.state import Session
 from edl.trainer.session.telemetry import Telemetry
+from edl.trainer.state import State
 from edl.trainer.step.interfaces import SampleLoss
 from edl.trainer.step.learner import KerasLearner
 from edl.trainer.step.own_step import OwnStepLearner
@@ -33,12 +35,15 @@ class Sample:
         self.layout = Layout(len(self._first))
 
     def lay_out(self, layout: Layout) -> None:
+        """Accept only the layout of the sample itself."""
         assert layout == self.layout
 
-    def batch(self, start: int, stop: int, part: Part) -> Batch:
+    def batch(self, start: int, stop: int, part: Share) -> Batch:
+        """Return a batch of the first records."""
         return self._records.these(self._first[start:stop])
 
     def whole(self) -> Batch:
+        """Return all first records as one batch."""
         return self._records.these(self._first)
 
 
@@ -63,29 +68,21 @@ def warm_up(
     sample = Sample(records)
     batches = Batches(sample, SAMPLE_RECORDS)
     report = Telemetry(alone, batches.steps, log=lambda line: None)
-    worker = _Sampled(sample, learner, config, alone, ring, learner, batches, report, _nothing)
+    sampled = _Sampled(sample, learner)
+    worker = Worker(config, alone, ring, State(learner, batches.steps), batches, report, parts=[sampled])
     me = (alone.worker,)
     worker.run_ring(FormRing(0, me, alone.worker, sync=True, epochs=1, shares=(1,), layout=sample.layout))
     if broken := said[-1].left_ring.broken:
         raise RingBroken(broken)
-    return worker.sample_loss
+    return sampled.loss
 
 
-class _Sampled(Worker):
-    """A worker that computes the sample loss of its model when its ring is up, before the first step.
+class _Sampled(Part):
+    """Computes the sample loss of the model when its ring is up, before the first step."""
 
-    Args:
-        others: see Worker; `learner` is among them.
-    """
+    def __init__(self, sample: Sample, learner: KerasLearner | OwnStepLearner):
+        self._sample, self._learner = sample, learner
+        self.loss: SampleLoss | None = None
 
-    def __init__(self, sample: Sample, learner: KerasLearner | OwnStepLearner, *others: Any):
-        super().__init__(*others)
-        self._sample, self._model = sample, learner
-
-    def synchronize(self, form: FormRing, rank: int) -> None:
-        super().synchronize(form, rank)
-        self.sample_loss = sample_loss(self._model, self._sample.whole)
-
-
-def _nothing(worth: Mapping[str, Any] | None) -> None:
-    pass
+    def ring_up(self, here: RingSlot) -> None:
+        self.loss = sample_loss(self._learner, self._sample.whole)

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Checkpoints: the state of a training, stored where it outlives all processes of the job.
 
     store = Store.open("s3://bucket/prefix")          # or a directory
@@ -20,6 +21,20 @@ from edl.checkpoints.tensors import Tensor
 from edl.errors import CheckpointDamaged, CheckpointError
 
 __all__ = [
-    "SERVERS", "VERSION", "Best", "Checkpoint", "CheckpointDamaged", "CheckpointError", "Loaded", "Manifest",
-    "Part", "Store", "Tensor", "Variable", "Writing", "check_values", "one_of", "utc_now",
-]  # fmt: skip
+    "SERVERS",
+    "VERSION",
+    "Best",
+    "Checkpoint",
+    "CheckpointDamaged",
+    "CheckpointError",
+    "Loaded",
+    "Manifest",
+    "Part",
+    "Store",
+    "Tensor",
+    "Variable",
+    "Writing",
+    "check_values",
+    "one_of",
+    "utc_now",
+]

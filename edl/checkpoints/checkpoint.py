@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One stored checkpoint: reading and verifying it.
 
 Promise: reading and verifying are the same pass over the bytes. The data returned are the data written.
@@ -32,6 +33,7 @@ DIRECTORY = re.compile(rf"{PREFIX}([0-9]{{12}}|[1-9][0-9]{{12,17}})-({manifests.
 
 
 def directory_of(step: int, attempt: str) -> str:
+    """Return the name of the checkpoint's directory; names sort by step."""
     return f"{PREFIX}{step:012d}-{attempt}"
 
 
@@ -50,6 +52,7 @@ class Checkpoint:
 
     @property
     def directory(self) -> str:
+        """The name of the checkpoint's directory in the store."""
         return directory_of(self.step, self.attempt)
 
     @property
@@ -150,7 +153,11 @@ class Checkpoint:
                     read(next(rooms)[: min(PIECE, size - start)])
 
     def _verify_rows(self, part: Part) -> None:
-        """Verify size and hash of a parameter server's part. Only the servers know which rows it holds."""
+        """Verify size and hash of a parameter server's part. Only the servers know which rows it holds.
+
+        Raises:
+            CheckpointDamaged: the part's size or hash is not the one in the manifest.
+        """
         self._check_size(part)
         room = memoryview(bytearray(min(PIECE, part.nbytes)))
         found = hashlib.sha256()
@@ -176,7 +183,12 @@ class Checkpoint:
     def _reading_part(
         self, index: int, part: Part
     ) -> Iterator[tuple[dict[str, int], Callable[[memoryview], None]]]:
-        """Open a part: the tensors in it, in order, and a function that reads. Verify its hash at the end."""
+        """Open a part: the tensors in it, in order, and a function that reads. Verify its hash at the end.
+
+        Raises:
+            CheckpointDamaged: the part's size or hash is not the one in the manifest, or it is no file of
+                tensors.
+        """
         self._check_size(part)
         with self._reading(part.name) as file, ThreadPoolExecutor(1) as beside, self._damage(part.name):
             hashed = _Hashed(file, beside)

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Checkpoints in a directory of a file system.
 
 Promise: once `write` or `create` has returned, the file survives a loss of power. `create` is atomic, and
@@ -86,7 +87,11 @@ class Files:
             _sync(inside)
 
     def create(self, directory: str, name: str, data: bytes) -> bool:
-        """Create a file atomically. Return False if a file of this name exists."""
+        """Create a file atomically. Return False if a file of this name exists.
+
+        Raises:
+            OSError: the file system failed, other than by lacking hard links.
+        """
         unfinished = f".{name}.{secrets.token_hex(4)}"
         self.write(directory, unfinished, [memoryview(data)])
         with self._open(directory) as inside:
@@ -107,7 +112,11 @@ class Files:
         return True
 
     def open(self, directory: str, name: str) -> BinaryIO:
-        """Open a file for reading from its beginning."""
+        """Open a file for reading from its beginning.
+
+        Raises:
+            FileNotFoundError: the name does not exist, or is not that of a regular file.
+        """
         with self._open(directory) as inside:
             # O_NONBLOCK: do not wait for a writer if the name is that of a pipe.
             flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -123,7 +132,11 @@ class Files:
             _sync(inside)
 
     def remove(self, directory: str, names: Iterable[str]) -> None:
-        """Remove these files in this order, and then the directory if it is empty."""
+        """Remove these files in this order, and then the directory if it is empty.
+
+        Raises:
+            OSError: the file system failed. Absent files are no error.
+        """
         with suppress(FileNotFoundError), self._open(directory) as inside:
             for name in names:
                 with suppress(FileNotFoundError):
@@ -171,7 +184,11 @@ def _files(directory: int) -> Iterator[tuple[str, int]]:
 
 
 def _sync(directory: int) -> None:
-    """Flush the names in a directory to the disk, if its file system supports that."""
+    """Flush the names in a directory to the disk, if its file system supports that.
+
+    Raises:
+        OSError: the flush failed.
+    """
     try:
         os.fsync(directory)
     except OSError as error:

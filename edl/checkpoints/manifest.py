@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The manifest of a checkpoint: one JSON text, written last.
 
 Promise: each manifest has exactly one text (sorted keys, no spaces, ASCII). It contains its own SHA-256, so

@@ -1,25 +1,21 @@
+# SPDX-License-Identifier: Apache-2.0
 """Checkpoints as objects of a store that fsspec supports: S3, Google Cloud Storage, Azure, memory.
 
 Promise: `create` is one conditional put, so it is atomic, and only one of several concurrent calls succeeds.
-Errors of a store's client are raised as OSError: only this module knows about these clients.
+Errors of a store's client are raised as OSError (edl.object_store).
 """
 
 from __future__ import annotations
 
 import errno
-import os
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from typing import Any, BinaryIO, cast
 
 from edl.errors import CheckpointError
+from edl.object_store import S3, client, short, speaking
 
 BLOCK = 8 << 20  # bytes of one request; S3 allows 10,000 per object, so s3fs makes them larger if necessary
-MOST_WORDS = 300  # greatest length of a client's error message
-_S3 = ("s3://", "s3a://")
-# By default, s3fs makes five attempts of five by botocore each: a hanging store is reported after minutes.
-_S3_RETRIES = 3
-_BOTOCORE_RETRIES = {"config_kwargs": {"retries": {"max_attempts": 1}}}
 _LASTING = (PermissionError, FileNotFoundError)  # permanent refusals of a store
 
 
@@ -33,17 +29,11 @@ class Objects:
     damage = frozenset({errno.ENOENT})
 
     def __init__(self, url: str):
-        import fsspec  # needed for addresses of object stores only
-
         self.where = url.rstrip("/")
         try:
-            # No cache of listings: changes by other processes must be visible.
-            options = _options(self.where)
-            self._client, self._root = fsspec.core.url_to_fs(self.where, use_listings_cache=False, **options)
-            if self.where.startswith(_S3):
-                self._client.retries = _S3_RETRIES
+            self._client, self._root = client(self.where)
         except Exception as error:  # any error of the client, such as a missing package
-            raise CheckpointError(f"{url}: {_short(error)}") from error
+            raise CheckpointError(f"{url}: {short(error)}") from error
 
     def may_pass(self, error: OSError) -> bool:
         """Whether the store may answer later: the error is not a refusal."""
@@ -64,13 +54,13 @@ class Objects:
     def write(self, directory: str, name: str, pieces: Iterable[memoryview]) -> None:
         """Write a new object. It does not appear before it is complete."""
         path = self._path(directory, name)
-        with _speaking():
+        with speaking():
             file = self._client.open(path, "wb", block_size=BLOCK)
         try:
             for piece in pieces:
-                with _speaking():
+                with speaking():
                     file.write(piece)
-            with _speaking():
+            with speaking():
                 file.close()
         except BaseException:
             with suppress(Exception):  # the cause of the failure may be the store
@@ -82,15 +72,19 @@ class Objects:
             raise
 
     def create(self, directory: str, name: str, data: bytes) -> bool:
-        """Create an object atomically. Return False if an object of this name exists."""
+        """Create an object atomically. Return False if an object of this name exists.
+
+        Raises:
+            OSError: the store failed, and the object does not exist.
+        """
         path = self._path(directory, name)
         try:
-            with _speaking():
+            with speaking():
                 self._client.pipe_file(path, data, mode="create")
         except OSError:
             # Either the put was refused because the object exists (each client has its own error for that),
             # or the put succeeded and its answer was lost.
-            with _speaking():
+            with speaking():
                 if self._client.exists(path):
                     return False
             raise
@@ -98,21 +92,21 @@ class Objects:
 
     def open(self, directory: str, name: str) -> BinaryIO:
         """Open an object for reading from its beginning."""
-        with _speaking():
+        with speaking():
             file = self._client.open(self._path(directory, name), "rb", block_size=BLOCK)
         return cast(BinaryIO, _Reader(file))
 
     def rename(self, directory: str, name: str, other: str) -> None:
         """Copy the object and remove the old one. `mv` of s3fs does not report when it may not remove."""
         old = self._path(directory, name)
-        with _speaking():
+        with speaking():
             self._client.cp_file(old, self._path(directory, other))
             self._client.rm_file(old)
 
     def remove(self, directory: str, names: Iterable[str]) -> None:
         """Remove these objects in this order."""
         for name in names:
-            with _speaking(), suppress(FileNotFoundError):
+            with speaking(), suppress(FileNotFoundError):
                 self._client.rm_file(self._path(directory, name))
         with suppress(Exception):  # needed only in stores that have real directories
             self._client.rmdir(self._path(directory))
@@ -121,12 +115,16 @@ class Objects:
         return "/".join((self._root.rstrip("/"), *names))
 
     def _list(self, path: str, prefix: str = "") -> Iterator[tuple[list[str], int]]:
-        """The objects below `path`: path components and sizes in bytes. Some may lack `prefix`."""
-        s3 = self.where.startswith(_S3)
+        """The objects below `path`: path components and sizes in bytes. Some may lack `prefix`.
+
+        Raises:
+            FileNotFoundError: the bucket does not exist.
+        """
+        s3 = self.where.startswith(S3)
         # Without a prefix, s3fs looks for an object at `path` itself if it finds no objects below. An account
         # with rights below the path only is refused then.
         such = {"prefix": prefix} if s3 and prefix else {}
-        with _speaking():
+        with speaking():
             try:
                 found = self._client.find(path, detail=True, **such)
             except FileNotFoundError:
@@ -151,37 +149,11 @@ class _Reader:
         self._file.close()
 
     def read(self, most: int) -> bytes:
-        with _speaking():
+        with speaking():
             return bytes(self._file.read(most))
 
     def readinto(self, room: memoryview) -> int:
-        with _speaking():
+        with speaking():
             data = self._file.read(len(room))
         room[: len(data)] = data
         return len(data)
-
-
-@contextmanager
-def _speaking() -> Iterator[None]:
-    """Turn exceptions of the store's client into OSError.
-
-    Raises:
-        OSError: the client has raised an exception.
-    """
-    try:
-        yield
-    except OSError:
-        raise
-    except Exception as error:  # from botocore, aiohttp, asyncio, ...: no complete list exists
-        raise OSError(f"{type(error).__name__}: {_short(error)}") from error
-
-
-def _options(url: str) -> dict[str, Any]:
-    """Options of the store's client, unless the environment sets them."""
-    is_ours = url.startswith(_S3) and not {"AWS_MAX_ATTEMPTS", "AWS_RETRY_MODE"} & os.environ.keys()
-    return _BOTOCORE_RETRIES if is_ours else {}
-
-
-def _short(error: Exception) -> str:
-    """The first line of the error's message, cut at `MOST_WORDS` characters."""
-    return str(error).partition("\n")[0][:MOST_WORDS]

@@ -1,16 +1,25 @@
+# SPDX-License-Identifier: Apache-2.0
 """Storage of checkpoint files: a directory on a disk, or a prefix of an object store."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import BinaryIO, Protocol
+from functools import partial
+from typing import BinaryIO, Protocol, TypeVar
 
+from edl.contract.hangs import bounded
 from edl.errors import CheckpointError, StoreUnavailable
+
+T = TypeVar("T")
 
 
 class Place(Protocol):
-    """Directories of files, one level deep. All methods raise OSError."""
+    """Directories of files, one level deep.
+
+    Raises (every method):
+        OSError: the storage failed; `may_pass` tells whether for good.
+    """
 
     where: str
     damage: frozenset[int]  # errno values that reading a damaged file raises
@@ -35,11 +44,52 @@ class Place(Protocol):
         """Create a file atomically. Return False if it exists."""
         ...
 
-    def open(self, directory: str, name: str) -> BinaryIO: ...
-    def rename(self, directory: str, name: str, other: str) -> None: ...
+    def open(self, directory: str, name: str) -> BinaryIO:
+        """Open a file for reading."""
+        ...
+
+    def rename(self, directory: str, name: str, other: str) -> None:
+        """Rename a file in its directory; an existing `other` is replaced."""
+        ...
+
     def remove(self, directory: str, names: Sequence[str]) -> None:
         """Remove these files in this order, and then the directory if it is empty."""
         ...
+
+
+class BoundedPlace:
+    """A `Place` whose calls fail if the storage makes no progress for long (edl/contract/hangs.py).
+
+    An open file is read without a time limit: the readers of checkpoints have their own.
+    """
+
+    def __init__(self, place: Place):
+        self._place = place
+        self.where, self.damage, self.may_pass = place.where, place.damage, place.may_pass
+
+    def all(self, prefix: str, wanted: Callable[[str], bool]) -> dict[str, dict[str, int]]:
+        return self._call(partial(self._place.all, prefix, wanted))
+
+    def sizes(self, directory: str) -> dict[str, int]:
+        return self._call(partial(self._place.sizes, directory))
+
+    def write(self, directory: str, name: str, pieces: Iterator[memoryview]) -> None:
+        self._call(partial(self._place.write, directory, name, pieces))
+
+    def create(self, directory: str, name: str, data: bytes) -> bool:
+        return self._call(partial(self._place.create, directory, name, data))
+
+    def open(self, directory: str, name: str) -> BinaryIO:
+        return self._call(partial(self._place.open, directory, name))
+
+    def rename(self, directory: str, name: str, other: str) -> None:
+        self._call(partial(self._place.rename, directory, name, other))
+
+    def remove(self, directory: str, names: Sequence[str]) -> None:
+        self._call(partial(self._place.remove, directory, names))
+
+    def _call(self, act: Callable[[], T]) -> T:
+        return bounded(f"the store {self.where}", act)
 
 
 @contextmanager

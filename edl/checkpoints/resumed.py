@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Check whether a job may resume from a checkpoint, according to the checkpoint's manifest."""
 
 from __future__ import annotations

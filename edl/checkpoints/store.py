@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The checkpoints of one job: writing, finding and removing them.
 
 One checkpoint is one directory, `step-000000001200-ATTEMPT`. It has the parts, each under a unique name, and
@@ -25,7 +26,7 @@ from edl.checkpoints.checkpoint import DIRECTORY, PREFIX, SUPERSEDED, Checkpoint
 from edl.checkpoints.files import Files
 from edl.checkpoints.manifest import Manifest, Part
 from edl.checkpoints.objects import Objects
-from edl.checkpoints.place import Place, troubles
+from edl.checkpoints.place import BoundedPlace, Place, troubles
 from edl.checkpoints.tensors import Tensor
 from edl.errors import CheckpointDamaged, CheckpointError
 
@@ -62,10 +63,10 @@ class Store:
         """
         scheme, _, rest = url.partition("://")
         if not rest:
-            return Store(Files(Path(url)))
+            return Store(BoundedPlace(Files(Path(url))))
         if scheme == "file":
-            return Store(Files(Path(url2pathname(urlsplit(url).path))))
-        return Store(Objects(url))
+            return Store(BoundedPlace(Files(Path(url2pathname(urlsplit(url).path)))))
+        return Store(Objects(url))  # whose client has time limits of its own
 
     def begin(self, step: int, attempt: str) -> Writing:
         """Begin to write a checkpoint. The store is not accessed yet.
@@ -73,6 +74,9 @@ class Store:
         Args:
             attempt: an id that all writers of this checkpoint share and that is new for this step. It
                 consists of letters, digits, '-', '_' and '.'.
+
+        Raises:
+            ValueError: the step or the attempt cannot be part of a directory's name.
         """
         if not manifests.NAME.fullmatch(attempt) or not 0 <= step < 10**18:
             raise ValueError(f"step {step}, attempt {attempt!r}: not the name of a checkpoint")
@@ -188,6 +192,7 @@ class Writing:
 
     @property
     def directory(self) -> str:
+        """The name of the checkpoint's directory in the store."""
         return directory_of(self.step, self.attempt)
 
     def write_part(
@@ -216,6 +221,7 @@ class Writing:
         Raises:
             CheckpointError: a part is missing, other parts have been committed already, or the store is
                 unavailable.
+            ValueError: the manifest is of a different checkpoint.
         """
         if (manifest.step, manifest.attempt) != (self.step, self.attempt):
             raise ValueError(f"the manifest is of step {manifest.step}, attempt {manifest.attempt!r}")

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tensors in a file: the format of safetensors, written and read without a copy of the state.
 
 Eight bytes with the length of a header, the header as JSON, and the tensors' bytes one after the other
@@ -22,16 +23,30 @@ MOST_HEADER_BYTES = 100_000_000  # safetensors' own limit
 
 # By the name in NumPy and TensorFlow: the name in safetensors, and the bytes of one value.
 DTYPES = {
-    "float64": ("F64", 8), "float32": ("F32", 4), "float16": ("F16", 2), "bfloat16": ("BF16", 2),
-    "float8_e4m3fn": ("F8_E4M3", 1), "float8_e5m2": ("F8_E5M2", 1), "complex64": ("C64", 8),
-    "int64": ("I64", 8), "int32": ("I32", 4), "int16": ("I16", 2), "int8": ("I8", 1),
-    "uint64": ("U64", 8), "uint32": ("U32", 4), "uint16": ("U16", 2), "uint8": ("U8", 1), "bool": ("BOOL", 1),
-}  # fmt: skip
+    "float64": ("F64", 8),
+    "float32": ("F32", 4),
+    "float16": ("F16", 2),
+    "bfloat16": ("BF16", 2),
+    "float8_e4m3fn": ("F8_E4M3", 1),
+    "float8_e5m2": ("F8_E5M2", 1),
+    "complex64": ("C64", 8),
+    "int64": ("I64", 8),
+    "int32": ("I32", 4),
+    "int16": ("I16", 2),
+    "int8": ("I8", 1),
+    "uint64": ("U64", 8),
+    "uint32": ("U32", 4),
+    "uint16": ("U16", 2),
+    "uint8": ("U8", 1),
+    "bool": ("BOOL", 1),
+}
 # For dtypes with infinities: NumPy's dtype of the bits of a value, and the mask of its exponent.
 _EXPONENT = {
-    "float64": ("<u8", 0x7FF << 52), "float32": ("<u4", 0x7F800000),
-    "float16": ("<u2", 0x7C00), "bfloat16": ("<u2", 0x7F80),
-}  # fmt: skip
+    "float64": ("<u8", 0x7FF << 52),
+    "float32": ("<u4", 0x7F800000),
+    "float16": ("<u2", 0x7C00),
+    "bfloat16": ("<u2", 0x7F80),
+}
 
 
 @dataclass(frozen=True, eq=False)
@@ -123,7 +138,7 @@ def layout(head: bytes, size: int) -> dict[str, int]:
 
     Raises:
         CheckpointDamaged: `head` is not the header of a file of tensors with this size.
-    """
+    """  # noqa: DOC501 (caught below)
     try:
         entries = json.loads(head.decode("utf-8"))
         entries.pop("__metadata__", None)

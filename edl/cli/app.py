@@ -1,9 +1,19 @@
+# SPDX-License-Identifier: Apache-2.0
 """The commands of `edl`, and the modules that implement them.
 
 run          edl run, master, worker: processes of this machine
+listing      edl list, rm: the jobs of this machine, the releases of a cluster
 manage       edl status, logs, wait, scale, checkpoint, stop, token: a started job, here or in a cluster
+new          edl new: a model file to begin with
+check        edl check: a trial of a model file and its data
+data         edl data inspect: what is in files of data
+elasticdl    edl elasticdl: ElasticDL's command line
 history      edl audit, replay: a job's journal
 checkpoints  edl checkpoints: the contents of a checkpoint directory
+completion   edl completion: scripts with which a shell completes commands
+explain      edl explain: the meaning of a value
+report       edl report: pictures of a job
+ui           edl ui: the live page of a job
 export       edl export: a model from a checkpoint, or in a different format
 model        edl model get: a copy of the trained model
 rows         edl rows export: rows of parameter servers, as files
@@ -17,22 +27,71 @@ from typing import Annotated
 import typer
 
 import edl
-from edl.cli import checkpoints, export, history, manage, model, rows, run, zoo
+from edl.cli import (
+    check,
+    checkpoints,
+    completion,
+    data,
+    elasticdl,
+    explain,
+    export,
+    history,
+    horovod,
+    listing,
+    manage,
+    model,
+    new,
+    report,
+    rows,
+    run,
+    ui,
+    zoo,
+)
 
 app = typer.Typer(
     name="edl",
     help="Elastic training of Keras models: workers may come and go, every record counts exactly once.",
     no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
+app.command(cls=run.RunCommand)(run.run)
 for command in (
-    run.run, manage.status, manage.logs, manage.wait, manage.scale, manage.checkpoint, manage.stop,
-    manage.token, history.audit, history.replay, checkpoints.checkpoints, export.export, run.master,
+    new.new,
+    check.check,
+    manage.status,
+    manage.logs,
+    manage.wait,
+    manage.scale,
+    manage.checkpoint,
+    manage.stop,
+    manage.token,
+    history.audit,
+    history.replay,
+    checkpoints.checkpoints,
+    export.export,
+    run.master,
     run.worker,
-):  # fmt: skip
+):
     app.command()(command)
+for foreign in (horovod.horovod, elasticdl.elasticdl):  # which parse their own flags
+    app.command(
+        context_settings={
+            "ignore_unknown_options": True,
+            "allow_extra_args": True,
+            "allow_interspersed_args": False,
+        },
+        add_help_option=False,
+    )(foreign)
+app.command("list")(listing.list_jobs)
+app.command()(listing.rm)
+app.command()(report.report)
+app.command()(ui.ui)
+app.command()(explain.explain)
+app.command()(completion.completion)
+app.add_typer(data.app)
 app.add_typer(model.app)
 app.add_typer(rows.app)
 app.add_typer(zoo.app)

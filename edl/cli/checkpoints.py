@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`edl checkpoints`: list and verify the checkpoints of a directory."""
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from rich.table import Table
 
 from edl.checkpoints import Checkpoint, CheckpointError, Manifest, Store
 from edl.checkpoints.manifest import encode
-from edl.cli import display
+from edl.cli import display, output
 from edl.errors import EdlError
 
 
@@ -25,11 +26,12 @@ def checkpoints(
     verify: Annotated[
         bool, typer.Option("--verify", help="Read all bytes and compare their SHA-256.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    form: output.FormOption = output.Form.table,
+    old: output.OldJson = False,
 ) -> None:
     """List the checkpoints in a directory, or show one.
 
-    Exit code: 0 if all completed ones are intact, 1 if one is damaged, or if there are none at all, not even
+    Exit code: 0 if all completed ones are intact, 1 if one is damaged, or if the directory has none, not even
     unfinished ones. Without --verify only manifests and sizes are compared.
     """
     store = Store.open(directory)
@@ -40,13 +42,13 @@ def checkpoints(
         raise EdlError(f"{directory}: no checkpoints found")
     # A manifest is shown only if it is valid.
     seen = [(c, *_look(c, verify)) for c in found]
-    if as_json:
-        print(json.dumps([_as_json(*each, whole=step is not None) for each in seen], indent=1))
+    if form.is_document:
+        output.write("Checkpoint", [_as_json(*each, whole=step is not None) for each in seen], form)
     elif step is not None:
         for checkpoint, manifest, state in seen:
             _show(checkpoint, manifest, state)
     else:
-        _list(seen)
+        _list(seen, wide=form is output.Form.wide)
     if any(c.is_complete and state not in (WHOLE, COMPLETE) for c, _, state in seen):
         raise typer.Exit(1)
 
@@ -69,9 +71,10 @@ def _look(checkpoint: Checkpoint, verify: bool) -> tuple[Manifest | None, str]:
     return manifest, wrong.removeprefix(f"{checkpoint.directory}: ") or (WHOLE if verify else COMPLETE)
 
 
-def _list(seen: list[tuple[Checkpoint, Manifest | None, str]]) -> None:
+def _list(seen: list[tuple[Checkpoint, Manifest | None, str]], wide: bool) -> None:
     table = Table(box=None, pad_edge=False, header_style="dim")
-    for name in ("step", "epoch", "created", "MB", "state", "metrics"):
+    more = ("attempt", "parts", "edl", "directory") if wide else ()
+    for name in ("step", "epoch", "created", "MB", "state", "metrics", *more):
         table.add_column(name, justify="right" if name in ("step", "epoch", "MB") else "left")
     for checkpoint, manifest, state in seen:
         metrics = manifest.metrics if manifest else {}
@@ -82,8 +85,16 @@ def _list(seen: list[tuple[Checkpoint, Manifest | None, str]]) -> None:
             f"{sum(checkpoint.files.values()) / 1e6:,.1f}",
             display.clean(state),
             display.clean(", ".join(f"{name} {value:.4g}" for name, value in metrics.items())),
+            *(_wide_cells(checkpoint, manifest) if wide else ()),
         )
     _print(table)
+
+
+def _wide_cells(checkpoint: Checkpoint, manifest: Manifest | None) -> tuple[str, str, str, str]:
+    """The cells of the additional columns of -o wide."""
+    parts = str(len(manifest.parts)) if manifest else ""
+    written_by = display.clean(manifest.edl) if manifest else ""
+    return str(checkpoint.attempt), parts, written_by, display.clean(checkpoint.directory)
 
 
 def _show(checkpoint: Checkpoint, manifest: Manifest | None, state: str) -> None:

@@ -1,4 +1,5 @@
-"""Show a job: redrawn in place on a terminal, plain lines elsewhere.
+# SPDX-License-Identifier: Apache-2.0
+"""Show the state of a job, or how it has ended (`follow` shows a running job until it ends).
 
 Text from users, models and Kubernetes is never interpreted as markup, and cannot control a terminal
 (`clean`).
@@ -6,31 +7,28 @@ Text from users, models and Kubernetes is never interpreted as markup, and canno
 
 from __future__ import annotations
 
+import shlex
 import sys
-from collections.abc import Iterator
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
-from rich.console import Console, Group, RenderableType
-from rich.live import Live
-from rich.progress_bar import ProgressBar
+from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from edl.cli.jobs import JobSnapshot, Phase
+from edl.cli.jobs import ENDED, JobSnapshot, Phase
 from edl.contract.modes import servers_of
-from edl.text import how_many, plain
+from edl.formatting import how_many, plain
 
 PLAIN_WIDTH = 240  # columns of output that is not a terminal
-PLAIN_SECONDS = 5.0
-NEWS_LINES = 6
 
 
 class Screen(Console):
-    """Standard output. Text is printed unchanged; a closed pipe is an error."""
+    """Standard output, or standard error. Text is printed unchanged; a closed pipe is an error."""
 
-    def __init__(self) -> None:
-        super().__init__(highlight=False, markup=False, emoji=False)
+    def __init__(self, stderr: bool = False) -> None:
+        super().__init__(highlight=False, markup=False, emoji=False, stderr=stderr)
 
     def on_broken_pipe(self) -> None:
         raise  # rich calls this in its handler of BrokenPipeError, and would exit
@@ -52,13 +50,17 @@ def line(text: str) -> None:
     print(text)
 
 
-def snapshot(job: JobSnapshot) -> None:
-    """Print the status of a job, or its result if it has ended."""
+def snapshot(job: JobSnapshot, wide: bool = False) -> None:
+    """Print the status of a job, or its result if it has ended.
+
+    Args:
+        wide: also print why workers are pending, the id of the run, and the time by what it was spent on.
+    """
     console = Screen()
     if not console.is_terminal:
         console.width = PLAIN_WIDTH
     if job.ended:
-        console.print(result(job.data, job.kept, job.model), soft_wrap=True)
+        console.print(ended(job.data["phase"], result(job.data, job.kept, job.model)), soft_wrap=True)
         for note in job.notes:
             console.print(plain(note), soft_wrap=True)
         return
@@ -71,48 +73,14 @@ def snapshot(job: JobSnapshot) -> None:
     if data.get("pass") or data.get("records", {}).get("total"):
         console.print(progress_line(data))
     if data["workers"]:
-        console.print(workers_table(data))
+        console.print(workers_table(data, wide))
     if data.get("servers"):
         console.print(servers_table(data))
-    for line in [*servers_lines(data), *checkpoint(data), *degraded(data)]:
+    lines = [*filter(None, [idle(data)]), *servers_lines(data), *checkpoint(data), *degraded(data)]
+    for line in [*lines, *(_wide_lines(data) if wide else [])]:
         console.print(line, soft_wrap=True)
     for note in job.notes:
         console.print(plain(note), soft_wrap=True)
-
-
-def show(console: Console, statuses: Iterator[dict[str, Any]]) -> None:
-    """Show the job until its statuses end."""
-    if console.is_terminal:
-        _show_live(console, map(clean, statuses))
-    else:
-        _show_plain(console, map(clean, statuses))
-
-
-def _show_live(console: Console, statuses: Iterator[dict[str, Any]]) -> None:
-    with Live(console=console, auto_refresh=False, transient=True) as live:
-        told = 0
-        for status in statuses:
-            for number, text in _news(status, told):
-                told = number
-                live.console.print(text, soft_wrap=True)
-            live.update(picture(status), refresh=True)
-
-
-def _show_plain(console: Console, statuses: Iterator[dict[str, Any]]) -> None:
-    told, next_line = 0, 0.0
-    for status in statuses:
-        for number, text in _news(status, told):
-            told = number
-            console.print(text, soft_wrap=True)
-        if status["phase"] == "Training" and status["seconds"] >= next_line:
-            next_line = status["seconds"] + PLAIN_SECONDS
-            console.print(f"[{status['seconds']:7.1f} s] {progress_line(status)}", soft_wrap=True)
-
-
-def _news(status: dict[str, Any], told: int) -> Iterator[tuple[int, str]]:
-    for item in status.get("news", []):
-        if item["number"] > told:
-            yield item["number"], f"[{item['seconds']:7.1f} s] {item['text']}"
 
 
 def progress_line(status: dict[str, Any]) -> str:
@@ -121,17 +89,21 @@ def progress_line(status: dict[str, Any]) -> str:
     if now := status.get("pass"):
         what = "predicted" if task.get("kind") == "predict" else "evaluated"
         return f"{now['done']:,} of {now['records']:,} records of data({now['split']!r}) {what}"
+    if task.get("kind") == "horovod" and status["step"]:
+        return f"{status['step']:,} commits, {status['rate']:,.0f} per second; {status['reason']}"
     if not task["steps"]:
         return str(status["reason"])
     parts = [
         f"epoch {task['epoch']} of {task['epochs']}",
         f"step {task['step']:,} of {task['steps']:,}",
-        f"{status['rate']:,.0f} records/s",
     ]
+    if status["rate"]:
+        parts.append(f"{status['rate']:,.0f} records/s")
     if status["eta_seconds"] is not None:
         parts.append(f"ETA {duration(status['eta_seconds'])}")
     if status["loss"] is not None:
-        parts.append(f"loss {_losses(status)}")
+        mean = status.get("epoch_loss")
+        parts.append(f"loss {status['loss'] if mean is None else mean:.4f}")
     return ", ".join(parts)
 
 
@@ -142,18 +114,16 @@ def _losses(told: dict[str, Any]) -> str:
     return last if mean is None else f"{mean:.4f} (mean of the epoch), {last}"
 
 
-def picture(status: dict[str, Any]) -> RenderableType:
-    """The job as a block of text: phase, bar, workers."""
-    records = status["records"]
-    colour = "green" if status["phase"] == "Training" else "yellow"
-    head = Text.assemble((f"{status['model']} ", "bold"), (status["phase"], colour))
-    head.append(f"  {progress_line(status)}", "default")
-    bar = ProgressBar(total=max(records["total"], 1), completed=records["applied"], width=78)
-    framed = Table.grid()  # a bar alone does not end its line
-    framed.add_row(bar)
-    trouble = [Text(line, "yellow") for line in [*servers_lines(status), *degraded(status)]]
-    servers = [servers_table(status)] if status.get("servers") else []
-    return Group("", head, framed, workers_table(status), *servers, *checkpoint(status), *trouble)
+def colour(phase: str) -> str:
+    """The colour of a phase: red for a failed job, yellow for a stopped one, green otherwise."""
+    return {str(Phase.Failed): "red", str(Phase.Stopped): "yellow"}.get(phase, "green")
+
+
+def idle(status: dict[str, Any]) -> str:
+    """Warn that a job has no workers because its number of workers is 0; empty otherwise."""
+    if status.get("target") != 0 or status["phase"] in (*ENDED, Phase.Ending):
+        return ""
+    return "workers=0: nothing trains until `edl scale N`"
 
 
 def checkpoint(status: dict[str, Any]) -> list[str]:
@@ -188,14 +158,23 @@ def degraded(status: dict[str, Any]) -> list[str]:
     return [f"Degraded: {part}: {why}" for part, why in status.get("degraded", {}).items()]
 
 
-def workers_table(status: dict[str, Any]) -> Table:
-    """One row for each worker."""
+def _wide_lines(status: dict[str, Any]) -> list[str]:
+    """The additional lines of -o wide about a running job."""
+    spent = ", ".join(f"{kind} {seconds:.1f}" for kind, seconds in (status.get("goodput") or {}).items())
+    named = {"run": status.get("run_id"), "seconds": spent}
+    return [f"{name}: {text}" for name, text in named.items() if text]
+
+
+def workers_table(status: dict[str, Any], wide: bool = False) -> Table:
+    """One row for each worker; with `wide`, also why it is pending."""
     table = Table(box=None, pad_edge=False, header_style="dim")
     pods = any("node" in w for w in status["workers"])
-    for name in ("worker", "pod" if pods else "pid", "rank", "state", "step", "records/s", "memory"):
-        table.add_column(name, justify="left" if name == "state" else "right")
-    if pods:
-        table.add_column("node")
+    gpus = any(w.get("gpu") for w in status["workers"])
+    columns = ["worker", "pod" if pods else "pid", "rank", "state", "step", "records/s", "memory"]
+    for name in (*columns, *(["GPU", "its memory", "busy"] if gpus else [])):
+        table.add_column(name, justify="left" if name in ("state", "GPU") else "right")
+    for name in (*(["node"] if pods else []), *(["delay"] if wide else [])):
+        table.add_column(name)
     for w in status["workers"]:
         table.add_row(
             str(w["id"]),
@@ -205,9 +184,19 @@ def workers_table(status: dict[str, Any]) -> Table:
             str(w["step"]) if w["rank"] is not None else "",
             f"{w['rate']:,.0f}" if w["rank"] is not None else "",
             f"{w['memory'] / 2**20:,.0f} MiB" if w["memory"] else "",
+            *(_gpu_cells(w.get("gpu")) if gpus else []),
             *([w["node"]] if pods else []),
+            *([w.get("delay") or ""] if wide else []),
         )
     return table
+
+
+def _gpu_cells(gpu: dict[str, Any] | None) -> tuple[str, str, str]:
+    """The name of a worker's GPU, its memory in use and its utilization; empty if it has none."""
+    if gpu is None:
+        return "", "", ""
+    memory = f"{gpu['memory'] / 2**20:,.0f} of {gpu['memory_limit'] / 2**20:,.0f} MiB"
+    return plain(gpu["name"]), memory, f"{100 * gpu['busy']:.0f} %"
 
 
 def servers_table(status: dict[str, Any]) -> Table:
@@ -256,6 +245,35 @@ def age(at: str) -> str:
     return duration(max(0.0, (datetime.now(UTC) - datetime.fromisoformat(at)).total_seconds()))
 
 
+def ended(phase: str, told: str) -> Text:
+    """Colour the lines of `result`, or of a report about the job: the end, and each warning."""
+    text = Text()
+    for number, line in enumerate(told.split("\n")):
+        style = colour(phase) if not number else "yellow" if line.startswith("  warning ") else ""
+        text.append("\n" if number else "").append(line, style)
+    return text
+
+
+def next_steps(summary: dict[str, Any], kept: str, reported: bool) -> str:
+    """Say what a user may do with a job that has ended.
+
+    Args:
+        kept: its output directory.
+        reported: whether its report was written.
+    """
+    name, where = summary.get("model", ""), plain(shlex.quote(kept))
+    steps = [f"open the report: edl report --open {where}"] if reported else []
+    trained = summary.get("task", {}).get("kind", "train") == "train"
+    if summary["phase"] == Phase.Succeeded and name.endswith(".keras"):
+        steps.append(f"load the model: keras.models.load_model({plain(f'{kept}/{name}')!r})")
+    elif summary["phase"] != Phase.Succeeded:
+        if trained and (summary.get("checkpoint") or {}).get("step"):
+            steps.append(f"resume the job: edl run --resume {where}")
+        if summary["phase"] == Phase.Failed:
+            steps.append(f"read the logs: edl logs {where}")
+    return "\n".join(f"  {'next' if not number else '':9} {step}" for number, step in enumerate(steps))
+
+
 def result(summary: dict[str, Any], kept: str, model: str) -> str:
     """Summarize in a few lines how a job ended and what elasticity cost.
 
@@ -299,7 +317,8 @@ def result(summary: dict[str, Any], kept: str, model: str) -> str:
         again = f"{how_many(redone, 'record')} redone"
         lines.append(f"  ring      changed {times}, longest stall {stall:.2f} s, {again}")
     if (last := summary.get("checkpoint")) and last["step"]:
-        lines.append(f"  newest    checkpoint of step {last['step']:,} in {last['dir']}")
+        place = plain(_as_given(last["dir"], kept))
+        lines.append(f"  newest    checkpoint of step {last['step']:,} in {place}")
     if summary["state_losses"]:
         lost = "once" if summary["state_losses"] == 1 else f"{summary['state_losses']} times"
         lines.append(f"  lost      the newest state, {lost} (no worker that held it was left)")
@@ -307,3 +326,10 @@ def result(summary: dict[str, Any], kept: str, model: str) -> str:
     if freed := summary.get("servers_freed"):
         lines.append(f"  servers   {freed}")
     return "\n".join([*lines, where])
+
+
+def _as_given(place: str, directory: str) -> str:
+    """Write a path below `directory` as `directory` was given; return other paths unchanged."""
+    whole = Path(directory).resolve()
+    inside = Path(place)
+    return str(Path(directory) / inside.relative_to(whole)) if inside.is_relative_to(whole) else place

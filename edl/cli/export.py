@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`edl export`: write the model of a job's checkpoint, or its trained model in a different format."""
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ ENVIRONMENT = {**WORKER_ENVIRONMENT, "CUDA_VISIBLE_DEVICES": "-1", "TF_CPP_MIN_L
 
 
 class Format(StrEnum):
+    """A format of an exported model, by the name that --format takes."""
+
     keras = "keras"
     savedmodel = "savedmodel"
     onnx = "onnx"
@@ -56,10 +59,12 @@ def export(
     ] = None,
     output: Annotated[
         Path | None,
-        typer.Option("--output", help="The file to write, or for savedmodel the directory; default: here, by "
-                     "the job's name."),
+        typer.Option(
+            "--output",
+            help="The file to write, or for savedmodel the directory; default: here, by the job's name.",
+        ),
     ] = None,
-) -> None:  # fmt: skip
+) -> None:
     """Write a job's model as .keras, SavedModel or ONNX.
 
     It is loaded again and compared.
@@ -88,7 +93,7 @@ def _of_job(output: Path, step: int | None) -> dict[str, Any]:
     """
     kept = values.load_file(output / VALUES)
     where = config.parse(kept).checkpoint.dir
-    ended = (output / artifacts.SUMMARY).exists()
+    ended = artifacts.has_ended(output)
     trained = output / artifacts.MODEL
     request = {"values": kept, "trained": "", "checkpoints": where}
     if step is None and ended and trained.exists():
@@ -102,7 +107,11 @@ def _of_job(output: Path, step: int | None) -> dict[str, Any]:
 
 
 def _have_written(output: Path) -> None:
-    """Make a running job write a checkpoint, and wait for it. Do nothing if its master is gone."""
+    """Make a running job write a checkpoint, and wait for it. Do nothing if its master is gone.
+
+    Raises:
+        EdlError: the master cannot be reached, or no checkpoint was written in time.
+    """
     if latest.is_orphaned(output):
         return
     client = Client(artifacts.read_contact(output))
@@ -147,6 +156,7 @@ def _run(request: dict[str, Any]) -> int:
     """Export in a process with TensorFlow. Return its exit code."""
     done = subprocess.run(
         module_command("edl.trainer.export_checkpoint"),
-        input=json.dumps(request).encode(), env={**os.environ, **ENVIRONMENT},
-    )  # fmt: skip
+        input=json.dumps(request).encode(),
+        env={**os.environ, **ENVIRONMENT},
+    )
     return done.returncode if done.returncode >= 0 else 1

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`edl audit` and `edl replay`: verification of a job by its journal."""
 
 from __future__ import annotations

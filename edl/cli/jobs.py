@@ -1,16 +1,22 @@
+# SPDX-License-Identifier: Apache-2.0
 """The interface of jobs for the commands, for jobs on this machine (`local`) and in a cluster (`release`)."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Generator, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from edl.contract.phases import ENDED as ENDED
 from edl.contract.phases import Phase as Phase
 from edl.errors import ConfigError
+from edl.formatting import how_many
+
+if TYPE_CHECKING:
+    from edl.journal.audit import Elsewhere
 
 NO_STATUS = "no status from the master yet"
 
@@ -20,20 +26,40 @@ class JobSnapshot:
     """The state of a job at one moment.
 
     Args:
-        data: its status, or its summary once it has ended; printed by `--json`.
+        data: its status, or its summary once it has ended.
         kept: location of its summary.
         model: present or future location of the trained model.
         notes: additional lines of the output for people.
+        given: the model as the user has given it; "": unknown.
     """
 
     data: dict[str, Any]
     kept: str
     model: str
     notes: tuple[str, ...] = ()
+    given: str = ""
 
     @property
     def ended(self) -> bool:
+        """True once the job has succeeded, failed or been stopped, so that its summary is final."""
         return self.data["phase"] in ENDED
+
+
+@dataclass(frozen=True)
+class Journal:
+    """Where the journal of a job can be read.
+
+    Args:
+        directory: a directory on this machine with the journal, and with the summary once the job has ended.
+        name: the job's name for people: its directory, or the release.
+        told: the job's summary, or its status while it runs.
+        elsewhere: access to exported files and checkpoints that are not in the directory.
+    """
+
+    directory: Path
+    name: str
+    told: dict[str, Any]
+    elsewhere: Elsewhere | None = None
 
 
 @dataclass(frozen=True)
@@ -53,6 +79,7 @@ class LogSource:
 
     @property
     def components(self) -> tuple[str, ...]:
+        """The components whose logs are selected, as the chart labels their pods."""
         return ("master", "worker", "ps") if self.name == "all" else (self.name.partition("-")[0],)
 
     @property
@@ -62,8 +89,8 @@ class LogSource:
         return int(number) if number else None
 
 
-def not_stopped(status: Mapping[str, Any], asked: str) -> str:
-    """Why a job continues although it should stop with a checkpoint; empty if the request has not failed.
+def stop_failure(status: Mapping[str, Any], asked: str) -> str:
+    """Return why a job continues although it should stop with a checkpoint; empty if it may still stop.
 
     Args:
         status: the status from the master.
@@ -75,6 +102,22 @@ def not_stopped(status: Mapping[str, Any], asked: str) -> str:
     return f"the job goes on: {why}. (`edl stop --checkpoint --force` ends it all the same)"
 
 
+def unsaved(status: Mapping[str, Any]) -> str:
+    """Describe the training that is lost if the job stops now; empty if the job writes checkpoints.
+
+    Args:
+        status: the status from the master. A job without a trained step has nothing to lose.
+    """
+    task = status.get("task") or {}
+    done = int(task.get("step") or 0)
+    if task.get("kind", "train") != "train" or not done or status.get("checkpoint") is not None:
+        return ""
+    return (
+        f"the job writes no checkpoints (checkpoint.dir is empty), so its {how_many(done, 'trained step')} "
+        f"of {task['steps']:,} would be lost"
+    )
+
+
 class JobHandle(Protocol):
     """The operations of the commands on a job.
 
@@ -82,7 +125,15 @@ class JobHandle(Protocol):
         EdlError: the job does not exist, cannot be reached, or refuses; the message says which.
     """
 
-    def snapshot(self) -> JobSnapshot: ...
+    def snapshot(self) -> JobSnapshot:
+        """Return the job's status as it is now, and the place of its model."""
+        ...
+
+    def announce(self) -> None:
+        """Name the job on standard error, before a command changes it."""
+
+    def unsaved(self) -> str:
+        """Describe the training that is lost if the job stops now; empty if nothing is."""
 
     def wait(self, phase: Phase, seconds: float | None) -> tuple[str, str]:
         """Wait until the job is in that phase, has ended, or the time is up. Return its phase and reason."""
@@ -111,14 +162,22 @@ class JobHandle(Protocol):
     def audit(self) -> str:
         """Prove from the journal that each record counted once; return the verdict as text."""
 
+    def journal(self) -> AbstractContextManager[Journal]:
+        """Give access to the job's journal while the context is open."""
+
     def token(self) -> str:
         """The job's token."""
 
     def authority(self) -> str:
         """Path of the CA certificate for the job's certificates; empty: no TLS."""
 
-    def stop(self) -> str:
-        """Stop the job; return the outcome as text. A job that has ended is not changed."""
+    def stop(self, discard: bool) -> str:
+        """Stop the job; return the outcome as text. A job that has ended is not changed.
+
+        Args:
+            discard: stop it at once. Otherwise, if it runs on this machine and writes checkpoints, it writes
+                one first.
+        """
 
     def stop_with_checkpoint(self, force: bool) -> str:
         """Stop the job once its state is in a checkpoint, and wait for that; return the outcome as text.

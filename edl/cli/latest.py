@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The jobs of this machine: the default job of commands without a directory, and the running jobs."""
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import psutil
 
 from edl.contract import artifacts
 from edl.errors import ConfigError, EdlError
-from edl.text import plain
+from edl.formatting import plain
 
 RUNS = Path("runs")  # the folder in which `edl run` creates output directories
 VALUES = "values.json"  # in an output directory: the job's values, complete
@@ -28,11 +29,14 @@ def _known_jobs() -> Path:
 def remember(output: Path) -> None:
     """Record a job that has begun, so that commands in other folders find it."""
     path = str(output.resolve())
-    with contextlib.suppress(
-        OSError, RuntimeError
-    ):  # a convenience: a job also runs without a home directory
+    # A convenience: a job also runs without a home directory.
+    with contextlib.suppress(OSError, RuntimeError):
         _known_jobs().mkdir(parents=True, exist_ok=True)
-        artifacts.write_whole(_known_jobs() / hashlib.sha256(os.fsencode(path)).hexdigest()[:32], f"{path}\n")
+        artifacts.write_whole(_note_of(path), f"{path}\n")
+
+
+def _note_of(path: str) -> Path:
+    return _known_jobs() / hashlib.sha256(os.fsencode(path)).hexdigest()[:32]
 
 
 def is_orphaned(output: Path) -> bool:
@@ -64,8 +68,25 @@ def find(output: Path | None) -> Path:
         if len(running) != 1:
             raise ConfigError(_candidates(running or known, bool(running)))
         found, why = running[0], "your only running job"
-    print(f"edl: job {plain(str(found))} ({why})", file=sys.stderr, flush=True)
+    announce(found, f" ({why})")
     return found
+
+
+def announce(output: Path, why: str = "") -> None:
+    """Name a job on standard error."""
+    print(f"edl: job {plain(str(output))}{why}", file=sys.stderr, flush=True)
+
+
+def known() -> list[Path]:
+    """Return the output directories of this user's jobs on this machine, the newest first."""
+    here = {job.resolve() for job in _folders(RUNS)}
+    return _newest_first([*here, *(job for job in _remembered() if job not in here)])
+
+
+def forget(output: Path) -> None:
+    """Remove the record of a job whose directory was removed."""
+    with contextlib.suppress(OSError, RuntimeError):
+        _note_of(str(output.resolve())).unlink(missing_ok=True)
 
 
 def _candidates(jobs: list[Path], running: bool) -> str:

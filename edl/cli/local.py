@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A job on this machine, found by its output directory."""
 
 from __future__ import annotations
@@ -5,11 +6,14 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Generator, Iterator
+from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
+from edl import config
 from edl.cli import latest, received
-from edl.cli.jobs import ENDED, NO_STATUS, JobSnapshot, LogSource, Phase, not_stopped
+from edl.cli.jobs import ENDED, NO_STATUS, JobSnapshot, Journal, LogSource, Phase, stop_failure, unsaved
+from edl.config import values
 from edl.contract import artifacts
 from edl.errors import EdlError
 from edl.net.master_client import Client
@@ -23,14 +27,29 @@ class Local:
     """
 
     def __init__(self, output: Path | None):
-        self._output = latest.find(output)
+        self._output, self._announced = latest.find(output), output is None
 
     def snapshot(self) -> JobSnapshot:
         summary = self._summary()
         data = summary if summary is not None else self._client().status()
         name = summary["model"] if summary is not None else ""
         model = str(self._output / (name or artifacts.MODEL))
-        return JobSnapshot(data, str(self._output), model, self._left(data, model))
+        return JobSnapshot(data, str(self._output), model, self._left(data, model), self._given())
+
+    def _given(self) -> str:
+        """The model as the user has given it; "" if the values cannot be read."""
+        with suppress(EdlError, OSError):
+            return config.parse(values.load_file(self._output / latest.VALUES)).model.name
+        return ""
+
+    def announce(self) -> None:
+        if self._summary() is None:
+            self._client()  # refuses a directory that is not a job's
+        if not self._announced:
+            latest.announce(self._output)
+
+    def unsaved(self) -> str:
+        return unsaved(self._client().status()) if self._summary() is None else ""
 
     def _left(self, data: dict[str, Any], model: str) -> tuple[str, ...]:
         """Describe the results that the job will write, and their location."""
@@ -99,16 +118,29 @@ class Local:
 
         return prove(self._output)
 
+    def journal(self) -> AbstractContextManager[Journal]:
+        return nullcontext(Journal(self._output, self._output.resolve().name, self._told()))
+
+    def _told(self) -> dict[str, Any]:
+        """The summary of the job, or its status; a status without details if the master does not answer."""
+        if (summary := self._summary()) is not None:
+            return summary
+        try:
+            return self._client().status()
+        except EdlError:
+            return {"phase": "unknown", "reason": f"no {artifacts.SUMMARY}, and the master does not answer"}
+
     def token(self) -> str:
         return artifacts.read_contact(self._output).token
 
     def authority(self) -> str:
         return artifacts.read_contact(self._output).ca
 
-    def stop(self) -> str:
+    def stop(self, discard: bool) -> str:
         if (summary := self._summary()) is not None:
             return f"the job has already ended: {summary['phase']}, {summary['reason']}"
-        return self._client().stop("stopped by edl stop")
+        keeps = not discard and self._client().status().get("checkpoint") is not None
+        return self._client().stop("stopped by edl stop", checkpoint=keeps, force=True)
 
     def stop_with_checkpoint(self, force: bool) -> str:
         if self._summary() is None:
@@ -117,7 +149,7 @@ class Local:
             for status in self._client().follow():
                 if status["phase"] in (*ENDED, Phase.Ending):
                     return f"the job is ending: {status['reason']}"
-                if why := not_stopped(status, asked):
+                if why := stop_failure(status, asked):
                     raise EdlError(why)
         phase, reason = self.wait(Phase.Stopped, None)
         return f"the job has ended: {phase}, {reason}"
@@ -129,12 +161,12 @@ class Local:
             yield from (self._output / artifacts.LOGS).glob(f"{pattern}.log")
 
     def _summary(self) -> dict[str, Any] | None:
-        """The summary of the job; None while the job runs."""
-        try:
-            there = (self._output / artifacts.SUMMARY).exists()
-        except OSError as error:
-            raise EdlError(f"{self._output}: {error.strerror}") from error
-        return artifacts.read_summary(self._output) if there else None
+        """The summary of the job; None while the job runs.
+
+        Raises:
+            EdlError: the output directory or its summary cannot be read.
+        """
+        return artifacts.read_summary(self._output) if artifacts.has_ended(self._output) else None
 
     def _client(self) -> Client:
         return Client(artifacts.read_contact(self._output))

@@ -1,9 +1,9 @@
+# SPDX-License-Identifier: Apache-2.0
 """The commands for a started job: `status`, `logs`, `wait`, `scale`, `checkpoint`, `stop`, `token`."""
 
 from __future__ import annotations
 
 import functools
-import json
 import re
 import sys
 from collections.abc import Callable
@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 import typer
 
-from edl.cli import display
+from edl.cli import display, output
 from edl.cli.jobs import ENDED, JobHandle, LogSource, Phase
 from edl.cli.target import about_a_job
 from edl.contract.tokens import for_reading
@@ -23,7 +23,11 @@ TIMED_OUT = 124  # like the command `timeout`
 
 
 def _seconds(text: str) -> float:
-    """Parse a duration such as 90s, 30m or 2h to seconds; a number without a unit is in seconds."""
+    """Parse a duration such as 90s, 30m or 2h to seconds; a number without a unit is in seconds.
+
+    Raises:
+        BadParameter: the text is no duration.
+    """
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([smh]?)", text)
     if not match:
         raise typer.BadParameter(f"invalid duration {text!r} (expected e.g. 90s, 30m, 2h)")
@@ -58,15 +62,13 @@ def _in_any_order(command: Callable[..., None]) -> Callable[..., None]:
 
 
 @about_a_job
-def status(
-    job: JobHandle, as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False
-) -> None:
+def status(job: JobHandle, form: output.FormOption = output.Form.table, old: output.OldJson = False) -> None:
     """Show a job: phase, progress, workers."""
     snapshot = job.snapshot()
-    if as_json:
-        print(json.dumps(snapshot.data, indent=1))
+    if form.is_document:
+        output.write("Job", output.job(snapshot.data, snapshot.given, snapshot.ended), form)
     else:
-        display.snapshot(snapshot)
+        display.snapshot(snapshot, wide=form is output.Form.wide)
 
 
 @about_a_job
@@ -108,7 +110,7 @@ def wait(
 ) -> None:
     """Wait until a job is in a phase, or has ended.
 
-    Exit code: 0 if the job is in that phase, 1 if it has ended in another one, 124 if the time is up.
+    Exit code: 0 if the job is in that phase, 1 if it has ended in a different one, 124 if the time is up.
     """
     found, reason = job.wait(phase, timeout)
     display.line(f"{found}: {reason}")
@@ -135,12 +137,14 @@ def scale(
 
     DIR may also come first.
     """
+    job.announce()
     display.line(job.scale(workers, servers))
 
 
 @about_a_job
 def checkpoint(job: JobHandle) -> None:
     """Make a running job write a checkpoint now."""
+    job.announce()
     display.line(job.checkpoint())
 
 
@@ -149,20 +153,37 @@ def stop(
     job: JobHandle,
     with_checkpoint: Annotated[
         bool,
-        typer.Option("--checkpoint", help="Write its state to a checkpoint first, and wait for that. If it "
-                     "fails, the job goes on."),
+        typer.Option(
+            "--checkpoint",
+            help="Write its state to a checkpoint first, and wait for that. If it fails, the job goes on.",
+        ),
     ] = False,
     force: Annotated[
         bool, typer.Option("--force", help="With --checkpoint: stop the job even if the checkpoint fails.")
     ] = False,
-) -> None:  # fmt: skip
-    """Stop a running job."""
+    discard: Annotated[
+        bool,
+        typer.Option(
+            "--discard", help="Stop the job at once: what it has trained since its newest checkpoint is lost."
+        ),
+    ] = False,
+) -> None:
+    """Stop a running job.
+
+    A job on this machine writes its state to a checkpoint first, so that `edl run --resume` continues it. A
+    job that has trained and writes no checkpoints is only stopped with --discard.
+    """
     if force and not with_checkpoint:
         raise ConfigError("--force: only valid with --checkpoint")
+    if discard and with_checkpoint:
+        raise ConfigError("--discard and --checkpoint are mutually exclusive")
+    job.announce()
+    if not (with_checkpoint or discard) and (lost := job.unsaved()):
+        raise ConfigError(f"not stopped: {lost}; add --discard to stop it all the same")
     if not with_checkpoint:
-        display.line(job.stop())
+        display.line(job.stop(discard))
         return
-    display.line("waiting for the checkpoint; `edl stop` without --checkpoint ends the job at once")
+    display.line("waiting for the checkpoint; `edl stop --discard` ends the job at once")
     sys.stdout.flush()
     display.line(job.stop_with_checkpoint(force))
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`edl model get`: copy the trained model of a job to a local file."""
 
 from __future__ import annotations

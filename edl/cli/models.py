@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The models that can be trained, found without importing them: TensorFlow takes seconds to import.
 
 Promise: models that are refused here cannot be trained on this machine. All other models are checked by the
@@ -11,10 +12,12 @@ import difflib
 import importlib.util
 import os
 import sys
+from collections.abc import Collection
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 
 from edl.config import model_check
+from edl.config.job import Model
 from edl.errors import EdlError, ModelError
 
 ZOO = "edl.zoo"
@@ -28,18 +31,20 @@ def zoo() -> dict[str, str]:
     return {path.stem: _summary(path) for path in files}
 
 
-def check(module: str) -> None:
+def check(module: str, with_data: bool = True, named: Collection[str] = ()) -> None:
     """Refuse a model.module that does not exist.
 
     Args:
         module: a name of the zoo, a dotted module, or the path of a Python file; as in
             `edl.trainer.model.user_model`.
+        with_data: a file must have data(), because no value names the records.
+        named: functions of ElasticDL's contract to which a value gives a name (model.functions).
 
     Raises:
         ModelError: the module does not exist, or the file is not a model.
     """
     if module.endswith(".py") or os.sep in module:
-        _check_file(Path(module))
+        _check_file(Path(module), with_data, named)
     elif "." in module:
         if not _exists(module):
             raise ModelError(
@@ -50,6 +55,20 @@ def check(module: str) -> None:
         names = f"the zoo has {', '.join(known)}" if known else "no model zoo is installed"
         hint = _hint(module) or "a file is given by its path, such as ./my_model.py"
         raise ModelError(f"model.module: unknown model {module!r}; {hint} ({names})")
+
+
+def check_script(model: Model) -> None:
+    """Refuse a model.script that is no file of Python.
+
+    Raises:
+        ModelError: the file does not exist, or it is not Python.
+    """
+    if model.has_script_text:
+        return  # checked with the other values
+    if not _is_file(path := Path(model.script)):
+        raise ModelError(f"model.script: file {path} not found")
+    if wrong := model_check.check(read(path), str(path), most=None, contract=False):
+        raise ModelError("\n".join(wrong))
 
 
 def read(path: Path) -> str:
@@ -64,10 +83,10 @@ def read(path: Path) -> str:
         raise EdlError(f"{path}: cannot read: {error.strerror}") from error
 
 
-def _check_file(path: Path) -> None:
+def _check_file(path: Path, with_data: bool, named: Collection[str]) -> None:
     if not _is_file(path):
         raise ModelError(f"model.module: file {path} not found")
-    if wrong := model_check.check(read(path), str(path), most=None):
+    if wrong := model_check.check(read(path), str(path), None, with_data=with_data, named=named):
         raise ModelError("\n".join(wrong))
 
 

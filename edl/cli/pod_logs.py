@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The logs of a release's pods: current contents, or followed while pods are created and deleted."""
 
 from __future__ import annotations
@@ -104,7 +105,11 @@ class _Following:
                     self.start(self._read(self.logs[uid], uid))
 
     async def _read(self, log: _PodLog, uid: str) -> None:
-        """Read a log until its pod has ended: a stream also breaks when a server or a container restarts."""
+        """Read a log until its pod has ended: a stream also breaks when a server or a container restarts.
+
+        Raises:
+            ApiError: the API refuses the log, so that another attempt is useless.
+        """
         backoff = Backoff(self._api.pace.first_pause, self._api.pace.most_pause)
         while True:
             try:
@@ -128,7 +133,11 @@ class _PodLog:
         self._last = ""  # the time of the last line that was read
 
     async def lines(self, follow: bool = False) -> AsyncGenerator[str, None]:
-        """Yield new lines, and with `follow`, later ones until the stream ends. A deleted pod has none."""
+        """Yield new lines, and with `follow`, later ones until the stream ends. A deleted pod has none.
+
+        Raises:
+            ApiError: the log cannot be read although its pod exists.
+        """
         query = {"container": self._container, "timestamps": "true"}
         if follow:
             query["follow"] = "true"
@@ -153,6 +162,9 @@ class _PodLog:
 
         A node may refuse the log of a container that is just ending, so the request is repeated. If it still
         fails, a message reports that the end of the log is missing.
+
+        Raises:
+            ApiError: the API refuses the log, so that another attempt is useless.
         """
         backoff = Backoff(self._api.pace.first_pause, self._api.pace.most_pause)
         for attempt in range(ATTEMPTS):

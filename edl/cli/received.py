@@ -1,33 +1,25 @@
+# SPDX-License-Identifier: Apache-2.0
 """Verified copying of a trained model: the copy is complete and unchanged, or does not exist.
 
-`exports.json` beside the model lists its files (trainer/export/catalog.py), each with its size and SHA-256.
+`exports.json` beside the model lists its files (edl/contract/exports.py), each with its size and SHA-256.
 The received files are compared with this list in a temporary place, and then moved to their target.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from types import TracebackType
 
-from edl.contract import artifacts
+from edl.contract import artifacts, exports
+from edl.contract.exports import File
 from edl.errors import EdlError
 
 PIECE = 1 << 20
-
-
-@dataclass(frozen=True)
-class File:
-    """Size and digest of a file at its writing."""
-
-    nbytes: int
-    sha256: str
 
 
 def read_list(output: Path) -> bytes:
@@ -54,25 +46,17 @@ def listed(data: bytes, name: str, where: object) -> dict[str, File]:
         EdlError: the list is damaged, or the model was not written in this format.
     """
     try:
-        exports = {e["format"]: e for e in json.loads(data)["exports"]}
-        if name not in exports:
-            raise EdlError(
-                f"{where}: the model was not written as {name} (there is: {', '.join(exports)}); "
-                "export.formats says what is, or `edl export` writes it"
-            )
-        if exports[name]["path"] != artifacts.FORMATS[name]:
-            raise EdlError(f"{where}: the model is at {exports[name]['path']}, where it was kept instead")
-        files = {
-            str(path): File(int(about["bytes"]), str(about["sha256"]))
-            for path, about in exports[name]["files"].items()
-        }
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise EdlError(f"{where}: {artifacts.EXPORTS} is damaged: {error!r}") from error
-    for path in files:
-        parts = PurePosixPath(path).parts
-        if parts[:1] != (artifacts.FORMATS[name],) or ".." in parts:  # outside the target
-            raise EdlError(f"{where}: {artifacts.EXPORTS} is damaged: it names {path}")
-    return files
+        found = exports.parse(data)
+    except exports.Damaged as error:
+        raise EdlError(f"{where}: {artifacts.EXPORTS} is damaged: {error}") from error
+    if name not in found:
+        raise EdlError(
+            f"{where}: the model was not written as {name} (there is: {', '.join(found)}); "
+            "export.formats says what is, or `edl export` writes it"
+        )
+    if found[name].path != artifacts.FORMATS[name]:
+        raise EdlError(f"{where}: the model is at {found[name].path}, where it was kept instead")
+    return found[name].files
 
 
 class Receiving:
@@ -116,7 +100,7 @@ class Receiving:
         if nbytes != about.nbytes:
             raise EdlError(f"{path}: {nbytes:,} bytes have arrived, {about.nbytes:,} were written")
         if digest.hexdigest() != about.sha256:
-            raise EdlError(f"{path}: what has arrived is not what was written (its SHA-256 is another one)")
+            raise EdlError(f"{path}: what has arrived is not what was written (its SHA-256 differs)")
         self._nbytes, self._files = self._nbytes + nbytes, self._files + 1
 
     def __enter__(self) -> Receiving:

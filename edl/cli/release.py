@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A release of the chart as a job of the command line, through the Kubernetes API.
 
 `connect` finds a release by its labels, in one list of ConfigMaps. Read access to these, to the pods and to
@@ -15,15 +16,18 @@ import sys
 from collections.abc import AsyncGenerator, Callable, Generator, Iterator
 from contextlib import aclosing, contextmanager
 from pathlib import Path
+from typing import Any
 
 import structlog
 from lightkube.config.kubeconfig import KubeConfig
 
 from edl.cli import pod_logs, release_model, release_status
-from edl.cli.jobs import ENDED, JobSnapshot, LogSource, Phase
+from edl.cli.jobs import ENDED, JobSnapshot, Journal, LogSource, Phase, unsaved
+from edl.cli.listing import in_short
 from edl.cli.release_status import FoundRelease
 from edl.config import unscalable
 from edl.errors import EdlError
+from edl.formatting import plain
 from edl.kubernetes import overrides, pods
 from edl.kubernetes.client import SOON, Api, ApiError
 from edl.kubernetes.informer import Object, changes
@@ -32,7 +36,6 @@ from edl.kubernetes.kubeconfig import load as load_kubeconfig
 from edl.kubernetes.names import Names
 from edl.kubernetes.timing import Timing
 from edl.net import tls
-from edl.text import plain
 
 JOBS = f"{pods.PART_OF}=edl,{pods.COMPONENT}=job"
 ANSWER_SECONDS = 15.0  # for a running master to handle a request
@@ -63,14 +66,58 @@ def connect(name: str, namespace: str, kubeconfig: Path | None, context: str) ->
             loop.run(api.close())
 
 
+def releases(namespace: str, kubeconfig: Path | None, context: str) -> list[dict[str, Any]]:
+    """Describe the releases of a cluster for a list: namespace, release, phase, progress, workers, start.
+
+    Args:
+        namespace: only the releases of this namespace; "": of all.
+
+    Raises:
+        ConfigError: no kubeconfig was found, or it cannot be used.
+        EdlError: access is denied, or the API does not answer.
+    """
+    _log("critical")
+    where = f"namespaces/{namespace}/" if namespace else ""
+    with asyncio.Runner() as loop:
+        api = loop.run(_open(*load_kubeconfig(kubeconfig, context)))
+        try:
+            maps = loop.run(api.get(f"/api/v1/{where}configmaps", labelSelector=JOBS))["items"]
+        except ApiError as error:
+            raise EdlError(_in_words(error, api.server)) from error
+        finally:
+            loop.run(api.close())
+    found = {(m["metadata"]["namespace"], m["metadata"]["name"]): m for m in maps}
+    rows = []
+    for (place, name), job in sorted(found.items()):
+        if (names := Names.of_job(name)) is None:
+            continue
+        of = FoundRelease(
+            place, job["metadata"]["labels"][pods.INSTANCE], names, job, found.get((place, names.status), {})
+        )
+        row = {"namespace": place, "release": of.release}
+        rows.append({**row, "started": job["metadata"].get("creationTimestamp", ""), **in_short(of.report)})
+    return rows
+
+
 class Release:
     """The job of a release."""
 
     def __init__(self, loop: asyncio.Runner, api: Api, found: FoundRelease):
         self._loop, self._api, self._found = loop, api, found
+        self._is_fresh = True  # nothing has been shown of `found` yet
 
     def snapshot(self) -> JobSnapshot:
+        if not self._is_fresh:
+            self._found = self._loop.run(_find(self._api, self._found.names.fullname, self._found.namespace))
+        self._is_fresh = False
         return self._loop.run(self._snapshot())
+
+    def announce(self) -> None:
+        where = f"release {self._found.release} in namespace {self._found.namespace} at {self._api.server}"
+        print(f"edl: {plain(where)}", file=sys.stderr, flush=True)
+
+    def unsaved(self) -> str:
+        return "" if self._found.ended else unsaved(self._found.report)
 
     def wait(self, phase: Phase, seconds: float | None) -> tuple[str, str]:
         _log("info")  # it continues while the API is unavailable, and logs that
@@ -115,13 +162,21 @@ class Release:
 
         return release_audit.audit(self._loop, self._api, self._found, self._loop.run(self._pods("master")))
 
+    @contextmanager
+    def journal(self) -> Iterator[Journal]:
+        from edl.cli import release_audit  # needs NumPy
+
+        told, masters = self.snapshot().data, self._loop.run(self._pods("master"))
+        with release_audit.copied(self._loop, self._api, self._found, masters) as copy:
+            yield Journal(copy, self._found.release, told, release_audit.unread("they are in the cluster"))
+
     def token(self) -> str:
         return self._loop.run(self._token())
 
     def authority(self) -> str:
         return tls.authority()  # the file of the Secret is not here: callers from outside have their own
 
-    def stop(self) -> str:
+    def stop(self, discard: bool) -> str:
         return self._loop.run(self._stop())
 
     def stop_with_checkpoint(self, force: bool) -> str:
@@ -213,8 +268,8 @@ class Release:
         if problem := release_status.master_problem(await self._pods("master")):
             raise EdlError(f"{what}; the master will do it when it runs: {problem}")
         stopped = (*ENDED, Phase.Ending)
-        found = await self._until(lambda now: now.phase in stopped or bool(now.not_stopped(asked)), None)
-        if why := found.not_stopped(asked):
+        found = await self._until(lambda now: now.phase in stopped or bool(now.stop_failure(asked)), None)
+        if why := found.stop_failure(asked):
             await self._ask(overrides.FAREWELL, None)  # or the next master would try it again
             raise EdlError(why)
         return self._left(found)
@@ -255,7 +310,11 @@ class Release:
         return self._left(found)
 
     async def _token(self) -> str:
-        """Read the token from the Secret that the workers' pods use."""
+        """Read the token from the Secret that the workers' pods use.
+
+        Raises:
+            EdlError: the Secret cannot be read, or its key holds no token.
+        """
         name, key = release_status.token_secret(self._found)
         data = (await self._api.get(self._path("secrets", name))).get("data") or {}
         try:

@@ -1,4 +1,5 @@
-"""`edl audit --release`: the journal of a release's job, copied from its master's pod and audited here.
+# SPDX-License-Identifier: Apache-2.0
+"""`edl audit --release`, `edl report --release`: a journal, copied from the pod of its master and read here.
 
 The journal and the summary are in the master's container, and are read with `cat` through the API server, as
 in `kubectl cp`. The received files are not trusted: the chain of hashes and the summary show whether the copy
@@ -9,15 +10,15 @@ is complete. The exported model is on the output volume. Its digests are compute
 from __future__ import annotations
 
 import asyncio
-import json
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 
 from edl.cli.proof import prove
 from edl.cli.release_model import Reading, mounted
 from edl.cli.release_status import LOST, FoundRelease
-from edl.contract import artifacts
+from edl.contract import artifacts, exports
 from edl.errors import EdlError
 from edl.journal.audit import Elsewhere
 from edl.journal.format import JournalReader
@@ -42,13 +43,25 @@ def audit(loop: asyncio.Runner, api: Api, found: FoundRelease, masters: Sequence
     where = f"release {found.release}"
     if not found.ended:
         raise EdlError(f"{where}: the job has not ended: {found.phase}, {found.reason}")
+    with copied(loop, api, found, masters) as copy:
+        return prove(copy, loop.run(_elsewhere(api, found, copy)))
+
+
+@contextmanager
+def copied(loop: asyncio.Runner, api: Api, found: FoundRelease, masters: Sequence[Object]) -> Iterator[Path]:
+    """Yield a temporary directory with the journal of the release's job, and its summary once it has ended.
+
+    Raises:
+        EdlError: the journal is lost, or the body has raised it; the message names the pod, not the copy.
+        ApiError: the API refuses, or does not answer.
+    """
+    where = f"release {found.release}"
     pod = _acting(masters, where)
-    with tempfile.TemporaryDirectory(prefix="edl-audit-") as folder:
+    with tempfile.TemporaryDirectory(prefix="edl-journal-") as folder:
         copy = Path(folder)
         try:
             loop.run(_copy(api, found, pod, copy))
-            elsewhere = loop.run(_elsewhere(api, found, copy))
-            return prove(copy, elsewhere)
+            yield copy
         except EdlError as error:  # its message names files of the copy
             text = str(error).replace(str(copy), f"{where}, pod {pod}: {OUTPUT}")
             raise EdlError(text) from error
@@ -68,21 +81,26 @@ def _acting(masters: Sequence[Object], where: str) -> str:
 
 
 async def _copy(api: Api, found: FoundRelease, pod: str, copy: Path) -> None:
-    """Copy the summary and the journal's segments.
+    """Copy the journal's segments, and the summary if the job has ended.
 
     Raises:
         EdlError: a file cannot be read, or the journal's head is damaged.
     """
     path = f"/api/v1/namespaces/{found.namespace}/pods/{pod}/exec"
     files = Reading(api, path, CONTAINER, f"release {found.release}: the journal in pod {pod}")
-    await _fetch(files, artifacts.SUMMARY, copy)
+    if found.ended:
+        await _fetch(files, artifacts.SUMMARY, copy)
     head = JournalReader(await _fetch(files, artifacts.JOURNAL, copy))
     for number in range(head.oldest, head.number):
         await _fetch(files, artifacts.segment(copy, number).name, copy)
 
 
 async def _fetch(files: Reading, name: str, copy: Path) -> Path:
-    """Copy one file; return the path of the copy."""
+    """Copy one file; return the path of the copy.
+
+    Raises:
+        EdlError: the file cannot be read in the pod.
+    """
     path = copy / name
     with open(path, "wb") as written:
         try:
@@ -142,14 +160,18 @@ async def _elsewhere(api: Api, found: FoundRelease, copy: Path) -> Elsewhere:
 def _names(listed: bytes) -> list[str]:
     """Paths of the exported files, relative to the list; empty if it is damaged, which fails the audit."""
     try:
-        entries = json.loads(listed)["exports"]
-        return [str(Path(e["path"]).parent / name) for e in entries for name in e["files"]]
-    except (ValueError, LookupError, TypeError, AttributeError):
+        return [name for export in exports.parse(listed).values() for name in export.places]
+    except exports.Damaged:
         return []
 
 
 def _missing(name: str) -> OSError:
     return OSError(0, f"{name} is not in {artifacts.EXPORTS}")
+
+
+def unread(why: str) -> Elsewhere:
+    """No access to exported files and checkpoints, for this reason."""
+    return Elsewhere(_unread, why, why)
 
 
 def _unread(name: str) -> str:

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The trained model of a release, read from its output volume; `release_audit` reads its digests there.
 
 The worker that wrote the model has ended, and the master does not mount the volume. So a pod is created that
@@ -30,9 +31,15 @@ COMPONENT = "model"
 LIFE_SECONDS = 3600  # longest life of the pod
 START_SECONDS = 180.0  # for the pod to start
 KEPT = (  # fields of the worker's pod that are needed for admission, and for a node that can mount the volume
-    "affinity", "imagePullSecrets", "nodeSelector", "runtimeClassName", "schedulerName", "securityContext",
-    "serviceAccountName", "tolerations",
-)  # fmt: skip
+    "affinity",
+    "imagePullSecrets",
+    "nodeSelector",
+    "runtimeClassName",
+    "schedulerName",
+    "securityContext",
+    "serviceAccountName",
+    "tolerations",
+)
 RESOURCES = {"requests": {"cpu": "50m", "memory": "32Mi"}, "limits": {"memory": "128Mi"}}
 
 
@@ -99,22 +106,32 @@ def reader(found: FoundRelease) -> Object:
         key: container[key] for key in ("image", "imagePullPolicy", "securityContext") if key in container
     }
     return {
-        "apiVersion": "v1", "kind": "Pod",
+        "apiVersion": "v1",
+        "kind": "Pod",
         "metadata": {
             "name": f"{found.names.fullname}-model-{secrets.token_hex(3)}",
-            "labels": labels, "ownerReferences": [owner],
+            "labels": labels,
+            "ownerReferences": [owner],
         },
         "spec": {
             **{key: spec[key] for key in KEPT if key in spec},
-            "automountServiceAccountToken": False, "enableServiceLinks": False, "restartPolicy": "Never",
-            "activeDeadlineSeconds": LIFE_SECONDS, "terminationGracePeriodSeconds": 1,
-            "containers": [{
-                **kept, "name": COMPONENT, "command": ["sleep", str(LIFE_SECONDS)], "resources": RESOURCES,
-                "volumeMounts": [{"name": "output", "mountPath": MOUNTED, "readOnly": True}],
-            }],
+            "automountServiceAccountToken": False,
+            "enableServiceLinks": False,
+            "restartPolicy": "Never",
+            "activeDeadlineSeconds": LIFE_SECONDS,
+            "terminationGracePeriodSeconds": 1,
+            "containers": [
+                {
+                    **kept,
+                    "name": COMPONENT,
+                    "command": ["sleep", str(LIFE_SECONDS)],
+                    "resources": RESOURCES,
+                    "volumeMounts": [{"name": "output", "mountPath": MOUNTED, "readOnly": True}],
+                }
+            ],
             "volumes": [volume],
         },
-    }  # fmt: skip
+    }
 
 
 async def _running(api: Api, path: str, name: str) -> None:
@@ -166,6 +183,7 @@ class Reading:
 
         Raises:
             EdlError: the command failed.
+            ApiError: the API did not run the command, or the connection to it broke.
         """
         try:
             await self._api.run(self._path, command, self._container, take)

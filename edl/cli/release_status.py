@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The status of a release's job, computed from ConfigMaps, pods and Events without I/O.
 
 The chart writes the job's ConfigMap, the master its status, the kubelets the status of the pods. Each is the
@@ -14,8 +15,9 @@ from typing import Any
 
 import yaml
 
+from edl import config
 from edl.cli import display
-from edl.cli.jobs import ENDED, NO_STATUS, JobSnapshot, Phase, not_stopped
+from edl.cli.jobs import ENDED, NO_STATUS, JobSnapshot, Phase, stop_failure
 from edl.contract import artifacts
 from edl.contract.modes import task_of
 from edl.contract.reasons import Reason
@@ -26,9 +28,14 @@ from edl.kubernetes.names import Names
 
 MOST_EVENTS = 8
 # Reasons why a scheduled pod does not start that are only in Events, not in its status.
-ONLY_IN_EVENTS = frozenset({
-    "FailedMount", "FailedAttachVolume", "FailedMapVolume", "FailedCreatePodSandBox",
-})  # fmt: skip
+ONLY_IN_EVENTS = frozenset(
+    {
+        "FailedMount",
+        "FailedAttachVolume",
+        "FailedMapVolume",
+        "FailedCreatePodSandBox",
+    }
+)
 LOST = "the trained model {} lost with the worker's pod; set output.size or output.existingClaim"
 LOST_PREDICTIONS = (
     "the predictions will be lost with the workers' pods; set output.size, output.existingClaim or "
@@ -76,10 +83,10 @@ class FoundRelease:
                     return report | in_short | ({"servers_freed": freed} if freed else {})
         return in_short
 
-    def not_stopped(self, asked: str) -> str:
+    def stop_failure(self, asked: str) -> str:
         """Why the stop request with this id failed; empty if it did not."""
         with suppress(ValueError):
-            return not_stopped({"stop": json.loads(self.told.get("stop", "null"))}, asked)
+            return stop_failure({"stop": json.loads(self.told.get("stop", "null"))}, asked)
         return ""
 
     @property
@@ -213,7 +220,7 @@ def snapshot(
     data["refused"] = found.refused
     notes = [f"not applied: {found.refused}"] if found.refused else []
     if found.ended:
-        return JobSnapshot(data, kept, found.model or LOST.format("is"), tuple(notes))
+        return JobSnapshot(data, kept, found.model or LOST.format("is"), tuple(notes), _given(found))
     notes += [f"worker {w['id']} is pending: {w['delay']}" for w in workers if w["delay"]]
     if problem := master_problem(there, found.names.master, warnings):
         notes.append(f"{problem}; last status: {found.told.get('updated', 'none')}")
@@ -225,7 +232,14 @@ def snapshot(
     if news:
         notes.append("")
     notes += [f"{display.age(e['at']):>7} ago  {e['reason']}: {e['message']}" for e in news]
-    return JobSnapshot(data, kept, found.model, tuple(notes))
+    return JobSnapshot(data, kept, found.model, tuple(notes), _given(found))
+
+
+def _given(found: FoundRelease) -> str:
+    """The model as the values have it; "" if they cannot be read."""
+    with suppress(EdlError):
+        return config.parse(found.values).model.name
+    return ""
 
 
 def events(happened: Sequence[Object]) -> list[dict[str, Any]]:
@@ -305,10 +319,15 @@ def _workers(
             continue
         labels, known = pod["metadata"]["labels"], heard.get(worker, {})
         rank = labels.get(pods.RANK, "")
-        rows.append({
-            "id": worker, "handle": pod["metadata"]["name"],
-            "rank": int(rank) if rank else None, "state": labels.get(pods.STATE, ""),
-            "delay": _why_not(pod, warnings), "node": pod["spec"].get("nodeName", ""),
-            **{key: known.get(key, 0) for key in ("step", "rate", "memory")},
-        })  # fmt: skip
+        rows.append(
+            {
+                "id": worker,
+                "handle": pod["metadata"]["name"],
+                "rank": int(rank) if rank else None,
+                "state": labels.get(pods.STATE, ""),
+                "delay": _why_not(pod, warnings),
+                "node": pod["spec"].get("nodeName", ""),
+                **{key: known.get(key, 0) for key in ("step", "rate", "memory")},
+            }
+        )
     return sorted(rows, key=lambda w: int(w["id"]))

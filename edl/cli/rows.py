@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`edl rows export`: rows of parameter servers, read while their job trains."""
 
 from __future__ import annotations
@@ -68,6 +69,7 @@ def _addresses(job: JobHandle) -> list[str]:
 
     Raises:
         ConfigError: the job has no servers, or has ended.
+        EdlError: a server has not begun to listen yet.
     """
     data = job.snapshot().data
     if data["phase"] in ENDED:

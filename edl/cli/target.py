@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Selection of a job: the options that all commands about a job share."""
 
 from __future__ import annotations

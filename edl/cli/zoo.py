@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`edl zoo`: the models of the zoo; and a folder of your own models as an image, with docker or buildah."""
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 
-MODELS = "/models"  # folder of the models in the image
+MODELS = "/models"  # folder of the models in the image, unless `--models-path` names a different one
 TOOLS = ("docker", "buildah")
 IGNORED = ".git\n.venv\nruns\n**/__pycache__\nDockerfile\nvalues.yaml\n.dockerignore\n"
 DOCKERFILE = """\
@@ -86,6 +87,9 @@ def init(
         str, typer.Option("--base-image", help="The base image: one of edl's workers.")
     ] = f"edl-worker:{edl.__version__}",
     force: Annotated[bool, typer.Option("--force", help="Overwrite existing files.")] = False,
+    models_path: Annotated[
+        str, typer.Option("--models-path", help="The folder of the models in the image.")
+    ] = MODELS,
 ) -> None:
     """Write a Dockerfile and a values file beside your models."""
     if not directory.is_dir():
@@ -94,15 +98,15 @@ def init(
     found = [
         path.name for path in sorted(directory.glob("*.py")) if not model_check.check(read(path), most=None)
     ]
-    others = "".join(f"\n  # or: {MODELS}/{name}" for name in found[1:])
+    others = "".join(f"\n  # or: {models_path}/{name}" for name in found[1:])
     module = (
-        f"{MODELS}/{found[0]}"
+        f"{models_path}/{found[0]}"
         if found
-        else f"{MODELS}/my_model.py  # no model found; a model file has model() and data(split)"
+        else f"{models_path}/my_model.py  # no model found; a model file has model() and data(split)"
     )
     packages = PACKAGES if (directory / "requirements.txt").is_file() else NO_PACKAGES
     written = {
-        "Dockerfile": DOCKERFILE.format(base=base_image, packages=packages, models=MODELS),
+        "Dockerfile": DOCKERFILE.format(base=base_image, packages=packages, models=models_path),
         "values.yaml": VALUES.format(repository=repository, tag=tag, module=module, others=others),
         ".dockerignore": IGNORED,
     }
@@ -142,17 +146,30 @@ def build(
             ["docker", "buildx", "build", "--load"]
             if tool == "docker"
             # Needs no rights except to change the root directory, and uses the network of the host.
-            else ["buildah", "bud", "--layers", "--network", "host",
-                  "--isolation", os.environ.get("BUILDAH_ISOLATION", "chroot")]
-        )  # fmt: skip
+            else [
+                "buildah",
+                "bud",
+                "--layers",
+                "--network",
+                "host",
+                "--isolation",
+                os.environ.get("BUILDAH_ISOLATION", "chroot"),
+            ]
+        )
         command += [*_secrets(secrets, extra_index), "-t", image, str(directory)]
-        _run(tool, command, f"{image} was not built. If its base image was not found: build it with "
-             "`scripts/images build`, or choose another with `edl zoo init --base-image`")  # fmt: skip
+        _run(
+            tool,
+            command,
+            f"{image} was not built. If its base image was not found: build it with "
+            "`scripts/images build`, or choose another with `edl zoo init --base-image`",
+        )
     repository, tag = _split(image)
     print(f"built {image}; next: edl zoo push {image}, and then")
-    print(f"  helm install edl CHART --set workers=4 -f {directory / 'values.yaml'}"
-          f" --set worker.image.repository={repository},worker.image.tag={tag}"
-          " --set image.registry=REGISTRY  # the one that has edl-master")  # fmt: skip
+    print(
+        f"  helm install edl CHART --set workers=4 -f {directory / 'values.yaml'}"
+        f" --set worker.image.repository={repository},worker.image.tag={tag}"
+        " --set image.registry=REGISTRY  # the one that has edl-master"
+    )
 
 
 @app.command()

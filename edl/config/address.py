@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """HOST:PORT, the format of addresses in options."""
 
 from __future__ import annotations

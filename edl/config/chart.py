@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Types and limits of the values that shape the chart's objects only; processes do not use them.
 
 Defaults are in chart/values.yaml. `edl run` validates these values like Helm, and ignores them otherwise.
@@ -44,6 +45,8 @@ from edl.config.types import (
 
 
 class Image(Section):
+    """`image`: the registry, tag and pull rules that all images share."""
+
     registry: Registry
     tag: Tag
     pull_policy: Literal["Always", "IfNotPresent", "Never"]
@@ -51,6 +54,8 @@ class Image(Section):
 
 
 class OneImage(Section):
+    """`*.image`: one image, by tag or by digest; empty keys take those of `image`."""
+
     repository: Repository
     tag: Tag
     digest: str = Field(
@@ -59,7 +64,7 @@ class OneImage(Section):
 
 
 class AnyPod(Section):
-    """What all pods have in common."""
+    """The keys that all pods share."""
 
     resources: Resources
     env: list[Variable]
@@ -84,6 +89,8 @@ class AnyPod(Section):
 
 
 class OwnImage(Section):
+    """A component that has an image of its own."""
+
     image: OneImage
 
 
@@ -92,12 +99,14 @@ class Pod(AnyPod, OwnImage):
 
 
 class Storage(Section):
+    """A claim that the chart creates: its size and storage class."""
+
     size: Size
     storage_class: ObjectName
 
 
 class ServerPod(AnyPod):
-    """A parameter server's, beside what the job says of servers."""
+    """`ps`, the keys for the pods of parameter servers; `Servers` in edl/config/job.py has the job's own."""
 
     port: Int = Field(ge=1024, lt=1 << 16)
     clients: Objects
@@ -105,19 +114,27 @@ class ServerPod(AnyPod):
 
 
 class MasterValues(Pod):
+    """`master`: the pod of the master, and its standbys."""
+
     replicas: Int = Field(ge=1, le=3)
     unreachable_toleration_seconds: Count = Field(ge=0)
 
 
 class WorkerValues(Pod):
+    """`worker`: the pods of workers. The master creates them."""
+
     on_demand_priority_class_name: ObjectName
 
 
 class Tls(Section):
+    """`tls`: the Secret with the certificates; empty for no TLS."""
+
     existing_secret: ObjectName
 
 
 class PriorityClass(Section):
+    """`priorityClass`: the class of the job's pods, and whether the chart creates it."""
+
     create: bool
     name: ObjectName
     value: Int = Field(ge=-2147483648, le=1000000000)
@@ -125,32 +142,44 @@ class PriorityClass(Section):
 
 
 class KubernetesApi(Section):
+    """`kubernetesApi`: the limits of the master's requests; `qps` is per second."""
+
     qps: Positive
     burst: Count = Field(ge=1)
 
 
 class Token(Section):
+    """`token`: the job's token, as a value or in a Secret."""
+
     existing_secret: ObjectName
     key: SecretKey
     value: str
 
 
 class Account(Section):
+    """One service account: its name, and whether the chart creates it."""
+
     create: bool
     name: ObjectName
     annotations: Annotations
 
 
 class ServiceAccount(Section):
+    """`serviceAccount`: the accounts under which master and workers run."""
+
     master: Account
     worker: Account
 
 
 class Rbac(Section):
+    """`rbac`: whether the chart creates the master's role."""
+
     create: bool
 
 
 class AdmissionPolicy(Section):
+    """`admissionPolicy`: whether the cluster shall restrict what the master's account may create."""
+
     enabled: bool
 
 
@@ -160,12 +189,16 @@ _CLUSTER_IP = Field(
 
 
 class Service(Section):
+    """`service`: how the master is reached."""
+
     type: Literal["ClusterIP", "NodePort", "LoadBalancer"]
     cluster_ip: Annotated[str, _CLUSTER_IP] = Field(alias="clusterIP")
     annotations: Annotations
 
 
 class NetworkPolicy(Section):
+    """`networkPolicy`: which peers may connect to the job's pods, and which the pods may connect to."""
+
     enabled: bool
     restrict_egress: bool
     extra_egress: Objects
@@ -174,6 +207,8 @@ class NetworkPolicy(Section):
 
 
 class Monitor(Section):
+    """A ServiceMonitor or PodMonitor of the Prometheus operator."""
+
     enabled: bool
     interval: Interval
     labels: Labels
@@ -181,11 +216,15 @@ class Monitor(Section):
 
 
 class Labelled(Section):
+    """An object that other programs find by its labels."""
+
     enabled: bool
     labels: Labels
 
 
 class Metrics(Section):
+    """`metrics`: the objects for Prometheus and Grafana."""
+
     service_monitor: Monitor
     pod_monitor: Monitor
     prometheus_rule: Labelled
@@ -193,6 +232,8 @@ class Metrics(Section):
 
 
 class Output(Section):
+    """`output`: the volume for the trained model, the journal and the summary."""
+
     existing_claim: ObjectName
     host_path: str
     size: Size

@@ -1,6 +1,7 @@
+# SPDX-License-Identifier: Apache-2.0
 """Parser of `--set`, `--set-string` and `--set-file` flags that follows Helm 3.
 
-One deliberate difference, tested in tests/unit/test_values.py: `--set a=0.5` is a number here. Helm
+One deliberate difference, tested in tests/unit/config/test_values.py: `--set a=0.5` is a number here. Helm
 makes it the text "0.5", which no schema accepts as a number; Helm's way to set it is --set-json.
 """
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The typed configuration of a job: its types and limits. Defaults are in chart/values.yaml.
 
 `parse` turns a mapping of values into a frozen `Config`, or reports all mistakes at once: for each its dotted
@@ -6,32 +7,32 @@ key, the value found, and the expected value.
 
 from __future__ import annotations
 
-import copy
-import operator
-from collections.abc import Callable, Collection, Iterator, Mapping
-from typing import Annotated, Any, Literal, NamedTuple
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, Field, JsonValue, ValidationError, model_validator
-from pydantic.fields import FieldInfo
 from pydantic_core import PydanticCustomError
 
-from edl.config import chart
 from edl.config import model_check as source_module
-from edl.config.chart import Chart, ServerPod
-from edl.config.messages import in_words, shown
+from edl.config.chart import Chart, ServerPod, WorkerValues
+from edl.config.messages import in_words
 from edl.config.paths import known, open_maps
 from edl.config.renamed import without_outdated
+from edl.config.rules import impossible
 from edl.config.types import (
     AtLeastHalf,
     Count,
+    GpuMemory,
+    GpuShare,
     Int,
+    LessThanOne,
     NotNegative,
     ObjectName,
     Positive,
+    Readers,
     RunName,
     Section,
     Share,
-    number,
 )
 from edl.contract import modes
 from edl.contract.evaluation import ROUND_PARTS, EvaluationPlan
@@ -40,19 +41,23 @@ from edl.contract.steps import Steps
 from edl.errors import ConfigError
 
 LIVE: dict[str, JsonValue] = {"live": True}
-IN_POD = frozenset({  # frozen values that the chart also writes into the worker's pod
-    *(f"{place}.{key}" for place in ("model", "data") for key in ("existingClaim", "hostPath", "mountPath")),
-    *(f"checkpoint.{key}" for key in ("dir", "existingClaim", "hostPath", "existingSecret")),
-    "elastic.inMemorySnapshot", "elastic.prefork",
-})  # fmt: skip
 RESULT: dict[str, JsonValue] = {"result": True}  # determines the trained model: fixed once a run has ended
+MOST_SCRIPT = 65_536  # characters; the job's status holds them, too
 SHARE: dict[str, JsonValue] = {"allowed": "an integer, at least 0, or a share such as 50%"}
+READERS: dict[str, JsonValue] = {"allowed": "auto, or an integer from 0 to 64"}
+GPU_SHARE: dict[str, JsonValue] = {"allowed": "auto, or a number from 0 to 1"}
+GPU_MEMORY: dict[str, JsonValue] = {"allowed": "growth, all, or an integer (MiB), at least 1"}
 PATH: dict[str, JsonValue] = {"allowed": "an absolute path"}
 
 
 class Model(Section):
+    """`model`: the user's module, by name, by path or as text, and the volume that holds it."""
+
     module: str = Field(min_length=1)
+    functions: dict[str, str]
     source: str = Field(max_length=source_module.MOST_CHARACTERS)
+    script: str = Field(max_length=MOST_SCRIPT)
+    arguments: list[str]
     existing_claim: ObjectName
     host_path: str
     mount_path: str = Field(pattern="^/", json_schema_extra=PATH)
@@ -60,10 +65,19 @@ class Model(Section):
     @property
     def name(self) -> str:
         """The model's name in messages."""
+        if self.script:
+            return "model.script" if self.has_script_text else self.script
         return "model.source" if self.source else self.module
+
+    @property
+    def has_script_text(self) -> bool:
+        """Whether `script` is the text of a script, and not the path of its file."""
+        return "\n" in self.script
 
 
 class Training(Section):
+    """`training`: epochs, batches and the seed, and how gradients are combined."""
+
     epochs: Count = Field(ge=1, json_schema_extra=LIVE | RESULT)
     batch_size: Int = Field(ge=1, lt=1 << 24)
     seed: Int = Field(ge=0, lt=1 << 31)
@@ -75,7 +89,20 @@ class Training(Section):
 
 
 class Data(Section):
+    """`data`: the records, their order, the read-ahead buffer, and the volume of the data."""
+
+    train: str
+    validation: str
+    test: str
+    predict: str
+    format: str
+    features: list[Annotated[str, Field(min_length=1)]]
+    label: str
+    weight: str
+    options: dict[str, JsonValue]
+    test_fraction: LessThanOne
     shuffle: bool
+    workers: Readers = Field(json_schema_extra=READERS)
     buffer_mebibytes: Count = Field(ge=1)
     max_bad_records: Count = Field(ge=0)
     allow_empty: bool
@@ -83,8 +110,16 @@ class Data(Section):
     host_path: str
     mount_path: str = Field(pattern="^/", json_schema_extra=PATH)
 
+    @property
+    def addresses(self) -> dict[str, str]:
+        """The address of each split that a value names."""
+        named = {"train": self.train, "validation": self.validation, "test": self.test}
+        return {split: address for split, address in {**named, "predict": self.predict}.items() if address}
+
 
 class Elastic(Section):
+    """`elastic`: timeouts in seconds, after which workers are replaced, and how replacements start."""
+
     heartbeat_timeout_seconds: AtLeastHalf
     startup_timeout_seconds: Positive
     step_timeout_seconds: Positive
@@ -98,6 +133,8 @@ class Elastic(Section):
 
 
 class Evaluation(Section):
+    """`evaluation`: when the model is evaluated, and on which records."""
+
     split: Literal["test", "validation"]
     steps: Count = Field(ge=0)
     epochs: Count = Field(ge=0)
@@ -105,12 +142,16 @@ class Evaluation(Section):
 
 
 class Prediction(Section):
+    """`prediction`: where and in which files predictions are written."""
+
     part_records: Int = Field(ge=1, lt=1 << 24)
     format: Literal["npz", "parquet"]
     dir: str
 
 
 class Checkpoint(Section):
+    """`checkpoint`: where and how often the state is written, and how much of it is kept."""
+
     dir: str
     seconds: NotNegative
     steps: Count = Field(ge=0)
@@ -125,6 +166,8 @@ class Checkpoint(Section):
 
 
 class InitFrom(Section):
+    """`initFrom`: the checkpoint of a different job from which training starts."""
+
     path: str
     state: Literal["weights", "everything"]
 
@@ -135,6 +178,8 @@ def _with_keras(formats: list[str]) -> list[str]:
 
 
 class Export(Section):
+    """`export`: the formats of the trained model. The Keras format comes first, and is always among them."""
+
     formats: Annotated[list[Literal["keras", "savedmodel", "onnx"]], AfterValidator(_with_keras)]
     verify: bool
 
@@ -145,10 +190,14 @@ class Export(Section):
 
 
 class Journal(Section):
+    """`journal`: the size at which old segments are deleted."""
+
     max_bytes: Count = Field(ge=1 << 20)
 
 
 class Servers(Section):
+    """`ps`: the number of parameter servers, and how they apply steps."""
+
     servers: Int = Field(ge=0, le=MOST_SERVERS, json_schema_extra=LIVE)
     replicas: Int = Field(ge=1, le=2)
     timeout_seconds: Positive
@@ -161,9 +210,24 @@ class Servers(Section):
     replace_embeddings: Count = Field(ge=0)
 
 
+class WorkerProcess(Section):
+    """`worker`, the key of a worker's process; `WorkerValues` in edl/config/chart.py has those of its pod."""
+
+    gpu_memory: GpuMemory = Field(json_schema_extra=GPU_MEMORY)
+
+
 class Local(Section):
+    """`local`: how `edl run` starts processes on this machine."""
+
     start_method: Literal["spawn", "fork"]
     threads: Count = Field(ge=0)
+    gpus_per_worker: GpuShare = Field(json_schema_extra=GPU_SHARE)
+
+
+class Horovod(Section):
+    """`horovod`: how a script that was written for Horovod is run."""
+
+    elastic: bool
 
 
 class Config(Section):
@@ -177,8 +241,9 @@ class Config(Section):
     on_demand_workers: Share = Field(json_schema_extra=LIVE | SHARE)
     ttl_seconds_after_finished: Count = Field(ge=-1, json_schema_extra=LIVE)
     active_deadline_seconds: Count = Field(ge=0, json_schema_extra=LIVE)
-    mode: Literal["auto", "train", "allreduce", "hybrid", "ps", "evaluate", "predict"]
+    mode: Literal["auto", "train", "allreduce", "hybrid", "ps", "evaluate", "predict", "horovod"]
     model: Model
+    horovod: Horovod
     training: Training
     data: Data
     evaluation: Evaluation
@@ -190,17 +255,23 @@ class Config(Section):
     log_level: Literal["debug", "info", "warning", "error"] = Field(json_schema_extra=LIVE)
     journal: Journal
     ps: Servers
+    worker: WorkerProcess
     local: Local
 
     @property
     def task(self) -> str:
-        """The job's task: train, evaluate or predict."""
+        """The job's task: train, evaluate, predict or horovod."""
         return modes.task_of(self.mode)
 
     @property
     def trains(self) -> bool:
         """Whether the job trains its model."""
         return self.task == modes.TRAIN
+
+    @property
+    def runs_horovod(self) -> bool:
+        """Whether the job runs a script that was written for Horovod."""
+        return self.task == modes.HOROVOD
 
     @property
     def is_decided(self) -> bool:
@@ -255,124 +326,15 @@ class ServersFile(Servers, ServerPod):
     """What a values file says of parameter servers."""
 
 
+class WorkerFile(WorkerProcess, WorkerValues):
+    """What a values file says of workers."""
+
+
 class File(Config, Chart):
     """A whole values file: the job's values, and what shapes the chart's objects."""
 
     ps: ServersFile
-
-
-class Rule(NamedTuple):
-    """An invalid combination of values that are valid by themselves."""
-
-    keys: tuple[str, ...]
-    broken: Callable[..., bool]
-    words: str
-
-
-def _both(one: Any, other: Any) -> bool:
-    return bool(one and other)
-
-
-RULES = [
-    Rule(("minWorkers", "maxWorkers"), operator.gt, "minWorkers must not be larger"),
-    Rule(("workers", "maxWorkers"), operator.gt, "workers must not be larger"),
-    Rule(
-        ("workers", "minWorkers"),
-        lambda workers, least: 0 < workers < least,
-        "the job could never train (workers must be 0 or at least minWorkers)",
-    ),
-    Rule(
-        ("elastic.joinDelaySeconds", "elastic.startupTimeoutSeconds"),
-        operator.ge,
-        "joinDelaySeconds must be smaller",
-    ),
-    Rule(
-        ("elastic.inMemorySnapshot", "elastic.prefork"),
-        lambda snapshot, prefork: bool(snapshot) and prefork is False,
-        "the snapshot is held by the preforked process (prefork must be true)",
-    ),
-    *(
-        Rule((f"{place}.existingClaim", f"{place}.hostPath"), _both, "mutually exclusive")
-        for place in ("model", "data", "output", "checkpoint")
-    ),
-    *(
-        Rule(
-            (place, "checkpoint.dir"),
-            lambda place, where: bool(place) and not where.startswith("/"),
-            "dir must be the absolute path at which it is mounted",
-        )
-        for place in ("checkpoint.existingClaim", "checkpoint.hostPath")
-    ),
-    Rule(
-        ("checkpoint.force", "checkpoint.resume"),
-        lambda force, resume: force and not resume,
-        "force says how to go on with another run's checkpoints",
-    ),
-    Rule(
-        ("initFrom.path", "checkpoint.dir"),
-        lambda source, where: bool(source) and source.rstrip("/") == where.rstrip("/"),
-        "a new training must not write where it begins from (to go on with that one: checkpoint.resume=true)",
-    ),
-    Rule(
-        ("initFrom.path", "initFrom.state"),
-        lambda source, state: state == "everything" and source.endswith((".keras", ".weights.h5")),
-        "a file holds the weights only; everything is in a checkpoint",
-    ),
-    Rule(
-        ("output.size", "output.existingClaim"), _both, "mutually exclusive (a new claim, or one that exists)"
-    ),
-    Rule(
-        ("output.size", "output.hostPath"),
-        _both,
-        "mutually exclusive (a new claim, or a folder of the nodes)",
-    ),
-    Rule(
-        ("mode", "checkpoint.dir"),
-        lambda mode, where: bool(where) and modes.task_of(mode) != modes.TRAIN,
-        "nothing is trained, so there is nothing to keep (initFrom.path says with which weights)",
-    ),
-    Rule(
-        ("mode", "ps.servers", "initFrom.path"),
-        lambda mode, servers, where: (
-            modes.task_of(mode) != modes.TRAIN and modes.servers_of(mode, servers) > 0 and not where
-        ),
-        "the servers would have no rows: initFrom.path says where they are (or set ps.servers=0)",
-    ),
-    *(
-        Rule(
-            ("mode", key),
-            lambda mode, value, usual=usual: modes.is_asynchronous(mode) and value != usual,
-            words,
-        )
-        for key, usual, words in (
-            ("data.maxBadRecords", 0, "nobody could say which records are left out: set 0, or mode=hybrid"),
-            ("training.compression", "none", "only sums over the ring are compressed: set none"),
-            ("training.loadBalancing", "none", "each worker takes steps at its own speed anyway: set none"),
-            ("elastic.inMemorySnapshot", False, "workers hold no state that is worth a snapshot: set false"),
-            (
-                "initFrom.state",
-                "weights",
-                "the servers' optimizers count updates of their own: set weights, or mode=hybrid",
-            ),
-        )
-    ),
-    Rule(
-        ("ps.servers", "ps.replicas"),
-        lambda servers, replicas: 0 < servers < replicas,
-        "each row is to be on more servers than there are",
-    ),
-    Rule(("token.existingSecret", "token.value"), _both, "mutually exclusive"),
-    Rule(
-        ("service.type", "service.clusterIP"),
-        lambda kind, address: kind != "ClusterIP" and address == "None",
-        "a headless Service is of type ClusterIP",
-    ),
-    Rule(
-        ("metrics.serviceMonitor.enabled", "metrics.podMonitor.enabled"),
-        _both,
-        "mutually exclusive (every metric would be collected twice)",
-    ),
-]
+    worker: WorkerFile
 
 
 def parse(values: Mapping[str, Any]) -> Config:
@@ -404,101 +366,10 @@ def parse(values: Mapping[str, Any]) -> Config:
 def of_job(values: Mapping[str, Any]) -> dict[str, Any]:
     """The job's part of a whole values file."""
     job = {key: values[key] for key in JOB if key in values}
-    if isinstance(servers := job.get("ps"), Mapping):
-        job["ps"] = {key: servers[key] for key in known(Servers) if key in servers}
+    for name, section in (("ps", Servers), ("worker", WorkerProcess)):
+        if isinstance(found := job.get(name), Mapping):
+            job[name] = {key: found[key] for key in known(section) if key in found}
     return job
-
-
-def impossible(flat_values: Mapping[str, Any]) -> list[str]:
-    """List mistakes that no schema can express: invalid combinations, and a model.source that is not a model.
-
-    A rule is checked only if all its keys are present.
-    """
-    source = flat_values.get("model.source")
-    told = source_module.check(source) if source and isinstance(source, str) else []
-    return [*told, *chart.impossible(flat_values)] + [
-        f"{' and '.join(f'{key} is {shown(flat_values[key])}' for key in rule.keys)}: {rule.words}"
-        for rule in RULES
-        if all(key in flat_values for key in rule.keys)
-        and rule.broken(*(number(flat_values[key]) for key in rule.keys))
-    ]
-
-
-def unscalable(values: Mapping[str, Any], workers: int) -> list[str]:
-    """Why a running job with these values cannot be scaled to `workers` workers; empty if it can."""
-    if workers < 0:
-        return [f"workers is {workers}: expected at least 0, which suspends the job"]
-    limits = {key: values[key] for key in ("minWorkers", "maxWorkers") if key in values}
-    return impossible({**limits, "workers": workers})
-
-
-def unscalable_servers(config: Config, servers: int) -> list[str]:
-    """Why a running job cannot be scaled to `servers` parameter servers; empty if it can."""
-    if not (config.servers and config.trains):
-        why = "it has no parameter servers"
-        if not config.is_decided:
-            why = "no worker has built its model yet, so it is not known whether it needs any"
-        return [f"ps.servers: cannot scale the servers of this job: {why}"]
-    if not 1 <= servers <= MOST_SERVERS:
-        return [f"ps.servers is {servers}: expected 1 to {MOST_SERVERS}"]
-    return impossible({**flat(config), "ps.servers": servers})
-
-
-def frozen_changes(old: Config, new: Config, ended: bool = False) -> list[str]:
-    """The dotted keys that differ and that a run with the values `old` keeps.
-
-    Args:
-        ended: the run has ended, so it also keeps live values that determine the trained model.
-    """
-    if modes.became(new.mode, old.mode):
-        new = new.decided(old.mode)
-    before, after = flat(old), flat(new)
-    free = live_keys(old, ended)
-    return sorted(key for key in before if before[key] != after[key] and key not in free)
-
-
-def live_keys(config: Config, ended: bool = False) -> set[str]:
-    """The dotted keys that can change while a job with this configuration runs.
-
-    Args:
-        ended: the run has ended; leave out the keys that determine the trained model.
-    """
-    live = {key for key, extra in _extras(Config) if "live" in extra and not (ended and "result" in extra)}
-    if config.is_decided and not (config.servers and config.trains):  # no rows that servers could exchange
-        live.discard("ps.servers")
-    return live
-
-
-def with_keys_of(
-    values: Mapping[str, Any], other: Mapping[str, Any], keys: Collection[str]
-) -> dict[str, Any]:
-    """A copy of `values` in which these dotted keys have the values of `other`, as far as it has them.
-
-    `other` need not be valid.
-    """
-    found = copy.deepcopy(dict(values))
-    for key in keys:
-        *sections, last = key.split(".")
-        into: Any = found
-        source: Any = other
-        for section in sections:
-            into = into.setdefault(section, {})
-            source = source.get(section) if isinstance(source, Mapping) else None
-        if isinstance(source, Mapping) and last in source:
-            into[last] = copy.deepcopy(source[last])
-    return found
-
-
-def _extras(section: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
-    """Each dotted key with the extra schema properties of its field."""
-    for field in section.model_fields.values():
-        yield f"{prefix}{field.alias}", _extra(field)
-        if isinstance(field.annotation, type) and issubclass(field.annotation, Section):
-            yield from _extras(field.annotation, f"{prefix}{field.alias}.")
-
-
-def _extra(field: FieldInfo) -> dict[str, Any]:
-    return field.json_schema_extra if isinstance(field.json_schema_extra, dict) else {}
 
 
 def flat(values: BaseModel | Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

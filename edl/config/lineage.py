@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Compatibility of a checkpoint with the job that resumes from it.
 
 The records that are in a state are computed from a few values (edl/contract/steps.py, order.py), so each
@@ -14,24 +15,31 @@ from edl.config.job import Config
 from edl.errors import ConfigError
 
 ORDER = frozenset({"training.seed", "data.shuffle"})  # keys that determine the order of the records
+# The fingerprint identifies the model.
 FORCEABLE = ORDER | {
     "model.module",
     "model.source",
+    "model.script",
     "ps.replaceEmbeddings",
-}  # the fingerprint identifies the model
+}
 
 
 def kept(config: Config) -> dict[str, Any]:
     """The values that are stored in a checkpoint, by key."""
-    source = config.model.source
+    source, script = config.model.source, config.model.script
     return {
-        "model.module": "" if source else config.model.module,
-        "model.source": f"SHA-256 {hashlib.sha256(source.encode()).hexdigest()}" if source else "",
+        "model.module": "" if source or script else config.model.module,
+        "model.source": _digest(source) if source else "",
+        **({"model.script": _digest(script) if config.model.has_script_text else script} if script else {}),
         "training.batchSize": config.training.batch_size,
         "training.seed": config.training.seed,
         "data.shuffle": config.data.shuffle,
         **({"ps.replaceEmbeddings": least} if (least := config.replaces_embeddings) else {}),
     }
+
+
+def _digest(text: str) -> str:
+    return f"SHA-256 {hashlib.sha256(text.encode()).hexdigest()}"
 
 
 def check(
@@ -76,7 +84,7 @@ def check(
     return tuple(
         f"{key} {values[key]!r} -> {ours[key]!r} at step {step:,}"
         + (
-            f", in epoch {within}, of which records may count twice or not at all"
+            f", in epoch {within}, whose records may count twice or not at all"
             * (key in ORDER and bool(within))
         )
         for key in changed

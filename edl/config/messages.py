@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Messages about invalid values: the key, the value found, and the expected value.
 
 `whole` is the section type of a whole values file.
@@ -73,6 +74,15 @@ def _place(
 
 def _has_places(kind: Any) -> bool:
     return typing.get_origin(kind) in (dict, list) or is_typeddict(kind)
+
+
+def unknown(key: str, whole: type[BaseModel]) -> str:
+    """Describe an unknown key: its new name, else similar keys."""
+    path, section, rest = _place(tuple(key.split(".")), whole)
+    return (
+        advice(key)
+        or f"unknown key; {_keys_of(path, rest[:-1], whole) if rest else _hint(path, section, whole)}"
+    )
 
 
 def _keys_of(path: list[str], rest: list[str], whole: type[BaseModel]) -> str:

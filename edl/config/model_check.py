@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Checks of a user's model as one file (`model.source`), made before any worker is started for it.
 
 The master only parses the file; it does not run or import anything. So certain mistakes are refused here (not
@@ -13,14 +14,21 @@ import json
 import re
 import symtable
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 
 MOST_CHARACTERS = 262_144
 MOST_BYTES = 786_432  # with JSON's escapes: a ConfigMap holds 1 MiB, including the job's other values
 # The functions of a model file, and how each is called.
-CONTRACT = {"model": "model()", "data": "data(split)", "feed": "feed(records) or feed(records, split)"}
-NEEDED = ("model", "data")
+CONTRACT = {
+    "model": "model()",
+    "data": "data(split) or data()",
+    "feed": "feed(records) or feed(records, split)",
+}
 MODELS = ("Sequential", "Model", "Functional")  # classes of Keras
+# Functions that a module of ElasticDL's contract must have, beside custom_model() or CustomModel.
+ELASTICDL = ("loss", "optimizer", "feed", "eval_metrics_fn")
+_ELASTICDL = re.compile(rb"^(def custom_model|class CustomModel)\b", re.MULTILINE)
+_EDL = re.compile(rb"^def (model|data)\b", re.MULTILINE)
 SAFE_ENCODINGS = ("utf-8", "utf8", "utf-8-sig", "ascii", "us-ascii")
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
@@ -31,13 +39,28 @@ def digest(source: str) -> str:
     return hashlib.sha256(source.encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
 
-def check(source: str, name: str = "model.source", most: int | None = MOST_CHARACTERS) -> list[str]:
+def is_elasticdl(source: bytes) -> bool:
+    """Whether a module has ElasticDL's contract: custom_model() or CustomModel, and no function of edl's."""
+    return bool(_ELASTICDL.search(source)) and not _EDL.search(source)
+
+
+def check(
+    source: str,
+    name: str = "model.source",
+    most: int | None = MOST_CHARACTERS,
+    contract: bool = True,
+    with_data: bool = True,
+    named: Collection[str] = (),
+) -> list[str]:
     """List the mistakes in a model's text, one line each; empty if workers may try it.
 
     Args:
         source: the text of the Python file.
         name: name of the file in the messages.
         most: greatest number of characters; None if the text need not fit into a ConfigMap.
+        contract: whether the file is to define the functions of CONTRACT; a script need not.
+        with_data: the file must have data(), because no value such as data.train names the records.
+        named: the file has functions of ElasticDL's contract under these names (model.functions).
     """
     if most is not None and len(source) > most:
         return [
@@ -47,7 +70,8 @@ def check(source: str, name: str = "model.source", most: int | None = MOST_CHARA
     if most is not None and (size := _size(source)) > MOST_BYTES:
         return [f"{name}: {size:,} bytes as JSON; at most {MOST_BYTES:,} fit into a ConfigMap"]
     if not source.strip("\ufeff \t\r\n"):
-        return [f"{name}: is empty (expected a Python file with model() and data(split))"]
+        what = " with model() and data(split)" if contract else ""
+        return [f"{name}: is empty (expected a Python file{what})"]
     try:
         source.encode("utf-8")
     except UnicodeEncodeError as error:
@@ -60,9 +84,8 @@ def check(source: str, name: str = "model.source", most: int | None = MOST_CHARA
             text = source.removeprefix("\ufeff")
             tree = ast.parse(text, name)
             table = symtable.symtable(text, name, "exec")
-            compile(
-                tree, name, "exec", dont_inherit=True
-            )  # finds a `return` outside a function, and the like
+            # Finds a `return` outside a function, and the like.
+            compile(tree, name, "exec", dont_inherit=True)
     except SyntaxError as error:
         where = f"line {error.lineno}: " if error.lineno else ""
         line = f": {error.text.strip()[:80]}" if error.text and error.text.strip() else ""
@@ -71,7 +94,11 @@ def check(source: str, name: str = "model.source", most: int | None = MOST_CHARA
         return [f"{name}: not Python: {error}"]
     except (RecursionError, MemoryError):
         return [f"{name}: nested too deeply for Python to read"]
-    return [f"{name}: {line}" for line in _contract(tree, table)]
+    if not contract:
+        return []
+    if named or is_elasticdl(source.encode("utf-8")):
+        return [f"{name}: {line}" for line in _elasticdl(tree, table, with_data, named)]
+    return [f"{name}: {line}" for line in _contract(tree, table, with_data)]
 
 
 def _size(source: str) -> int:
@@ -89,14 +116,16 @@ def _encoding(source: str) -> str:
     return ""
 
 
-def _contract(tree: ast.Module, table: symtable.SymbolTable) -> Iterator[str]:
+def _contract(tree: ast.Module, table: symtable.SymbolTable, with_data: bool) -> Iterator[str]:
     """List the violations of the contract in docs/models.md."""
     bound = {s.get_name() for s in table.get_symbols() if s.is_assigned() or s.is_imported()}
-    for name in NEEDED:
+    for name in ("model", "data") if with_data else ("model",):
         if name not in bound and not _anything(tree, bound):
             near = bound & {f"get_{name}", f"build_{name}", f"make_{name}", f"custom_{name}", name.title()}
             hint = f"; it has {min(near)}()" if near else ""
-            yield f"has no function {name}(){hint}. A model file defines model() and data(split)"
+            yield f"has no function {name}(){hint}. A model file defines model() and data(split)" + (
+                ", or the values name the records (data.train)" if name == "data" else ""
+            )
     last: dict[str, ast.stmt] = {}
     for statement in _statements(tree.body):
         last |= dict.fromkeys(_names(statement), statement)
@@ -105,6 +134,18 @@ def _contract(tree: ast.Module, table: symtable.SymbolTable) -> Iterator[str]:
             yield from _function(function, call)
         elif isinstance(made := last.get(name), ast.Assign) and isinstance(made.value, ast.Call):
             yield from _object(made, made.value, name)
+
+
+def _elasticdl(
+    tree: ast.Module, table: symtable.SymbolTable, with_data: bool, named: Collection[str]
+) -> Iterator[str]:
+    """List what a module of ElasticDL's contract lacks."""
+    bound = {s.get_name() for s in table.get_symbols() if s.is_assigned() or s.is_imported()}
+    for function in ELASTICDL:
+        if function not in bound and function not in named and not _anything(tree, bound):
+            yield f"has no function {function}(), which ElasticDL's contract needs"
+    if with_data:
+        yield "has ElasticDL's contract, so values name its records: data.train is empty"
 
 
 def _object(made: ast.Assign, call: ast.Call, name: str) -> Iterator[str]:
@@ -170,7 +211,7 @@ def _function(function: Function, call: str) -> Iterator[str]:
         yield f"{where} uses `yield`; it must return its result"
     elif not returns and not isinstance(function.body[-1], ast.Raise):
         yield f"{where} returns nothing"
-    found, given = function.args, 0 if call.endswith("()") else 1
+    found, given = function.args, 0 if function.name == "model" else 1
     names = [argument.arg for argument in (*found.posonlyargs, *found.args)]
     most, least = len(names), len(names) - len(found.defaults)
     misplaced = False
@@ -178,6 +219,8 @@ def _function(function: Function, call: str) -> Iterator[str]:
         takes_split = most > 1 and names[1] == "split"
         given += takes_split
         misplaced = not takes_split and "split" in (*names, *(argument.arg for argument in found.kwonlyargs))
+    elif function.name == "data" and not most and not found.vararg:
+        given = 0  # data() gives all records
     if least > given or None in found.kw_defaults or (most < given and not found.vararg) or misplaced:
         yield f"line {function.lineno}: {function.name}({ast.unparse(found)}) is called as {call}"
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The dotted keys of a typed section of the values, such as training.batchSize."""
 
 from __future__ import annotations

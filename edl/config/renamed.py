@@ -1,9 +1,10 @@
+# SPDX-License-Identifier: Apache-2.0
 """Renamed and removed values: old dotted keys with the new ones, and old value words with the new ones.
 
-Promise: `edl` and Helm alike refuse an old name, and the message has the new name (`scripts/schema` writes
-the same text into the chart's schema). There are two exceptions, because `helm upgrade --reuse-values` brings
-all values of the chart that was installed: a removed key is accepted, and so is a renamed key of the oldest
-chart if it has the default of that chart.
+Promise: `edl` and Helm alike refuse an old name, and the message has the new name (`scripts/dev/schema`
+writes the same text into the chart's schema). There are two exceptions, because `helm upgrade --reuse-values`
+brings all values of the chart that was installed: a removed key is accepted, and so is a renamed key of the
+oldest chart if it has the default of that chart.
 """
 
 from __future__ import annotations

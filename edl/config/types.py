@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Types of values: what a values file, or a flag of Helm, may contain for a number, a share, an object.
 
 Each type accepts the same in pydantic and in the generated JSON schema that Helm reads. A text, list or map
@@ -15,7 +16,7 @@ import functools
 import re
 import typing
 from fractions import Fraction
-from typing import Annotated, Any, Required
+from typing import Annotated, Any, Literal, Required
 
 from pydantic import (
     AfterValidator,
@@ -60,7 +61,7 @@ class Section(BaseModel):
         schema = handler.resolve_ref_schema(handler(core_schema))
         schema["required"] = [key for key in schema["required"] if key not in _empties(cls)]
         for key in _empties(cls):
-            schema["properties"][key]["nullable"] = True  # for scripts/schema
+            schema["properties"][key]["nullable"] = True  # for scripts/dev/schema
         return schema
 
 
@@ -120,13 +121,23 @@ Count = Annotated[int, Field(le=MOST), BeforeValidator(_whole)]
 _ONE_OR_MORE = r"0*[1-9][0-9]{0,7}\.[0-9]+"
 NotNegative = Annotated[float, Field(ge=0, le=MOST_SECONDS), BeforeValidator(number), _AlsoAsText(DECIMAL)]
 Positive = Annotated[
-    float, Field(gt=0, le=MOST_SECONDS), BeforeValidator(number),
+    float,
+    Field(gt=0, le=MOST_SECONDS),
+    BeforeValidator(number),
     _AlsoAsText(rf"{_ONE_OR_MORE}|0+\.[0-9]*[1-9][0-9]*"),
-]  # fmt: skip
+]
+LessThanOne = Annotated[
+    float,
+    Field(ge=0, lt=1),
+    BeforeValidator(number),
+    _AlsoAsText(r"0+\.[0-9]+"),
+]
 AtLeastHalf = Annotated[
-    float, Field(ge=0.5, le=MOST_SECONDS), BeforeValidator(number),
+    float,
+    Field(ge=0.5, le=MOST_SECONDS),
+    BeforeValidator(number),
     _AlsoAsText(rf"{_ONE_OR_MORE}|0+\.[5-9][0-9]*"),
-]  # fmt: skip
+]
 
 # A number of workers, or a share of them.
 Share = (
@@ -134,6 +145,23 @@ Share = (
     | Annotated[str, Field(pattern=r"^([0-9]|[1-9][0-9]|100)%$")]
 )
 
+
+# The number of reader processes of a worker.
+Readers = Literal["auto"] | Annotated[int, Field(ge=0, le=64), BeforeValidator(_whole)]
+
+# How much of a GPU's memory a worker may take: a number is a limit in MiB.
+GpuMemory = Literal["growth", "all"] | Annotated[int, Field(ge=1, le=MOST), BeforeValidator(_whole)]
+
+# The share of a GPU that a worker takes.
+GpuShare = (
+    Literal["auto"]
+    | Annotated[
+        float,
+        Field(ge=0, le=1),
+        BeforeValidator(number),
+        _AlsoAsText(r"0+\.[0-9]+|0*1\.0+"),
+    ]
+)
 
 # --- texts
 
@@ -189,13 +217,16 @@ RunName = Annotated[
     str,
     BeforeValidator(_as_text),
     Field(pattern=f"^({_NAME})$", max_length=63),
-    WithJsonSchema({
-        "anyOf": [
-            {"type": "string", "pattern": f"^({_NAME})$", "maxLength": 63}, {"type": "integer", "minimum": 0},
-        ],
-        "allowed": "a string of at most 63 letters, digits, '-', '_' and '.', or an integer",
-    }),
-]  # fmt: skip
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "string", "pattern": f"^({_NAME})$", "maxLength": 63},
+                {"type": "integer", "minimum": 0},
+            ],
+            "allowed": "a string of at most 63 letters, digits, '-', '_' and '.', or an integer",
+        }
+    ),
+]
 Annotations = dict[str, str]
 
 # --- Kubernetes' amounts
@@ -228,14 +259,17 @@ def _quantity(value: Any) -> Any:
 Quantity = Annotated[
     Any,
     AfterValidator(_quantity),
-    WithJsonSchema({
-        "anyOf": [
-            {"type": "number", "minimum": 0}, {"type": "string", "pattern": f"^({QUANTITY})$"},
-            {"type": "null"},
-        ],
-        "allowed": "a quantity such as 500m or 2Gi",
-    }),
-]  # fmt: skip
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "number", "minimum": 0},
+                {"type": "string", "pattern": f"^({QUANTITY})$"},
+                {"type": "null"},
+            ],
+            "allowed": "a quantity such as 500m or 2Gi",
+        }
+    ),
+]
 
 # --- parts of a pod
 
@@ -245,6 +279,8 @@ Objects = list[Object]
 
 @with_config(ConfigDict(extra="forbid", strict=True))
 class Resources(TypedDict, total=False):
+    """Kubernetes' ResourceRequirements: amounts are checked, and claims only for their type."""
+
     limits: dict[str, Quantity] | None
     requests: dict[str, Quantity] | None
     claims: Objects
@@ -252,27 +288,37 @@ class Resources(TypedDict, total=False):
 
 @with_config(ConfigDict(extra="allow", strict=True))
 class Variable(TypedDict, total=False):
+    """Kubernetes' EnvVar; only the name is checked."""
+
     name: Required[Annotated[str, _text("[^=]+", "a variable's name, not empty")]]
 
 
 @with_config(ConfigDict(extra="allow", strict=True))
 class Mount(TypedDict, total=False):
+    """Kubernetes' VolumeMount; only the name and the path are checked."""
+
     name: Required[DnsLabel]
     mountPath: Required[Annotated[str, _text("[^:]+", "a path without ':', not empty")]]
 
 
 @with_config(ConfigDict(extra="allow", strict=True))
 class Named(TypedDict, total=False):
+    """An object of Kubernetes in a list that is keyed by name, such as a volume."""
+
     name: Required[DnsLabel]
 
 
 @with_config(ConfigDict(extra="allow", strict=True))
 class PullSecret(TypedDict, total=False):
+    """Kubernetes' reference to a Secret for pulling images."""
+
     name: Required[ObjectName]
 
 
 @with_config(ConfigDict(extra="allow", strict=True))
 class Container(TypedDict, total=False):
+    """Kubernetes' Container; only the fields that the master merges are checked."""
+
     name: Required[DnsLabel]
     env: list[Variable] | None
     volumeMounts: list[Mount] | None
@@ -281,6 +327,8 @@ class Container(TypedDict, total=False):
 
 @with_config(ConfigDict(extra="allow", strict=True))
 class PodSpec(TypedDict, total=False):
+    """Kubernetes' PodSpec; only the fields that the master merges are checked."""
+
     containers: list[Container] | None
     initContainers: list[Container] | None
     volumes: list[Named] | None
@@ -288,6 +336,8 @@ class PodSpec(TypedDict, total=False):
 
 @with_config(ConfigDict(extra="allow", strict=True))
 class PodMetadata(TypedDict, total=False):
+    """The labels and annotations of a pod."""
+
     labels: Labels | None
     annotations: Annotations | None
 

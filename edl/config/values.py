@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Values files and `--set` flags, merged by the rules of Helm 3.
 
     chart/values.yaml  <-  each -f file, in order  <-  each --set, in order  <-  each --set-string
@@ -6,7 +7,7 @@
 Maps merge key by key; lists and scalars replace; `null` removes a default. Files and flags are parsed like
 Helm does it, so one values file means the same on a laptop and in a cluster.
 
-Two deliberate differences, both tested in tests/unit/test_values.py:
+Two deliberate differences, both tested in tests/unit/config/test_values.py:
 - Stricter: mistakes that Helm silently ignores (a duplicate key, a second document, an empty key, an unknown
   tag) are refused.
 - More lenient: `--set a=0.5` is a number here (see `edl.config.helm_set`).
@@ -242,7 +243,17 @@ def load(
     Raises:
         ConfigError: a file or a flag is malformed. What the values mean is checked by config.parse.
     """
-    said: Values = {}  # without defaults: a flag can change a list of a file, but not of the defaults
+    return merge(defaults(), given(files, sets, set_strings, set_files))
+
+
+def given(
+    files: Sequence[Path] = (),
+    sets: Sequence[str] = (),
+    set_strings: Sequence[str] = (),
+    set_files: Sequence[str] = (),
+) -> Values:
+    """Like `load`, but without the defaults: a flag can change a list of a file, but not of the defaults."""
+    said: Values = {}
     for file in files:
         said = _overlay(said, load_file(Path(file)))
     for text in sets:
@@ -251,7 +262,7 @@ def load(
         parse_set(text, said, strings=True)
     for text in set_files:
         parse_set(text, said, read=read_text)
-    return merge(defaults(), said)
+    return said
 
 
 def _overlay(base: Values, over: Values) -> Values:

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Compact encoding of rendezvous addresses.
 
 The addresses at which one member awaits the others differ in a few bytes only (a port). The bytes that they
@@ -37,6 +38,7 @@ def to_member(scope: str, alike: bytes, at: Sequence[int], differ: Sequence[byte
 
 
 def compressed(alike: Sequence[bytes]) -> bytes:
+    """Compress addresses for one message: zlib's fastest level, because addresses are alike."""
     return zlib.compress(b"".join(alike), 1)
 
 

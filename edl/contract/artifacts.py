@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The files of a job's output directory: their names, and how they are written.
 
 summary.json   how the job ended and what elasticity cost
@@ -5,8 +6,10 @@ events.jsonl   the journal: every event, every decision (events.1.jsonl ...: its
 model.keras    the trained model (model.weights.h5, model.weights.npz: when it cannot be saved whole)
 model.onnx     an export for other programs (see export.formats); also the directory model.savedmodel
 exports.json   size and SHA-256 of each export, and whether it was loaded again
+checkpoints/   the newest checkpoints, unless checkpoint.dir is elsewhere
 predictions    a directory: the predictions of a job with mode=predict (trainer/evaluation/prediction.py)
 history.json   loss and metrics of each epoch, as Keras' `fit` returns them (history.csv: a line each)
+report.html    pictures of the job (edl report), written at its end
 logs/          of the master and of each worker
 servers/       of the parameter servers, while the job runs: the log and the address of each
 master.json    address and token of the running master (readable by the owner only)
@@ -25,7 +28,8 @@ from typing import Any
 from edl.errors import EdlError
 
 SUMMARY, JOURNAL, MODEL, LOGS, CONTACT = "summary.json", "events.jsonl", "model.keras", "logs", "master.json"
-LOCK, SERVERS = ".lock", "servers"
+LOCK, SERVERS, CHECKPOINTS = ".lock", "servers", "checkpoints"
+REPORT = "report.html"
 EXPORTS = "exports.json"
 # Export formats: the name in the values, and the file or directory.
 FORMATS = {"keras": MODEL, "savedmodel": "model.savedmodel", "onnx": "model.onnx"}
@@ -34,8 +38,9 @@ HISTORY, HISTORY_TABLE = "history.json", "history.csv"
 WEIGHTS, VARIABLES = "model.weights.h5", "model.weights.npz"  # when the model cannot be saved whole
 
 # Format of the journal's lines. 3: a chain of hashes (edl.journal.format); 4: steps, no leases; 5: segments,
-# no heartbeats; 8: digests of the members' states
-JOURNAL_VERSION = 9
+# no heartbeats; 8: digests of the members' states; 10: `rolled_back` and `callbacks_done`;
+# 11: the state of the ring
+JOURNAL_VERSION = 11
 _SEGMENT = re.compile(r"events\.([0-9]{1,9})\.jsonl")
 
 
@@ -57,6 +62,9 @@ def write_whole(path: Path, text: str, mode: int = 0o644) -> None:
     """Replace the file atomically: a reader sees the old text or the new one, never a part.
 
     The text is written as UTF-8. Bytes of a path that are not UTF-8 are restored (PEP 383).
+
+    Raises:
+        OSError: the file cannot be written; the old text stays.
     """
     unfinished = path.with_name(f".{path.name}.{os.getpid()}")
     try:
@@ -95,6 +103,13 @@ def journals(output: Path) -> list[Path]:
     return [*sorted(earlier, key=number_of), *(path for path in [output / JOURNAL] if path.exists())]
 
 
+def written(output: Path) -> list[Path]:
+    """The existing files and directories that a job has written in its output directory."""
+    names = {SUMMARY, LOGS, CONTACT, LOCK, SERVERS, EXPORTS, PREDICTIONS, HISTORY, HISTORY_TABLE, REPORT}
+    names |= {CHECKPOINTS, ".run", WEIGHTS, VARIABLES, *FORMATS.values()}
+    return [*journals(output), *(path for path in output.iterdir() if path.name in names)]
+
+
 def segment(output: Path, number: int) -> Path:
     """The file of an earlier segment of the journal; the last segment is in events.jsonl."""
     return output / f"events.{number}.jsonl"
@@ -105,6 +120,18 @@ def number_of(path: Path) -> int:
     found = _SEGMENT.fullmatch(path.name)
     assert found is not None, path
     return int(found[1])
+
+
+def has_ended(output: Path) -> bool:
+    """Whether the job in `output` has written its summary.
+
+    Raises:
+        EdlError: the directory cannot be read.
+    """
+    try:
+        return (output / SUMMARY).exists()
+    except OSError as error:
+        raise EdlError(f"{output}: {error.strerror}") from error
 
 
 def read_summary(output: Path) -> dict[str, Any]:
@@ -127,6 +154,7 @@ def read_summary(output: Path) -> dict[str, Any]:
 
 
 def write_contact(output: Path, contact: Contact) -> None:
+    """Write how the master is reached, with the job's token: only this account may read the file."""
     write_whole(output / CONTACT, json.dumps(asdict(contact)) + "\n", mode=0o600)
 
 

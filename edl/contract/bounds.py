@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Bounds of the numbers in protocol messages, checked where a message arrives.
 
 A number outside its bounds would do harm later and elsewhere. For example, a generation of 2^63 - 1 is a
@@ -28,9 +29,11 @@ BOUNDS: dict[str, tuple[int, int]] = {
     "Tables.seed": (0, (1 << 31) - 1),
 }
 _WHOLE = {
-    FieldDescriptor.CPPTYPE_INT32, FieldDescriptor.CPPTYPE_INT64,
-    FieldDescriptor.CPPTYPE_UINT32, FieldDescriptor.CPPTYPE_UINT64,
-}  # fmt: skip
+    FieldDescriptor.CPPTYPE_INT32,
+    FieldDescriptor.CPPTYPE_INT64,
+    FieldDescriptor.CPPTYPE_UINT32,
+    FieldDescriptor.CPPTYPE_UINT64,
+}
 _REAL = {FieldDescriptor.CPPTYPE_DOUBLE, FieldDescriptor.CPPTYPE_FLOAT}
 # Numbers of a model may be infinite or not a number; durations, speeds and tolerances may not.
 _MEASURED = ("seconds", "rate", "speed", "median", "tolerance")

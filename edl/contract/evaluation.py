@@ -1,9 +1,10 @@
+# SPDX-License-Identifier: Apache-2.0
 """The schedule of evaluations and their records. Master and workers compute it alike.
 
 An evaluation is one pass over a split of the held-out data, or several, between two training steps. A pass
-consists of rounds: each takes the next `batch` records of the split, divided over the ring like a step. A
-round changes no weights. So a state is at (step, round): the number of steps that are in the model, and the
-number of rounds since the last of these steps.
+consists of evaluation batches: each takes the next `batch` records of the split, divided over the ring like a
+step, and changes no weights. So a state is at (step, round): the number of steps that are in the model, and
+the number of evaluation batches since the last of these steps.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from edl.contract.steps import Steps
 
 FINAL = "test"  # the split on which the trained model is evaluated
 PREDICTED = "predict"  # the split of a job that predicts
-ROUND_PARTS = 16  # files of predictions per round
+ROUND_PARTS = 16  # files of predictions per evaluation batch
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,8 +26,8 @@ class Pass:
 
     Args:
         records: number of records in the split.
-        batch: records in a round, over all ranks.
-        first: number of its first round, counted over all rounds after the same step.
+        batch: records in an evaluation batch, over all ranks.
+        first: number of its first evaluation batch, counted over all of them after the same step.
     """
 
     split: str
@@ -36,15 +37,16 @@ class Pass:
 
     @property
     def rounds(self) -> int:
+        """The number of evaluation batches."""
         return -(-self.records // self.batch)
 
     @property
     def end(self) -> int:
-        """The number of the round after the last one of this pass."""
+        """The number of the evaluation batch after the last one of this pass."""
         return self.first + self.rounds
 
     def positions(self, round: int) -> Range:
-        """The records of a round, as a range of indices in the split."""
+        """The records of an evaluation batch, as a range of indices in the split."""
         start = (round - self.first) * self.batch
         return start, min(start + self.batch, self.records)
 
@@ -54,7 +56,7 @@ class EvaluationPlan:
     """The evaluations of a job.
 
     Args:
-        batch: records in a round, over all ranks.
+        batch: records in an evaluation batch, over all ranks.
         every_steps: number of steps between evaluations; 0: do not evaluate by steps.
         every_epochs: likewise for epochs.
         split: the split on which the model is evaluated during training.
@@ -91,6 +93,6 @@ class EvaluationPlan:
         return bool((epochs and self.steps.epoch(step) % epochs == 0) or (steps and step % steps == 0))
 
     def rounds(self, step: int, epochs: int) -> int:
-        """The number of rounds of all passes that are due after `step` steps."""
+        """The number of evaluation batches of all passes that are due after `step` steps."""
         passes = self.after(step, epochs)
         return passes[-1].end if passes else 0

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Exit codes of the processes of a job, for the code that starts these processes and for readers of logs."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """FarmHash's 64-bit fingerprint of a text, from which ids are made: equal to TensorFlow's, in pure Python.
 
 This is Geoff Pike's `farmhashna::Hash64` in Python; it takes a few microseconds per text. Where TensorFlow is

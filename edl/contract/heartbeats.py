@@ -1,4 +1,5 @@
-"""Reports about the job's parameter servers in a worker's heartbeats."""
+# SPDX-License-Identifier: Apache-2.0
+"""Reports in a worker's heartbeats: about the job's parameter servers, and about its GPU."""
 
 from __future__ import annotations
 
@@ -27,3 +28,19 @@ class ServerWait:
     call: str
     seconds: float
     why: str = ""
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """A worker's GPU, with what all its users take.
+
+    Args:
+        memory: bytes in use.
+        memory_limit: bytes that it has.
+        busy: share of the last moment in which it computed.
+    """
+
+    name: str
+    memory: int
+    memory_limit: int
+    busy: float

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Ids that the processes of a job share. An id is never reused."""
 
 from __future__ import annotations

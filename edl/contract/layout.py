@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Layout of a job's records, and each rank's part of a step: values that masters and workers exchange.
 
 `edl.contract.order` interprets these values. Only workers need it, and it needs NumPy.
@@ -64,6 +65,7 @@ class Part:
 
     @staticmethod
     def even(rank: int, size: int) -> Part:
+        """Return the part of a rank if all ranks have equal shares."""
         return Part(rank, (1,) * size)
 
     @property

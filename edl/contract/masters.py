@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Timeouts for detecting a lost master in jobs with standby masters.
 
 The acting master sends a sign of life every SAYS_SECONDS. A worker that receives none for SILENT_SECONDS

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The values of `mode`: the task of a job, and where its weights are.
 
 auto               train in mode hybrid if the model has edl.layers.Embedding, else in mode train. The first
@@ -5,6 +6,7 @@ auto               train in mode hybrid if the model has edl.layers.Embedding, e
 train, allreduce   train with all weights in the ring
 hybrid             train with the rows of embeddings on parameter servers and all other weights in the ring
 ps                 train with all weights on parameter servers; workers take steps in any order
+horovod            run a script that was written for Horovod (`edl horovod`)
 evaluate, predict  pass over the records once without changing weights; rows may be on servers here, too
 """
 
@@ -13,6 +15,7 @@ from __future__ import annotations
 AUTO = "auto"
 TRAIN = "train"
 HYBRID = "hybrid"
+HOROVOD = "horovod"
 MOST_SERVERS = 64  # greatest number of parameter servers of a job
 USUAL_SERVERS = 2  # default of modes that need parameter servers
 _TRAINING = frozenset({AUTO, TRAIN, "allreduce", HYBRID, "ps"})
@@ -20,7 +23,7 @@ _SERVERS = frozenset({HYBRID, "ps"})
 
 
 def task_of(mode: str) -> str:
-    """The task of a job in this mode: train, evaluate or predict."""
+    """The task of a job in this mode: train, evaluate, predict or horovod."""
     return TRAIN if mode in _TRAINING else mode
 
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The order in which an epoch visits its records, and which rank reads each record: computed, never stored.
 
 The mapping from places of an epoch to records is a function of (layout, seed, epoch) alone. It is the same
@@ -108,7 +109,11 @@ class Order:
         return self._at(start, stop)[0]
 
     def _at(self, start: int, stop: int) -> Found:
-        """Look up the record of each position, its shard, and its coordinate on [0, shards)."""
+        """Look up the record of each position, its shard, and its coordinate on [0, shards).
+
+        Raises:
+            ValueError: the range is empty, or crosses the end of an epoch.
+        """
         size = self.layout.records
         if not (size and 0 <= start < stop and start // size == (stop - 1) // size):
             raise ValueError(f"[{start}, {stop}) is not a range inside one epoch of {size} records")
@@ -223,6 +228,13 @@ def _stride(n: int) -> int:
 def mix(x: int) -> int:
     """Map 64 bits to 64 well mixed bits with splitmix64's finaliser."""
     return int(_mix(np.array([x & _WORD], np.uint64))[0])
+
+
+def record_seeds(seed: int, epoch: int, records: Integers) -> Integers:
+    """A seed for each record in an epoch, int64 [records, 2], for TensorFlow's stateless operations."""
+    key = mix(mix(seed) ^ mix(epoch))
+    words = np.stack([np.full(len(records), key, np.uint64), _mix(records.astype(np.uint64))], 1)
+    return words.view(np.int64)
 
 
 def _mix(x: Words) -> Words:

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Starting Python processes that run modules of the product."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Phases of a job and states of a worker: the words of statuses, summaries, labels and metrics."""
 
 from __future__ import annotations

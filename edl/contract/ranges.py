@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Sets of positions, kept as sorted half-open ranges that neither touch nor overlap.
 
 The applied steps of a ring, the rest of a lease and the missing records of an epoch are all values of this
@@ -64,6 +65,7 @@ class RangeSet:
         return RangeSet((*ranges[:first], (start, stop), *ranges[last:]))
 
     def union(self, other: RangeSet) -> RangeSet:
+        """Return the set of the integers that are in either set."""
         return RangeSet.of((*self.ranges, *other.ranges))
 
     def minus(self, other: RangeSet) -> RangeSet:

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Reasons of notices: a stable name for programs beside each message for people.
 
 The master attaches a reason to each notice: in its log, in the status, in `edl status`, and as the reason of
@@ -53,11 +54,12 @@ class Reason(StrEnum):
     ReplicaDivergence = "ReplicaDivergence", WARNING, MAJOR  # the members' states are not equal bit for bit
     RolledBack = "RolledBack", WARNING, MAJOR  # ring and parameter servers returned to an earlier step
     Restored = "Restored", NORMAL, MAJOR  # from a checkpoint
+    # Resumed by force from a checkpoint with different values.
     IncompatibleResume = (
         "IncompatibleResume",
         WARNING,
         MAJOR,
-    )  # resumed by force from a checkpoint with different values
+    )
     WarmStarted = "WarmStarted", NORMAL, MAJOR  # initial state loaded from initFrom.path
     FailedOver = "FailedOver", NORMAL, MAJOR  # a new master has taken over the workers
 
@@ -65,11 +67,12 @@ class Reason(StrEnum):
     WorkerPending = "WorkerPending", NORMAL, MINOR
     WorkerReady = "WorkerReady", NORMAL, MINOR
     WorkerDraining = "WorkerDraining", NORMAL, MINOR
+    # It alone holds the state, so the job waits for it.
     WorkerUnreachable = (
         "WorkerUnreachable",
         WARNING,
         MAJOR,
-    )  # it alone holds the state, so the job waits for it
+    )
     WorkerRecovered = "WorkerRecovered", NORMAL, MAJOR  # it sends heartbeats again after WorkerUnreachable
     WorkerLost = "WorkerLost", NORMAL, MINOR
     WorkerExited = "WorkerExited", NORMAL, MINOR
@@ -84,11 +87,12 @@ class Reason(StrEnum):
     ModeDecided = "ModeDecided", NORMAL, MAJOR  # the model needs parameter servers, which start now
     Resharded = "Resharded", NORMAL, MAJOR  # the rows are on a different number of servers
     ReshardFailed = "ReshardFailed", WARNING, MAJOR  # the rows stay on the servers where they were
+    # The ring waits for a server that does not answer.
     ServerUnavailable = (
         "ServerUnavailable",
         WARNING,
         MAJOR,
-    )  # the ring waits for a server that does not answer
+    )
     ServerRecovered = "ServerRecovered", NORMAL, MAJOR  # it answers again after ServerUnavailable
     ServerRemoved = "ServerRemoved", WARNING, MAJOR  # the ring continues with its replicas
     ServerRestarted = "ServerRestarted", WARNING, MAJOR  # its process hung and was killed

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The ledger: which records make up which step. Master and workers compute this alike.
 
 All epochs lie on one line of positions: `epoch * records + place`. A step is a range of positions: the next
@@ -28,6 +29,7 @@ class Steps:
 
     @property
     def per_epoch(self) -> int:
+        """The number of steps of an epoch; the last one may have fewer records."""
         return -(-self.records // self.batch)
 
     def begins_at(self, step: int) -> int:
@@ -38,6 +40,7 @@ class Steps:
         return epoch * self.records + within * self.batch
 
     def positions(self, step: int) -> Range:
+        """Return the positions of a step's records, counted over all epochs, as [start, stop)."""
         return self.begins_at(step), self.begins_at(step + 1)
 
     def records_of(self, steps: Iterable[Range]) -> int:

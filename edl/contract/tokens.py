@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The tokens that a master accepts: the current one, and the one before it.
 
 A token is changed while workers run that know the old one. In a cluster it is in a mounted Secret, which the
@@ -43,11 +44,13 @@ class Tokens:
 
     @classmethod
     def of_environment(cls, given: str, tell: Callable[[str], object]) -> Tokens:
+        """Use the token `given`, and follow the file that the environment names, if it names one."""
         path = os.environ.get(FILE)
         return cls(given, Path(path) if path else None, tell)
 
     @property
     def current(self) -> str:
+        """The token to send now: the file's if there is one, as a Secret may change while the job runs."""
         self._read()
         return self._current
 

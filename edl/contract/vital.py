@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Threads and tasks of the product without which its process is useless: when one dies, the process ends.
 
 Otherwise the process would live on without heartbeats, or with unanswered calls. Its peers would see that it

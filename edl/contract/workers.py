@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The environment with which worker processes are started."""
 
 from __future__ import annotations
@@ -14,8 +15,6 @@ WORKER_ENVIRONMENT: Final = {
 """Variables that must have the same values in all workers."""
 
 ASKED_BACKEND: Final = "EDL_ASKED_KERAS_BACKEND"  # what KERAS_BACKEND was before it was overridden
-# Without it, TensorFlow reserves all of a GPU's memory at once, and a second worker on that GPU gets none.
-MEMORY_GROWTH: Final = "TF_FORCE_GPU_ALLOW_GROWTH"
 
 MALLOC: Final = "GLIBC_TUNABLES"
 _MEBIBYTE = 1 << 20
@@ -33,14 +32,11 @@ def worker_environment(given: Mapping[str, str]) -> dict[str, str]:
     """The variables to add to the environment of a worker's process before it starts.
 
     Args:
-        given: existing variables. Settings of `malloc` and of TensorFlow's reservation of GPU memory are
-            added only if no existing variable sets them.
+        given: existing variables. Settings of `malloc` are added only if no existing variable sets them.
     """
     added, asked = dict(WORKER_ENVIRONMENT), given.get("KERAS_BACKEND")
     if asked not in (None, "", added["KERAS_BACKEND"]):
         added[ASKED_BACKEND] = str(asked)  # a worker reports it
-    if MEMORY_GROWTH not in given:
-        added[MEMORY_GROWTH] = "true"
     if not any(name == MALLOC or name.startswith("MALLOC_") for name in given):
         added[MALLOC] = ":".join(f"glibc.malloc.{name}={value}" for name, value in _TUNABLES.items())
     return added

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Interface of readers: any object with these methods is a reader.
 
 A reader returns raw records by index range. The trainer requests one block at a time, in the order of the
@@ -11,6 +12,9 @@ from __future__ import annotations
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
+
+DOCS = "docs/data.md"
+CONVERT = "edl data convert FILE.py train.array_record"  # for messages: the way on for data without an index
 
 
 @runtime_checkable

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A reader over Keras' PyDataset, whose batches are split into records."""
 
 from __future__ import annotations

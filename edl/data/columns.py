@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Conversion of pyarrow columns to NumPy arrays. Values do not change, or the column is refused by name."""
 
 from __future__ import annotations
@@ -14,13 +15,22 @@ Types = Mapping[str, Any]  # by column: an argument of np.dtype()
 Fills = Mapping[str, Any]  # by column: the value in place of null
 
 
+def for_columns(option: Any, columns: Sequence[str], besides: Sequence[str | None] = ()) -> dict[str, Any]:
+    """An option by column: of a single value, the same one for all columns but those `besides`."""
+    if option is None:
+        return {}
+    if isinstance(option, Mapping):
+        return dict(option)
+    return {name: option for name in columns if name not in besides}
+
+
 @dataclass(frozen=True)
 class Wanted:
     """A user's requirements on a file's columns.
 
     Args:
         types: NumPy types by column; other columns have the types of the file.
-        fill_null: values for nulls, by column; nulls in other columns are refused.
+        fill: values for nulls, by column; nulls in other columns are refused.
         source: name of the file, for messages.
 
     Raises:
@@ -29,14 +39,18 @@ class Wanted:
 
     source: str
     types: Types = field(default_factory=dict)
-    fill_null: Fills = field(default_factory=dict)
+    fill: Fills = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for name in self.types:
             self.arrow_type(name)
 
     def arrow_type(self, name: str) -> Any:
-        """The requested pyarrow type; None for the type of the file."""
+        """The requested pyarrow type; None for the type of the file.
+
+        Raises:
+            DataError: `dtype` names no type that pyarrow has.
+        """
         import pyarrow
 
         if name not in self.types:
@@ -46,7 +60,7 @@ class Wanted:
             return pyarrow.from_numpy_dtype(np.dtype("O" if kind is None else kind))
         except (TypeError, pyarrow.ArrowNotImplementedError):
             raise DataError(
-                f"{self.source}: types: column {name!r}: {self.types[name]!r} is no type of numbers, text or "
+                f"{self.source}: dtype: column {name!r}: {self.types[name]!r} is no type of numbers, text or "
                 "times (expected what np.dtype takes, e.g. 'int64', 'float32', str or 'datetime64[s]')"
             ) from None
 
@@ -56,7 +70,7 @@ class Wanted:
         Raises:
             DataError: the file lacks a named column, or has two columns of one name.
         """
-        for argument, named in (("names", names), ("types", self.types), ("fill_null", self.fill_null)):
+        for argument, named in (("names", names), ("dtype", self.types), ("fill", self.fill)):
             for name in named:
                 if name not in columns:
                     where = "" if argument == "names" else f"{argument}: "
@@ -121,34 +135,34 @@ class Wanted:
         import pyarrow
 
         wanted = self.arrow_type(name)
-        if wanted is None and pyarrow.types.is_null(column.type) and name in self.fill_null:
-            wanted = pyarrow.scalar(self.fill_null[name]).type
+        if wanted is None and pyarrow.types.is_null(column.type) and name in self.fill:
+            wanted = pyarrow.scalar(self.fill[name]).type
         if wanted is None or wanted == column.type:
             return column
         try:
             return column.cast(wanted)
         except (pyarrow.ArrowInvalid, pyarrow.ArrowNotImplementedError) as error:
             raise DataError(
-                f"{self.source}: column {name!r} is {column.type} and not {wanted}, as types says: {error}"
+                f"{self.source}: column {name!r} is {column.type} and not {wanted}, as dtype says: {error}"
             ) from error
 
     def _filled(self, name: str, column: Any, place: Callable[[int], str], what: str) -> Any:
         import pyarrow
         import pyarrow.compute as pc
 
-        if name not in self.fill_null:
+        if name not in self.fill:
             raise DataError(
-                f"{place(_first(column.is_null()))}: column {name!r} {what}; a value is needed (fill_null="
+                f"{place(_first(column.is_null()))}: column {name!r} {what}; a value is needed (fill="
                 f"{{{name!r}: VALUE}} fills it)"
             )
-        value = self.fill_null[name]
+        value = self.fill[name]
         try:
             scalar = pyarrow.scalar(value, column.type)
             if scalar.as_py() != value and value == value:  # such as 0.5 as int64; NaN differs from itself
                 raise ValueError
         except (pyarrow.ArrowException, ValueError, TypeError, OverflowError):
             raise DataError(
-                f"{self.source}: fill_null: column {name!r} is {column.type}, which cannot have the value "
+                f"{self.source}: fill: column {name!r} is {column.type}, which cannot have the value "
                 f"{value!r}"
             ) from None
         return pc.fill_null(column, scalar)
@@ -157,14 +171,14 @@ class Wanted:
         from pyarrow import types
 
         if types.is_decimal(kind) or types.is_time(kind):
-            advice = f"types={{{name!r}: str}} reads it as text"
+            advice = f"dtype={{{name!r}: str}} reads it as text"
             if types.is_decimal(kind):
-                advice = f"types={{{name!r}: 'float64'}} reads it as numbers, {advice}"
+                advice = f"dtype={{{name!r}: 'float64'}} reads it as numbers, {advice}"
         elif any(of(kind) for of in (types.is_struct, types.is_map, types.is_union, types.is_interval)):
             advice = "leave it out with names=[...]"
         else:
             return
-        raise DataError(f"{self.source}: column {name!r} is {kind}, of which no array is made; {advice}")
+        raise DataError(f"{self.source}: column {name!r} is {kind}, which has no array type; {advice}")
 
 
 def _decoded(column: Any) -> Any:

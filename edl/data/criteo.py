@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The public click logs of Criteo, in the formats in which they are published.
 
 A record is an impression: whether it was clicked, 13 numbers and 26 categories. The text files (Criteo
@@ -19,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from edl.data.files import find
 from edl.data.lines import Lines
 from edl.data.parquet_file import Parquet
 from edl.errors import DataError
@@ -73,7 +75,11 @@ class Criteo:
         }
 
     def _known(self, name: str, column: Any) -> Any:
-        """Check the type of a column, and convert it where necessary."""
+        """Check the type of a column, and convert it where necessary.
+
+        Raises:
+            DataError: the Criteo format does not allow the column's type.
+        """
         from pyarrow import types
 
         kind = column.type
@@ -118,7 +124,7 @@ def criteo(path: str | os.PathLike[str]) -> Criteo:
     """
     path = Path(path)
     if path.suffix == ".parquet":
-        parquet = Parquet(path)
+        parquet = Parquet(find(path, reader="criteo")[0])
         for names in (NAMES, OTHER_NAMES):
             if set(names) <= set(parquet.names):
                 return Criteo(len(parquet), partial(parquet.columns, names), str(path))
@@ -129,7 +135,7 @@ def criteo(path: str | os.PathLike[str]) -> Criteo:
         )
     if path.suffix in (".gz", ".zst", ".zip"):
         raise DataError(f"{path}: is compressed; records are read from anywhere in it. Unpack it first")
-    lines = Lines(path)
+    lines = Lines(find(path, reader="criteo")[0])
     return Criteo(len(lines), partial(_parsed, lines), str(path))
 
 

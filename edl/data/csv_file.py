@@ -1,315 +1,267 @@
-"""CSV files with a header line.
+# SPDX-License-Identifier: Apache-2.0
+"""CSV files.
 
 pyarrow reads them. Values that pyarrow would change silently are detected afterwards: whole numbers that a
 float rounds, and digits that lose their leading zeros. Line numbers are only determined for messages.
+
+Files of up to `IN_MEMORY` bytes together are read into memory. Of larger ones, an index is built once: where
+each 1024th record begins, and the types of the columns. A read then parses the lines that it needs.
 """
 
 from __future__ import annotations
 
-import codecs
-import csv as python_csv
-import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from io import TextIOWrapper
-from os import PathLike
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from edl.data.base import Reader
-from edl.data.columns import Wanted
+from edl.data.columns import Wanted, for_columns
+from edl.data.csv_scan import EVERY, Scan, boundaries
+from edl.data.csv_text import CsvFile, Part
+from edl.data.csv_together import together
+from edl.data.files import Addresses, find
 from edl.data.in_memory import EXACT, Arrays
+from edl.data.index_file import cached
+from edl.data.joined import Joined, same_columns, span
+from edl.data.place import in_files
 from edl.data.selected import columns_of, with_roles
 from edl.errors import DataError
 
-PADDED = r"^\s*0[0-9]+\s*$"  # digits with leading zeros, which a number would lose
-CHUNK = 1 << 24  # bytes
-_UNDECODED = "\ufffd"
+SUFFIXES = (".csv", ".tsv", ".csv.gz", ".tsv.gz", ".csv.zst", ".tsv.zst", ".csv.bz2")
+IN_MEMORY = 256 << 20  # bytes of all files together
+PART = 8 << 20  # bytes of a larger file that are scanned at once
 
 
 def csv(
-    path: str | PathLike[str],
+    path: Addresses,
     names: Sequence[str] = (),
     delimiter: str = ",",
-    types: Mapping[str, Any] | None = None,
-    fill_null: Mapping[str, Any] | None = None,
+    dtype: Any = None,
+    fill: Any = None,
     encoding: str = "utf-8",
+    header: bool = True,
     *,
     features: Sequence[str] | str | None = None,
     label: str | None = None,
     weight: str | None = None,
 ) -> Reader:
-    """A reader over a CSV file with a header line.
+    """A reader over CSV files.
 
     Records are a dict of columns, or (features, labels[, weights]) if `features`, `label` or `weight` name
     columns. The type of a column is inferred from all of its values: int64, uint64 for larger ones, float64,
     bool, a time or text. Values are kept exactly; if no type does that, the column is refused by name.
 
     Args:
-        names: the columns to keep; all by default.
-        types: NumPy types by column: `{"zip": str, "user": "uint64"}`.
-        fill_null: replacements for missing values, by column: `{"age": -1}`. Other columns must be complete.
+        path: a file, a list of files, a glob, a directory, or an address such as s3://bucket/folder. All
+            files must have the same columns.
+        names: the columns to keep; all by default. If the files have no header, the names of all columns.
+        dtype: NumPy types by column, `{"zip": str, "user": "uint64"}`, or one for all features.
+        fill: replacement for missing values: by column, `{"age": -1}`, or one for all columns. Without it,
+            columns must be complete.
         encoding: Python's name of the text's encoding.
+        header: whether the first line of each file has the names of the columns. Without a header and
+            without `names`, the columns are "f0", "f1" and so on.
         features, label, weight: the columns' roles, as in `dataset`.
 
     Raises:
-        DataError: the file or one of its lines cannot be read, a column is missing or duplicated, a value is
-            missing, or a value cannot be kept exactly.
+        DataError: a file is missing, changes, or one of its lines cannot be read; a column is missing or
+            duplicated, a value is missing, or a value cannot be kept exactly.
     """
-    file = _File(Path(path), delimiter, encoding)
-    wanted = Wanted(str(path), types or {}, fill_null or {})
-    columns = file.header()
-    wanted.refuse_missing(columns, names)
-    kept = list(names) or columns_of(features, label, weight) or columns
+    found = find(path, SUFFIXES, "csv")
+    files = [CsvFile(file, delimiter, encoding, None if header else tuple(names)) for file in found]
+    columns = files[0].columns
+    source = files[0].name
+    chosen = columns_of(features, label, weight)
+    kept = (list(names) if header and names else []) or chosen or columns
+    wanted = Wanted(source, for_columns(dtype, kept, besides=(label, weight)), for_columns(fill, kept))
+    wanted.refuse_missing(columns, list(names) if header else [])
     wanted.refuse_missing(columns, kept)
-    given = {name: wanted.arrow_type(name) for name in kept if name in wanted.types}
-    table = file.read(kept, given)
-    given |= file.exact(table, given)
-    table = file.read(kept, given, table)
-    arrays = {}
-    for name in kept:
-        file.refuse_bytes(name, table[name], given)
-        if name not in wanted.fill_null:
-            file.refuse_empty(name, table[name])
-        arrays[name] = wanted.array(name, table[name], file.place(name))
-    return with_roles(Arrays(arrays, source=str(path)), features, label, weight, str(path))
+    columns_of_all = _Columns(kept, wanted)
+    is_small = sum(file.size for file in found) <= IN_MEMORY
+    records: Reader | None = columns_of_all.together(files) if is_small else None
+    if records is None:
+        for other in files[1:]:
+            same_columns(dict.fromkeys(columns), dict.fromkeys(other.columns), other.name, source)
+        records = columns_of_all.in_memory(files) if is_small else columns_of_all.by_range(files)
+    return with_roles(records, features, label, weight, source)
 
 
 @dataclass(frozen=True)
-class _File:
-    path: Path
-    delimiter: str
-    encoding: str
+class _Columns:
+    """The columns to read from each file, and the user's requirements on them."""
 
-    def __post_init__(self) -> None:
-        if len(self.delimiter) != 1:
-            raise DataError(f"{self.path}: delimiter must be one character, not {self.delimiter!r}")
+    kept: list[str]
+    wanted: Wanted
+
+    @property
+    def given(self) -> dict[str, Any]:
+        return {name: self.wanted.arrow_type(name) for name in self.kept if name in self.wanted.types}
+
+    def together(self, files: Sequence[CsvFile]) -> Arrays | None:
+        """Parse many small files at once; None if they must be parsed one by one, also to name a mistake."""
+        found = together(files)
+        if found is None:
+            return None
+        whole, counts = found
+        part = whole.whole()
         try:
-            codecs.lookup(self.encoding)
-        except LookupError:
-            raise DataError(
-                f"{self.path}: Python knows no encoding {self.encoding!r} (expected e.g. 'latin-1')"
-            ) from None
+            table = part.read(self.kept, self.given)
+            arrays = self.arrays(part, self.types([self.kinds(part, table)]), table)
+        except DataError:
+            return None
+        if table.num_rows != sum(counts):  # some lines are empty
+            return None
+        records = Arrays(arrays, source=whole.name)
+        records.place = in_files([file.name for file in files], counts)
+        return records
 
-    def header(self) -> list[str]:
-        """The names of the columns.
+    def in_memory(self, files: Sequence[CsvFile]) -> Arrays:
+        parts = [file.whole() for file in files]
+        tables = [part.read(self.kept, self.given) for part in parts]
+        types = self.types([self.kinds(part, table) for part, table in zip(parts, tables, strict=True)])
+        found = [self.arrays(part, types, table) for part, table in zip(parts, tables, strict=True)]
+        whole = {name: np.concatenate([columns[name] for columns in found]) for name in self.kept}
+        records = Arrays(found[0] if len(found) == 1 else whole, source=files[0].name)
+        records.place = in_files([file.name for file in files], [table.num_rows for table in tables])
+        return records
 
-        Raises:
-            DataError: the file has no header, or the header has a different encoding.
-        """
-        try:
-            line, found = next(self._rows(), (1, []))
-        except (OSError, python_csv.Error) as error:
-            raise DataError(f"{self.path}: cannot be read as CSV: {error}") from error
-        if not found:
-            raise DataError(f"{self.path}: cannot be read as CSV: it has no header line")
-        if _UNDECODED in "".join(found):
-            raise DataError(f"{self.path}: line {line}: the header {self._not_encoded()}")
+    def by_range(self, files: Sequence[CsvFile]) -> Joined:
+        scans = [self._scanned(file) for file in files]
+        types = self.types([scan.kinds for scan in scans])
+
+        def read(nth: int, start: int, stop: int) -> dict[str, np.ndarray]:
+            first, begin, end = scans[nth].range_of(start, stop)
+            part = files[nth].part(begin, end, first, span(start, stop))
+            columns = self.arrays(part, types)
+            return {name: array[start - first : stop - first] for name, array in columns.items()}
+
+        counts, names = [scan.records for scan in scans], [file.name for file in files]
+        return Joined(counts, read, names=names)
+
+    def kinds(self, part: Part, table: Any) -> dict[str, list[Any]]:
+        """The type of each column in this part, as text, and its least value if that may matter."""
+        import pyarrow
+        import pyarrow.compute as pc
+
+        given, found = self.given, {}
+        for name in self.kept:
+            kind, least = table[name].type, 0
+            if name not in given:
+                part.refuse_bytes(name, table[name])
+                if pyarrow.types.is_time(kind):
+                    kind = pyarrow.string()
+                elif kind == pyarrow.int64():
+                    least = pc.min(table[name]).as_py() or 0
+                elif kind == pyarrow.float64() and _is_large(table[name]):
+                    kind = part.type_of_large(name, table[name])
+            found[name] = [str(kind), least]
         return found
 
-    def read(self, names: list[str], types: dict[str, Any], known: Any = None) -> Any:
-        """Read columns into a pyarrow table.
+    def types(self, kinds: Sequence[Mapping[str, Sequence[Any]]]) -> dict[str, Any]:
+        """The pyarrow types of all columns that keep the values of all parts."""
+        found = dict(self.given)
+        for name in [name for name in self.kept if name not in found]:
+            known = list({tuple(part[name]) for part in kinds})
+            kind = known[0]
+            for other in known[1:]:
+                kind = _common(kind, other)
+            found[name] = _type(kind[0])
+        return found
+
+    def arrays(self, part: Part, types: Mapping[str, Any], known: Any = None) -> dict[str, np.ndarray]:
+        """The columns of a part with these types.
 
         Args:
-            known: a table whose columns are reused if they have the requested types.
+            known: the part as a table, whose columns are used if they have these types.
 
         Raises:
-            DataError: a line cannot be read, or a value does not fit its type.
+            DataError: a value is missing, cannot be read as this type, or would change.
         """
         import pyarrow
 
-        if known is not None:
-            again = [name for name in names if types.get(name, known[name].type) != known[name].type]
-            if not again:
-                return known
-            new = self.read(again, types)
-            return pyarrow.table({name: (new if name in again else known)[name] for name in names})
-        try:
-            return self._table(names, types)
-        except (OSError, UnicodeError, pyarrow.ArrowException) as error:
-            raise DataError(f"{self.path}: {self._why(error, names, types)}") from error
+        given = {name: kind for name, kind in types.items() if not pyarrow.types.is_null(kind)}
+        table = part.read(self.kept, given, known)
+        free = [name for name in self.kept if name not in self.given]
+        part.refuse_changed({name: table[name] for name in free}, _is_large)
+        arrays = {}
+        for name in self.kept:
+            if name not in self.wanted.fill:
+                part.refuse_empty(name, table[name])
+            arrays[name] = self.wanted.array(name, table[name], part.place(name))
+        return arrays
 
-    def _table(self, names: list[str], types: dict[str, Any], use_threads: bool = True) -> Any:
-        from pyarrow import csv as pa_csv
+    def _scanned(self, file: CsvFile) -> Scan:
+        options = [file.delimiter, file.encoding, file.names, self.kept, sorted(map(str, self.given.items()))]
 
-        return pa_csv.read_csv(
-            self.path,
-            read_options=pa_csv.ReadOptions(encoding=self.encoding, use_threads=use_threads),
-            # Without newlines_in_values, pyarrow fails if a block of a large file ends in a quoted value.
-            parse_options=pa_csv.ParseOptions(delimiter=self.delimiter, newlines_in_values=True),
-            convert_options=pa_csv.ConvertOptions(include_columns=names, column_types=types),
-        )
+        def build() -> bytes:
+            return _scan(file, self)
 
-    def exact(self, table: Any, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Better types for columns whose values were changed by the types that pyarrow chose.
+        return Scan.parse(bytes(cached(file.file, json.dumps(["csv", 1, *options]), build)))
 
-        Raises:
-            DataError: no type keeps the values.
-        """
-        import pyarrow
-        import pyarrow.compute as pc
 
-        free = {name: table[name].type for name in table.column_names if name not in given}
-        times = {name: pyarrow.string() for name, kind in free.items() if pyarrow.types.is_time(kind)}
-        whole = [name for name, kind in free.items() if kind == pyarrow.int64()]
-        if whole and not self._has_padded_numbers():
-            whole = []
-        large = [
-            name
-            for name, kind in free.items()
-            if kind == pyarrow.float64() and (pc.max(pc.abs(table[name])).as_py() or 0) >= EXACT
-        ]
-        if not whole and not large:
-            return times
-        texts = self.read([*whole, *large], {name: pyarrow.string() for name in (*whole, *large)})
-        for name in texts.column_names:
-            if (record := _index(pc.match_substring_regex(texts[name], PADDED))) is not None:
-                text = texts[name][record].as_py().strip()
-                raise DataError(
-                    f"{self.place(name)(record)}: column {name!r} is {text!r}, which loses its "
-                    f"zeros as a number; types={{{name!r}: str}} keeps it as text, "
-                    f"types={{{name!r}: 'int64'}} reads it as a number"
-                )
-        return times | {name: self._type_of_large(name, table[name], texts[name]) for name in large}
+def _scan(file: CsvFile, columns: _Columns) -> bytes:
+    """Find where records begin, and the types of the columns.
 
-    def _type_of_large(self, name: str, column: Any, texts: Any) -> Any:
-        """The type of a column with numbers beyond 2^53: uint64 if all fit, float64 if that is exact."""
-        import pyarrow
-        import pyarrow.compute as pc
-
-        is_whole = pc.match_substring_regex(texts, r"^\s*[+-]?[0-9]+\s*$")
-        whole = pc.filter(texts, is_whole)
-        values = [int(text) for text in whole.to_pylist()]
-        if len(values) == len(column) - column.null_count and all(0 <= v < 2**64 for v in values):
-            return pyarrow.uint64()
-        rounded = [abs(v) > EXACT and int(float(v)) != v for v in values]
-        if any(rounded):
-            nth = rounded.index(True)
-            record = int(np.flatnonzero(np.asarray(is_whole))[nth])
+    Raises:
+        DataError: the file cannot be read from anywhere, or its lines are not its records.
+    """
+    file.refuse_unless_splittable()
+    places: list[int] = []
+    kinds: list[Mapping[str, Sequence[Any]]] = []
+    count, is_first = 0, file.names is None
+    for begin, starts in boundaries(file, PART):
+        if is_first:  # the header
+            starts, is_first = starts[1:], False
+        if not len(starts) - 1:
+            continue
+        part = file.part(int(starts[0]), int(starts[-1]), count, "")
+        table = part.read(columns.kept, columns.given)
+        if table.num_rows != len(starts) - 1:
             raise DataError(
-                f"{self.place(name)(record)}: column {name!r} is {values[nth]}, which a float64 rounds, and "
-                f"other values of it are no whole numbers from 0 to 2^64-1; types={{{name!r}: str}} keeps "
-                f"them as text, types={{{name!r}: 'float64'}} rounds them"
+                f"{file.name}: bytes {begin} to {int(starts[-1])}: pyarrow finds {table.num_rows} records, "
+                f"and {len(starts) - 1} lines end there; a line must end with \\n or \\r\\n"
             )
-        return pyarrow.float64()
-
-    def _has_padded_numbers(self) -> bool:
-        """Whether a value may begin with a zero and a further digit."""
-        import pyarrow
-
-        if "0,".encode(self.encoding) != b"0,":
-            return True  # such as UTF-16, in which a byte is not a character
-        before = np.zeros(256, bool)
-        before[list(b'\n\r"' + self.delimiter.encode())] = True
-        last = b"\n\n"
-        with pyarrow.input_stream(self.path) as file:
-            while chunk := file.read(CHUNK):
-                text = np.frombuffer(last + chunk + b"\n", np.uint8)
-                zeros = np.flatnonzero(text[2:-1] == ord("0")) + 2
-                previous, following = text[zeros - 1], text[zeros + 1]
-                previous = np.where(previous == ord(" "), text[zeros - 2], previous)  # a space after a comma
-                if (before[previous] & (following >= ord("0")) & (following <= ord("9"))).any():
-                    return True
-                last = bytes(text[-4:-1])  # a zero at the end meets its digit in the next chunk
-        return False
-
-    def refuse_bytes(self, name: str, column: Any, given: Mapping[str, Any]) -> None:
-        """Refuse a column whose text does not have the expected encoding.
-
-        Raises:
-            DataError: a value is not valid text in this encoding.
-        """
-        import pyarrow
-
-        if name in given or not pyarrow.types.is_binary(column.type):
-            return
-        for record, value in enumerate(column.to_pylist()):
-            try:
-                value.decode()
-            except UnicodeDecodeError:
-                raise DataError(
-                    f"{self.place(name)(record)}: column {name!r} {self._not_encoded()}"
-                ) from None
-
-    def refuse_empty(self, name: str, column: Any) -> None:
-        """Refuse a column with missing values.
-
-        Raises:
-            DataError: a value is missing.
-        """
-        if column.null_count:
-            record = int(np.asarray(column.is_null()).argmax())
-            line, value = self._line(record, name)
-            what = f"is {value!r}, which counts as empty" if value else "is empty"
-            raise DataError(
-                f"{self.path}: line {line}: column {name!r} {what}; a value is needed "
-                f"(fill_null={{{name!r}: VALUE}} fills it)"
-            )
-
-    # --- the lines of the file, for messages
-
-    def place(self, name: str) -> Callable[[int], str]:
-        """Return a function that names a record's value of this column by its line."""
-
-        return lambda record: f"{self.path}: line {self._line(record, name)[0]}"
-
-    def _line(self, record: int, name: str = "") -> tuple[int | str, str]:
-        """Find the line of a record, or of its value in a column, and this value."""
-        try:
-            rows = self._rows()
-            _, header = next(rows)
-            line, row = next(found for nth, found in enumerate(rows) if nth == record)
-        except (OSError, python_csv.Error, StopIteration):
-            return f"of record {record}", ""
-        at = header.index(name) if name in header else 0
-        before = sum(len(re.findall(r"\r\n|\r|\n", value)) for value in row[:at])
-        return line + before, row[at] if at < len(row) else ""
-
-    def _rows(self) -> Iterator[tuple[int, list[str]]]:
-        """Yield the line at which each row begins, and its values. Empty lines are not rows."""
-        import pyarrow
-
-        encoding = "utf-8-sig" if codecs.lookup(self.encoding).name == "utf-8" else self.encoding
-        with (
-            pyarrow.input_stream(self.path) as stream,
-            TextIOWrapper(stream, encoding, errors="replace", newline="") as text,
-        ):
-            rows, last = python_csv.reader(text, delimiter=self.delimiter), 0
-            for row in rows:
-                if row:
-                    yield last + 1, row
-                last = rows.line_num
-
-    def _why(self, error: Exception, names: list[str], types: dict[str, Any]) -> str:
-        """Describe an error of pyarrow, with the line at which it occurred."""
-        import pyarrow
-
-        if isinstance(error, UnicodeError):
-            rows = (line for line, row in self._rows() if _UNDECODED in "".join(row))
-            return f"line {next(rows, 1)}: {self._not_encoded()}"
-        try:  # with threads, errors do not name the row
-            self._table(names, types, use_threads=False)
-        except pyarrow.ArrowException as again:
-            error = again
-        what = str(error)
-        if not (row := re.search(r"Row #(\d+): ", what)):
-            return f"cannot be read as CSV: {what}"
-        column = re.search(r"In CSV column #(\d+)", what)
-        name = self.header()[int(column[1])] if column else ""
-        line, _ = self._line(int(row[1]) - 2, name)
-        what = what[row.end() :]
-        if "invalid UTF8" in what:
-            what = self._not_encoded()
-        of = f"column {name!r}: " if column else ""
-        return f"line {line}: cannot be read as CSV: {of}{what}"
-
-    def _not_encoded(self) -> str:
-        return f"is not {self.encoding}; name the file's encoding, e.g. encoding='latin-1'"
+        kinds.append(columns.kinds(part, table))
+        places += starts[:-1][-count % EVERY :: EVERY].tolist()
+        count, end = count + table.num_rows, int(starts[-1])
+    merged = {name: [str(kind), 0] for name, kind in columns.types(kinds).items()} if kinds else {}
+    for name in merged:
+        merged[name][1] = min(part[name][1] for part in kinds)
+    return Scan(count, [*places, end if count else 0], merged).text()
 
 
-def _index(truth: Any) -> int | None:
-    """The index of the first true value; None if all are false."""
-    found = np.flatnonzero(np.asarray(truth))
-    return int(found[0]) if len(found) else None
+def _is_large(column: Any) -> bool:
+    """Whether a number of the column is beyond the whole numbers that a float64 has."""
+    import pyarrow.compute as pc
+
+    return bool((pc.max(pc.abs(column)).as_py() or 0) >= EXACT)
+
+
+def _type(name: str) -> Any:
+    import pyarrow
+
+    if name.startswith("timestamp["):
+        unit, _, zone = name.removeprefix("timestamp[").rstrip("]").partition(", tz=")
+        return pyarrow.timestamp(unit, zone or None)
+    if name == "date32[day]":
+        return pyarrow.date32()
+    return pyarrow.type_for_alias(name)
+
+
+def _common(one: Sequence[Any], other: Sequence[Any]) -> tuple[str, Any]:
+    """A type that keeps the values of both, and their least value."""
+    kinds, least = {one[0], other[0]}, min(one[1], other[1])
+    for kind in (one[0], other[0]):
+        if kinds <= {kind, "null"}:
+            return kind, least
+    if kinds == {"int64", "uint64"}:
+        return ("uint64" if least >= 0 else "double"), least  # a float is refused if it rounds a value
+    if kinds <= {"int64", "uint64", "double"}:
+        return "double", least
+    times = [kind for kind in kinds if kind.startswith(("timestamp[", "date32"))]
+    if len(times) == len(kinds) and not any("tz=" in kind for kind in kinds):
+        return max(times, key=["date32[day]", "timestamp[s]", "timestamp[ns]"].index), least
+    return "string", least

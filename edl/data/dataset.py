@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Conversion of any result of `data(split)` to a reader."""
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from edl.data.base import Reader
+from edl.data.base import CONVERT, DOCS, Reader
 from edl.data.batched import Batched
 from edl.data.in_memory import Arrays, in_memory
 from edl.data.indexed import Indexed
@@ -16,8 +17,6 @@ from edl.data.nest import as_unpacked
 from edl.data.selected import with_roles
 from edl.data.tables import by_column, is_column, is_table
 from edl.errors import DataError
-
-DOCS = "docs/data.md"
 
 
 def dataset(
@@ -55,10 +54,10 @@ def dataset(
 
 
 def _reader(data: Any, source: str) -> Reader:
-    if isinstance(data, Reader) and not _is_a(data, "keras", "PyDataset"):
+    if isinstance(data, Reader) and not is_a(data, "keras", "PyDataset"):
         return data
     _refuse(data, source)
-    if _is_a(data, "keras", "PyDataset"):
+    if is_a(data, "keras", "PyDataset"):
         return Batched(data, source)
     if (
         is_table(data)
@@ -88,21 +87,29 @@ def _refuse(data: Any, source: str) -> None:
             f"{source} is the path {os.fsdecode(data)!r}; expected a reader of that file, such as "
             f"edl.csv(path), edl.parquet(path) or edl.npz(path) ({DOCS})"
         )
-    if _is_a(data, "tensorflow", "DatasetV2"):
+    if is_a(data, "tensorflow", "DatasetV2"):
         raise DataError(
             f"{source} is a tf.data.Dataset, whose records cannot be had by index: workers that come and go "
-            f"read records by number. If it fits in memory, give edl.from_tf(dataset) ({DOCS}#tfdata)"
+            f"read records by number. If it fits in memory, give edl.from_tf(dataset) ({DOCS}#tfdata); "
+            f"otherwise write it to a file once: {CONVERT} ({DOCS}#streams)"
         )
-    is_indexed = hasattr(data, "__len__") and hasattr(data, "__getitem__")
-    if not is_indexed and (hasattr(data, "__next__") or hasattr(data, "__iter__")):
+    if is_stream(data):
         raise DataError(
             f"{source} is of type {_kind(data)}, which gives records in a row, not by index: workers that "
-            "come and go read records by number. Give a dataset with __len__ and __getitem__, or, if it fits "
-            f"in memory, arrays ({DOCS}#streams)"
+            "come and go read records by number. Give a dataset with __len__ and __getitem__, or arrays, or "
+            f"write it to a file once: {CONVERT} ({DOCS}#streams)"
         )
 
 
-def _is_a(data: Any, package: str, name: str) -> bool:
+def is_stream(data: Any) -> bool:
+    """Whether `data` gives its elements in a row only: a generator, an iterator or an `IterableDataset`."""
+    if is_a(data, "torch", "IterableDataset"):  # which inherits __getitem__, and may have __len__
+        return True
+    is_indexed = hasattr(data, "__len__") and hasattr(data, "__getitem__")
+    return not is_indexed and (hasattr(data, "__next__") or hasattr(data, "__iter__"))
+
+
+def is_a(data: Any, package: str, name: str) -> bool:
     """Whether `data` is an instance of a library's class; the library need not be imported for that."""
     return any(
         cls.__name__ == name and cls.__module__.partition(".")[0] == package for cls in type(data).__mro__

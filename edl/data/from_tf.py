@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A reader over a tf.data pipeline whose records fit in memory."""
 
 from __future__ import annotations
@@ -7,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from edl.data.base import CONVERT, DOCS
 from edl.data.in_memory import Arrays
 from edl.data.nest import leaves, map_leaves
 from edl.errors import DataError
@@ -48,8 +50,8 @@ def from_tf(dataset: Any, most_mebibytes: float = 2048) -> Arrays:
         if size > most_mebibytes * MIB:
             raise DataError(
                 f"from_tf: the records take more than {most_mebibytes:g} MiB of memory (after "
-                f"{len(batches) + 1} batches); raise most_mebibytes, or write them to files once, e.g. for "
-                "edl.parquet"
+                f"{len(batches) + 1} batches); raise most_mebibytes, or write them to a file once: "
+                f"{CONVERT} ({DOCS}#streams)"
             )
         batches.append(batch)
     if not batches:

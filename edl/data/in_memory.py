@@ -1,7 +1,9 @@
+# SPDX-License-Identifier: Apache-2.0
 """Readers over records in memory."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -33,6 +35,7 @@ class Arrays:
             raise DataError(
                 f"{source}: the columns differ in length: {sorted(set(lengths.values()))} ({named})"
             )
+        self.place: Callable[[int], str] = lambda index: ""  # see `edl.data.place`
         self._columns = columns
         self._length = next(iter(lengths.values()))
 

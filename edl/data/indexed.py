@@ -1,11 +1,14 @@
+# SPDX-License-Identifier: Apache-2.0
 """A reader over datasets that are indexed by record: PyTorch (map-style), Hugging Face, Grain, or custom."""
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import numpy as np
 
+from edl.data.base import CONVERT, DOCS
 from edl.data.nest import is_leaf_list, map_leaves
 from edl.errors import DataError
 
@@ -31,6 +34,8 @@ class Indexed:
             self._length = len(items)
         except (TypeError, NotImplementedError, ValueError, OverflowError) as error:
             raise DataError(f"{source}: the dataset does not know its length: {error}") from error
+        if self._length == sys.maxsize:  # of Grain's MapDataset
+            raise DataError(f"{source}: the dataset has no end (repeat()); give it without repeat")
 
     def __len__(self) -> int:
         return self._length
@@ -48,6 +53,7 @@ class Indexed:
 
         Raises:
             DataError: the records do not have the same structure and shapes.
+            ValueError: arrays cannot be stacked for another reason than their structure or shapes.
         """
         numbers = indices.tolist()
         if hasattr(self._items, "__getitems__"):
@@ -59,7 +65,7 @@ class Indexed:
         else:
             records = [self._items[number] for number in numbers]
         try:
-            records = list(map(_with_arrays, records))
+            records = list(map(with_arrays, records))
             return map_leaves(_stack, *records)
         except ValueError:
             self._refuse_first(numbers, records)
@@ -72,8 +78,14 @@ class Indexed:
             DataError: a record differs from the first in structure, shape or type.
         """
         for number, record in zip(numbers, records, strict=True):
+            if record is None:
+                raise DataError(
+                    f"{self._source}: record {number} is None: a filter of Grain's MapDataset leaves records "
+                    "without a value, which have no place in a batch; filter the data before, or write what "
+                    f"is left to a file: {CONVERT} ({DOCS}#streams)"
+                )
             try:
-                map_leaves(_stack, _with_arrays(records[0]), _with_arrays(record))
+                map_leaves(_stack, with_arrays(records[0]), with_arrays(record))
             except ValueError as error:
                 raise DataError(
                     f"{self._source}: record {number} does not go with record {numbers[0]}: {error}; all "
@@ -81,14 +93,14 @@ class Indexed:
                 ) from error
 
 
-def _with_arrays(record: Any) -> Any:
+def with_arrays(record: Any) -> Any:
     """Convert each list of numbers in a record to an array. Hugging Face returns vectors as lists."""
     if isinstance(record, dict):
-        return {key: _with_arrays(value) for key, value in record.items()}
+        return {key: with_arrays(value) for key, value in record.items()}
     if isinstance(record, list) and (not record or is_leaf_list(record)):
         return np.asarray(record)
     if isinstance(record, tuple) and not hasattr(record, "_fields"):
-        return tuple(map(_with_arrays, record))
+        return tuple(map(with_arrays, record))
     return record
 
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Nests of arrays, as in Keras' `fit`: tuples, lists and dicts of arrays, of any depth."""
 
 from __future__ import annotations

@@ -1,44 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
 """A reader over NumPy's .npz files."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
-from pathlib import Path
+from zipfile import BadZipFile
 
 import numpy as np
 
 from edl.data.base import Reader
+from edl.data.files import Addresses, find
 from edl.data.in_memory import Arrays
+from edl.data.joined import same_columns
 from edl.data.selected import columns_of, with_roles
 from edl.errors import DataError
 
+SUFFIXES = (".npz",)
+
 
 def npz(
-    path: str | os.PathLike[str],
+    path: Addresses,
     names: Sequence[str] = (),
     *,
     features: Sequence[str] | str | None = None,
     label: str | None = None,
     weight: str | None = None,
 ) -> Reader:
-    """A reader over an .npz file.
+    """A reader over .npz files, which are read into memory.
 
-    Records are a dict of its arrays: all of them, or those in `names`. With `features`, `label` or `weight`,
+    Records are a dict of the arrays: all of them, or those in `names`. With `features`, `label` or `weight`,
     they are (features, labels[, weights]), as in `dataset`.
 
+    Args:
+        path: a file, a list of files, a glob, a directory, or an address such as s3://bucket/folder.
+
     Raises:
-        DataError: the file cannot be read, lacks a name, or its arrays differ in length.
+        DataError: a file is missing or cannot be read, lacks a name, or its arrays differ in length.
     """
-    try:
-        with np.load(Path(path), allow_pickle=False) as file:
-            missing = sorted({*names, *columns_of(features, label, weight)} - set(file.files))
-            if missing:
-                raise DataError(f"{path}: no array {missing[0]!r}; it has {', '.join(sorted(file.files))}")
-            kept = names or columns_of(features, label, weight) or file.files
-            columns = {name: file[name] for name in kept}
-    except (OSError, ValueError, EOFError) as error:
-        raise DataError(f"{path}: cannot be read as .npz: {error}") from error
-    if not columns:
-        raise DataError(f"{path}: holds no array")
-    return with_roles(Arrays(columns, source=str(path)), features, label, weight, str(path))
+    files = find(path, SUFFIXES, "npz")
+    kept = list(names) or columns_of(features, label, weight)
+    found: list[dict[str, np.ndarray]] = []
+    for file in files:
+        try:
+            with file.open() as opened, np.load(opened, allow_pickle=False) as arrays:
+                if not hasattr(arrays, "files"):
+                    raise DataError(f"{file.name}: holds a single array; edl.npy reads it")
+                missing = sorted({*names, *columns_of(features, label, weight)} - set(arrays.files))
+                if missing:
+                    raise DataError(
+                        f"{file.name}: no array {missing[0]!r}; it has {', '.join(sorted(arrays.files))}"
+                    )
+                columns = {name: arrays[name] for name in kept or arrays.files}
+        except (ValueError, EOFError, BadZipFile) as error:
+            raise DataError(f"{file.name}: cannot be read as .npz: {error}") from error
+        if not columns:
+            raise DataError(f"{file.name}: holds no array")
+        Arrays(columns, source=file.name)  # refuses arrays of unlike length
+        if found:
+            same_columns(_kinds(found[0]), _kinds(columns), file.name, files[0].name)
+        found.append(columns)
+    whole = found[0]
+    if len(found) > 1:
+        whole = {name: np.concatenate([columns[name] for columns in found]) for name in found[0]}
+    return with_roles(Arrays(whole, source=files[0].name), features, label, weight, files[0].name)
+
+
+def _kinds(columns: dict[str, np.ndarray]) -> dict[str, str]:
+    """The type and the shape of a record of each array, as text."""
+    return {name: f"{array.dtype} {list(array.shape[1:])}" for name, array in columns.items()}

@@ -1,26 +1,30 @@
+# SPDX-License-Identifier: Apache-2.0
 """A reader over Parquet files that holds one row group at a time in memory."""
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from edl.data.base import Reader
-from edl.data.columns import Wanted
+from edl.data.columns import Wanted, for_columns
+from edl.data.files import Addresses, File, find
+from edl.data.joined import Joined, same_columns, span
 from edl.data.selected import columns_of, with_roles
 from edl.errors import DataError
 
+SUFFIXES = (".parquet", ".pq", ".parq")
+OPEN = 16  # files whose metadata is kept in memory
+
 
 class Parquet:
-    """A reader over a Parquet file. Records are a dict of its columns.
+    """A reader over one Parquet file. Records are a dict of its columns.
 
     Args:
-        names, types, fill_null: see `parquet`.
+        names, dtype, fill: see `parquet`.
 
     Raises:
         DataError: the file is not a Parquet file, or a column is missing or duplicated.
@@ -28,24 +32,25 @@ class Parquet:
 
     def __init__(
         self,
-        path: Path,
+        file: File,
         names: Sequence[str] = (),
-        types: Mapping[str, Any] | None = None,
-        fill_null: Mapping[str, Any] | None = None,
+        dtype: Mapping[str, Any] | None = None,
+        fill: Mapping[str, Any] | None = None,
     ):
         import pyarrow
         from pyarrow import parquet
 
-        self.path = path
+        self.path, self._file = file.name, file
         try:
-            self._file = parquet.ParquetFile(path)
-        except (OSError, pyarrow.ArrowInvalid) as error:
-            raise DataError(f"{path}: cannot be read as Parquet: {error}") from error
-        metadata = self._file.metadata
-        sizes = [metadata.row_group(n).num_rows for n in range(metadata.num_row_groups)]
+            with file.open() as opened:
+                self._metadata = parquet.read_metadata(opened)
+        except pyarrow.ArrowInvalid as error:
+            raise DataError(f"{self.path}: cannot be read as Parquet: {error}") from error
+        sizes = [self._metadata.row_group(n).num_rows for n in range(self._metadata.num_row_groups)]
         self._ends = np.cumsum(sizes, dtype=np.int64)
-        self.names = list(self._file.schema_arrow.names)
-        self._wanted = Wanted(str(path), types or {}, fill_null or {})
+        self.schema = self._metadata.schema.to_arrow_schema()
+        self.names = list(self.schema.names)
+        self._wanted = Wanted(self.path, dtype or {}, fill or {})
         self._wanted.refuse_missing(self.names, names)
         self._kept = list(names) or self.names
         self._lock = threading.Lock()
@@ -59,7 +64,7 @@ class Parquet:
 
         Raises:
             DataError: a value is missing, is a list whose length differs from the first, or has a type that
-                no array has.
+                no array has; or the file has changed.
         """
         columns = self.columns(self._kept, start, stop)
 
@@ -70,6 +75,9 @@ class Parquet:
             name: self._wanted.array(name, column, place)
             for name, column in zip(self._kept, columns, strict=True)
         }
+
+    def place(self, index: int) -> str:
+        return f"{self.path}: record {index}"
 
     def columns(self, names: Sequence[str], start: int, stop: int) -> list[Any]:
         """The pyarrow columns of the records [start, stop), each in one chunk, including nulls."""
@@ -82,52 +90,97 @@ class Parquet:
             last = min(stop, int(self._ends[group]))
             found.append(self._group(group, tuple(names)).slice(start - first, last - start))
             start, group = last, group + 1
-        table = (
-            pyarrow.concat_tables(found)
-            if found
-            else self._file.schema_arrow.empty_table().select(list(names))
-        )
+        table = pyarrow.concat_tables(found) if found else self.schema.empty_table().select(list(names))
         return [table[name].combine_chunks() for name in names]
 
     def _group(self, group: int, names: tuple[str, ...]) -> Any:
         import pyarrow
+        from pyarrow import parquet
 
         with self._lock:
             if self._read[:2] != (group, names):
+                first = int(self._ends[group - 1]) if group else 0
+                what = f"{span(first, int(self._ends[group]))} (row group {group})"
                 try:
-                    table = self._file.read_row_group(group, columns=list(names), use_threads=False)
-                except (OSError, pyarrow.ArrowInvalid) as error:
+                    with self._file.open(what) as opened:
+                        source = parquet.ParquetFile(opened, metadata=self._metadata)
+                        table = source.read_row_group(group, columns=list(names), use_threads=False)
+                except pyarrow.ArrowInvalid as error:
                     raise DataError(f"{self.path}: row group {group} cannot be read: {error}") from error
                 self._read = group, names, table
             return self._read[2]
 
 
+class _Files:
+    """Several Parquet files with the same columns; the metadata of `OPEN` of them are in memory."""
+
+    def __init__(self, files: Sequence[File], options: tuple[Any, ...]):
+        self._files, self._options = files, options
+        self._open: dict[int, Parquet] = {}
+
+    def __call__(self, nth: int) -> Parquet:
+        found = self._open.pop(nth, None) or Parquet(self._files[nth], *self._options)
+        self._open[nth] = found  # the newest
+        while len(self._open) > OPEN:
+            self._open.pop(next(iter(self._open)), None)
+        return found
+
+    def read(self, nth: int, start: int, stop: int) -> dict[str, np.ndarray]:
+        return self(nth).read(start, stop)
+
+
 def parquet(
-    path: str | os.PathLike[str],
+    path: Addresses,
     names: Sequence[str] = (),
-    types: Mapping[str, Any] | None = None,
-    fill_null: Mapping[str, Any] | None = None,
+    dtype: Any = None,
+    fill: Any = None,
     *,
     features: Sequence[str] | str | None = None,
     label: str | None = None,
     weight: str | None = None,
 ) -> Reader:
-    """A reader over a Parquet file.
+    """A reader over Parquet files.
 
     Records are a dict of columns, or (features, labels[, weights]) if `features`, `label` or `weight` name
     columns. Columns are numbers, text, times, or lists of them, nested or not, of one length at each level.
     One row group at a time is in memory.
 
     Args:
+        path: a file, a list of files, a glob, a directory, or an address such as s3://bucket/folder. All
+            files must have the same columns.
         names: the columns to keep; all by default.
-        types: NumPy types to convert to, by column, if no value is lost: `{"price": "float64"}`. For a column
-            of lists, the type of the values in the lists.
-        fill_null: replacements for nulls, by column, also in lists: `{"age": -1}`. Other columns must be
-            complete.
+        dtype: the NumPy type to convert to, if no value is lost: by column, `{"price": "float64"}`, or one
+            for all features. For a column of lists, the type of the values in the lists.
+        fill: replacement for nulls, also in lists: by column, `{"age": -1}`, or one for all columns. Without
+            it, columns must be complete.
         features, label, weight: the columns' roles, as in `dataset`.
 
     Raises:
-        DataError: the file cannot be read, or a column is missing or duplicated.
+        DataError: a file is missing, changes or cannot be read, or a column is missing or duplicated.
     """
-    kept = names or columns_of(features, label, weight)
-    return with_roles(Parquet(Path(path), kept, types, fill_null), features, label, weight, str(path))
+    files = find(path, SUFFIXES, "parquet")
+    kept = list(names) or columns_of(features, label, weight)
+    columns = kept or Parquet(files[0]).names
+    types = for_columns(dtype, columns, besides=(label, weight))
+    options = (kept, types, for_columns(fill, columns))
+    opened = _Files(files, options)
+    first = opened(0)
+    records: Reader = first
+    if len(files) > 1:
+        expected, counts = _kinds(first, kept, types), [len(first)]
+        for nth in range(1, len(files)):
+            other = opened(nth)
+            same_columns(expected, _kinds(other, kept, types), other.path, first.path)
+            counts.append(len(other))
+        records = Joined(counts, opened.read, names=[file.name for file in files])
+    return with_roles(records, features, label, weight, first.path)
+
+
+def _kinds(file: Parquet, kept: Sequence[str], converted: Mapping[str, Any]) -> dict[str, str]:
+    """The types of the columns that must be alike in all files; those that are converted may differ."""
+    kinds = dict(zip(file.schema.names, file.schema.types, strict=True))
+    return {
+        name: "" if name in converted else str(kind)
+        for name, kind in kinds.items()
+        if not kept or name in kept
+    }

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Selection of columns by role: features, label, weight."""
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from edl.data.base import RandomAccess, Reader
+from edl.data.place import place
 from edl.data.tables import is_numeric, matrix
 from edl.errors import DataError
 
@@ -30,7 +32,9 @@ def columns_of(features: Sequence[str] | str | None, label: str | None, weight: 
 
 
 class Selected:
-    """A reader that selects (features, labels) or (features, labels, weights) from records that are dicts.
+    """A reader that selects columns by their roles from records that are dicts.
+
+    Its records are (features,), (features, labels) or (features, labels, weights).
 
     It has `take` if the underlying reader has it.
 
@@ -52,7 +56,8 @@ class Selected:
         weight: str | None,
         source: str,
     ):
-        self._records, self._source = records, source
+        self.underlying = self._records = records
+        self._source = source
         self._label, self._weight = label, weight
         self._one = features if isinstance(features, str) else None
         self._features = (
@@ -67,6 +72,9 @@ class Selected:
 
     def __len__(self) -> int:
         return len(self._records)
+
+    def place(self, index: int) -> str:
+        return place(self._records, index)
 
     def read(self, start: int, stop: int) -> Any:
         """Return the records [start, stop) as (features, labels[, weights])."""
@@ -92,4 +100,6 @@ class Selected:
             self._is_matrix = self._one is None and is_numeric(given)
         x = given[self._one] if self._one is not None else matrix(given) if self._is_matrix else given
         label = columns[self._label] if self._label is not None else None
-        return (x, label) if self._weight is None else (x, label, columns[self._weight])
+        if self._weight is None:
+            return (x,) if label is None else (x, label)
+        return x, label, columns[self._weight]

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Random division of a reader's records into training data and held-out data."""
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import numpy as np
 from edl.data.base import RandomAccess, Reader
 from edl.data.dataset import dataset
 from edl.data.nest import map_leaves
+from edl.data.place import place
 from edl.errors import DataError
 
 MOST_RUN = 256  # consecutive records that stay together if records are read in blocks
@@ -23,13 +25,17 @@ class Subset:
     """
 
     def __init__(self, records: Reader, starts: np.ndarray, stops: np.ndarray):
-        self._records, self._starts = records, starts
+        self.underlying = self._records = records
+        self._starts = starts
         self._before = np.concatenate([[0], np.cumsum(stops - starts)])  # records in the runs before each
         if isinstance(records, RandomAccess):
             self.take = lambda indices: records.take(self._there(indices))
 
     def __len__(self) -> int:
         return int(self._before[-1])
+
+    def place(self, index: int) -> str:
+        return place(self._records, int(self._there(np.array([index]))[0]))
 
     def read(self, start: int, stop: int) -> Any:
         """Return the records [start, stop) of the subset."""

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Conversion of tables and columns of pandas, Polars and Arrow to NumPy arrays.
 
 All three implement Arrow's PyCapsule interface
@@ -19,12 +20,14 @@ NUMBERS = "biuf"  # kinds of NumPy types that go into one matrix
 
 
 def is_table(value: Any) -> bool:
+    """True for a data frame: named columns and Arrow's C stream interface (pandas, polars, pyarrow)."""
     return hasattr(value, "__arrow_c_stream__") and (
         hasattr(value, "columns") or hasattr(value, "column_names")
     )
 
 
 def is_column(value: Any) -> bool:
+    """True for one column: a pandas Series or Index, or an object with one of Arrow's C interfaces."""
     if type(value).__module__.partition(".")[0] == "pandas":
         return hasattr(value, "to_numpy")  # a Series or an Index; these lack the interface before pandas 3
     return hasattr(value, "__arrow_c_stream__") or hasattr(value, "__arrow_c_array__")

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`edl audit`: an independent verification of a job's journal.
 
 It shares no code with the master's decisions. It reads the existing segments from the oldest on and checks
@@ -20,7 +21,6 @@ the oldest existing head, and its verdict states how much it has not verified it
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -30,14 +30,14 @@ from typing import Any
 import numpy as np
 
 from edl.checkpoints import Store
-from edl.contract import artifacts
+from edl.contract import artifacts, exports
 from edl.contract.order import Order
 from edl.contract.phases import Phase
 from edl.contract.steps import Steps
 from edl.errors import CheckpointDamaged, CheckpointError, EdlError
+from edl.formatting import how_many, one_line
 from edl.journal.format import JournalDamaged, JournalReader, segments
 from edl.journal.proof import NOT_A_MASTERS, AuditFailed, JournalProof
-from edl.text import how_many, one_line
 
 AT_ONCE = 1 << 20  # positions of an order that are checked together
 WINDOW = 1 << 15  # positions that are computed together; each takes a fifth of its time in a step's window
@@ -70,8 +70,9 @@ def audit(output: Path, elsewhere: Elsewhere | None = None) -> str:
     Raises:
         AuditFailed: the check failed; the message names the first step, record or line that is wrong.
         EdlError: the journal is missing or damaged; the message names the file and the line.
+        JournalDamaged: a segment does not continue the one before it.
     """
-    summary = artifacts.read_summary(output)
+    summary = artifacts.read_summary(output) if artifacts.has_ended(output) else None
     readers = segments(output)
     first, last = readers[0], readers[-1]
     proof, unseen = _at_head(first), _at_head(first)
@@ -82,6 +83,9 @@ def audit(output: Path, elsewhere: Elsewhere | None = None) -> str:
             raise JournalDamaged(reader.path, 1, "does not go on from the end of the segment before it")
         _read(reader, proof, kept)
         chain = reader.link.chain
+    if summary is None:
+        verdict = _unfinished(proof, "the job has not ended; so far,") + _reservations(proof, {})
+        return f"{verdict}; the journal so far ends with {chain}"
     last.check_end(summary)
     try:
         verdict = _verdict(proof, summary)
@@ -102,7 +106,12 @@ def audit(output: Path, elsewhere: Elsewhere | None = None) -> str:
 
 
 def _at_head(reader: JournalReader) -> JournalProof:
-    """Load the proof that the master wrote at the head of this segment."""
+    """Load the proof that the master wrote at the head of this segment.
+
+    Raises:
+        JournalDamaged: the head has no valid proof.
+        AuditFailed: the master had found a violation before this segment.
+    """
     try:
         proof = JournalProof.load(reader.head["proof"])
     except ValueError as error:
@@ -124,6 +133,9 @@ def _exports(output: Path, summary: dict[str, Any], list_sha256: str, elsewhere:
     """Compare the exported files with their digests in exports.json, and exports.json with its own digest.
 
     Return the outcome as text.
+
+    Raises:
+        AuditFailed: a file or the list of files is missing or damaged, or its SHA-256 is wrong.
     """
     if not (exported := summary.get("exports")):
         return ""
@@ -135,32 +147,28 @@ def _exports(output: Path, summary: dict[str, Any], list_sha256: str, elsewhere:
     path = beside / artifacts.EXPORTS
     try:
         text = path.read_bytes()
-        listed = {entry["format"]: entry for entry in json.loads(text)["exports"]}
-        files = {
-            str(Path(entry["path"]).parent / name): str(about["sha256"])
-            for entry in listed.values()
-            for name, about in entry["files"].items()
-        }
+        listed = exports.parse(text)
     except OSError as error:
         if isinstance(error, FileNotFoundError) and not list_sha256:  # for example if the disk was full
             return f"; exported files not verified: the job has reported no {artifacts.EXPORTS}"
         raise AuditFailed(
             f"{path}: cannot read: {error.strerror}; it holds the digests of the model"
         ) from error
-    except (ValueError, LookupError, TypeError, AttributeError) as error:
-        raise AuditFailed(f"{path}: damaged ({type(error).__name__}: {error})") from error
+    except exports.Damaged as error:
+        raise AuditFailed(f"{path}: damaged ({error})") from error
     if list_sha256 not in ("", hashlib.sha256(text).hexdigest()):
         raise AuditFailed(f"{path}: its SHA-256 is not the one in the journal")
     if listed.keys() != exported.keys():
         raise AuditFailed(f"{path} lists {sorted(listed)}, {artifacts.SUMMARY} {sorted(exported)}")
     digest_of = partial(_digest, beside) if elsewhere is None else elsewhere.digest
-    for name, digest in files.items():
+    files = {name: about for export in listed.values() for name, about in export.places.items()}
+    for name, about in files.items():
         file = beside / name
         try:
             found = digest_of(name)
         except OSError as error:
             raise AuditFailed(f"{file}: cannot read: {error.strerror}; the job has exported it") from error
-        if found != digest:
+        if found != about.sha256:
             raise AuditFailed(f"{file}: its SHA-256 is not the one in {artifacts.EXPORTS}")
     return f"; {how_many(len(files), 'exported file')} as written (SHA-256)"
 
@@ -171,7 +179,11 @@ def _digest(directory: Path, name: str) -> str:
 
 
 def _checkpoints(directory: str, committed: set[tuple[int, str]], elsewhere: Elsewhere | None) -> str:
-    """Verify all bytes of the existing checkpoints of this job; return the outcome as text."""
+    """Verify all bytes of the existing checkpoints of this job; return the outcome as text.
+
+    Raises:
+        AuditFailed: a checkpoint is damaged.
+    """
     if not directory or not committed:
         return ""
     if elsewhere is not None:
@@ -188,7 +200,12 @@ def _checkpoints(directory: str, committed: set[tuple[int, str]], elsewhere: Els
 
 
 def _read(reader: JournalReader, proof: JournalProof, kept: _Kept) -> None:
-    """Update the proof with the lines of a segment, and collect the files that the segment records."""
+    """Update the proof with the lines of a segment, and collect the files that the segment records.
+
+    Raises:
+        AuditFailed: the proof at the segment's head is not that of the lines before it.
+        JournalDamaged: a line is not one that a master writes.
+    """
     if _at_head(reader) != proof:
         raise AuditFailed(f"{reader.path}: line 1: its proof is not what the lines before it show")
     if reader.begins:
@@ -209,29 +226,23 @@ def _read(reader: JournalReader, proof: JournalProof, kept: _Kept) -> None:
 
 
 def _verdict(proof: JournalProof, summary: dict[str, Any]) -> str:
-    if proof.layout is None:
-        raise AuditFailed(
-            f"no record was trained on: the job ended {summary['phase']}: {one_line(summary['reason'])}"
-        )
     if len(set(summary["digests"].values())) > 1:
         raise AuditFailed(f"the weights differ between workers: {summary['digests']}")
+    if summary["phase"] != Phase.Succeeded and not _is_trained(proof):
+        ended = f"{summary['phase']} ({one_line(summary['reason'])});"
+        return _unfinished(proof, ended) + _reservations(proof, summary)
+    if proof.layout is None:
+        raise AuditFailed("no record was trained on, though the job has succeeded")
     if proof.mode != "train":
         return _passed(proof)
     size = proof.layout.records
     steps = Steps(size, proof.batch)
     order = Order(proof.layout, proof.seed, proof.shuffle, WINDOW)
-    done = max(proof.safe, proof.kept) if proof.exported is None else proof.exported
+    done = _in_model(proof)
     end = steps.end(done, proof.epochs)
     if done < end:
         position = steps.begins_at(done)
         missing = steps.begins_at(end) - position
-        if summary["phase"] != Phase.Succeeded:
-            ended = f"the job ended {summary['phase']} ({one_line(summary['reason'])})"
-            raise AuditFailed(
-                f"{ended} after {done} of {end} steps: the {missing} records of the other "
-                "steps were not trained; each record of the steps before "
-                "is in the model once"
-            )
         raise AuditFailed(
             f"{_name(order, position)} was not applied; {missing} records are missing: "
             f"{done} of {end} steps are in the model"
@@ -252,12 +263,50 @@ def _verdict(proof: JournalProof, summary: dict[str, Any]) -> str:
         if proof.on_servers:  # records of whole steps: servers report their number, but not their ids
             but += f", except {bad} skipped records (non-finite)"
         else:
-            but += f", except {bad} bad records" + (f", {unnamed} of which nobody has named" * (unnamed > 0))
+            but += f", except {bad} bad records" + (f", {unnamed} of them unnamed" * (unnamed > 0))
     text = (
         f"exactly once{but}: {how_many(size, 'record')} x {how_many(epochs, 'epoch')} in "
         f"{how_many(done, 'step')}, {how_many(proof.rings, 'ring')}; "
         f"{how_many(len(summary['digests']), 'worker')} ended with the same weights"
     )
+    return text + _reservations(proof, summary)
+
+
+def _in_model(proof: JournalProof) -> int:
+    """The number of steps in the model that was exported, or else in a state that is safe."""
+    return max(proof.safe, proof.kept) if proof.exported is None else proof.exported
+
+
+def _is_trained(proof: JournalProof) -> bool:
+    """Whether all steps are in the model: a failure afterwards, as of an evaluation, takes none out of it."""
+    if proof.mode != "train" or proof.layout is None:
+        return False
+    done = _in_model(proof)
+    return done > 0 and done >= Steps(proof.layout.records, proof.batch).end(done, proof.epochs)
+
+
+def _unfinished(proof: JournalProof, phase: str) -> str:
+    """The verdict on a job that runs, was stopped, or failed before all steps were made."""
+    if proof.mode != "train":
+        return _passed(proof) if proof.evaluated else f"{phase} no pass over all records was completed"
+    if proof.layout is None:
+        return f"{phase} no step was trained"
+    steps = Steps(proof.layout.records, proof.batch)
+    done, end = max(proof.safe, proof.kept), steps.end(proof.safe, proof.epochs)
+    if not done:
+        return f"{phase} no step of {end:,} is known to be complete"
+    order = Order(proof.layout, proof.seed, proof.shuffle, WINDOW)
+    for epoch in range(steps.epoch(done - 1) + 1):
+        _check_order(order, epoch)
+    but = ""
+    if left_out := steps.records_of(proof.skipped) + sum(proof.bad.values()):
+        but = f", except {how_many(left_out, 'record')} that were left out"
+    return f"{phase} {done:,} of {end:,} steps are trained: each of their records counted once{but}"
+
+
+def _reservations(proof: JournalProof, summary: dict[str, Any]) -> str:
+    """What the proof does not cover, and the state that was lost."""
+    text = ""
     if proof.resumed:
         text += f"; the first {proof.resumed:,} steps are of the checkpoint that it went on from"
     if proof.unseen:
@@ -274,7 +323,11 @@ def _verdict(proof: JournalProof, summary: dict[str, Any]) -> str:
 
 
 def _passed(proof: JournalProof) -> str:
-    """The verdict on a job that does not train."""
+    """The verdict on a job that does not train.
+
+    Raises:
+        AuditFailed: the job has not completed a pass over all records.
+    """
     if not proof.evaluated:
         raise AuditFailed("no pass over all records was completed")
     ((split, records),) = proof.evaluated.items()
@@ -286,7 +339,11 @@ def _passed(proof: JournalProof) -> str:
 
 
 def _check_order(order: Order, epoch: int) -> None:
-    """Check that an epoch visits every record once: it has as many places as records, and covers them all."""
+    """Check that an epoch visits every record once: it has as many places as records, and covers them all.
+
+    Raises:
+        AuditFailed: a record is not visited.
+    """
     size = order.layout.records
     seen = np.zeros(size, bool)
     for start in range(0, size, AT_ONCE):

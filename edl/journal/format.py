@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """File format of a journal: segments in one chain of hashes, each with a head and a line for each event.
 
     {"journal": "edl", "version": 9, "run_id": ..., "number": 7, "oldest": 3, "after": "5f0e...",
@@ -26,7 +27,6 @@ The chain cannot detect that the whole journal and the summary were rewritten. T
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -37,7 +37,7 @@ from typing import Any
 
 from edl.contract import artifacts
 from edl.errors import EdlError
-from edl.fast_json import encoded
+from edl.fast_json import decoded, encoded
 
 DIGITS = 32  # hexadecimal digits of a link: 128 bits
 _SEAL = re.compile(rb',"chain":"([0-9a-f]{%d})"\}\n' % DIGITS)
@@ -46,9 +46,13 @@ _TAIL = 1 << 20  # bytes; more than the longest line
 
 
 _IN_A_HEAD: dict[str, Any] = {
-    "number": int, "oldest": int, "after": str, "values": dict,
-    "proof": (dict, NoneType), "state": (dict, NoneType),
-}  # fmt: skip
+    "number": int,
+    "oldest": int,
+    "after": str,
+    "values": dict,
+    "proof": (dict, NoneType),
+    "state": (dict, NoneType),
+}
 
 
 class JournalDamaged(EdlError):
@@ -99,6 +103,7 @@ class Head:
     state: Any
 
     def line(self) -> dict[str, Any]:
+        """Return the first line of a segment, ready for JSON."""
         return {"journal": "edl", "version": artifacts.JOURNAL_VERSION, **vars(self)}
 
 
@@ -155,6 +160,7 @@ class JournalReader:
 
         Raises:
             JournalDamaged: the last lines are missing, or the journal is of a different job.
+            EdlError: the summary does not name the journal's last line.
         """
         said = summary.get("journal")
         if not isinstance(said, dict):
@@ -169,7 +175,11 @@ class JournalReader:
             )
 
     def _open_line(self, line: bytes) -> dict[str, Any]:
-        """Check that the chain holds, and return the content of the line."""
+        """Check that the chain holds, and return the content of the line.
+
+        Raises:
+            JournalDamaged: the line or one before it was changed.
+        """
         number = self.link.lines + 1
         seal = _SEAL.fullmatch(line, max(len(line) - _SEAL_LENGTH, 0))
         if seal is None:
@@ -178,9 +188,10 @@ class JournalReader:
         chain = _hash(self.link.chain, body)
         if chain.encode() != seal[1]:
             raise JournalDamaged(
-                self.path, number, "the chain is broken: this line, or one before it, was edited, "
-                "deleted, swapped or added",
-            )  # fmt: skip
+                self.path,
+                number,
+                "the chain is broken: this line, or one before it, was edited, deleted, swapped or added",
+            )
         self.link = Link(number, chain)
         return _parsed(self.path, number, body)
 
@@ -199,10 +210,11 @@ def segments(output: Path) -> list[JournalReader]:
     for number in range(newest.oldest, newest.number):
         if (path := there.get(number)) is None:
             raise JournalDamaged(
-                artifacts.segment(output, number), 1,
+                artifacts.segment(output, number),
+                1,
                 f"the file is missing: {newest.path.name} goes on from segments {newest.oldest} to "
                 f"{newest.number - 1}",
-            )  # fmt: skip
+            )
         found.append(JournalReader(path))
         if (said := found[-1].number) != number:
             raise JournalDamaged(path, 1, f"it is segment {said} of the journal")
@@ -251,7 +263,7 @@ def _head(path: Path, line: bytes) -> dict[str, Any]:
 
 def _parsed(path: Path, number: int, text: bytes) -> dict[str, Any]:
     try:
-        value = json.loads(text)
+        value = decoded(text)
     except (ValueError, RecursionError) as error:  # UnicodeDecodeError is a ValueError
         raise JournalDamaged(path, number, "not JSON") from error
     if not isinstance(value, dict):

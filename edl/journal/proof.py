@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The running proof of a job, computed from the lines of its journal and from nothing else.
 
 It shares no code with the master's decisions. From the recorded events and effects it checks at every line:
@@ -49,6 +50,7 @@ class Out:
 
     @staticmethod
     def of(event: Entry) -> Out:
+        """Read a member's state from its report in the journal."""
         skipped = RangeSet.of((a, b) for a, b in event.get("skipped", _NONE).get("ranges", ()))
         bad = {int(epoch): count for epoch, count in event.get("bad", _NONE).items()}
         return Out(event["step"], skipped, bad, event.get("digest", ""))
@@ -209,8 +211,8 @@ class JournalProof:
         if event["generation"] == self.generation and event["worker"] in self.members:
             if self.on_servers and not self.joined:
                 self._found(event, where)
-            elif event.get("went_back") and event["step"] != self.root_step and not self.begins:
-                self._went_back(event, where)
+            elif event.get("rolled_back") and event["step"] != self.root_step and not self.begins:
+                self._rolled_back(event, where)
             if self.begins and not self.joined:  # the first member to join reveals the ring's first step
                 self.root_step = event["step"]
                 if self.rings == 1 and self.inherited and self.on_servers:
@@ -227,21 +229,29 @@ class JournalProof:
                 self.safe = max(self.safe, self.root_step)
 
     def _found(self, event: Entry, where: str) -> None:
-        """Update the proof with the step of the servers, which hold the state."""
+        """Update the proof with the step of the servers, which hold the state.
+
+        Raises:
+            AuditFailed: the servers are behind the step that they had, and no rollback was reported.
+        """
         if event["step"] < self.safe:
-            if not event.get("went_back"):
+            if not event.get("rolled_back"):
                 raise AuditFailed(
-                    f"{where}: step {self.safe} was on the servers and is no longer: they are at step "
+                    f"{where}: step {self.safe} was on the servers and is lost: they are at step "
                     f"{event['step']}"
                 )
             self.losses += 1
             self.safe = event["step"]
 
-    def _went_back(self, event: Entry, where: str) -> None:
-        """Update the proof for a ring that rolled back, with its servers, to a state all members agree on."""
+    def _rolled_back(self, event: Entry, where: str) -> None:
+        """Update the proof for a ring that rolled back, with its servers, to a state all members agree on.
+
+        Raises:
+            AuditFailed: the rollback is to a later step than the ring's, or after a member has joined.
+        """
         if event["step"] > self.root_step or self.joined:
             raise AuditFailed(
-                f"{where}: worker {event['worker']} went back to step {event['step']}, its ring is at "
+                f"{where}: worker {event['worker']} rolled back to step {event['step']}, its ring is at "
                 f"{self.root_step}"
             )
         self.losses += event["step"] < self.safe
@@ -266,7 +276,11 @@ class JournalProof:
             self.unseen = self.root_step
 
     def _give_up(self, untrusted_up_to: int, where: str) -> None:
-        """Discard the states of all members, because they differed."""
+        """Discard the states of all members, because they differed.
+
+        Raises:
+            AuditFailed: the states had not differed.
+        """
         ends = {(out.step, out.digest) for w, out in self.out.items() if w in self.holders and out.digest}
         if not self.differ and len(ends) == len({step for step, _ in ends}):
             raise AuditFailed(f"{where}: the states of all members are given up, though none has differed")
@@ -286,11 +300,14 @@ class JournalProof:
 
         Args:
             lost: the loss of all workers with later states was reported.
+
+        Raises:
+            AuditFailed: steps that were in the model are lost, and no loss was reported.
         """
         out = self.out[root] if root in self.holders else Out()
         if root in self.holders and out.step < self.safe and not lost:
             raise AuditFailed(
-                f"{where}: step {self.safe} was in the model and is no longer: it goes on from {out.step}"
+                f"{where}: step {self.safe} was in the model and is lost: it goes on from {out.step}"
             )
         self.losses += out.step < self.safe
         self.safe, self.skipped, self.bad = min(self.safe, out.step), out.skipped, out.bad

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The Kubernetes API, for the master and for the command line.
 
 kubeconfig   the cluster to use, and the credentials

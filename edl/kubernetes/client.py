@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The Kubernetes API over HTTP: rate-limited requests and watches with plain dictionaries.
 
 lightkube handles servers and accounts (in a pod the service account, whose token file is read again when the
@@ -144,12 +145,30 @@ class Api:
         self._doubtful = True
 
     async def close(self) -> None:
+        """Close the connections to the API."""
         await self._http.aclose()
 
     async def get(self, path: str, **query: str) -> dict[str, Any]:
+        """Read one object, or a list of them.
+
+        Args:
+            path: the API path, e.g. /api/v1/namespaces/NAMESPACE/pods/NAME.
+            query: parameters of the URL, e.g. labelSelector.
+
+        Raises:
+            ApiError: the API refuses, or cannot be reached.
+        """
         return await self._request("GET", path, query)
 
     async def create(self, path: str, body: Mapping[str, Any], urgency: int = URGENT) -> dict[str, Any]:
+        """Create an object in the collection `path`, and return it as the API has stored it.
+
+        Args:
+            urgency: the order in which requests wait for the rate limit; lower is earlier.
+
+        Raises:
+            ApiError: the API refuses, or cannot be reached.
+        """
         return await self._request("POST", path, {}, body, urgency)
 
     async def patch(self, path: str, body: Mapping[str, Any], urgency: int | None) -> dict[str, Any]:
@@ -157,6 +176,14 @@ class Api:
         return await self._request("PATCH", path, {}, body, urgency, MERGE)
 
     async def delete(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        """Delete the object `path`.
+
+        Args:
+            body: Kubernetes' DeleteOptions, e.g. preconditions.
+
+        Raises:
+            ApiError: the API refuses, or cannot be reached.
+        """
         return await self._request("DELETE", path, {}, body, URGENT)
 
     async def _request(
@@ -180,9 +207,13 @@ class Api:
             # httpx limits the time of each read, not the total: a slowly dripping server would block forever.
             async with asyncio.timeout(self.pace.answer):
                 response = await self._http.request(
-                    method, path, params=dict(query), content=data, headers=headers,
+                    method,
+                    path,
+                    params=dict(query),
+                    content=data,
+                    headers=headers,
                     extensions=self._extensions,
-                )  # fmt: skip
+                )
             return self._answer(method, path, response.status_code, response.headers, response.content)
         except (httpx.HTTPError, TimeoutError, LightkubeError, OSError) as error:
             raise self._no_answer(method, path, error) from error
@@ -231,9 +262,12 @@ class Api:
         )
         try:
             async with sockets.connect(
-                path, params=query, subprotocols=[EXEC_PROTOCOL],
-                timeout=httpx.Timeout(self.pace.answer, read=self.pace.silence), extensions=self._extensions,
-            ) as socket:  # fmt: skip
+                path,
+                params=query,
+                subprotocols=[EXEC_PROTOCOL],
+                timeout=httpx.Timeout(self.pace.answer, read=self.pace.silence),
+                extensions=self._extensions,
+            ) as socket:
                 try:
                     while not end:
                         message = await socket.receive_bytes()

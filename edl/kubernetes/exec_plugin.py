@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tokens from the exec plugin of a kubeconfig (client.authentication.k8s.io): the login of clouds.
 
 Promise: the plugin runs when a token is needed, and again when the token has expired or is refused. Its
@@ -66,6 +67,7 @@ class ExecPlugin(httpx.Auth):
             ) from error
 
     async def async_auth_flow(self, request: httpx.Request) -> AsyncGenerator[httpx.Request, httpx.Response]:
+        """Add the plugin's token to each request. Renew it when it expires, or when the API rejects it."""
         if not self._token or (self._expires is not None and datetime.now(UTC) >= self._expires - EARLY):
             await self.refresh()
         request.headers["Authorization"] = f"Bearer {self._token}"
@@ -89,10 +91,11 @@ class ExecPlugin(httpx.Auth):
         info = json.dumps({"apiVersion": self.version, "kind": "ExecCredential", "spec": spec})
         try:
             process = await asyncio.create_subprocess_exec(
-                *self.command, stdin=None if interactive else asyncio.subprocess.DEVNULL,
+                *self.command,
+                stdin=None if interactive else asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.PIPE,
                 env={**os.environ, **self.environment, "KUBERNETES_EXEC_INFO": info},
-            )  # fmt: skip
+            )
         except OSError as error:
             hint = f"; {self.hint}" if self.hint else ""
             raise ConfigError(

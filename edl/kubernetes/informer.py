@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A cache of selected API objects that is kept up to date: one list, then watches.
 
 Its rules avoid known failures of other watch loops:

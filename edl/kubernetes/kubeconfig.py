@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The cluster and the credentials, from the user's kubeconfig (read as by kubectl) or the pod's account.
 
 lightkube supports servers, certificates, tokens and passwords. `Access` holds the other parts of a

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Names of a release's objects. The chart's templates use the same names; `tests/chart` compares them.
 
 All names begin with the release's full name, which the chart passes to the master as EDL_FULLNAME.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Manual requests to a release (`edl scale`, `checkpoint`, `stop`): keys in the ConfigMap of its job.
 
 The chart does not set these keys, so Helm leaves them alone: manual requests and the chart's values never

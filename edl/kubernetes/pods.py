@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Reading a worker's pod: its identity from its labels, its condition from its status.
 
 These functions do no I/O: they take dictionaries and return values.
@@ -34,14 +35,25 @@ DELETION_COST: Final = (
 SHOWN = 300  # greatest length of a shown message of Kubernetes
 
 # Reasons of waiting containers that do not make progress (unlike ContainerCreating).
-STUCK = frozenset({
-    "ErrImagePull", "ImagePullBackOff", "ErrImageNeverPull", "InvalidImageName", "ImageInspectError",
-    "RegistryUnavailable", "SignatureValidationFailed", "CreateContainerConfigError", "CreateContainerError",
-    "RunContainerError", "CrashLoopBackOff",
-})  # fmt: skip
+STUCK = frozenset(
+    {
+        "ErrImagePull",
+        "ImagePullBackOff",
+        "ErrImageNeverPull",
+        "InvalidImageName",
+        "ImageInspectError",
+        "RegistryUnavailable",
+        "SignatureValidationFailed",
+        "CreateContainerConfigError",
+        "CreateContainerError",
+        "RunContainerError",
+        "CrashLoopBackOff",
+    }
+)
 
 
 def name(fullname: str, worker: WorkerId) -> str:
+    """Return the name of a worker's pod."""
     return Names(fullname).worker(worker)
 
 
@@ -87,6 +99,7 @@ def component(pod: Pod) -> str:
 
 
 def ready(pod: Pod) -> bool:
+    """True if the pod's readiness probe succeeds: its condition Ready is True."""
     conditions = pod.get("status", {}).get("conditions") or []
     return any(c.get("type") == "Ready" and c.get("status") == "True" for c in conditions)
 
@@ -97,10 +110,12 @@ def ip(pod: Pod) -> str:
 
 
 def uid(pod: Pod) -> str:
+    """Return the pod's uid, which distinguishes it from a later pod of the same name."""
     return str(pod["metadata"]["uid"])
 
 
 def owned_by(pod: Pod, uid: str) -> bool:
+    """True if the object with this uid owns the pod."""
     return any(owner.get("uid") == uid for owner in pod["metadata"].get("ownerReferences") or [])
 
 
@@ -140,6 +155,7 @@ def goes_on(pod: Pod) -> bool:
 
 
 def deleting(pod: Pod) -> bool:
+    """True once deletion was requested; the pod then still exists for up to its grace period."""
     return bool(pod["metadata"].get("deletionTimestamp"))
 
 

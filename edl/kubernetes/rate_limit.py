@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Rate limits: pauses after failures, and a budget that serves urgent requests first."""
 
 from __future__ import annotations
@@ -15,11 +16,13 @@ class Backoff:
         self._first, self._most, self._failures = first, most, 0
 
     def next(self) -> float:
+        """Return the pause in seconds before the next attempt: doubled each time, then cut at random."""
         pause = min(self._first * 2.0 ** min(self._failures, 16), self._most)
         self._failures += 1
         return pause * random.uniform(0.5, 1.0)
 
     def reset(self) -> None:
+        """Start again with the first pause, after a success."""
         self._failures = 0
 
 
@@ -39,6 +42,7 @@ class Budget:
         self._timer: asyncio.TimerHandle | None = None
 
     async def take(self, urgency: int) -> None:
+        """Wait until a request of this urgency may be sent; lower urgencies are served first."""
         mine = asyncio.get_running_loop().create_future()
         heapq.heappush(self._waiting, (urgency, next(self._order), mine))
         self._serve()

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Cutting texts to a size limit: the API counts bytes, not characters."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """All durations and rates towards the Kubernetes API, in one value."""
 
 from __future__ import annotations

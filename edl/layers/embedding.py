@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """An embedding layer for more ids than a variable can hold.
 
 The model does not depend on where a table's rows are:
@@ -17,24 +18,18 @@ table, ids that no step has seen have rows of zeros.
 
 from __future__ import annotations
 
-import contextlib
 import json
-import threading
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from functools import cache
+from collections.abc import Callable
 from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
-from keras.src.saving import serialization_lib
+
+from edl.layers import row_location
 
 COMBINERS = (None, "sum", "mean", "sqrtn")
 IDS = (1 << 63) - 1  # number of ids that texts are hashed to
-
-# Returns the rows, float32 [n, dim], of a layer's ids, int64 [n].
-Source = Callable[["Embedding", tf.Tensor], tf.Tensor]
 
 
 @keras.saving.register_keras_serializable(package="edl")
@@ -104,26 +99,31 @@ class Embedding(keras.layers.Layer):
         self.loader: Callable[[list[np.ndarray]], None] | None = None
 
     def build(self, input_shape: Any = None) -> None:
+        """Create the table, or leave it to the servers; the module's docstring lists the cases.
+
+        Raises:
+            ValueError: the layer has no `input_dim`, but the table must be a variable.
+        """
         if self.built:
             return
         if self.vocabulary is None:
-            self.vocabulary = _saved.counts().get(self.name)
+            self.vocabulary = row_location.saved().counts().get(self.name)
         if self.vocabulary is not None:
             self._add_saved(self.vocabulary)
-        elif _elsewhere.rows and not _to_be_loaded.depth:
+        elif row_location.are_elsewhere():
             self.on_servers = True
         elif self.input_dim is not None:
             self.embeddings = self.add_weight(
                 name="embeddings", shape=(self.input_dim, self.dim), initializer=self.initializer
             )
-        elif _to_be_loaded.depth or is_loaded_by_keras():
+        elif row_location.are_to_be_loaded():
             self.awaits_rows, self.vocabulary = True, 0
             self._add_saved(0)
         else:
-            if _saved.where:
-                there = ", ".join(map(repr, _saved.counts())) or "no table"
+            if where := row_location.saved().where:
+                there = ", ".join(map(repr, row_location.saved().counts())) or "no table"
                 raise ValueError(
-                    f"layer {self.name!r} has no input_dim, and {_saved.where} has no rows of it (it has "
+                    f"layer {self.name!r} has no input_dim, and {where} has no rows of it (it has "
                     f"rows of: {there}). Give the layer the name that it was trained with"
                 )
             raise ValueError(
@@ -136,6 +136,19 @@ class Embedding(keras.layers.Layer):
         self.built = True
 
     def call(self, inputs: Any, weights: Any = None) -> Any:
+        """Look up the vectors of ids, and combine those of a record if the layer has a combiner.
+
+        Args:
+            inputs: ids, integers or texts: [batch] or [batch, n], dense, ragged or sparse.
+            weights: a weight for each id, of the same shape; only with a combiner.
+
+        Returns:
+            float [..., dim]: one vector for each id, or [batch, dim] with a combiner.
+
+        Raises:
+            ValueError: weights or sparse ids are given to a layer without a combiner.
+            TypeError: ids are neither integers nor texts.
+        """
         if weights is not None and self.combiner is None:
             raise ValueError(f"layer {self.name!r} is given weights, which need a combiner")
         if isinstance(inputs, tf.SparseTensor):
@@ -168,6 +181,11 @@ class Embedding(keras.layers.Layer):
         return self._cast(tf.math.divide_no_nan(total, self._divisor(factor, _sum_of_last)[..., None]))
 
     def compute_mask(self, inputs: Any, mask: Any = None) -> Any:
+        """Return the mask of ids other than 0 with `mask_zero`, bool of the shape of `inputs`; else None.
+
+        Raises:
+            ValueError: the ids are texts, which have no id 0.
+        """
         plain = not isinstance(inputs, tf.SparseTensor | tf.RaggedTensor) and not getattr(inputs, "ragged", 0)
         if not self.mask_zero or self.combiner is not None or not plain:
             return None
@@ -176,12 +194,14 @@ class Embedding(keras.layers.Layer):
         return keras.ops.not_equal(inputs, 0)
 
     def compute_output_spec(self, inputs: Any, weights: Any = None) -> Any:
+        """Return the symbolic output: shape and `dim`; with a combiner, `dim` replaces the last axis."""
         shape = tuple(inputs.shape)
         ragged = bool(getattr(inputs, "ragged", False)) and self.combiner is None
         kept = shape if self.combiner is None or len(shape) < 2 else shape[:-1]
         return keras.KerasTensor((*kept, self.dim), dtype=self.compute_dtype, ragged=ragged)
 
     def get_config(self) -> dict[str, Any]:
+        """Return the arguments of the layer, as Keras saves them."""
         return {
             **super().get_config(),
             "dim": self.dim,
@@ -202,12 +222,17 @@ class Embedding(keras.layers.Layer):
         return self.ids is not None and self.float_ids and self.vocabulary == self.input_dim
 
     def save_own_variables(self, store: Any) -> None:
+        """Save a plain table as Keras' Embedding does, so that either layer can load it."""
         if self.is_plain:
             store["0"] = self.embeddings  # like Keras' Embedding
         else:
             super().save_own_variables(store)
 
     def load_own_variables(self, store: Any) -> None:
+        """Load a table saved by this layer or by Keras' Embedding.
+
+        The rows go to the servers if the layer's table is there.
+        """
         if self.loader is not None and self.on_servers and self.ids is None:
             self.loader([np.asarray(store[key]) for key in sorted(store.keys())])
         elif self.is_plain and len(store.keys()) == 1:
@@ -268,7 +293,11 @@ class Embedding(keras.layers.Layer):
     # --- rows
 
     def _ids(self, inputs: tf.Tensor) -> tf.Tensor:
-        """Convert inputs to ids, int64 of the same shape."""
+        """Convert inputs to ids, int64 of the same shape.
+
+        Raises:
+            TypeError: the inputs are neither integers nor texts.
+        """
         if inputs.dtype == tf.string:
             count = self.input_dim or IDS
             if not self.mask_zero:
@@ -276,7 +305,7 @@ class Embedding(keras.layers.Layer):
             found = 1 + tf.strings.to_hash_bucket_fast(inputs, count - 1)
             return tf.where(inputs == "", tf.zeros_like(found), found)
         # While Keras loads a model of a custom class, it calls it with floats: it only knows the shapes.
-        floats = self.float_ids or is_loaded_by_keras()
+        floats = self.float_ids or row_location.is_loaded_by_keras()
         if not inputs.dtype.is_integer and not (floats and inputs.dtype.is_floating):
             raise TypeError(
                 f"layer {self.name!r} is given {inputs.dtype.name}: ids must be integers or texts"
@@ -296,8 +325,8 @@ class Embedding(keras.layers.Layer):
             return tf.where((tf.gather(known, places) == ids)[:, None], rows, tf.zeros_like(rows))
         if not self.on_servers:
             return tf.gather(_value(self.embeddings), ids)
-        if _here.source is not None:
-            return _here.source(self, ids)
+        if (source := row_location.source()) is not None:
+            return source(self, ids)
         return self._read(ids)
 
     def _read(self, ids: tf.Tensor) -> tf.Tensor:
@@ -335,103 +364,6 @@ class Embedding(keras.layers.Layer):
 
     def _cast(self, rows: tf.Tensor) -> tf.Tensor:
         return tf.cast(rows, self.compute_dtype)
-
-
-# --- for code that trains a model with these layers
-
-
-@contextlib.contextmanager
-def rows_elsewhere() -> Iterator[None]:
-    """A context in which layers are built without variables: their rows are on servers.
-
-    It applies to all threads.
-    """
-    before, _elsewhere.rows = _elsewhere.rows, True
-    try:
-        yield
-    finally:
-        _elsewhere.rows = before
-
-
-def keep_rows_elsewhere() -> None:
-    """Build all further layers of this process as in `rows_elsewhere`."""
-    _elsewhere.rows = True
-
-
-@contextlib.contextmanager
-def rows_to_be_loaded() -> Iterator[None]:
-    """A context for building layers without `input_dim` whose rows are loaded with the model's weights later.
-
-    It applies to all threads. Rows are zeros until weights are loaded.
-
-        with edl.layers.rows_to_be_loaded():
-            model = my_model.model()
-            model(features)  # needed for a custom model class, which is built when it is called
-        model.load_weights("model.weights.h5")
-    """
-    _to_be_loaded.depth += 1
-    try:
-        yield
-    finally:
-        _to_be_loaded.depth -= 1
-
-
-@contextlib.contextmanager
-def saved_tables(counts: Callable[[], Mapping[str, int]], where: str = "") -> Iterator[None]:
-    """A context in which layers are built with saved tables, to be filled with rows of a job with servers.
-
-    It applies to all threads, and to layers whose rows that job has saved.
-
-    Args:
-        counts: returns the number of ids by layer name; called once, if any layer is built.
-        where: description of where the rows are; empty: nowhere.
-    """
-    global _saved
-    before, _saved = _saved, _Saved(cache(counts), where)
-    try:
-        yield
-    finally:
-        _saved = before
-
-
-@contextlib.contextmanager
-def rows_from(source: Source) -> Iterator[None]:
-    """A context in which layers of this thread get rows that are on servers from `source`."""
-    before, _here.source = _here.source, source
-    try:
-        yield
-    finally:
-        _here.source = before
-
-
-class _Elsewhere:
-    rows = False
-
-
-@dataclass(frozen=True)
-class _Saved:
-    counts: Callable[[], Mapping[str, int]] = dict
-    where: str = ""
-
-
-class _Here(threading.local):
-    source: Source | None = None
-
-
-class _ToBeLoaded:
-    depth = 0
-
-
-_elsewhere, _here, _saved, _to_be_loaded = _Elsewhere(), _Here(), _Saved(), _ToBeLoaded()
-
-
-def is_loaded_by_keras() -> bool:
-    """Whether this runs inside `keras.models.load_model`.
-
-    It builds the layers of a custom model class before it loads their weights.
-    """
-    # A private function, as Keras 3 has no public one: keras.config and keras.saving do not expose this.
-    return serialization_lib.in_safe_mode() is not None
 
 
 def _value(variable: Any) -> tf.Tensor:

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The listener of a master or a parameter server: an address, the job's token, a certificate.
 
 The caller registers the service: that of an acting master, a standby master or a parameter server.
@@ -65,6 +66,7 @@ class TokenCheck(grpc.aio.ServerInterceptor):
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Any, Any] | None]],
         details: grpc.HandlerCallDetails,
     ) -> grpc.RpcMethodHandler[Any, Any] | None:
+        """Reject a call without the job's token; admit the token for reading only to calls that read."""
         handler = await continuation(details)
         given = dict(details.invocation_metadata or ()).get("authorization", "")
         if handler is None or self._tokens.accept(str(given)):

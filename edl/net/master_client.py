@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The client of a running master: its status, and requests to scale or stop the job."""
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
+# SPDX-License-Identifier: Apache-2.0
 """`helm test`: a release's master answers, refuses callers without the token, and its job makes progress.
 
     python -m edl.net.probe --seconds 240      reads the address and the token from EDL_MASTER and EDL_TOKEN,
-                                           and from EDL_TLS_CA who vouches for the master
+                                           and from EDL_TLS_CA the CA certificate for TLS
 
 Promise: exit code 0 only if records were trained on while the probe watched, or if there was nothing to
 train (the job has Succeeded, is suspended, or should have no workers). Any other finding is printed as one
@@ -28,6 +29,7 @@ UNDER_WAY = frozenset(Phase) - ENDED - {Phase.Suspended}
 
 
 def main(argv: list[str] | None = None) -> int:
+    """Run the probe. Return the exit code: 0 if the job makes progress."""
     parser = argparse.ArgumentParser(prog="edl.net.probe", description=__doc__)
     parser.add_argument(
         "--seconds", type=float, default=240.0, help="how long to wait for the job to make progress"
@@ -79,7 +81,11 @@ def _healthy(first: dict[str, Any], status: dict[str, Any]) -> str:
 
 
 def _status(address: str, token: str, until: float) -> dict[str, Any]:
-    """Get the job's status, with retries while the master does not answer yet."""
+    """Get the job's status, with retries while the master does not answer yet.
+
+    Raises:
+        MasterUnavailable: the master has not answered in time.
+    """
     client = Client(artifacts.Contact(address, token, 0, tls.authority()))
     until = min(until, time.monotonic() + ANSWER_SECONDS)
     while True:

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """TLS of a job's master and parameter servers and of their clients: workers, commands, readers.
 
 A server needs a folder in the layout of cert-manager's Secrets (tls.crt, tls.key, ca.crt); a client needs
@@ -95,7 +96,7 @@ def trouble(address: str, ca: str) -> str:
     try:
         context = ssl.create_default_context(cafile=ca or None)
     except OSError as error:
-        return f"TLS: {ca} does not hold the certificates of who vouches for the master: {error}"
+        return f"TLS: {ca} does not hold certificates of an authority: {error}"
     if not ca:
         context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     context.set_alpn_protocols(["h2"])
@@ -109,7 +110,7 @@ def trouble(address: str, ca: str) -> str:
                 return f"it does not speak TLS, and {AUTHORITY} is set here: {ca}" if ca else ""
     except OSError:
         return ""
-    return "" if ca else f"it speaks TLS: set {AUTHORITY} to the file of who vouches for it (its ca.crt)"
+    return "" if ca else f"it speaks TLS: set {AUTHORITY} to the file of its authority (its ca.crt)"
 
 
 def certificate_for(host: str, tell: Callable[[str], object]) -> Certificate | None:
@@ -207,7 +208,7 @@ def _refusal(place: Path, name: str) -> str:
     try:
         client = ssl.create_default_context(cafile=str(place / CA))
     except OSError as error:
-        return f"{CA} does not hold the certificates of who vouches for it: {error}"
+        return f"{CA} does not hold certificates of an authority: {error}"
     to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
     caller = client.wrap_bio(to_client, to_server, server_hostname=name)
     master = _server_context(place).wrap_bio(to_server, to_client, server_side=True)

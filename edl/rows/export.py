@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Export of rows of parameter servers as Parquet files: all rows, or the changes since an earlier export.
 
 A directory has a file for each table, with the columns `id` (int64) and `values` (float32, a list of the
@@ -19,7 +20,7 @@ from typing import Any
 from urllib.parse import quote
 
 from edl.errors import ConfigError, EdlError
-from edl.rows.client import ATTEMPTS, Client, Pages, WentBack
+from edl.rows.client import ATTEMPTS, Client, Pages, RolledBack
 
 MARK = "mark.json"
 
@@ -110,10 +111,10 @@ def _table(client: Client, directory: Path, name: str, mark: str) -> Exported:
         pages = client.pages(name, mark)
         try:
             rows = _write(path, pages)
-        except WentBack:
+        except RolledBack:
             continue
         return Exported(name, path.name, rows, path.stat().st_size, pages.step, pages.mark, pages.whole)
-    raise EdlError(f"table {name!r}: the servers went back {ATTEMPTS} times while it was read: try again")
+    raise EdlError(f"table {name!r}: the servers rolled back {ATTEMPTS} times while it was read: try again")
 
 
 def _write(path: Path, pages: Pages) -> int:
@@ -138,10 +139,14 @@ def _write(path: Path, pages: Pages) -> int:
 def _keep(path: Path, found: Sequence[Exported]) -> None:
     said = {
         each.table: {
-            "file": each.file, "rows": each.rows, "step": each.step, "whole": each.whole, "mark": each.mark,
+            "file": each.file,
+            "rows": each.rows,
+            "step": each.step,
+            "whole": each.whole,
+            "mark": each.mark,
         }
         for each in found
-    }  # fmt: skip
+    }
     with open(path, "w", encoding="utf-8") as file:
         file.write(json.dumps({"tables": said}, indent=2) + "\n")
         file.flush()

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The interface of backends, which start and end workers for the master's loop, and their tasks.
 
 A backend is an adapter. It receives `Create` and `Delete` as effects, and emits the lifecycle of the workers
@@ -33,9 +34,9 @@ from typing import Any, Protocol, TypeAlias
 import structlog
 
 from edl.contract.ids import WorkerId
+from edl.formatting import plain
 from edl.master.core import effects as ef
 from edl.master.core import events as ev
-from edl.text import plain
 
 log = structlog.get_logger()
 MOST_LINE = 500  # characters
@@ -54,7 +55,7 @@ class Backend(Protocol):
             OSError: the same.
         """
 
-    def perform(self, effect: ef.Effect) -> None:
+    def perform(self, effect: ef.ForBackend) -> None:
         """Perform an effect, for example start or end a worker."""
 
     async def replace_in_place(self, ended: ev.Gone) -> WorkerId | None:
@@ -111,9 +112,9 @@ class Tasks:
                 await work
                 return
             except Exception as error:
-                log.error(f"{part}: failed, and is started again: {described(error)}", exc_info=error)
+                log.error(f"{part}: failed, and is started again: {format_error(error)}", exc_info=error)
                 failed = True
-                emit(ev.Degraded(part, f"failed, and is started again ({described(error)})"))
+                emit(ev.Degraded(part, f"failed, and is started again ({format_error(error)})"))
             finally:
                 work.cancel()
                 await asyncio.wait({work})
@@ -124,7 +125,7 @@ class Tasks:
         if not task.cancelled() and (error := task.exception()) is not None:
             if not isinstance(error, Exception):
                 raise error
-            log.error(f"a task of the backend failed: {described(error)}", exc_info=error)
+            log.error(f"a task of the backend failed: {format_error(error)}", exc_info=error)
             failed(error)
 
 
@@ -139,6 +140,6 @@ def last_line(log: Path) -> str:
     return plain(lines[-1])[-MOST_LINE:] if lines else ""
 
 
-def described(error: Exception) -> str:
+def format_error(error: Exception) -> str:
     """Describe the exception in one line: `PermissionError: [Errno 13] Permission denied: 'logs/...'`."""
     return f"{type(error).__name__}: {error}".partition("\n")[0]

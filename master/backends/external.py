@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The backend of `edl master`: it prints which workers are needed, and the user starts them.
 
 It does not observe their processes. The master knows from a worker's stream that it runs, so `Seen` is not
@@ -29,7 +30,7 @@ class External:
     async def start(self) -> None:
         pass
 
-    def perform(self, effect: ef.Effect) -> None:
+    def perform(self, effect: ef.ForBackend) -> None:
         match effect:
             case ef.Create():
                 print(f"start a worker: edl worker --master {self._address}", file=sys.stderr, flush=True)

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A process that may become its job's master: it stands by, acts, and stands by again once superseded.
 
     run ──▶ reads the Lease ──▶ stands by ──▶ acts ──▶ superseded, or ends
@@ -98,7 +99,8 @@ class Candidate:
                 return
             keep("renewing the Lease", election.renew)
             shows = election.masters.show_who_acts
-            keep("showing who acts", lambda: until_answered(api.pace, shows))  # an outage is no failure of it
+            # An outage of the API server is no failure of this task.
+            keep("showing the acting master", lambda: until_answered(api.pace, shows))
             while not self._leaving.is_set() and not election.lost.is_set():
                 await self._act()
         finally:

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The master of a release of the chart, over all its runs (`--backend kubernetes`).
 
 A run begins with the values in the chart's object. It survives its masters: the status ConfigMap has the
@@ -54,9 +55,10 @@ from edl.master.core import past
 from edl.master.http.metrics import Metrics
 from edl.master.http.server import Server
 from edl.master.loop import Master
+from edl.master.parameter_servers.base import NoServers, ParameterServers
+from edl.master.parameter_servers.base import end as end_servers
 from edl.master.parameter_servers.deferred import DeferredServers
-from edl.master.parameter_servers.monitor import NoServers, ParameterServers, RemoteServers
-from edl.master.parameter_servers.monitor import end as end_servers
+from edl.master.parameter_servers.remote import RemoteServers
 from edl.master.rpc.resting import RestingServer
 from edl.master.rpc.standby import vouches
 from edl.master.service import serve, token_for
@@ -146,7 +148,7 @@ class TrainingRun:
     def take(self, wanted: Wanted) -> None:
         """Process changed values of the release."""
         if isinstance(wanted, JobSpec) and (name := wanted.config.run_id) != self.spec.config.run_id:
-            log.info(f"runId is {name!r} now: this run ends, and another one begins")
+            log.info(f"runId is {name!r} now: this run ends, and a new run begins")
             self.another.set()
         else:
             self._master.take(wanted)
@@ -261,10 +263,15 @@ class ReleaseMaster:
         try:
             token = token_for(self._output)
             await serve(
-                master, self._output, self._listen, token, lambda _: backend, reached_at=self._host,
+                master,
+                self._output,
+                self._listen,
+                token,
+                lambda _: backend,
+                reached_at=self._host,
                 authority=self._candidate.election,
                 servers=self._servers(installed, master, wanted, of_chart),
-            )  # fmt: skip
+            )
         finally:
             over.cancel()
             self._master = None

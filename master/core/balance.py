@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Load balancing: a member's share of each step, equal for all or in proportion to its speed.
 
 A step takes as long as its slowest member. Shares change only when a ring is formed. If the shares of a ring

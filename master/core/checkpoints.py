@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Checkpoints: when one is due, which worker completes it, and what happens after a failure.
 
     due ──Checkpoint──▶ rank 0 lets the ring agree on a step ──▶ each rank writes its part
@@ -59,6 +60,7 @@ class Checkpoints:
 
     @property
     def enabled(self) -> bool:
+        """Whether the job writes checkpoints."""
         return bool(self.config.checkpoint.dir)
 
     @property
@@ -81,6 +83,7 @@ class Checkpoints:
         self.due_at = now
 
     def next_deadline(self) -> float | None:
+        """Time at which the next checkpoint is due; None if the job writes none."""
         return self.due_at if self.enabled else None
 
     def order(self, ring: Ring, now: float) -> list[ef.Effect]:

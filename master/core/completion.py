@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The end of a job: one worker saves and evaluates the model, and then all workers are stopped.
 
 Promise: a failure here never causes training to be repeated, unless parameter servers have lost rows of the
@@ -10,13 +11,13 @@ from __future__ import annotations
 from edl.contract.evaluation import FINAL
 from edl.contract.phases import Phase
 from edl.contract.reasons import Reason
+from edl.formatting import how_many
 from edl.master.core import consistency, facts, membership
 from edl.master.core import effects as ef
 from edl.master.core import events as ev
 from edl.master.core.state import State
 from edl.master.core.training import in_words, reach
 from edl.master.core.workers import WorkerRecord
-from edl.text import how_many
 
 SAVING = "saving"  # the part of the end in `PartFailed`
 
@@ -94,6 +95,9 @@ def _was_exporting(job: State, w: WorkerRecord) -> bool:
 
 def finished(job: State, w: WorkerRecord, event: ev.Finished) -> None:
     """End the job with the results of the exporter."""
+    if job.config.runs_horovod:
+        _script_ended(job, w)
+        return
     if w.id != job.exporter:
         job.stale += 1
         return
@@ -121,6 +125,21 @@ def finished(job: State, w: WorkerRecord, event: ev.Finished) -> None:
     failed = "; ".join(f"{f.part} failed: {f.why}" for f in event.failed)
     job.traceback = next((f.traceback for f in event.failed if f.traceback), "")
     job.end(Phase.Failed, f"{reason}, but {failed}; {kept}")
+
+
+def _script_ended(job: State, w: WorkerRecord) -> None:
+    """Record that a worker's script has ended by itself; its process exits now, and is not replaced."""
+    if not w.stopped:
+        membership.stop(job, w, "its script has ended")
+    if job.script_ended is None:
+        job.script_ended = w.id
+        job.reason = f"the script of worker {w.id} has ended"
+
+
+def end_script(job: State) -> None:
+    """End the job once the scripts of all workers that were in a ring have ended."""
+    if job.script_ended is not None and not job.pool.any(lambda kind: kind.has_state and not kind.stopped):
+        job.end(Phase.Succeeded, "the script has ended on all workers")
 
 
 def rows_lost(job: State, w: WorkerRecord, event: ev.RowsLost) -> None:

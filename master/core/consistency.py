@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Divergence check: members report a digest of their state with each checkpoint and at the end.
 
 A flipped bit in one member's memory, or an operation with a different result on one machine, is invisible to
@@ -21,11 +22,12 @@ from dataclasses import dataclass
 from edl.contract.ids import WorkerId
 from edl.contract.phases import Phase
 from edl.contract.reasons import Reason
+from edl.formatting import how_many
 from edl.master.core import effects as ef
 from edl.master.core import events as ev
 from edl.master.core import membership, training
+from edl.master.core.ring import BREAK
 from edl.master.core.state import State
-from edl.text import how_many
 
 CAUSES = "bad memory, or an operation whose result depends on the machine"
 MOST_NAMED = 8  # workers in a sentence
@@ -89,9 +91,8 @@ def at_the_end(job: State, step: int, digests: Mapping[WorkerId, str]) -> bool:
         return False
     job.result.model, job.result.variables, job.result.kept_at = "", "", None
     _go_back(job, found, step)
-    job.regroup_at = job.now + max(
-        job.config.elastic.join_delay_seconds, 0.1
-    )  # no ring exists whose end would trigger it
+    # No ring exists whose end would trigger it.
+    job.regroup_at = job.now + max(job.config.elastic.join_delay_seconds, 0.1)
     return False
 
 
@@ -142,11 +143,9 @@ def _go_back(job: State, found: Difference, step: int) -> None:
         return
     for w in job.pool.where(lambda kind: kind.has_state):
         job.pool.change(w, has_state=False)
-    job.pool.copies.clear()
-    job.pool.bringing.clear()
-    job.copies_awaited = 0
+    job.pool.snapshots.void()
     training.go_back(job, divergence.why, newest)
-    job.close("the states of the members differ", planned=False)
+    job.close("the states of the members differ", BREAK)
 
 
 def _sentence(found: Difference, step: int) -> str:

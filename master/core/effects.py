@@ -1,6 +1,8 @@
-"""The effects of a job, as frozen dataclasses.
+# SPDX-License-Identifier: Apache-2.0
+"""The effects of a job, as frozen dataclasses, by recipient.
 
-`Job.handle` turns an event into effects, and adapters perform them. The journal has them unchanged.
+`Job.handle` turns an event into effects. The loop gives each recipient its own effects only. The journal has
+all of them unchanged.
 """
 
 from __future__ import annotations
@@ -42,7 +44,7 @@ class Form:
     step: int = 0  # at which the ring begins
     joining: tuple[WorkerId, ...] = ()  # members that receive the state while the others train
     round: int = 0  # the evaluation batch after that step
-    turn: int = 0  # 1: callbacks have been called after that step
+    callbacks_done: int = 0  # 1: callbacks have been called after that step
     servers: int = 0  # requested number of parameter servers with rows; 0: the present number
     addresses: tuple[
         str, ...
@@ -59,7 +61,7 @@ class ModeDecided:
 
 
 @dataclass(frozen=True, slots=True)
-class Arranged:
+class Assigned:
     """The rows are on this number of parameter servers; the core needs no others at this time."""
 
     servers: int
@@ -144,6 +146,7 @@ class FenceReason(StrEnum):
     StartupTimeout = "StartupTimeout"
     ReconnectTimeout = "ReconnectTimeout"  # after a failover
     OutdatedRing = "OutdatedRing"  # after a failover, it was found in a ring that the others have left
+    CutTimeout = "CutTimeout"  # it has not left a ring that was cut
     StateDiffers = "StateDiffers"  # from the state of most others
     NotInJob = "NotInJob"  # the worker was removed from the job before
 
@@ -173,22 +176,7 @@ class End:
     reason: str
 
 
-Effect = (
-    Create
-    | Delete
-    | Form
-    | ModeDecided
-    | Arranged
-    | RestartServer
-    | Leave
-    | Cut
-    | Train
-    | Export
-    | Checkpoint
-    | Commit
-    | WriteCheckpoint
-    | Stop
-    | Fence
-    | Notice
-    | End
-)
+ForWorkers = Form | Leave | Cut | Train | Export | Checkpoint | Commit | WriteCheckpoint | Stop | Fence
+ForBackend = Create | Delete | Fence | Notice
+ForServers = ModeDecided | Assigned | RestartServer
+Effect = ForWorkers | ForBackend | ForServers | End  # End, and also Notice and ModeDecided: for the loop

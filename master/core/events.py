@@ -1,7 +1,10 @@
+# SPDX-License-Identifier: Apache-2.0
 """The events of a job, as frozen dataclasses.
 
 Adapters turn the outside world into events; `Job.handle` turns an event into effects (`effects`). Both are
 written to the journal unchanged. `facts` has the values that events carry.
+
+This is a catalogue, and so in one file: a reader finds each event as `ev.NAME`, and a journal by that name.
 """
 
 from __future__ import annotations
@@ -188,8 +191,10 @@ class JoinedRing:
     generation: Generation
     step: int
     round: int = 0  # the evaluation batch after that step
-    turn: int = 0  # 1: callbacks have been called after that step
-    went_back: str = ""  # why ring and servers have rolled back together to that step; empty if they have not
+    callbacks_done: int = 0  # 1: callbacks have been called after that step
+    rolled_back: str = (
+        ""  # why ring and servers have rolled back together to that step; empty if they have not
+    )
     servers: int = 0  # number of parameter servers that hold the rows
     out: tuple[int, ...] = ()  # of these, the ones that the ring works without
     stay: str = ""  # why this is not the requested number of servers; empty if it is
@@ -243,7 +248,7 @@ class LeftRing:
     digest: str = ""  # of the state, once nothing is left to train
     bad: dict[int, int] = field(default_factory=dict)  # number of omitted records, by epoch (from 0)
     round: int = 0  # the evaluation batch after that step
-    turn: int = 0  # 1: callbacks have been called after that step
+    callbacks_done: int = 0  # 1: callbacks have been called after that step
     stop: int = 0  # number of epochs after which a callback ends the training; 0: no callback does
     stopped_by: str = ""  # that callback
 
@@ -275,6 +280,7 @@ class Failed:
     traceback: str = ""
     fatal: bool = False  # every other worker would fail, too, so the job fails at once
     mistake: bool = False  # an error in the model's code while the worker started
+    no_gpu_memory: bool = False  # its GPU has too little free memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -372,6 +378,9 @@ class Checkpointed:
     nbytes: int
 
 
+STREAM_ENDED = "its stream ended"  # `Closed.why` of a worker that crashed; `Gone` says how, if that is known
+
+
 @dataclass(frozen=True, slots=True)
 class Closed:
     """The worker's stream has ended."""
@@ -402,6 +411,7 @@ class Silent:
 
     worker: WorkerId
     seconds: float
+    also: tuple[WorkerId, ...] = ()  # other workers that have sent nothing for it either; their events follow
 
 
 @dataclass(frozen=True, slots=True)
@@ -482,9 +492,8 @@ WorkerMessage = (
     | Checkpointed
     | Closed
 )
-RingMessage = (
-    JoinedRing | Stepped | EpochEnded | Evaluated | BadRecords | LeftRing
-)  # void in a different ring
+# Void in a different ring.
+RingMessage = JoinedRing | Stepped | EpochEnded | Evaluated | BadRecords | LeftRing
 Event = (
     Seen
     | Delayed

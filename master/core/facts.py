@@ -1,10 +1,11 @@
+# SPDX-License-Identifier: Apache-2.0
 """Values that events and heartbeats carry, as frozen dataclasses."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from edl.contract.heartbeats import ServerWait, Staleness
+from edl.contract.heartbeats import Gpu, ServerWait, Staleness
 from edl.contract.ids import Generation, WorkerId
 
 
@@ -94,3 +95,4 @@ class Heartbeat:
     round: int = 0  # the evaluation batch after that step
     staleness: Staleness | None = None  # of its own steps; None: unchanged
     waits: ServerWait | None = None
+    gpu: Gpu | None = None  # None: it has none, or its use is unknown

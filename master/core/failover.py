@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Failover: a new master learns the state of the job from the workers of an earlier one.
 
 The backend reports which workers may live (`Adopted`). Each of them finds the new master and reports its

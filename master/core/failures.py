@@ -1,9 +1,12 @@
+# SPDX-License-Identifier: Apache-2.0
 """Failures, charged to their cause.
 
 Preemption, the loss of a node, and deletion by a user are free and unlimited. A crash of the user's code is
 charged, and the job fails when its budget is spent. The crash of a peer is not charged. A kill from outside
 is not charged either, but a job fails if its workers are killed again and again without progress. It also
-fails if its rings break one after the other before their first step, although no worker is lost.
+fails if its rings break one after the other before their first step, although no worker is lost. A GPU with
+too little free memory is not charged, because a different process may hold the rest of it. The job fails if
+this happens again and again without progress.
 """
 
 from __future__ import annotations
@@ -82,12 +85,17 @@ class RestartBackoff:
         self._same_time_until = 0.0
         self.ring_until = 0.0  # no ring is formed earlier
         self._rings = 0  # rings in a row that broke before their first step
+        self._starved = 0  # workers in a row that found too little memory on their GPU
+        self._starved_at = 0  # the job's step at the last of them
+        self._starved_until = 0.0  # the end of the pause after it
 
     def died_early(self, now: float) -> None:
+        """Pause: a worker has died before it was ready. Each further one doubles the pause."""
         self.until = now + _pause(self._early)
         self._early += 1
 
     def got_ready(self) -> None:
+        """End the pauses for early deaths: a worker has become ready."""
         self._early = 0
 
     def was_killed(self, now: float) -> int:
@@ -107,7 +115,22 @@ class RestartBackoff:
         self._rings += 1
         return self._rings
 
+    def lacked_gpu_memory(self, now: float, step: int) -> int:
+        """Count a worker whose GPU has too little memory; return the count in a row, without a step between.
+
+        Workers that fail within one pause count as one.
+
+        Args:
+            step: the number of steps that the job has made.
+        """
+        if now >= self._starved_until or step > self._starved_at:
+            self._starved = 1 if step > self._starved_at else self._starved + 1
+            self._starved_at, self._starved_until = step, now + _pause(self._starved)
+            self.until = max(self.until, self._starved_until)
+        return self._starved
+
     def stepped(self) -> None:
+        """End the pauses for rings without progress: a member has completed a step."""
         self._in_vain = self._rings = 0
 
 

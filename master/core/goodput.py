@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Goodput: how the job's time was spent, which shows the cost of elasticity.
 
 Wall-clock time is divided into intervals of one kind each. Discarded work (the step in flight when a ring

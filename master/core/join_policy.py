@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """When to change a ring for ready workers that could join it.
 
 A change stops every member for a moment, and waiting workers do not train. Future arrivals are unknown. So

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Leases of ranges of records, for work that needs no ring.
 
 Each range is processed by one worker, in any order. (Training has no leases: a ring takes whole steps, see
@@ -21,6 +22,7 @@ class LeaseBook:
 
     @property
     def complete(self) -> bool:
+        """Whether every step is applied: none is left to lease, and no lease is open."""
         return not self.todo and not any(self.held.values())
 
     def grant(self, worker: WorkerId, count: int) -> Range | None:

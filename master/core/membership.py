@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Membership of the job: create, drain, remove and charge workers."""
 
 from __future__ import annotations
@@ -10,10 +11,12 @@ from edl.master.core import effects as ef
 from edl.master.core import events as ev
 from edl.master.core import facts
 from edl.master.core.failures import MOST_IN_VAIN, Failure, cause_unknown, own_fault
+from edl.master.core.ring import CHANGE, LOSS, MEMBER_LOST
 from edl.master.core.state import SUSPENDED_AT_ZERO, State
 from edl.master.core.workers import DRAINING, OUT, Kind, WorkerRecord
 
-COPY_SECONDS = 10.0  # for the next process in a crashed worker's pod to connect with its snapshot
+SNAPSHOT_SECONDS = 10.0  # for the next process in a crashed worker's pod to connect with its snapshot
+CUT_MARGIN = 1.25  # a watchdog finds a step that takes too long up to a quarter of its limit later
 HUNG_GRACE_SECONDS = 1.0  # for a silent process: its snapshot is available once the process is killed
 
 
@@ -30,9 +33,31 @@ def expire_timeouts(job: State) -> None:
             charge(job, w, why)
 
 
+def cut_deadline(job: State) -> float | None:
+    """When a member must have left the ring that was cut; None if no member is ordered to leave it at once.
+
+    A member notices the cut in its next sum, so it may compute one step before. It ends itself if it then
+    does not leave the ring. This deadline is for a member that cannot even do that.
+    """
+    limits = job.config.elastic
+    if not job.ring.broken or job.config.runs_horovod:
+        return None  # a script of Horovod may compute as long as it likes
+    return job.ring.cut_at + CUT_MARGIN * (limits.step_timeout_seconds + limits.startup_timeout_seconds)
+
+
+def expire_cut(job: State) -> None:
+    """Remove members that have not left the ring in time after a cut."""
+    if (deadline := cut_deadline(job)) is None or deadline > job.now:
+        return
+    for w in job.ring.inside:
+        if w.kill_at is None and w.id not in job.silences:  # their own deadlines apply
+            why = f"still inside a ring that was cut {job.now - job.ring.cut_at:.0f} s ago"
+            give_up(job, w, ef.FenceReason.CutTimeout, why)
+
+
 def scale(job: State) -> None:
     """Create missing workers, or drain the newest ones if there are more than the target."""
-    if job.began_at is None or job.exporter is not None:
+    if job.began_at is None or job.exporter is not None or job.script_ended is not None:
         return
     staying = job.pool.count(lambda kind: kind.stays)
     if staying > job.target:
@@ -113,7 +138,8 @@ def give_up(job: State, w: WorkerRecord, reason: ef.FenceReason, why: str) -> No
     """Fence and remove a worker that may still run: its later messages are refused."""
     job.do(ef.Fence(w.id, why, reason))
     w.failure_reason = why  # its later exit is not charged again
-    lose(job, w, why, hung=reason is ef.FenceReason.HeartbeatTimeout)
+    hung = reason in (ef.FenceReason.HeartbeatTimeout, ef.FenceReason.CutTimeout)
+    lose(job, w, why, hung=hung)
 
 
 def lose(job: State, w: WorkerRecord, why: str, delete: bool = True, hung: bool = False) -> None:
@@ -127,25 +153,33 @@ def lose(job: State, w: WorkerRecord, why: str, delete: bool = True, hung: bool 
         if w.is_starting:
             job.backoff.died_early(job.now)
         job.notice(Reason.WorkerLost, f"worker {w.id} is lost: {why}")
-    leaves_copy = job.copies_count and w.has_state and not w.stopped and (hung or not w.failure_reason)
+    leaves_snapshot = job.uses_snapshots and w.has_state and not w.stopped and (hung or not w.failure_reason)
     grace = job.config.elastic.grace_period_seconds
     if delete:
-        job.do(ef.Delete(w.id, min(grace, HUNG_GRACE_SECONDS) if hung and leaves_copy else grace))
-    # Not `closing`: the peers of a crashed worker often report a broken ring before its exit is seen.
-    w.in_broken_ring = w.in_ring and job.ring.lost_member
+        job.do(ef.Delete(w.id, min(grace, HUNG_GRACE_SECONDS) if hung and leaves_snapshot else grace))
+    # Not BROKEN: the peers of a crashed worker often report a broken ring before its exit is seen.
+    w.in_broken_ring = w.in_ring and job.ring.state is MEMBER_LOST
     in_ring = w.in_ring
-    if leaves_copy:
-        job.copies_awaited += 1
-        job.copies_until = job.now + COPY_SECONDS
+    ended = (
+        job.config.runs_horovod and w.stopped
+    )  # its peers may still need this ring, and notice if it breaks
+    if job.script_ended is not None and w.has_state and not w.stopped:
+        job.end(
+            Phase.Failed,
+            f"worker {w.id} was lost after the script of worker {job.script_ended} had ended: {why}",
+        )
+    if leaves_snapshot:
+        job.pool.snapshots.wait(job.now + SNAPSHOT_SECONDS)
     job.pool.lose(w)
     job.silences.pop(w.id, None)
     job.failover.awaits_no_longer(w)
     if w.id == job.exporter:
         job.exporter, w.exported = None, True
         job.result.lost_exporters += 1
-    if in_ring:
-        job.ring.lost_member = True
-        job.close(f"worker {w.id} is lost ({why})", planned=False)
+    if in_ring and ended:
+        job.close(f"the script of worker {w.id} has ended", CHANGE)
+    elif in_ring:
+        job.close(f"worker {w.id} is lost ({why})", LOSS)
 
 
 def charge(job: State, w: WorkerRecord, why: str, traceback: str = "") -> None:
@@ -195,12 +229,44 @@ def failed(job: State, w: WorkerRecord, event: ev.Failed) -> None:
     if w.stopped:
         return  # it was ordered to stop, so the failure is intended
     # If no worker was ready yet, all workers would fail in the same way.
-    if event.fatal or (event.mistake and job.train is None):
+    if event.no_gpu_memory:
+        _lacked_gpu_memory(job, w, event)
+    elif event.fatal or (event.mistake and job.train is None):
         job.traceback = event.traceback
         job.end(Phase.Failed, event.why)
     else:
         charge(job, w, event.why, event.traceback)
         charge_export(job, w, event.why)
+
+
+def _lacked_gpu_memory(job: State, w: WorkerRecord, event: ev.Failed) -> None:
+    """Back off if GPUs have too little memory again and again; fail the job if that does not end."""
+    done, most = job.train.done if job.train else 0, job.config.elastic.max_failures
+    times = job.backoff.lacked_gpu_memory(job.now, done)
+    why = f"worker {w.id}: {event.why}"
+    if times > most:
+        if not give_up_evaluation(job, why):
+            job.traceback = event.traceback
+            job.end(
+                Phase.Failed, f"{times} workers in a row failed before the job made a step; the last: {why}"
+            )
+        return
+    pause = job.backoff.until - job.now
+    after = (
+        f"the next one starts in {pause:.1f} s; the job fails when it happens {most + 1} times without a step"
+    )
+    job.notice(Reason.RestartBackOff, f"{why}; {after}")
+    charge_export(job, w, why)
+
+
+def leaving(job: State, w: WorkerRecord, event: ev.Leaving) -> None:
+    """Drain a worker that asks to leave."""
+    drain(job, w, event.why)
+
+
+def closed(job: State, w: WorkerRecord, event: ev.Closed) -> None:
+    """Remove a worker whose stream has ended. `gone` follows with the cause, if it did not come first."""
+    lose(job, w, "exited as requested" if w.stopped else event.why)
 
 
 def gone(job: State, event: ev.Gone) -> None:
@@ -210,6 +276,7 @@ def gone(job: State, event: ev.Gone) -> None:
         lose(job, w, "exited as requested" if w.stopped else how, delete=False)
     elif (w := job.pool.lost.get(event.worker)) and not w.stopped:
         job.notice(Reason.WorkerExited, f"worker {w.id} exited: {how}")
+        job.ring.name_cause(f"worker {w.id} is lost ({ev.STREAM_ENDED})", f"worker {w.id} is lost ({how})")
     lost = job.pool.lost.pop(event.worker, None)
     if lost is not None and (why := own_fault(lost, event)):
         charge(job, lost, why)
@@ -225,11 +292,13 @@ def _killed(job: State, w: WorkerRecord, how: str) -> None:
         return
     why = f"workers were killed {times} times in a row before the ring made a step; the last: "
     why += f"worker {w.id}, {how}"
-    if times >= MOST_IN_VAIN:
+    gang = job.config.runs_horovod and not job.config.horovod.elastic  # it makes no steps
+    most = job.config.elastic.max_failures + 1 if gang else MOST_IN_VAIN
+    if times >= most:
         job.end(Phase.Failed, why)
     else:
         pause = job.backoff.until - job.now
-        after = f"the next ones start in {pause:.1f} s; the job fails when it happens {MOST_IN_VAIN} times"
+        after = f"the next ones start in {pause:.1f} s; the job fails when it happens {most} times"
         job.notice(Reason.RestartBackOff, f"{why}; {after}")
 
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The history of a job under earlier masters of its run.
 
 A master that takes over starts with an empty core and learns the state of the training from the workers.

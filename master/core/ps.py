@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Parameter servers in the core: resharding while the job trains, and the decision of mode=auto.
 
 With mode=auto, the first worker that has built the model reports its number of tables. That decides once, for
@@ -12,9 +13,11 @@ status, in all modes.
 from __future__ import annotations
 
 from edl.contract import modes
+from edl.contract.phases import Phase
 from edl.contract.reasons import Reason
 from edl.master.core import effects as ef
 from edl.master.core import events as ev
+from edl.master.core.ring import BREAK, CHANGE
 from edl.master.core.state import Away, State
 from edl.master.core.workers import WorkerRecord
 
@@ -65,11 +68,11 @@ def ready(job: State, event: ev.ServersReady) -> None:
         known.awaited = False
     elif forming and not before:  # the ring forms with the servers its members know, and some may have ended
         known.due = ""
-        job.close(_change(known.have, event.servers), planned=False)
+        job.close(_change(known.have, event.servers), BREAK)
     elif known.have == event.servers and not forming and not _moves_later(job):
         # A different number was requested in between.
         known.due = ""
-        _arranged(job, event.servers, event.servers)
+        _assigned(job, event.servers, event.servers)
     else:
         known.due = _change(known.have, event.servers)
 
@@ -79,8 +82,17 @@ def _moves_later(job: State) -> bool:
     return job.config.asynchronous and job.servers.ordered not in (0, job.servers.have)
 
 
-def answers(job: State, server: int) -> None:
+def listens(job: State, event: ev.ServerListens) -> None:
+    """Report that a server can be called."""
+    again = " again" if event.again else ""
+    said = f"parameter server {event.server} listens{again} after {event.seconds:.1f} s"
+    job.notice(Reason.ServerReady, said)
+    answers(job, event)
+
+
+def answers(job: State, event: ev.ServerListens | ev.ServerRecovered) -> None:
     """Record that a server answers again. If it was out, the next ring brings its rows to it."""
+    server = event.server
     job.servers.answered[server] = job.now
     job.servers.unanswered.pop(server, None)
     job.servers.away.pop(server, None)
@@ -112,7 +124,7 @@ def have_rows(job: State, event: ev.JoinedRing) -> None:
     elif known.wanted == event.servers != known.arranged and not _moves_later(job):
         if before and before != event.servers:
             job.notice(Reason.Resharded, f"the rows are on {_servers(event.servers)}, {before} before")
-        _arranged(job, event.servers, event.servers)
+        _assigned(job, event.servers, event.servers)
 
 
 def given_up(job: State, event: ev.ServersGivenUp) -> None:
@@ -125,22 +137,34 @@ def _stay(job: State, wanted: int, servers: int, why: str) -> None:
     known.stay = f"the rows stay on {_servers(servers)}, not {wanted}: {why}"
     job.notice(Reason.ReshardFailed, known.stay)
     known.wanted, known.due = servers, ""
-    _arranged(job, servers, wanted)
+    _assigned(job, servers, wanted)
 
 
-def _arranged(job: State, servers: int, wanted: int) -> None:
+def _assigned(job: State, servers: int, wanted: int) -> None:
     """Release all servers that do not hold the rows."""
     known = job.servers
     known.arranged, known.addresses = servers, known.addresses[:servers]
     known.away = {index: one for index, one in known.away.items() if index < servers}
     known.waited = tuple(index for index in known.waited if index < servers)
-    job.do(ef.Arranged(servers, wanted))
+    job.do(ef.Assigned(servers, wanted))
+
+
+def exited(job: State, event: ev.ServerExited) -> None:
+    """Handle the exit of a server: its rows are in its log and in checkpoints, and workers wait."""
+    job.servers.unanswered.pop(event.server, None)
+    how = f"parameter server {event.server} exited: {event.why}"
+    if event.fatal:
+        job.end(Phase.Failed, how)
+        return
+    when = f" in {event.pause_seconds:.0f} s" if event.pause_seconds else ""
+    job.notice(Reason.ServerExited, f"{how}; it is restarted{when}")
 
 
 # --- awaited servers
 
 
 def away(job: State, event: ev.ServerAway) -> None:
+    """Note that a parameter server is unreachable, and since when."""
     job.servers.away[event.server] = Away(job.now - event.seconds, event.what)
 
 
@@ -219,7 +243,7 @@ def regroup(job: State) -> None:
     """Order a running ring to leave at a step boundary when its servers must change."""
     if job.servers.due and job.ring.running and job.ring.up:
         why, job.servers.due = job.servers.due, ""
-        job.close(why, planned=True)
+        job.close(why, CHANGE)
 
 
 def _change(have: int, wanted: int) -> str:

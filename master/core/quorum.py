@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Quorum: the members and the root of the next ring, decided as values with a reason."""
 
 from __future__ import annotations
@@ -6,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from edl.contract.ids import WorkerId
+from edl.formatting import how_many
 from edl.master.core.workers import DRAINING, WorkerRecord
-from edl.text import how_many
 
 MOST_TAKERS = 4  # receivers of the state for each sender; for more, one broadcast to all is faster
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Rendezvous: when the running ring is left, and when the next ring is formed.
 
 No worker is in two rings. The next ring is formed when all members have left the previous one, around a
@@ -14,6 +15,7 @@ from edl.contract.reasons import Reason
 from edl.master.core import balance, completion, join_policy, membership, ps, training
 from edl.master.core import effects as ef
 from edl.master.core.quorum import Limits, RingPlan, candidates, plan_ring, too_few
+from edl.master.core.ring import CHANGE
 from edl.master.core.state import State
 from edl.master.core.workers import DRAINING, IN, NO_RING, OUT, Kind, WorkerRecord
 
@@ -25,7 +27,7 @@ def regroup(job: State) -> None:
     if not job.ring.running or job.train is None:
         return
     if pause := job.pause:
-        job.close(pause, planned=True)
+        job.close(pause, CHANGE)
         return
     ps.regroup(job)
     if job.join_at is not None and job.join_at <= job.now:
@@ -49,7 +51,7 @@ def regroup(job: State) -> None:
     changes += [f"worker {w} leaves" for w in sorted(members - wanted)]
     if more := changes[MOST_NAMED:]:
         changes[MOST_NAMED:] = [f"and {len(more)} more changes"]
-    job.close(", ".join(changes), planned=True)
+    job.close(", ".join(changes), CHANGE)
 
 
 def _wait_to_join(job: State, newcomers: set[WorkerId]) -> bool:
@@ -76,7 +78,7 @@ def _balance(job: State) -> None:
         return
     job.judge_at = None
     if (gain := balance.gain(job.ring.inside, job.ring.shares)) >= balance.GAIN:
-        job.close(f"parts by speed: {gain:.2f} times as fast", planned=True)
+        job.close(f"parts by speed: {gain:.2f} times as fast", CHANGE)
 
 
 def form(job: State) -> None:
@@ -92,17 +94,15 @@ def form(job: State) -> None:
         _wait(job, "parameter servers are starting")
         return
     fresh = not job.pool.any(_holds)
-    due = job.copies_awaited and job.copies_until > job.now
-    if (job.pool.bringing or due) and not job.pool.any(
-        _survives
-    ):  # one of their snapshots may be the newest state
+    # One of their snapshots may be the newest state.
+    if job.pool.snapshots.due(job.now) and not job.pool.any(_survives):
         _wait(job, "workers with a copy of the state are initializing")
         return
     if fresh and job.failover.may_hold(job.now):
         _wait(job, "workers of the earlier master have not come back, and may hold the state")
         return
     if fresh:
-        fresh = not _count_copies(job)
+        fresh = not _count_snapshots(job)
     if fresh and job.regroup_at is not None and job.regroup_at > job.now and _late(job):
         return  # no worker in sync waits, so wait for the workers that are still starting
     limits, task = job.limits, job.train
@@ -172,9 +172,9 @@ def _holds(kind: Kind) -> bool:
     return kind.has_state and not kind.stopped
 
 
-def _count_copies(job: State) -> bool:
+def _count_snapshots(job: State) -> bool:
     """Use in-memory snapshots if no worker holds the state. Returns whether there are any."""
-    copies = {w: c for w, c in job.pool.copies.items() if c.step >= job.checkpoints.step}
+    copies = job.pool.snapshots.usable(job.checkpoints.step)
     for worker, copy in copies.items():
         job.pool.take_copy(job.pool[worker], copy)
     if copies:
@@ -192,7 +192,7 @@ def count_a_late_copy(job: State, w: WorkerRecord) -> None:
     """
     if job.servers.have and job.ring.members and job.ring.up:
         return
-    copy, holders = job.pool.copies[w.id], job.pool.where(_holds)
+    copy, holders = job.pool.snapshots.held[w.id], job.pool.where(_holds)
     known = [o.step for o in holders] + [job.step if job.ring.members else 0, job.checkpoints.step]
     if holders and copy.step > max(known):
         job.pool.take_copy(w, copy)
@@ -210,7 +210,11 @@ def _plan(job: State, limits: Limits) -> RingPlan:
     )
     if here < max(limits.min_size, 1):
         return RingPlan((), None, False, (), too_few(here, limits) + _on_their_way(job))
-    return plan_ring(job.pool.where(lambda kind: not kind.stopped), job.ring.members, limits)
+    plan = plan_ring(job.pool.where(lambda kind: not kind.stopped), job.ring.members, limits)
+    if job.config.runs_horovod and plan.root is not None:  # scripts take the state of rank 0
+        others = (worker for worker in plan.members if worker != plan.root)
+        plan = replace(plan, members=(plan.root, *others))
+    return plan
 
 
 def _on_their_way(job: State) -> str:
@@ -252,13 +256,13 @@ def _publish(job: State, plan: RingPlan, root: WorkerRecord) -> None:
     if _held_back(job):
         return
     first = job.ring.generation == 0
-    cause = job.ring.closing or ("start" if first else job.waited or "start again")
+    cause = job.ring.cause or ("start" if first else job.waited or "start again")
     job.ring.form(plan.members, cause, job.now)
-    job.waited, job.regroup_at, job.join_at, job.copies_awaited = "", None, None, 0
+    job.waited, job.regroup_at, job.join_at = "", None, None
+    job.pool.snapshots.await_none()
     job.step = job.train.done
-    known = (
-        root.has_state and not job.config.asynchronous
-    )  # otherwise the members report where the ring starts
+    # Otherwise the members report where the ring starts.
+    known = root.has_state and not job.config.asynchronous
     job.checkpoints.restoring = NO_RING if known else job.ring.generation
     if not known:
         job.divergence.renewed = job.ring.generation
@@ -273,12 +277,23 @@ def _publish(job: State, plan: RingPlan, root: WorkerRecord) -> None:
     job.servers.due, job.servers.ordered, job.servers.lost = "", job.servers.wanted, False
     job.do(
         ef.Form(
-            job.ring.generation, plan.members, root.id, plan.sync,
-            job.train.epochs, job.ring.shares, job.train.layout, job.train.done, plan.joining,
-            root.round, root.turn, job.servers.wanted, job.servers.addresses,
-            job.divergence.untrusted_up_to, job.divergence.why,
+            job.ring.generation,
+            plan.members,
+            root.id,
+            plan.sync,
+            job.train.epochs,
+            job.ring.shares,
+            job.train.layout,
+            job.train.done,
+            plan.joining,
+            root.round,
+            root.callbacks_done,
+            job.servers.wanted,
+            job.servers.addresses,
+            job.divergence.untrusted_up_to,
+            job.divergence.why,
         )
-    )  # fmt: skip
+    )
     if job.ring.ranks.keys() != {w.id for w in candidates(list(job.pool), plan.members, job.limits)}:
         job.regroup_at = job.now  # a hand-over: re-rendezvous as soon as it is done
 

@@ -1,24 +1,80 @@
-"""The current ring, and the record of earlier rings.
+# SPDX-License-Identifier: Apache-2.0
+"""The current ring, its state table, and the record of earlier rings.
 
-    formed ──every member up──▶ running ──Leave or Cut──▶ closing ──every member out──▶ formed...
+    none -> running -> leaving -> broken -> member lost -> none or running
 
-Members leave a ring at a step boundary if the change is planned; the ring is cut if a member is lost. A
-planned change may still break. `quorum` decides the members of the next ring.
+Members leave a ring at a step boundary if the change is planned; the ring is cut if it breaks. A planned
+change may still break, and a broken ring may turn out to have lost a member. `quorum` decides the members of
+the next ring. Whether all members hold the state is known by the workers' places, so it is no state here.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
+from enum import StrEnum
 
 from edl.contract.ids import Generation, WorkerId
 from edl.contract.reasons import Reason
 from edl.master.core import effects as ef
 from edl.master.core import events as ev
+from edl.master.core.tables import Table
 from edl.master.core.workers import IN, NO_RING, Pool, WorkerRecord
 
 KEPT_CHANGES = 100  # a job that runs for a month has ten thousand
 MOST_ERRORS = 3  # errors of a broken ring that are shown to users
+
+
+class RingState(StrEnum):
+    """The state of the current ring."""
+
+    NONE = "none"
+    RUNNING = "running"  # it was formed, and no member was ordered to leave it
+    LEAVING = "leaving"  # its members were ordered to leave it at a step boundary
+    BROKEN = "broken"  # it was cut, and no member is known to be lost
+    MEMBER_LOST = "member lost"  # it was cut, and a member is lost
+    NONE_AFTER_A_BREAK = "none after a break"
+
+
+NONE, RUNNING, LEAVING = RingState.NONE, RingState.RUNNING, RingState.LEAVING
+BROKEN, MEMBER_LOST, NONE_AFTER_A_BREAK = (
+    RingState.BROKEN,
+    RingState.MEMBER_LOST,
+    RingState.NONE_AFTER_A_BREAK,
+)
+CHANGE, BREAK, LOSS = "change", "break", "loss"  # the events by which a ring is closed
+
+RING = Table(
+    "a ring",
+    NONE,
+    {
+        (NONE, "form"): RUNNING,
+        (RUNNING, CHANGE): LEAVING,
+        (RUNNING, BREAK): BROKEN,
+        (RUNNING, LOSS): MEMBER_LOST,
+        (LEAVING, CHANGE): LEAVING,
+        (LEAVING, BREAK): BROKEN,
+        (LEAVING, LOSS): MEMBER_LOST,
+        (BROKEN, CHANGE): BROKEN,
+        (BROKEN, BREAK): BROKEN,
+        (BROKEN, LOSS): MEMBER_LOST,
+        (MEMBER_LOST, CHANGE): MEMBER_LOST,
+        (MEMBER_LOST, BREAK): MEMBER_LOST,
+        (MEMBER_LOST, LOSS): MEMBER_LOST,
+        # Once all members have left, the next ring is formed at once, or only after a while.
+        (LEAVING, "form"): RUNNING,
+        (BROKEN, "form"): RUNNING,
+        (MEMBER_LOST, "form"): RUNNING,
+        (LEAVING, "dissolve"): NONE,
+        (BROKEN, "dissolve"): NONE_AFTER_A_BREAK,
+        (MEMBER_LOST, "dissolve"): NONE_AFTER_A_BREAK,
+        (NONE, "dissolve"): NONE,
+        (NONE_AFTER_A_BREAK, "dissolve"): NONE_AFTER_A_BREAK,
+        (NONE_AFTER_A_BREAK, "form"): RUNNING,
+        # A member reports a newer ring, which an earlier master has formed.
+        **{(state, "learn"): RUNNING for state in RingState},
+    },
+)
 
 
 @dataclass(slots=True)
@@ -39,7 +95,7 @@ class Change:
     stepped: set[WorkerId] = field(default_factory=set)
     told: bool = False
     learned: bool = False  # an earlier master formed it; whether it made a step is unknown
-    went_back: bool = False  # to an earlier step, together with the parameter servers
+    rolled_back: bool = False  # to an earlier step, together with the parameter servers
 
     def note(self, stepped: ev.Stepped) -> bool:
         """Record a member's first step in this ring. Returns False if it was recorded already."""
@@ -75,23 +131,25 @@ class Earlier:
     redone_records: int = 0
 
     def add(self, change: Change) -> None:
+        """Add the figures of a change that is dropped from the list."""
         self.changes += 1
         self.stall_seconds = max(self.stall_seconds, change.stall_seconds)
         self.redone_records += change.redone_records
 
 
 class Ring:
-    """The current ring; without members there is no ring."""
+    """The current ring."""
 
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
+        self.state = RING.first
         self.generation = NO_RING
         self.members: tuple[WorkerId, ...] = ()  # by rank
         self.ranks: dict[WorkerId, int] = {}
-        self.closing = ""  # why its members leave it; empty while it runs
-        self.planned = True  # whether its members leave it at a step boundary
+        self.cause = ""  # why its members leave it
+        self._reported = ""  # the part of `cause` that a member has reported, such as an error of Horovod
+        self.cut_at = 0.0  # when it was cut, if it is broken
         self._asked: set[WorkerId] = set()  # members that were ordered to leave
-        self.lost_member = False  # whether a member has been lost
         self.errors = Counter[str]()  # errors with which members left it, and how often
         self.stopped_at: float | None = None  # when the first of its members left
         self.stop_seconds = 0.0  # how long the last planned change stopped training; 0: unknown
@@ -107,19 +165,28 @@ class Ring:
     @property
     def running(self) -> bool:
         """True if the ring was formed and no member was ordered to leave it."""
-        return bool(self.members) and not self.closing
+        return self.state is RUNNING
+
+    @property
+    def broken(self) -> bool:
+        """True if the ring was cut, and its members have not all left it."""
+        return self.state in (BROKEN, MEMBER_LOST)
+
+    @property
+    def closing(self) -> bool:
+        """True if the members were ordered to leave, and have not all left."""
+        return self.state is LEAVING or self.broken
 
     @property
     def steps_whole(self) -> bool:
         """True if the ring runs or is left at a step boundary, so its members' reported steps are valid."""
-        return bool(self.members) and (self.planned or not self.closing)
+        return self.state in (RUNNING, LEAVING)
 
     @property
     def broke_by_itself(self) -> bool:
         """True if the ring broke before its first step without a lost member; final once all have left it."""
-        if not self.closing or self.planned or self.lost_member or not self.errors:
-            return False
-        return not (self.changes[-1].stepped or self.changes[-1].learned)
+        change = self.changes[-1] if self.state is BROKEN and self.errors else None
+        return change is not None and not (change.stepped or change.learned)
 
     @property
     def error(self) -> str:
@@ -137,20 +204,22 @@ class Ring:
 
     def form(self, members: tuple[WorkerId, ...], cause: str, now: float) -> None:
         """Start the next generation. All members must have left the previous one."""
+        planned = not (self.broken or self.state is NONE_AFTER_A_BREAK)
         generation = Generation(self.generation + 1)
-        self._begin(Change(generation, members, cause, self.planned, now, len(self.members), self.stopped_at))
+        change = Change(generation, members, cause, planned, now, len(self.members), self.stopped_at)
+        self._begin("form", change)
 
     def learn(self, generation: Generation, members: tuple[WorkerId, ...], now: float) -> None:
         """Record a ring that an earlier master formed, as its members report it."""
         self.earlier.changes = generation - 1 - len(self.changes)  # each generation is one change
-        self._begin(
-            Change(generation, members, "taken over", True, now, len(members), told=True, learned=True)
-        )
+        change = Change(generation, members, "taken over", True, now, len(members), told=True, learned=True)
+        self._begin("learn", change)
 
-    def _begin(self, change: Change) -> None:
+    def _begin(self, event: str, change: Change) -> None:
+        self.state = RING.after(self.state, event)
         self.generation, self.members = change.generation, change.members
         self.ranks = {worker: rank for rank, worker in enumerate(change.members)}
-        self.closing, self.planned, self.lost_member = "", True, False
+        self.cause = self._reported = ""
         self.errors.clear()
         self.stopped_at = None
         if self.changes:
@@ -159,18 +228,33 @@ class Ring:
         if len(self.changes) > KEPT_CHANGES:
             self.earlier.add(self.changes.pop(0))
 
-    def close(self, why: str, planned: bool) -> list[ef.Effect]:
-        """Order every member to leave: at a step boundary, or by a cut if the ring is broken."""
+    def close(self, why: str, event: str, now: float) -> list[ef.Effect]:
+        """Order every member to leave: at a step boundary, or by a cut if the ring is broken.
+
+        Args:
+            event: CHANGE, BREAK or LOSS.
+        """
         if not self.members:
             return []
-        if not self.closing:
-            self.closing, self.planned = why, planned
-        elif self.planned and not planned:
-            self.closing, self.planned = f"{self.closing}; {why}", False
+        before, self.state = self.state, RING.after(self.state, event)
+        if before is RUNNING:
+            self.cause = why
+        elif before is LEAVING and self.broken:
+            self.cause = f"{self.cause}; {why}"
         else:
+            if self.state is MEMBER_LOST and self._reported:
+                # The peers of a crashed worker often report a broken ring before its exit is seen.
+                self.cause, self._reported = self.cause.removesuffix(self._reported) + why, ""
             return []  # ordered already
-        self._asked = set()
+        self._reported = why if self.state is BROKEN else ""
+        self.cut_at, self._asked = now, set()
         return self.ask_the_rest()
+
+    def name_cause(self, known: str, now_known: str) -> None:
+        """Replace a part of the cause of the change to the next ring, unless the change is reported."""
+        self.cause = self.cause.replace(known, now_known)
+        if self.changes and not self.changes[-1].told:
+            self.changes[-1].cause = self.changes[-1].cause.replace(known, now_known)
 
     def ask_the_rest(self) -> list[ef.Effect]:
         """Order the remaining members to leave: those that were not known yet when the ring was closed."""
@@ -178,7 +262,7 @@ class Ring:
         if not self.closing or not rest:
             return []
         self._asked.update(rest)
-        return [ef.Leave(self.generation, rest) if self.planned else ef.Cut(self.generation, rest)]
+        return [ef.Cut(self.generation, rest) if self.broken else ef.Leave(self.generation, rest)]
 
     def stops(self, now: float) -> None:
         """Record that a member has left the ring."""
@@ -193,4 +277,5 @@ class Ring:
 
     def dissolve(self) -> None:
         """Remove the ring: all members have left, and no ring follows at once."""
-        self.members, self.ranks, self.closing, self.stopped_at = (), {}, "", None
+        self.state = RING.after(self.state, "dissolve")
+        self.members, self.ranks, self.cause, self.stopped_at = (), {}, "", None

@@ -1,11 +1,12 @@
+# SPDX-License-Identifier: Apache-2.0
 """Silent workers, which send no heartbeats: removed at once, or awaited because their state would be lost.
 
 A silent worker may answer again (its process was stopped, its machine was busy or moved) or never. If a
 different worker can continue from its state, it is removed at once. Otherwise its removal would discard all
 training since the newest state elsewhere. Then the job waits for it as long as its removal would cost, at
-most MOST_SECONDS. So whether it answers or not, the job loses at most twice the cost of the better choice,
-by the rule of `join_policy`. The wait ends earlier if the worker sends a message, or its process or stream
-ends.
+most MOST_SECONDS. If all workers with that state fall silent together, the job waits for any of them. So
+whether it answers or not, the job loses at most twice the cost of the better choice, by the rule of
+`join_policy`. The wait ends earlier if the worker sends a message, or its process or stream ends.
 """
 
 from __future__ import annotations
@@ -13,15 +14,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from edl.contract.reasons import Reason
+from edl.formatting import how_many, numbered
 from edl.master.core import effects as ef
+from edl.master.core import events as ev
 from edl.master.core import membership
 from edl.master.core.state import Silence, State
 from edl.master.core.workers import UP, WorkerRecord
-from edl.text import how_many
 
 # Seconds of silence. In this time Kubernetes deletes the pods of a lost node, and a virtual machine is moved
 # or restarted: a worker that is silent for longer will hardly answer again.
 MOST_SECONDS = 600.0
+MOST_NAMED = 8  # workers in a sentence
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,24 +37,31 @@ class Loss:
     start_seconds: float  # until a different worker could continue
 
 
-def begins(job: State, w: WorkerRecord, seconds: float) -> None:
-    """Handle a worker that has sent nothing for the heartbeat timeout."""
-    if w.kill_at is not None or w.is_starting:  # a different timeout applies
-        return
-    since = job.now - seconds
-    job.silences[w.id] = Silence(since, job.useful_seconds(since))
-    found = loss(job, w)
-    if found.records and _until(job, w, found) > job.now:
-        job.notice(Reason.WorkerUnreachable, _decision(job, w, found))
+def begins(job: State, event: ev.Silent) -> None:
+    """Handle workers that have sent nothing for the heartbeat timeout."""
+    for worker in (event.worker, *event.also):
+        w = job.pool.get(worker)
+        if w is None or w.kill_at is not None or w.is_starting:  # a different timeout applies
+            continue
+        since = job.now - event.seconds
+        known = worker in job.silences
+        job.silences[worker] = Silence(since, job.useful_seconds(since))
+        if known:  # noticed with a worker that is as silent
+            return
+    if (w := job.pool.get(event.worker)) is not None and w.id in job.silences:
+        found = loss(job, w)
+        if found.records and _until(job, w, found) > job.now:
+            job.notice(Reason.WorkerUnreachable, _decision(job, w, found))
 
 
-def ends(job: State, w: WorkerRecord) -> None:
+def ends(job: State, event: ev.Heard) -> None:
     """Handle a silent worker that sends messages again."""
-    silence = job.silences.pop(w.id, None)
+    silence = job.silences.pop(event.worker, None)
     if silence is not None:
         seconds = job.now - silence.since
         job.notice(
-            Reason.WorkerRecovered, f"worker {w.id} is heard again after {seconds:.1f} s; its state is kept"
+            Reason.WorkerRecovered,
+            f"worker {event.worker} is heard again after {seconds:.1f} s; its state is kept",
         )
 
 
@@ -97,7 +107,8 @@ def loss(job: State, w: WorkerRecord) -> Loss:
         return Loss(0, 0, 0.0, 0.0)
     step = max(w.step, task.done if w.in_ring else 0)
     outside = job.checkpoints.step if job.checkpoints.enabled else 0
-    copies = [job.pool.copies[o.id].step for o in others if o.id in job.pool.copies]
+    held = job.pool.snapshots.held
+    copies = [held[o.id].step for o in others if o.id in held]
     best = max([outside, *copies, *(o.step for o in others if o.has_state)])
     if best >= step:
         return Loss(step, 0, 0.0, 0.0)
@@ -115,10 +126,15 @@ def _until(job: State, w: WorkerRecord, found: Loss) -> float:
 def _decision(job: State, w: WorkerRecord, found: Loss) -> str:
     """Describe the decision in words that stay the same while the worker is silent."""
     start, until = found.start_seconds, _until(job, w, found) - job.silences[w.id].since
+    silent = [o.id for o in job.pool if o.id in job.silences and o.has_state and o.progress >= w.progress]
+    one = len(silent) < 2
+    subject, them = numbered("worker", silent or [w.id], MOST_NAMED), "it" if one else "them"
     starts = f", and another worker would take {start:.0f} s to start" if start else ""
+    they_have, their = ("the worker has", "its") if one else ("they have", "their")
+    goes_on = f"delete {'the worker' if one else 'them'} to go on without {their} state now"
     return (
-        f"worker {w.id} sends no heartbeats, and no other worker holds the state of step {found.step:,}. "
-        f"Removing it would lose {how_many(found.records, 'record')} ({found.seconds:.0f} s of training)"
-        f"{starts}. The job waits until the worker has been silent for {until:.0f} s; delete the worker to "
-        "go on without its state now"
+        f"{subject} send{'s' if one else ''} no heartbeats, and no other worker holds the state of step "
+        f"{found.step:,}. Removing {them} would lose {how_many(found.records, 'record')} "
+        f"({found.seconds:.0f} s of training){starts}. The job waits until {they_have} been silent for "
+        f"{until:.0f} s; {goes_on}"
     )

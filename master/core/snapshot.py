@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Serialisation of a job's whole state as plain JSON, for the head of a journal's segment.
 
 `dump` walks all objects of the state generically. So new fields of the core are included, and an object of an
@@ -53,10 +54,28 @@ LONGEST = 1_000_000  # integers in a run: more than a job has workers
 OF_THE_EVENT_IN_HAND = "effects"  # a job's field that is not part of its state
 
 _MODULES = (
-    evaluation, heartbeats, layout, phases, ranges, reasons, steps,
-    checkpoints, effects, events, facts, failover, failures, goodput, job, leases, quorum, ring, state,
-    timeouts, workers,
-)  # fmt: skip
+    evaluation,
+    heartbeats,
+    layout,
+    phases,
+    ranges,
+    reasons,
+    steps,
+    checkpoints,
+    effects,
+    events,
+    facts,
+    failover,
+    failures,
+    goodput,
+    job,
+    leases,
+    quorum,
+    ring,
+    state,
+    timeouts,
+    workers,
+)
 _CLASSES: dict[str, type] = {
     name: cls
     for module in _MODULES
@@ -65,8 +84,11 @@ _CLASSES: dict[str, type] = {
 }
 _MAPS: dict[str, type[dict[Any, Any]]] = {"map": dict, "counter": Counter}
 _SEQUENCES: dict[str, Callable[[Iterable[Any]], Any]] = {
-    "list": list, "tuple": tuple, "set": set, "frozenset": frozenset,
-}  # fmt: skip
+    "list": list,
+    "tuple": tuple,
+    "set": set,
+    "frozenset": frozenset,
+}
 
 
 def dump(of: Job) -> Json:
@@ -113,6 +135,14 @@ class _Dump:
         self._containers: dict[int, Any] = {}  # kept alive, so that their identities are not reused
 
     def value(self, value: Any, where: str) -> Json:
+        """Convert a value to JSON.
+
+        Args:
+            where: the path to the value, for errors.
+
+        Raises:
+            TypeError: one container is in two places, and would be loaded as two.
+        """
         kind = type(value)
         if value is None or kind in (bool, int, float, str):
             return value
@@ -159,6 +189,7 @@ class _Load:
         self._objects: list[Any] = []
 
     def value(self, kept: Json) -> Any:
+        """Convert JSON back to the value."""
         if isinstance(kept, list):
             return [self.value(item) for item in kept]
         if not isinstance(kept, dict):

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The state of one job in the master, without the decisions about it.
 
 Only `Job.handle` changes it; the other modules of this package are parts of that method.
@@ -16,6 +17,7 @@ from edl.contract.phases import Phase
 from edl.contract.ranges import RangeSet
 from edl.contract.reasons import Reason
 from edl.contract.steps import Steps
+from edl.errors import EdlError
 from edl.master.core import effects as ef
 from edl.master.core import facts
 from edl.master.core.checkpoints import Checkpoints, PendingStop
@@ -25,7 +27,7 @@ from edl.master.core.goodput import Goodput
 from edl.master.core.quorum import Limits
 from edl.master.core.ring import Ring
 from edl.master.core.timeouts import Timeouts
-from edl.master.core.workers import NO_RING, Pool
+from edl.master.core.workers import NO_RING, OUT, Pool
 
 SUSPENDED = "suspended"
 SUSPENDED_AT_ZERO = (
@@ -52,9 +54,8 @@ class Result:
     skipped: RangeSet = field(default_factory=RangeSet)  # steps
     bad: int = 0  # records that were left out, over all epochs
     digests: dict[WorkerId, str] = field(default_factory=dict)  # of the final state, by worker in sync
-    history: dict[str, tuple[float | None, ...]] = field(
-        default_factory=dict
-    )  # metrics of each epoch, as in the History of Keras' fit
+    # Metrics of each epoch, as in the History of Keras' fit.
+    history: dict[str, tuple[float | None, ...]] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -70,6 +71,7 @@ class TrainTask:
 
     @property
     def epochs_done(self) -> int:
+        """Number of epochs whose steps are all done."""
         return self.steps.epoch(self.done) if self.steps.records else self.epochs
 
     @property
@@ -84,6 +86,7 @@ class TrainTask:
 
     @property
     def complete(self) -> bool:
+        """Whether nothing is left to train."""
         return self.done >= self.end
 
     @property
@@ -150,6 +153,10 @@ class DivergenceCheck:
     times: int = 0  # number of rollbacks for this reason since the last completed checkpoint
 
 
+class InvalidState(EdlError):
+    """The state contradicts itself, so nothing may be decided from it. A new master learns it anew."""
+
+
 class State:
     """The state of one job, and the effects of the event in hand."""
 
@@ -161,7 +168,7 @@ class State:
         self.ring = Ring(self.pool)
         self.timeouts = Timeouts(self.pool, config.elastic)
         self.failover = Failover(self.pool, self.ring, config.elastic.startup_timeout_seconds)
-        self.epochs = config.training.epochs if config.trains else 0  # to train
+        self.epochs = config.training.epochs if config.trains else int(config.runs_horovod)  # to train
         self.stopped = 0  # epochs after which a callback ended the training; 0: no callback did
         self.safe_before = 0  # TrainTask.safe as an earlier master knew it
         self.train: TrainTask | None = None  # None until a worker has counted the records
@@ -174,8 +181,6 @@ class State:
         self.silences: dict[WorkerId, Silence] = {}  # by worker without heartbeats
         # Useful seconds until the newest checkpoint; later work would be redone.
         self.kept_useful_seconds = 0.0
-        self.copies_awaited = 0  # number of snapshots that crashed workers may have left
-        self.copies_until = 0.0  # the snapshots are awaited until then
         self.staleness: Staleness | None = None  # in mode=ps, once steps were reported
         self.waited = ""  # what the job waited for while there was no ring
         self.held_back = ""  # why the next ring has to wait: the last ones broke before their first step
@@ -192,6 +197,7 @@ class State:
         self.warnings: list[str] = []  # from workers, about the model and its data
         self.traceback = ""  # of the failure that ended the job
         self.exporter: WorkerId | None = None
+        self.script_ended: WorkerId | None = None  # the first worker whose script has ended by itself
         self.ending: tuple[Phase, str] | None = None  # phase and reason
         self.ended = False
         self.pending_stop: PendingStop | None = None  # set while a stop waits for a checkpoint
@@ -216,7 +222,7 @@ class State:
         self.effects: list[ef.Effect] = []  # of the event in hand
 
     @property
-    def copies_count(self) -> bool:
+    def uses_snapshots(self) -> bool:
         """True if in-memory snapshots may be used; the ring of a snapshot is unknown, so none may be void."""
         return self.config.elastic.in_memory_snapshot and not self.divergence.untrusted_up_to
 
@@ -227,6 +233,8 @@ class State:
     @property
     def limits(self) -> Limits:
         """The smallest and largest allowed ring."""
+        if self.script_ended is not None:
+            return Limits(1, self.target)  # the others end, too, in the ring that is left
         kept = self.checkpoints.enabled and self.target == 0
         return Limits(self.min_size, self.target, kept or self.config.asynchronous)
 
@@ -256,17 +264,39 @@ class State:
             return Phase.Suspended
         return Phase.Starting if self.ring.generation == 0 else Phase.Waiting
 
+    def validate(self) -> None:
+        """Check what must hold after each event, in a time that does not depend on the number of workers.
+
+        Raises:
+            InvalidState: it does not hold.
+        """
+        ring, wrong = self.ring, ""
+        size, inside = len(ring.members), self.pool.count(lambda kind: kind.place != OUT)
+        known = self.failover.until is None  # else an earlier master's ring is still being reported
+        if (ring.running or ring.closing) != bool(size):
+            wrong = f"a ring that is {ring.state} has {size} members"
+        elif inside > size or (inside < size and ring.running and known and self.ending is None):
+            wrong = f"{inside} of {size} members are in a ring that is {ring.state}"
+        elif self.exporter is not None and (inside or self.pool.get(self.exporter) is None):
+            wrong = f"worker {self.exporter} saves the model, but is gone, or {inside} workers are in a ring"
+        elif self.ended and (self.ending is None or self.pool):
+            wrong = f"the job has ended, with {len(self.pool)} workers and the end {self.ending}"
+        if wrong:
+            raise InvalidState(f"the state of the job contradicts itself: {wrong}")
+
     def do(self, *effects: ef.Effect) -> None:
+        """Add effects, to be performed after the present event."""
         self.effects += effects
 
     def notice(self, reason: Reason, text: str) -> None:
+        """Report something to users: in the log, in the journal, and as an Event on Kubernetes."""
         self.do(ef.Notice(reason, text))
 
-    def close(self, why: str, planned: bool) -> None:
-        """Order every member to leave the ring: at a step boundary, or by a cut if it is broken."""
+    def close(self, why: str, event: str) -> None:
+        """Order every member to leave the ring: at a step boundary (CHANGE), or by a cut (BREAK, LOSS)."""
         if self.ring.running:
             self.goodput.turn("re-forming", self.now)
-        self.do(*self.ring.close(why, planned))
+        self.do(*self.ring.close(why, event, self.now))
 
     def end(self, phase: Phase, reason: str) -> None:
         """End the job in this phase: Succeeded, Failed or Stopped. The first decision stands."""

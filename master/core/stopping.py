@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Stop a job before its training is complete, on request or at its deadline: at once, or after a checkpoint.
 
     request ──▶ all leave the ring at a step boundary ──▶ the most advanced worker writes a checkpoint ──▶ end
@@ -15,6 +16,7 @@ from edl.contract.reasons import Reason
 from edl.master.core import events as ev
 from edl.master.core import training
 from edl.master.core.checkpoints import PendingStop
+from edl.master.core.ring import CHANGE
 from edl.master.core.state import State
 from edl.master.core.workers import OUT, Kind
 
@@ -53,7 +55,7 @@ def proceed(job: State) -> None:
         return
     if job.ring.running:
         if job.ring.up:  # until then members receive the state, or restore it
-            job.close("the job is to end", planned=True)
+            job.close("the job is to end", CHANGE)
         return
     if job.pool.any(lambda kind: kind.place != OUT):
         return
@@ -69,9 +71,8 @@ def proceed(job: State) -> None:
     if job.checkpoints.has(last.step):
         training.go_on_from(job, last.step)  # which records this step as the progress
         job.step = last.step
-        job.end(
-            pending_stop.phase, f"{pending_stop.reason}; its state is in the checkpoint of step {last.step:,}"
-        )
+        kept = f"; its state is in the checkpoint of step {last.step:,}" if last.step else ""
+        job.end(pending_stop.phase, f"{pending_stop.reason}{kept}")
     elif job.exporter is None:  # an exporter has written the state already
         job.do(*job.checkpoints.write([last], job.now))
 
@@ -80,9 +81,8 @@ def needs_a_ring(job: State) -> bool:
     """True if the state is only in snapshots, so a ring must load it before the job can stop."""
     if job.pending_stop is None or job.pool.any(_holds):
         return False
-    copies = any(copy.step >= job.checkpoints.step for copy in job.pool.copies.values())
-    awaited = job.copies_awaited > 0 and job.copies_until > job.now
-    return copies or bool(job.pool.bringing) or awaited
+    snapshots = job.pool.snapshots
+    return bool(snapshots.usable(job.checkpoints.step)) or snapshots.due(job.now)
 
 
 def failed(job: State, why: str) -> None:

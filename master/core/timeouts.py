@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The startup and exit timeouts of workers.
 
 A worker that is pending for lack of capacity has no timeout. Missing heartbeats are detected outside the core

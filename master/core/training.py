@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The ring's task, which is to train up to a number of epochs, and its progress.
 
 Progress is one number, the step. A worker that has made step k proves that every member of its ring has step
@@ -12,19 +13,20 @@ from edl.contract.evaluation import FINAL
 from edl.contract.layout import Layout
 from edl.contract.reasons import Reason
 from edl.contract.steps import Steps
+from edl.formatting import how_many
 from edl.master.core import effects as ef
 from edl.master.core import events as ev
 from edl.master.core import facts
 from edl.master.core.state import State, TrainTask
-from edl.master.core.workers import NO_RING
-from edl.text import how_many
+from edl.master.core.workers import NO_RING, WorkerRecord
 
 BAD_TOLD = 20  # bad records that are reported one by one
 
 
 def open_task(job: State, layout: Layout, held_out: Mapping[str, int]) -> None:
     """Create the task, once the first worker has counted the records."""
-    steps = Steps(layout.records, job.config.training.batch_size)
+    # A commit of a script counts as a step of one record.
+    steps = Steps(layout.records, 1 if job.config.runs_horovod else job.config.training.batch_size)
     job.train = TrainTask(layout, steps, job.epochs, safe=job.safe_before)
     if held_out:
         job.train.evaluation = job.config.evaluation_plan(steps, held_out)
@@ -68,7 +70,7 @@ def progress(job: State, step: int) -> None:
         reach(job, job.train, max(step - 1, job.train.done))
 
 
-def epoch_ended(job: State, event: ev.EpochEnded) -> None:
+def epoch_ended(job: State, _w: WorkerRecord, event: ev.EpochEnded) -> None:
     """Record that every member has all steps of an epoch."""
     job.epoch_loss = latest_loss(job.epoch_loss, event.loss)
     if job.train is not None:
@@ -80,7 +82,7 @@ def epoch_ended(job: State, event: ev.EpochEnded) -> None:
         reach(job, job.train, max(step, job.train.done), told)
 
 
-def evaluated(job: State, event: ev.Evaluated) -> None:
+def evaluated(job: State, _w: WorkerRecord, event: ev.Evaluated) -> None:
     """Record an evaluation by the ring. The final one is reported at the end of the job."""
     known = job.evaluations.get(event.split)
     if job.train is None or (known is not None and known.step == event.step):
@@ -96,7 +98,7 @@ def evaluated(job: State, event: ev.Evaluated) -> None:
         job.notice(Reason.Evaluated, f"Evaluation at step {event.step:,} on {where}: {told}")
 
 
-def left_out(job: State, event: ev.BadRecords) -> None:
+def left_out(job: State, _w: WorkerRecord, event: ev.BadRecords) -> None:
     """Report bad records that were left out of a step."""
     for index, why in event.records.items():
         job.bad_told += 1
@@ -125,10 +127,10 @@ def go_on_from(job: State, step: int, checkpoint: bool = False) -> None:
         place = f"the checkpoint of step {step:,}" if checkpoint else f"step {step}"
         last = f"goes on from {place}" if step else "starts again from its first record"
         _begins_anew(job)
+        what = "commits" if job.config.runs_horovod else "records of training"
         job.notice(
             Reason.StateLost,
-            f"every worker that held the state is gone: {records} records of training are lost, "
-            f"the job {last}",
+            f"every worker that held the state is gone: {records} {what} are lost, the job {last}",
         )
     job.train.safe = min(job.train.safe, step)
     reach(job, job.train, step)
@@ -176,16 +178,16 @@ def found(job: State, event: ev.JoinedRing) -> None:
     """Record the step of the state on the servers (mode=ps)."""
     assert job.train is not None
     job.checkpoints.restoring = NO_RING
-    job.ring.changes[-1].went_back = bool(event.went_back)
-    if event.went_back:
-        went_back(job, event)
+    job.ring.changes[-1].rolled_back = bool(event.rolled_back)
+    if event.rolled_back:
+        rolled_back(job, event)
         return
     all_have(job, event.step)
     job.step = max(event.step, job.train.done)
     reach(job, job.train, job.step)
 
 
-def went_back(job: State, event: ev.JoinedRing) -> None:
+def rolled_back(job: State, event: ev.JoinedRing) -> None:
     """Roll back: the ring and its servers begin with an earlier state than the ring was formed with."""
     assert job.train is not None
     task, step = job.train, event.step
@@ -200,7 +202,7 @@ def went_back(job: State, event: ev.JoinedRing) -> None:
         again = f"{how_many(records, 'record')} {are} trained again, from {place}"
     if job.config.asynchronous:  # only one server lacks them
         again = f"up to {how_many(records, 'record')} are trained again, and count where they are missing"
-    job.notice(Reason.RolledBack, f"went back to step {step:,}: {event.went_back}; {again}")
+    job.notice(Reason.RolledBack, f"rolled back to step {step:,}: {event.rolled_back}; {again}")
     task.safe, job.step = min(task.safe, step), step
     reach(job, task, step)
 
@@ -213,7 +215,7 @@ def latest_loss(known: facts.EpochLoss | None, told: facts.EpochLoss | None) -> 
 
 
 def in_words(metrics: Mapping[str, float | None]) -> str:
-    """Format metrics: the loss first, then the others by name. (Messages have no order.)"""
+    """Format metrics for a message: the loss first, then the others by name, since messages have no order."""
     ordered = sorted(metrics.items(), key=lambda metric: (metric[0] != "loss", metric[0]))
     said = {name: "not finite" if value is None else f"{value:.4f}" for name, value in ordered}
     return ", ".join(f"{name} {value}" for name, value in said.items())

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Views of a job for users and programs: plain dictionaries, ready for JSON.
 
 `status` is the present status, with data from the workers' heartbeats. `summary` is kept after the end. It is
@@ -14,12 +15,12 @@ from typing import Any
 
 from edl.contract.heartbeats import Staleness
 from edl.contract.ids import WorkerId
+from edl.formatting import numbered
 from edl.master.core import events as ev
 from edl.master.core import facts, ps, silence, training
 from edl.master.core.job import Job
 from edl.master.core.ring import Change
 from edl.master.core.workers import OUT, UP
-from edl.text import numbered
 
 MOST_NAMED = 5  # workers in a sentence
 
@@ -56,7 +57,7 @@ def status(
         "seconds": job.active_before
         + (0.0 if job.began_at is None else (job.ended_at or now) - job.began_at),
         "records": {
-            "size": task.steps.records if task else None,
+            "size": _records(job),
             "total": total,
             "applied": applied,
         },
@@ -66,10 +67,10 @@ def status(
             "epoch": min(task.epochs_done + 1, task.last_epoch) if task else 0,
             "epochs": task.last_epoch if task else job.epochs,
             "step": task.done if task else 0,
-            "steps": task.end if task else None,
+            "steps": task.end if task and not job.config.runs_horovod else None,
         },
         "rate": rate,
-        "eta_seconds": (total - applied) / rate if rate > 0 else None,
+        "eta_seconds": (total - applied) / rate if rate > 0 and not job.config.runs_horovod else None,
         "step": max(job.step, ahead.step),
         "loss": job.loss if ahead.loss is None else ahead.loss,
         "epoch_loss": loss.mean if loss else None,
@@ -89,6 +90,7 @@ def status(
                 "step": here[w.id].step if w.id in here else w.step,
                 "rate": here[w.id].rate if w.id in here else 0.0,
                 "memory": beats[w.id].memory if w.id in beats else 0,
+                "gpu": asdict(gpu) if w.id in beats and (gpu := beats[w.id].gpu) is not None else None,
             }
             for w in job.pool
         ],
@@ -116,7 +118,7 @@ def summary(job: Job) -> dict[str, Any]:
         "traceback": job.traceback,
         "seconds": job.active_before + (job.ended_at or 0.0) - (job.began_at or 0.0),
         "records": {
-            "size": task.steps.records if task else None,
+            "size": _records(job),
             "applied": task.steps.begins_at(task.done) if task else 0,
             "skipped": task.steps.records_of(job.result.skipped) if task else 0,
             "bad": job.result.bad,
@@ -127,7 +129,7 @@ def summary(job: Job) -> dict[str, Any]:
             "epochs_done": task.epochs_done if task else 0,
             "epochs": task.last_epoch if task else job.epochs,
             "steps_done": task.done if task else 0,
-            "steps": task.end if task else None,
+            "steps": task.end if task and not job.config.runs_horovod else None,
             "skipped": [list(r) for r in job.result.skipped],
         },
         "step": job.step,
@@ -157,6 +159,11 @@ def summary(job: Job) -> dict[str, Any]:
     }
 
 
+def _records(job: Job) -> int | None:
+    """The number of records in an epoch; None if it is unknown, or if a script reads its own."""
+    return job.train.steps.records if job.train is not None and not job.config.runs_horovod else None
+
+
 def _between_rings(job: Job) -> str:
     """Describe which workers the next step waits for while a ring is left or formed; empty otherwise."""
     ring = job.ring
@@ -166,7 +173,7 @@ def _between_rings(job: Job) -> str:
         return ""
     said = numbered("worker", [w.id for w in inside], MOST_NAMED)
     if ring.closing:
-        return f"ring {ring.generation} is being left by {said}: {ring.closing}"
+        return f"ring {ring.generation} is being left by {said}: {ring.cause}"
     return f"ring {ring.generation} is being formed and waits for {said} ({ring.changes[-1].cause})"
 
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The life cycle of a worker, as a state table, and the master's records of workers.
 
     pending -> starting -> initializing -> ready -> member -> draining -> gone
@@ -19,45 +20,32 @@ from typing import NamedTuple
 from edl.contract.ids import Generation, WorkerId
 from edl.contract.phases import WorkerState
 from edl.contract.ranges import RangeSet
-from edl.errors import EdlError
 from edl.master.core import events as ev
 from edl.master.core import facts
+from edl.master.core.tables import Table
 
-NEXT = {
-    (WorkerState.PENDING, "seen"): WorkerState.STARTING,
-    (WorkerState.PENDING, "hello"): WorkerState.INITIALIZING,  # the stream may be faster than the backend
-    (WorkerState.STARTING, "hello"): WorkerState.INITIALIZING,
-    (WorkerState.INITIALIZING, "ready"): WorkerState.READY,
-    (WorkerState.READY, "placed"): WorkerState.MEMBER,
-    (WorkerState.PENDING, "leave"): WorkerState.DRAINING,
-    (WorkerState.STARTING, "leave"): WorkerState.DRAINING,
-    (WorkerState.INITIALIZING, "leave"): WorkerState.DRAINING,
-    (WorkerState.READY, "leave"): WorkerState.DRAINING,
-    (WorkerState.MEMBER, "leave"): WorkerState.DRAINING,
-    (WorkerState.PENDING, "gone"): WorkerState.GONE,
-    (WorkerState.STARTING, "gone"): WorkerState.GONE,
-    (WorkerState.INITIALIZING, "gone"): WorkerState.GONE,
-    (WorkerState.READY, "gone"): WorkerState.GONE,
-    (WorkerState.MEMBER, "gone"): WorkerState.GONE,
-    (WorkerState.DRAINING, "gone"): WorkerState.GONE,
-}
-
-
-class ImpossibleStep(EdlError):
-    """A transition that the state table does not have."""
-
-
-def step(state: WorkerState, event: str) -> WorkerState:
-    """Return the state after `event`.
-
-    Raises:
-        ImpossibleStep: the table has no transition for it.
-    """
-    try:
-        return NEXT[state, event]
-    except KeyError:
-        raise ImpossibleStep(f"a worker that is {state} cannot be {event}") from None
-
+WORKER = Table(
+    "a worker",
+    WorkerState.PENDING,
+    {
+        (WorkerState.PENDING, "seen"): WorkerState.STARTING,
+        (WorkerState.PENDING, "hello"): WorkerState.INITIALIZING,  # the stream may be faster than the backend
+        (WorkerState.STARTING, "hello"): WorkerState.INITIALIZING,
+        (WorkerState.INITIALIZING, "ready"): WorkerState.READY,
+        (WorkerState.READY, "placed"): WorkerState.MEMBER,
+        (WorkerState.PENDING, "leave"): WorkerState.DRAINING,
+        (WorkerState.STARTING, "leave"): WorkerState.DRAINING,
+        (WorkerState.INITIALIZING, "leave"): WorkerState.DRAINING,
+        (WorkerState.READY, "leave"): WorkerState.DRAINING,
+        (WorkerState.MEMBER, "leave"): WorkerState.DRAINING,
+        (WorkerState.PENDING, "gone"): WorkerState.GONE,
+        (WorkerState.STARTING, "gone"): WorkerState.GONE,
+        (WorkerState.INITIALIZING, "gone"): WorkerState.GONE,
+        (WorkerState.READY, "gone"): WorkerState.GONE,
+        (WorkerState.MEMBER, "gone"): WorkerState.GONE,
+        (WorkerState.DRAINING, "gone"): WorkerState.GONE,
+    },
+)
 
 NO_RING = Generation(0)
 
@@ -118,7 +106,7 @@ class WorkerRecord:
     from_copy: bool = False  # its state is a snapshot of an unknown ring; equal steps may differ
     step: int = 0  # when it last joined or left a ring
     round: int = 0  # the evaluation batch after that step, at that time
-    turn: int = 0  # 1: callbacks had been called after that step
+    callbacks_done: int = 0  # 1: callbacks had been called after that step
     skipped: RangeSet = field(default_factory=RangeSet)  # steps, when it last left a ring
     bad: dict[int, int] = field(default_factory=dict)  # omitted records by epoch, at that time
     digest: str = ""
@@ -132,24 +120,80 @@ class WorkerRecord:
 
     @property
     def kind(self) -> Kind:
+        """The fields by which the pool counts workers."""
         return Kind(self.state, self.place, self.has_state, self.stopped)
 
     @property
     def progress(self) -> tuple[int, int, int]:
         """Progress of its state: steps, and the work after the last step. Equal for equal states."""
-        return self.step, self.round, self.turn
+        return self.step, self.round, self.callbacks_done
 
     @property
     def in_ring(self) -> bool:
+        """Whether the worker is a member of the present ring, also while it connects."""
         return self.place != OUT
 
     @property
     def is_starting(self) -> bool:
+        """Whether the worker is not ready yet."""
         return self.state in STARTING_STATES
 
     @property
     def is_ready(self) -> bool:
+        """Whether the worker can be a member of a ring."""
         return self.state in READY_STATES
+
+
+class Snapshots:
+    """In-memory snapshots of the state (elastic.inMemorySnapshot), from a worker's crash until they are used.
+
+    crash ──▶ awaited ──Hello──▶ with a starting worker ──Ready──▶ held by a ready worker
+    """
+
+    def __init__(self) -> None:
+        self._awaited = 0  # number of snapshots that crashed workers may have left
+        self._until = 0.0  # they are awaited until then
+        self._starting: set[WorkerId] = set()  # starting workers with a snapshot
+        self.held: dict[WorkerId, ev.LeftRing] = {}  # by ready worker, until it holds the state
+
+    @property
+    def deadline(self) -> float | None:
+        """The time until which snapshots are awaited; None if they are not."""
+        return self._until if self._awaited else None
+
+    def wait(self, until: float) -> None:
+        """Await the snapshot that a crashed worker may have left."""
+        self._awaited, self._until = self._awaited + 1, until
+
+    def comes_with(self, w: WorkerRecord) -> None:
+        """Record that a starting worker has a snapshot."""
+        self._starting.add(w.id)
+        self._awaited = max(self._awaited - 1, 0)
+
+    def due(self, now: float) -> bool:
+        """True if a snapshot may still become held."""
+        return bool(self._starting) or (self._awaited > 0 and self._until > now)
+
+    def usable(self, step: int) -> dict[WorkerId, ev.LeftRing]:
+        """Return the held snapshots of this step or of a later one."""
+        return {worker: copy for worker, copy in self.held.items() if copy.step >= step}
+
+    def leaves(self, w: WorkerRecord, starting: bool, held: bool) -> None:
+        """Forget a worker's snapshot, which it has while it is starting, or holds when it is ready."""
+        if starting:
+            self._starting.discard(w.id)
+        if held:
+            self.held.pop(w.id, None)
+
+    def await_none(self) -> None:
+        """Await no snapshots of crashed workers: a ring is formed without them."""
+        self._awaited = 0
+
+    def void(self) -> None:
+        """Discard all snapshots."""
+        self._awaited = 0
+        self._starting.clear()
+        self.held.clear()
 
 
 class Pool:
@@ -159,8 +203,7 @@ class Pool:
         self._workers: dict[WorkerId, WorkerRecord] = {}
         self.lost: dict[WorkerId, WorkerRecord] = {}  # removed from the job, with an exit still unreported
         self.next_id = 0  # also the number of workers so far
-        self.bringing: set[WorkerId] = set()  # starting workers with a snapshot of the state
-        self.copies: dict[WorkerId, ev.LeftRing] = {}  # snapshots of ready workers, until they hold the state
+        self.snapshots = Snapshots()
         # Indexes of the workers, so that no event needs a scan of all workers.
         self._kinds: dict[Kind, dict[WorkerId, WorkerRecord]] = {}
         self._delays = Counter[str]()
@@ -168,6 +211,7 @@ class Pool:
     # --- one worker
 
     def add(self, now: float) -> WorkerRecord:
+        """Add a new worker with the next id."""
         worker = WorkerRecord(WorkerId(self.next_id), since=now)
         self.next_id += 1
         return self._take_in(worker)
@@ -195,11 +239,8 @@ class Pool:
     ) -> None:
         """Change a worker's kind. `event` is an event of the state table."""
         self._forget(w)
-        if event:
-            self.bringing.discard(w.id)
-        if has_state:
-            self.copies.pop(w.id, None)
-        w.state = step(w.state, event) if event else w.state
+        self.snapshots.leaves(w, starting=bool(event), held=bool(has_state))
+        w.state = WORKER.after(w.state, event) if event else w.state
         w.place = w.place if place is None else place
         w.from_copy = w.from_copy and place != UP
         w.has_state = w.has_state if has_state is None else has_state
@@ -209,7 +250,7 @@ class Pool:
     def left(self, w: WorkerRecord, out: ev.LeftRing) -> None:
         """Record that a worker has left a ring, with the state that it reported."""
         self.change(w, place=OUT, has_state=w.has_state or out.has_state)
-        w.step, w.round, w.turn = out.step, out.round, out.turn
+        w.step, w.round, w.callbacks_done = out.step, out.round, out.callbacks_done
         w.skipped, w.bad, w.digest = out.skipped, out.bad, out.digest
 
     def take_copy(self, w: WorkerRecord, copy: ev.LeftRing) -> None:
@@ -236,9 +277,8 @@ class Pool:
         """
         self.delay(w, "")
         self._forget(w)
-        self.bringing.discard(w.id)
-        self.copies.pop(w.id, None)
-        w.state, w.place = step(w.state, "gone"), OUT
+        self.snapshots.leaves(w, starting=True, held=True)
+        w.state, w.place = WORKER.after(w.state, "gone"), OUT
         self.lost[w.id] = self._workers.pop(w.id)
 
     def _forget(self, w: WorkerRecord) -> None:
@@ -248,6 +288,7 @@ class Pool:
             del self._kinds[w.kind]
 
     def get(self, worker: WorkerId) -> WorkerRecord | None:
+        """Return the worker with this id; None if it was removed."""
         return self._workers.get(worker)
 
     def __getitem__(self, worker: WorkerId) -> WorkerRecord:
@@ -263,9 +304,11 @@ class Pool:
         return iter(self._workers.values())
 
     def any(self, test: Callable[[Kind], bool]) -> bool:
+        """Whether any worker is of a kind that fulfills `test`. It takes time by kinds, not by workers."""
         return any(test(kind) for kind in self._kinds)
 
     def count(self, test: Callable[[Kind], bool]) -> int:
+        """The number of workers whose kind fulfills `test`."""
         return sum(len(workers) for kind, workers in self._kinds.items() if test(kind))
 
     def where(self, test: Callable[[Kind], bool]) -> list[WorkerRecord]:

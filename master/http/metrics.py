@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The metrics that Prometheus scrapes.
 
 Most are derived at each scrape from the job's status and the backend's numbers. Events between two scrapes
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator
+from statistics import median
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Histogram, disable_created_metrics, generate_latest
@@ -37,9 +39,11 @@ class Metrics:
         self._registry = CollectorRegistry()
         self._registry.register(self)
         self._reshape = Histogram(
-            "edl_ring_reshape_seconds", "How long a survivor of a change of the ring stood still",
-            buckets=(0.05, 0.1, 0.2, 0.3, 0.5, 1, 2, 5, 10, 30), registry=self._registry,
-        )  # fmt: skip
+            "edl_ring_reshape_seconds",
+            "How long a survivor of a change of the ring stood still",
+            buckets=(0.05, 0.1, 0.2, 0.3, 0.5, 1, 2, 5, 10, 30),
+            registry=self._registry,
+        )
         self._reshapes = Counter[str]()
         self._seconds: dict[str, float] = {}  # as last reported, by kind
         self._total = 0.0  # the sum of the goodput's seconds at that time
@@ -47,6 +51,10 @@ class Metrics:
     def page(self) -> tuple[str, bytes]:
         """Render the page of a scrape: content type and body."""
         return CONTENT_TYPE_LATEST, generate_latest(self._registry)
+
+    def families(self) -> Iterator[Metric]:
+        """Yield all metrics, also those that are counted between scrapes."""
+        yield from self._registry.collect()
 
     def observe(self, now: float, event: ev.Event, effects: list[ef.Effect]) -> None:
         """Observe the master's loop, and count changes of the ring."""
@@ -90,6 +98,7 @@ class Metrics:
         phase = GaugeMetricFamily("edl_job_phase", "1 for the phase that the job is in", labels=["phase"])
         phase.add_metric([status["phase"]], 1)
         yield phase
+        yield from _of_training(status)
         if servers := status.get("servers"):
             yield from _of_servers(servers)
         if staleness := status.get("staleness"):
@@ -110,6 +119,43 @@ class Metrics:
         earlier = {} if another_run else self._seconds
         self._seconds = {kind: max(seconds, earlier.get(kind, 0.0)) for kind, seconds in goodput.items()}
         return self._seconds
+
+
+def _of_training(status: dict[str, Any]) -> Iterator[Metric]:
+    """Yield loss, metrics and speeds; without values until they are known."""
+    loss = GaugeMetricFamily(
+        "edl_loss", "Training loss: the mean of the epoch so far, and of the last step", labels=["of"]
+    )
+    for of, value in (("epoch", status["epoch_loss"]), ("step", status["loss"])):
+        if value is not None:
+            loss.add_metric([of], value)
+    yield loss
+    trained = GaugeMetricFamily(
+        "edl_training_metric", "Compiled metrics over the records of the last complete epoch", labels=["name"]
+    )
+    for name, value in status["epoch_metrics"].items():
+        if value is not None:
+            trained.add_metric([name], value)
+    yield trained
+    held_out = GaugeMetricFamily(
+        "edl_evaluation", "Loss and metrics of the last evaluation on a split", labels=["split", "name"]
+    )
+    for split, found in status["evaluations"].items():
+        for name, value in found["metrics"].items():
+            if value is not None:
+                held_out.add_metric([split, name], value)
+    yield held_out
+    # One value for each worker would be a label that grows with the job.
+    speed = GaugeMetricFamily(
+        "edl_worker_records_per_second",
+        "Speed of the slowest, the median and the fastest worker",
+        labels=["of"],
+    )
+    rates = sorted(w["rate"] for w in status["workers"] if w["rank"] is not None)
+    if rates:
+        for of, value in (("slowest", rates[0]), ("median", median(rates)), ("fastest", rates[-1])):
+            speed.add_metric([of], value)
+    yield speed
 
 
 def _of_servers(servers: list[dict[str, Any]]) -> Iterator[Metric]:

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The master's HTTP server: probes (/healthz, /readyz), metrics, and other pages to read.
 
 It runs on the master's event loop, so an answer from /healthz shows that the loop works. Everything is
@@ -45,9 +46,13 @@ class Server:
         quiet = logging.getLogger(f"{__name__}.aiohttp")
         quiet.setLevel(logging.CRITICAL)
         self._runner = web.AppRunner(
-            app, access_log=None, logger=quiet, keepalive_timeout=timeout_seconds,
-            lingering_time=timeout_seconds, shutdown_timeout=1.0,
-        )  # fmt: skip
+            app,
+            access_log=None,
+            logger=quiet,
+            keepalive_timeout=timeout_seconds,
+            lingering_time=timeout_seconds,
+            shutdown_timeout=1.0,
+        )
 
     async def start(self, address: str) -> int:
         """Listen on `address`, and return the port.
@@ -65,6 +70,7 @@ class Server:
         return int(self._runner.addresses[0][1])
 
     async def close(self) -> None:
+        """Stop listening, and close all connections."""
         await self._runner.cleanup()
 
     async def _answer(self, request: web.Request) -> web.Response:

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The journal: one line for each event of a job, with its effects.
 
 A line holds the time, the event, and the effects. `replay` feeds the events through a new core; the journal
@@ -22,7 +23,7 @@ from typing import Any, TypeAlias
 from pydantic import TypeAdapter, ValidationError
 
 from edl.config import Config
-from edl.contract import artifacts
+from edl.contract import artifacts, hangs
 from edl.contract.ids import RunId
 from edl.contract.phases import WorkerState
 from edl.errors import ConfigError, EdlError
@@ -102,8 +103,11 @@ class Journal:
 
         This waits for the disk twice, and may run on a different thread while no event is recorded. Later
         events must come after the head, and decisions must be on the disk before they are performed.
+
+        Raises:
+            OSError: the disk failed for another reason than lack of room.
         """
-        with self._lock:
+        with self._lock, hangs.watched():
             self._earlier.append((artifacts.segment(self._path.parent, self._number), self._bytes))
             try:
                 os.fsync(self._file)  # so that no crash keeps the new segment but loses the end of this one
@@ -115,6 +119,7 @@ class Journal:
                 self._full_at += self._segment
 
     def close(self) -> None:
+        """Flush the last lines to the disk, and close the file."""
         with self._lock:
             self._flush()
             os.close(self._file)
@@ -258,8 +263,8 @@ def replay(readers: Iterable[JournalReader], config: Config) -> Job:
     """Replay consecutive segments of one master, from the core's state at the first head; return the job.
 
     Raises:
-        EdlError: a segment is damaged, or the core's decisions, or its state at a head, differ from the
-            journal; the text names the first such line.
+        JournalDamaged: a segment is damaged, or the core's decisions, or its state at a head, differ from the
+            journal; the text names the first line that does.
     """
     job: Job | None = None
     chain = ""
@@ -280,7 +285,11 @@ def replay(readers: Iterable[JournalReader], config: Config) -> Job:
 
 
 def _job_at(reader: JournalReader, config: Config) -> Job:
-    """Return the core with the state at the head of a segment."""
+    """Return the core with the state at the head of a segment.
+
+    Raises:
+        JournalDamaged: the state at the head cannot be loaded.
+    """
     if reader.begins:
         return Job(config)
     try:
@@ -311,7 +320,8 @@ def replayed(output: Path, summary: dict[str, Any]) -> tuple[RunId, Job, Path | 
     The third value is the oldest segment if earlier ones were deleted, else None.
 
     Raises:
-        EdlError: the journal is damaged or incomplete, or the core's decisions differ from it.
+        JournalDamaged: a segment or its values are damaged, or the core's decisions differ from the journal.
+        EdlError: the journal is missing or incomplete.
     """
     readers = segments(output)
     # Replay the last master only: after a failover, a master starts with an empty core.
@@ -352,9 +362,13 @@ def unfinished(output: Path, spec: JobSpec) -> tuple[RunId, ev.Adopted] | None:
     workers = tuple((w.id, w.handle or "external") for w in job.pool if w.state != WorkerState.PENDING)
     active = job.active_before + (0.0 if job.began_at is None else job.now - job.began_at)
     return RunId(reader.head["run_id"]), ev.Adopted(
-        workers, job.pool.next_id, safe=job.train.safe if job.train else 0,
-        active_seconds=active, began_with=job.began_with, past=past.until(past.of(job), active),
-    )  # fmt: skip
+        workers,
+        job.pool.next_id,
+        safe=job.train.safe if job.train else 0,
+        active_seconds=active,
+        began_with=job.began_with,
+        past=past.until(past.of(job), active),
+    )
 
 
 def silent_seconds(output: Path) -> float:

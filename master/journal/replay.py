@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`edl replay DIR`: feed the journal through a new core, and check that decisions and end are the same."""
 
 from __future__ import annotations
@@ -8,15 +9,16 @@ from pathlib import Path
 
 from edl.contract import artifacts
 from edl.errors import EdlError
+from edl.formatting import plain
 from edl.master.core import view
 from edl.master.journal import journal
-from edl.text import plain
 
 # Unknown to the core: messages that the server refuses, and the journal itself.
 OUTSIDE = ("foreign_messages", "journal")
 
 
 def main(directory: str) -> int:
+    """Replay the journal in `directory`, and compare the result with the summary. Return the exit code."""
     output = Path(directory)
     try:
         kept = artifacts.read_summary(output)

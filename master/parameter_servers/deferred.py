@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The parameter servers of a job with mode=auto, which has servers only if its model needs them.
 
 Until the core has decided, there are no servers, and nothing waits for them.
@@ -13,10 +14,10 @@ from collections.abc import Callable
 from typing import Any
 
 from edl.contract import vital
+from edl.formatting import plain
 from edl.master.core import effects as ef
 from edl.master.core import events as ev
-from edl.master.parameter_servers.monitor import Emit, NoServers, ParameterServers
-from edl.text import plain
+from edl.master.parameter_servers.base import Emit, NoServers, ParameterServers
 
 
 class DeferredServers:
@@ -51,7 +52,7 @@ class DeferredServers:
     def resize(self, servers: int) -> None:
         self._servers.resize(servers)
 
-    def perform(self, effect: ef.Effect) -> None:
+    def perform(self, effect: ef.ForServers) -> None:
         if isinstance(effect, ef.ModeDecided):
             self._servers = self._make()
             self._starting = vital.task(self._start(), "start of servers")

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Parameter servers as processes of this machine, for `edl run` and `edl master`.
 
 Each server has a folder for its log, a fixed address, and one task. The task starts a process, waits until it
@@ -26,10 +27,12 @@ from typing import Any
 
 from edl.contract import artifacts
 from edl.contract.own_modules import module_command
-from edl.master.backends.base import Tasks, described, last_line
+from edl.master.backends.base import Tasks, format_error, last_line
 from edl.master.core import effects as ef
 from edl.master.core import events as ev
-from edl.master.parameter_servers.monitor import RESTARTING, Emit, PendingServers, Watch
+from edl.master.parameter_servers.base import Emit
+from edl.master.parameter_servers.monitor import RESTARTING, Watch
+from edl.master.parameter_servers.remote import PendingServers
 
 REFUSED = 2  # exit code: its arguments are invalid, or its address is taken
 MOST_IN_VAIN = 5  # failed starts in a row
@@ -74,14 +77,23 @@ class Plan:
     def arguments(self, index: int, listen: str) -> list[str]:
         """Return the arguments of a server's process."""
         return [
-            "--index", str(index), "--listen", listen,
-            "--run-id", self.run_id,
-            "--token-file", str(self.folder / TOKEN), "--log-dir", str(self.told_of(index)),
-            "--address-file", str(self.address_of(index)), "--attached",
+            "--index",
+            str(index),
+            "--listen",
+            listen,
+            "--run-id",
+            self.run_id,
+            "--token-file",
+            str(self.folder / TOKEN),
+            "--log-dir",
+            str(self.told_of(index)),
+            "--address-file",
+            str(self.address_of(index)),
+            "--attached",
             *([] if self.logged else ["--no-log"]),
             *(["--checkpoint-dir", self.checkpoints] if self.checkpoints else []),
             *(["--memory-limit", str(self.memory_limit)] if self.memory_limit else []),
-        ]  # fmt: skip
+        ]
 
 
 TOKEN = "token"  # the file, in the servers' folder
@@ -175,14 +187,14 @@ class ServerProcesses:
         self._pending.wait_for(servers)
         self._tell_if_ready()
 
-    def perform(self, effect: ef.Effect) -> None:
+    def perform(self, effect: ef.ForServers) -> None:
         match effect:
             case ef.RestartServer(index) if index < len(self._servers):
                 _signal(self._servers[index], signal.SIGKILL)
-            case ef.Arranged():
-                self._arranged(effect)
+            case ef.Assigned():
+                self._assigned(effect)
 
-    def _arranged(self, effect: ef.Arranged) -> None:
+    def _assigned(self, effect: ef.Assigned) -> None:
         self._have = effect.servers
         # Otherwise the core decided before it knew the present request, and the request stays valid.
         if not self._asked and self._wanted == effect.wanted:
@@ -278,7 +290,7 @@ class ServerProcesses:
                 pause = 0.0
             why = signal.Signals(-code).name if code < 0 else f"exit code {code}"
             if listened_at is None or code >= 0:  # it was not killed, so its log may have the reason
-                why += self._last_words(server)
+                why += self._log_tail(server)
             first = server.starts == 1 and code == REFUSED
             if listened_at is None and (first or server.in_vain >= MOST_IN_VAIN):
                 if server.index < self._have:
@@ -300,10 +312,14 @@ class ServerProcesses:
         listen = server.address if keeps else f"{self._plan.host}:0"
         with open(self._plan.log_of(server.index), "ab") as log:
             process = await asyncio.create_subprocess_exec(
-                *self._command, *self._plan.arguments(server.index, listen),
-                stdin=asyncio.subprocess.PIPE, stdout=log, stderr=log,
-                env=dict(self._environment), start_new_session=True,
-            )  # fmt: skip
+                *self._command,
+                *self._plan.arguments(server.index, listen),
+                stdin=asyncio.subprocess.PIPE,
+                stdout=log,
+                stderr=log,
+                env=dict(self._environment),
+                start_new_session=True,
+            )
         server.process, server.pid, server.starts = process, process.pid, server.starts + 1
         if self._closing or server.leaving:
             _signal(server, signal.SIGKILL)
@@ -325,13 +341,13 @@ class ServerProcesses:
             self._known.set()
         self._tell_if_ready()
 
-    def _last_words(self, server: _Server) -> str:
+    def _log_tail(self, server: _Server) -> str:
         words = last_line(self._plan.log_of(server.index))
         return f": {words}" if words else ""
 
     def _failed(self, server: _Server, error: Exception) -> None:
         _signal(server, signal.SIGKILL)
-        why = f"it cannot be started: {described(error)}"
+        why = f"it cannot be started: {format_error(error)}"
         if server.index < self._have:
             self._emit(ev.ServerExited(server.index, why, fatal=True))
         else:

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The authority of a master to send messages; the server checks it before each message to a worker.
 
 If a job can have several masters, `LeaderElection` implements this interface. A job with a single master uses

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Collects the parts of checkpoints that workers report, until a checkpoint is complete.
 
 Only the writer of the manifest needs the name, size and SHA-256 of a part. So the core, and with it the

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Conversion between protobuf messages and the core's events and effects, without streams.
 
 The server uses it, and so does the simulator of the tests.
@@ -10,7 +11,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 
-from edl.contract.heartbeats import ServerWait, Staleness
+from edl.contract.heartbeats import Gpu, ServerWait, Staleness
 from edl.contract.ids import Generation, WorkerId
 from edl.contract.layout import Layout
 from edl.contract.proto import edl_pb2 as pb
@@ -33,9 +34,16 @@ def event_of(worker: WorkerId, message: pb.FromWorker) -> ev.Event | facts.Heart
             held = _out(worker, Generation(0), r.held) if r.HasField("held") else None
             held_out, forced = dict(r.held_out), tuple(r.forced)
             return ev.Ready(
-                worker, _layout(r.layout), r.model, r.checkpoint, held_out, forced, held, r.tables,
+                worker,
+                _layout(r.layout),
+                r.model,
+                r.checkpoint,
+                held_out,
+                forced,
+                held,
+                r.tables,
                 _sample_loss(r),
-            )  # fmt: skip
+            )
         case "resume":
             b = message.resume
             members = tuple(WorkerId(m) for m in b.members)
@@ -47,8 +55,17 @@ def event_of(worker: WorkerId, message: pb.FromWorker) -> ev.Event | facts.Heart
             return ev.Resume(worker, _layout(b.layout), g, members, b.left, b.joined, out, *as_in_ready)
         case "joined_ring":
             joined = message.joined_ring
-            return ev.JoinedRing(worker, g, joined.step, joined.round, joined.turn, joined.went_back,
-                                 joined.servers, tuple(joined.out), joined.servers_stay)  # fmt: skip
+            return ev.JoinedRing(
+                worker,
+                g,
+                joined.step,
+                joined.round,
+                joined.callbacks_done,
+                joined.rolled_back,
+                joined.servers,
+                tuple(joined.out),
+                joined.servers_stay,
+            )
         case "stepped":
             s = message.stepped
             return ev.Stepped(worker, g, s.step, s.stall_seconds, s.redone_records, s.wasted_seconds)
@@ -83,6 +100,7 @@ def event_of(worker: WorkerId, message: pb.FromWorker) -> ev.Event | facts.Heart
                 beat.round,
                 aged,
                 waited,
+                _gpu(beat.gpu) if beat.HasField("gpu") else None,
             )
         case "left_ring":
             return _out(worker, g, message.left_ring)
@@ -90,7 +108,7 @@ def event_of(worker: WorkerId, message: pb.FromWorker) -> ev.Event | facts.Heart
             return ev.Leaving(worker, message.leaving.why)
         case "failed":
             f = message.failed
-            return ev.Failed(worker, f.why, f.traceback, f.fatal, f.mistake)
+            return ev.Failed(worker, f.why, f.traceback, f.fatal, f.mistake, f.no_gpu_memory)
         case "saved":
             kept = message.saved
             return ev.Saved(worker, kept.model, kept.note, _failed(kept.failed), kept.step, kept.variables)
@@ -117,6 +135,7 @@ def event_of(worker: WorkerId, message: pb.FromWorker) -> ev.Event | facts.Heart
 
 
 def hello_of(worker: WorkerId, hello: pb.Hello) -> ev.Hello:
+    """Return the event for a worker's first message."""
     return ev.Hello(worker, hello.resumes, hello.brings_state)
 
 
@@ -126,17 +145,42 @@ def ended_before(s: pb.Predecessor) -> ev.Gone:
     return ev.Gone(WorkerId(s.place), code=code, signal=s.signal, why=s.why)
 
 
-def message_of(effect: ef.Effect) -> tuple[Sequence[WorkerId], pb.ToWorker] | None:
-    """Return the recipients and the message of an effect; None if a different adapter performs it."""
+def message_of(effect: ef.ForWorkers) -> tuple[Sequence[WorkerId], pb.ToWorker] | None:
+    """Return the recipients and the message of an effect; None for a Commit, which needs more, or a Fence."""
     match effect:
-        case ef.Form(generation, members, root, sync, epochs, shares, layout, step, joining, round, turn,
-                     servers, addresses, untrusted_up_to, untrusted_reason):  # fmt: skip
+        case ef.Form(
+            generation,
+            members,
+            root,
+            sync,
+            epochs,
+            shares,
+            layout,
+            step,
+            joining,
+            round,
+            callbacks_done,
+            servers,
+            addresses,
+            untrusted_up_to,
+            untrusted_reason,
+        ):
             form = pb.Form(
-                members=members, root=root, sync=sync, epochs=epochs, shares=shares,
-                layout=pb.Layout(**asdict(layout)), step=step, joining=joining, round=round, turn=turn,
-                servers=servers, addresses=addresses, untrusted_up_to=untrusted_up_to,
+                members=members,
+                root=root,
+                sync=sync,
+                epochs=epochs,
+                shares=shares,
+                layout=pb.Layout(**asdict(layout)),
+                step=step,
+                joining=joining,
+                round=round,
+                callbacks_done=callbacks_done,
+                servers=servers,
+                addresses=addresses,
+                untrusted_up_to=untrusted_up_to,
                 untrusted_reason=untrusted_reason,
-            )  # fmt: skip
+            )
             return members, pb.ToWorker(generation=generation, form=form)
         case ef.Train(generation, members, epochs):
             return members, pb.ToWorker(generation=generation, train=pb.Train(epochs=epochs))
@@ -158,9 +202,19 @@ def message_of(effect: ef.Effect) -> tuple[Sequence[WorkerId], pb.ToWorker] | No
 def _out(worker: WorkerId, g: Generation, o: pb.LeftRing) -> ev.LeftRing:
     bad = {b.epoch: b.records for b in o.bad}
     return ev.LeftRing(
-        worker, g, o.step, o.has_state, _ranges(o.skipped), o.broken, o.digest, bad, o.round,
-        o.turn, o.stop, o.stopped_by,
-    )  # fmt: skip
+        worker,
+        g,
+        o.step,
+        o.has_state,
+        _ranges(o.skipped),
+        o.broken,
+        o.digest,
+        bad,
+        o.round,
+        o.callbacks_done,
+        o.stop,
+        o.stopped_by,
+    )
 
 
 def _metrics(metrics: Mapping[str, float]) -> dict[str, float | None]:
@@ -180,6 +234,10 @@ def _sample_loss(message: pb.Ready | pb.Resume) -> facts.SampleLoss | None:
 
 def _layout(layout: pb.Layout) -> Layout:
     return Layout(layout.records, layout.block, layout.shards)
+
+
+def _gpu(gpu: pb.Gpu) -> Gpu:
+    return Gpu(gpu.name, gpu.memory, gpu.memory_limit, _finite(gpu.busy) or 0.0)
 
 
 def _failed(parts: Iterable[pb.PartFailed]) -> tuple[facts.PartFailed, ...]:

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The messages to one worker that wait to be sent.
 
 A message to many workers is serialised once, and they share the bytes. Messages that a later one makes

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The gRPC server of a master without a job: it listens at the address of the job's server, and refuses.
 
 Promise: a call that would change the job is refused at once, with the reason from `_refuse`.

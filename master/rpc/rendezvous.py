@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Exchange of addresses between the members of a generation. The core is not involved.
 
 Each member sends one message with the addresses, by rank, at which it listens for each other member. Once all

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The gRPC server of a master that has nothing to train: its run has ended, or none can start.
 
 Promise: calls are answered with how the run has ended; a worker that still runs is refused, and so ends.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The master's gRPC server: streams become events, effects become messages.
 
 Every call needs the job's token. A worker's stream is opened once, and its messages are in order. Messages of
@@ -27,7 +28,7 @@ from edl.errors import EdlError
 from edl.master.core import effects as ef
 from edl.master.core import events as ev
 from edl.master.core import facts
-from edl.master.parameter_servers.monitor import NoServers, ParameterServers
+from edl.master.parameter_servers.base import NoServers, ParameterServers
 from edl.master.rpc.authority import Alone, Authority
 from edl.master.rpc.checkpoint_parts import CheckpointParts
 from edl.master.rpc.messages import ended_before, event_of, hello_of, message_of
@@ -39,7 +40,7 @@ MOST_UPDATES_SECONDS = 0.2
 LAST_WORDS_SECONDS = 2.0
 
 log = structlog.get_logger()
-MOST_REHEARSALS = 2
+MOST_PREFLIGHTS = 2
 
 
 def _work_in_bytes(server: Server) -> tuple[str, dict[str, grpc.RpcMethodHandler[Any, Any]]]:
@@ -124,9 +125,9 @@ class Server(rpc.MasterServicer):
         self._salvage = salvage
         self._listener = listener
         self._telling: asyncio.Task[None] | None = None  # announces the acting master
-        self._rehearser: WorkerId | None = None  # the worker that tests whether the model can be saved
-        self._rehearsals = 0  # started so far; limited, as a rehearsal's memory may end the worker
-        self._rehearsed = False
+        self._preflight_worker: WorkerId | None = None  # the worker that tests whether the model can be saved
+        self._preflights = 0  # started so far; limited, as a preflight's memory may end the worker
+        self._preflight_done = False
         self._streams: dict[WorkerId, Outbox] = {}
         self._fenced: dict[WorkerId, str] = {}
         self._rendezvous = Rendezvous()
@@ -142,7 +143,7 @@ class Server(rpc.MasterServicer):
             EdlError: the address is taken, or not one of this machine; or the certificate cannot be used.
         """
         port = await self._listener.start(address, self._serve)
-        self._telling = vital.task(self._say_who_acts(), "who acts")
+        self._telling = vital.task(self._say_who_acts(), "acting master")
         return port
 
     def _serve(self, server: grpc.aio.Server) -> None:
@@ -173,8 +174,8 @@ class Server(rpc.MasterServicer):
 
     # --- effects
 
-    def perform(self, effect: ef.Effect) -> None:
-        """Send the message of an effect to its recipients; ignore effects of other adapters."""
+    def perform(self, effect: ef.ForWorkers) -> None:
+        """Send the message of an effect to its workers."""
         match effect:
             case ef.Form(generation, members):
                 self._rendezvous.open(generation, members)
@@ -194,9 +195,15 @@ class Server(rpc.MasterServicer):
             self._send((worker,), pb.ToWorker(welcome=self._welcome(worker)))
 
     def _welcome(self, worker: WorkerId) -> pb.Welcome:
-        return pb.Welcome(config=self._config_json, output=self._output, worker=worker,
-                          master_outage_timeout_seconds=self._outage_timeout, salvage=self._salvage,
-                          rehearse=worker == self._rehearser, servers=self._addresses)  # fmt: skip
+        return pb.Welcome(
+            config=self._config_json,
+            output=self._output,
+            worker=worker,
+            master_outage_timeout_seconds=self._outage_timeout,
+            salvage=self._salvage,
+            preflight=worker == self._preflight_worker,
+            servers=self._addresses,
+        )
 
     def changed(self) -> None:
         """Notify all watchers of a changed status."""
@@ -237,9 +244,11 @@ class Server(rpc.MasterServicer):
         if worker in self._streams:
             await context.abort(grpc.StatusCode.ALREADY_EXISTS, f"worker {worker} has a stream already")
         outbox = self._streams[worker] = Outbox()
-        rehearse = self._rehearser is None and self._rehearsals < MOST_REHEARSALS and not first.hello.resumes
-        if rehearse:
-            self._rehearser, self._rehearsals = worker, self._rehearsals + 1
+        preflight = (
+            self._preflight_worker is None and self._preflights < MOST_PREFLIGHTS and not first.hello.resumes
+        )
+        if preflight:
+            self._preflight_worker, self._preflights = worker, self._preflights + 1
         self._send((worker,), pb.ToWorker(welcome=self._welcome(worker)))
         self._handler.emit(hello_of(worker, first.hello))
         listening = asyncio.create_task(self._listen(worker, requests, outbox))
@@ -252,9 +261,9 @@ class Server(rpc.MasterServicer):
             listening.cancel()
             if self._streams.get(worker) is outbox:
                 del self._streams[worker]
-            if self._rehearser == worker and not self._rehearsed:
-                self._rehearser = None  # the next worker does it
-            self._handler.emit(ev.Closed(worker, "its stream ended"))
+            if self._preflight_worker == worker and not self._preflight_done:
+                self._preflight_worker = None  # the next worker does it
+            self._handler.emit(ev.Closed(worker, ev.STREAM_ENDED))
 
     async def _who(self, hello: pb.Hello) -> WorkerId | None:
         """Return the id of a worker that connects; None if it is not needed."""
@@ -284,7 +293,7 @@ class Server(rpc.MasterServicer):
                     if (whole := self._parts.hear(worker, message)) is not None:
                         self._handler.emit(whole)
                 elif worker not in self._fenced and (event := event_of(worker, message)) is not None:
-                    self._rehearsed |= worker == self._rehearser and isinstance(event, ev.Ready)
+                    self._preflight_done |= worker == self._preflight_worker and isinstance(event, ev.Ready)
                     self._handler.emit(event)
                     if isinstance(event, facts.Heartbeat):
                         self.changed()

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The gRPC server of a standby: it refuses the job's calls, and collects workers' reports of a lost master.
 
 Promise: every call is refused at once, because a different master acts. A worker that has sent a report here
@@ -98,7 +99,7 @@ class StandbyServer(RefusingServer, rpc.StandbyServicer):
         yield pb.Status()
 
     async def _refuse(self, context: Any) -> NoReturn:
-        why = "this master stands by, and another one acts: call the Service"
+        why = "this master stands by, and a different one acts: call the Service"
         await context.abort(grpc.StatusCode.UNAVAILABLE, why, ((STANDS_BY, "yes"),))
         raise AssertionError("unreachable: abort raises")
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Click logs of a known process: SYNTHETIC, drawn from the formulas below, and not from anybody's log.
 
 Promise: record i depends on (seed, ids, i) alone. Nothing is stored and any record is as near as the next
@@ -6,7 +7,7 @@ best that any model can reach: `Clicks.ceiling`.
 
 A record is an impression. Its fields (user, item, site, ...) each have a category, drawn by a power law:
 the category of rank r has a share proportional to r^-exponent, so a few are in every batch and most are
-seen once or never. Each category has a weight and a vector of four numbers, which nobody sees. The log-odds
+seen once or never. Each category has a weight and a vector of four numbers, which are hidden. The log-odds
 of a click are a bias, plus the weights of its categories, plus the products of the vectors of each two of
 them (a factorization machine), plus a few numbers that depend on nothing.
 
@@ -116,8 +117,10 @@ class Clicks:
         return _sigmoid(self._log_odds(self._ids(indices), self._numbers(indices)))
 
     def ceiling(self, records: int = 100_000) -> float:
-        """The AUC that the true probabilities have: expected over what is clicked, for these records. No
-        model has a larger one but by luck."""
+        """Return the AUC of the true probabilities: its expectation over the clicks that could have happened.
+
+        No model has a larger one except by luck.
+        """
         p = np.sort(self.probability(np.arange(min(records, self._records))))
         not_clicked_below = np.concatenate([[0], np.cumsum(1 - p)[:-1]])
         pairs = p.sum() * (1 - p).sum() - (p * (1 - p)).sum()  # a record is no pair with itself

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The steps that a server has applied in asynchronous SGD (mode=ps), and the coordinator's leases of steps.
 
     Lease ──▶ leased ──Push──▶ accepted ──Reschedule (another server has lost the step)──▶ leased again
@@ -60,7 +61,7 @@ class Pushed:
     """An accepted step that is not in the rows yet.
 
     Args:
-        learning_rate: used to apply the step.
+        learning_rate: the rate of the step.
         gradients: opaque here; the caller applies them.
         loss: mean over the step's records.
     """
@@ -236,13 +237,23 @@ class AppliedSteps:
     def joins(
         self, steps: RangeSet, version: int, kept: Kept | None, incarnation: str, since: int
     ) -> AppliedSteps:
-        """Join with rows of other servers, all of which have accepted `steps` and have at most `version`
-        updates."""
+        """Join with rows of other servers.
+
+        Args:
+            steps: the steps that all these servers have accepted.
+            version: the most updates that one of them has.
+        """
         repeated = kept.repeated if kept is not None else 0
         return replace(
-            self, incarnation=incarnation, version=version, accepted=steps, kept=kept, repeated=repeated,
-            quiesced=False, assigned_in=since,
-        )  # fmt: skip
+            self,
+            incarnation=incarnation,
+            version=version,
+            accepted=steps,
+            kept=kept,
+            repeated=repeated,
+            quiesced=False,
+            assigned_in=since,
+        )
 
     def moved(self, version: int, incarnation: str, since: int) -> AppliedSteps:
         """Continue with another set of rows, in a new incarnation: calls of the old one are stale."""
@@ -272,7 +283,7 @@ class AppliedSteps:
         return max(0, self.version - version)
 
     def mark_duplicate(self, step: int) -> AppliedSteps:
-        """Count a duplicate push; the step is no longer rescheduled."""
+        """Count a duplicate push; the step is not rescheduled again."""
         rescheduled = self.rescheduled.minus(RangeSet.of([(step, step + 1)]))
         return replace(self, repeated=self.repeated + 1, rescheduled=rescheduled)
 
@@ -282,9 +293,11 @@ class AppliedSteps:
         if skipped:
             return after, None
         after = replace(
-            after, loss=self.loss + pushed.loss * pushed.records, records=self.records + pushed.records,
+            after,
+            loss=self.loss + pushed.loss * pushed.records,
+            records=self.records + pushed.records,
             waiting=(*self.waiting, pushed),
-        )  # fmt: skip
+        )
         if len(after.waiting) < rules.together:
             return after, None
         return after._apply(after.waiting)
@@ -315,8 +328,8 @@ class AppliedSteps:
         """Compute those of these steps again that are accepted here, because another server lacks them.
 
         The result has a new incarnation if any step is rescheduled or if the other server has a new one.
-        Workers
-        that compute a step must then refresh: they may have pushed the step to that server before the loss.
+        Workers that compute a step must then refresh: they may have pushed the step to that server before the
+        loss.
 
         Args:
             incarnation: the new one.
@@ -346,8 +359,9 @@ class _Held:
 
 
 class Leases:
-    """The worker that computes each step. In memory only: a coordinator that restarts leases the steps that
-    it lacks again.
+    """The worker that computes each step.
+
+    It is in memory only: a coordinator that restarts leases the steps that it lacks again.
 
     Args:
         clock: monotonic seconds.
@@ -366,8 +380,7 @@ class Leases:
         return {step: held.worker for step, held in self._held.items()}
 
     def lease(self, worker: int, most: int, missing: RangeSet) -> list[int]:
-        """Lease at most `most` steps: the lowest free ones; if none is free, the late ones, the longest held
-        first.
+        """Lease at most `most` steps: the lowest free ones, or if none is free, the late ones held longest.
 
         Args:
             missing: the steps that must be computed.

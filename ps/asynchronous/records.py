@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Serialization of `AppliedSteps`: in log records, at the head of the log, in checkpoint shards, in messages.
 
 The JSON keys are a file format: checkpoints of earlier releases have them. So they differ from the names in
@@ -35,10 +36,16 @@ def read_decided(text: bytes) -> tuple[dict[str, Any], bytes]:
 
 
 def kept_from_proto(request: pb.KeepRequest) -> Kept:
+    """Read the job's progress from a request to keep it."""
     return Kept(request.step, request.order, request.ledger, request.repeated)
 
 
 def ranges_from_proto(steps: pb.Steps) -> RangeSet:
+    """Read a set of steps from a message.
+
+    Raises:
+        Invalid: the bounds are not pairs of rising numbers from 0.
+    """
     bounds = steps.bounds
     if len(bounds) % 2 or any(a > b for a, b in pairwise(bounds)) or (bounds and bounds[0] < 0):
         raise Invalid(f"steps {[*bounds][:20]}: expected start, stop, start, stop ..., rising from 0")
@@ -46,6 +53,7 @@ def ranges_from_proto(steps: pb.Steps) -> RangeSet:
 
 
 def steps_to_proto(ranges: RangeSet) -> pb.Steps:
+    """Write a set of steps into a message: the bounds of its ranges, start and stop in turn."""
     return pb.Steps(bounds=[bound for one in ranges for bound in one])
 
 
@@ -53,13 +61,23 @@ def applied_to_json(applied: AppliedSteps) -> dict[str, Any]:
     """The JSON for a log head or a checkpoint shard: all but the waiting gradients."""
     kept = applied.kept
     ledger = kept and [kept.step, kept.order, base64.b64encode(kept.ledger).decode()]
-    return {"any_order": {
-        "line": applied.incarnation, "version": applied.version, "taken": [*applied.accepted],
-        "reopened": [*applied.rescheduled], "repeated": applied.repeated, "loss": applied.loss,
-        "records": applied.records, "kept": ledger, "restored": [*applied.restored],
-        "others": applied.others, "generation": applied.generation, "still": applied.quiesced,
-        "arranged": applied.assigned_in,
-    }}  # fmt: skip
+    return {
+        "asynchronous": {
+            "line": applied.incarnation,
+            "version": applied.version,
+            "taken": [*applied.accepted],
+            "reopened": [*applied.rescheduled],
+            "repeated": applied.repeated,
+            "loss": applied.loss,
+            "records": applied.records,
+            "kept": ledger,
+            "restored": [*applied.restored],
+            "others": applied.others,
+            "generation": applied.generation,
+            "still": applied.quiesced,
+            "arranged": applied.assigned_in,
+        }
+    }
 
 
 def applied_from_json(about: Mapping[str, Any]) -> AppliedSteps:
@@ -68,20 +86,24 @@ def applied_from_json(about: Mapping[str, Any]) -> AppliedSteps:
     Raises:
         LookupError, TypeError, ValueError: it is not the result of `applied_to_json`.
     """
-    said = about["any_order"]
+    said = about["asynchronous"]
     generation, step, attempt = said["restored"]
     kept = said["kept"]
     return AppliedSteps(
-        incarnation=said["line"], version=said["version"],
+        incarnation=said["line"],
+        version=said["version"],
         accepted=RangeSet.of((a, b) for a, b in said["taken"]),
-        rescheduled=RangeSet.of((a, b) for a, b in said["reopened"]), repeated=said["repeated"],
-        loss=said["loss"], records=said["records"],
+        rescheduled=RangeSet.of((a, b) for a, b in said["reopened"]),
+        repeated=said["repeated"],
+        loss=said["loss"],
+        records=said["records"],
         kept=Kept(kept[0], kept[1], base64.b64decode(kept[2])) if kept else None,
         restored=(generation, step, attempt),
         others=tuple((server, incarnation) for server, incarnation in said["others"]),
-        generation=said.get("generation", 0), quiesced=said.get("still", False),
+        generation=said.get("generation", 0),
+        quiesced=said.get("still", False),
         assigned_in=said.get("arranged", 0),
-    )  # fmt: skip
+    )
 
 
 def applied_from_shards(parts: Sequence[Mapping[str, Any]], index: int, step: int) -> AppliedSteps:

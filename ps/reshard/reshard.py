@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One server's part in resharding: the rows that it fetches, and the rows that it sends to other servers.
 
 Both update modes use it. They decide which calls count and when the server switches to the new assignment.
@@ -13,14 +14,20 @@ from edl.ps.errors import Misplaced, OutOfMemory, Stale
 from edl.ps.reshard.transfer import ReshardSource, ReshardTarget
 from edl.ps.storage.storage import Storage
 
+# The kind of a log record: its first byte; no update mode uses these letters.
 FETCH, PAGE, FETCHED = (
     b"f",
     b"p",
     b"w",
-)  # the kind of a log record: its first byte; no update mode uses these letters
+)
 
 
 class Resharding:
+    """The rows that this server fetches for a new shard assignment, and the copies that it sends.
+
+    `target` is None if no fetch has begun, or if it was dropped.
+    """
+
     def __init__(self, storage: Storage):
         self._storage = storage
         self.target: ReshardTarget | None = None
@@ -45,7 +52,11 @@ class Resharding:
         self.target, self._source = ReshardTarget(request), None
 
     def take_page(self, request: pb.FetchRequest, raw: bytes) -> pb.PageOfRows:
-        """Log and keep a page that another server has sent for this request."""
+        """Log and keep a page that another server has sent for this request.
+
+        Raises:
+            OutOfMemory: the rows would exceed the memory limit; the fetch is dropped.
+        """
         page: pb.PageOfRows = pb.PageOfRows.FromString(raw)
         target, table = self._comes(request), self._storage.table(page.table)
         try:
@@ -93,7 +104,11 @@ class Resharding:
     # --- rows that this server sends
 
     def page(self, request: pb.PageRequest, clock: int) -> pb.PageOfRows:
-        """One page of rows for another server, as of this clock; valid until the rows change."""
+        """One page of rows for another server, as of this clock; valid until the rows change.
+
+        Raises:
+            Misplaced: the caller expects a different assignment.
+        """
         there = self._storage.assignment
         if ShardAssignment.from_proto(request.of) != there:
             raise Misplaced(

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Rows in transfer to another shard assignment (edl/contract/rows/placement.py).
 
 The source sends them page by page. The target keeps them beside its tables until all servers can switch. A
@@ -55,10 +56,15 @@ class ReshardSource:
         wanted[end:] = False
         copy = table.some(learned.of(wanted), seen_.of(wanted))
         return pb.PageOfRows(
-            table=request.table, ids=copy.ids.tobytes(), steps=copy.steps.tobytes(),
-            counts=copy.counts.tobytes(), rows=copy.rows.tobytes(), slots=copy.slots.tobytes(),
-            seen=copy.seen.tobytes(), next=end if more else 0,
-        )  # fmt: skip
+            table=request.table,
+            ids=copy.ids.tobytes(),
+            steps=copy.steps.tobytes(),
+            counts=copy.counts.tobytes(),
+            rows=copy.rows.tobytes(),
+            slots=copy.slots.tobytes(),
+            seen=copy.seen.tobytes(),
+            next=end if more else 0,
+        )
 
 
 class _ByBucket:
@@ -95,10 +101,11 @@ class ReshardTarget:
     def gives(self, index: int, to: ShardAssignment, step: int) -> bool:
         """Whether all rows that the server gains in assignment `to` are here, as of that step."""
         ready = self.to
+        # Further servers may be out meanwhile.
         same = (ready.servers, ready.replicas) == (
             to.servers,
             to.replicas,
-        )  # further servers may be out meanwhile
+        )
         held = bool((ready.held(index) >= to.held(index)).all())
         return self.whole and same and held and self.request.step == step
 
@@ -114,7 +121,8 @@ class ReshardTarget:
         )
 
     def add(self, page: pb.PageOfRows, table: Table) -> None:
-        """
+        """Keep a page of rows of `table`.
+
         Raises:
             Invalid: the page does not fit the table.
         """

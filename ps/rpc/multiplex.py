@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Multiplexing of calls over one stream (ps.proto, Converse).
 
 A separate gRPC call costs three to four times as much as a message of a stream: headers, thread wake-ups and

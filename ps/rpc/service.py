@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The gRPC service of ps.proto.
 
 Numerical work and the log run on one thread, so that the event loop stays free to receive and send. Calls are
@@ -6,7 +7,7 @@ executed one after the other, in the order of arrival. A call whose generation h
 A caller may disappear at any moment: gRPC then cancels its call at the current `await`, while the work on the
 native thread runs to completion. So nothing that other calls depend on may follow an `await`: captures are
 copied, calls waiting for a generation are woken, and snapshots are used or dropped, whatever becomes of the
-call (tests/unit/test_calls_that_end.py).
+call (tests/unit/ps/test_calls_that_end.py).
 
 Statuses:
     UNAUTHENTICATED: no token of the job.
@@ -36,7 +37,7 @@ import numpy as np
 import structlog
 from google.protobuf.message import Message  # type: ignore[import-untyped]
 
-from edl.contract import vital
+from edl.contract import hangs, vital
 from edl.contract.bounds import violation
 from edl.contract.proto import ps_pb2 as pb
 from edl.contract.rows.shares import OPTIONS as PEER_OPTIONS
@@ -57,7 +58,7 @@ from edl.ps.errors import (
 )
 from edl.ps.rpc.multiplex import Conversations
 from edl.ps.server import Server
-from edl.ps.storage.storage import Capture
+from edl.ps.storage.capture import Capture
 
 T = TypeVar("T")
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
@@ -105,9 +106,12 @@ class Service:
     """
 
     def __init__(
-        self, server: Server, another: Callable[[str], Server] | None = None,
-        token: Callable[[], str] = str, connect: Callable[..., Any] = tls.aio_channel,
-    ):  # fmt: skip
+        self,
+        server: Server,
+        another: Callable[[str], Server] | None = None,
+        token: Callable[[], str] = str,
+        connect: Callable[..., Any] = tls.aio_channel,
+    ):
         self._server, self._another, self._token, self._connect = server, another, token, connect
         self._native = ThreadPoolExecutor(1, "native")
         # The checkpoint store may hang: copies and the log must not wait for it.
@@ -251,9 +255,15 @@ class Service:
             call: Any = channel.unary_unary(PAGE, pb.PageRequest.SerializeToString)
             for table in tables:
                 asked = pb.PageRequest(
-                    run_id=request.run_id, generation=request.generation, step=request.step,
-                    of=request.of, to=request.to, index=self._server.index, table=table, most=PAGE_BYTES,
-                )  # fmt: skip
+                    run_id=request.run_id,
+                    generation=request.generation,
+                    step=request.step,
+                    of=request.of,
+                    to=request.to,
+                    index=self._server.index,
+                    table=table,
+                    most=PAGE_BYTES,
+                )
                 while True:
                     try:
                         raw = await call(asked, metadata=metadata)
@@ -387,9 +397,14 @@ class Service:
 
         if size < SMALL and not self._queued and not self._server.is_copying:
             return timed()
+
+        def on_native() -> T:
+            with hangs.watched():
+                return timed()
+
         self._queued += 1
         loop = asyncio.get_running_loop()
-        doing = self._native.submit(timed)
+        doing = self._native.submit(on_native)
         # Counted when the thread is free again, not when the caller gives up.
         doing.add_done_callback(lambda _: loop.call_soon_threadsafe(self._done))
         return await asyncio.wrap_future(doing)

@@ -1,1 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a server keeps on disk: the write-ahead log and its shards of checkpoints."""

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A server's shard of a checkpoint: all rows of all tables, as tensors of one file.
 
 The manifest names the files of all servers, under `state["servers"]`: {"parts": [names], "count": n}. A
@@ -5,8 +6,7 @@ server reads all these files and keeps the rows whose buckets it owns, so the nu
 
 `ps.I.about` (JSON) names the step, the server and the tables. For table T: `ps.I.T.ids`, `.steps` (the last
 step that used the id), `.counts` (the number of steps that used it), `.rows`, `.slots` (the optimizer's
-state), and `.seen` (ids
-that are not learned yet: id, last step, count).
+state), and `.seen` (ids that are not learned yet: id, last step, count).
 """
 
 from __future__ import annotations
@@ -50,9 +50,12 @@ def tensors(
         more: further entries of `about`.
     """
     about = {
-        "step": step, "server": index, "servers": servers,
-        "tables": [_about(table) for table in tables], **more,
-    }  # fmt: skip
+        "step": step,
+        "server": index,
+        "servers": servers,
+        "tables": [_about(table) for table in tables],
+        **more,
+    }
     text = np.frombuffer(json.dumps(about).encode(), np.uint8)
     found = {f"ps.{index}.about": Tensor.of(text)}
     for number, copy in enumerate(copies):
@@ -76,9 +79,14 @@ def _about(table: pb.Table) -> dict[str, Any]:
 
 
 def read_checkpoint(
-    url: str, step: int, attempt: str, tables: Sequence[Table], mine: Mine, room: Room,
+    url: str,
+    step: int,
+    attempt: str,
+    tables: Sequence[Table],
+    mine: Mine,
+    room: Room,
     alone: tuple[int, int] | None = None,
-) -> list[Mapping[str, Any]]:  # fmt: skip
+) -> list[Mapping[str, Any]]:
     """Fill empty tables with this server's rows of a checkpoint.
 
     Args:
@@ -150,7 +158,11 @@ class OfAnother(NamedTuple):
 
 
 def _about_of(file: BinaryIO, where: str) -> dict[str, Any]:
-    """The `about` of a file, which includes its `tables`."""
+    """Return the `about` of a file, which includes its `tables`.
+
+    Raises:
+        CheckpointDamaged: the file is not one of a parameter server.
+    """  # noqa: DOC501 (caught below)
     try:
         size = int.from_bytes(_exactly(file, 8), "little")
         if size > files_of_tensors.MOST_HEADER_BYTES:
@@ -200,9 +212,14 @@ def _names(manifest: Manifest, where: str) -> list[str]:
 
 
 def read(
-    file: BinaryIO, where: str, tables: Sequence[Table], mine: Mine, room: Room,
-    said: Callable[[Mapping[str, Any]], object] = id, only: int | None = None,
-) -> str:  # fmt: skip
+    file: BinaryIO,
+    where: str,
+    tables: Sequence[Table],
+    mine: Mine,
+    room: Room,
+    said: Callable[[Mapping[str, Any]], object] = id,
+    only: int | None = None,
+) -> str:
     """Load this server's rows from a file.
 
     Args:
@@ -219,15 +236,23 @@ def read(
 
 
 def _read(
-    file: BinaryIO, where: str, tables: Mapping[int, Table], mine: Mine, room: Room,
-    said: Callable[[Mapping[str, Any]], object] = id, only: int | None = None,
+    file: BinaryIO,
+    where: str,
+    tables: Mapping[int, Table],
+    mine: Mine,
+    room: Room,
+    said: Callable[[Mapping[str, Any]], object] = id,
+    only: int | None = None,
     of_another: OfAnother | None = None,
-) -> str:  # fmt: skip
-    """See `read`.
+) -> str:
+    """Fill tables from an open file, as `read` does.
 
     Args:
         tables: the tables to fill, by their numbers in the file.
         of_another: which data of another job's file to load; None: all data, the file is of this job.
+
+    Raises:
+        CheckpointDamaged: the file is not one of a parameter server, or its tensors do not fit these tables.
     """
     digest = hashlib.sha256()
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A server's state on its machine: the rows in memory, and the log and base they are recovered from.
 
 A log starts from a base: no rows, the rows of a checkpoint, or a snapshot, which is written when the log has
@@ -12,29 +13,23 @@ doing so. So it depends on no other call, and a capture whose caller has gone co
 from __future__ import annotations
 
 import json
-import os
-import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias
 
 import numpy as np
-from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
 from edl.checkpoints import Store
-from edl.checkpoints import tensors as files_of_tensors
 from edl.checkpoints.manifest import Part
-from edl.contract.bounds import violation
 from edl.contract.proto import ps_pb2 as pb
-from edl.contract.rows import wire
 from edl.contract.rows.placement import ShardAssignment
 from edl.contract.rows.wire import Bytes
 from edl.errors import CheckpointError
 from edl.ps.errors import Invalid, Misplaced, OutOfMemory, Unavailable, Unreadable
 from edl.ps.storage import checkpoint_shard
+from edl.ps.storage.capture import Capture, write_tensors
+from edl.ps.storage.requests import Gradients, gradient_fields, ids_of
 from edl.ps.storage.wal import Base, Damaged, Log, NoLog
-from edl.ps.table.table import Copy, Table
+from edl.ps.table.table import Table
 
 SNAPSHOT_BYTES = 512 << 20  # smallest size of a log that a snapshot replaces
 SNAPSHOT_TIMES = 2  # and its smallest ratio to the memory of the tables
@@ -42,67 +37,6 @@ SNAPSHOT_TIMES = 2  # and its smallest ratio to the memory of the tables
 HEAD, TABLES = b"H", b"T"  # the kind of a log record: its first byte; update modes add further kinds
 
 Records: TypeAlias = list[list[Bytes]]  # log records, each as a list of pieces
-Message = TypeVar("Message")
-
-
-@dataclass(frozen=True)
-class Gradients:
-    """The gradients or rows of one request, as views of its bytes."""
-
-    raw: Bytes
-    of: Mapping[int, tuple[np.ndarray, np.ndarray]]  # ids and values, by table
-
-
-class Capture:
-    """The tables at one step. They do not change until they are copied.
-
-    Args:
-        clock: version of the tables at that step.
-        about: further metadata for a checkpoint shard.
-    """
-
-    def __init__(
-        self, step: int, clock: int, segment: int, described: Sequence[pb.Table], tables: Sequence[Table],
-        about: Mapping[str, Any], assignment: ShardAssignment,
-    ):  # fmt: skip
-        self.step, self.segment, self._assignment = step, segment, assignment
-        self._clock, self._described, self._tables, self._about = clock, described, tables, about
-        self._copying = threading.Lock()
-        self._copies: list[Copy] = []
-        self._failure: Exception | None = None
-        self.is_copied = False
-
-    def copy(self) -> None:
-        """Copy the tables, if no thread has done so yet, and return when they are copied.
-
-        Thread-safe. A copy that fails for lack of memory is reported by `tensors`: it must not fail a call
-        that only changes rows.
-        """
-        with self._copying:
-            if not self.is_copied:
-                try:
-                    self._copies = [table.copy(self._clock) for table in self._tables]
-                except Exception as error:
-                    self._failure = error
-                self.is_copied = True
-
-    def tensors(self, index: int, all: bool = True) -> dict[str, Any]:
-        """The captured tables as tensors of a checkpoint shard or snapshot.
-
-        Args:
-            index: of this server.
-            all: include rows that another server serves and this one replicates.
-
-        Raises:
-            CheckpointError: the tables could not be copied.
-        """
-        self.copy()
-        if self._failure is not None:
-            raise CheckpointError(f"the tables of step {self.step} cannot be copied: {self._failure!r}")
-        copies, of = self._copies, self._assignment
-        if not all and of.copies > 1:
-            copies = [copy.only(lambda ids: of.serves(index, ids)) for copy in copies]
-        return checkpoint_shard.tensors(index, self.step, of.servers, self._described, copies, self._about)
 
 
 class Storage:
@@ -119,9 +53,16 @@ class Storage:
     """
 
     def __init__(
-        self, index: int, servers: int, run_id: str, log: Log | NoLog, checkpoints: str, memory_limit: int,
-        warn: Callable[[str], object], snapshot_bytes: int,
-    ):  # fmt: skip
+        self,
+        index: int,
+        servers: int,
+        run_id: str,
+        log: Log | NoLog,
+        checkpoints: str,
+        memory_limit: int,
+        warn: Callable[[str], object],
+        snapshot_bytes: int,
+    ):
         self.index, self.run_id = index, run_id
         self._alone = self.assignment = ShardAssignment(servers)
         self.checkpoints, self.limit, self._warn = checkpoints, memory_limit, warn
@@ -181,10 +122,13 @@ class Storage:
         Args:
             raw: the request.
             given: its pb.Gradients messages.
+
+        Raises:
+            Invalid: the values do not fit the ids, or a table occurs twice.
         """
         of: dict[int, tuple[np.ndarray, np.ndarray]] = {}
         for one in given:
-            number, its_ids, values = _gradients(one)
+            number, its_ids, values = gradient_fields(one)
             table, ids = self.table(number), ids_of(its_ids)
             if len(values) != 4 * len(ids) * table.dim or number in of:
                 raise Invalid(
@@ -264,12 +208,15 @@ class Storage:
             OSError: the disk is full.
         """
         path = self.log.directory / f"snapshot-{capture.segment:012d}"
-        _write_tensors(path, capture.tensors(self.index))
+        write_tensors(path, capture.tensors(self.index))
         return path.name
 
     def use_snapshot(self, capture: Capture, name: str) -> bool:
-        """Make the snapshot the base of the log; returns whether it now is. An empty name: it was not
-        written."""
+        """Make the snapshot the base of the log; return whether it now is.
+
+        Args:
+            name: the snapshot's file; empty if it was not written.
+        """
         if self.snapshot is not capture:
             return False  # the server has rolled back meanwhile
         self.snapshot = None
@@ -347,7 +294,7 @@ class Storage:
         copies = [table.copy(0) for table in self.tables]
         servers, path = self.assignment.servers, self.log.directory / name
         try:
-            _write_tensors(
+            write_tensors(
                 path, checkpoint_shard.tensors(self.index, 0, servers, self.declared.tables, copies)
             )
         except OSError as error:
@@ -384,7 +331,11 @@ class Storage:
             self.log.disown()
 
     def load_base(self, alone: bool = False) -> None:
-        """Load the rows of the log's base."""
+        """Load the rows of the log's base.
+
+        Raises:
+            Damaged: the base cannot be loaded.
+        """
         base = self.log.base
         assert base is not None
         if base.kind == "checkpoint":
@@ -404,9 +355,14 @@ class Storage:
             return []
         try:
             return checkpoint_shard.read_checkpoint(
-                self.checkpoints, step, attempt, self.tables, self.has, self.check_room,
+                self.checkpoints,
+                step,
+                attempt,
+                self.tables,
+                self.has,
+                self.check_room,
                 (self.index, self.assignment.servers) if alone else None,
-            )  # fmt: skip
+            )
         except CheckpointError as error:
             raise Unreadable(str(error)) from error
         except OSError as error:
@@ -427,7 +383,11 @@ class Storage:
             )
 
     def check_checkpoint(self, step: int) -> None:
-        """Raise Misplaced if checkpoints cannot be read because the server has no checkpoint directory."""
+        """Check that a checkpoint of this step could be read; step 0 needs none.
+
+        Raises:
+            Misplaced: the server was started without a checkpoint directory.
+        """
         if step and not self.checkpoints:
             raise Misplaced(f"cannot restore step {step}: this server was started without --checkpoint-dir")
 
@@ -440,7 +400,11 @@ class Storage:
         return sum(table.nbytes() for table in self.tables) + pending
 
     def check_memory(self, together: Sequence[Gradients]) -> None:
-        """Raise OutOfMemory if an update with these gradients would exceed the memory limit."""
+        """Check that an update with these gradients fits the memory limit.
+
+        Raises:
+            OutOfMemory: it does not.
+        """
         if not self.limit:
             return
         # Memory of a step while it is applied: its gradients, their sums, and the data to undo it.
@@ -457,7 +421,11 @@ class Storage:
             raise OutOfMemory(self._too_large(most))
 
     def check_room(self, table: Table, rows: int) -> None:
-        """Raise OutOfMemory if `rows` more rows would exceed the memory limit."""
+        """Check that `rows` more rows of a table fit the memory limit.
+
+        Raises:
+            OutOfMemory: they do not.
+        """
         others = sum(other.nbytes() for other in self.tables if other is not table)
         if self.limit and (needed := others + table.nbytes(rows)) > self.limit:
             raise OutOfMemory(self._too_large(needed))
@@ -469,66 +437,3 @@ class Storage:
             f"limit is {self.limit / 2**20:,.0f} MiB: use more servers (ps.servers), give each more memory "
             "(ps.resources), or keep fewer rows (min_count, ttl_steps)"
         )
-
-
-def _write_tensors(path: Path, tensors: Mapping[str, Any]) -> None:
-    """Write tensors to a file and flush it to the disk.
-
-    Raises:
-        OSError: the disk is full; the file is removed then.
-    """
-    try:
-        with open(path, "wb") as file:
-            for piece in files_of_tensors.pieces(tensors):
-                file.write(piece)
-            file.flush()
-            os.fsync(file.fileno())
-    except OSError:
-        path.unlink(missing_ok=True)
-        raise
-
-
-def tables_of(request: pb.Tables) -> list[Table]:
-    names = [table.name for table in request.tables]
-    if len(set(names)) != len(names):
-        raise Invalid(f"tables {names}: expected each name once")
-    return [Table(table, request.seed) for table in request.tables]
-
-
-def read(parse: Callable[[bytes], Message], raw: Bytes, large: int) -> tuple[Message, list[memoryview]]:
-    """Parse a request without its fields of number `large`, which are returned as views.
-
-    Raises:
-        Invalid: it is not a valid request.
-    """
-    try:
-        rest, found = wire.without(raw, large)
-        request = parse(rest)
-    except (wire.NotAMessage, DecodeError) as error:
-        raise Invalid(f"the request cannot be read: {error}") from error
-    if outside := violation(request):
-        raise Invalid(outside)
-    return request, found
-
-
-def _gradients(one: memoryview) -> tuple[int, Bytes, Bytes]:
-    """The table, ids and values of a pb.Gradients message, without copies."""
-    try:
-        found: dict[int, Any] = {number: held for number, held, _, _ in wire.fields(one)}
-    except wire.NotAMessage as error:
-        raise Invalid(f"gradients cannot be read: {error}") from error
-    table, ids, values = found.get(_TABLE, 0), found.get(_IDS, b""), found.get(_VALUES, b"")
-    if not isinstance(table, int) or isinstance(ids, int) or isinstance(values, int):
-        raise Invalid("gradients: expected a table's number, ids and values")
-    return table, ids, values
-
-
-_TABLE, _IDS, _VALUES = (
-    pb.Gradients.TABLE_FIELD_NUMBER, pb.Gradients.IDS_FIELD_NUMBER, pb.Gradients.VALUES_FIELD_NUMBER,
-)  # fmt: skip
-
-
-def ids_of(raw: Bytes) -> np.ndarray:
-    if len(raw) % 8:
-        raise Invalid(f"{len(raw)} bytes of ids: expected a multiple of 8")
-    return np.frombuffer(raw, np.int64)

@@ -1,16 +1,15 @@
+# SPDX-License-Identifier: Apache-2.0
 """A server's write-ahead log: each request is logged before it is answered.
 
 The directory holds segments `log-000000000001` and on, and `base.json`, which names the first segment and the
-rows
-before it: none, those of a checkpoint, or those of a snapshot beside the log. The base and then all records
-from that segment on give the server's state.
+rows before it: none, those of a checkpoint, or those of a snapshot beside the log. The base and then all
+records from that segment on give the server's state.
 
 A record is 16 bytes and the data: the record's kind, the decision about the request, and the request as
-received. The
-16 bytes: the length of the data, the length of what precedes the request, a checksum (XXH3 of the request,
-seeded with the CRC-32 of what precedes it), and the CRC-32 of these three. A record that extends beyond the
-end of the file was
-never answered: it is cut off. Any other mismatch is damage, and then the whole log is ignored.
+received. The 16 bytes: the length of the data, the length of what precedes the request, a checksum (XXH3 of
+the request, seeded with the CRC-32 of what precedes it), and the CRC-32 of these three. A record that extends
+beyond the end of the file was never answered: it is cut off. Any other mismatch is damage, and then the whole
+log is ignored.
 
 Promise: a record that `append` has returned from survives the end of the process; it is written entirely or
 not at all. `append` does not wait for the disk. So a log that was not closed is valid only on the machine
@@ -114,7 +113,7 @@ class Log:
                 raise Damaged("it is the log of another server")
             raise AnotherRun("it is the log of another run")
         if not self.base.closed and self.base.boot != boot_id():
-            raise Damaged("the machine was restarted or is another one: what was written last may be missing")
+            raise Damaged("the machine was restarted or replaced: what was written last may be missing")
         numbers = [n for n in self._segments() if n >= self.base.first]
         if numbers != list(range(self.base.first, self.base.first + len(numbers))) or not numbers:
             raise Damaged(f"segments {numbers}: expected all from {self.base.first} on")
@@ -289,7 +288,11 @@ class NoLog:
 
 
 def _write(file: int, at: int, pieces: Sequence[Bytes]) -> int:
-    """Write one record; returns its end."""
+    """Write one record; returns its end.
+
+    Raises:
+        OSError: the record cannot be written; the file ends where it ended before.
+    """
     first, last = b"".join(pieces[:-1]), pieces[-1]
     head = HEAD.pack(len(first) + len(last), len(first), _check(first, last), 0)[: -_OWN.size]
     rest = [memoryview(head + _OWN.pack(zlib.crc32(head)) + first), memoryview(last)]
@@ -313,7 +316,11 @@ def _check(first: bytes, last: Bytes) -> int:
 
 
 def _records(path: Path, number: int, size: int) -> Generator[tuple[int, bytes], None, int]:
-    """Yield the records of a segment; returns the end of the last complete one."""
+    """Yield the records of a segment; returns the end of the last complete one.
+
+    Raises:
+        Damaged: a record is not what was written. An incomplete last record is no error.
+    """
     at = 0
     with open(path, "rb") as file:
         while at + HEAD.size <= size:

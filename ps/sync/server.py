@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Synchronous steps of a ring (mode=hybrid): one after the other, each with the gradients of all ranks.
 
 The last step is undone if a new ring continues from the step before it.
@@ -16,7 +17,9 @@ from edl.contract.rows.placement import ShardAssignment
 from edl.contract.rows.wire import Bytes
 from edl.ps.errors import Misplaced, Stale
 from edl.ps.reshard.reshard import FETCH, FETCHED, PAGE, Resharding
-from edl.ps.storage.storage import Capture, Gradients, Records, Storage, read
+from edl.ps.storage.capture import Capture
+from edl.ps.storage.requests import Gradients, read
+from edl.ps.storage.storage import Records, Storage
 from edl.ps.storage.wal import Damaged
 from edl.ps.sync.staging import Apply, Commit, Effect, Steps, TakeBack
 
@@ -26,7 +29,8 @@ ASSIGN, LOAD = b"A", b"L"
 
 
 class SyncServer:
-    """
+    """The state of one server with synchronous steps, and the calls that change it.
+
     Args:
         head: the first record of the log; None: the log is empty.
     """
@@ -113,6 +117,9 @@ class SyncServer:
 
         Returns:
             the servers that send pages of rows, for `take_page` and then `fetched`; empty: no row is missing.
+
+        Raises:
+            Stale: a newer generation has started.
         """
         self._storage.check_declared(request.run_id)
         to, of = ShardAssignment.from_proto(request.to), ShardAssignment.from_proto(request.of)
@@ -141,7 +148,11 @@ class SyncServer:
         return self._resharding.page(request, self.steps.step)
 
     def assign(self, request: pb.AssignRequest) -> pb.Position:
-        """Switch to that assignment, between two steps; or keep it, and drop the fetched rows."""
+        """Switch to that assignment, between two steps; or keep it, and drop the fetched rows.
+
+        Raises:
+            Stale: a newer generation has started.
+        """
         self._storage.check_declared(request.run_id)
         to = ShardAssignment.from_proto(request.to)
         if request.generation < self.steps.generation:
@@ -155,7 +166,7 @@ class SyncServer:
             self._switch(to, request.generation, request.step, _commit(request))
         return self.position()
 
-    # --- as an UpdateMode (ps/server.py)
+    # --- as an UpdateMode (ps/update_mode.py)
 
     @property
     def began(self) -> bool:
@@ -255,7 +266,11 @@ class SyncServer:
     # --- state
 
     def _check_started(self, generation: int) -> None:
-        """Reject a call that is made only after its generation has started here: it would wait forever."""
+        """Reject a call that is made only after its generation has started here: it would wait forever.
+
+        Raises:
+            Misplaced: the generation has not started here.
+        """
         if generation > self.steps.generation:
             raise Misplaced(
                 f"generation {generation} has not started here, the newest is {self.steps.generation}: the "
@@ -263,9 +278,11 @@ class SyncServer:
             )
 
     def _advance_to(
-        self, generation: int, step: int,
+        self,
+        generation: int,
+        step: int,
         request: pb.PullRequest | pb.ListRequest | pb.WritePartRequest | None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         steps, effects = self.steps.advance_to(
             generation, step, None if request is None else _commit(request)
         )
@@ -285,9 +302,8 @@ class SyncServer:
 
     def _begin_fetch(self, request: pb.FetchRequest) -> None:
         self._resharding.begin(request)
-        if (
-            self._storage.index not in ShardAssignment.from_proto(request.of).members
-        ):  # its rows are of another step
+        # Its rows are of another step.
+        if self._storage.index not in ShardAssignment.from_proto(request.of).members:
             self._storage.drop_rows()
             self.steps = self.steps.lost()
 
@@ -349,10 +365,16 @@ class SyncServer:
 
     def _beginning(self, steps: Steps) -> Records:
         last = None if steps.last is None else list(steps.last.__dict__.values())
-        return self._storage.head({
-            "generation": steps.generation, "step": steps.step, "began": steps.began,
-            "last": last, "restored": list(steps.restored), "begun_in": steps.begun_in,
-        })  # fmt: skip
+        return self._storage.head(
+            {
+                "generation": steps.generation,
+                "step": steps.step,
+                "began": steps.began,
+                "last": last,
+                "restored": list(steps.restored),
+                "begun_in": steps.begun_in,
+            }
+        )
 
 
 def _commit(
@@ -370,6 +392,10 @@ def _steps(about: Mapping[str, Any]) -> Steps:
     last = None if about["last"] is None else Commit(*about["last"])
     generation, step, attempt = about["restored"]
     return Steps(
-        about["generation"], about["step"], about["began"], last, restored=(generation, step, attempt),
+        about["generation"],
+        about["step"],
+        about["began"],
+        last,
+        restored=(generation, step, attempt),
         begun_in=about.get("begun_in", 0),
-    )  # fmt: skip
+    )

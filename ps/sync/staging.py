@@ -1,5 +1,5 @@
-"""The state machine of synchronous steps: the generation, the step, and the gradients staged for the next
-one.
+# SPDX-License-Identifier: Apache-2.0
+"""The state machine of synchronous steps: generation, step, and gradients staged for the next step.
 
     stage ──▶ staged ──commit──▶ applied ──StartGeneration at the step before──▶ undone
                  └──newer generation──▶ dropped
@@ -151,11 +151,11 @@ class Steps:
         return replace(self, staged=MappingProxyType({**self.staged, rank: gradients}))
 
     def restore(self, generation: int, step: int, attempt: str) -> tuple[Steps, tuple[Effect, ...]]:
-        """Roll back to the checkpoint of this step; 0: to the initial state. Repeating the call changes
-        nothing.
+        """Roll back to the checkpoint of this step; 0: to the initial state. A repeated call changes nothing.
 
         Raises:
             Stale: a newer generation has started.
+            Invalid: the generation or the step is too small.
         """
         self._check_not_stale(generation)
         if generation < 1 or step < 0:
@@ -175,7 +175,7 @@ class Steps:
         return Steps(self.generation)
 
     def for_good(self) -> Steps:
-        """Make the last step final: it can no longer be undone."""
+        """Make the last step final: it cannot be undone afterwards."""
         return replace(self, can_undo=False)
 
     def _after(self, commit: Commit) -> Steps:

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Initial rows of ids, before the first step that has the id: Keras' initializers, from their JSON.
 
 A row's values depend on the job's seed, the table's name and the id (and on the initializer's own seed, if
@@ -38,7 +39,7 @@ _KINDS = {
 
 @dataclass(frozen=True)
 class Initializer:
-    """The arguments `kind`, `a` and `b` of `kernels.pull`, and the seed, if the user set one for it."""
+    """The fields `kind`, `a` and `b` of `kernels.NewRow`, and the seed, if the user set one for it."""
 
     kind: int
     a: float

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Compiled kernels for many rows at a time: find, gather, initialise, add up, update.
 
 An index maps ids to slots by open addressing over pairs (id, slot), int64. It is one flat array with a power
@@ -7,12 +8,17 @@ step that had it, and the number of steps that had it.
 
 Promise: the results depend only on the input numbers, and not on the order of the ids or on the other
 contents of a table. No kernel holds the GIL.
+
+All kernels are in one file, though it is long: numba keeps compiled code in a cache, and compiles a function
+again only if the function's own file has changed. A kernel that calls a function of a different file would
+run with the old code of that function.
 """
 
 from __future__ import annotations
 
 import hashlib
 import math
+from typing import NamedTuple
 
 import numpy as np
 
@@ -28,6 +34,48 @@ _META = types.int64[::1]
 _ROWS = types.float32[::1]
 _SLOTS = types.int64[::1]
 _F, _D, _I, _U = types.float32, types.float64, types.int64, types.uint64
+
+
+class Arrays(NamedTuple):
+    """The memory of a table."""
+
+    pairs: np.ndarray  # int64: the index
+    meta: np.ndarray  # int64
+    rows: np.ndarray  # float32
+    stride: int
+    dim: int
+
+
+class NewRow(NamedTuple):
+    """How a new row begins."""
+
+    key: np.uint64  # the table's key (`table_key`)
+    kind: int  # ZEROS to TRUNCATED
+    a: float  # the value; the lower limit; or the mean
+    b: float  # the upper limit; or the standard deviation
+    first: float  # the initial values of the optimizer's two slots
+    second: float
+
+
+class Undo(NamedTuple):
+    """Receives the previous contents of rows, with count -1 for a new slot. Empty: record nothing."""
+
+    rows: np.ndarray  # float32 [ids * stride]
+    meta: np.ndarray  # int64 [ids * META]
+
+
+class Update(NamedTuple):
+    """An update of an optimizer."""
+
+    kind: int  # SGD to FTRL
+    scale: np.float32  # factor of the gradients
+    rates: np.ndarray  # float32: the learning rate, and the further parameters of the update, in its order
+
+
+_ARRAYS = types.NamedTuple([_INDEX, _META, _ROWS, _I, _I], Arrays)
+_NEW_ROW = types.NamedTuple([_U, _I, _D, _D, _D, _D], NewRow)
+_UNDO = types.NamedTuple([_ROWS, _META], Undo)
+_OPTIMIZER = types.NamedTuple([_I, _F, _ROWS], Update)
 
 # The number of ids looked up together, so that their memory accesses overlap. It is small enough that all of
 # them stay in the nearest cache until they are used.
@@ -107,59 +155,105 @@ def _erase(index, mask, id):
     index[2 * free + 1] = -1
 
 
+# Coefficients of Wichura's AS 241, PPND16, from the highest power down: numerator and denominator.
+_CENTER = (
+    2.5090809287301226727e3,
+    3.3430575583588128105e4,
+    6.7265770927008700853e4,
+    4.5921953931549871457e4,
+    1.3731693765509461125e4,
+    1.9715909503065514427e3,
+    1.3314166789178437745e2,
+    3.3871328727963666080e0,
+)
+_CENTER_BELOW = (
+    5.2264952788528545610e3,
+    2.8729085735721942674e4,
+    3.9307895800092710610e4,
+    2.1213794301586595867e4,
+    5.3941960214247511077e3,
+    6.8718700749205790830e2,
+    4.2313330701600911252e1,
+    1.0,
+)
+_TAIL = (
+    7.74545014278341407640e-4,
+    2.27238449892691845833e-2,
+    2.41780725177450611770e-1,
+    1.27045825245236838258e0,
+    3.64784832476320460504e0,
+    5.76949722146069140550e0,
+    4.63033784615654529590e0,
+    1.42343711074968357734e0,
+)
+_TAIL_BELOW = (
+    1.05075007164441684324e-9,
+    5.47593808499534494600e-4,
+    1.51986665636164571966e-2,
+    1.48103976427480074590e-1,
+    6.89767334985100004550e-1,
+    1.67638483018380384940e0,
+    2.05319162663775882187e0,
+    1.0,
+)
+_FAR = (
+    2.01033439929228813265e-7,
+    2.71155556874348757815e-5,
+    1.24266094738807843860e-3,
+    2.65321895265761230930e-2,
+    2.96560571828504891230e-1,
+    1.78482653991729133580e0,
+    5.46378491116411436990e0,
+    6.65790464350110377720e0,
+)
+_FAR_BELOW = (
+    2.04426310338993978564e-15,
+    1.42151175831644588870e-7,
+    1.84631831751005468180e-5,
+    7.86869131145613259100e-4,
+    1.48753612908506148525e-2,
+    1.36929880922735805310e-1,
+    5.99832206555887937690e-1,
+    1.0,
+)
+
+
+@numba.njit(cache=True, nogil=True, inline="always")
+def _polynomial(coefficients, r):
+    """Horner's scheme."""
+    x = coefficients[0]
+    for i in range(1, len(coefficients)):
+        x = x * r + coefficients[i]
+    return x
+
+
 @numba.njit(cache=True, nogil=True, inline="always")
 def _quantile(p):
     """Quantile of the normal distribution: Wichura's AS 241, PPND16."""
     q = p - 0.5
     if abs(q) <= 0.425:
         r = 0.180625 - q * q
-        return (
-            q
-            * (((((((2.5090809287301226727e3 * r + 3.3430575583588128105e4) * r + 6.7265770927008700853e4) * r
-               + 4.5921953931549871457e4) * r + 1.3731693765509461125e4) * r + 1.9715909503065514427e3) * r
-               + 1.3314166789178437745e2) * r + 3.3871328727963666080e0)
-            / (((((((5.2264952788528545610e3 * r + 2.8729085735721942674e4) * r + 3.9307895800092710610e4) * r
-               + 2.1213794301586595867e4) * r + 5.3941960214247511077e3) * r + 6.8718700749205790830e2) * r
-               + 4.2313330701600911252e1) * r + 1.0)
-        )  # fmt: skip
+        return q * _polynomial(_CENTER, r) / _polynomial(_CENTER_BELOW, r)
     r = math.sqrt(-math.log(p if q < 0 else 1.0 - p))
     if r <= 5.0:
         r -= 1.6
-        x = (((((((7.74545014278341407640e-4 * r + 2.27238449892691845833e-2) * r
-               + 2.41780725177450611770e-1) * r + 1.27045825245236838258e0) * r
-               + 3.64784832476320460504e0) * r + 5.76949722146069140550e0) * r
-               + 4.63033784615654529590e0) * r + 1.42343711074968357734e0) / \
-            (((((((1.05075007164441684324e-9 * r + 5.47593808499534494600e-4) * r
-               + 1.51986665636164571966e-2) * r + 1.48103976427480074590e-1) * r
-               + 6.89767334985100004550e-1) * r + 1.67638483018380384940e0) * r
-               + 2.05319162663775882187e0) * r + 1.0)  # fmt: skip
+        x = _polynomial(_TAIL, r) / _polynomial(_TAIL_BELOW, r)
     else:
         r -= 5.0
-        x = (((((((2.01033439929228813265e-7 * r + 2.71155556874348757815e-5) * r
-               + 1.24266094738807843860e-3) * r + 2.65321895265761230930e-2) * r
-               + 2.96560571828504891230e-1) * r + 1.78482653991729133580e0) * r
-               + 5.46378491116411436990e0) * r + 6.65790464350110377720e0) / \
-            (((((((2.04426310338993978564e-15 * r + 1.42151175831644588870e-7) * r
-               + 1.84631831751005468180e-5) * r + 7.86869131145613259100e-4) * r
-               + 1.48753612908506148525e-2) * r + 1.36929880922735805310e-1) * r
-               + 5.99832206555887937690e-1) * r + 1.0)  # fmt: skip
+        x = _polynomial(_FAR, r) / _polynomial(_FAR_BELOW, r)
     return -x if q < 0 else x
 
 
 @numba.njit(cache=True, nogil=True)
-def _born(rows, at, dim, id, key, kind, a, b):
-    """Write the initial row of an id.
-
-    Args:
-        key: the table's key, from its seed and its name (`table_key`).
-        a, b: the value; the limits; or the mean and the standard deviation.
-    """
+def _born(rows, at, dim, id, new):
+    """Write the initial row of an id."""
+    kind, a, b = new.kind, new.a, new.b
     if kind < UNIFORM:
         value = np.float32(a)
         for j in range(dim):
             rows[at + j] = value
         return
-    seed = _mix(_u(id) ^ key)
+    seed = _mix(_u(id) ^ new.key)
     for j in range(dim):
         bits = _mix(seed + _u(j + 1) * _u(0x9E3779B97F4A7C15))
         # In the middle of one of 2^52 equal pieces of the unit interval: never 0, never 1.
@@ -173,9 +267,10 @@ def _born(rows, at, dim, id, key, kind, a, b):
             rows[at + j] = np.float32(a + b * _quantile(p))
 
 
-@numba.njit(types.void(_INDEX, _META, _ROWS, _I, _I, IDS, _I, _U, _I, _D, _D, _ROWS), cache=True, nogil=True)
-def pull(index, meta, rows, stride, dim, ids, oldest, key, kind, a, b, out):
+@numba.njit(types.void(_ARRAYS, IDS, _I, _NEW_ROW, _ROWS), cache=True, nogil=True)
+def pull(table, ids, oldest, new, out):
     """Write the row of each id to `out`: its stored row, or else its initial row."""
+    index, meta, rows, stride, dim = table
     mask = index.size // 2 - 1
     n = ids.size
     slots = np.empty(AHEAD, np.int64)
@@ -189,7 +284,7 @@ def pull(index, meta, rows, stride, dim, ids, oldest, key, kind, a, b, out):
             if slot >= 0 and (oldest < 0 or meta[META * slot + 1] >= oldest):
                 copy(out, to, rows, slot * stride, dim)
             else:
-                _born(out, to, dim, ids[start + i], key, kind, a, b)
+                _born(out, to, dim, ids[start + i], new)
 
 
 @numba.njit(types.void(_INDEX, _META, IDS, _I, _SLOTS), cache=True, nogil=True)
@@ -260,18 +355,12 @@ def add_up(union, n, sums, ids, values, dim, scratch):
     return n
 
 
-@numba.njit(
-    _I(_INDEX, _META, _ROWS, _I, _I, _I, IDS, _I, _I, _I, _U, _I, _D, _D, _D, _D, _SLOTS, _ROWS, _META),
-    cache=True,
-    nogil=True,
-)
-def _place_some(
-    index, meta, rows, n, stride, dim, ids, start, step, oldest, key, kind, a, b, first, second,
-    slots, undo, undo_meta,
-):  # fmt: skip
+@numba.njit(_I(_ARRAYS, _I, IDS, _I, _I, _I, _NEW_ROW, _SLOTS, _UNDO), cache=True, nogil=True)
+def _place_some(table, n, ids, start, step, oldest, new, slots, undo):
     """Do the work of `place` for the ids from `start` on that are looked up together."""
+    index, meta, rows, stride, dim = table
     mask = index.size // 2 - 1
-    can_undo = undo_meta.size > 0
+    can_undo = undo.meta.size > 0
     stop = min(start + AHEAD, ids.size)
     _find_some(index, mask, ids, start, stop - start, slots, start, rows, stride, stride)
     for i in range(start, stop):
@@ -286,62 +375,52 @@ def _place_some(
             slots[i] = slot
             _insert(index, mask, ids[i], slot)
             if can_undo:
-                undo_meta[META * i] = ids[i]
-                undo_meta[META * i + 2] = -1
+                undo.meta[META * i] = ids[i]
+                undo.meta[META * i + 2] = -1
         elif can_undo:
             for j in range(META):
-                undo_meta[META * i + j] = meta[META * slot + j]
-            copy(undo, i * stride, rows, slot * stride, stride)
+                undo.meta[META * i + j] = meta[META * slot + j]
+            copy(undo.rows, i * stride, rows, slot * stride, stride)
         at = META * slot
         if not known or meta[at + 1] < oldest:
             meta[at] = ids[i]
             meta[at + 2] = 0
-            _born(rows, slot * stride, dim, ids[i], key, kind, a, b)
+            _born(rows, slot * stride, dim, ids[i], new)
             for j in range(dim, stride):
-                rows[slot * stride + j] = np.float32(first) if j < 2 * dim else np.float32(second)
+                rows[slot * stride + j] = np.float32(new.first) if j < 2 * dim else np.float32(new.second)
         meta[at + 1] = step
         meta[at + 2] += 1
     return n
 
 
-@numba.njit(
-    _I(_INDEX, _META, _ROWS, _I, _I, _I, IDS, _I, _I, _U, _I, _D, _D, _D, _D, _SLOTS, _ROWS, _META),
-    cache=True,
-    nogil=True,
-)
-def place(
-    index, meta, rows, n, stride, dim, ids, step, oldest, key, kind, a, b, first, second,
-    slots, undo, undo_meta,
-):  # fmt: skip
-    """Assign a slot to each id; an id without a slot gets a new one with its initial row. Returns the number
-    of slots afterwards. The arrays must have room for all of them.
+@numba.njit(_I(_ARRAYS, _I, IDS, _I, _I, _NEW_ROW, _SLOTS, _UNDO), cache=True, nogil=True)
+def place(table, n, ids, step, oldest, new, slots, undo):
+    """Assign a slot to each id; an id without a slot gets a new one with its initial row.
 
-    Args:
-        first, second: the initial values of the optimizer's slots.
-        undo, undo_meta: receive the previous contents; the id's count is -1 for a new slot. Empty arrays to
-            record nothing.
+    The arrays must have room for all of them.
+
+    Returns:
+        the number of slots afterwards; there were `n`.
     """
     for start in range(0, ids.size, AHEAD):
-        n = _place_some(
-            index, meta, rows, n, stride, dim, ids, start, step, oldest, key, kind, a, b, first, second,
-            slots, undo, undo_meta,
-        )  # fmt: skip
+        n = _place_some(table, n, ids, start, step, oldest, new, slots, undo)
     return n
 
 
-@numba.njit(types.void(_INDEX, _META, _ROWS, _I, _SLOTS, _ROWS, _META), cache=True, nogil=True)
-def take_back(index, meta, rows, stride, slots, undo, undo_meta):
+@numba.njit(types.void(_ARRAYS, _SLOTS, _UNDO), cache=True, nogil=True)
+def take_back(table, slots, undo):
     """Undo `place` and all later changes of these rows. New slots must be the last ones."""
+    index, meta, rows, stride, _ = table
     mask = index.size // 2 - 1
     for i in range(slots.size):
         slot = slots[i]
-        if undo_meta[META * i + 2] < 0:
-            _erase(index, mask, undo_meta[META * i])
+        if undo.meta[META * i + 2] < 0:
+            _erase(index, mask, undo.meta[META * i])
         else:
             for j in range(META):
-                meta[META * slot + j] = undo_meta[META * i + j]
+                meta[META * slot + j] = undo.meta[META * i + j]
             for j in range(stride):
-                rows[slot * stride + j] = undo[i * stride + j]
+                rows[slot * stride + j] = undo.rows[i * stride + j]
 
 
 @numba.njit(_I(_INDEX, _META, _ROWS, _I, _I, _I), cache=True, nogil=True)
@@ -470,39 +549,27 @@ def _ftrl(rows, stride, dim, slots, start, stop, sums, scale, rates):
             rows[w + 2 * dim + j] = linear
 
 
-@numba.njit(
-    _I(_INDEX, _META, _ROWS, _I, _I, _I, IDS, _I, _I, _U, _I, _D, _D, _D, _D, _SLOTS, _ROWS, _META,
-       VALUES, _F, _I, _ROWS),
-    cache=True,
-    nogil=True,
-)  # fmt: skip
-def take_step(
-    index, meta, rows, n, stride, dim, ids, step, oldest, key, kind, a, b, first, second,
-    slots, undo, undo_meta, sums, scale, optimizer, rates,
-):  # fmt: skip
+@numba.njit(_I(_ARRAYS, _I, IDS, _I, _I, _NEW_ROW, _SLOTS, _UNDO, VALUES, _OPTIMIZER), cache=True, nogil=True)
+def take_step(table, n, ids, step, oldest, new, slots, undo, sums, update):
     """Do `place`, and update each of these rows while it is in the cache.
 
     Args:
         sums: the summed gradients of each row.
-        scale: the factor of these sums.
-        optimizer: SGD to FTRL.
-        rates: the learning rate, and the further parameters of the optimizer's update, in its order.
     """
+    rows, stride, dim = table.rows, table.stride, table.dim
+    kind, scale, rates = update
     for start in range(0, ids.size, AHEAD):
-        n = _place_some(
-            index, meta, rows, n, stride, dim, ids, start, step, oldest, key, kind, a, b, first, second,
-            slots, undo, undo_meta,
-        )  # fmt: skip
+        n = _place_some(table, n, ids, start, step, oldest, new, slots, undo)
         stop = min(start + AHEAD, ids.size)
-        if optimizer == SGD:
+        if kind == SGD:
             _sgd(rows, stride, dim, slots, start, stop, sums, scale, rates)
-        elif optimizer == MOMENTUM:
+        elif kind == MOMENTUM:
             _momentum(rows, stride, dim, slots, start, stop, sums, scale, rates, False)
-        elif optimizer == NESTEROV:
+        elif kind == NESTEROV:
             _momentum(rows, stride, dim, slots, start, stop, sums, scale, rates, True)
-        elif optimizer == ADAGRAD:
+        elif kind == ADAGRAD:
             _adagrad(rows, stride, dim, slots, start, stop, sums, scale, rates)
-        elif optimizer == ADAM:
+        elif kind == ADAM:
             _adam(rows, stride, dim, slots, start, stop, sums, scale, rates)
         else:
             _ftrl(rows, stride, dim, slots, start, stop, sums, scale, rates)

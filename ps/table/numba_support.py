@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Numba as the servers use it: the cache of compiled code, and intrinsics that Numba lacks.
 
 Read-only arrays may be unaligned, for example inside a received message.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Row updates by Keras' optimizers, from their JSON; equal to Keras' own updates of a variable of these rows.
 
 Keras updates all rows of a variable in each step (momentum also decays without a gradient). Here only the
@@ -22,9 +23,14 @@ from edl.ps.table.initializers import serialized
 f32 = np.float32
 Rates: TypeAlias = Callable[[np.float32, int], tuple[np.float32, ...]]
 _REFUSED = (
-    "weight_decay", "clipnorm", "clipvalue", "global_clipnorm", "use_ema", "gradient_accumulation_steps",
+    "weight_decay",
+    "clipnorm",
+    "clipvalue",
+    "global_clipnorm",
+    "use_ema",
+    "gradient_accumulation_steps",
     "amsgrad",
-)  # fmt: skip
+)
 
 
 @dataclass(frozen=True)
@@ -36,7 +42,7 @@ class Optimizer:
         slots: the number of slot values for each value of a row.
         first, second: the initial values of the slots.
         learning_rate: the optimizer's own learning rate; None if it is not a number.
-        rates: computes the `rates` of `kernels.take_step` from a learning rate and the iteration.
+        rates: computes the `rates` of `kernels.Update` from a learning rate and the iteration.
     """
 
     name: str
@@ -102,11 +108,21 @@ def _parse(name: str, config: Mapping[str, Any], rate: float | None) -> Optimize
             )
         case "Ftrl":
             begins = value("initial_accumulator_value", 0.1)
-            return Optimizer(name, kernels.FTRL, 2, begins, 0.0, rate, _ftrl(
-                -value("learning_rate_power", -0.5), value("l1_regularization_strength", 0.0),
-                value("l2_regularization_strength", 0.0), value("l2_shrinkage_regularization_strength", 0.0),
-                value("beta", 0.0),
-            ))  # fmt: skip
+            return Optimizer(
+                name,
+                kernels.FTRL,
+                2,
+                begins,
+                0.0,
+                rate,
+                _ftrl(
+                    -value("learning_rate_power", -0.5),
+                    value("l1_regularization_strength", 0.0),
+                    value("l2_regularization_strength", 0.0),
+                    value("l2_shrinkage_regularization_strength", 0.0),
+                    value("beta", 0.0),
+                ),
+            )
     return None
 
 

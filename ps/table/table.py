@@ -1,7 +1,8 @@
+# SPDX-License-Identifier: Apache-2.0
 """The rows of one table on one server: read rows, apply a step, undo the last step, copy all.
 
 Promise: two servers that received the same updates of an id have the same row of it, bit for bit, whatever
-other updates they received. Memory grows with the contents, and growing copies nothing large.
+other updates they received.
 
 This module does not handle steps in flight, logs and calls. It is not thread-safe, except that several
 threads may read and copy rows while nothing is changed.
@@ -9,9 +10,7 @@ threads may read and copy rows while nothing is changed.
 
 from __future__ import annotations
 
-import mmap
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,108 +18,16 @@ import numpy as np
 from edl.contract.proto import ps_pb2 as pb
 from edl.ps.errors import Invalid
 from edl.ps.table import initializers, kernels, optimizers
+from edl.ps.table.row_store import META, NEVER, RowStore
+from edl.ps.table.seen_ids import SeenIds, SeenUndo
 
-META = kernels.META
-LEAST_INDEX = 1 << 10  # pairs
-FULL = 0.6  # of an index; beyond that it is doubled
-GROWTH = 1 << 22  # bytes, at the least, by which an array grows
 SWEEPS = 8  # how often in `ttl_steps` forgotten rows are removed
-_NEVER = -(1 << 62)  # older than every step
-_NO_ROWS, _NO_META = np.empty(0, np.float32), np.empty(0, np.int64)
-
-
-class _Array:
-    """A flat array that grows in place: the kernel moves its pages, and allocates only pages in use."""
-
-    def __init__(self, dtype: str):
-        self._dtype = np.dtype(dtype)
-        self._map = mmap.mmap(-1, GROWTH, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        self.values = self._view()
-
-    def _view(self) -> np.ndarray:
-        if hasattr(self._map, "madvise") and hasattr(mmap, "MADV_HUGEPAGE"):
-            with suppress(OSError):  # a kernel without huge pages
-                self._map.madvise(mmap.MADV_HUGEPAGE)
-        return np.frombuffer(self._map, self._dtype)
-
-    def reserve(self, count: int) -> None:
-        """Make room for `count` values."""
-        needed = count * self._dtype.itemsize
-        if needed <= len(self._map):
-            return
-        size = max(needed, len(self._map) + max(GROWTH, len(self._map) // 4))
-        size += -size % GROWTH
-        self.values = np.empty(0, self._dtype)  # no view may refer to memory that is resized
-        try:
-            self._map.resize(size)
-        except (SystemError, ValueError):  # a system without mremap
-            larger = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-            larger[: len(self._map)] = self._map[:]
-            self._map = larger
-        self.values = self._view()
-
-
-class _Store:
-    """Ids with their slots, numbers (last step, count) and rows.
-
-    Args:
-        stride: the number of values of each row; 0 for ids without rows.
-    """
-
-    def __init__(self, stride: int):
-        self.stride, self.n = stride, 0
-        self.index = _index(LEAST_INDEX)
-        self._meta, self._rows = _Array("int64"), _Array("float32")
-
-    @property
-    def meta(self) -> np.ndarray:
-        return self._meta.values
-
-    @property
-    def rows(self) -> np.ndarray:
-        return self._rows.values
-
-    def reserve(self, more: int) -> None:
-        """Make room for `more` further ids."""
-        count = self.n + more
-        if count > FULL * (self.index.size // 2):
-            self.index = _index(_index_size(count))
-            kernels.index_more(self.index, self.meta, 0, self.n)
-        self._meta.reserve(META * count)
-        self._rows.reserve(max(1, self.stride * count))
-
-    def find(self, ids: np.ndarray, oldest: int) -> np.ndarray:
-        slots = np.empty(len(ids), np.int64)
-        kernels.find(self.index, self.meta, ids, oldest, slots)
-        return slots
-
-    def drop_older(self, oldest: int) -> None:
-        self.n = kernels.drop_older(self.index, self.meta, self.rows, self.n, self.stride, oldest)
-
-    def nbytes(self, more: int = 0) -> int:
-        """The memory that the store takes, in bytes, with `more` further ids."""
-        count = self.n + more
-        pairs = self.index.size // 2
-        if count > FULL * pairs:
-            pairs += _index_size(count)  # the old and the new index, while the new one is filled
-        return count * (4 * self.stride + 8 * META) + 16 * pairs
-
-    def numbers(self) -> np.ndarray:
-        """[n, META]: ids, last steps, counts."""
-        return self.meta[: META * self.n].reshape(-1, META)
-
-
-def _index_size(count: int) -> int:
-    return 1 << max(LEAST_INDEX.bit_length() - 1, int(count / FULL).bit_length())
+_NO_UNDO = kernels.Undo(np.empty(0, np.float32), np.empty(0, np.int64))
 
 
 def _scratch(count: int) -> np.ndarray:
     """A temporary index of `count` ids, for the duration of a call."""
     return np.full(1 << max(4, (2 * count).bit_length()), -1, np.int32)
-
-
-def _index(pairs: int) -> np.ndarray:
-    return np.full(2 * pairs, -1, np.int64)
 
 
 @dataclass(frozen=True)
@@ -146,37 +53,42 @@ class Table:
     """The rows of one table on one server.
 
     Args:
-        described: the table as the workers declare it.
+        declared: the table as the workers declare it.
         seed: the seed of the job.
 
     Raises:
         Invalid: a server cannot keep this table.
     """
 
-    def __init__(self, described: pb.Table, seed: int):
-        name = described.name
-        if not name or not 1 <= described.dim <= 1 << 16:
-            raise Invalid(
-                f"table {name!r}: dim {described.dim}: expected a name, and 1 to 65536 values a row"
-            )
-        self.name, self.dim = name, described.dim
-        self._ttl, self._least = max(0, described.ttl_steps), max(1, described.min_count)
-        self._initial = initializers.parse(described.initializer, name, self.dim)
-        self._optimizer = optimizers.parse(described.optimizer, name)
+    def __init__(self, declared: pb.Table, seed: int):
+        name = declared.name
+        if not name or not 1 <= declared.dim <= 1 << 16:
+            raise Invalid(f"table {name!r}: dim {declared.dim}: expected a name, and 1 to 65536 values a row")
+        self.name, self.dim = name, declared.dim
+        self._ttl, self._least = max(0, declared.ttl_steps), max(1, declared.min_count)
+        initial = initializers.parse(declared.initializer, name, self.dim)
+        self._optimizer = optimizers.parse(declared.optimizer, name)
         self._own_rate: float | None = None
-        if described.own_learning_rate:
+        if declared.own_learning_rate:
             if self._optimizer.learning_rate is None:
                 raise Invalid(
                     f"table {name!r}: the learning rate of its optimizer is a schedule: expected a number, "
                     "or leave the table's optimizer out, so that the rows learn at the rate of the model's"
                 )
             self._own_rate = self._optimizer.learning_rate
-        self._key = kernels.table_key(seed, name, self._initial.seed)
+        self._new_row = kernels.NewRow(
+            kernels.table_key(seed, name, initial.seed),
+            initial.kind,
+            float(initial.a),
+            float(initial.b),
+            float(self._optimizer.first),
+            float(self._optimizer.second),
+        )
         self.stride = self.dim * (1 + self._optimizer.slots)
         self.clear()
 
     def clear(self) -> None:
-        self._store, self._seen = _Store(self.stride), _Store(0)
+        self._store, self._seen = RowStore(self.stride), SeenIds(self._least)
         self._undo: _Undo | None = None
         self._room = _Room()
         self._live = np.empty(0, bool), np.empty(0, bool)  # of `known`
@@ -190,9 +102,9 @@ class Table:
 
     def new_rows(self, ids: np.ndarray) -> int:
         """The number of these ids that would get a row in the next step."""
-        new = ids[self._store.find(ids, _NEVER) < 0]
+        new = ids[self._store.find(ids, NEVER) < 0]
         if self._least > 1:
-            at = self._seen.find(new, _NEVER)
+            at = self._seen.find(new, NEVER)
             return int((self._seen.numbers()[at[at >= 0], 2] >= self._least - 1).sum())
         return len(new)
 
@@ -203,26 +115,17 @@ class Table:
             ids: int64 [n].
             out: float32 [n * dim], filled.
         """
-        s, i = self._store, self._initial
-        kernels.pull(
-            s.index,
-            s.meta,
-            s.rows,
-            s.stride,
-            self.dim,
-            ids,
-            self._oldest(step),
-            self._key,
-            i.kind,
-            i.a,
-            i.b,
-            out,
-        )
+        kernels.pull(self._arrays(), ids, self._oldest(step), self._new_row, out)
 
     def apply(
-        self, step: int, parts: Sequence[tuple[np.ndarray, np.ndarray]],
-        scale: float, learning_rate: float, iteration: int, for_good: bool = False,
-    ) -> None:  # fmt: skip
+        self,
+        step: int,
+        parts: Sequence[tuple[np.ndarray, np.ndarray]],
+        scale: float,
+        learning_rate: float,
+        iteration: int,
+        for_good: bool = False,
+    ) -> None:
         """Apply the step at `step`. `take_back` can undo it until the next step.
 
         Args:
@@ -235,28 +138,26 @@ class Table:
             self._store.drop_older(oldest)
             self._seen.drop_older(oldest)
         ids, sums = self._add_up(parts)
-        seen: _SeenUndo | None = None
+        seen: SeenUndo | None = None
         if self._least > 1 and len(ids):
-            ids, sums, seen = self._admit(step, oldest, ids, sums)
-        s, i, o = self._store, self._initial, self._optimizer
+            learned = self._store.find(ids, oldest) >= 0
+            ids, sums, seen = self._seen.admit(step, oldest, ids, sums, learned)
+        s, o = self._store, self._optimizer
         n = s.n
         s.reserve(len(ids))
-        slots = np.empty(len(ids), np.int64)
-        if for_good:
-            undo, undo_meta = _NO_ROWS, _NO_META
-        else:
+        slots, undo = np.empty(len(ids), np.int64), _NO_UNDO
+        if not for_good:
             self._room.reserve(len(ids), s.stride)
-            undo, undo_meta = self._room.undo, self._room.undo_meta
+            undo = kernels.Undo(self._room.undo, self._room.undo_meta)
         rate = np.float32(learning_rate if self._own_rate is None else self._own_rate)
+        update = kernels.Update(o.kind, np.float32(scale), np.array(o.rates(rate, iteration), np.float32))
         s.n = kernels.take_step(
-            s.index, s.meta, s.rows, n, s.stride, self.dim, ids, step, oldest, self._key,
-            i.kind, i.a, i.b, o.first, o.second, slots, undo, undo_meta,
-            sums, np.float32(scale), o.kind, np.array(o.rates(rate, iteration), np.float32),
-        )  # fmt: skip
+            self._arrays(), n, ids, step, oldest, self._new_row, slots, undo, sums, update
+        )
         if seen is not None and len(seen.counts):
             numbers = s.numbers()
             numbers[slots[seen.at], 2] = seen.counts
-        self._undo = None if for_good else _Undo(n, slots, undo, undo_meta, seen)
+        self._undo = None if for_good else _Undo(n, slots, undo, seen)
 
     def put(self, step: int, ids: np.ndarray, values: np.ndarray) -> None:
         """Set rows to these values from the step at `step` on, as if they were their initial values.
@@ -265,13 +166,12 @@ class Table:
             ids: int64 [n], without duplicates.
             values: float32 [n * dim].
         """
-        s, i, o = self._store, self._initial, self._optimizer
+        s = self._store
         s.reserve(len(ids))
         slots = np.empty(len(ids), np.int64)
         s.n = kernels.place(
-            s.index, s.meta, s.rows, s.n, s.stride, self.dim, ids, step, self._oldest(step), self._key,
-            i.kind, i.a, i.b, o.first, o.second, slots, _NO_ROWS, _NO_META,
-        )  # fmt: skip
+            self._arrays(), s.n, ids, step, self._oldest(step), self._new_row, slots, _NO_UNDO
+        )
         s.rows[: s.stride * s.n].reshape(-1, s.stride)[slots, : self.dim] = values.reshape(-1, self.dim)
 
     def take_back(self) -> None:
@@ -280,10 +180,10 @@ class Table:
         if undo is None:
             return
         s = self._store
-        kernels.take_back(s.index, s.meta, s.rows, s.stride, undo.slots, undo.rows, undo.meta)
+        kernels.take_back(self._arrays(), undo.slots, undo.before)
         s.n = undo.n
         if undo.seen is not None:
-            self._take_back_seen(undo.seen)
+            self._seen.take_back(undo.seen)
 
     def forget_undo(self) -> None:
         """Make the last step permanent."""
@@ -298,14 +198,22 @@ class Table:
             live = numbers[:, 1] >= oldest
             rows, numbers, seen = rows[live], numbers[live], seen[seen[:, 1] >= oldest]
         return Copy(
-            numbers[:, 0].copy(), numbers[:, 1].copy(), numbers[:, 2].copy(),
-            rows[:, : self.dim].copy(), rows[:, self.dim :].copy(), seen.copy(),
-        )  # fmt: skip
+            numbers[:, 0].copy(),
+            numbers[:, 1].copy(),
+            numbers[:, 2].copy(),
+            rows[:, : self.dim].copy(),
+            rows[:, self.dim :].copy(),
+            seen.copy(),
+        )
 
     def page(
-        self, step: int, after: int | None, most: int, since: int = 0,
+        self,
+        step: int,
+        after: int | None,
+        most: int,
+        since: int = 0,
         mine: Callable[[np.ndarray], np.ndarray] | None = None,
-    ) -> tuple[np.ndarray, np.ndarray, bool]:  # fmt: skip
+    ) -> tuple[np.ndarray, np.ndarray, bool]:
         """List a page of the rows that exist at `step`, by ascending id.
 
         Returns ids int64 [n], rows float32 [n, dim], and whether further rows follow.
@@ -343,9 +251,13 @@ class Table:
         numbers = self._store.numbers()[slots]
         rows = self._store.rows[: self.stride * self._store.n].reshape(-1, self.stride)[slots]
         return Copy(
-            numbers[:, 0].copy(), numbers[:, 1].copy(), numbers[:, 2].copy(),
-            rows[:, : self.dim].copy(), rows[:, self.dim :].copy(), self._seen.numbers()[counted].copy(),
-        )  # fmt: skip
+            numbers[:, 0].copy(),
+            numbers[:, 1].copy(),
+            numbers[:, 2].copy(),
+            rows[:, : self.dim].copy(),
+            rows[:, self.dim :].copy(),
+            self._seen.numbers()[counted].copy(),
+        )
 
     def reserve(self, more: int) -> None:
         """Make room for `more` rows that will be loaded."""
@@ -362,13 +274,7 @@ class Table:
             numbers = store.numbers()
             gone = ~has(np.ascontiguousarray(numbers[:, 0]))
             if gone.any():
-                self._drop(store, gone)
-
-    def _drop(self, store: _Store, gone: np.ndarray) -> None:
-        """Remove the rows of the mask `gone`: make them too old for every step, and drop old rows."""
-        numbers = store.numbers()
-        numbers[gone, 1] = _NEVER - 1
-        store.drop_older(_NEVER)
+                store.remove(gone)
 
     def load(self, part: Copy) -> None:
         """Add rows and counts of a copy; its rows must not be in the table yet."""
@@ -382,12 +288,15 @@ class Table:
             kernels.index_more(s.index, s.meta, s.n, s.n + count)
             s.n += count
         if len(part.seen):
-            self._put_seen(part.seen)
+            self._seen.put(part.seen)
 
     def begin_with(
-        self, ids: np.ndarray, rows: np.ndarray, counts: np.ndarray | None = None,
+        self,
+        ids: np.ndarray,
+        rows: np.ndarray,
+        counts: np.ndarray | None = None,
         slots: np.ndarray | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Add rows of a different job at step 0, for ids without a row. Their time to live starts afresh.
 
         Args:
@@ -396,7 +305,7 @@ class Table:
             counts: the number of steps that had each id; None for the least number that gets a row.
             slots: float32 [n, slots of the optimizer * dim]; None for the slots of new rows.
         """
-        there = self._store.find(ids, _NEVER) >= 0
+        there = self._store.find(ids, NEVER) >= 0
         new = ~there if there.any() else slice(None)  # where all are new, nothing is copied
         n = len(ids) - int(there.sum())
         if slots is None:
@@ -408,11 +317,14 @@ class Table:
         nothing = np.zeros((0, META), np.int64)
         self.load(Copy(ids[new], np.zeros(n, np.int64), counts, rows[new], slots, nothing))
 
-    # --- sums, admission
+    def _arrays(self) -> kernels.Arrays:
+        """The table's memory, for one call: memory that is referred to cannot grow."""
+        s = self._store
+        return kernels.Arrays(s.index, s.meta, s.rows, s.stride, self.dim)
 
     def _oldest(self, step: int) -> int:
         """The oldest step that still counts at `step`: rows that no step since then has had are forgotten."""
-        return step - self._ttl if self._ttl else _NEVER
+        return step - self._ttl if self._ttl else NEVER
 
     def _add_up(self, parts: Sequence[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:
         total = sum(len(ids) for ids, _ in parts)
@@ -426,55 +338,6 @@ class Table:
         for ids, values in parts:
             n = kernels.add_up(union, n, sums, ids, values, self.dim, scratch)
         return union[:n], sums[: n * self.dim]
-
-    def _admit(
-        self, step: int, oldest: int, ids: np.ndarray, sums: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray, _SeenUndo]:
-        """Return the ids that are learned, with their summed gradients; count the other ids."""
-        learned = self._store.find(ids, oldest) >= 0
-        waiting = np.flatnonzero(~learned)
-        others = ids[waiting]
-        at = self._seen.find(others, _NEVER)
-        before = np.zeros((len(others), META), np.int64)
-        before[:, 0] = others
-        known = at >= 0
-        before[known] = self._seen.numbers()[at[known]]
-        live = known & (before[:, 1] >= oldest)
-        after = before.copy()
-        after[:, 1] = step
-        after[:, 2] = np.where(live, before[:, 2], 0) + 1
-        admitted = after[:, 2] >= self._least
-        self._put_seen(after[~admitted])
-        self._drop_seen(others[admitted & known])
-        learned[waiting[admitted]] = True
-        # The positions of newly admitted ids among the remaining ids.
-        place = np.cumsum(learned) - 1
-        undo = _SeenUndo(before, known, admitted, place[waiting[admitted]], after[admitted, 2])
-        sums = np.ascontiguousarray(sums.reshape(-1, self.dim)[learned]).reshape(-1)
-        return ids[learned], sums, undo
-
-    def _take_back_seen(self, undo: _SeenUndo) -> None:
-        self._drop_seen(undo.before[~undo.known & ~undo.admitted, 0])
-        self._put_seen(undo.before[undo.known])
-
-    def _put_seen(self, numbers: np.ndarray) -> None:
-        """Set the numbers of these ids, which may be present or not."""
-        s = self._seen
-        at = s.find(np.ascontiguousarray(numbers[:, 0]), _NEVER)
-        new = at < 0
-        s.numbers()[at[~new]] = numbers[~new]
-        count = int(new.sum())
-        if count:
-            s.reserve(count)
-            s.meta[META * s.n : META * (s.n + count)] = numbers[new].reshape(-1)
-            kernels.index_more(s.index, s.meta, s.n, s.n + count)
-            s.n += count
-
-    def _drop_seen(self, ids: np.ndarray) -> None:
-        if len(ids):
-            s = self._seen
-            kernels.drop(s.index, s.meta, s.n, ids)
-            s.n -= len(ids)
 
 
 class _Room:
@@ -496,30 +359,10 @@ class _Room:
 
 
 @dataclass(frozen=True)
-class _SeenUndo:
-    """The counts, before a step, of ids that were not learned yet.
-
-    Args:
-        before: their numbers, [m, META].
-        known: whether each was counted before.
-        admitted: whether each is learned from this step on.
-        at: the positions of the admitted ids among the step's ids.
-        counts: how often each admitted id was seen.
-    """
-
-    before: np.ndarray
-    known: np.ndarray
-    admitted: np.ndarray
-    at: np.ndarray
-    counts: np.ndarray
-
-
-@dataclass(frozen=True)
 class _Undo:
     """The record that `take_back` needs to undo a step."""
 
     n: int
     slots: np.ndarray
-    rows: np.ndarray
-    meta: np.ndarray
-    seen: _SeenUndo | None
+    before: kernels.Undo
+    seen: SeenUndo | None

@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
 # Build all that travels to the GPU machine, on a machine without a GPU.
 #
 #   scripts/gpu/build.sh [STEP...]
@@ -8,7 +9,7 @@
 # nvidia-cuda-toolkit 12.4 (Debian 13, non-free). apt only downloads two packages; APT_OPTIONS are further options
 # for apt-get. Building for another card than an H100 or H200: see `prune` and HOROVOD_BUILD_CUDA_CC_LIST.
 set -euo pipefail
-. "$(dirname "$0")/lib.sh"
+. "$(dirname "$0")/dev/lib.sh"
 downloads=$KIT_HOME/downloads stage=$KIT_HOME/stage
 mkdir -p "$downloads" "$stage" "$horovod_source" "$horovod"
 
@@ -97,7 +98,7 @@ PROFILE
   ln -sf libnccl.so.2 "$nccl/lib/libnccl.so"
 }
 
-export_build_settings() { # as in scripts/build-horovod, with NCCL
+export_build_settings() { # as in scripts/dev/build-horovod, with NCCL
   export CUDACXX=$cuda/bin/nvcc HOROVOD_GPU_OPERATIONS=NCCL HOROVOD_CUDA_HOME=$cuda HOROVOD_NCCL_HOME=$nccl
   export HOROVOD_NCCL_LINK=SHARED HOROVOD_BUILD_CUDA_CC_LIST=90 HOROVOD_WITH_TENSORFLOW=1 HOROVOD_WITHOUT_PYTORCH=1
   export HOROVOD_WITHOUT_MXNET=1 HOROVOD_WITH_GLOO=1 HOROVOD_WITHOUT_MPI=1 MAKEFLAGS=-j$(nproc) LDFLAGS=-Wl,-s
@@ -144,7 +145,7 @@ patched() {
 # Horovod without GPU operations, as users without a GPU have it: the build `gloo`.
 gloo() {
   local wheel
-  wheel=$("$root/scripts/build-horovod" --python 3.12)
+  wheel=$("$root/scripts/dev/build-horovod" --python 3.12)
   rm -rf "$horovod/gloo"
   unzip -q "$wheel" -d "$horovod/gloo"
 }

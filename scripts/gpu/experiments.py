@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Run experiments on the GPU machine and print a table of them.
 
     experiments.py NAME[+NAME...][:SECONDS]...

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Start jobs with `edl run`, watch them, and collect what they leave: used by experiments.py.
 
 KIT_HOME is where build.sh or unpack.sh put everything, OUT the folder of the results.
@@ -29,7 +30,7 @@ EDL = HOME / "environment/bin/edl"
 STARTED = time.time()
 
 sys.path.insert(0, str(TREE))
-from tests.evidence import CRASHES, check_weights  # noqa: E402
+from tests.support.jobs.evidence import CRASHES, check_weights  # noqa: E402
 
 
 def log(*words: object) -> None:
@@ -185,13 +186,13 @@ class Job:
 
     def workers(self) -> list[tuple[Any, Any, Any, Any]]:
         """Return (id, pid, rank, state) of each worker."""
-        command = [str(EDL), "status", "--json", str(self.directory)]
+        command = [str(EDL), "status", "-o", "json", str(self.directory)]
         done = subprocess.run(command, capture_output=True, text=True, env=self.environment, timeout=20)
         try:
             rows = json.loads(done.stdout)["workers"]
         except (ValueError, KeyError):
             return []
-        return [(r.get("id"), r.get("handle"), r.get("rank"), r.get("state")) for r in rows]
+        return [(r.get("id"), r.get("pid"), r.get("rank"), r.get("state")) for r in rows]
 
     def worker_of_rank(self, rank: int) -> tuple[int, int]:
         """Return (id, pid) of the worker with this rank, or of any other one."""

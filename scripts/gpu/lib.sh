@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # Shared by the scripts of this folder: where things are, on the machine that builds and on the one with the GPU.
 kit=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 . "$kit/../lib.sh"

@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
 # Pack what build.sh made into parts that one call to the GPU machine can carry: runs/gpu-part-1, -2, ...
 #
 # Git ignores runs/. $PART is the size of a part (default 57M).
 set -euo pipefail
-. "$(dirname "$0")/lib.sh"
+. "$(dirname "$0")/dev/lib.sh"
 stage=$KIT_HOME/stage
 tar cf - -C "$KIT_HOME" small | zstd -q -6 -f -o "$stage/small.zst"
 # The GPU machine need not have zstd.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Blank the GPU code in a library that a given card does not use; the file's layout stays as it is.
 
 prune_fatbin.py LIBRARY KEEP...     KEEP: elf90, ptx90, ... as the last line that is printed names them

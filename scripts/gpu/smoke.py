@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Check what TensorFlow and Horovod see of the GPU and whether they compute on it.
 
 smoke.py             the operations of TensorFlow, and sums of a ring of one

@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
 # On the GPU machine: check that TensorFlow, Horovod and edl work before minutes are spent on experiments.
 #
 # $SMOKE_SECONDS is the time limit (default 60). The machine's own data come first.
 set -euo pipefail
-. "$(dirname "$0")/lib.sh"
+. "$(dirname "$0")/dev/lib.sh"
 . "$KIT_HOME/env.sh"
 out=${OUT:-$KIT_HOME/results} limit=${SMOKE_SECONDS:-60}
 mkdir -p "$out"

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Measure a training step on the GPU: the trainer's own loop in a ring of one, in turns with `keras.fit`.
 
 steps.py PRECISION ROUNDS STEPS
@@ -20,7 +21,7 @@ def side(which: str, precision: str) -> None:
     import keras
     import numpy as np
 
-    from tests.bench import steady
+    from benchmarks import steady
 
     class Timing(steady.Timing):
         """Times many steps as one, from the first one's begin to the last one's end; a GPU works behind."""

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Measure sums by themselves, between ranks on this machine.
 
 sums.py RANKS

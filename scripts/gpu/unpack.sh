@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
 # On the GPU machine: unpack the parts that take.sh put aside, and make an environment of them.
 #
 # The CUDA libraries, cuDNN, NCCL, SciPy and scikit-learn are not in the parts, they would be too large. They come from
 # a Python environment of that machine, such as PyTorch's: KIT_LIBRARIES is its site-packages folder (default: the
 # first one that has cuDNN).
 set -euo pipefail
-. "$(dirname "$0")/lib.sh"
+. "$(dirname "$0")/dev/lib.sh"
 parts=("$KIT_HOME"/parts/part.*)
 if [ ! -e "${parts[0]}" ]; then
   say "no parts in $KIT_HOME/parts: run take.sh first"

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The chart, rendered by a real Helm."""
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ CLASS = "default-edl-worker-" + hashlib.sha256(b"default/edl -10 Never").hexdige
 
 
 def script(name: str, *words: str) -> str:
-    done = subprocess.run([ROOT / "scripts" / name, *words], stdout=subprocess.PIPE, text=True, check=True)
+    script = ROOT / "scripts" / "dev" / name
+    done = subprocess.run([script, *words], stdout=subprocess.PIPE, text=True, check=True)
     return done.stdout.strip()
 
 
@@ -105,7 +107,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     """Build Helm before the first test, where no test's time limit counts."""
     needed = any("helm" in getattr(item, "fixturenames", ()) for item in session.items)
     if needed and not session.config.option.collectonly:
-        subprocess.run([ROOT / "scripts/helm", "--where"], stdout=subprocess.DEVNULL, check=False)
+        subprocess.run([ROOT / "scripts/dev/helm", "--where"], stdout=subprocess.DEVNULL, check=False)
 
 
 @pytest.fixture(scope="session")

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The commands and the values that the pages show are installed as they stand there."""
 
 from __future__ import annotations
@@ -19,8 +20,9 @@ from tests.chart.conftest import CHART, ROOT, Helm, Rendered
 GENERATED = ("commands.md", "configuration.md")
 PAGES = [
     *(p for p in sorted((ROOT / "docs").glob("*.md")) if p.name not in GENERATED),
-    ROOT / "README.md", CHART / "README.md",
-]  # fmt: skip
+    ROOT / "README.md",
+    CHART / "README.md",
+]
 REGISTRY = "registry.example.org/team"
 IMAGE = re.compile(
     r"[a-z0-9.-]+(:[0-9]+)?(/[a-z0-9._-]+)*(:[A-Za-z0-9_][A-Za-z0-9._-]{0,127}|@sha256:[0-9a-f]{64})"
@@ -44,7 +46,7 @@ def rendered(helm: Helm, words: list[str], folder: Path) -> Rendered:
         (folder / name).write_text(MODEL)
     flags = [word.replace("REGISTRY", REGISTRY) for word in words[4:]]
     flags = [flag for flag in flags if flag not in ("--reuse-values", "--reset-then-reuse-values", "--wait")]
-    flags = [re.sub(r"model\.source=(?=[\w-])", f"model.source={folder}/", flag) for flag in flags]
+    flags = [re.sub(r"(model\.(?:source|script)=)(?=[\w-])", rf"\1{folder}/", flag) for flag in flags]
     for n, flag in enumerate(flags):
         if flags[n - 1] == "-f":
             flags[n] = str(ROOT / flag) if (ROOT / flag).is_file() else str(folder / flag)
@@ -78,10 +80,13 @@ def test_every_command_of_a_page_installs_what_a_cluster_accepts(
                     assert container["image"].count(REGISTRY) == 1
 
 
+NO_SECTIONS = {"model", "data", "local", "global", "horovod"}  # also modules, and files of the reader
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_every_value_that_a_page_names_is_valid(page: Path) -> None:
     known = {key for full in keys(config.File) for key in prefixes(full)}
-    sections = {key.partition(".")[0] for key in known if "." in key} - {"model", "data", "local", "global"}
+    sections = {key.partition(".")[0] for key in known if "." in key} - NO_SECTIONS
     text = re.sub(r"^```(?!console).*?^```", "", page.read_text(), flags=re.M | re.S)
     named = set(re.findall(rf"`((?:{'|'.join(sections)})\.[a-zA-Z][\w.]*?)(?:=[^`]*)?`", text))
     named = {name for name in named if not name.endswith((".py", ".yaml", ".json"))}
@@ -104,9 +109,33 @@ def test_a_name_that_begins_with_a_registry_is_complete(helm: Helm) -> None:
 
     own = f"worker.image.repository={REGISTRY}/my-models"
     assert images(own, "image.registry=other.example.org") == {
-        f"{REGISTRY}/my-models:v1", "other.example.org/edl-master:v1"
-    }  # fmt: skip
+        f"{REGISTRY}/my-models:v1",
+        "other.example.org/edl-master:v1",
+    }
     for name in ("localhost/a", "host:5000/a"):
         assert f"{name}:v1" in images(f"worker.image.repository={name}", "image.registry=r")
     assert "r/team/a:v1" in images("worker.image.repository=team/a", "image.registry=r")
     assert images() == {"edl-master:v1", "edl-worker:v1"}
+
+
+def test_the_page_on_data_mounts_a_claim_and_a_directory_and_gives_the_account_of_a_store(
+    helm: Helm, tmp_path: Path
+) -> None:
+    section = (ROOT / "docs" / "data.md").read_text().split("\n## On a cluster\n")[1].split("\n## ")[0]
+    (page := tmp_path / "data.md").write_text(section)
+    pods = [rendered(helm, words, tmp_path).worker["spec"] for words in commands(page)]
+    claim, directory, variables, file = pods
+    for pod, source in (
+        (claim, {"persistentVolumeClaim": {"claimName": "houses"}}),
+        (directory, {"hostPath": {"path": "/srv/houses"}}),
+    ):
+        [volume] = [volume for volume in pod["volumes"] if volume["name"] == "data"]
+        assert volume == {"name": "data"} | source
+        [mount] = [m for m in pod["containers"][0]["volumeMounts"] if m["name"] == "data"]
+        assert mount == {"name": "data", "mountPath": "/data", "readOnly": True}
+    assert variables["containers"][0]["envFrom"] == [{"secretRef": {"name": "store-account"}}]
+    container = file["containers"][0]
+    [mount] = [m for m in container["volumeMounts"] if m["name"] == "store"]
+    [variable] = [v for v in container["env"] if v["name"] == "AWS_SHARED_CREDENTIALS_FILE"]
+    assert variable["value"] == f"{mount['mountPath']}/credentials"
+    assert {"name": "store", "secret": {"secretName": "store-credentials"}} in file["volumes"]

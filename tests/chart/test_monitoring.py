@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the chart makes for Prometheus and Grafana; the rules and queries as Prometheus itself reads them."""
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ def test_prometheus_reads_the_queries_of_the_dashboard(
     dashboard = rendered["gitops-values.yaml"].one("ConfigMap", "edl-dashboard")
     panels = json.loads(dashboard["data"]["edl.json"])["panels"]
     queries = [target["expr"] for panel in panels for target in panel["targets"]]
-    assert len(panels) == 6
+    assert len(panels) == 9
     file = tmp_path / "queries.yaml"
     recorded = [{"record": f"query:{number}", "expr": query} for number, query in enumerate(queries)]
     file.write_text(yaml.safe_dump({"groups": [{"name": "dashboard", "rules": recorded}]}))
@@ -130,7 +131,7 @@ def counts(name: str, a_minute: int) -> Series:
         (SEEN | counts("edl_watch_relists_total", 1), 40, set()),
         (SEEN | counts("edl_watch_relists_total", 3), 40, {"EdlWatchBreaks"}),
     ],
-)  # fmt: skip
+)
 def test_an_alert_fires_when_there_is_trouble_and_only_then(
     alerts: Fire, rules: dict[str, Any], series: Series, minutes: int, firing: set[str]
 ) -> None:

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The names of a release's objects: the chart renders them, the programs take them from one module."""
 
 from __future__ import annotations
@@ -27,9 +28,13 @@ def test_the_chart_and_the_programs_name_the_same_objects(
     names = Names(env["EDL_FULLNAME"])
     assert full in ("", names.fullname)
     assert {
-        f"ConfigMap/{names.job}", f"ConfigMap/{names.status}", f"Deployment/{names.master}",
-        f"Service/{names.master}", f"Lease/{names.lease}", f"Secret/{names.token}",
-    } <= set(rendered.names())  # fmt: skip
+        f"ConfigMap/{names.job}",
+        f"ConfigMap/{names.status}",
+        f"Deployment/{names.master}",
+        f"Service/{names.master}",
+        f"Lease/{names.lease}",
+        f"Secret/{names.token}",
+    } <= set(rendered.names())
     assert env["EDL_MASTER_ADDRESS"] == f"{names.master}.team.svc:{MASTER_PORT}"
     writable = {
         (rule["resources"][0], name)

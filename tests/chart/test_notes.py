@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The notes that `helm install` prints: what was made, and what is special or dangerous about it."""
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ def test_the_notes_name_what_was_made(helm: Helm, notes: Path) -> None:
 def test_the_notes_warn_of_a_token_that_leaves_the_cluster_unencrypted(
     helm: Helm, notes: Path, kind: str
 ) -> None:
-    flags = ("--set", f"service.type={kind}")
+    flags: tuple[str, ...] = ("--set", f"service.type={kind}")
     words = f"WARNING: service.type is {kind}, and without TLS the token travels unencrypted"
     assert words in Rendered(helm("template", "edl", str(notes), *flags)).one("Notes")["text"]
     flags += ("--set", "tls.existingSecret=x")

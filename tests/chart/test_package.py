@@ -1,4 +1,5 @@
-"""The chart as a package: `scripts/chart` writes this tree's chart, with all that a catalogue shows."""
+# SPDX-License-Identifier: Apache-2.0
+"""The chart as a package: `scripts/dev/chart` writes this tree's chart, with all that a catalogue shows."""
 
 from __future__ import annotations
 
@@ -16,8 +17,8 @@ from tests.chart.conftest import CHART, ROOT, Helm, Rendered
 
 
 def chart(*words: object, ok: bool = True) -> str:
-    """What `scripts/chart` prints, also of what it complains."""
-    command = [str(word) for word in (ROOT / "scripts" / "chart", *words)]
+    """What `scripts/dev/chart` prints, also of what it complains."""
+    command = [str(word) for word in (ROOT / "scripts" / "dev" / "chart", *words)]
     done = subprocess.run(command, capture_output=True, text=True)
     assert (done.returncode == 0) == ok, done.stderr
     return done.stdout.strip() if ok else done.stderr
@@ -74,12 +75,12 @@ def test_a_signed_package_can_be_verified(helm: Helm, tmp_path: Path) -> None:
         command = [gpg, "--homedir", str(home), "--batch", "--passphrase", "", *words]
         return subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=True).stdout
 
-    run("--pinentry-mode", "loopback", "--quick-generate-key", "Somebody", "rsa2048", "sign", "never")
+    run("--pinentry-mode", "loopback", "--quick-generate-key", "Signer", "rsa2048", "sign", "never")
     keyring = tmp_path / "keyring"
     keyring.write_bytes(run("--pinentry-mode", "loopback", "--export-secret-keys"))
     subprocess.run(["gpgconf", "--homedir", home, "--kill", "gpg-agent"], check=True)
-    package = chart("package", "--output", tmp_path, "--sign", "Somebody", "--keyring", keyring)
-    assert "Somebody" in helm("verify", "--keyring", str(keyring), package)
+    package = chart("package", "--output", tmp_path, "--sign", "Signer", "--keyring", keyring)
+    assert "Signer" in helm("verify", "--keyring", str(keyring), package)
     Path(package).write_bytes(Path(package).read_bytes() + b"x")
     done = subprocess.run(
         [helm.path, "verify", "--keyring", keyring, package], capture_output=True, text=True
@@ -90,6 +91,6 @@ def test_a_signed_package_can_be_verified(helm: Helm, tmp_path: Path) -> None:
 
 def test_what_it_cannot_do_is_refused_in_words(tmp_path: Path) -> None:
     assert "expected REGISTRY[/PATH], without a scheme" in chart("push", "http://here", ok=False)
-    assert "scripts/chart push REGISTRY" in chart("push", ok=False)
-    assert "scripts/chart package" in chart("package", "--output", ok=False)
-    assert "scripts/chart package" in chart("package", "--plain-http", ok=False)
+    assert "scripts/dev/chart push REGISTRY" in chart("push", ok=False)
+    assert "scripts/dev/chart package" in chart("package", "--output", ok=False)
+    assert "scripts/dev/chart package" in chart("package", "--plain-http", ok=False)

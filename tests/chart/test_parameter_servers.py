@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What `mode=hybrid` makes beside the rest: parameter servers that belong to the release.
 
 That all objects are valid to Kubernetes and all pods restricted, test_schemas.py and test_safety.py check, of
@@ -131,10 +132,17 @@ def test_master_and_servers_agree_on_names_and_numbers(rendered: dict[str, Rende
     )
     assert servers["spec"]["replicas"] == 3
     assert found.values["ps"] == {
-        "servers": 3, "replicas": 1, "timeoutSeconds": 3, "memoryMebibytes": 0, "log": True,
-        "gradsToWait": 1, "maxStaleness": 0, "scaleRateByStaleness": False, "pullSteps": 1,
+        "servers": 3,
+        "replicas": 1,
+        "timeoutSeconds": 3,
+        "memoryMebibytes": 0,
+        "log": True,
+        "gradsToWait": 1,
+        "maxStaleness": 0,
+        "scaleRateByStaleness": False,
+        "pullSteps": 1,
         "replaceEmbeddings": 0,
-    }  # fmt: skip
+    }
     [port] = container(found)["ports"]
     assert arguments(found)["--listen"] == f"[::]:{port['containerPort']}"
     environment = {

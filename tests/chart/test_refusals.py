@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a real Helm refuses, by name: the same as `edl run`."""
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from edl.config import model_check, values
 from edl.config.paths import keys
 from edl.config.renamed import RENAMED
 from tests.chart.conftest import CHART, Helm, Refused
-from tests.unit.test_config import IMPOSSIBLE, POSSIBLE, TAKEN, WRONG
+from tests.unit.config.test_config import IMPOSSIBLE, POSSIBLE, TAKEN, WRONG
 
 
 @pytest.mark.parametrize(("text", "key"), [(w[0], w[1]) for w in WRONG], ids=[w[0][:60] for w in WRONG])
@@ -19,7 +20,7 @@ def test_a_wrong_values_file_is_refused_by_name(helm: Helm, tmp_path: Path, text
     (tmp_path / "mine.yaml").write_text(text)
     with pytest.raises(Refused) as refusal:
         helm("template", "edl", str(CHART), "-f", str(tmp_path / "mine.yaml"))
-    # Helm speaks of '/training' and its key 'epoch', we of training.epoch.
+    # Helm names '/training' and its key 'epoch', edl names training.epoch.
     said = str(refusal.value)
     assert "values don't meet the specifications of the schema" in said
     *parents, last = key.split(".")
@@ -35,9 +36,11 @@ def test_a_renamed_key_is_refused_with_the_new_one(helm: Helm, old: str) -> None
 
 @pytest.mark.parametrize(
     ("said", "key", "new"),
-    [("training.loadBalancing=even", "/training/loadBalancing", "none"),
-     ("elastic.prefork=imported", "/elastic/prefork", "true")],
-)  # fmt: skip
+    [
+        ("training.loadBalancing=even", "/training/loadBalancing", "none"),
+        ("elastic.prefork=imported", "/elastic/prefork", "true"),
+    ],
+)
 def test_an_old_word_of_a_value_is_refused_with_the_new_one(
     helm: Helm, said: str, key: str, new: str
 ) -> None:

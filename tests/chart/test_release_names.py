@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Objects are named so that nothing collides, and no name is too long."""
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ def test_two_releases_live_together(helm: Helm, namespaces: tuple[str, str], oth
 
 
 def test_a_priority_class_is_of_one_release_and_of_one_value(helm: Helm) -> None:
-    def classes(*sets: str, release: str = "edl", namespace: str = "team") -> tuple[str, str]:
+    def classes(*sets: str, release: str = "edl", namespace: str = "team") -> tuple[str, int]:
         rendered = helm.template(*sets, release=release, namespace=namespace)
         name = str(rendered.one("PriorityClass")["metadata"]["name"])
         assert rendered.worker["spec"]["priorityClassName"] == name

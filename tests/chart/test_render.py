@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What `helm install` would make: the master is given the job, and each pod what the values say."""
 
 from __future__ import annotations
@@ -31,9 +32,18 @@ def test_a_whole_number_stays_one_however_large(helm: Helm) -> None:
 
 @pytest.mark.parametrize(
     "change",
-    ["workers=7", "suspend=true", "training.epochs=9", "worker.resources.limits.memory=9Gi", "logLevel=debug",
-     "model.source=x", "worker.image.tag=v9", "onDemandWorkers=1", "elastic.joinDelaySeconds=0.5"],
-)  # fmt: skip
+    [
+        "workers=7",
+        "suspend=true",
+        "training.epochs=9",
+        "worker.resources.limits.memory=9Gi",
+        "logLevel=debug",
+        "model.source=x",
+        "worker.image.tag=v9",
+        "onDemandWorkers=1",
+        "elastic.joinDelaySeconds=0.5",
+    ],
+)
 def test_a_change_of_job_or_workers_does_not_touch_the_master(helm: Helm, change: str) -> None:
     before, after = helm.template("token.value=x"), helm.template("token.value=x", change)
     differing = [a["metadata"]["name"] for b, a in zip(before.objects, after.objects, strict=True) if a != b]
@@ -81,12 +91,15 @@ def test_the_workers_pod_needs_only_a_name(rendered: dict[str, Rendered]) -> Non
     assert rendered[""].service["spec"]["ports"][0]["port"] == 8500
 
 
-@pytest.mark.parametrize(("said", "classes"), [
-    ("0", {"worker.yaml": CLASS}),
-    ("0%", {"worker.yaml": CLASS}),
-    ("1", {"worker.yaml": CLASS, "worker-high.yaml": None}),
-    ("50%", {"worker.yaml": CLASS, "worker-high.yaml": None}),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("said", "classes"),
+    [
+        ("0", {"worker.yaml": CLASS}),
+        ("0%", {"worker.yaml": CLASS}),
+        ("1", {"worker.yaml": CLASS, "worker-high.yaml": None}),
+        ("50%", {"worker.yaml": CLASS, "worker-high.yaml": None}),
+    ],
+)
 def test_some_workers_may_have_a_higher_priority(
     helm: Helm, said: str, classes: dict[str, str | None]
 ) -> None:
@@ -142,8 +155,16 @@ def test_what_a_pod_may_have_is_passed_on_for_master_and_worker(rendered: dict[s
     for pod in (release.master["spec"]["template"], release.worker):
         spec, [ours, beside] = pod["spec"], pod["spec"]["containers"]
         assert beside["name"] == "beside"
-        for key in ("nodeSelector", "tolerations", "affinity", "initContainers", "priorityClassName",
-                    "runtimeClassName", "schedulerName", "terminationGracePeriodSeconds"):  # fmt: skip
+        for key in (
+            "nodeSelector",
+            "tolerations",
+            "affinity",
+            "initContainers",
+            "priorityClassName",
+            "runtimeClassName",
+            "schedulerName",
+            "terminationGracePeriodSeconds",
+        ):
             its = spec[key] if key != "tolerations" else spec[key][: len(said[key])]  # the master has its own
             assert its == said[key], key
         for kind, amounts in said["resources"].items():  # over the defaults, which are a map too
@@ -178,8 +199,9 @@ def test_several_masters_are_on_several_nodes_and_go_one_after_the_other(helm: H
     release = helm.template("master.replicas=2", "token.value=x")
     master = release.master["spec"]
     assert (master["replicas"], master["strategy"]["rollingUpdate"]) == (
-        2, {"maxSurge": 0, "maxUnavailable": 1},
-    )  # fmt: skip
+        2,
+        {"maxSurge": 0, "maxUnavailable": 1},
+    )
     pod = master["template"]
     affinity = pod["spec"]["affinity"]["podAntiAffinity"]
     [preferred] = affinity["preferredDuringSchedulingIgnoredDuringExecution"]
@@ -192,8 +214,9 @@ def test_several_masters_are_on_several_nodes_and_go_one_after_the_other(helm: H
     assert "affinity" not in release.worker["spec"]
     node = "master.affinity.nodeAffinity.x=y"
     assert helm.template("master.replicas=2", node).master["spec"]["template"]["spec"]["affinity"] == {
-        "nodeAffinity": {"x": "y"}, "podAntiAffinity": affinity,
-    }  # fmt: skip
+        "nodeAffinity": {"x": "y"},
+        "podAntiAffinity": affinity,
+    }
     own = "master.affinity.podAntiAffinity.x=y"
     assert helm.template("master.replicas=2", own).master["spec"]["template"]["spec"]["affinity"] == {
         "podAntiAffinity": {"x": "y"}
@@ -204,14 +227,18 @@ def test_the_overlay_is_merged_by_name(rendered: dict[str, Rendered], helm: Helm
     release = rendered["everything-values.yaml"]
     for pod in (release.master["spec"]["template"], release.worker):
         assert pod["metadata"]["annotations"].items() >= {
-            ("example.org/injected", "false"), ("example.org/more", "1"),
-        }  # fmt: skip
+            ("example.org/injected", "false"),
+            ("example.org/more", "1"),
+        }
         assert pod["spec"]["hostAliases"] == [{"ip": "10.1.2.3", "hostnames": ["store"]}]
         names = [v["name"] for v in pod["spec"]["volumes"]]
         assert [n for n in names if n != "token"] == ["tmp", "output", "certificates", "scratch"]
         assert pod["spec"]["volumes"][0]["emptyDir"] == {"sizeLimit": "1Gi"}
-    pod = helm.template("worker.podTemplate.spec.containers[0].name=worker", "elastic.prefork=false",
-                        "worker.podTemplate.spec.containers[0].stdin=true").worker  # fmt: skip
+    pod = helm.template(
+        "worker.podTemplate.spec.containers[0].name=worker",
+        "elastic.prefork=false",
+        "worker.podTemplate.spec.containers[0].stdin=true",
+    ).worker
     [container] = pod["spec"]["containers"]
     assert container["stdin"] is True
     assert container["command"] == ["python", "-P", "-m", "edl.trainer"]
@@ -220,11 +247,15 @@ def test_the_overlay_is_merged_by_name(rendered: dict[str, Rendered], helm: Helm
 def test_a_variable_in_the_overlay_takes_no_other_away(helm: Helm) -> None:
     container = "worker.podTemplate.spec.containers[0]"
     pod = helm.template(
-        f"{container}.name=worker", f"{container}.env[0].name=TZ", f"{container}.env[0].value=UTC",
-        f"{container}.env[1].name=POD_NAME", f"{container}.env[1].value=mine",
-        f"{container}.volumeMounts[0].name=tmp", f"{container}.volumeMounts[0].mountPath=/tmp",
+        f"{container}.name=worker",
+        f"{container}.env[0].name=TZ",
+        f"{container}.env[0].value=UTC",
+        f"{container}.env[1].name=POD_NAME",
+        f"{container}.env[1].value=mine",
+        f"{container}.volumeMounts[0].name=tmp",
+        f"{container}.volumeMounts[0].mountPath=/tmp",
         f"{container}.volumeMounts[0].subPath=x",
-    ).worker  # fmt: skip
+    ).worker
     [container] = pod["spec"]["containers"]
     env = {e["name"]: e for e in container["env"]}
     assert env["EDL_TOKEN"]["valueFrom"]["secretKeyRef"]["name"] == "edl-token"
@@ -233,13 +264,16 @@ def test_a_variable_in_the_overlay_takes_no_other_away(helm: Helm) -> None:
     assert container["volumeMounts"][0]["subPath"] == "x"
 
 
-@pytest.mark.parametrize(("sets", "image"), [
-    ([], "edl-worker:0.2.0"),
-    (["image.tag=v7"], "edl-worker:v7"),
-    (["image.tag=v7", "worker.image.tag=mine"], "edl-worker:mine"),
-    (["image.registry=r.example.org:5000/team/"], "r.example.org:5000/team/edl-worker:0.2.0"),
-    ([f"worker.image.digest=sha256:{'ab' * 32}"], f"edl-worker@sha256:{'ab' * 32}"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("sets", "image"),
+    [
+        ([], "edl-worker:0.2.0"),
+        (["image.tag=v7"], "edl-worker:v7"),
+        (["image.tag=v7", "worker.image.tag=mine"], "edl-worker:mine"),
+        (["image.registry=r.example.org:5000/team/"], "r.example.org:5000/team/edl-worker:0.2.0"),
+        ([f"worker.image.digest=sha256:{'ab' * 32}"], f"edl-worker@sha256:{'ab' * 32}"),
+    ],
+)
 def test_the_image_has_a_registry_a_tag_or_a_digest(helm: Helm, sets: list[str], image: str) -> None:
     assert helm.template(*sets).worker["spec"]["containers"][0]["image"] == image
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Safe by default: restricted pods, few rights, secrets where they belong, few connections."""
 
 from __future__ import annotations
@@ -130,19 +131,28 @@ def test_who_may_talk_to_whom(rendered: dict[str, Rendered]) -> None:
     assert test["metadata"]["labels"]["edl.dev/client"] == "edl"
     locked = rendered["gitops-values.yaml"].one("NetworkPolicy", "edl-worker")["spec"]
     assert [[p["port"] for p in rule.get("ports", [])] for rule in locked["egress"]] == [
-        [], [8500], [53, 53], [9000],
-    ]  # fmt: skip
+        [],
+        [8500],
+        [53, 53],
+        [9000],
+    ]
 
 
 def test_the_masters_policy_allows_what_the_releases_own_workers_have(helm: Helm) -> None:
     assert not helm.template().all(POLICY)
     release = helm.template(
-        "admissionPolicy.enabled=true", "tls.existingSecret=certificate", "output.hostPath=/srv/out",
-        "data.existingClaim=flowers", "worker.volumes[0].name=share", "worker.volumes[0].nfs.server=a",
-        "worker.volumes[1].name=secret", "worker.volumes[1].secret.secretName=mine",
-        "worker.securityContext.capabilities.add[0]=SYS_NICE", "worker.podTemplate.spec.hostIPC=true",
+        "admissionPolicy.enabled=true",
+        "tls.existingSecret=certificate",
+        "output.hostPath=/srv/out",
+        "data.existingClaim=flowers",
+        "worker.volumes[0].name=share",
+        "worker.volumes[0].nfs.server=a",
+        "worker.volumes[1].name=secret",
+        "worker.volumes[1].secret.secretName=mine",
+        "worker.securityContext.capabilities.add[0]=SYS_NICE",
+        "worker.podTemplate.spec.hostIPC=true",
         namespace="team",
-    )  # fmt: skip
+    )
     policy, binding = release.one(POLICY), release.one(f"{POLICY}Binding")
     assert binding["spec"]["policyName"] == policy["metadata"]["name"]
     assert binding["spec"]["matchResources"]["namespaceSelector"] == {
@@ -155,9 +165,13 @@ def test_the_masters_policy_allows_what_the_releases_own_workers_have(helm: Helm
         'secretName.orValue("") in ["mine"]',
         '"certificate" && v.secret.?items.orValue([]).map(i, i.key) == ["ca.crt"]',
         'claimName.orValue("") in ["flowers"]',
-        'path.orValue("") in ["/srv/out"]', '(v.name == "share" && has(v.nfs))', 'a in ["SYS_NICE"]',
-        'secretKeyRef.name in ["edl-token"]', "hostNetwork", "privileged",
-    ):  # fmt: skip
+        'path.orValue("") in ["/srv/out"]',
+        '(v.name == "share" && has(v.nfs))',
+        'a in ["SYS_NICE"]',
+        'secretKeyRef.name in ["edl-token"]',
+        "hostNetwork",
+        "privileged",
+    ):
         assert words in said, words
     assert "hostIPC" not in said
     for kind in (POLICY, f"{POLICY}Binding"):

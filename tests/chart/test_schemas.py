@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Every object is valid to the oldest and to the newest Kubernetes, whatever the release is called."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What an upgrade, a parent chart and the values of an older chart meet."""
 
 from __future__ import annotations
@@ -112,7 +113,7 @@ def test_a_deployment_selects_as_it_always_has(rendered: dict[str, Rendered]) ->
 def test_the_values_of_an_older_chart_are_enough(helm: Helm, tmp_path: Path) -> None:
     # `helm upgrade --reuse-values` brings the old defaults, and none of the new ones.
     reused = shutil.copytree(CHART, tmp_path / "chart")
-    shutil.copy(ROOT / "scripts" / "values-0.1.0.yaml", reused / "values.yaml")
+    shutil.copy(ROOT / "tests" / "chart" / "data" / "values-0.1.0.yaml", reused / "values.yaml")
     old = Rendered(helm("template", "edl", str(reused), "--set", "token.value=x"))
     assert config.parse(old.values) == config.parse(helm.template().values)
     container = old.master["spec"]["template"]["spec"]["containers"][0]

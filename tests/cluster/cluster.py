@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A real Kubernetes cluster for tests and benchmarks, with private namespaces and the images.
 
 It is the cluster of `scripts/cluster`, or an existing cluster. A cluster that was up before is used and left
@@ -179,9 +180,8 @@ class Namespace:
 
         It does not wait until the name is gone: Kubernetes takes five seconds for that even if it is empty.
         """
-        self.cluster.kubectl(
-            "delete", "namespace", self.name, "--wait=false", "--ignore-not-found"
-        )  # no further pods are created there
+        # No further pods are created there.
+        self.cluster.kubectl("delete", "namespace", self.name, "--wait=false", "--ignore-not-found")
         everyone = f"/api/v1/namespaces/{self.name}/pods?gracePeriodSeconds=1"
         self.kubectl("delete", "--raw", everyone)
         self.until("pods", lambda found: not found, seconds=120)
@@ -225,6 +225,15 @@ class Nodes:
             self.on(name)
             self.join(name)
         cluster.wait("node", "condition=Ready", *self.names)
+        # Kubernetes takes the taint of a lost node off a while after the node is ready.
+        cluster.until(
+            "nodes",
+            lambda found: (
+                not any(
+                    node["spec"].get("taints") for node in found if node["metadata"]["name"] in self.names
+                )
+            ),
+        )
 
 
 @dataclass(frozen=True)
@@ -333,13 +342,17 @@ def _pull(cluster: Cluster, images: list[str]) -> None:
         {"name": f"image-{i}", "image": image, "command": ["true"]} for i, image in enumerate(images)
     ]
     cluster.kubectl("delete", "pods", "-n", "default", *names, "--ignore-not-found", "--now")
-    cluster.apply(*(
-        {
-            "apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "namespace": "default"},
-            "spec": {"nodeName": node, "restartPolicy": "Never", "containers": containers},
-        }
-        for name, node in names.items()
-    ))  # fmt: skip
+    cluster.apply(
+        *(
+            {
+                "apiVersion": "v1",
+                "kind": "Pod",
+                "metadata": {"name": name, "namespace": "default"},
+                "spec": {"nodeName": node, "restartPolicy": "Never", "containers": containers},
+            }
+            for name, node in names.items()
+        )
+    )
     for name in names:
         cluster.wait(f"pod/{name}", "jsonpath={.status.phase}=Succeeded", "-n", "default", seconds=300)
     cluster.kubectl("delete", "pods", "-n", "default", *names, "--now")

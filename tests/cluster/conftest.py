@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A real Kubernetes cluster for the tests: started once for all tests, with a namespace for each.
 
 It is the cluster of `scripts/cluster`, or with `--kubeconfig FILE` an existing cluster.

@@ -1,4 +1,5 @@
-"""A master and as many workers as one likes: pods of kwok, which only seem to run, and for each somebody who
+# SPDX-License-Identifier: Apache-2.0
+"""A master and as many workers as one likes: pods of kwok, which only seem to run, and for each a client that
 talks to the master as a worker does. The master is the real one, and so is the API server."""
 
 from __future__ import annotations
@@ -24,35 +25,39 @@ from edl.kubernetes.client import Api
 from edl.kubernetes.informer import Informer
 from edl.kubernetes.timing import Timing
 from tests.cluster.cluster import Cluster, Namespace
-from tests.kubernetes_driver import job_values
-from tests.kubernetes_master import TOKEN, MasterProcess, master
+from tests.support.kubernetes.driver import job_values
+from tests.support.kubernetes.master import TOKEN, MasterProcess, master
 
 LAYOUT = pb.Layout(records=1_000_000, block=1, shards=1)
 PODS = 50  # of a fake node, which has room for twice as many: those that end take some
 STREAMS = 50  # of one connection; a server allows a hundred
 POD = {
-    "apiVersion": "v1", "kind": "Pod",
+    "apiVersion": "v1",
+    "kind": "Pod",
     "spec": {
-        "restartPolicy": "Never", "nodeSelector": {"type": "kwok"},
+        "restartPolicy": "Never",
+        "nodeSelector": {"type": "kwok"},
         "tolerations": [{"key": "kwok.x-k8s.io/node", "operator": "Exists"}],
         "containers": [{"name": "worker", "image": "none"}],
     },
-}  # fmt: skip
+}
 
 
 @asynccontextmanager
 async def fleet(
     cluster: Cluster, namespace: Namespace, output: Path, workers: int
 ) -> AsyncIterator[tuple[Crowd, MasterProcess]]:
-    """A master that wants so many workers, and the crowd that they will be, once it is told to `start`.
+    """A master that wants so many workers, and the crowd that they will be, after `start`.
 
     There have to be fake nodes for them: one for PODS.
     """
-    # Nobody is silent and nobody is late here: this process is busy with all workers, and that is no news.
+    # No worker is silent or late here: this process is busy with all workers, and that is no news.
     sets = (
-        f"workers={workers}", f"maxWorkers={workers}", "elastic.heartbeatTimeoutSeconds=9999",
+        f"workers={workers}",
+        f"maxWorkers={workers}",
+        "elastic.heartbeatTimeoutSeconds=9999",
         "elastic.startupTimeoutSeconds=9999",
-    )  # fmt: skip
+    )
     data = {"values.json": json.dumps(job_values(*sets)), "worker.yaml": yaml.safe_dump(POD)}
     for name, content in (("edl-job", data), ("edl-status", {})):
         namespace.apply(
@@ -69,7 +74,7 @@ async def fleet(
 
 
 class Cost:
-    """What a master has used by now."""
+    """What a master has used so far."""
 
     def __init__(self, process: MasterProcess):
         self.at = asyncio.get_running_loop().time()
@@ -108,7 +113,7 @@ class Spent:
 
 
 class Crowd:
-    """The workers: for each pod that runs, somebody who talks to the master as a worker does."""
+    """The workers: for each pod that runs, a client that calls the master as a worker does."""
 
     def __init__(self, cluster: Cluster, namespace: Namespace, workers: int):
         self._workers = workers

@@ -1,8 +1,9 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tests of the cluster itself, not of what runs in it: proved once for the files that make it.
 
 They start and end clusters for ten minutes, and have the same result until one of these files changes. When
 all of them have passed, a stamp with the digest of the files is left in the cache; while it is there, they
-are not part of a run of all tests. Whoever names their file has them run.
+are not part of a run of all tests. They run if their file is named.
 """
 
 from __future__ import annotations
@@ -16,10 +17,16 @@ import pytest
 ROOT = Path(__file__).parents[2]
 TESTS = {"test_cluster.py", "test_script.py"}
 MADE_FROM = (
-    "tests/cluster/machine", "tests/cluster/tools", "tests/cluster/cluster.py", "tests/cluster/conftest.py",
-    "tests/cluster/proved.py", *(f"tests/cluster/{name}" for name in sorted(TESTS)),
-    "scripts/cluster", "scripts/lib.sh", "scripts/cached.py",
-)  # fmt: skip
+    "tools/test_cluster/machine",
+    "tools/test_cluster/go",
+    "tests/cluster/cluster.py",
+    "tests/cluster/conftest.py",
+    "tests/cluster/proved.py",
+    *(f"tests/cluster/{name}" for name in sorted(TESTS)),
+    "scripts/cluster",
+    "scripts/dev/lib.sh",
+    "scripts/dev/cached.py",
+)
 
 
 class Proved:
@@ -73,7 +80,7 @@ class Proved:
 
 
 def cache() -> Path:
-    """Where scripts/lib.sh has it."""
+    """Where scripts/dev/lib.sh has it."""
     home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(os.environ.get("EDL_CACHE") or Path(home) / "edl")
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A release of the chart in a test's namespace: installed with helm, watched with kubectl."""
 
 from __future__ import annotations
@@ -12,10 +13,10 @@ from typing import Any
 from edl.contract import artifacts
 from edl.contract.reasons import Reason
 from tests.cluster.cluster import ROOT, Namespace, Object
-from tests.evidence import check_weights
+from tests.support.jobs.evidence import check_weights
 
 CHART = ROOT / "chart"
-SESSION_WORKER = ROOT / "tests" / "process" / "session_worker.py"
+SESSION_WORKER = ROOT / "tests" / "support" / "jobs" / "session_worker.py"
 WORKERS = "app.kubernetes.io/component=worker"
 MASTER = "app.kubernetes.io/component=master"
 # Small, so that four workers fit on the two nodes with room for a fifth.
@@ -149,7 +150,7 @@ class Release:
 
     def stop(self) -> dict[str, Any]:
         """Have the job end before it has trained all records; its summary."""
-        command = "edl", "stop", "--release", self.name, "--namespace", self.namespace.name
+        command = "edl", "stop", "--discard", "--release", self.name, "--namespace", self.namespace.name
         self.namespace.cluster.run(Path(sys.executable).with_name(command[0]), *command[1:])
         self.phase("Stopped")
         return self.summary()
@@ -166,9 +167,11 @@ def counting(records: int, sleep: float) -> dict[str, str]:
     """Values for the counting model of so many records, with so many seconds of work in a step."""
     return {
         "model.module": "counting",
-        "worker.env[0].name": "EDL_COUNTING_RECORDS", "worker.env[0].value": str(records),
-        "worker.env[1].name": "EDL_COUNTING_SLEEP", "worker.env[1].value": str(sleep),
-    }  # fmt: skip
+        "worker.env[0].name": "EDL_COUNTING_RECORDS",
+        "worker.env[0].value": str(records),
+        "worker.env[1].name": "EDL_COUNTING_SLEEP",
+        "worker.env[1].value": str(sleep),
+    }
 
 
 def idling(records: int = 24_000, **more: str) -> dict[str, str]:
@@ -179,9 +182,10 @@ def idling(records: int = 24_000, **more: str) -> dict[str, str]:
 
 
 def talking(**more: str) -> dict[str, str]:
-    """Values for a job whose workers have no model (tests/process/session_worker.py), and never finish it.
+    """Values for a job whose workers have no model (tests/support/jobs/session_worker.py).
 
-    They start in a second: for tests whose claims are not about training. `Release.stop` ends the job.
+    They start in a second, and serve tests whose claims are not about training. The job never finishes;
+    `Release.stop` ends it.
     """
     container = "worker.podTemplate.spec.containers[0]"
     command = f"{{python,-P,/var/lib/edl/{SESSION_WORKER.name}}}"

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The Kubernetes backend against a real API server, kubelet and scheduler; busybox plays the workers.
 
 What the small server of tests/process only claims about Kubernetes is true here.
@@ -19,9 +20,9 @@ from edl.kubernetes.client import Api
 from edl.kubernetes.timing import Timing
 from edl.master.backends.kubernetes import Place
 from edl.master.core import events as ev
-from tests import kubernetes_driver
 from tests.cluster.cluster import Cluster, Namespace, Object
-from tests.kubernetes_driver import Driven, job_values
+from tests.support.kubernetes import driver
+from tests.support.kubernetes.driver import Driven, job_values
 
 SECONDS = 60.0
 # It does what a file tells it to, and ends when it is asked to.
@@ -31,15 +32,22 @@ SCRIPT = "trap 'exit 0' TERM; while sleep 0.1; do [ -f /tmp/do ] && . /tmp/do; d
 def install(cluster: Cluster, namespace: Namespace, **spec: Any) -> None:
     """What the chart would leave of a release."""
     container = {
-        "name": "worker", "image": cluster.busybox, "command": ["sh", "-c", SCRIPT],
+        "name": "worker",
+        "image": cluster.busybox,
+        "command": ["sh", "-c", SCRIPT],
         "resources": {"requests": {"cpu": "50m"}, "limits": {"memory": "32Mi"}},
-    } | spec.pop("container", {})  # fmt: skip
+    } | spec.pop("container", {})
     beside = spec.pop("beside", [])
     pod = {
-        "apiVersion": "v1", "kind": "Pod",
-        "spec": {"restartPolicy": "Never", "terminationGracePeriodSeconds": 5,
-                 "containers": [container, *beside], **spec},
-    }  # fmt: skip
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "spec": {
+            "restartPolicy": "Never",
+            "terminationGracePeriodSeconds": 5,
+            "containers": [container, *beside],
+            **spec,
+        },
+    }
     data = {"values.json": json.dumps(job_values()), "worker.yaml": yaml.safe_dump(pod)}
     for name, content in (("edl-job", data), ("edl-status", {})):
         made = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name}, "data": content}
@@ -48,13 +56,23 @@ def install(cluster: Cluster, namespace: Namespace, **spec: Any) -> None:
 
 def driving(cluster: Cluster, namespace: Namespace) -> contextlib.AbstractAsyncContextManager[Driven]:
     api = Api(Timing(mercy=1.0), KubeConfig.from_file(cluster.kubeconfig))
-    return kubernetes_driver.driving(Place(namespace.name, "edl", "edl", "nowhere:1"), api)
+    return driver.driving(Place(namespace.name, "edl", "edl", "nowhere:1"), api)
 
 
 async def do(namespace: Namespace, worker: int, what: str) -> None:
     """Have the worker's own process do that; it may end before the shell that tells it has."""
-    await kubectl(namespace, "exec", f"edl-worker-{worker}", "-c", "worker", "--", "sh", "-c",
-                  f"echo '{what}' >/tmp/x; mv /tmp/x /tmp/do", ok=False)  # fmt: skip
+    await kubectl(
+        namespace,
+        "exec",
+        f"edl-worker-{worker}",
+        "-c",
+        "worker",
+        "--",
+        "sh",
+        "-c",
+        f"echo '{what}' >/tmp/x; mv /tmp/x /tmp/do",
+        ok=False,
+    )
 
 
 async def kubectl(namespace: Namespace, *words: str, **how: Any) -> str:
@@ -84,12 +102,12 @@ async def test_a_real_clusters_ends_are_told_with_their_cause(cluster: Cluster, 
         assert gone[0] == ev.Gone(WorkerId(0), code=WorkerExit.USER_CODE), "nothing announced the 3"
         assert gone[1] == ev.Gone(WorkerId(1), code=137, why="OOMKilled: container memory limit 32Mi")
         assert gone[2] == ev.Gone(WorkerId(2), signal="SIGSEGV")
-        assert (gone[3].free, gone[3].why) == (True, "somebody deleted its pod")
+        assert (gone[3].free, gone[3].why) == (True, "its pod was deleted")
         assert gone[4].free and gone[4].why.startswith("EvictionByEvictionAPI: ")
         assert gone[5].free
         assert gone[6] == ev.Gone(WorkerId(6), code=0)
-        described = await kubectl(namespace, "describe", "configmap", "edl-job")
-        assert "WorkerPreempted" in described and "EvictionByEvictionAPI" in described
+        output = await kubectl(namespace, "describe", "configmap", "edl-job")
+        assert "WorkerPreempted" in output and "EvictionByEvictionAPI" in output
         left = await asyncio.to_thread(
             namespace.until, "pods", lambda found: len(found) == 3 and all(is_told_gone(p) for p in found)
         )
@@ -107,7 +125,7 @@ async def test_what_keeps_a_worker_from_running_is_told_within_seconds(
     install(cluster, namespace)
     quota = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "two"}}
     namespace.apply({**quota, "spec": {"hard": {"pods": "2"}}})
-    namespace.wait("resourcequota/two", "jsonpath={.status.hard.pods}=2")  # before that it holds nobody
+    namespace.wait("resourcequota/two", "jsonpath={.status.hard.pods}=2")  # the quota has no effect before
     async with driving(cluster, namespace) as job:
 
         async def reinstall(**spec: Any) -> None:

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Capacity comes and goes: what docs/preemption.md shows, with the same commands.
 
 The checkpoints are in a store that speaks S3, its account is in a Secret: what docs/checkpoints.md shows.
@@ -18,7 +19,7 @@ import pytest
 from edl.contract.reasons import Reason
 from tests.cluster.cluster import Namespace, Nodes, Object
 from tests.cluster.release import WORKERS, Release, idling, in_ring, talking
-from tests.s3 import Account, serving
+from tests.support.checkpoints.s3 import Account, serving
 
 pytestmark = pytest.mark.timeout(600)
 MINUTES = float(os.environ.get("EDL_PREEMPTED_MINUTES", 5 / 60))
@@ -31,9 +32,11 @@ HALF_A_NODE = {"worker.resources.requests.cpu": "850m"}
 def service(namespace: Namespace, replicas: int) -> Object:
     """A Deployment of the cluster's ordinary priority: what pays for the machines."""
     container = {
-        "name": "main", "image": namespace.cluster.busybox, "command": ["sleep", "3600"],
+        "name": "main",
+        "image": namespace.cluster.busybox,
+        "command": ["sleep", "3600"],
         "resources": {"requests": {"cpu": "850m"}},
-    }  # fmt: skip
+    }
     pod = {"terminationGracePeriodSeconds": 0, "containers": [container]}
     labels = {"app": "service"}
     template = {"metadata": {"labels": labels}, "spec": pod}
@@ -149,7 +152,7 @@ def test_a_deployment_takes_the_capacity_and_gives_it_back(
     assert not any(event.startswith(Reason.FailedOver) for event in job.events())
     summary = job.is_exact()
     assert summary["failures"] == []
-    # Who is asked to leave keeps its state to its end; when the others are gone, the job goes on from that.
+    # A leaving worker keeps its state to its end; when the others are gone, the job continues from it.
     assert summary["state_losses"] == 0
 
 

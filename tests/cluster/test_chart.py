@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The chart on a real cluster: what Helm does with it at install, upgrade, rollback and uninstall."""
 
 from __future__ import annotations
@@ -20,8 +21,11 @@ OLDEST = ROOT / "tests" / "chart" / "edl-0.1.0.tgz"  # as it was before it had a
 FILES = sorted(CHART.glob("ci/*-values.yaml"))
 NOT_KUBERNETES_OWN = "serviceMonitor", "podMonitor", "prometheusRule"
 CLUSTER_WIDE = (
-    "Namespace", "PriorityClass", "ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding",
-)  # fmt: skip
+    "Namespace",
+    "PriorityClass",
+    "ValidatingAdmissionPolicy",
+    "ValidatingAdmissionPolicyBinding",
+)
 MASTERS = "app.kubernetes.io/component=master"
 ROLE = yaml.safe_load((ROOT / "tests" / "chart" / "role.yaml").read_text())
 
@@ -97,8 +101,8 @@ def test_it_is_at_home_in_a_restricted_namespace(namespace: Namespace, empty: An
 def test_an_upgrade_keeps_the_token_the_master_and_what_it_wrote(namespace: Namespace, empty: Any) -> None:
     empty()
     before, token = master(namespace), namespace.get("secret", "edl-token")["data"]
-    mine = {"data": {"written": "by the master"}}
-    namespace.kubectl("patch", "configmap", "edl-status", "--type=merge", "-p", json.dumps(mine))
+    status = {"data": {"written": "by the master"}}
+    namespace.kubectl("patch", "configmap", "edl-status", "--type=merge", "-p", json.dumps(status))
     lease = namespace.get("lease", "edl-master")["spec"]
     assert lease["holderIdentity"].startswith(before["metadata"]["name"])
     flags = ("--reset-then-reuse-values", "--set", "maxWorkers=9,priorityClass.value=-20", "--wait")
@@ -107,7 +111,7 @@ def test_an_upgrade_keeps_the_token_the_master_and_what_it_wrote(namespace: Name
     assert values["maxWorkers"] == 9
     classes = namespace.cluster.get("priorityclasses", "-l", "app.kubernetes.io/instance=edl")
     mine = [c for c in classes if c["metadata"]["name"].startswith(f"{namespace.name}-edl-worker-")]
-    assert [c["value"] for c in mine] == [-20], "a class cannot be changed: it is another one"
+    assert [c["value"] for c in mine] == [-20], "a class cannot be changed: it is a new one"
     namespace.helm("rollback", "edl", "1", "--wait")
     assert master(namespace)["metadata"]["uid"] == before["metadata"]["uid"]
     assert namespace.get("secret", "edl-token")["data"] == token
@@ -162,10 +166,16 @@ def test_releases_and_the_jobs_of_one_release_live_together_and_nothing_is_left_
     small = {"resources": {"requests": {"cpu": "100m"}}}
     image = {"registry": images.registry, "tag": images.tag}
     jobs: dict[str, Object] = {
-        name: {"workers": 1, "training": {"epochs": 2}, "image": image, "worker": small,
-               "nameOverride": "job", "fullnameOverride": f"job-{name}"}
+        name: {
+            "workers": 1,
+            "training": {"epochs": 2},
+            "image": image,
+            "worker": small,
+            "nameOverride": "job",
+            "fullnameOverride": f"job-{name}",
+        }
         for name in ("one", "two")
-    }  # fmt: skip
+    }
     namespace.helm("install", "other", umbrella(tmp_path / "umbrella", **jobs))
     for name in jobs:
         done = f"configmap/job-{name}-status"
@@ -187,8 +197,9 @@ def test_another_token_is_taken_while_the_master_runs(namespace: Namespace, empt
     flags = ("--reset-then-reuse-values", "--set", "token.value=another")
     namespace.helm("upgrade", "edl", CHART, *flags)
     assert namespace.get("secret", "edl-token")["data"] == {
-        "token": base64.b64encode(b"another").decode(), "token-previous": first,
-    }  # fmt: skip
+        "token": base64.b64encode(b"another").decode(),
+        "token-previous": first,
+    }
     # The kubelet brings it within a minute or two; `helm test` calls with the new one and with a wrong one.
     deadline = time.monotonic() + 150
     while "the token has changed" not in namespace.kubectl("logs", "deployment/edl-master"):
@@ -220,9 +231,9 @@ def test_the_chart_comes_from_a_registry_and_a_release_may_be_called_42(
     namespace: Namespace, empty: Any, images: Images
 ) -> None:
     http = ("--plain-http",) if namespace.cluster.own else ()
-    version = f"0.0.0-{images.tag.replace('_', '-')}"  # of this tree, so that nobody else's is taken for it
+    version = f"0.0.0-{images.tag.replace('_', '-')}"  # of this tree: no other one is mistaken for it
     pushing = (f"{images.registry}/charts", *http, "--version", version, "--app-version", images.tag)
-    namespace.cluster.run(ROOT / "scripts" / "chart", "push", *pushing)
+    namespace.cluster.run(ROOT / "scripts" / "dev" / "chart", "push", *pushing)
     place = f"oci://{images.registry}/charts/edl"
     empty("42", "--version", version, "--set", "image.tag=", *http, chart=place)
     [release] = json.loads(namespace.helm("list", "--output", "json"))

@@ -1,11 +1,15 @@
+# SPDX-License-Identifier: Apache-2.0
 """The cluster itself is what it promises to be: what the other tests stand on, told in small pods."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.cluster.cluster import Cluster, Namespace, Nodes
 
 SLEEP = "trap 'exit 0' TERM; sleep 3600 & wait"
 PATIENT = [  # however long it takes the node to come back: the pod is not evicted
@@ -45,7 +49,9 @@ def ready_is(*states: str) -> Callable[[list[Object]], bool]:
     return lambda things: bool(things) and all(condition(t, "Ready").get("status") in states for t in things)
 
 
-def test_pods_run_on_both_nodes_and_reach_each_other_by_name(cluster, namespace, nodes):
+def test_pods_run_on_both_nodes_and_reach_each_other_by_name(
+    cluster: Cluster, namespace: Namespace, nodes: Nodes
+) -> None:
     serving = "mkdir /tmp/w; hostname >/tmp/w/index.html; httpd -f -p 8000 -h /tmp/w"
     namespace.apply(
         *(pod(f"on-{name}", cluster.busybox, serving, nodeName=name) for name in nodes.names),
@@ -72,7 +78,9 @@ def test_pods_run_on_both_nodes_and_reach_each_other_by_name(cluster, namespace,
         assert namespace.kubectl("logs", f"on-{asking}") == ""
 
 
-def test_a_pushed_image_is_pulled_by_both_nodes(cluster, namespace, nodes, tmp_path):
+def test_a_pushed_image_is_pulled_by_both_nodes(
+    cluster: Cluster, namespace: Namespace, nodes: Nodes, tmp_path: Path
+) -> None:
     if not cluster.own:
         pytest.skip("a given cluster may pull from elsewhere")
     image = f"{cluster.registry}/test/pushed:{namespace.name}"
@@ -89,7 +97,7 @@ def test_a_pushed_image_is_pulled_by_both_nodes(cluster, namespace, nodes, tmp_p
     assert [namespace.kubectl("logs", name).strip() for name in nodes.names] == ["pulled", "pulled"]
 
 
-def test_four_half_cpus_fill_a_node(cluster, namespace, nodes):
+def test_four_half_cpus_fill_a_node(cluster: Cluster, namespace: Namespace, nodes: Nodes) -> None:
     room = 4 * len(nodes.names)
     pods = [pod(f"p{i}", cluster.busybox, resources=cpus("500m")) for i in range(room + 1)]
     namespace.apply(*pods)
@@ -103,7 +111,9 @@ def test_four_half_cpus_fill_a_node(cluster, namespace, nodes):
     assert [placed.count(name) for name in nodes.names] == [4, 4]
 
 
-def test_a_pod_of_higher_priority_takes_the_place_of_a_lower_one(cluster, namespace, nodes, request):
+def test_a_pod_of_higher_priority_takes_the_place_of_a_lower_one(
+    cluster: Cluster, namespace: Namespace, nodes: Nodes, request: pytest.FixtureRequest
+) -> None:
     classes = {f"{namespace.name}-{name}": value for name, value in {"low": -10, "high": 100}.items()}
     low, high = classes
     request.addfinalizer(lambda: cluster.kubectl("delete", "priorityclass", low, high, "--ignore-not-found"))
@@ -111,7 +121,7 @@ def test_a_pod_of_higher_priority_takes_the_place_of_a_lower_one(cluster, namesp
         metadata = {"apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass", "metadata": {"name": name}}
         cluster.apply({**metadata, "value": value})
     home = nodes.names[0]
-    where = {"nodeSelector": {"kubernetes.io/hostname": home}, "resources": cpus("2")}
+    where: Object = {"nodeSelector": {"kubernetes.io/hostname": home}, "resources": cpus("2")}
     namespace.apply(pod("low", cluster.busybox, priorityClassName=low, **where))
     namespace.wait("pod/low", "condition=Ready")
 
@@ -125,7 +135,9 @@ def test_a_pod_of_higher_priority_takes_the_place_of_a_lower_one(cluster, namesp
     namespace.until("pods", lambda found: not found, labels="app=low")
 
 
-def test_a_node_that_is_cut_off_is_not_ready_and_its_pods_go_on(cluster, namespace, nodes):
+def test_a_node_that_is_cut_off_is_not_ready_and_its_pods_go_on(
+    cluster: Cluster, namespace: Namespace, nodes: Nodes
+) -> None:
     home = nodes.names[1]
     namespace.apply(pod("steady", cluster.busybox, nodeName=home, tolerations=PATIENT))
     namespace.wait("pod/steady", "condition=Ready")
@@ -142,7 +154,9 @@ def test_a_node_that_is_cut_off_is_not_ready_and_its_pods_go_on(cluster, namespa
     assert after["status"]["containerStatuses"] == before["status"]["containerStatuses"]
 
 
-def test_a_node_that_is_powered_off_comes_back_and_what_ran_there_has_ended(cluster, namespace, nodes):
+def test_a_node_that_is_powered_off_comes_back_and_what_ran_there_has_ended(
+    cluster: Cluster, namespace: Namespace, nodes: Nodes
+) -> None:
     home = nodes.names[1]
     namespace.apply(
         pod("once", cluster.busybox, nodeName=home, tolerations=PATIENT),
@@ -163,7 +177,9 @@ def test_a_node_that_is_powered_off_comes_back_and_what_ran_there_has_ended(clus
     namespace.until("pods", ended_and_restarted)
 
 
-def test_what_an_account_asks_of_the_api_server_is_written_down(cluster, namespace, tmp_path):
+def test_what_an_account_asks_of_the_api_server_is_written_down(
+    cluster: Cluster, namespace: Namespace, tmp_path: Path
+) -> None:
     if not cluster.own:
         pytest.skip("the audit log of a given cluster is not ours to read")
     token = namespace.kubectl("create", "token", "default").strip()

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What is in the images and what is not, seen from a pod that may do nothing: restricted and read-only."""
 
 from __future__ import annotations
@@ -166,7 +167,7 @@ def tree(tmp_path: Path) -> Path:
 
 def build(tree: Path, *flags: str) -> tuple[float, str]:
     began = time.monotonic()
-    command = [tree / "scripts" / "images", "build", "--tag", "rebuilt", *flags]
+    command: list[str | Path] = [tree / "scripts" / "images", "build", "--tag", "rebuilt", *flags]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return time.monotonic() - began, done.stderr

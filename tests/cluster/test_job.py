@@ -1,6 +1,7 @@
+# SPDX-License-Identifier: Apache-2.0
 """The job on a real cluster: what docs/kubernetes.md shows, with the same commands.
 
-Also what docs/access.md says of who may talk to it, and docs/lost-nodes.md of a drain.
+Also what docs/access.md says of access to it, and docs/lost-nodes.md of a drain.
 """
 
 from __future__ import annotations
@@ -26,10 +27,10 @@ from edl.contract.proto import edl_pb2
 from edl.contract.reasons import Reason
 from edl.errors import MasterUnavailable
 from edl.net.master_client import Client
-from tests.certificates import Authority
 from tests.cluster.cluster import ROOT, Images, Namespace, Nodes, Object
 from tests.cluster.release import WORKERS, Release, in_ring, on
 from tests.cluster.test_commands import edl
+from tests.support.kubernetes.certificates import Authority
 
 pytestmark = pytest.mark.timeout(600)
 METHODS = edl_pb2.DESCRIPTOR.services_by_name["Master"].methods
@@ -64,9 +65,12 @@ def test_four_workers_train_evaluate_and_predict_and_nothing_is_left_but_what_th
     job = Release(namespace, {**images.values, **model})
     job.install("--wait", workers=4, evaluation__epochs=5, evaluation__steps=300)
     namespace.kubectl(
-        "wait", "--for=jsonpath={.data.phase}=Succeeded", "configmap/edl-status", "--timeout=240s",
+        "wait",
+        "--for=jsonpath={.data.phase}=Succeeded",
+        "configmap/edl-status",
+        "--timeout=240s",
         seconds=270,
-    )  # fmt: skip
+    )
     summary = job.summary()
     assert summary["metrics"]["accuracy"] >= 0.97
     assert (summary["records"]["applied"], summary["step"]) == (20 * 1438, 20 * 45)
@@ -82,7 +86,7 @@ def test_four_workers_train_evaluate_and_predict_and_nothing_is_left_but_what_th
     assert verdict.startswith("exactly once: 1,438 records x 20 epochs in 900 steps"), verdict
     assert "1 exported file as written (SHA-256)" in verdict
 
-    trained = {"initFrom__path": f"/var/lib/edl/{artifacts.MODEL}", "workers": 2}
+    trained: dict[str, Any] = {"initFrom__path": f"/var/lib/edl/{artifacts.MODEL}", "workers": 2}
     job.upgrade(runId="evaluate", mode="evaluate", **trained)
     evaluated = another(job, "evaluate")
     assert evaluated["metrics"] == pytest.approx(summary["metrics"], rel=1e-6, abs=1e-6)
@@ -90,7 +94,7 @@ def test_four_workers_train_evaluate_and_predict_and_nothing_is_left_but_what_th
     parts = kept / artifacts.PREDICTIONS
     job.upgrade(runId="predict", mode="predict", prediction__partRecords=5, **trained)
     job.until(lambda data: (json.loads(data.get("status.json", "{}")).get("pass") or {}).get("done") == 80)
-    assert len(list(parts.glob("part-*"))) == 16, "a round; of the next one nobody has written a part yet"
+    assert len(list(parts.glob("part-*"))) == 16, "a round; no part of the next one is written yet"
     namespace.kubectl("delete", "pod", job.workers()[0], "--grace-period=0", "--force")
     (kept / "go").touch()
     assert another(job, "predict")["workers_created"] >= 3
@@ -175,8 +179,8 @@ def calling(job: Release) -> Iterator[grpc.Channel]:
 
 def answer(channel: grpc.Channel, method: str, token: str | None) -> tuple[grpc.StatusCode, str]:
     """What a call with no message at all is answered, streams or not."""
-    metadata = [] if token is None else [("authorization", f"Bearer {token}")]
-    call = channel.stream_stream(f"/edl.Master/{method}")
+    metadata = () if token is None else (("authorization", f"Bearer {token}"),)
+    call: grpc.StreamStreamMultiCallable[bytes, bytes] = channel.stream_stream(f"/edl.Master/{method}")
     try:
         list(call(iter([b""]), metadata=metadata, timeout=10))
     except grpc.RpcError as error:
@@ -191,7 +195,7 @@ def test_a_call_without_the_token_is_refused(job: Release) -> None:
             for token in (None, "", "wrong", "x" * 40):
                 code, why = answer(channel, method.name, token)
                 assert code == grpc.StatusCode.UNAUTHENTICATED, (method.name, token, code, why)
-    # Nothing of it has reached the job: at its end that is told of no stale message.
+    # Nothing of it has reached the job: at its end it reports no stale message.
 
 
 def test_who_does_not_speak_tls_is_told(job: Release) -> None:
@@ -282,7 +286,7 @@ def test_only_the_documented_ports_are_open(job: Release) -> None:
     for worker in job.workers():
         own = job.namespace.get("pod", worker)["status"]["podIP"]
         ring = listening(job.namespace, worker)
-        assert {address for address, _ in ring} <= {own, "127.0.0.1"}, "the ring's, and what nobody can reach"
+        assert {address for address, _ in ring} <= {own, "127.0.0.1"}, "the ring's, and an unreachable one"
 
 
 def test_a_deleted_worker_is_replaced_by_the_next_one(job: Release) -> None:

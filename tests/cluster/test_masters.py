@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Masters follow each other: what docs/lost-nodes.md and docs/ring.md say of it, on a real Kubernetes.
 
 EDL_SEED and EDL_ROUNDS choose what is cut off from what, and how often.
@@ -24,13 +25,13 @@ from tests.cluster.conftest import new_release
 from tests.cluster.release import MASTER, WORKERS, Release, idling, on
 from tests.cluster.test_commands import edl
 from tests.cluster.test_job import taken_over
-from tests.process import session_worker
+from tests.support.jobs import session_worker
 
 pytestmark = pytest.mark.timeout(600)
 
 SEED = int(os.environ.get("EDL_SEED", "6873"))
 ROUNDS = int(os.environ.get("EDL_ROUNDS", "2"))
-# That survivors stand still when the node of the master and of a worker is lost, by the number of masters.
+# The survivors' stall when the node of the master and of a worker is lost, by the number of masters.
 # With one, Kubernetes has to find it out: 40 s by its default times, and then 10 by the chart's.
 MOST_SECONDS = {1: 90.0, 2: 10.0}
 
@@ -89,7 +90,7 @@ def shared_job(
 def job(shared_job: Release) -> Release:
     """The release, with its ring whole and in motion."""
     shared_job.ring_of(WORKERS_WANTED)
-    began = step(shared_job.status)  # a worker without a step does not know how long it stands still
+    began = step(shared_job.status)  # a worker without a step cannot measure its stall
     shared_job.until(lambda data: step(data) > began)
     return shared_job
 
@@ -104,11 +105,17 @@ def has_masters(job: Release, number: int) -> None:
     job.namespace.until("pods", lambda pods: are_ready(pods, number), MASTER, seconds=120)
 
 
-def is_spread(job: Release, nodes: Nodes) -> None:
-    """Have one worker on each node, as the chart prefers it for new pods."""
-    if {len(on(job.namespace, name)) for name in nodes.names} != {1}:
-        job.namespace.kubectl("delete", "pod", job.workers()[-1])
-        job.ring_of(WORKERS_WANTED)
+def spread(job: Release, nodes: Nodes) -> None:
+    """Move a worker to the other node if both are on one: the chart prefers to spread them, and no more."""
+    homes = {name: on(job.namespace, name) for name in nodes.names}
+    crowded = max(homes, key=lambda name: len(homes[name]))
+    if len(homes[crowded]) > 1:
+        job.namespace.cluster.kubectl("cordon", crowded)
+        try:
+            job.namespace.kubectl("delete", "pod", sorted(homes[crowded])[-1])
+            job.ring_of(WORKERS_WANTED)
+        finally:
+            job.namespace.cluster.kubectl("uncordon", crowded)
     assert [len(on(job.namespace, name)) for name in nodes.names] == [1, 1]
 
 
@@ -118,9 +125,11 @@ def test_a_rolling_update_of_the_master_stops_nothing(job: Release, replicas: in
     workers = {p["metadata"]["uid"] for p in job.namespace.get("pods", "-l", WORKERS)}
     first, known, before = acting(job), len(job.reshaped()), taken_over(job.namespace.get("events"))
     job.upgrade(
-        "--wait", master__replicas=replicas, workers=WORKERS_WANTED,
+        "--wait",
+        master__replicas=replicas,
+        workers=WORKERS_WANTED,
         master__podAnnotations__update=f"with-{replicas}",
-    )  # fmt: skip
+    )
     others = {p["metadata"]["name"] for p in job.namespace.get("pods", "-l", MASTER)} - {first}
     assert len(others) >= replicas
 
@@ -186,7 +195,7 @@ class Told:
 
 @contextmanager
 def leases(job: Release, file: Path) -> Iterator[Callable[[], list[tuple[int, str]]]]:
-    """Whom the Lease has named since: each term, and its holder."""
+    """The holders that the Lease has named since, each with its term."""
     listed, command = job.namespace.cluster.watching("leases", job.namespace.name, seconds=400)
 
     def seen() -> list[tuple[int, str]]:
@@ -211,7 +220,7 @@ def obeyed(job: Release) -> Told:
 def test_masters_workers_and_the_api_server_are_cut_off_from_each_other(
     job: Release, nodes: Nodes, tmp_path: Path
 ) -> None:
-    """A few rounds: tests/process/test_partitions.py has more of them, and the simulator thousands."""
+    """A few rounds: tests/process/faults/test_partitions.py has more of them, and the simulator thousands."""
     chance, told = random.Random(SEED), obeyed(job)
     parties = ("acting", "standby", "API server", "worker", "other worker")
     rounds: list[list[tuple[str, str]]] = [[] for _ in range(ROUNDS)]
@@ -240,7 +249,7 @@ def test_masters_workers_and_the_api_server_are_cut_off_from_each_other(
     # One master for each term, and terms only grow.
     assert [term for term, _ in terms] == sorted(term for term, _ in terms)
     assert len(dict(terms)) == len({(term, name) for term, name in terms if name})
-    assert len(dict(terms)) > 1, "no master followed another one: choose another seed"
+    assert len(dict(terms)) > 1, "no master followed a different one: choose another seed"
     session_worker.check_terms(told.rings())
     every = session_worker.told_in(told.folder)
     for worker in {t["worker"] for t in every}:
@@ -254,7 +263,7 @@ def test_the_node_of_the_acting_master_and_of_a_worker_loses_its_power(
     job: Release, nodes: Nodes, replicas: int
 ) -> None:
     has_masters(job, replicas)
-    is_spread(job, nodes)
+    spread(job, nodes)
     masters = {p["metadata"]["name"]: p["spec"]["nodeName"] for p in job.namespace.get("pods", "-l", MASTER)}
     assert len(set(masters.values())) == replicas, "each on a node of its own"
     first = acting(job)
@@ -283,7 +292,7 @@ def test_the_node_of_the_acting_master_and_of_a_worker_loses_its_power(
     job.namespace.until("pods", replaced, WORKERS, seconds=90)
 
 
-def until(so: Callable[[], bool], seconds: float = 60) -> None:
+def until(so: Callable[..., bool], seconds: float = 60) -> None:
     """Workers write into files: they are looked at now and again."""
     deadline = time.monotonic() + seconds
     while not so():

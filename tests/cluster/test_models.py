@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A user's model reaches the workers, as the pages of docs/ show: in an image, from a volume, as one file."""
 
 from __future__ import annotations
@@ -87,9 +88,13 @@ def test_from_a_folder_of_the_nodes(release: Release, shared: Path, tmp_path: Pa
     written.mkdir()
     written.chmod(0o777)
     release.install(
-        model__hostPath=shared, model__mountPath="/elsewhere", model__module="/elsewhere/my_model.py",
-        output__hostPath=written, export__verify="true", export__formats="{savedmodel}",
-    )  # fmt: skip
+        model__hostPath=shared,
+        model__mountPath="/elsewhere",
+        model__module="/elsewhere/my_model.py",
+        output__hostPath=written,
+        export__verify="true",
+        export__formats="{savedmodel}",
+    )
     assert trained(release)["records"]["size"] == RECORDS
     fetched = tmp_path / "mine.keras"
     said = edl(release, "model", "get", fetched)
@@ -117,7 +122,8 @@ def test_as_one_file_that_upgrades_replace(release: Release, tmp_path: Path) -> 
     release.upgrade(*flags)
     data = release.until(lambda data: "called as" in data["reason"], seconds=60)
     assert data["reason"].splitlines() == [
-        "model.source: has no function data(). A model file defines model() and data(split)",
+        "model.source: has no function data(). A model file defines model() and data(split), or the values "
+        "name the records (data.train)",
         "model.source: line 1: model(size) is called as model()",
     ]
     assert release.namespace.get("pods", "-l", WORKERS) == []
@@ -133,7 +139,7 @@ def test_as_one_file_that_upgrades_replace(release: Release, tmp_path: Path) -> 
     release.until(lambda data: data.get("valuesApplied") == "False")
     assert "model.source refused" in release.status["refused"]
     assert json.loads(release.status["state"])["runId"] == first["run_id"]
-    long = {"training__epochs": 100_000, "runId": "2"}
+    long: dict[str, Any] = {"training__epochs": 100_000, "runId": "2"}
     release.upgrade(*flags, **long)
     before = release.until(lambda data: data["phase"] == "Training" and run_id(data) != first["run_id"])
     assert json.loads(before["status.json"])["records"]["size"] == 128

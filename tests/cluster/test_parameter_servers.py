@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Rows on parameter servers in a cluster: what docs/parameter-servers.md says of them."""
 
 from __future__ import annotations
@@ -13,11 +14,11 @@ import pytest
 
 from edl.contract import artifacts
 from edl.contract.reasons import Reason
-from tests.certificates import Authority
 from tests.cluster.cluster import ROOT, Images, Namespace, Object
 from tests.cluster.release import WORKERS, Release, in_ring
 from tests.cluster.test_job import SECRET, process
-from tests.rows import saved_rows
+from tests.support.kubernetes.certificates import Authority
+from tests.support.ps.rows import saved_rows
 
 pytestmark = pytest.mark.timeout(600)
 RECORDS, EPOCHS = 6000, 2
@@ -57,16 +58,25 @@ def test_workers_and_servers_are_killed_and_every_row_counts_its_record(
         folder.mkdir()
         folder.chmod(0o777)
         claim(name, folder, "ReadWriteMany")
-    job = Release(namespace, {
-        **images.values,
-        "ps.servers": "2", "ps.resources.requests.cpu": "100m", "workers": "3",  # mode=auto, the default
-        "model.source": str(ROOT / "tests" / "models" / "obedient_rows.py"),
-        "worker.env[0].name": "EDL_COUNTING_RECORDS", "worker.env[0].value": str(RECORDS),
-        "training.epochs": str(EPOCHS), "output.existingClaim": "output",
-        "checkpoint.existingClaim": "checkpoints", "checkpoint.dir": "/checkpoints",
-        "checkpoint.seconds": "2", "evaluation.steps": "200",
-        "tls.existingSecret": secret(namespace, tmp_path),  # also of the traffic with servers
-    })  # fmt: skip
+    job = Release(
+        namespace,
+        {
+            **images.values,
+            "ps.servers": "2",
+            "ps.resources.requests.cpu": "100m",
+            "workers": "3",  # mode=auto, the default
+            "model.source": str(ROOT / "tests" / "models" / "obedient_rows.py"),
+            "worker.env[0].name": "EDL_COUNTING_RECORDS",
+            "worker.env[0].value": str(RECORDS),
+            "training.epochs": str(EPOCHS),
+            "output.existingClaim": "output",
+            "checkpoint.existingClaim": "checkpoints",
+            "checkpoint.dir": "/checkpoints",
+            "checkpoint.seconds": "2",
+            "evaluation.steps": "200",
+            "tls.existingSecret": secret(namespace, tmp_path),  # also of the traffic with servers
+        },
+    )
     job.install()
     job.told("the model has 1 edl.layers.Embedding", reason=Reason.ModeDecided, seconds=120)
     job.ring_of(3)
@@ -146,13 +156,16 @@ def takes_the_place_of_one_worker(namespace: Namespace, cpu_of_worker: float) ->
     free = cpu(namespace.cluster.get("node", node)["status"]["allocatable"]["cpu"]) - used
     request = free + cpu_of_worker / 2
     container = {
-        "name": "main", "image": namespace.cluster.busybox, "command": ["sleep", "3600"],
+        "name": "main",
+        "image": namespace.cluster.busybox,
+        "command": ["sleep", "3600"],
         "resources": {"requests": {"cpu": f"{1000 * request:.0f}m"}},
-    }  # fmt: skip
+    }
     spec = {
-        "nodeSelector": {"kubernetes.io/hostname": node}, "terminationGracePeriodSeconds": 0,
+        "nodeSelector": {"kubernetes.io/hostname": node},
+        "terminationGracePeriodSeconds": 0,
         "containers": [container],
-    }  # fmt: skip
+    }
     return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "urgent"}, "spec": spec}
 
 
@@ -174,15 +187,24 @@ def test_two_servers_and_four_workers_of_which_one_is_deleted_and_one_preempted(
     output.mkdir()
     output.chmod(0o777)
     claim("output", output, "ReadWriteMany")
-    job = Release(namespace, {
-        **images.values,
-        "mode": "ps", "ps.servers": "2", "ps.resources.requests.cpu": "100m", "workers": "4",
-        "model.source": str(ROOT / "tests" / "models" / "obedient_rows.py"),
-        "worker.env[0].name": "EDL_COUNTING_RECORDS", "worker.env[0].value": str(RECORDS),
-        "training.epochs": str(epochs), "evaluation.steps": "200", "output.existingClaim": "output",
-        "tls.existingSecret": secret(namespace, tmp_path),
-        "ps.replicas": "2",
-    })  # fmt: skip
+    job = Release(
+        namespace,
+        {
+            **images.values,
+            "mode": "ps",
+            "ps.servers": "2",
+            "ps.resources.requests.cpu": "100m",
+            "workers": "4",
+            "model.source": str(ROOT / "tests" / "models" / "obedient_rows.py"),
+            "worker.env[0].name": "EDL_COUNTING_RECORDS",
+            "worker.env[0].value": str(RECORDS),
+            "training.epochs": str(epochs),
+            "evaluation.steps": "200",
+            "output.existingClaim": "output",
+            "tls.existingSecret": secret(namespace, tmp_path),
+            "ps.replicas": "2",
+        },
+    )
     job.install()
     job.ring_of(4)
     first = set(job.workers())

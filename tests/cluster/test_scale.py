@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """100 workers, half of them killed per minute: the real master, pods of kwok, workers that only talk.
 
 EDL_SCALE_WORKERS says how many there are (300 is what the scale was measured with), EDL_SCALE_MINUTES for how

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`scripts/cluster` itself: what it starts it also ends, whatever state it was left in.
 
 Looked at from outside, with nothing of the script's own: a bug in how it finds its things would
@@ -17,6 +18,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from tests.cluster.cluster import Cluster
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "scripts" / "cluster"
@@ -57,10 +60,10 @@ def traces() -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def ours(cluster) -> Iterator[None]:
+def ours(cluster: Cluster) -> Iterator[None]:
     """The right to end the cluster: it is up again after these tests."""
     if not cluster.started:
-        pytest.skip("the cluster was up before the tests: somebody uses it")
+        pytest.skip("the cluster was up before the tests: it is in use")
     yield
     up()
 
@@ -85,7 +88,7 @@ def killed_when_it_says(text: str) -> None:
         starting.send_signal(signal.SIGKILL)
 
 
-def test_nothing_is_left_of_a_cluster_with_running_pods(cluster, ours):
+def test_nothing_is_left_of_a_cluster_with_running_pods(cluster: Cluster, ours: None) -> None:
     up()
     cluster.kubectl("run", "left", "--image", cluster.busybox, "--", "sleep", "3600")
     cluster.wait("pod/left", "condition=Ready")
@@ -97,14 +100,14 @@ def test_nothing_is_left_of_a_cluster_with_running_pods(cluster, ours):
 
 
 @pytest.mark.parametrize("moment", ["starting the control plane", "starting DNS"])
-def test_nothing_is_left_of_a_cluster_whose_start_was_killed(ours, moment):
+def test_nothing_is_left_of_a_cluster_whose_start_was_killed(ours: None, moment: str) -> None:
     down()
     killed_when_it_says(moment)
     assert traces() != []
     down()
 
 
-def test_a_cluster_that_lost_a_part_is_replaced(cluster, ours):
+def test_a_cluster_that_lost_a_part_is_replaced(cluster: Cluster, ours: None) -> None:
     up()
     was = cluster.get("namespace/default")["metadata"]["uid"]
     [etcd] = [trace for trace in traces() if trace.startswith("process") and "/etcd " in trace]
@@ -114,7 +117,7 @@ def test_a_cluster_that_lost_a_part_is_replaced(cluster, ours):
     assert cluster.get("namespace/default")["metadata"]["uid"] != was
 
 
-def test_nodes_that_are_off_or_cut_off_are_brought_back_by_up(cluster, ours):
+def test_nodes_that_are_off_or_cut_off_are_brought_back_by_up(cluster: Cluster, ours: None) -> None:
     up()
     was = cluster.get("namespace/default")["metadata"]["uid"]
     assert script("node", "off", "n1").returncode == script("node", "cut", "n2").returncode == 0
@@ -124,7 +127,7 @@ def test_nodes_that_are_off_or_cut_off_are_brought_back_by_up(cluster, ours):
     assert cluster.get("namespace/default")["metadata"]["uid"] == was
 
 
-def test_the_machine_gets_its_settings_back(cluster, ours):
+def test_the_machine_gets_its_settings_back(cluster: Cluster, ours: None) -> None:
     setting = Path("/proc/sys/kernel/panic")
     down()
     was = setting.read_text()
@@ -138,11 +141,11 @@ def test_the_machine_gets_its_settings_back(cluster, ours):
         setting.write_text(was)
 
 
-def test_without_root_it_says_so_in_a_code_of_its_own():
+def test_without_root_it_says_so_in_a_code_of_its_own() -> None:
     nobody = ["setpriv", "--reuid=65534", "--clear-groups"]
-    with tempfile.TemporaryDirectory() as place:  # nobody may not read the tree, if it is root's own
+    with tempfile.TemporaryDirectory() as place:  # that user may not read a tree of root's
         Path(place).chmod(0o755)
-        for folder in ("scripts", "tests/cluster"):
+        for folder in ("scripts", "tools/test_cluster"):
             shutil.copytree(ROOT / folder, Path(place, folder))
         said = subprocess.run([*nobody, f"{place}/scripts/cluster", "up"], capture_output=True, text=True)
     assert (said.returncode, said.stderr[:23]) == (77, "cluster: root is needed")
@@ -153,8 +156,8 @@ def test_without_root_it_says_so_in_a_code_of_its_own():
     [({}, "1 skipped"), ({"EDL_REQUIRE_CLUSTER": "1"}, "1 error")],
 )
 def test_tests_that_lack_a_tool_are_skipped_with_the_reason_but_fail_where_they_decide(
-    tmp_path, demanded, outcome
-):
+    tmp_path: Path, demanded: dict[str, str], outcome: str
+) -> None:
     tools = tmp_path / "tools"
     tools.mkdir()
     for folder in ("/usr/bin", "/usr/sbin"):
@@ -170,13 +173,13 @@ def test_tests_that_lack_a_tool_are_skipped_with_the_reason_but_fail_where_they_
     assert re.search("(SKIPPED|a cluster is required here).*go is missing", said)
 
 
-def test_two_at_once_take_turns(cluster, ours):
+def test_two_at_once_take_turns(cluster: Cluster, ours: None) -> None:
     both = [subprocess.Popen([SCRIPT, "down"], stderr=subprocess.PIPE, text=True) for _ in range(2)]
     said = [process.communicate(timeout=240)[1] for process in both]
     assert ([process.returncode for process in both], traces()) == ([0, 0], []), said
 
 
-def test_a_node_that_is_not_there_is_named():
+def test_a_node_that_is_not_there_is_named() -> None:
     said = script("node", "off", "n9")
     assert said.returncode == 1
     assert "'n9'" in said.stderr and "n1, n2" in said.stderr

@@ -1,4 +1,5 @@
-"""What keeps workers from running, or ends them, is told with its cause, and nothing is asked in a hurry.
+# SPDX-License-Identifier: Apache-2.0
+"""What keeps workers from running, or ends them, is reported with its cause, and retries are not hurried.
 
 What docs/trouble.md shows, with the same commands.
 """
@@ -42,9 +43,9 @@ def waits_for(job: Release, cause: str) -> None:
 
 
 def test_a_worker_that_is_killed_for_its_memory(release: Callable[..., Release]) -> None:
-    # Who swallows memory has no time for heartbeats: it is not to be lost for their want.
-    patient = {"elastic.heartbeatTimeoutSeconds": "60"}
-    job = release(**idling(workers="2"), **{"worker.resources.limits.memory": "1Gi"}, **patient)
+    # A worker that swallows memory has no time for heartbeats, and must not be lost for that.
+    long_silence = {"elastic.heartbeatTimeoutSeconds": "60"}
+    job = release(**idling(workers="2"), **{"worker.resources.limits.memory": "1Gi"}, **long_silence)
     job.install()
     job.ring_of(2)
     job.namespace.kubectl("exec", "edl-worker-1", "--", "touch", "/tmp/eat")
@@ -59,7 +60,7 @@ def test_a_worker_that_is_killed_for_its_memory(release: Callable[..., Release])
 def test_an_image_that_cannot_be_pulled_a_role_without_the_right_to_create_and_a_quota(
     release: Callable[..., Release],
 ) -> None:
-    """One release, three causes, one after the other: each is told, and each is mended while the job runs."""
+    """One release, three causes, one after the other: each is reported, and mended while the job runs."""
     job = release(**talking(workers="2"))
     job.install(worker__image__tag="none")
     job.until(lambda data: "ErrImagePull" in data.get("waiting", ""), seconds=SOON)
@@ -88,7 +89,8 @@ def test_an_image_that_cannot_be_pulled_a_role_without_the_right_to_create_and_a
 
     quota = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "small"}}
     job.namespace.apply({**quota, "spec": {"hard": {"pods": "6"}}})  # the master, and five workers
-    job.namespace.wait("resourcequota/small", "jsonpath={.status.hard.pods}=6")  # before that it holds nobody
+    # The quota has no effect before.
+    job.namespace.wait("resourcequota/small", "jsonpath={.status.hard.pods}=6")
     known = len(asked(job))
     job.upgrade(rbac__create="false", workers=7)
     waits_for(job, "exceeded quota: small, requested: pods=1, used: pods=6, limited: pods=6")

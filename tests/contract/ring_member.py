@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One member of a ring that follows orders: in a thread, or as a process with Horovod.
 
 python -m tests.contract.ring_member STORE_PORT NAME STORE_SECRET
@@ -102,6 +103,7 @@ def _two_sums(ring: Ring) -> Callable[[float, float], list[float]]:
 
     assert isinstance(ring, HorovodRing)
     total = ring.in_graph
+    assert total is not None
 
     def call(one: float, other: float) -> list[float]:
         def sums(x: tf.Tensor) -> list[tf.Tensor]:
@@ -122,6 +124,7 @@ def _half(ring: Ring) -> Callable[[float], float]:
 
     assert isinstance(ring, HorovodRing)
     total = ring.in_graph
+    assert total is not None
 
     def call(value: float) -> float:
         graph = concrete(lambda x: total(x, "half", "float16"), tf.TensorSpec([1], tf.float32))
@@ -139,6 +142,7 @@ def _kept(ring: Ring, value: float) -> list[float]:
 
     assert isinstance(ring, HorovodRing)
     total = ring.in_graph
+    assert total is not None
 
     def both(x: tf.Tensor) -> list[tf.Tensor]:
         made = x + 1.0
@@ -160,6 +164,7 @@ def _room(ring: Ring, mebibytes: int) -> int:
 
     assert isinstance(ring, HorovodRing)
     total = ring.in_graph
+    assert total is not None
 
     def summed(x: tf.Tensor, count: tf.Tensor) -> tf.Tensor:
         return total(tf.fill([count], x), "room")[0]

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One contract for all backends: processes, external, Kubernetes at the small API server, and a fake."""
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import signal
 import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -19,12 +21,14 @@ from edl.contract.exit_codes import WorkerExit
 from edl.contract.ids import WorkerId
 from edl.master.backends.base import Backend
 from edl.master.backends.external import External
-from edl.master.backends.processes import ForkServer, Memories, Processes, Spawn
+from edl.master.backends.gpus import Gpus
+from edl.master.backends.launchers import ForkServer, Spawn
+from edl.master.backends.processes import Memories, Processes
 from edl.master.core import effects as ef
 from edl.master.core import events as ev
-from tests.fakes.backend import FakeBackend
-from tests.fakes.kubernetes_api import serving
-from tests.process.small_server import SECOND, driving, install
+from tests.support.fakes.backend import FakeBackend
+from tests.support.fakes.kubernetes_api import serving
+from tests.support.kubernetes.small_server import SECOND, driving, install
 
 SECONDS = 20.0
 
@@ -101,8 +105,10 @@ class Log:
 class World(Protocol):
     """A backend with its environment, and a test's actions on that environment."""
 
-    backend: Backend
     log: Log
+
+    @property
+    def backend(self) -> Backend: ...
 
     def end(self, worker: int, code: int) -> None:
         """Let the worker's process end by itself; a negative code is a signal."""
@@ -112,7 +118,7 @@ class World(Protocol):
 
 
 class InProcesses:
-    def __init__(self, folder: Path, fork: bool, memories: Memories | None = None):
+    def __init__(self, folder: Path, fork: bool, memories: Memories | None = None, gpus: Gpus | None = None):
         self.log, self._orders = Log(), folder / "orders"
         self._orders.mkdir()
         self.command = [sys.executable, "-c", WORKER, str(self._orders)]
@@ -120,7 +126,7 @@ class InProcesses:
         spawn = Spawn(self.command, {})
         server = ForkServer([sys.executable, "-c", FORK_SERVER, WORKER], [str(self._orders)], {})
         self.launcher = server if fork else spawn
-        self.backend = Processes(self.log.emit, self.launcher, self.logs, memories)
+        self.backend = Processes(self.log.emit, self.launcher, self.logs, memories, gpus)
 
     def end(self, worker: int, code: int) -> None:
         self.order(worker, str(code))
@@ -178,9 +184,11 @@ async def a_world(kind: str, folder: Path) -> AsyncIterator[Any]:
             yield AtKubernetes(server, await stack.enter_async_context(driving(server)))
             return
         worlds: dict[str, Callable[[], Any]] = {
-            "spawn": lambda: InProcesses(folder, fork=False), "fork": lambda: InProcesses(folder, fork=True),
-            "fake": InFake, "external": ByOthers,
-        }  # fmt: skip
+            "spawn": lambda: InProcesses(folder, fork=False),
+            "fork": lambda: InProcesses(folder, fork=True),
+            "fake": InFake,
+            "external": ByOthers,
+        }
         world = worlds[kind]()
         await world.backend.start()
         try:
@@ -303,6 +311,17 @@ async def test_a_worker_that_is_deleted_is_gone_once(world: World, grace: float)
     await is_quiet(world, 0)
 
 
+@pytest.mark.parametrize("fork", [False, True])
+async def test_a_stopped_process_is_killed_after_its_grace_period(tmp_path: Path, fork: bool) -> None:
+    world = InProcesses(tmp_path, fork)
+    await world.backend.start()
+    create(world, 0)
+    os.kill(int((await world.log.seen(0)).handle), signal.SIGSTOP)
+    delete(world, 0, 0.1)  # it does not act on SIGTERM, which may have come before its handler was set
+    assert (await world.log.gone(0)).signal in ("SIGKILL", "SIGTERM")
+    await world.backend.close()
+
+
 async def test_a_worker_that_is_deleted_before_it_runs_is_gone_once(any_world: World) -> None:
     create(any_world, 0)
     delete(any_world, 0, 1.0)
@@ -312,10 +331,8 @@ async def test_a_worker_that_is_deleted_before_it_runs_is_gone_once(any_world: W
     assert len(any_world.log.of(ev.Gone, 0)) == 1
 
 
-async def test_what_is_not_a_backends_is_ignored(any_world: World) -> None:
-    delete(any_world, 7)  # which was never created
-    any_world.backend.perform(ef.Stop(WorkerId(7), "enough"))
-    any_world.backend.perform(ef.End("Stopped", "enough"))
+async def test_deleting_a_worker_that_was_never_created_changes_nothing(any_world: World) -> None:
+    delete(any_world, 7)
     await is_quiet(any_world, 7)
 
 
@@ -357,6 +374,42 @@ async def test_what_a_worker_that_crashes_leaves_in_memory_is_for_the_next_one(t
     path = await memory(3)
     await world.backend.close()
     assert not path.exists()
+
+
+# --- GPUs
+
+
+async def device_of(world: InProcesses, worker: int) -> str:
+    """The GPU that a worker's process was given, and its host to NCCL."""
+    pid, words = (await world.log.seen(worker)).handle, list[str]()
+    async with asyncio.timeout(SECONDS):
+        while "--gpu" not in words:  # on a busy machine, exec may be pending
+            await asyncio.sleep(0.01)
+            words = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+    return " ".join(words[words.index("--gpu") + 1 :]).strip()
+
+
+@pytest.mark.parametrize("fork", [False, True])
+async def test_a_worker_waits_for_a_gpu_and_takes_over_that_of_one_that_ends(
+    tmp_path: Path, fork: bool
+) -> None:
+    world = InProcesses(tmp_path, fork, gpus=Gpus(["GPU-a", "GPU-b"], each=1))
+    await world.backend.start()
+    create(world, 0, 1, 2, 3)
+    assert await device_of(world, 0) == "GPU-a --nccl-host edl-0"
+    assert await device_of(world, 1) == "GPU-b --nccl-host edl-0"
+    for waiting in (2, 3):
+        (delayed,) = await world.log.until(partial(world.log.of, ev.Delayed, waiting))
+        assert delayed.why == "all GPUs are in use (local.gpusPerWorker)"
+    delete(world, 2)  # it never had a GPU, and the next one that waits is not held up
+    assert (await world.log.gone(2)).free
+    os.kill(int((await world.log.seen(1)).handle), signal.SIGKILL)
+    assert await device_of(world, 3) == "GPU-b --nccl-host edl-0"
+    assert len(world.log.of(ev.Delayed, 3)) == 1
+    create(world, 4)
+    await world.log.until(lambda: world.log.of(ev.Delayed, 4))
+    await asyncio.wait_for(world.backend.close(), SECONDS)
+    assert (await world.log.gone(4)).free, "one that waits does not keep the backend from closing"
 
 
 # --- the ways in which a start fails
@@ -403,7 +456,7 @@ async def test_workers_outlive_their_fork_server_and_the_next_ones_have_another(
     os.kill(pid, 0)  # it lives
     world.end(0, 7)
     gone = await world.log.gone(0)
-    assert gone.free and gone.code is None and "its fork server is not there to tell how" in gone.why
+    assert gone.free and gone.code is None and "its fork server has ended" in gone.why
     world.end(2, 7)
     assert (await world.log.gone(2)).code == 7
     world.backend.perform(ef.Delete(WorkerId(1), 5.0))
@@ -425,8 +478,8 @@ async def test_nothing_is_kept_of_processes_that_have_ended(tmp_path: Path, fork
         await world.log.gone(worker)
     backend.perform(ef.Delete(WorkerId(0), 0))  # a late Delete changes nothing
     await world.log.seen(2)
-    assert list(backend._workers) == [2]  # type: ignore[attr-defined]
+    assert list(backend._workers) == [2]
     if isinstance(world.launcher, ForkServer):
         assert list(world.launcher._pids) == [2]
     await backend.close()
-    assert not backend._workers  # type: ignore[attr-defined]
+    assert not backend._workers

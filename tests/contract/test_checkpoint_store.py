@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One contract for all places of checkpoints: a directory, memory, and a real S3 server."""
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ import pytest
 
 from edl.checkpoints import Best, CheckpointDamaged, CheckpointError, Store, Tensor, one_of
 from edl.errors import StoreUnavailable
-from tests.checkpoints import TENSORS, equal, manifest_of, of_size, unexpected, write
-from tests.s3 import BUCKET, Account, serving
+from tests.support.checkpoints.checkpoints import TENSORS, equal, manifest_of, of_size, unexpected, write
+from tests.support.checkpoints.s3 import BUCKET, Account, serving
 
 ROOT = Path(__file__).parents[2]
 
@@ -159,7 +160,7 @@ def test_a_damaged_one_is_passed_over_with_a_word(place: Place, damage: str) -> 
 def test_a_commit_may_be_repeated_and_cannot_be_changed(place: Place) -> None:
     made = write(place.store, 5)
     writing = place.store.begin(5, "1")
-    again = writing.commit(replace(made.manifest, created="later, by somebody else"))
+    again = writing.commit(replace(made.manifest, created="later, by a different worker"))
     assert again.manifest == made.manifest
     other = writing.write_part(0, 1, TENSORS)
     with pytest.raises(CheckpointError, match="step 5 has been committed with other parts"):
@@ -325,8 +326,8 @@ def test_a_store_that_does_not_answer_is_named(monkeypatch: pytest.MonkeyPatch) 
 WRITE_AND_PRUNE = """
 import sys
 from edl.checkpoints import Store
-from tests.s3 import BUCKET, Account, serving
-from tests.checkpoints import TENSORS, equal, unexpected, write
+from tests.support.checkpoints.s3 import BUCKET, Account, serving
+from tests.support.checkpoints.checkpoints import TENSORS, equal, unexpected, write
 store = Store.open(sys.argv[1])
 for step in (1, 2, 3):
     write(store, step)
@@ -338,9 +339,13 @@ assert equal(store.load_newest(unexpected).tensors, TENSORS)
 def test_an_account_comes_by_the_environment_as_from_the_charts_secret(s3: Account) -> None:
     def as_a_worker(account: Account) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [sys.executable, "-c", WRITE_AND_PRUNE, url], env=os.environ | account.variables, cwd=ROOT,
-            capture_output=True, text=True, timeout=60,
-        )  # fmt: skip
+            [sys.executable, "-c", WRITE_AND_PRUNE, url],
+            env=os.environ | account.variables,
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
 
     url = f"{s3.url}/one"
     done = as_a_worker(s3)

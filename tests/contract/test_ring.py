@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One contract for all rings: the local ring on threads, and Horovod's in processes."""
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ class Engine(Protocol):
     def members(self) -> list[Member]:
         """MEMBERS live members that are in no ring."""
 
-    def meet(self, members: list[Member]) -> None:
+    def rendezvous(self, members: list[Member]) -> None:
         """Prepare the rendezvous of these members for the next generation."""
 
     def call_off(self, members: list[Member]) -> None:
@@ -97,7 +98,7 @@ class Local:
         self._members = [m if m.alive else LocalMember() for m in self._members]
         return list(self._members)
 
-    def meet(self, members: list[Member]) -> None:
+    def rendezvous(self, members: list[Member]) -> None:
         group = InProcessGroup(len(members))
         for m in self._members:
             if m in members:
@@ -128,8 +129,11 @@ class ProcessMember(Member):
         super().__init__()
         self.process = subprocess.Popen(
             [sys.executable, "-m", "tests.contract.ring_member", str(port), f"member-{number}", secret],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT,
-        )  # fmt: skip
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=ROOT,
+        )
         self._reader = threading.Thread(target=self._read)
         self._reader.start()
 
@@ -178,7 +182,7 @@ class Horovod:
             m.says("here")
         return list(self._members)
 
-    def meet(self, members: list[Member]) -> None:
+    def rendezvous(self, members: list[Member]) -> None:
         self._loop.call_soon_threadsafe(self._store.open, next(self._numbers))
 
     def call_off(self, members: list[Member]) -> None:
@@ -217,7 +221,7 @@ def members(engine: Engine) -> Iterator[list[Member]]:
 
 def form(engine: Engine, members: list[Member]) -> None:
     """Form a ring of these members, in this order."""
-    engine.meet(members)
+    engine.rendezvous(members)
     for rank, m in enumerate(members):
         m.do(f"form {rank} {len(members)}")
     for m in members:
@@ -329,7 +333,7 @@ def test_a_cut_reaches_all_who_wait(engine: Engine, members: list[Member]) -> No
 def test_a_generation_that_is_called_off_is_not_formed_and_the_next_one_is(
     engine: Engine, members: list[Member]
 ) -> None:
-    engine.meet(members)
+    engine.rendezvous(members)
     for rank in (0, 1):  # the third member does not take part
         members[rank].do(f"form {rank} {MEMBERS}")
     engine.call_off(members)

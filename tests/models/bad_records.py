@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The counting model on a file with bad records: some cannot be read, and one `feed` does not take."""
 
 import numpy as np

@@ -1,4 +1,5 @@
-"""A network with two outputs that is stopped early by a callback, after another one has killed its worker."""
+# SPDX-License-Identifier: Apache-2.0
+"""A network with two outputs that is stopped early by a callback, after a different one killed its worker."""
 
 import os
 import signal
@@ -22,9 +23,10 @@ def model() -> keras.Model:
     model = keras.Model(inputs, {name: keras.layers.Dense(1, name=name)(x) for name in ("value", "square")})
     model.compile(
         keras.optimizers.SGD(0.2, momentum=0.8),
-        loss={"value": "mse", "square": "mae"}, loss_weights={"value": 1.0, "square": 0.05},
+        loss={"value": "mse", "square": "mae"},
+        loss_weights={"value": 1.0, "square": 0.05},
         metrics={"value": ["mae"], "square": []},
-    )  # fmt: skip
+    )
     return model
 
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The counting model, with EDL_RECORD_SECONDS of work for each record: half the workers, twice the time."""
 
 import os

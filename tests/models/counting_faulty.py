@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The counting model, with workers that idle, and one that misbehaves, on order.
 
 Orders are files in the directory EDL_FAULTS, and are obeyed when the next batch is read. While

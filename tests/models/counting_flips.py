@@ -1,4 +1,5 @@
-"""The counting model with a second, unused weight, a bit of which flips in one worker's memory, on order.
+# SPDX-License-Identifier: Apache-2.0
+"""The counting model with a second, unused weight. On order, one of its bits flips in one worker's memory.
 
 An order is a file `flip` in the directory EDL_FAULTS: the first worker that takes it flips a bit, once. The
 counts stay as they are, so that the weights of the others still say whether a record was lost.
@@ -9,6 +10,7 @@ other worker has.
 
 import os
 from pathlib import Path
+from typing import Any
 
 import keras
 from counting_faulty import feed as wait_and_obey
@@ -18,18 +20,18 @@ from edl.zoo.counting import data
 
 __all__ = ["data", "feed", "model"]
 
-built = []  # the weights of this process's models: one of them is trained, others are tried out
+built: list[Any] = []  # the weights of this process's models: one of them is trained, others are tried out
 
 
 @keras.saving.register_keras_serializable("edl_tests")
 class Beside(keras.layers.Layer):
     """Hands on what it is given, and has a weight that no gradient reaches."""
 
-    def build(self, input_shape):
+    def build(self, input_shape: Any) -> None:
         self.memory = self.add_weight(shape=(8, 8), initializer="ones", name="memory", trainable=False)
         built.append(self.memory)
 
-    def call(self, inputs):
+    def call(self, inputs: Any) -> Any:
         return inputs * float(os.environ.get("EDL_TEST_SCALE", "1"))
 
 
@@ -42,7 +44,7 @@ def model() -> keras.Model:
     return made
 
 
-def feed(records):
+def feed(records: Any) -> Any:
     if not taken("flip"):
         return wait_and_obey(records)
     for memory in built:

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A counting model whose steps also sum a large weight, so that a fault hits a worker in the middle of a sum.
 
 Each record raises each element of the large weight by one. So after E epochs of R records all elements must

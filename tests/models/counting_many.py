@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A counting model of several weights that a ring sums one by one, and that must agree in the end.
 
 So a step is several collectives, and most of its time is spent between the first and the last of them: where

@@ -1,8 +1,9 @@
+# SPDX-License-Identifier: Apache-2.0
 """A counting model with its own training step: two networks that count, each with its optimizer.
 
 The gradient of a record that is in the step is so large that clipping makes it one, however many records
 there are; of one that is not, it is zero. So each optimizer raises the weights of the step's records by one.
-The second network's gradients are zero where the first has not counted: a step of which the ring had
+The second network's gradients are zero where the first has not counted: a step where the ring had
 the first sum and not the second, or the second without the first, could not be hidden.
 """
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The counting model on rows of embeddings: proof, from the rows themselves, of what was trained.
 
 Record i has an id of its own, one of 2^64, and each time it is applied its row is raised by one, in each of
@@ -9,6 +10,8 @@ What it predicts for a record is so often what it has counted: its row, and the 
 
 EDL_COUNTING_RECORDS sets the number of records; orders are those of counting_faulty.
 """
+
+from typing import Any
 
 import keras
 import numpy as np
@@ -29,7 +32,7 @@ class CountAll(keras.layers.Layer):
     def build(self, input_shape: object) -> None:
         self.count = self.add_weight(shape=(1,), initializer="zeros", name="count")
 
-    def call(self, x: object) -> object:
+    def call(self, x: Any) -> Any:
         return keras.ops.concatenate([x, keras.ops.zeros_like(x[:, :1]) + self.count], -1)
 
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A small network with momentum, so that what comes out depends on every step and on their order."""
 
 import keras
@@ -13,9 +14,13 @@ RECORDS, FEATURES = 1000, 12
 
 def model() -> keras.Model:
     keras.utils.set_random_seed(5)
-    model = keras.Sequential([
-        keras.Input((FEATURES,)), keras.layers.Dense(16, "tanh"), keras.layers.Dense(1),
-    ])  # fmt: skip
+    model = keras.Sequential(
+        [
+            keras.Input((FEATURES,)),
+            keras.layers.Dense(16, "tanh"),
+            keras.layers.Dense(1),
+        ]
+    )
     model.compile(keras.optimizers.SGD(0.05, momentum=0.8), loss="mse")
     return model
 

@@ -1,4 +1,5 @@
-"""Handwritten digits as ids that nobody has counted: the rows of a training can only be on servers.
+# SPDX-License-Identifier: Apache-2.0
+"""Handwritten digits as ids that are not counted in advance: the rows of a training can only be on servers.
 
 Some ids of the records that are held out, no training has seen.
 """

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A small model whose end goes wrong on order.
 
 Orders are files in the directory EDL_FAULTS: `idle` makes each batch take long. `raise`, `exit` and `kill`,
@@ -32,7 +33,7 @@ def obey(where: str) -> None:
 
 
 class Touchy(keras.layers.Layer):
-    """A layer that is none of Keras', and that says so only to whoever loads it."""
+    """A layer that is none of Keras', and that fails only when it is loaded."""
 
     def call(self, x: Any) -> Any:
         return x * 2

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A model that is mostly evaluated: EDL_EVALUATED, of MODELS, on HELD_OUT records after each step.
 
 Where EDL_BENCH is a directory, each process writes a file of its own there: a line for each step and each
@@ -26,11 +27,15 @@ def cnn() -> keras.Model:
     return keras.Sequential(
         [
             keras.Input((8, 8, 1)),
-            layers.Conv2D(32, 3, padding="same", activation="relu"), layers.BatchNormalization(),
-            layers.Conv2D(64, 3, activation="relu"), layers.MaxPooling2D(2), layers.Flatten(),
-            layers.Dense(64, "relu"), layers.Dense(CLASSES),
+            layers.Conv2D(32, 3, padding="same", activation="relu"),
+            layers.BatchNormalization(),
+            layers.Conv2D(64, 3, activation="relu"),
+            layers.MaxPooling2D(2),
+            layers.Flatten(),
+            layers.Dense(64, "relu"),
+            layers.Dense(CLASSES),
         ]
-    )  # fmt: skip
+    )
 
 
 def mlp() -> keras.Model:

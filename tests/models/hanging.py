@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The faulty counting model, whose second worker never gets past building it."""
 
 import os

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A dense model with Adam, of EDL_LARGE million parameters, whose workers write down when a step was done.
 
 Lines of a file for each process in EDL_BENCH: monotonic seconds, generation, how many members hold the state.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A model with one record whose loss is not finite."""
 
 import os

@@ -1,7 +1,8 @@
+# SPDX-License-Identifier: Apache-2.0
 """The counting model, which does as files bid it: it idles until one says go, it eats all memory for another.
 
 So a test has all the time it needs to do something to the job, and none is lost afterwards. Where there is a
-folder for it, each worker also writes down whom it obeys: lines of JSON, as `session_worker` tells them.
+folder for it, each worker also writes down which master it obeys, as lines of JSON (`session_worker`).
 """
 
 import json
@@ -40,12 +41,16 @@ def feed(records: tuple[np.ndarray, ...]) -> tuple[np.ndarray, np.ndarray]:
 
 
 def tell(what: str, term: int, generation: int, members: list[int]) -> None:
-    """When, of which master (by its term), what, in which ring."""
+    """An order: its time, its master's term, its kind and its ring."""
     if log is not None:
         told = {
-            "at": time.monotonic(), "worker": worker, "term": term, "what": what,
-            "generation": generation, "members": members,
-        }  # fmt: skip
+            "at": time.monotonic(),
+            "worker": worker,
+            "term": term,
+            "what": what,
+            "generation": generation,
+            "members": members,
+        }
         with lock:
             log.write(f"{json.dumps(told)}\n")
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Records that count in rows of their own, on parameter servers: it idles until a file says go.
 
 One file, as a release of the chart takes it. Row i of `counts` is raised by one each time record i counts.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The faulty counting model. Its workers start processes of their own, and tell of themselves by files."""
 
 import json
@@ -25,8 +26,11 @@ def feed(records: tuple[np.ndarray, ...]) -> tuple[np.ndarray, np.ndarray]:
             signal.pause()
         run = subprocess.Popen(["sh", "-c", "sleep 1000 & exec sleep 1000"])
         said = {
-            "forked": forked, "run": run.pid, "hash": hash("a text"), "backend": keras.backend.backend(),
-        }  # fmt: skip
+            "forked": forked,
+            "run": run.pid,
+            "hash": hash("a text"),
+            "backend": keras.backend.backend(),
+        }
         whole = Path(os.environ["EDL_FAULTS"]) / f"parent-{os.getpid()}"
         whole.with_suffix(".part").write_text(json.dumps(said))
         whole.with_suffix(".part").rename(whole)

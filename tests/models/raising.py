@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A counting model whose code is wrong: it raises when its third batch is read, on every worker."""
 
 import numpy as np

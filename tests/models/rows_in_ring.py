@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A model whose optimizer takes the rows of an Embedding one by one: the ring sums within the step.
 
 EDL_COUNTING_RECORDS sets the number of records; orders are those of counting_faulty.

@@ -1,4 +1,5 @@
-"""A network with two outputs, for jobs of which the time matters and not what they learn: most of a step is
+# SPDX-License-Identifier: Apache-2.0
+"""A network with two outputs, for jobs whose time matters, and not what they learn: most of a step is
 sleep, and an epoch takes about a minute."""
 
 import time

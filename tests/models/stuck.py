@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A model that no worker ever gets past building."""
 
 import threading

@@ -1,6 +1,7 @@
-"""A model of which each record takes a while, twice as long on one worker: the first that asks for it.
+# SPDX-License-Identifier: Apache-2.0
+"""A model whose records each take a while, twice as long on one worker: the first that asks for it.
 
-It sleeps instead of computing, as if each worker had a device of its own, of which one is slower.
+It sleeps instead of computing, as if each worker had a device of its own, and one device were slower.
 """
 
 import os

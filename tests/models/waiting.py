@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The digits. A prediction of them waits in its second round until a file says go."""
 
 import time

@@ -1,8 +1,11 @@
+# SPDX-License-Identifier: Apache-2.0
 """A counting model that also says when: each weight tells in which steps its record was applied, a digit an
 epoch.
 
 The learning rate is the number of the step, and the gradient of a record's weight is minus one.
 """
+
+from typing import Any
 
 import keras
 from counting_faulty import data, feed  # a worker finds what lies beside the model's file
@@ -19,7 +22,7 @@ class NumberOfTheStep(keras.optimizers.schedules.LearningRateSchedule):
     def __init__(self, per_epoch: int):
         self.per_epoch = per_epoch
 
-    def __call__(self, step: object) -> object:
+    def __call__(self, step: Any) -> Any:
         step = keras.ops.cast(step, "int32")
         epoch, within = step // self.per_epoch, step % self.per_epoch
         return keras.ops.cast((within + 1) * keras.ops.cast(BASE, "int32") ** epoch, "float32")

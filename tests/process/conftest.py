@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A real job in a test: the real master in this process, with real workers as subprocesses.
 
 A test waits for events and effects of the master, and never for a fixed time. The job idles until the test
@@ -33,18 +34,18 @@ from edl.master.core import facts
 from edl.master.loop import Master
 from edl.master.service import serve
 from edl.master.spec import JobSpec, checked
-from tests.evidence import CRASHES, check_weights
-from tests.fakes.kubernetes_api import KubernetesApi, serving
-from tests.process import shared_forks
-from tests.process.release_commands import Cluster, commanded
-from tests.process.small_release import Release
-from tests.process.small_server import SECOND, install
+from tests.support.fakes.kubernetes_api import KubernetesApi, serving
+from tests.support.jobs import shared_forks
+from tests.support.jobs.evidence import CRASHES, check_weights
+from tests.support.kubernetes.release_commands import Cluster, commanded
+from tests.support.kubernetes.small_release import Release
+from tests.support.kubernetes.small_server import SECOND, install
 
 ROOT = Path(__file__).parents[2]
 MODELS = ROOT / "tests" / "models"
 SECONDS = 60.0
 # Each Python version that edl supports, and its path on this machine; "" if it is not installed.
-FIND = '. scripts/lib.sh; for v in $pythons; do echo "$v $(find_python "$v" 2>/dev/null)"; done'
+FIND = '. scripts/dev/lib.sh; for v in $pythons; do echo "$v $(find_python "$v" 2>/dev/null)"; done'
 PYTHONS = dict(
     line.split(" ", 1)
     for line in subprocess.check_output(["bash", "-c", FIND], cwd=ROOT, text=True).splitlines()
@@ -144,7 +145,8 @@ class Running:
 
     # --- waiting
 
-    async def until(self, happens: Callable[[], Any], seconds: float = SECONDS) -> Any:
+    # Not Callable[[], ...]: a lambda in a loop binds its variables by default arguments.
+    async def until(self, happens: Callable[..., Any], seconds: float = SECONDS) -> Any:
         """Wait for and return the first true value of `happens`, called after every event and heartbeat."""
         async with asyncio.timeout(seconds):
             while not (value := happens()):
@@ -208,7 +210,11 @@ class Running:
 
     def order(self, worker: int, what: str) -> None:
         """Make the faulty counting model misbehave on this worker."""
-        self._orders.give(self.pid(worker), what)
+        self.order_process(self.pid(worker), what)
+
+    def order_process(self, pid: int, what: str) -> None:
+        """Make the faulty counting model misbehave in this process."""
+        self._orders.give(pid, what)
 
 
 @pytest.fixture(scope="session")
@@ -243,12 +249,21 @@ def a_job(
         if not own_fork_server:
             await fork_server.imports()
         module = str(MODELS / model) if model.endswith(".py") else model
-        job = Running(tmp_path / "job", records, epochs, [
-            f"workers={workers}", f"model.module={module}", "local.startMethod=fork",
-            "elastic.heartbeatTimeoutSeconds=2.5", "elastic.gracePeriodSeconds=4",
-            "export.verify=false",  # takes seconds; tests of exported models enable it
-            *sets,
-        ], orders)  # fmt: skip
+        job = Running(
+            tmp_path / "job",
+            records,
+            epochs,
+            [
+                f"workers={workers}",
+                f"model.module={module}",
+                "local.startMethod=fork",
+                "elastic.heartbeatTimeoutSeconds=2.5",
+                "elastic.gracePeriodSeconds=4",
+                "export.verify=false",  # takes seconds; tests of exported models enable it
+                *sets,
+            ],
+            orders,
+        )
         shared = None if own_fork_server else partial(shared_forks.Launcher, fork_server)
         backend = processes(job.master, job.output, "a-token", shared)
         listen = "127.0.0.1:0"

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Run the simulator once or many times; print the errors and the number of faults."""
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import tests.simulator
 from edl.contract.reasons import Reason
 from edl.master.core import effects as ef
 from tests.simulator import soak
-from tests.simulator.servers import GONES, KINDS_OF_JOBS
+from tests.simulator.servers import GONES, KINDS_OF_JOBS, STUCKS
 from tests.simulator.world import SimulationFailed, World
 
 MOST_WRONG = 3
@@ -26,7 +27,7 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=1, help="how many runs")
     parser.add_argument("--masters", type=int, choices=(1, 2), help="in all runs; else as the seed says")
     parser.add_argument(
-        "--servers", choices=sorted({*KINDS_OF_JOBS, *GONES}), default="", help="in all runs: a kind"
+        "--servers", choices=sorted({*KINDS_OF_JOBS, *GONES, *STUCKS}), default="", help="in all runs: a kind"
     )
     parser.add_argument("--flips", action="store_true", help="in all runs: bits of the state flip")
     parser.add_argument("--soak", type=float, metavar="HOURS", help="one job of so many hours: its memory")

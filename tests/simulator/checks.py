@@ -1,4 +1,5 @@
-"""Checks of a run. In addition, all of tests/invariants.py must hold after each event.
+# SPDX-License-Identifier: Apache-2.0
+"""Checks of a run. In addition, all of tests/support/jobs/invariants.py must hold after each event.
 
 A run passes if
 
@@ -27,9 +28,10 @@ from edl.contract.steps import Steps
 from edl.master.core import effects as ef
 from edl.master.core import events as ev
 from edl.master.core import view
+from edl.trainer.agreement.metric_values import Value
 from edl.trainer.async_worker import AsyncWorker
-from tests.invariants import replayed
 from tests.simulator.worker import FLIP, Sim
+from tests.support.jobs.invariants import replayed
 
 if TYPE_CHECKING:
     from tests.simulator.world import World
@@ -68,9 +70,10 @@ class Checks:
         """Whether a ring of this worker was cut before it was up, although no member had died."""
         return any(
             isinstance(effect, ef.Cut) and worker in effect.members
-            for _, event, effects in self.world.watchdog.history if isinstance(event, ev.Resume)
+            for _, event, effects in self.world.watchdog.history
+            if isinstance(event, ev.Resume)
             for effect in effects
-        )  # fmt: skip
+        )
 
     def is_charged(self, event: ev.Failed | ev.Gone, ought: bool) -> None:
         charged = self._charged(event.worker)
@@ -94,9 +97,8 @@ class Checks:
         newest = self.world.job.checkpoints.step  # older copies in memory are invalid
         there = [w for w in there if not w.from_memory or w.step >= newest]
         kept = [w.id for w in there if w.has_state and w.id not in given_up]
-        if (
-            self.world.two
-        ):  # workers with broken streams are lost, and those that have not reconnected may be unknown
+        # Workers with broken streams are lost, and those that have not reconnected may be unknown.
+        if self.world.two:
             known = self.world.job.pool
             kept = [w for w in kept if known.get(w) and workers[w].master == self.world.master.top.number]
         assert not kept, f"the job starts anew, but {kept} hold its state"
@@ -106,9 +108,8 @@ class Checks:
 
         Also check that a ring begins at its root's step, or with the newest checkpoint.
         """
-        members = [
-            w for w in members if not w.worker.state.catching_up
-        ]  # members that are still catching up take no part in the sums
+        # Members that are still catching up take no part in the sums.
+        members = [w for w in members if not w.worker.state.catching_up]
         first = members[0]
         assert begins_at in (None, first.step), (
             f"the ring begins at step {first.step}, its root was at {begins_at}"
@@ -144,9 +145,8 @@ class Checks:
                 )
                 w.has_state = message.left_ring.has_state  # later steps may be missing
                 if isinstance(w.worker, AsyncWorker):
-                    has = min(
-                        w.worker.state.ledger.step, w.worker.async_loop.reached
-                    )  # servers may have lost steps
+                    # Servers may have lost steps.
+                    has = min(w.worker.state.ledger.step, w.worker.async_loop.reached)
                     assert message.left_ring.step >= has
                     return  # its weights may be of any step
                 assert message.left_ring.step == w.worker.state.ledger.step
@@ -163,7 +163,7 @@ class Checks:
 
     def _counted(self, w: Sim) -> np.ndarray:
         """The expected weights by the ledger: each position once, except those of bad records."""
-        done = w.worker.steps.begins_at(w.worker.state.ledger.step)
+        done = w.worker.state.steps.begins_at(w.worker.state.ledger.step)
         counted = np.zeros_like(w.weights)
         counted[:done] = ~np.isin(np.arange(done) % max(self.world.size, 1), list(self.world.bad))
         return counted
@@ -173,7 +173,7 @@ class Checks:
         right = {"least": 1.0, "most": 1.0}
         assert dict(found.metrics) == right or (self.evaluation_failed and not found.metrics), found
 
-    def exports(self, w: Sim, worth: Mapping[str, float] | None) -> None:
+    def exports(self, w: Sim, worth: Mapping[str, Value] | None) -> None:
         """Check that the ring has evaluated the model before it is exported."""
         task = self.world.job.train
         given_up = task is not None and task.evaluation is None  # too many evaluations have failed
@@ -202,7 +202,9 @@ class Checks:
         inside = [w.id for w in job.pool if w.in_ring]
         idle = job.phase in (Phase.Starting, Phase.Suspended, Phase.Waiting)
         assert not (idle and inside), f"the phase is {job.phase}, and {inside} are in a ring"
-        assert job.phase is not Phase.Training or inside or job.ring.closing, "it trains, and nobody does"
+        assert job.phase is not Phase.Training or inside or job.ring.closing, (
+            "the phase is Training, and no worker trains"
+        )
 
     def nobody_waits_long(self) -> None:
         """Check that, between faults, ready workers soon join the ring, and leaving workers soon leave it."""
@@ -212,9 +214,10 @@ class Checks:
             self.world.servers.moves_end()
         few = sum(w.is_ready for w in job.pool) < job.min_size  # the ring may need the leaving workers
         waiting = [
-            w.id for w in job.pool
+            w.id
+            for w in job.pool
             if w.state == "ready" or (w.state == "draining" and not w.stopped and not (few and w.in_ring))
-        ]  # fmt: skip
+        ]
         self.waiting = {w: self.waiting.get(w, now) for w in waiting}
         if job.failover.until is not None:
             self.waiting = {}  # no worker joins before the earlier master's ring is known

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A cluster in simulated time: its API server, with the Lease and the pods of masters and workers.
 
 `Transport` replaces the network below `edl.kubernetes.client.Api`. The client's handling of requests,
@@ -155,13 +156,13 @@ class Transport(httpx.AsyncBaseTransport):
             if "watch" in query and not cluster.down:
                 resource = request.url.path.rpartition("/")[2]
                 told: tuple[int, Any] = (200, None)
-                back.put(lambda: answered.done() or answered.set_result(told))
+                back.put(lambda: None if answered.done() else answered.set_result(told))
                 cluster.watches(
                     resource, query, Pipe(cluster.network, cluster.host, process, lines.put_nowait)
                 )
             else:
                 found = cluster.answers(request.method, request.url.path, query, body)
-                back.put(lambda: answered.done() or answered.set_result(found))
+                back.put(lambda: None if answered.done() else answered.set_result(found))
 
         self._to_api.put(answer)
         status, said = await answered

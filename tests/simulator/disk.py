@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The disk of a simulated parameter server: its log in memory, which outlives the process or is lost."""
 
 from __future__ import annotations
@@ -6,6 +7,7 @@ from collections.abc import Generator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from edl.contract.rows.wire import Bytes
 from edl.ps.storage.wal import Base, Damaged, Log
 
 
@@ -41,11 +43,11 @@ class MemoryLog(Log):
                 yield number, record
             self.segment = number
 
-    def begin(self, base: Base, records: list[list[bytes]]) -> None:
+    def begin(self, base: Base, records: list[list[Bytes]]) -> None:
         self.another(records)
         self.rebase(replace(base, first=self.segment))
 
-    def another(self, records: list[list[bytes]]) -> int:
+    def another(self, records: list[list[Bytes]]) -> int:
         self.segment = max([self.segment, *self._disk.segments]) + 1
         self._disk.segments[self.segment] = [b"".join(record) for record in records]
         return self.segment
@@ -55,7 +57,7 @@ class MemoryLog(Log):
         for number in [n for n in self._disk.segments if n < base.first]:
             del self._disk.segments[number]
 
-    def append(self, *pieces: bytes) -> None:
+    def append(self, *pieces: Bytes) -> None:
         self._disk.segments[self.segment].append(b"".join(pieces))
 
     def disown(self) -> None:

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Faults and their times: at any time, or in ambush for a moment at which they are most harmful."""
 
 from __future__ import annotations
@@ -17,15 +18,52 @@ from tests.simulator.worker import FLIP, MOST_EPOCHS, Sim
 if TYPE_CHECKING:
     from tests.simulator.world import World
 
-KINDS = ("kill", "kill", "kill", "kill two", "kill all but one", "kill all", "freeze", "freeze", "mute",
-         "term", "term", "term now", "exit 0", "crash", "raise", "scale", "scale", "epochs", "epochs",
-         "late", "twice", "stall", "preempt", "new master", "new master", "to zero")  # fmt: skip
+KINDS = (
+    "kill",
+    "kill",
+    "kill",
+    "kill two",
+    "kill all but one",
+    "kill all",
+    "freeze",
+    "freeze",
+    "mute",
+    "term",
+    "term",
+    "term now",
+    "exit 0",
+    "crash",
+    "raise",
+    "scale",
+    "scale",
+    "epochs",
+    "epochs",
+    "late",
+    "twice",
+    "stall",
+    "preempt",
+    "new master",
+    "new master",
+    "to zero",
+)
 # Faults whose messages are outside of any stream, for runs with one master.
 ONE_MASTERS = ("late", "twice", "mute", "stall", "new master", "wrong data", "to zero")
 SOAK = ("kill", "kill", "freeze", "mute", "term", "term now", "late", "twice", "stall", "preempt", "scale")
 RARE = ("fatal", "stop", "wrong data")
-MOMENTS = ("now", "now", "now", "forming", "syncing", "stepping", "breaking", "draining", "exporting",
-           "starting", "sending", "writing")  # fmt: skip
+MOMENTS = (
+    "now",
+    "now",
+    "now",
+    "forming",
+    "syncing",
+    "stepping",
+    "breaking",
+    "draining",
+    "exporting",
+    "starting",
+    "sending",
+    "writing",
+)
 
 
 class Faults:
@@ -47,7 +85,7 @@ class Faults:
 
     def schedule(self) -> None:
         at, rate = 0.0, self.random.choice((0.5, 1.5, 4.0))
-        kinds = (*KINDS, *RARE) if self.random.random() < 0.1 else KINDS
+        kinds: tuple[str, ...] = (*KINDS, *RARE) if self.random.random() < 0.1 else KINDS
         if self.world.two:
             kinds = (*(kind for kind in kinds if kind not in ONE_MASTERS), *masters.KINDS, *masters.KINDS)
             rate = 0.1 + rate / 16  # so that the job makes progress in between

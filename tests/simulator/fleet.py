@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The workers' processes: they start, send and receive messages, and end. Includes the backend."""
 
 from __future__ import annotations
@@ -10,16 +11,16 @@ from greenlet import greenlet
 
 from edl.contract.exit_codes import WorkerExit
 from edl.contract.ids import WorkerId
-from edl.contract.layout import Layout
 from edl.contract.proto import edl_pb2 as pb
 from edl.master.core import effects as ef
 from edl.master.core import events as ev
 from edl.master.core import facts
 from edl.master.rpc.messages import event_of
-from edl.trainer.checkpoint.memory_copy import MemoryCopy
+from edl.trainer.agreement.metric_values import Value
+from edl.trainer.checkpoint.in_memory_snapshot import InMemorySnapshot
 from edl.trainer.ring.base import RingBroken
 from edl.trainer.session.state import Session
-from edl.trainer.worker import StatesDiffer
+from edl.trainer.worker import ReplicaDivergence
 from tests.simulator.worker import FLIP, MOST_EPOCHS, Bell, Sim
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ class Fleet:
     def __init__(self, world: World) -> None:
         self.world, self.random, self.clock = world, world.random, world.clock
         self.workers: dict[WorkerId, Sim] = {}
-        self.left: list[MemoryCopy] = []  # the copies of crashed workers
+        self.left: list[InMemorySnapshot] = []  # the copies of crashed workers
 
     def does(self, w: Sim, seconds: float, action: Callable[[], None]) -> None:
         """Schedule an action of a worker. A dead worker skips it, and a frozen one does it after the thaw."""
@@ -111,14 +112,14 @@ class Fleet:
 
     # --- a life
 
-    def _memory(self) -> MemoryCopy | None:
+    def _memory(self) -> InMemorySnapshot | None:
         """The memory copy of the worker that crashed last, or an empty copy."""
         if self.world.copies is None:
             return None
         if self.left:
             return self.left.pop()
         memory = os.memfd_create("simulated")
-        empty = MemoryCopy(f"/proc/self/fd/{memory}")
+        empty = InMemorySnapshot(f"/proc/self/fd/{memory}")
         os.close(memory)
         empty.open("a-run", "counting", [2 * (self.world.size * MOST_EPOCHS + 2)])
         return empty
@@ -162,14 +163,10 @@ class Fleet:
             self.does(w, 0.1, lambda: self.ready(w))
             return
         w.is_ready = True
-        layout = pb.Layout(records=self.world.size, block=1, shards=1)
-        found = w.checkpoints.newest(Layout(self.world.size))[0] if w.checkpoints else 0
-        held_out = w.worker.rounds.sizes
-        held = w.worker.restore_from_memory()
-        w.has_state = w.from_memory = held is not None
-        w.session.say(ready=pb.Ready(
-            layout=layout, checkpoint=found, held_out=held_out, held=held, sample_loss=SAMPLE_LOSS,
-        ))  # fmt: skip
+        ready = w.worker.ready()
+        ready.sample_loss.CopyFrom(SAMPLE_LOSS)
+        w.has_state = w.from_memory = ready.HasField("held")
+        w.session.say(ready=ready)
         self.beats(w)
         w.go_on()
 
@@ -177,7 +174,7 @@ class Fleet:
         """Run the main thread of a ready worker: the real loop, with errors as in trainer/__main__.py."""
         try:
             code = WorkerExit.LOST if w.worker.train().lost else 0
-        except StatesDiffer as error:  # without a checkpoint
+        except ReplicaDivergence as error:  # without a checkpoint
             if not self.world.faults.kinds[FLIP]:
                 raise
             self.world.faults.ends.add("Failed")
@@ -206,7 +203,7 @@ class Fleet:
         """Simulate the time of a forward pass."""
         w.waits(seconds=self.random.uniform(0.5, 1.5) * self.world.pace)
 
-    def export(self, w: Sim, worth: Mapping[str, float] | None) -> None:
+    def export(self, w: Sim, worth: Mapping[str, Value] | None) -> None:
         """Save the model, then evaluate it; the worker may be lost during either."""
         self.world.checks.exports(w, worth)
         if self.world.servers is not None and self.world.size:

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The master: the real core with simulated surroundings: inbox, timer, orders, and its death."""
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from edl.master.core.job import Job
 from edl.master.rpc.checkpoint_parts import CheckpointParts
 from edl.master.rpc.messages import message_of
 from edl.master.telemetry import Telemetry
-from tests.invariants import Watchdog
+from tests.support.jobs.invariants import Watchdog
 
 if TYPE_CHECKING:
     from tests.simulator.world import World
@@ -101,9 +102,9 @@ class Master:
                 self.world.refused = True
             case ef.End():
                 self.world.ended = effect
-        if self.world.servers is not None:
+        if self.world.servers is not None and isinstance(effect, ef.ForServers):
             self.world.servers.perform(effect)
-        if (order := message_of(effect)) is not None:  # as the gRPC server does
+        if isinstance(effect, ef.ForWorkers) and (order := message_of(effect)) is not None:
             workers, message = order
             for worker in workers:
                 fleet.order_to(worker, lambda w: rings.hears(w, message))

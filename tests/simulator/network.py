@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The network between hosts in simulated time, and gRPC on it.
 
 A cut link is silent, like a broken cable. Messages arrive when the link is healed, unless their sender has
@@ -192,8 +193,8 @@ class Call:
         answers = Pipe(self._network, there.host, here, self._hears)
         serving = wire.serve(self._path, answers)
         self._to_server = Pipe(self._network, here.host, there, serving.hears)
-        here.when_killed.append(lambda: serving.alive and self._to_server.put(("reset",)))
-        there.when_killed.append(lambda: self._end is None and answers.put(("reset",)))
+        here.when_killed.append(lambda: self._to_server.put(("reset",)) if serving.alive else None)
+        there.when_killed.append(lambda: answers.put(("reset",)) if self._end is None else None)
         self._keepalive(there.host)
         self._to_server.put(("open",))
         async for request in requests:

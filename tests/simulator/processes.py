@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Processes with their own asyncio loops, in simulated time.
 
 The code on these loops is the shipped code, unchanged. A process can be stopped (SIGSTOP: its callbacks run
@@ -101,7 +102,8 @@ class Process(asyncio.AbstractEventLoop):
 
     def _at(self, when: float, handle: events.Handle) -> None:
         if self._last is not None:
-            self._last.append(handle)
+            if when <= self.clock.now:  # no time passes, so a timer would be due again for ever
+                self._last.append(handle)
         else:
             self._due[id(handle)] = handle
             self.clock.later(max(when - self.clock.now, 0.0), lambda: self._run(handle))
@@ -121,7 +123,11 @@ class Process(asyncio.AbstractEventLoop):
     def create_future(self) -> asyncio.Future[Any]:
         return asyncio.Future(loop=self)
 
-    def create_task(self, coro: Any, *, name: str | None = None, context: Any = None) -> asyncio.Task[Any]:  # type: ignore[override]
+    def create_task(
+        self, coro: Any, *, name: str | None = None, context: Any = None, **more: Any
+    ) -> asyncio.Task[Any]:
+        """Make a task of this loop. Python 3.13 added arguments, which the product does not pass."""
+        assert not more
         task = asyncio.Task(coro, loop=self, name=name)
         task._log_destroy_pending = False  # type: ignore[attr-defined]  # it may be killed
         self._tasks.append(task)

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The network between the members of a ring: when a collective returns, and at which members.
 
 The ring itself is the trainer's own (trainer/ring/local.py). If a death interrupts a collective, any subset
@@ -122,7 +123,7 @@ class Delivery:
             return  # the ring broke before the collective was complete: no member has the result
         for slot in slots:
             w, at = self.members[slot.rank], self.random.random() * spread
-            self.fleet.does(w, at, lambda w=w, slot=slot: self._arrives(group, w, slot))  # type: ignore[misc]
+            self.fleet.does(w, at, lambda w=w, slot=slot: self._arrives(group, w, slot))
         self.world.faults.moment({"form": "syncing", "reduce": "stepping"}.get(slots[0].call[0], ""))
 
     def _arrives(self, group: InProcessGroup, w: Sim, slot: Slot) -> None:
@@ -170,12 +171,12 @@ class Delivery:
             if slot.call == ("form",) and not own and self.random.random() < 0.5:
                 continue  # without peers it cannot notice the break, and waits for the master's cut
             at = self.random.uniform(0.001, 0.08)
-            self.fleet.does(w, at, lambda w=w, slot=slot: self._fails(w, slot, why))  # type: ignore[misc]
+            self.fleet.does(w, at, lambda w=w, slot=slot: self._fails(w, slot, why))
 
     def _fails(self, w: Sim, slot: Slot, why: str) -> None:
         if not slot.done:
             slot.fail(why)
             w.go_on()
             assert w.ring.is_cut or w.done, (
-                f"worker {w.id} has not cut the ring that broke: others wait in vain"
+                f"worker {w.id} has not cut the ring that broke: others wait for ever"
             )

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Calls of simulated workers to parameter servers: the trainer's own links (trainer/ps_client/link.py), which
 wait in virtual time.
 """
@@ -12,7 +13,8 @@ import grpc
 from edl.contract.proto import ps_pb2 as pb
 from edl.errors import CheckpointError
 from edl.trainer.ps_client.interfaces import PartNotWritten
-from edl.trainer.ps_client.link import _ANSWERS, AWAY, Interrupt, ServerLink
+from edl.trainer.ps_client.interrupt import Interrupt
+from edl.trainer.ps_client.link import _ANSWERS, AWAY, ServerLink
 from edl.trainer.ps_client.multiplex import Failed
 from tests.simulator.server_processes import LATENCY, Place
 
@@ -44,7 +46,7 @@ class SimLink(ServerLink):
         self.w, self.place = w, place
 
     @property
-    def _stub(self) -> Any:  # type: ignore[override]
+    def _stub(self) -> Any:
         return _Stub(self)
 
     def connect_anew(self) -> None: ...

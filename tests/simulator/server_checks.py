@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Checks of the rows on parameter servers.
 
 Each position of the state must count once on each server that should have it, and on no other server.
@@ -12,7 +13,7 @@ import numpy as np
 
 from edl.contract.rows.placement import ShardAssignment
 from edl.ps.server import Server
-from tests.counting_served import DIM
+from tests.support.models.counting_served import DIM
 
 if TYPE_CHECKING:
     from tests.simulator.servers import Servers

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The processes of parameter servers in simulated time.
 
 They run the shipped code (ps/), with its log in memory and without its own threads. They are stopped, and
@@ -87,12 +88,18 @@ class Place:
         if self._process is not None or not self.wanted:
             return
         world = self.servers.world
-        self._process = Process(world.clock, self.address, self._failed)
+        self._process = Process(world.clock, self.address, self._failed)  # type: ignore[abstract]  # a loop in part
         checkpoints = world.config.checkpoint.dir
         server = Server(
-            self.index, 0, RUN, Path("simulated"), checkpoints, warn=self._warned,
-            log=MemoryLog(self.disk), clock=lambda: world.clock.now,
-        )  # fmt: skip
+            self.index,
+            0,
+            RUN,
+            Path("simulated"),
+            checkpoints,
+            warn=self._warned,
+            log=MemoryLog(self.disk),
+            clock=lambda: world.clock.now,
+        )
         self._service = SimulatedService(self, server)
         self._handlers = self._service.handlers
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The parameter servers of a simulated job: their master's view, users' requests, faults and checks.
 
 The servers (server_processes.py), the calls of workers (server_calls.py) and their handling of the answers
@@ -19,13 +20,16 @@ from edl.contract.reasons import Reason
 from edl.contract.rows.placement import ShardAssignment
 from edl.master.core import effects as ef
 from edl.master.core import events as ev
-from edl.master.parameter_servers.monitor import ANSWER_SECONDS, LOOK_SECONDS, RemoteServers, Watch
+from edl.master.parameter_servers.base import ANSWER_SECONDS, LOOK_SECONDS
+from edl.master.parameter_servers.monitor import Watch
+from edl.master.parameter_servers.remote import RemoteServers
 from edl.trainer.ps_client.async_client import AsyncPsClient
 from edl.trainer.ps_client.client import PsClient
 from edl.trainer.ps_client.multiplex import Failed
 from tests.simulator import server_checks
 from tests.simulator.server_calls import SimInterrupt, SimLink
 from tests.simulator.server_processes import LATENCY, RUN, Place
+from tests.simulator.stuck_servers import StuckServers
 
 if TYPE_CHECKING:
     from tests.simulator.worker import Sim
@@ -38,14 +42,25 @@ KINDS_OF_JOBS = ("hybrid", "ps", "moves", "ps-copies", "copies")  # used in turn
 # mode=ps and two copies of all rows.
 GONE, GONE_COPIES = "gone", "gone-copies"
 GONES = GONE, GONE_COPIES
+# Special kinds: servers that hang until the master restarts their processes. Two jobs in three have two
+# copies of all rows. The second kind has mode=ps.
+STUCK, STUCK_PS = "stuck", "stuck-ps"
+STUCKS = STUCK, STUCK_PS
 MOST_SERVERS = 4
 MOVED_SECONDS = 20.0  # time limit for moving the rows to the requested servers
 # Calls during the forming of a ring, at which any participant may die.
 CRITICAL = {
-    "Declare": "settling", "StartGeneration": "settling", "Restore": "settling", "Begin": "settling",
-    "Reschedule": "settling", "Fetch": "moving", "Page": "moving", "Assign": "moving", "Keep": "keeping",
+    "Declare": "settling",
+    "StartGeneration": "settling",
+    "Restore": "settling",
+    "Begin": "settling",
+    "Reschedule": "settling",
+    "Fetch": "moving",
+    "Page": "moving",
+    "Assign": "moving",
+    "Keep": "keeping",
     "Drain": "keeping",
-}  # fmt: skip
+}
 MOMENTS = tuple(dict.fromkeys(CRITICAL.values()))
 AMBUSH = {"settling": 0.04, "moving": 0.15, "keeping": 0.03}  # the probability of a fault at these calls
 WRITES = ("WritePart", "Committed")  # calls during a checkpoint
@@ -63,9 +78,10 @@ class Servers:
         self.wanted = self.config.servers  # requested by users
         self.wanted_since = 0.0
         self.places = [Place(self, index) for index in range(self.wanted)]
-        self.went_back: list[int] = []  # the steps of the restored checkpoints
+        self.rolled_back: list[int] = []  # the steps of the restored checkpoints
         self.judged = False
         self.backend: SimRemoteServers | None = None
+        self.stuck = StuckServers(self)
 
     @property
     def moves(self) -> bool:
@@ -101,7 +117,7 @@ class Servers:
         found: tuple[str, ...] = at_once(self.backend.addresses())
         return found
 
-    def perform(self, effect: ef.Effect) -> None:
+    def perform(self, effect: ef.ForServers) -> None:
         assert self.backend is not None
         self.backend.perform(effect)
 
@@ -117,14 +133,15 @@ class Servers:
         for place in self.places[servers:]:
             if place.wanted:
                 place.wanted = False
+                self.stuck.forget(place)
                 place.kill(lose=self.random.random() < 0.5)  # its volume may stay
 
     def _wants(self, place: Place) -> None:
         if not place.wanted:
             place.wanted = True
-            self._starts(place, self.random.choice((0.02, 0.3, 1.0)))
+            self.starts(place, self.random.choice((0.02, 0.3, 1.0)))
 
-    def _starts(self, place: Place, seconds: float) -> None:
+    def starts(self, place: Place, seconds: float) -> None:
         self.clock.later(seconds, place.start)
 
     # --- users' requests
@@ -151,6 +168,8 @@ class Servers:
             self.clock.later(at, self.strike)
         if self.doomed and self.fate.random() < 0.5:  # else while a checkpoint is written
             self.clock.later(self.fate.uniform(0, 10), self.lose_everything)
+        if self.kind in STUCKS:
+            self.stuck.schedule(until)
         if self.moves:
             at, rate = 0.0, self.random.choice((0.1, 0.3, 1.0)) / (4 if self.world.gone else 1)
             while (at := at + self.random.expovariate(rate)) < until + 3:
@@ -190,20 +209,22 @@ class Servers:
             world.master.dies()
 
     def _loses_all(self, place: Place) -> None:
-        self._note_fault()
+        self.note_fault()
+        self.stuck.forget(place)
         place.kill(lose=True)
-        self._starts(place, self.fate.choice((0.02, 0.3, 3.0)))
-        self.clock.later(3.0, self._note_fault)
+        self.starts(place, self.fate.choice((0.02, 0.3, 3.0)))
+        self.clock.later(3.0, self.note_fault)
 
     def kill(self, place: Place) -> None:
         if not place.alive:
             return
         self.world.faults.last = self.clock.now
+        self.stuck.forget(place)
         lose = self.random.random() < 0.3
         self.world.faults.kinds[KINDS[lose]] += 1
         place.kill(lose)
-        self._starts(place, self.random.choice((0.02, 0.3, 3.0)))
-        self.clock.later(3.0, self._note_fault)
+        self.starts(place, self.random.choice((0.02, 0.3, 3.0)))
+        self.clock.later(3.0, self.note_fault)
 
     def hang(self, place: Place) -> None:
         if not place.alive or place.frozen:
@@ -211,9 +232,9 @@ class Servers:
         self.world.faults.kinds["hang server"] += 1
         seconds = self.random.choice((0.3, 1.5, 4.0))
         place.stop_for(seconds)
-        self.clock.later(seconds, self._note_fault)
+        self.clock.later(seconds, self.note_fault)
 
-    def _note_fault(self) -> None:
+    def note_fault(self) -> None:
         """Record the end of a fault: until now, workers may have waited for this server."""
         self.world.faults.last = self.clock.now
 
@@ -267,9 +288,17 @@ class Servers:
         if self.world.config.asynchronous:
             how = self.config
             return AsyncPsClient(
-                links, RUN, 0, interrupt, how.grads_to_wait, how.max_staleness, how.scale_rate_by_staleness,
-                replicas, connect, addresses,
-            )  # fmt: skip
+                links,
+                RUN,
+                0,
+                interrupt,
+                how.grads_to_wait,
+                how.max_staleness,
+                how.scale_rate_by_staleness,
+                replicas,
+                connect,
+                addresses,
+            )
         return SimServers(self, links, interrupt, replicas, connect, addresses)
 
     # --- checks
@@ -291,7 +320,7 @@ class Servers:
         if spoken is not None and isinstance(answer, bytes) and place.server is not None:
             there = place.server.assignment
             assert there == spoken, (
-                f"server {place.index} is one of {there}, and obeys who speaks to {spoken} ({method})"
+                f"server {place.index} is one of {there}, and obeys a caller that uses {spoken} ({method})"
             )
 
     def meets(self, members: Sequence[Sim]) -> None:
@@ -311,8 +340,9 @@ class Servers:
             return
         stays = any(
             isinstance(effect, ef.Notice) and effect.reason is Reason.ReshardFailed
-            for _, _, effects in self.world.watchdog.history for effect in effects
-        )  # fmt: skip
+            for _, _, effects in self.world.watchdog.history
+            for effect in effects
+        )
         assert known.have == self.wanted or stays, (
             f"rows are on {known.have} servers for long, not {self.wanted}"
         )
@@ -328,9 +358,14 @@ class SimServers(PsClient):
     """The shipped client, with a record of its rollbacks."""
 
     def __init__(
-        self, servers: Servers, links: Sequence[SimLink], interrupt: SimInterrupt, replicas: int,
-        connect: Callable[[int, str], SimLink], addresses: Sequence[str],
-    ):  # fmt: skip
+        self,
+        servers: Servers,
+        links: Sequence[SimLink],
+        interrupt: SimInterrupt,
+        replicas: int,
+        connect: Callable[[int, str], SimLink],
+        addresses: Sequence[str],
+    ):
         super().__init__(links, RUN, 0, interrupt, replicas, connect, addresses)
         self._servers = servers
         self.restored = False  # whether this ring restored a checkpoint
@@ -341,7 +376,7 @@ class SimServers(PsClient):
 
     def restore(self, step: int, attempt: str) -> None:
         self.restored = True
-        self._servers.went_back.append(step)
+        self._servers.rolled_back.append(step)
         super().restore(step, attempt)
 
 
@@ -364,16 +399,25 @@ class SimRemoteServers(RemoteServers):
         running = lambda: sum(place.wanted for place in servers.places)  # noqa: E731
         super().__init__(hear, str, "ps-{}".format, servers.wanted, servers.scale, running=running)
         self._watch = SimWatch(servers, hear, self._looked, acts)
+        self._places = servers
+
+    def perform(self, effect: ef.ForServers) -> None:
+        if isinstance(effect, ef.RestartServer):
+            self._places.stuck.restart(effect.server)
+        super().perform(effect)
 
 
 class SimWatch(Watch):
     """The master's polling of its servers, while it is the leader."""
 
     def __init__(
-        self, servers: Servers, hear: Callable[[ev.Event], None], looked: Callable[[], None],
+        self,
+        servers: Servers,
+        hear: Callable[[ev.Event], None],
+        looked: Callable[[], None],
         acts: Callable[[], bool],
-    ):  # fmt: skip
-        super().__init__(hear, str, servers.wanted, looked)
+    ):
+        super().__init__(hear, str, servers.wanted, looked, restarts=servers.kind in STUCKS)
         self._places, self._acts = servers, acts
 
     def find(self, index: int, address: str) -> None:
@@ -391,7 +435,7 @@ class SimWatch(Watch):
             if not answered and self._goes_on(server):
                 answered = True
                 self._hears(server, answer, asked)
-                clock.later(LOOK_SECONDS, lambda: self._goes_on(server) and self._question(server))
+                clock.later(LOOK_SECONDS, lambda: self._question(server) if self._goes_on(server) else None)
 
         def comes_back(answer: bytes | Failed) -> None:
             clock.later(chance.expovariate(LATENCY), lambda: hears(answer))
@@ -407,6 +451,8 @@ class SimWatch(Watch):
     def _hears(self, server: Any, answer: bytes | Failed, asked: float) -> None:
         now = self._places.clock.now
         if isinstance(answer, Failed):
+            if answer.code() is grpc.StatusCode.DEADLINE_EXCEEDED:  # else it is known that no process listens
+                self._left_unanswered(server)
             self._unanswered(server, asked)
         else:
             self._answered(server, pb.Description.FromString(answer), now)

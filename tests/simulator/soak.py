@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Simulate hours of one job with workers that join and leave, and check that the master's memory is constant.
 
 The measured memory is everything that the master's core and telemetry refer to, except the job's values.

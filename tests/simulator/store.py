@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The checkpoints of a simulated job: the real store in memory, with occasional failures."""
 
 from __future__ import annotations

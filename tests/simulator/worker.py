@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A simulated worker: the real loop of trainer/worker.py, and the events of its process.
 
 The main thread is a greenlet. Where a real thread would block (in a collective, in the forward pass, while
@@ -7,26 +8,28 @@ waiting for an order), it returns control to the simulation, which resumes it at
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from greenlet import getcurrent, greenlet
 
 from edl.contract.evaluation import FINAL, EvaluationPlan
 from edl.contract.ids import WorkerId
+from edl.trainer.assembly import assemble
 from edl.trainer.async_loop import AsyncLoop
 from edl.trainer.async_worker import AsyncWorker
 from edl.trainer.checkpoint.checkpointing import Checkpointing
-from edl.trainer.checkpoint.memory_copy import MemoryCopy
+from edl.trainer.checkpoint.in_memory_snapshot import InMemorySnapshot
 from edl.trainer.evaluation.evaluation import RingEvaluation
 from edl.trainer.model.data import Batches
 from edl.trainer.ps_client.async_client import AsyncPsClient
+from edl.trainer.restore import Restore
 from edl.trainer.ring.local import InProcessGroup, LocalRing
 from edl.trainer.session.telemetry import Telemetry
-from edl.trainer.worker import Worker
-from tests.counting import AtOnce, CountingLearner, CountingMetrics, Positions
-from tests.counting_rows import CountingRows
-from tests.counting_served import CountingServed
+from edl.trainer.state import State
+from tests.support.models.counting import AtOnce, CountingLearner, CountingMetrics, Positions
+from tests.support.models.counting_rows import CountingRows
+from tests.support.models.counting_served import CountingServed
 
 if TYPE_CHECKING:
     from tests.simulator.fleet import Fleet
@@ -38,7 +41,7 @@ MOST_EPOCHS = 5  # the largest number of requested epochs
 class Sim:
     """One simulated worker of a fleet."""
 
-    def __init__(self, worker: WorkerId, fleet: Fleet, memory: MemoryCopy | None = None):
+    def __init__(self, worker: WorkerId, fleet: Fleet, memory: InMemorySnapshot | None = None):
         world = fleet.world
         self.memory = memory
         self.id, self.fleet, self.clock = worker, fleet, world.clock
@@ -70,23 +73,30 @@ class Sim:
                 self.servers,
             )
         report = Telemetry(self.session, batches.steps, lambda: world.clock.now, log=lambda line: None)
-        parts = (
-            world.config, self.session, self.ring, self.learner, batches, report,
-            lambda worth: fleet.export(self, worth), self.checkpoints,
-        )  # fmt: skip
-        more: dict[str, Any] = {
-            "evaluation": evaluation, "memory": memory, "keep": lambda step: fleet.keeps(self, step)
-        }  # fmt: skip
-        self.worker: Worker
+        async_loop = None
         if isinstance(self.servers, AsyncPsClient) and isinstance(self.learner, CountingServed):
             now = lambda: world.clock.now  # noqa: E731
             async_loop = AsyncLoop(
                 world.config, self.session, self.learner, self.servers, batches, report, now
-            )  # fmt: skip
+            )
             self.learner.rows = async_loop
-            self.worker = AsyncWorker(async_loop, *parts, **more)
-        else:
-            self.worker = Worker(*parts, **more, servers=self.servers)
+        state = State(self.learner, batches.steps)
+        first = self.learner.parts() if self.servers is not None else ()
+        self.worker = assemble(
+            world.config,
+            self.session,
+            self.ring,
+            state,
+            batches,
+            report,
+            Restore(state, self.checkpoints, None, first),
+            lambda worth: fleet.export(self, worth),
+            servers=None if async_loop is not None else self.servers,
+            async_loop=async_loop,
+            evaluation=evaluation,
+            keep=lambda step: fleet.keeps(self, step),
+            memory=memory,
+        )
         self._main = greenlet(lambda: fleet.live(self))
         self._hub = getcurrent()
         self._beside: list[greenlet] = []  # waiting background work
@@ -120,8 +130,11 @@ class Sim:
         if self.servers is None:
             return CountingLearner(positions, works, world.sums, now)
         if isinstance(self.servers, AsyncPsClient):
-            return CountingServed(positions, works, exact=world.config.ps.grads_to_wait == 1
-                                  and not world.config.ps.scale_rate_by_staleness)  # fmt: skip
+            return CountingServed(
+                positions,
+                works,
+                exact=world.config.ps.grads_to_wait == 1 and not world.config.ps.scale_rate_by_staleness,
+            )
         learner = CountingRows(positions, works, world.sums, now)
         learner.rows = self.servers
         return learner
@@ -134,7 +147,7 @@ class Sim:
             self.servers.all_rows(0)
 
     def _cut(self) -> None:
-        """Cut the ring and the calls to servers, as in trainer/build.py."""
+        """Cut the ring and the calls to servers, as in trainer/startup.py."""
         self.ring.cut()
         if self.servers is not None:
             self.servers.cut()

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One run of the simulator: its random choices, from its begin to its checks."""
 
 from __future__ import annotations
@@ -16,7 +17,6 @@ from edl.config import values
 from edl.master.core import effects as ef
 from edl.master.core import events as ev
 from edl.master.core.job import Job
-from tests.invariants import Watchdog
 from tests.simulator.checks import Checks
 from tests.simulator.clock import Clock
 from tests.simulator.faults import Faults
@@ -24,9 +24,10 @@ from tests.simulator.fleet import Fleet
 from tests.simulator.master import Master
 from tests.simulator.masters import Crew, Masters
 from tests.simulator.rings import Rings
-from tests.simulator.servers import GONE_COPIES, GONES, KINDS_OF_JOBS, Servers
+from tests.simulator.servers import GONE_COPIES, GONES, KINDS_OF_JOBS, STUCK_PS, STUCKS, Servers
 from tests.simulator.store import Memory, stands_for
 from tests.simulator.worker import MOST_EPOCHS
+from tests.support.jobs.invariants import Watchdog
 
 BASE = values.defaults()
 MOST_EVENTS = 100_000
@@ -96,18 +97,35 @@ class World:
         self.store = Store(Memory(lambda: others.random() < full))
         others = random.Random(f"evaluations of {seed}")
         self.held_out = 0 if hours else others.choice((0, 1, 10, 30))  # records
-        self.values = values.merge(BASE, {
-            "evaluation": {"steps": others.choice((0, 0, 5)), "epochs": others.choice((0, 1, 2)),
-                           "batchSize": 8},
-            "checkpoint": {"dir": "memory" if writes else "", "seconds": others.choice((0.1, 1, 5)),
-                           "steps": others.choice((0, 0, 7)), "keep": 2},
-            "workers": workers, "minWorkers": least, "maxWorkers": 8,
-            "training": {"epochs": self.epochs[0], "batchSize": self.batch},
-            "data": {"maxBadRecords": len(self.bad)},
-            "elastic": {"heartbeatTimeoutSeconds": self.silence, "startupTimeoutSeconds": 10,
-                        "joinDelaySeconds": join, "gracePeriodSeconds": grace,
-                        "maxFailures": self.most_failures, "inMemorySnapshot": self.copies is not None},
-        })  # fmt: skip
+        self.values = values.merge(
+            BASE,
+            {
+                "evaluation": {
+                    "steps": others.choice((0, 0, 5)),
+                    "epochs": others.choice((0, 1, 2)),
+                    "batchSize": 8,
+                },
+                "checkpoint": {
+                    "dir": "memory" if writes else "",
+                    "seconds": others.choice((0.1, 1, 5)),
+                    "steps": others.choice((0, 0, 7)),
+                    "keep": 2,
+                },
+                "workers": workers,
+                "minWorkers": least,
+                "maxWorkers": 8,
+                "training": {"epochs": self.epochs[0], "batchSize": self.batch},
+                "data": {"maxBadRecords": len(self.bad)},
+                "elastic": {
+                    "heartbeatTimeoutSeconds": self.silence,
+                    "startupTimeoutSeconds": 10,
+                    "joinDelaySeconds": join,
+                    "gracePeriodSeconds": grace,
+                    "maxFailures": self.most_failures,
+                    "inMemorySnapshot": self.copies is not None,
+                },
+            },
+        )
         has_servers = not (hours or flips) and (
             seed % WITH_SERVERS == WITH_SERVERS - 4 if masters == 1 else chosen and seed // TWO_MASTERS % 2
         )
@@ -117,12 +135,17 @@ class World:
             others = random.Random(f"flips in {seed}")
             self.size, self.batch, self.pace, self.bad = others.choice((200, 400)), 4, 0.05, set()
             self.most_failures = others.choice((2, 10**6, 10**6))
-            self.values = values.merge(self.values, {
-                "workers": others.randint(2, 6), "minWorkers": 1,
-                "data": {"maxBadRecords": 0}, "training": {"batchSize": self.batch},
-                "elastic": {"maxFailures": self.most_failures},
-                "checkpoint": {"dir": "memory", "seconds": others.choice((0.1, 0.5, 2))},
-            })  # fmt: skip
+            self.values = values.merge(
+                self.values,
+                {
+                    "workers": others.randint(2, 6),
+                    "minWorkers": 1,
+                    "data": {"maxBadRecords": 0},
+                    "training": {"batchSize": self.batch},
+                    "elastic": {"maxFailures": self.most_failures},
+                    "checkpoint": {"dir": "memory", "seconds": others.choice((0.1, 0.5, 2))},
+                },
+            )
         if kind:
             self._have_servers(kind)
         self.config = config.parse(self.values)
@@ -154,19 +177,31 @@ class World:
             self.size, self.batch, self.pace = others.choice((40, 60, 120)), others.choice((1, 4)), 0.05
             self.bad, self.most_failures = set(), 10**6
             job |= {
-                "mode": others.choice(("hybrid", "ps")), "data": {"maxBadRecords": 0},
+                "mode": others.choice(("hybrid", "ps")),
+                "data": {"maxBadRecords": 0},
                 "elastic": {"maxFailures": self.most_failures},
-                "training": {"batchSize": self.batch}, "checkpoint": {
-                    "dir": "memory", "seconds": others.choice((0.1, 0.5)), "steps": others.choice((0, 7))},
-            }  # fmt: skip
-        if kind in ("ps", "ps-copies", GONE_COPIES) or job["mode"] == "ps":
+                "training": {"batchSize": self.batch},
+                "checkpoint": {
+                    "dir": "memory",
+                    "seconds": others.choice((0.1, 0.5)),
+                    "steps": others.choice((0, 7)),
+                },
+            }
+        if kind in STUCKS:  # a job that trains for some seconds
+            self.size, self.batch, self.pace, self.bad = others.choice((60, 200)), 16, 0.3, set()
+            job |= {"data": {"maxBadRecords": 0}, "training": {"batchSize": self.batch}}
+        if kind in ("ps", "ps-copies", GONE_COPIES, STUCK_PS) or job["mode"] == "ps":
             self.bad, self.copies = set(), None
             elastic = {**job.get("elastic", {}), "inMemorySnapshot": False}
             job |= {"mode": "ps", "data": {"maxBadRecords": 0}, "elastic": elastic}
-            ps |= {"gradsToWait": others.choice((1, 1, 1, 2, 3)), "maxStaleness": others.choice((0, 0, 1, 3)),
-                   "scaleRateByStaleness": others.random() < 0.3,
-                   "pullSteps": others.choice((1, 1, 3))}  # fmt: skip
-        if kind in ("copies", "ps-copies", GONE_COPIES):
+            ps |= {
+                "gradsToWait": others.choice((1, 1, 1, 2, 3)),
+                "maxStaleness": others.choice((0, 0, 1, 3)),
+                "scaleRateByStaleness": others.random() < 0.3,
+                "pullSteps": others.choice((1, 1, 3)),
+            }
+        copied = kind in ("copies", "ps-copies", GONE_COPIES)
+        if copied or (kind in STUCKS and others.random() < 2 / 3):
             ps |= {"servers": others.randint(2, 4), "replicas": 2, "timeoutSeconds": 1.0}
         self.values = values.merge(self.values, job)
 
@@ -249,6 +284,7 @@ class World:
         limit = (
             (150 if self.two else 60 if self.servers is not None else 0)
             + self.faults.calm_at
+            + (60 * self.faults.kinds["restart"])
             + 90
             + 2 * steps * (self.pace + 0.02)
         )

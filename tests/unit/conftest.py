@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Settings and shared fixtures of the unit tests.
 
 Hypothesis has no deadline per example, because the machine may be busy. Its failures print a blob that
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from tests.any_order import Start, starting
+from tests.support.ps.async_server import Start, starting
 
 settings.register_profile("edl", deadline=None, print_blob=True)
 settings.load_profile("edl")

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Checks that end a step on all ranks before any rank has changed its state."""
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ class NonFinite(EdlError):
 
 
 def check(agreed: Agreed, step: int, round: int, size: int, records: int) -> None:
-    """Check that all ranks made the same step, or the same round after it, and that no record is missing.
+    """Check that all ranks made the same step or evaluation batch, and that no record is missing.
 
     Raises:
         LedgerBroken: the ranks are at different steps, or the records are not as many as expected.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The control vector: what every rank reports to all others in each step.
 
 It travels with the gradients in the all-reduce. So all ranks read the same values at the same step; the
@@ -8,7 +9,7 @@ protocol needs no other agreement.
 Its length does not depend on the ring's size. float32 represents whole numbers exactly only up to 2^24, so
 the step is sent modulo 4096.
 
-A round of an evaluation (edl/contract/evaluation.py) carries a control vector, too. Its non-finite field
+An evaluation batch (edl/contract/evaluation.py) carries a control vector, too. Its non-finite field
 reports that a rank could not evaluate its part.
 """
 
@@ -45,7 +46,7 @@ def write(
         in_sync: whether the rank has the state of this step.
         checkpoint: whether the rank can write its part of a checkpoint after this step; for rank 0: and one
             is due.
-        round: the number of the evaluation round after that step, if the rank makes one.
+        round: the number of the evaluation batch after that step, if the rank makes one.
     """
     vector = np.zeros(LENGTH, np.float32)
     vector[LEAVE:LOSS] = leave, step % STEPS, round % STEPS, change, bad, in_sync, checkpoint
@@ -68,7 +69,7 @@ class Agreed:
     rounds: int = 0  # the sum of all ranks' values
 
     def all_at(self, step: int, round: int, ranks: int) -> bool:
-        """Whether all ranks made this step, or this round after it."""
+        """Whether all ranks made this step, or this evaluation batch after it."""
         return self.steps == step % STEPS * ranks and self.rounds == round % STEPS * ranks
 
 
@@ -81,7 +82,6 @@ class StepResult:
     waited: float  # seconds for the other ranks, after this rank's contribution was ready
     nbytes: int  # memory that it takes while it is pending
     given: Any  # the summed gradients, in the form of the learner that made them
-    round: int = 0  # for a round of an evaluation: the number of the next one
 
 
 def read(vector: np.ndarray) -> Agreed:

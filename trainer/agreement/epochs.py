@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The history of the epochs so far: a part of the state, like the step that it belongs to.
 
     history    for each whole epoch, what Keras' `fit` would have in its history
@@ -91,8 +92,7 @@ class Epochs:
         return self.ended < whole or (more and self.begun <= whole)
 
     def limit(self, epochs: int) -> int:
-        """The number of epochs to train, if the task says `epochs` and callbacks may have stopped the
-        training."""
+        """Return the number of epochs to train: `epochs`, or fewer if callbacks have stopped the training."""
         return min(epochs, self.stop) if self.stop else epochs
 
     def going_on(self, epochs: int) -> Epochs:
@@ -107,21 +107,24 @@ class Epochs:
         return {f.name: getattr(self, f.name) for f in fields(self) if f.name != "memory"}
 
     @staticmethod
-    def from_json(described: Mapping[str, Any], memory: bytes) -> Epochs:
+    def from_json(saved: Mapping[str, Any], memory: bytes) -> Epochs:
         """The reverse of `to_json`; JSON may have made texts of numbers that are not finite."""
-        history = tuple({n: mapped(v, float) for n, v in entry.items()} for entry in described["history"])
-        loss = float(described["loss"])
-        return Epochs(**{**described, "history": history, "loss": loss}, memory=memory)
+        history = tuple({n: mapped(v, float) for n, v in entry.items()} for entry in saved["history"])
+        loss = float(saved["loss"])
+        return Epochs(**{**saved, "history": history, "loss": loss}, memory=memory)
 
     def pieces(self) -> list[bytes]:
-        """The packed bytes. The history is long and constant within an epoch, so it is packed once an
-        epoch."""
+        """Return the packed bytes.
+
+        The history is long and constant within an epoch, so it is packed once an epoch.
+        """
         told = {name: value for name, value in self.to_json().items() if name != "history"}
         history = _packed(self.history)
         own = encode([told, len(history)])
         return [len(own).to_bytes(LENGTH, "little"), own, history, self.memory]
 
     def pack(self) -> bytes:
+        """Serialize for another member; `unpack` reads it."""
         return b"".join(self.pieces())
 
     @staticmethod
@@ -157,6 +160,7 @@ class CallbackUpdate:
 
     after: Epochs
     changed: Mapping[int, np.ndarray]  # variables by their index in the learner's `parts`, uint8 [bytes]
+    agreed = None  # it is broadcast: no vote comes with it
 
     @property
     def nbytes(self) -> int:
@@ -170,12 +174,15 @@ class CallbackUpdate:
 
     @staticmethod
     def unpack(data: np.ndarray) -> CallbackUpdate:
+        """Read an update that a member has broadcast, uint8 [bytes]."""
         found: dict[str, Any] = decode(data.data)
         return CallbackUpdate(Epochs.unpack(found["after"]), found["changed"])
 
 
 def columns(history: Sequence[Mapping[str, Value]]) -> dict[str, list[Value | None]]:
-    """The history as `fit` returns it: by name, a value for each epoch; None where an epoch has no such
-    value."""
+    """Return the history as `fit` returns it: by name, a value for each epoch.
+
+    The value is None where an epoch has none of this name.
+    """
     names = dict.fromkeys(name for entry in history for name in entry)
     return {name: [entry.get(name) for entry in history] for name in names}

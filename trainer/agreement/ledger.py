@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The ledger: what of the job is in a model. It lies beside the weights.
 
 It holds the step, the records that were left out, the results of evaluations, and the history of the epochs.
@@ -7,16 +8,17 @@ Model and ledger are one state: they are changed together, and copied together.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
+from typing import TypeAlias
 
 import numpy as np
 
 from edl.contract.proto import edl_pb2 as pb
 from edl.contract.ranges import RangeSet
 from edl.errors import EdlError
-from edl.trainer.agreement.control import Agreed
-from edl.trainer.agreement.epochs import Epochs
+from edl.trainer.agreement.control import Agreed, StepResult
+from edl.trainer.agreement.epochs import CallbackUpdate, Epochs
 from edl.trainer.agreement.metric_values import Value
 from edl.trainer.embedding.interfaces import Commit
 
@@ -43,14 +45,13 @@ class Ledger:
     """An immutable value; `after` and `after_round` return the next one."""
 
     step: int = 0  # number of steps in the model
-    skipped: RangeSet = field(
-        default_factory=RangeSet
-    )  # steps that were left out, because their gradients were not finite
+    # Steps that were left out, because their gradients were not finite.
+    skipped: RangeSet = field(default_factory=RangeSet)
     bad: Mapping[int, int] = field(default_factory=dict)  # by epoch, from 0: number of records left out
-    round: int = 0  # number of evaluation rounds made after that step
-    totals: bytes = b""  # sums of the rounds of the present pass, float64
+    round: int = 0  # number of evaluation batches made after that step
+    totals: bytes = b""  # sums of the evaluation batches of the present pass, float64
     evaluated: Mapping[str, Evaluated] = field(default_factory=dict)  # by split
-    turn: int = 0  # 1 if callbacks were called after that step, for the next epoch to begin
+    callbacks_done: int = 0  # 1 if callbacks were called after that step, for the next epoch to begin
     epochs: Epochs = field(default_factory=Epochs)
     commit: Commit | None = None  # of the last step, for servers; None without servers or steps
 
@@ -61,7 +62,7 @@ class Ledger:
             epoch: the epoch of the step.
             commit: what the servers need to know of the step; None if there are no servers.
         """
-        next_ = replace(self, step=self.step + 1, round=0, totals=b"", turn=0, commit=commit)
+        next_ = replace(self, step=self.step + 1, round=0, totals=b"", callbacks_done=0, commit=commit)
         if agreed.records and not agreed.nonfinite:
             next_ = replace(next_, epochs=self.epochs.after(agreed.loss, agreed.records))
         if agreed.nonfinite:
@@ -81,20 +82,20 @@ class Ledger:
         """
         epochs = replace(self.epochs, loss=self.epochs.loss + loss, records=self.epochs.records + records)
         bad = {**self.bad, epoch: self.bad.get(epoch, 0) + left_out} if left_out else self.bad
-        return replace(self, step=step, round=0, totals=b"", turn=0, epochs=epochs, bad=bad)
+        return replace(self, step=step, round=0, totals=b"", callbacks_done=0, epochs=epochs, bad=bad)
 
     def after_round(self, round: int, values: np.ndarray) -> Ledger:
-        """Add the next round of a pass.
+        """Add the next evaluation batch of a pass.
 
         Args:
-            round: the number of the round after it.
-            values: what the round adds to the totals, [n].
+            round: the number of the evaluation batch after it.
+            values: what the batch adds to the totals, [n].
         """
         before = np.frombuffer(self.totals) if self.totals else 0.0
         return replace(self, round=round, totals=(before + values.astype(np.float64)).tobytes())
 
     def after_pass(self, round: int, split: str, records: int, metrics: Mapping[str, Value]) -> Ledger:
-        """End a pass with its last round, and add its result."""
+        """End a pass with its last evaluation batch, and add its result."""
         found = Evaluated(self.step, records, metrics)
         return replace(self, round=round, totals=b"", evaluated={**self.evaluated, split: found})
 
@@ -105,11 +106,15 @@ class Ledger:
     def pieces(self) -> list[bytes]:
         """The pieces that `pack` joins: some may be long, and are not copied."""
         told = {
-            "step": self.step, "skipped": list(self.skipped), "bad": list(self.bad.items()),
-            "round": self.round, "evaluated": {split: asdict(e) for split, e in self.evaluated.items()},
-            "turn": self.turn, "totals": len(self.totals),
+            "step": self.step,
+            "skipped": list(self.skipped),
+            "bad": list(self.bad.items()),
+            "round": self.round,
+            "evaluated": {split: asdict(e) for split, e in self.evaluated.items()},
+            "callbacks_done": self.callbacks_done,
+            "totals": len(self.totals),
             "commit": asdict(self.commit) if self.commit is not None else None,
-        }  # fmt: skip
+        }
         text = json.dumps(told).encode()
         header = np.array([VERSION, len(text)], np.int64).tobytes()
         return [header, text, self.totals, *self.epochs.pieces()]
@@ -119,7 +124,7 @@ class Ledger:
 
         Metrics are left out: TensorFlow may round them differently with a different number of threads.
         """
-        told = (self.step, list(self.skipped), sorted(self.bad.items()), self.round, self.turn)
+        told = (self.step, list(self.skipped), sorted(self.bad.items()), self.round, self.callbacks_done)
         return repr(told).encode()
 
     @staticmethod
@@ -140,12 +145,16 @@ class Ledger:
         told = json.loads(packed[HEADER:start])
         epochs = start + told["totals"]
         return Ledger(
-            told["step"], RangeSet.of(map(tuple, told["skipped"])), dict(told["bad"]),
-            told["round"], packed[start:epochs],
+            told["step"],
+            RangeSet.of(map(tuple, told["skipped"])),
+            dict(told["bad"]),
+            told["round"],
+            packed[start:epochs],
             {split: Evaluated(**e) for split, e in told["evaluated"].items()},
-            told["turn"], Epochs.unpack(memoryview(packed)[epochs:]),
+            told["callbacks_done"],
+            Epochs.unpack(memoryview(packed)[epochs:]),
             Commit(**told["commit"]) if told["commit"] is not None else None,
-        )  # fmt: skip
+        )
 
     def left_ring(self, has_state: bool, broken: str, digest: str) -> pb.LeftRing:
         """The message for the master about this state."""
@@ -156,8 +165,23 @@ class Ledger:
             broken=broken,
             digest=digest,
             round=self.round,
-            turn=self.turn,
+            callbacks_done=self.callbacks_done,
             stop=self.epochs.stop,
             stopped_by=self.epochs.stopped_by,
             bad=[pb.BadCount(epoch=epoch, records=count) for epoch, count in self.bad.items()],
         )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RoundResult:
+    """The result of one evaluation batch's all-reduce: it changes the ledger, and no weight."""
+
+    agreed: Agreed
+    round: int  # the number of the next one
+    ends_epoch: bool  # whether it is the last one of the evaluation that belongs to an epoch
+    nbytes: int  # memory that it takes while it is pending
+    put: Callable[[Ledger], Ledger]  # returns the ledger with this result
+
+
+# What a ring adds to the state, the same on all ranks.
+Update: TypeAlias = StepResult | RoundResult | CallbackUpdate

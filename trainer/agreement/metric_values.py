@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Values of metrics as Keras has them: a number, or nested lists of numbers for a result with dimensions.
 
 `F1Score(average=None)` gives a value for each class, and a metric whose result is a dict gives each of its
@@ -16,7 +17,7 @@ Value: TypeAlias = "float | list[Any]"
 
 
 def values_of(results: Mapping[str, Any]) -> dict[str, Value]:
-    """Results by name, as plain values. A dict among them is replaced by its entries, as in Keras.
+    """Return results by name as plain values. The entries of a dict replace it, as in Keras.
 
     The values are copies: a result may be a variable that is reset later.
     """
@@ -30,6 +31,7 @@ def values_of(results: Mapping[str, Any]) -> dict[str, Value]:
 
 
 def value_of(result: Any) -> Value:
+    """Convert a metric's result, a number or an array, to a float or nested lists of floats."""
     value: Value = np.asarray(result).astype(np.float64).tolist()
     return value
 
@@ -40,7 +42,7 @@ def mapped(value: Value, function: Callable[[Any], Any]) -> Any:
 
 
 def as_numbers(values: Mapping[str, Value]) -> dict[str, float]:
-    """One number for each name; elements of lists are named by their place, from 0."""
+    """Return one number for each name. Elements of lists are named by index: `name[0]`."""
     found: dict[str, float] = {}
     for name, value in values.items():
         if isinstance(value, list):

@@ -1,16 +1,17 @@
+# SPDX-License-Identifier: Apache-2.0
 """The user's Keras callbacks: called at the boundaries of epochs, on one worker, for the whole ring.
 
-    turn    at an epoch's boundary: on_epoch_end of the one that is whole, on_epoch_begin of the next
+    run     at an epoch's boundary: on_epoch_end of the one that is whole, on_epoch_begin of the next
     end     after the last one: on_train_end, on the worker that saves the model
 
-Promise: a turn changes nothing. What the callbacks have changed (weights, learning rate, whether training
-goes on) and what they remember comes out of it as a value; the model is put back. All ranks take that over
-together, or none does, and then the calls have not happened: the next rank that calls the callbacks restores
-them as they were before. So they live as long as the job, in whatever process.
+Promise: `run` changes nothing. It returns what the callbacks have changed (weights, learning rate, whether
+training goes on) and what they remember, and restores the model. All ranks apply that update together, or
+none does, and then the calls have not happened: the next rank that calls the callbacks restores them as
+they were before. So callbacks live as long as the job, on any worker.
 
 What a callback remembers are its attributes that are plain values (trainer/runtime/serialization.py), where
 they are not those that it was made with. Everything else, such as an open file, is made anew by callbacks()
-and on_train_begin() in each process that has a turn.
+and on_train_begin() in each process that calls them.
 """
 
 from __future__ import annotations
@@ -47,14 +48,22 @@ class Learner(Protocol):
     """The part of a learner that callbacks may change."""
 
     @property
-    def model(self) -> Any: ...
+    def model(self) -> Any:
+        """The Keras model that callbacks receive."""
+        ...
 
     @property
-    def variables(self) -> Sequence[Any]: ...
+    def variables(self) -> Sequence[Any]:
+        """All variables of the state, in the order of `parts`."""
+        ...
 
-    def parts(self) -> list[np.ndarray]: ...
+    def parts(self) -> list[np.ndarray]:
+        """Snapshot the state, uint8 [bytes] for each variable."""
+        ...
 
-    def change(self, values: Mapping[int, np.ndarray]) -> None: ...
+    def change(self, values: Mapping[int, np.ndarray]) -> None:
+        """Set some of the variables, by index in `parts`."""
+        ...
 
 
 class Callbacks:
@@ -149,8 +158,12 @@ class Callbacks:
     # --- calling
 
     def _end_epoch(self, epoch: int, told: Mapping[str, Value]) -> tuple[dict[str, Value], str]:
-        """Return the epoch's entry in the history, with the values that callbacks have added, and the
-        callback that has stopped the training."""
+        """Call the hooks of the epoch's end.
+
+        Returns:
+            the epoch's entry in the history, with the values that callbacks have added; and the name of the
+            callback that has stopped the training, "" if none has.
+        """
         logs: dict[str, Any] = {
             n: np.asarray(v) if isinstance(v, list) else v for n, v in sorted(told.items())
         }
@@ -161,8 +174,11 @@ class Callbacks:
         return {name: value_of(v) for name, v in logs.items() if _is_numeric(v)}, by
 
     def _call(self, hook: str, which: str, *given: Any) -> str:
-        """Call a method of all callbacks. Returns the name of the callback that has stopped the training;
-        empty if none has."""
+        """Call a method of all callbacks.
+
+        Returns:
+            the name of the callback that has stopped the training; empty if none has.
+        """
         by = ""
         for callback in self._callbacks:
             if is_overridden(callback, hook):
@@ -174,7 +190,11 @@ class Callbacks:
 
     @contextlib.contextmanager
     def _blamed(self, callback: k.Callback, hook: str, which: str) -> Iterator[None]:
-        """Inside this context, errors name the callback."""
+        """Inside this context, errors name the callback.
+
+        Raises:
+            UserCodeError: the callback has raised an error.
+        """
         call = f"callback {name_of(callback)}: {hook}(){which}"
         try:
             with self._watch(lambda: call):
@@ -183,8 +203,10 @@ class Callbacks:
             raise UserCodeError(f"{call} raised {format_error(error)}") from error
 
     def _tell_history(self, history: Sequence[Mapping[str, Value]]) -> None:
-        """Update the history as `fit` does while it runs: in `model.history`, and in a History among the
-        callbacks."""
+        """Update the history as `fit` does while it runs.
+
+        It is in `model.history`, and in a History among the callbacks.
+        """
         own = [callback for callback in self._callbacks if isinstance(callback, k.History)]
         for one in (self._history, *own):
             one.history = columns(history)
@@ -194,8 +216,7 @@ class Callbacks:
     # --- what they remember
 
     def _wake(self, epochs: Epochs, before: list[np.ndarray]) -> None:
-        """Restore the callbacks' state of the last update, which may have been made by a different
-        process."""
+        """Restore the callbacks' state of the last update, which may be that of a different process."""
         self._tell_history(epochs.history[: epochs.ended])
         if epochs.memory and self._memory is epochs.memory:
             return
@@ -227,8 +248,10 @@ class Callbacks:
         return encode(kept)
 
     def _remember(self, memory: bytes) -> None:
-        """Restore the callbacks' memory. A callback without memory, or of a different type than then,
-        begins anew."""
+        """Restore the callbacks' memory.
+
+        A callback without memory, or of a different type than before, begins anew.
+        """
         kept = decode(memory) if memory else []
         for place, (callback, made) in enumerate(zip(self._callbacks, self._made, strict=True)):
             name, values = kept[place] if place < len(kept) else ("", {})
@@ -244,7 +267,7 @@ class Callbacks:
 
 
 def _values(callback: k.Callback) -> dict[str, bytes]:
-    """Its attributes that are plain values, encoded."""
+    """Return a callback's attributes that are plain values, encoded."""
     skipped = set(NOT_KEPT)
     if isinstance(callback, SIGNED):
         skipped.add("min_delta")
@@ -261,7 +284,10 @@ def _values(callback: k.Callback) -> dict[str, bytes]:
 
 
 def _continue(logger: k.CSVLogger, epochs: int) -> None:
-    """Its file goes on after so many epochs: what another worker has written of later ones is cut off."""
+    """Make a CSVLogger continue its file after `epochs` epochs.
+
+    Lines of later epochs are cut off: a worker that was lost has written them.
+    """
     logger.append = True
     path = Path(logger.filename)
     try:
@@ -278,7 +304,11 @@ def _continue(logger: k.CSVLogger, epochs: int) -> None:
 
 
 def _changed(before: Sequence[np.ndarray], after: Sequence[np.ndarray]) -> dict[int, np.ndarray]:
-    """The values whose bytes have changed, by index."""
+    """The values whose bytes have changed, by index.
+
+    Raises:
+        ModelError: a callback has added or removed variables.
+    """
     if len(before) != len(after):
         raise ModelError("a callback has changed which variables the model has")
     pairs = enumerate(zip(before, after, strict=True))

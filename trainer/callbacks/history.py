@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The history of a training as files: history.json and history.csv in the output directory.
 
 Promise: a reader sees the old file or the new one, and each has all epochs of the job, whichever worker

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The user's callbacks, as the training loop calls them."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which Keras callbacks make sense over a ring, and which are refused, by name, with what to do instead.
 
 Callbacks are called at the boundaries of epochs, on one worker. So what needs a batch's moment cannot be
@@ -22,9 +23,13 @@ BATCHES = ("on_batch_begin", "on_batch_end", "on_train_batch_begin", "on_train_b
 TESTS = ("on_test_begin", "on_test_batch_begin", "on_test_batch_end")
 # Options of TensorBoard that need more than the numbers of an epoch; and their value when they are off.
 TENSORBOARD = {
-    "histogram_freq": 0, "write_images": False, "write_steps_per_second": False, "update_freq": "epoch",
-    "embeddings_freq": 0, "_should_trace": False,
-}  # fmt: skip
+    "histogram_freq": 0,
+    "write_images": False,
+    "write_steps_per_second": False,
+    "update_freq": "epoch",
+    "embeddings_freq": 0,
+    "_should_trace": False,
+}
 INSTEAD: dict[type, str] = {
     k.SwapEMAWeights: "the averages of use_ema replace the weights at the end of the training by themselves",
     k.OrbaxCheckpoint: "checkpoint.dir writes checkpoints, and the job goes on from them",
@@ -32,6 +37,7 @@ INSTEAD: dict[type, str] = {
 
 
 def name_of(callback: Any) -> str:
+    """Return the callback's class name, by which messages and memories identify it."""
     return type(callback).__name__
 
 
@@ -70,7 +76,11 @@ def _flat(given: Any) -> Iterable[Any]:
 
 
 def _used(callback: Any, config: Config, notify: Callable[[str], None]) -> k.Callback | None:
-    """The callback, or its replacement; None if edl does its work."""
+    """The callback, or its replacement; None if edl does its work.
+
+    Raises:
+        ModelError: the callback cannot work over a ring.
+    """
     name, kind = name_of(callback), type(callback)
     for other, instead in INSTEAD.items():
         if isinstance(callback, other):

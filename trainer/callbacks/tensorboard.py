@@ -1,7 +1,9 @@
+# SPDX-License-Identifier: Apache-2.0
 """What TensorBoard shows of a job: a point for each epoch.
 
     train, validation   loss, metrics and learning rate, by the names that Keras' callback gives them
-    ring                how many workers trained on the epoch's last step, and other facts of the ring
+    ring                ring_size at the epoch's last step; ring_changes, stall_seconds and goodput since
+                        the first step of the worker that writes
 
 The files are written with TensorFlow alone; the package `tensorboard` is needed only to look at them.
 """

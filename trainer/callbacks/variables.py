@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Variables that callbacks can reach by themselves, to find out whether they change what no worker is sent.
 
 A callback changes the training through variables of the training state, which are compared and sent to all
@@ -25,8 +26,9 @@ CLOSED = (type, types.ModuleType, keras.layers.Layer, keras.optimizers.Optimizer
 def reachable(
     callbacks: Iterable[keras.callbacks.Callback], model: keras.Model, state: Iterable[Any]
 ) -> dict[str, Any]:
-    """The variables that attributes, globals and closures of callbacks name, and attributes of layers, by
-    where each was found.
+    """Return the variables that callbacks can reach, by where each was found.
+
+    The search covers attributes, globals and closures of callbacks, and attributes of layers.
 
     Args:
         state: variables that are in the training state, which are left out, as metrics are.

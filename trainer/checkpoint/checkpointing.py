@@ -1,4 +1,5 @@
-"""Checkpoints, on one worker: its part of each, and the state that a job resumes from.
+# SPDX-License-Identifier: Apache-2.0
+"""Checkpoints, on one worker: its part of each. `reading` has the state that a job resumes from.
 
 The ring agrees on the step (`ready` sets a field of the control vector). Right after it each rank snapshots
 its variables, without a copy, and has them written in the background while it trains on: `begin`. Which rank
@@ -8,16 +9,14 @@ master has one of the writers complete the checkpoint (`commit`), which may have
     ready ──all ranks──▶ begin ──background──▶ CheckpointPart ... CommitCheckpoint ──▶ Checkpointed
 
 With its part each rank reports the digest of the whole state that it holds: a checkpoint of diverged states
-is
-never completed. The digest is computed in the background, too.
+is never completed. The digest is computed in the background, too.
 
 Parameter servers write parts of their own, of the same step: rank 0 has all servers snapshot their rows
-before
-it goes on, and reports their parts when they are written.
+before it goes on, and reports their parts when they are written.
 
 Promise: no function here changes the model while it trains, delays a step for longer than it takes to read
-the
-variables' addresses, or ends the training. Failures are reported, and the next checkpoint is a new attempt.
+the variables' addresses, or ends the training. Failures are reported, and the next checkpoint is a new
+attempt.
 """
 
 from __future__ import annotations
@@ -25,12 +24,12 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext, suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -39,65 +38,36 @@ from edl.checkpoints import (
     SERVERS,
     Best,
     CheckpointError,
-    Loaded,
     Manifest,
     Part,
     Store,
     Tensor,
     Variable,
-    check_values,
     utc_now,
 )
 from edl.config import Config, lineage
 from edl.contract.layout import Layout
 from edl.contract.proto import edl_pb2 as pb
-from edl.contract.ranges import RangeSet
 from edl.contract.steps import Steps
-from edl.errors import DataError, ModelError
-from edl.trainer.agreement.epochs import MEMORY, Epochs, without_memory
+from edl.trainer.agreement.epochs import MEMORY
 from edl.trainer.agreement.ledger import Ledger
+from edl.trainer.checkpoint.reading import BOUNDARY, CheckpointReader, Learner
 from edl.trainer.model.digests import digest, drained
 from edl.trainer.model.variable_spec import VariableSpec
 from edl.trainer.ps_client.interfaces import PartNotWritten, PartsOfServers
-from edl.trainer.ring.base import RingBroken
+from edl.trainer.ring.base import RingBroken, RingSlot
 from edl.trainer.runtime.log import log
-from edl.trainer.runtime.retry import tried_again
 from edl.trainer.session.state import Session
 
 T = TypeVar("T")
 NICE = 10  # of the writing thread
-BOUNDARY = "boundary"  # key of a manifest's state: the ledger's step, if it is not the checkpoint's
 KEPT = 2  # attempts that this worker can still complete
 TRIES = 3  # to write the last state, if servers go away meanwhile
 BACK_SECONDS = 30.0  # in which such a server must be back
 EPOCH_SHARE = 0.1  # of the interval: if the last checkpoint is older, an epoch's end makes one
 
 
-class Learner(Protocol):
-    """The part of a learner that checkpoints use."""
-
-    def variable_specs(self) -> list[VariableSpec]: ...
-
-    def parts(self) -> list[np.ndarray]: ...
-
-    def prepared(self, parts: list[np.ndarray]) -> Any: ...
-
-    def take_over(self, values: Any) -> None: ...
-
-    def fingerprint(self) -> str: ...
-
-
-@dataclass(frozen=True)
-class RingSlot:
-    """A worker's position in a ring."""
-
-    generation: int
-    first: int  # the worker of rank 0
-    rank: int
-    size: int
-
-
-class Checkpointing:
+class Checkpointing(CheckpointReader):
     """The checkpoints of one worker.
 
     Args:
@@ -119,16 +89,12 @@ class Checkpointing:
         clock: Callable[[], float] = time.monotonic,
         servers: PartsOfServers | None = None,
     ):
-        self._servers = servers
-        self._config, self._session, self._learner, self._store = config, session, learner, store
-        self._run_id, self._clock = run_id, clock
+        super().__init__(config, session, learner, store, run_id, servers)
+        self._clock = clock
         self._background = background or ThreadPoolExecutor(1, "checkpoints", _lower_priority).submit
-        self._model = ""  # the fingerprint, once computed
-        self.forced: tuple[str, ...] = ()  # values that differ from the restored checkpoint's, in words
         self._lock = threading.Lock()
         self._busy = 0  # number of unfinished pieces of work in the background
         self._begun_at = clock()  # when this worker last took part in one
-        self._restored: Manifest | None = None  # the checkpoint that was restored
         every = config.checkpoint
         self._best = Best(every.best, every.best_mode == "max") if every.best else None
         self._metrics: tuple[int, dict[str, float]] = 0, {}  # the last epoch's, and the step that ended it
@@ -137,8 +103,6 @@ class Checkpointing:
         self._prune_failed = False  # whether it was reported that old ones cannot be removed
         self._pending: dict[tuple[int, str], Manifest] = {}  # to be completed, without the parts
         session.commits(self.commit)
-
-    # --- writing
 
     @property
     def waits_for_evaluation(self) -> bool:
@@ -206,10 +170,8 @@ class Checkpointing:
         """Write a whole checkpoint of the present state, and return when it is complete, or has failed.
 
         It is for a state that this worker alone saves: the last state of a training, or the only copy. No
-        later
-        checkpoint would replace it, and nothing is trained meanwhile. So if a server goes away, the worker
-        waits for
-        it, and all parts are written again. Args: as for `begin`.
+        later checkpoint would replace it, and nothing is trained meanwhile. So if a server goes away, the
+        worker waits for it, and all parts are written again. Args: as for `begin`.
         """
         at = ledger.step if step is None else step
         if (found := self._restored) is not None and at == found.step:
@@ -225,9 +187,13 @@ class Checkpointing:
                 return
 
     def _save(
-        self, key: tuple[int, str], tensors: dict[str, Tensor], finite: frozenset[str], slot: RingSlot,
+        self,
+        key: tuple[int, str],
+        tensors: dict[str, Tensor],
+        finite: frozenset[str],
+        slot: RingSlot,
         again: bool,
-    ) -> bool:  # fmt: skip
+    ) -> bool:
         """Write a whole checkpoint.
 
         Args:
@@ -235,6 +201,10 @@ class Checkpointing:
 
         Returns:
             whether to try again: a server went away before its part was written, and all servers answer now.
+
+        Raises:
+            PartNotWritten: a server became unreachable, and no further attempt is allowed or the server stays
+                so.
         """
         try:
             with self._take_parts(key, slot) as theirs:
@@ -252,33 +222,45 @@ class Checkpointing:
     def _take(
         self, attempt: str, slot: RingSlot, ledger: Ledger, steps: Steps, layout: Layout, at: int | None
     ) -> tuple[tuple[int, str], dict[str, Tensor], frozenset[str], list[np.ndarray]]:
-        """Snapshot the state: the checkpoint's key, this rank's part, the names in it that must be finite,
-        and all
-        values, uint8 [bytes] each.
+        """Snapshot the state.
+
+        Returns:
+            the checkpoint's key, this rank's part, the names in it that must be finite, and all values, uint8
+            [bytes] each.
         """
-        described, parts = self._learner.variable_specs(), self._learner.parts()
+        specs, parts = self._learner.variable_specs(), self._learner.parts()
         if memory := ledger.epochs.memory:
-            described = [*described, VariableSpec(MEMORY, "uint8", (len(memory),))]
+            specs = [*specs, VariableSpec(MEMORY, "uint8", (len(memory),))]
             parts = [*parts, np.frombuffer(memory, np.uint8)]
         parts_of = deal([part.nbytes for part in parts], slot.size)
         variables = [
-            Variable(d.name, d.dtype, d.shape, part) for d, part in zip(described, parts_of, strict=True)
+            Variable(d.name, d.dtype, d.shape, part) for d, part in zip(specs, parts_of, strict=True)
         ]
-        self._model = self._model or self._learner.fingerprint()
         step = ledger.step if at is None else at
         key = step, attempt
         of_servers = {} if self._servers is None else {SERVERS: {"count": self._servers.count, "parts": []}}
         self._pending[key] = Manifest(
-            step=step, run=self._run_id, attempt=attempt,
-            epoch=steps.epoch(step), records=steps.begins_at(step), model=self._model,
-            variables=tuple(variables), parts=(), skipped=tuple(ledger.skipped), bad=dict(ledger.bad),
-            config=lineage.kept(self._config), edl=edl.__version__,
+            step=step,
+            run=self._run_id,
+            attempt=attempt,
+            epoch=steps.epoch(step),
+            records=steps.begins_at(step),
+            model=self.model,
+            variables=tuple(variables),
+            parts=(),
+            skipped=tuple(ledger.skipped),
+            bad=dict(ledger.bad),
+            config=lineage.kept(self._config),
+            edl=edl.__version__,
             metrics=self._metrics[1] if self._metrics[0] == step else {},
             state={
-                "layout": asdict(layout), "forced": list(self.forced), "epochs": ledger.epochs.to_json(),
-                **of_servers, **({} if step == ledger.step else {BOUNDARY: ledger.step}),
+                "layout": asdict(layout),
+                "forced": list(self.forced),
+                "epochs": ledger.epochs.to_json(),
+                **of_servers,
+                **({} if step == ledger.step else {BOUNDARY: ledger.step}),
             },
-        )  # fmt: skip
+        )
         while len(self._pending) > KEPT:
             del self._pending[next(iter(self._pending))]
         ours = {
@@ -286,7 +268,7 @@ class Checkpointing:
             for v, part in zip(variables, parts, strict=True)
             if v.part == slot.rank
         }
-        return key, ours, frozenset(d.name for d in described if d.weight and d.name in ours), parts
+        return key, ours, frozenset(d.name for d in specs if d.weight and d.name in ours), parts
 
     def _take_parts(
         self, key: tuple[int, str], slot: RingSlot
@@ -318,10 +300,16 @@ class Checkpointing:
             self._session.say(
                 slot.generation,
                 checkpoint_part=pb.CheckpointPart(
-                    step=step, attempt=attempt, index=index, of=of,
-                    name=part.name, nbytes=part.nbytes, sha256=bytes.fromhex(part.sha256), state=state,
+                    step=step,
+                    attempt=attempt,
+                    index=index,
+                    of=of,
+                    name=part.name,
+                    nbytes=part.nbytes,
+                    sha256=bytes.fromhex(part.sha256),
+                    state=state,
                 ),
-            )  # fmt: skip
+            )
 
     def _of_servers(self, key: tuple[int, str]) -> int:
         """The number of servers' parts in this checkpoint; the number of servers may have changed since."""
@@ -389,133 +377,6 @@ class Checkpointing:
             self._session.say(checkpoint_failed=failed)
             return None
 
-    # --- reading
-
-    @property
-    def attempt(self) -> str:
-        """The attempt of the checkpoint that was restored last; empty if none was."""
-        return self._restored.attempt if self._restored is not None else ""
-
-    @property
-    def whole(self) -> Iterator[tuple[int, str]]:
-        """Step and attempt of all whole checkpoints, the newest first.
-
-        Raises:
-            CheckpointError: the store cannot be read.
-        """
-        return ((c.step, c.attempt) for c in reversed(self._store.checkpoints()) if not c.wrong())
-
-    @property
-    def restored_step(self) -> int:
-        """The step of the checkpoint that was restored last; 0 if none was."""
-        return self._restored.step if self._restored is not None else 0
-
-    @property
-    def restored_servers(self) -> int:
-        """The number of servers' parts in that checkpoint."""
-        state = self._restored.state if self._restored is not None else {}
-        return int(state.get(SERVERS, {}).get("count", 0))
-
-    @property
-    def known(self) -> int:
-        """The step of the newest completed checkpoint, damaged or not; 0 without a checkpoint.
-
-        Raises:
-            CheckpointError: the store cannot be read.
-        """
-        return max((c.step for c in self._store.checkpoints()), default=0)
-
-    def newest(self, ours: Layout) -> tuple[int, Layout | None]:
-        """The step of the newest checkpoint that this job could resume from, and its data's layout; 0 if
-        none.
-
-        Args:
-            ours: the data's layout, as this worker would choose it.
-
-        Raises:
-            DataError: the checkpoint is of different data.
-            ConfigError: it is of a different run, or of incompatible values.
-            ModelError: it is of a different model.
-            CheckpointError: the store cannot be read.
-        """
-        return self._with_retries(lambda: self._newest(ours))
-
-    def _newest(self, ours: Layout) -> tuple[int, Layout | None]:
-        for checkpoint in reversed(self._store.checkpoints()):
-            if not checkpoint.wrong():
-                self._check(checkpoint.manifest)
-                layout = Layout(**checkpoint.manifest.state["layout"])
-                if layout.records != ours.records:
-                    raise DataError(
-                        f"the data have {ours.records:,} records, and the checkpoint of step "
-                        f"{checkpoint.step:,} in {self._config.checkpoint.dir} was made with "
-                        f"{layout.records:,}"
-                    )
-                return checkpoint.step, layout
-        return 0, None
-
-    def restore(self, expected: int) -> Ledger | None:
-        """Restore the state of the newest whole checkpoint; None without such a checkpoint.
-
-        Args:
-            expected: the step of a checkpoint that is known to exist; 0 if none is.
-
-        Raises:
-            CheckpointError: none is whole, though one is expected.
-            others: as for `newest`; nothing is changed then.
-        """
-        loaded: Loaded | None = self._with_retries(lambda: self._store.load_newest(log.warning))
-        if loaded is None and expected:
-            raise CheckpointError(
-                f"{self._config.checkpoint.dir}: the checkpoint of step {expected:,} was written, and none "
-                "is whole now. Nothing is trained anew: bring them back and resume, or begin another job"
-            )
-        if loaded is None:
-            return None
-        manifest = loaded.checkpoint.manifest
-        self._check(manifest)
-        found = [np.frombuffer(loaded.tensors[v.name].data, np.uint8) for v in without_memory(manifest)]
-        remembered = loaded.tensors.get(MEMORY)
-        epochs = _epochs(manifest, b"" if remembered is None else bytes(remembered.data))
-        loaded.tensors.clear()
-        self._learner.take_over(self._learner.prepared(found))
-        self._restored = manifest
-        try:  # damaged newer ones: the training that resumes here does not continue them
-            self._store.supersede(manifest.step)
-        except CheckpointError as error:
-            log.warning(str(error))
-        epochs = epochs.going_on(self._config.training.epochs)
-        step = int(manifest.state.get(BOUNDARY, manifest.step))
-        return Ledger(step, RangeSet.of(manifest.skipped), dict(manifest.bad), epochs=epochs)
-
-    def _with_retries(self, read: Callable[[], T]) -> T:
-        """Read from the store, with retries while it is away.
-
-        The limit is half the startup timeout, so that this worker reports the cause before the master gives
-        it up.
-        """
-        seconds = self._config.elastic.startup_timeout_seconds / 2
-        return tried_again(read, seconds, self._session.warn, lambda: self._session.stopped)
-
-    def _check(self, manifest: Manifest) -> None:
-        where, step = self._config.checkpoint.dir, manifest.step
-        forced = check_values(where, manifest, self._config, self._run_id)
-        self._model = self._model or self._learner.fingerprint()
-        theirs = [(v.dtype, v.shape) for v in without_memory(manifest)]
-        ours = [(d.dtype, d.shape) for d in self._learner.variable_specs()]
-        if manifest.model != self._model or theirs != ours:
-            raise ModelError(
-                f"the checkpoint of step {step:,} in {where} is of another model: its layers, variables, "
-                "loss or optimizer differ from those of this one"
-            )
-        if (manifest.state.get(SERVERS) is None) != (self._servers is None):
-            has, lacks = ("no rows", "has") if self._servers is not None else ("rows", "does not have")
-            raise ModelError(
-                f"the checkpoint of step {step:,} in {where} has {has} of parameter servers, and this job "
-                f"{lacks} rows there: go on in the mode that it was made in"
-            )
-        self.forced = tuple(dict.fromkeys((*manifest.state.get("forced", ()), *forced)))
-
 
 def _fail(error: CheckpointError) -> Sequence[Part]:
     raise error
@@ -525,15 +386,11 @@ def _told(manifest: Manifest) -> pb.Checkpointed:
     return pb.Checkpointed(step=manifest.step, attempt=manifest.attempt, nbytes=manifest.nbytes)
 
 
-def _epochs(manifest: Manifest, memory: bytes) -> Epochs:
-    """The history of a checkpoint's epochs; checkpoints of early versions of edl have none."""
-    described = manifest.state.get("epochs")
-    return Epochs.unknown(manifest.epoch) if described is None else Epochs.from_json(described, memory)
-
-
 def _lower_priority() -> None:
-    """Lower the priority of this thread, so that training gets the cores first. On Linux each thread has
-    its own."""
+    """Lower the priority of this thread, so that training gets the cores first.
+
+    On Linux each thread has a priority of its own.
+    """
     with suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Warm start: begin a new training with the weights of an earlier training.
 
 `initFrom.path` names the checkpoints of an earlier training, one of its checkpoints, or a file saved by
@@ -8,16 +9,14 @@ Only the root of a training's first ring reads the source, once. It first checks
 does not fit, nothing is changed.
 
 A job that evaluates or predicts loads the rows of a job with parameter servers as variables. Every worker
-reads their number when it builds the model (`saved_counts`). In a training whose rows are on servers, the
-servers themselves read the rows from the earlier checkpoint. Rows that are variables there, or that a file
-holds, are sent to the servers. The names of their layers identify the tables.
+reads their number when it builds the model (`source.saved_counts`). In a training whose rows are on servers,
+the servers themselves read the rows from the earlier checkpoint. Rows that are variables there, or that a
+file holds, are sent to the servers. The names of their layers identify the tables.
 """
 
 from __future__ import annotations
 
-import shutil
 import warnings
-import zipfile
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -25,36 +24,34 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
-import h5py
 import keras
 import numpy as np
 
 from edl import scratch
-from edl.checkpoints import Checkpoint, CheckpointError, Manifest, Tensor, one_of
+from edl.checkpoints import Checkpoint, CheckpointError, Tensor, one_of
 from edl.config import Config
-from edl.errors import ConfigError, EdlError, ModelError
+from edl.errors import ModelError
 from edl.layers.embedding import Embedding
 from edl.trainer.agreement.epochs import without_memory
+from edl.trainer.checkpoint.comparison import kind_of, refuse_rows, refuse_variables, stored_in
+from edl.trainer.checkpoint.source import is_file, local_file, place_of
 from edl.trainer.embedding.interfaces import Start, Table
-from edl.trainer.embedding.saved_rows import counted, counted_in_file, dims, dims_in_file, tables, weights_in
+from edl.trainer.embedding.saved_rows import counted, dims, dims_in_file, tables
 from edl.trainer.model import snapshot
 from edl.trainer.model.variable_spec import VariableSpec
 from edl.trainer.runtime.error_report import format_error
 from edl.trainer.runtime.log import log
 
-FILES = (".keras", ".weights.h5")  # as Keras saves models, and weights
-MOST_NAMED = 5  # variables that do not fit
 AVERAGE = "_average"  # how Keras ends the name of a weight's average in an optimizer
 TRAINING = "training"
 WORK = {"evaluate": "evaluation", "predict": "prediction"}  # of the modes that do not train
-Shape = tuple[int, ...]
 
 
 class Servers(Protocol):
     """Servers of the tables' rows."""
 
     def begin_with(self, start: Start) -> None:
-        """When they are brought to the beginning next, they have these rows."""
+        """Use these rows as the initial rows at the next restore of step 0."""
         ...
 
 
@@ -62,19 +59,33 @@ class Learner(Protocol):
     """The part of a learner that a warm start replaces."""
 
     @property
-    def tables(self) -> tuple[Table, ...]: ...
+    def tables(self) -> tuple[Table, ...]:
+        """The tables whose rows are on servers."""
+        ...
 
-    def variable_specs(self) -> list[VariableSpec]: ...
+    def variable_specs(self) -> list[VariableSpec]:
+        """Describe the variables of `parts`."""
+        ...
 
-    def parts(self) -> list[np.ndarray]: ...
+    def parts(self) -> list[np.ndarray]:
+        """Snapshot the state, uint8 [bytes] for each variable."""
+        ...
 
-    def prepared(self, parts: list[np.ndarray]) -> Any: ...
+    def prepared(self, parts: list[np.ndarray]) -> Any:
+        """Convert `parts` for `take_over`. Changes nothing."""
+        ...
 
-    def take_over(self, values: Any) -> None: ...
+    def take_over(self, values: Any) -> None:
+        """Replace the state by what `prepared` has returned."""
+        ...
 
-    def take_metrics(self) -> Mapping[str, Any]: ...
+    def take_metrics(self) -> Mapping[str, Any]:
+        """Return the metrics and reset them."""
+        ...
 
-    def fingerprint(self) -> str: ...
+    def fingerprint(self) -> str:
+        """Return a digest of the model's definition."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -98,23 +109,25 @@ class WarmStart:
     servers: Servers | None = None
 
     def check(self) -> None:
-        """Find out whether it is there and fits. Changes nothing, and reads no more than it takes.
+        """Check that the checkpoint exists and fits. Changes nothing, and reads no more than necessary.
 
         Raises:
-            ConfigError: there is nothing of that kind.
+            ConfigError: there is no such file or checkpoint.
             ModelError: it does not fit the model; the text names the variables.
             CheckpointError: it cannot be read.
         """
-        if _is_file(self.where):
+        if is_file(self.where):
             with local_file(self.where) as path:
                 self._compare_file(path)
         else:
             self._compare(one_of(self.where))
 
     def begin(self) -> None:
-        """Load the checkpoint into the learner and its servers. Raises as `check`; nothing is changed
-        then."""
-        what = self._take_file() if _is_file(self.where) else self._take_checkpoint()
+        """Load the checkpoint into the learner and its servers.
+
+        Raises as `check` does, and changes nothing then.
+        """
+        what = self._take_file() if is_file(self.where) else self._take_checkpoint()
         if self.everything:
             self.learner.take_metrics()  # what it had counted of an epoch that was not over
         self.tell(f"the {self.work} begins with {what}")
@@ -141,8 +154,11 @@ class WarmStart:
         return f"{what} of the checkpoint of step {manifest.step:,} of run {manifest.run} in {self.where}"
 
     def _renamed(self, there: Collection[str]) -> dict[str, str]:
-        """Names of weights here, and there. They begin with what was called when a weight was made: the model
-        is among that, or not if a train_step() of its own calls only what it is made of."""
+        """Map names of weights here to their names there.
+
+        A name begins with the calls during which the weight was made. The model is one of these calls, unless
+        a train_step() of its own calls only the model's layers.
+        """
         here = {d.name for d in self.learner.variable_specs() if d.of_model}
         new = [name for name in there if name not in here]
         found: dict[str, str] = {}
@@ -153,8 +169,13 @@ class WarmStart:
         return found if len(set(found.values())) == len(found) else {}
 
     def _averages(self, there: Mapping[str, np.ndarray]) -> dict[str, str]:
-        """The averages of weights (`use_ema`), by the weights' names: an inference loads them instead of
-        the weights, as `fit` would at its end."""
+        """Map names of weights to those of their averages (`use_ema`).
+
+        An inference loads the averages instead of the weights, as `fit` would at its end.
+
+        Raises:
+            ModelError: the averages there have other names than this model's.
+        """
         optimizer: Any = getattr(self.model, "optimizer", None)  # what only predicts need not be compiled
         optimizer = getattr(optimizer, "inner_optimizer", optimizer)
         if self.work == TRAINING or not getattr(optimizer, "use_ema", False):
@@ -201,7 +222,7 @@ class WarmStart:
         return Start(directory, checkpoint.step, checkpoint.attempt, self.everything, taken, rows)
 
     def _tables(self) -> list[tuple[Table, Embedding]]:
-        """Whose rows are on servers, with their layers."""
+        """Return the tables whose rows are on servers, with their layers."""
         layers = {
             layer.name: layer
             for layer in self.model._flatten_layers()
@@ -217,13 +238,13 @@ class WarmStart:
         """
         if not self.learner.tables:
             return
-        place, on_servers = _place(checkpoint.manifest, self.where), dims(checkpoint)
+        place, on_servers = place_of(checkpoint.manifest, self.where), dims(checkpoint)
         variables = {v.name: (v.dtype, v.shape) for v in checkpoint.manifest.variables}
         for table, layer in self._tables():
             dtype, shape = variables.get(_variable(layer), ("", ()))
             is_variable = table.name not in on_servers and dtype == "float32" and len(shape) == 2
             dim = shape[1] if is_variable else on_servers.get(table.name)
-            _refuse_rows(place, table, dim)
+            refuse_rows(place, table, dim)
             if is_variable and self.everything:
                 raise ModelError(
                     f"{place} has the rows of {table.name!r} as a variable (mode=train), with what the "
@@ -250,8 +271,9 @@ class WarmStart:
         for layer in layers:
             table, ours = there[layer.name], (layer.vocabulary, layer.dim)
             if table.rows.shape != ours:
+                place = place_of(checkpoint.manifest, self.where)
                 raise ModelError(
-                    f"{_place(checkpoint.manifest, self.where)} has {list(table.rows.shape)} rows (how many, "
+                    f"{place} has {list(table.rows.shape)} rows (how many, "
                     f"of what length) of layer {layer.name!r}, and the model was built for {list(ours)}. If "
                     "checkpoints are still being written there, name one of them: DIR/step-..."
                 )
@@ -274,8 +296,8 @@ class WarmStart:
         ours = [d for d in self.learner.variable_specs() if self.everything or d.of_model]
         names = self._renamed(there)
         here = {names.get(d.name, d.name): (d.dtype, d.shape) for d in ours if d.name not in elsewhere}
-        place = _place(manifest, self.where)
-        _refuse(place, {n: _kind(*here[n]) for n in here}, {n: _kind(*there[n]) for n in there})
+        place = place_of(manifest, self.where)
+        refuse_variables(place, {n: kind_of(*here[n]) for n in here}, {n: kind_of(*there[n]) for n in there})
         # With rows as variables it is made in another way than where they are on servers.
         if self.everything and not layers and manifest.model != self.learner.fingerprint():
             raise ModelError(
@@ -329,63 +351,20 @@ class WarmStart:
     def _compare_file(self, path: Path) -> None:
         there = dims_in_file(path) if self.learner.tables else {}
         for table in self.learner.tables:
-            _refuse_rows(f"initFrom.path: {self.where}", table, there.get(table.name))
+            refuse_rows(f"initFrom.path: {self.where}", table, there.get(table.name))
         with scratch.directory() as directory:
             own = directory / "own.weights.h5"
             self.model.save_weights(own)
-            _refuse(f"initFrom.path: {self.where}", _stored(own), _stored(path))
-
-
-@contextmanager
-def local_file(where: str) -> Iterator[Path]:
-    """Download what is at this address, and return it as a local file.
-
-    Raises:
-        ConfigError: it is not there.
-        CheckpointError: it cannot be read.
-    """
-    try:
-        if "://" not in where:
-            if not Path(where).is_file():
-                raise ConfigError(f"initFrom.path: {where}: no such file on this worker")
-            yield Path(where)
-            return
-        import fsspec  # only needed for such an address
-
-        with scratch.directory() as directory:
-            path = directory / where.rpartition("/")[2]
-            with fsspec.open(where, "rb") as source, open(path, "wb") as file:
-                shutil.copyfileobj(source, file)
-            yield path
-    except EdlError:
-        raise
-    except Exception as error:  # whatever the client of a store says
-        raise CheckpointError(f"initFrom.path: {where}: {format_error(error)}") from error
-
-
-def saved_counts(where: str) -> dict[str, int]:
-    """The number of rows in `initFrom.path` for each layer whose rows were on parameter servers. The model
-    is built with these.
-
-    Raises:
-        ConfigError: it is not there.
-        CheckpointError: it cannot be read.
-    """
-    if not where:
-        return {}
-    if not _is_file(where):
-        return counted(one_of(where))
-    with local_file(where) as path:
-        try:
-            return counted_in_file(path)
-        except CheckpointError as error:
-            raise CheckpointError(f"initFrom.path: {error}") from error
+            refuse_variables(f"initFrom.path: {self.where}", stored_in(own), stored_in(path))
 
 
 def of_job(
-    config: Config, model: keras.Model, learner: Learner, tell: Callable[[str], None],
+    config: Config,
+    model: keras.Model,
+    learner: Learner,
+    tell: Callable[[str], None],
     servers: Servers | None = None,
-) -> WarmStart | None:  # fmt: skip
+) -> WarmStart | None:
     """Return the warm start of a job; None if it begins with what model() returns."""
     source = config.init_from
     if not source.path:
@@ -396,75 +375,6 @@ def of_job(
     return WarmStart(source.path, everything, model, learner, tell, work, servers)
 
 
-def _is_file(where: str) -> bool:
-    return where.endswith(FILES)
-
-
-def _place(manifest: Manifest, where: str) -> str:
-    return f"initFrom.path: the checkpoint of step {manifest.step:,} in {where}"
-
-
 def _variable(layer: Embedding) -> str:
     """The name that the rows' variable would have."""
     return f"{layer.path}/embeddings"
-
-
-def _refuse_rows(place: str, table: Table, dim: int | None) -> None:
-    """Refuse rows that do not fit the table.
-
-    Args:
-        dim: the dimension of the existing rows; None without rows.
-
-    Raises:
-        ModelError: they are not those of the table.
-    """
-    if dim != table.dim:
-        there = "and missing there" if dim is None else f"and of length {dim} there"
-        raise ModelError(
-            f"{place} does not fit this model: the rows of {table.name!r} are of length {table.dim} here, "
-            f"{there}. Tables are told by the names of their layers"
-        )
-
-
-def _kind(dtype: str, shape: Shape) -> str:
-    return f"{dtype} {list(shape)}"
-
-
-def _refuse(place: str, here: Mapping[str, str], there: Mapping[str, str]) -> None:
-    """Refuse variables that are missing there, or of a different kind.
-
-    Raises:
-        ModelError: what is here is not there, or is of another kind.
-    """
-    wrong = [
-        f"{name} is {kind} here, {f'and {there[name]} there' if name in there else 'and missing there'}"
-        for name, kind in here.items()
-        if there.get(name) != kind
-    ]
-    if wrong:
-        more = f"; and {len(wrong) - MOST_NAMED} more" if len(wrong) > MOST_NAMED else ""
-        raise ModelError(f"{place} does not fit this model: {'; '.join(wrong[:MOST_NAMED])}{more}")
-
-
-def _stored(path: Path) -> dict[str, str]:
-    """The variables in a file of Keras, but the optimizer's: by the names that it has there.
-
-    Raises:
-        CheckpointError: it is not such a file.
-    """
-    found: dict[str, str] = {}
-
-    def note(name: str, item: Any) -> None:
-        if isinstance(item, h5py.Dataset) and not name.startswith("optimizer/"):
-            layer = item.parent.attrs.get("name", "")
-            told = f"variable {name.rpartition('/')[2]} of layer {layer} ({name})" if layer else name
-            found[told] = _kind(str(item.dtype), item.shape)
-
-    try:
-        with weights_in(path) as file:
-            file.visititems(note)
-    except (OSError, KeyError, zipfile.BadZipFile) as error:
-        raise CheckpointError(
-            f"initFrom.path: {path.name} is not a file that Keras has saved: {error}"
-        ) from error
-    return found

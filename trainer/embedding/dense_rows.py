@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Dense variables as rows of a table (mode=ps): one variable after the other, each in whole rows.
 
 So servers keep, train, log and write them as they do the rows of embeddings.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Embedding rows, as a training step uses them, wherever they are stored."""
 
 from __future__ import annotations
@@ -85,8 +86,7 @@ class Rows(Protocol):
         """Send this rank's gradients for the step that is made at `step` to the servers.
 
         It is called before the step's all-reduce, so that the servers have the gradients of all ranks once
-        the
-        all-reduce has come back anywhere.
+        the all-reduce has come back anywhere.
 
         Args:
             gradients: for each table, ids int64 [n], without duplicates, and values float32 [n, dim].

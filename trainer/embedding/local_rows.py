@@ -1,7 +1,9 @@
-"""The rows of a model's tables in this process: for what runs before there are servers (a worker's warm-up,
-the trial, the preflight), for a model that is trained in one process, and for tests.
+# SPDX-License-Identifier: Apache-2.0
+"""The rows of a model's tables in this process.
 
-They are trained as servers train them: of a table, only the rows that a step has had.
+They serve where no servers run: in a worker's warm-up, the trial and the preflight, for a model that is
+trained in one process, and in tests. They are trained as servers train them: of a table, only the rows that a
+step has had.
 """
 
 from __future__ import annotations
@@ -62,8 +64,11 @@ class LocalRows:
     def took(self, commit: Commit) -> None:
         """Apply the step, or drop it."""
         with self._lock:
-            staged = [(rank, g) for (step, rank), g in sorted(self._staged.items(), key=lambda s: s[0])
-                      if step == commit.step]  # fmt: skip
+            staged = [
+                (rank, g)
+                for (step, rank), g in sorted(self._staged.items(), key=lambda s: s[0])
+                if step == commit.step
+            ]
             self._staged.clear()
             if commit.skipped:
                 return
@@ -88,6 +93,7 @@ class _Rows:
         self._rows: dict[int, _Row] = {}
 
     def of(self, ids: np.ndarray) -> np.ndarray:
+        """Return the rows of ids [n], float32 [n, dim]; unlearned ids have their initial rows."""
         found = np.zeros((len(ids), self._table.dim), np.float32)
         unknown = [place for place, id_ in enumerate(ids.tolist()) if id_ not in self._rows]
         if unknown:
@@ -98,10 +104,12 @@ class _Rows:
         return found
 
     def all(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return all ids, int64 [n], and their rows, float32 [n, dim]."""
         ids = np.fromiter(self._rows, np.int64, len(self._rows))
         return ids, self.of(ids)
 
     def apply(self, of_ranks: Sequence[tuple[np.ndarray, np.ndarray]], commit: Commit) -> None:
+        """Apply a step: add up the gradients in the order of the ranks, and update each row once."""
         total: dict[int, np.ndarray] = {}
         for ids, values in of_ranks:  # in the order of the ranks
             for id_, value in zip(ids.tolist(), values, strict=True):
@@ -119,7 +127,7 @@ class _Rows:
                 self._update(row, value * np.float32(commit.scale), commit)
 
     def _update(self, row: _Row, gradient: np.ndarray, commit: Commit) -> None:
-        """Update rows as the Keras optimizer of this name does."""
+        """Update rows as the Keras optimizer of this name does."""  # noqa: DOC501 (cannot happen)
         of, one = self._config, np.float32(1)
         own = self._table.own_learning_rate
         rate = np.float32(of["learning_rate"] if own else commit.learning_rate)
@@ -167,7 +175,10 @@ class _Rows:
 
 
 def born(table: Table, ids: np.ndarray, seed: int) -> np.ndarray:
-    """float32 [n, dim]: of (seed, name of the table, id) only. Not those that servers make."""
+    """Return initial rows, float32 [n, dim], which depend on (seed, name of the table, id) alone.
+
+    They differ from the initial rows that servers draw.
+    """
     made = json.loads(table.initializer)
     name, of = made["class_name"], made["config"]
     shape = len(ids), table.dim
@@ -197,13 +208,13 @@ def _normal(chance: np.ndarray) -> Any:
 
 
 def _chances(table: Table, ids: np.ndarray, seed: int) -> np.ndarray:
-    """float64 [n, dim], between 0 and 1."""
+    """Return uniform random numbers between 0 and 1, float64 [n, dim]."""
     words = _words(table, ids, seed, table.dim)
     return ((words >> np.uint64(12)).astype(np.float64) + 0.5) * 2.0**-52
 
 
 def _words(table: Table, ids: np.ndarray, seed: int, count: int) -> np.ndarray:
-    """uint64 [n, count]."""
+    """Return random words, uint64 [n, count], by counting through SplitMix64."""
     key = int.from_bytes(hashlib.sha256(f"{seed}/{table.name}".encode()).digest()[:8], "little")
     of_ids = _mixed(ids.astype(np.int64).view(np.uint64) ^ np.uint64(key))
     steps = np.arange(1, count + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Layers whose rows are on parameter servers (edl/layers), and their phases in a step.
 
     ids         a graph runs the forward pass up to the ids, and makes those of each table unique
@@ -24,9 +25,10 @@ import numpy as np
 import tensorflow as tf
 
 from edl.errors import DataError, ModelError
-from edl.layers.embedding import Embedding, rows_from
+from edl.layers.embedding import Embedding
 from edl.trainer.embedding import table_specs
 from edl.trainer.embedding.interfaces import Begun, Commit, Rows, RowsAhead
+from edl.trainer.embedding.recording import Given, Recorder
 
 MOST_PLAIN = 1 << 28  # bytes of a table that is saved as Keras does, with rows that were never trained
 
@@ -49,7 +51,7 @@ class AnyRows(Protocol):
     """Rows for any ids, including ids that were never trained."""
 
     def rows_of(self, table: int, ids: np.ndarray) -> np.ndarray:
-        """float32 [n, dim], at the state that this worker is at: of an id that has none, its initial one."""
+        """Return the rows of these ids at this worker's state, float32 [n, dim], initial rows included."""
         ...
 
 
@@ -76,7 +78,7 @@ class Lookups:
         if twice := sorted({name for name in names if names.count(name) > 1}):
             raise ModelError(
                 f"several layers are named {twice[0]!r}: each edl.layers.Embedding is a table of its own, "
-                "and its rows are told by its name. Give them different names, or use one layer several times"
+                "and its name identifies its rows. Give them different names, or use one layer several times"
             )
         self.rows: Rows | None = None
         self.at: Callable[[], int] = lambda: 0  # the step of the state that the model has
@@ -88,7 +90,11 @@ class Lookups:
             layer.reader = self._reader(number)
 
     def number(self, layer: Embedding) -> int:
-        """The number of the layer's table."""
+        """Return the number of the layer's table.
+
+        Raises:
+            ModelError: the model calls the layer, but does not have it as an attribute.
+        """
         try:
             return self._numbers[id(layer)]
         except KeyError:
@@ -100,9 +106,16 @@ class Lookups:
     # --- a step
 
     def recorder(self) -> Recorder:
+        """Return a recorder for the run of a forward pass up to the ids."""
         return Recorder(self)
 
     def given(self, rows: Sequence[tf.Tensor], places: Sequence[tf.Tensor], ids: Any = None) -> Given:
+        """Return the rows for the second run of a forward pass.
+
+        Args:
+            rows, places: of each table, as `pull` and `Recorder.unique` return them.
+            ids: of each table, to check that both runs request the same ids; None to skip the check.
+        """
         return Given(self, list(rows), list(places), ids)
 
     @property
@@ -148,9 +161,12 @@ class Lookups:
             self._ahead = Asked(step, self.rows.generation, ids, self.rows.begin_pull(step, ids, last))
 
     def stage(
-        self, step: int, rank: int, pieces: Sequence[Sequence[tuple[np.ndarray, np.ndarray]]],
+        self,
+        step: int,
+        rank: int,
+        pieces: Sequence[Sequence[tuple[np.ndarray, np.ndarray]]],
         meanwhile: Callable[[], None] = lambda: None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Send the gradients of a step's rows.
 
         Args:
@@ -168,13 +184,13 @@ class Lookups:
     # --- outside of a step
 
     def ask(self, ids: Sequence[np.ndarray]) -> Asked | None:
-        """For rows of the state that the model has, which will be `read`.
+        """Request rows of the model's state, which a later `read` returns.
 
         Args:
-            ids: of each table, each once.
+            ids: the ids of each table, without duplicates.
 
         Returns:
-            None: they cannot be asked for before.
+            the pending request; None if rows cannot be requested ahead.
         """
         if not isinstance(self.rows, RowsAhead) or not all(map(_is_inside, self.layers, ids)):
             return None
@@ -182,10 +198,10 @@ class Lookups:
         return Asked(step, self.rows.generation, ids, self.rows.begin_pull(step, ids))
 
     def read(self, ids: Sequence[np.ndarray], asked: Asked | None = None) -> list[np.ndarray]:
-        """Rows of the state that the model has, of each table.
+        """Return rows of the model's state, for each table.
 
         Args:
-            asked: what was asked for before, with the very same ids.
+            asked: the result of an earlier `ask` with the very same ids.
 
         Raises:
             as `pull`.
@@ -199,8 +215,11 @@ class Lookups:
 
     @contextmanager
     def errors(self) -> Iterator[None]:
-        """Around what runs the model outside of a step: what went wrong in a `pull` is raised as it was, and
-        not in TensorFlow's words."""
+        """Raise an error of `pull` as it was, not in TensorFlow's words, if the model runs outside of a step.
+
+        Raises:
+            OpError: TensorFlow's error, if no `pull` has failed.
+        """
         self._failed = None
         try:
             yield
@@ -237,8 +256,10 @@ class Lookups:
 
     @contextmanager
     def filled(self) -> Iterator[None]:
-        """Inside this context, the model has all rows as variables, so that it can be saved. See
-        `missing`."""
+        """Inside this context, the model has all rows as variables, so that it can be saved.
+
+        `missing` names rows that could not be copied.
+        """
         try:
             self._fill()
             yield
@@ -299,117 +320,12 @@ class Asked:
     begun: Begun
 
     def is_of(self, step: int, generation: int, ids: Sequence[np.ndarray]) -> bool:
+        """Whether these rows were requested for this state and these very ids."""
         return self.ids is ids and (self.step, self.generation) == (step, generation)
 
     def forget(self) -> None:
+        """Drop the request: its rows are not needed."""
         self.begun.forget()
-
-
-@dataclass
-class _Site:
-    """A place in the forward pass that asks for rows."""
-
-    table: int
-    ids: tf.Tensor
-
-
-class Recorder:
-    """Notes what ids a forward pass asks for, and gives zeros for their rows."""
-
-    def __init__(self, lookups: Lookups):
-        self._lookups, self._sites, self._zeros = lookups, list[_Site](), set[str]()
-        self.rows: list[tf.Tensor] = []
-        self._graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
-
-    @contextmanager
-    def looked_up(self) -> Iterator[None]:
-        with rows_from(self._rows):
-            yield
-
-    def _rows(self, layer: Embedding, ids: tf.Tensor) -> tf.Tensor:
-        number = self._lookups.number(layer)
-        graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
-        if graph is not self._graph:
-            raise ModelError(
-                f"layer {layer.name!r} is called in a function, loop or branch of TensorFlow (tf.function, "
-                "tf.while_loop, tf.cond): its rows are on servers, and its ids must be known before the "
-                "step. Call it outside"
-            )
-        self._sites.append(_Site(number, ids))
-        zeros = tf.zeros([tf.size(ids), layer.dim])
-        if graph is None:
-            return zeros
-        # An operation that is found again, if ids depend on it.
-        zeros = tf.raw_ops.PlaceholderWithDefault(input=zeros, shape=[None, layer.dim])
-        self._zeros.add(zeros.op.name)
-        return zeros
-
-    def unique(self) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
-        """For each table: its ids, int64, without duplicates; and each requested id's index among them.
-
-        Raises:
-            ModelError: ids depend on rows.
-        """
-        ids, places = [], []
-        for number, layer in enumerate(self._lookups.layers):
-            sites = [site.ids for site in self._sites if site.table == number]
-            if self._graph is not None and self._depend_on_rows(sites):
-                raise ModelError(
-                    f"the ids of layer {layer.name!r} depend on rows of an edl.layers.Embedding. Its rows "
-                    "are on servers, and all ids of a step must be known before it"
-                )
-            flat = tf.concat(sites, 0) if sites else tf.zeros([0], tf.int64)
-            of_table = tf.unique(flat)
-            ids.append(of_table.y)
-            places.append(of_table.idx)
-        return ids, places
-
-    def _depend_on_rows(self, tensors: list[tf.Tensor]) -> bool:
-        seen: set[str] = set()
-        waiting = [t.op for t in tensors]
-        while waiting:
-            op = waiting.pop()
-            if op.name in seen:
-                continue
-            seen.add(op.name)
-            if op.name in self._zeros:
-                # How many there are is no value of a row.
-                return True
-            if op.type not in ("Shape", "Size", "Rank", "ShapeN"):
-                waiting += [t.op for t in op.inputs]
-        return False
-
-
-class Given:
-    """Rows of the ids that a `Recorder` of the same forward pass has noted."""
-
-    def __init__(
-        self,
-        lookups: Lookups,
-        rows: list[tf.Tensor],
-        places: list[tf.Tensor],
-        ids: Sequence[np.ndarray] | None = None,
-    ):
-        self._lookups, self.rows, self._places, self._ids = lookups, rows, places, ids
-        self._used: list[Any] = [0 for _ in rows]
-
-    @contextmanager
-    def looked_up(self) -> Iterator[None]:
-        with rows_from(self._rows):
-            yield
-
-    def _rows(self, layer: Embedding, ids: tf.Tensor) -> tf.Tensor:
-        number = self._lookups.number(layer)
-        start = self._used[number]
-        count = tf.size(ids)
-        self._used[number] = start + count
-        places = self._places[number][start : start + count]
-        if self._ids is not None and not np.array_equal(self._ids[number][places.numpy()], ids.numpy()):
-            raise ModelError(
-                f"the ids of layer {layer.name!r} are others in a second run of the same step: they depend "
-                "on rows of an edl.layers.Embedding. All ids of a step must be known before it"
-            )
-        return tf.gather(self.rows[number], places)
 
 
 def _is_to_be_plain(layer: Embedding) -> bool:

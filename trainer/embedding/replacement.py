@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Replacement of a model's large `keras.layers.Embedding` by `edl.layers.Embedding` (ps.replaceEmbeddings).
 
 Layers are replaced when the user's `model()` creates them. So functional, sequential and subclassed models
@@ -18,7 +19,8 @@ import keras
 import numpy as np
 
 from edl.errors import ModelError
-from edl.layers.embedding import Embedding, is_loaded_by_keras
+from edl.layers.embedding import Embedding
+from edl.layers.row_location import is_loaded_by_keras
 
 # What the rows of servers cannot have.
 REFUSED = ("embeddings_regularizer", "embeddings_constraint", "lora_rank", "quantization_config")
@@ -75,8 +77,10 @@ def replaced(least: int) -> Iterator[list[str]]:
 
 
 def _arguments(cls: Any, args: Any, named: Any) -> dict[str, Any]:
-    """The layer's arguments by name, with its defaults; empty if Keras does not accept them, and will
-    raise."""
+    """Return the layer's arguments by name, with its defaults.
+
+    The dict is empty if Keras does not accept the arguments, and will raise.
+    """
     try:
         bound = inspect.signature(cls.__init__).bind(None, *args, **named)
     except TypeError:

@@ -1,5 +1,8 @@
-"""Table rows saved by a job with parameter servers: in a file saved by Keras, or in the servers' checkpoint
-shards (ps/storage/checkpoint_shard.py writes them).
+# SPDX-License-Identifier: Apache-2.0
+"""Table rows saved by a job with parameter servers.
+
+They are in a file saved by Keras, or in the servers' checkpoint shards (ps/storage/checkpoint_shard.py writes
+them).
 
 A model that holds the rows as variables can be built only when their number is known: `counted` reads it from
 headers alone. The names of their layers identify the tables.
@@ -24,8 +27,10 @@ from edl.trainer.embedding.interfaces import Table
 
 IN_KERAS = "model.weights.h5"  # of a .keras file
 _DTYPES: dict[str, np.dtype[Any]] = {
-    "I64": np.dtype("<i8"), "F32": np.dtype("<f4"), "U8": np.dtype("u1"),
-}  # fmt: skip
+    "I64": np.dtype("<i8"),
+    "F32": np.dtype("<f4"),
+    "U8": np.dtype("u1"),
+}
 
 
 class SavedTable(NamedTuple):
@@ -80,8 +85,9 @@ def counted_in_file(path: Path) -> dict[str, int]:
 
 
 def dims_in_file(path: Path) -> dict[str, int]:
-    """The length of each layer's rows there, whether saved with the ids that were learned, or of all ids from
-    0 on.
+    """Return the length of each layer's rows in a file, in either form.
+
+    A table is saved with the ids that were learned, or with rows for all ids from 0 on.
 
     Raises:
         CheckpointError: it is not a file of Keras.
@@ -135,6 +141,7 @@ def tables(checkpoint: Checkpoint) -> dict[str, SavedTable]:
 
     Raises:
         CheckpointError: it cannot be read.
+        CheckpointDamaged: the shards contradict each other.
     """
     found: dict[str, list[SavedTable]] = {}
     for part in _parts(checkpoint):
@@ -154,10 +161,10 @@ def tables(checkpoint: Checkpoint) -> dict[str, SavedTable]:
 
 
 class RowsOfCheckpoint:
-    """Rows of a model's tables, as a checkpoint has them, to be saved with it (trainer/embedding/lookups.py).
+    """Rows of a model's tables in a checkpoint, to be saved with the model (trainer/embedding/lookups.py).
 
     Args:
-        those: of the model, by number.
+        those: the model's tables, by number.
 
     Raises:
         ModelError: the checkpoint has other tables.
@@ -202,6 +209,11 @@ class _Part:
 
     @contextmanager
     def opened(self, checkpoint: Checkpoint) -> Iterator[BinaryIO]:
+        """Open the part and read its header.
+
+        Raises:
+            CheckpointDamaged: the file is not a server's part of a checkpoint.
+        """
         with checkpoint.opened(self.name) as file:
             try:
                 self._read_header(file)
@@ -224,14 +236,16 @@ class _Part:
         self._server = about.removesuffix(".about")
 
     def tables(self, file: BinaryIO) -> list[str]:
-        """Their names, by number."""
+        """Return the names of the tables in the file, by number."""
         about = json.loads(self._bytes(file, self._entries[f"{self._server}.about"]))
         return [str(table["name"]) for table in about["tables"]]
 
     def entry(self, table: int, name: str) -> _Entry:
+        """The entry of the header for a table's array: `ids`, `rows`, ..."""
         return self._entries[f"{self._server}.{table}.{name}"]
 
     def read(self, file: BinaryIO, table: int, name: str) -> np.ndarray:
+        """Read a table's array."""
         entry = self.entry(table, name)
         return np.frombuffer(self._bytes(file, entry), entry.dtype).reshape(entry.shape)
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Table specifications that servers receive for a model's layers: initial rows, and their optimizer.
 
 An optimizer whose updates need more than a row and its gradient is refused before anything is trained.
@@ -23,8 +24,14 @@ ZEROS = json.dumps({"class_name": "Zeros", "config": {}})
 _NO_OPTIMIZER = json.dumps({"class_name": "SGD", "config": {"learning_rate": 0.0, "momentum": 0.0}})
 _TRUNCATED_STDDEV = 0.87962566103423978  # of a normal distribution that is cut at 2, as Keras has it
 # What an optimizer may have that takes more than a row and its gradient.
-_WHOLE = ("clipnorm", "global_clipnorm", "weight_decay", "use_ema", "loss_scale_factor",
-          "gradient_accumulation_steps")  # fmt: skip
+_WHOLE = (
+    "clipnorm",
+    "global_clipnorm",
+    "weight_decay",
+    "use_ema",
+    "loss_scale_factor",
+    "gradient_accumulation_steps",
+)
 
 
 def trained(layer: Embedding, model: keras.Model) -> Table:
@@ -91,7 +98,11 @@ def _with_its_scale(layer: Embedding) -> keras.initializers.Initializer:
 
 
 def _of_model(layer: Embedding, optimizer: Any) -> str:
-    """The model's optimizer, in JSON; of a model that is not trained, any will do."""
+    """Return the model's optimizer as JSON; plain SGD for a model that is not trained.
+
+    Raises:
+        ModelError: servers do not have the model's optimizer.
+    """
     if optimizer is None:
         optimizer = keras.optimizers.SGD()
     name = type(optimizer).__name__

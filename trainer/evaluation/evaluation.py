@@ -1,6 +1,7 @@
+# SPDX-License-Identifier: Apache-2.0
 """The evaluation of a model by a ring: which part of the held-out data is this worker's, and what it adds.
 
-When, and in which rounds, is arithmetic (edl/contract/evaluation.py); how a model is evaluated on a batch is
+When, and in which batches, is arithmetic (edl/contract/evaluation.py); how a model is evaluated on a batch is
 not known here.
 """
 
@@ -48,13 +49,13 @@ class Metrics(Protocol):
 class RingEvaluation:
     """The held-out data of a worker, and its model's metrics.
 
-    While the sum of one round travels, the next one of its pass is computed: between them nothing changes the
-    weights. So ranks do not wait for the slowest rank of each round, only for that of the pass.
+    While the all-reduce of one batch runs, the next batch of its pass is computed: nothing changes weights
+    between them. So ranks do not wait for the slowest rank of each batch, only for that of the pass.
 
     Args:
-        batches: by split; each of them has the rounds of a pass as its steps.
-        computing: computes one round at a time; None to use a separate thread.
-        watched: limits the time that this worker computes in a round.
+        batches: by split; each of them has the evaluation batches of a pass as its steps.
+        computing: computes one evaluation batch at a time; None to use a separate thread.
+        watched: limits the time that this worker computes in an evaluation batch.
     """
 
     def __init__(
@@ -67,7 +68,7 @@ class RingEvaluation:
     ):
         self._plan, self._batches, self._metrics, self._watched = plan, batches, metrics, watched
         self._computing = computing or ThreadPoolExecutor(1, thread_name_prefix="evaluate")
-        self._ahead: tuple[Pass, int, Future[tuple[np.ndarray, int]]] | None = None  # pass, round, result
+        self._ahead: tuple[Pass, int, Future[tuple[np.ndarray, int]]] | None = None  # pass, batch, result
 
     @property
     def sizes(self) -> Mapping[str, int]:
@@ -84,8 +85,10 @@ class RingEvaluation:
         return self._metrics.all_count
 
     def take(self, part: Part) -> None:
-        """Set the part of each round that this worker evaluates. Results computed in advance are dropped:
-        they may be of a different state."""
+        """Set the part of each evaluation batch that this worker evaluates.
+
+        Results computed in advance are dropped, because they may be of a different state.
+        """
         self._forget()
         for batches in self._batches.values():
             batches.take(batches.layout, part)
@@ -95,7 +98,7 @@ class RingEvaluation:
         return np.zeros(self._metrics.size, np.float32)
 
     def part(self, now: Pass, round: int) -> tuple[np.ndarray, int]:
-        """This rank's contribution to a round, float32 [values], and its number of records.
+        """This rank's contribution to a batch, float32 [values], and its number of records.
 
         Raises:
             anything: any error of the user's code, or of the data.
@@ -110,7 +113,7 @@ class RingEvaluation:
         return found
 
     def results(self, split: str, totals: np.ndarray) -> dict[str, Value]:
-        """The loss and the metrics that these sums over all rounds mean, float64 [values]."""
+        """The loss and the metrics that these sums over all evaluation batches mean, float64 [values]."""
         with self._watched("results", lambda: f"the results of the metrics over data({split!r})", 0):
             return self._metrics.results(totals)
 

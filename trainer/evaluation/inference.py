@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A model that is evaluated, or predicts, and is not trained: what the loop needs of it is its state."""
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ class InferenceLearner:
     def allreduce_step(
         self, batch: Batch | None, contribution: np.ndarray, step: int, rank: int, records: int
     ) -> control.StepResult:
-        """A step without records: it makes the last round safe."""
+        """A step without records: it makes the last evaluation batch safe."""
         assert batch is None, "no record is trained on"
         began = time.monotonic()
         total = np.asarray(self._reduce(tf.constant(contribution)))
@@ -63,6 +64,13 @@ class InferenceLearner:
 
     def change(self, values: Mapping[int, np.ndarray]) -> None:
         snapshot.change(self._variables, values)
+
+    def kept(self) -> snapshot.Kept:
+        """A copy of the state for `restore`, after something was tried."""
+        return snapshot.Kept(self._variables)
+
+    def restore(self, kept: snapshot.Kept) -> None:
+        kept.put_back()
 
     has_loss = True
 

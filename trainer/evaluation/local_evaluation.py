@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Evaluates a model on one worker, with Keras' own `evaluate`; see evaluation.py for the ring."""
 
 from __future__ import annotations
@@ -45,14 +46,18 @@ class _Batches(keras.utils.PyDataset):
 
 @contextlib.contextmanager
 def _own_step_given_as_by_fit(model: keras.Model) -> Iterator[None]:
-    """Inside this context, a model's own `test_step` gets features alone if there are no labels, as `fit`
-    does it."""
+    """Inside this context, a model's own `test_step` gets features alone if there are no labels.
+
+    `fit` does the same.
+    """
     if type(model).test_step is keras.Model.test_step:
         yield
         return
     own, unpacked, packed = (
-        model.test_step, keras.utils.unpack_x_y_sample_weight, keras.utils.pack_x_y_sample_weight
-    )  # fmt: skip
+        model.test_step,
+        keras.utils.unpack_x_y_sample_weight,
+        keras.utils.pack_x_y_sample_weight,
+    )
     model.test_step = lambda data: own(packed(*unpacked(data)))
     model.test_function = None  # which has the step as it was
     try:
@@ -79,7 +84,8 @@ def evaluate(
     size = 0 if reader is None else len(reader)
     if reader is None or size == 0:
         return {}
-    source = Records(reader, zoo.feed_of(FINAL), zoo.name, watch)
+    transform = zoo.transform_of(FINAL)
+    source = Records(reader, zoo.feed_of(FINAL), zoo.name, watch, transform=transform)
     if batches is None:
         starts = range(0, size, EVALUATION_BATCH)
         batches = [(start, min(start + EVALUATION_BATCH, size)) for start in starts]

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The loss and the compiled metrics over held-out records that are divided over the ranks.
 
 Keras' `evaluate` runs `model.test_step`, which updates metrics, and asks those for their results. Nearly all
@@ -10,6 +11,7 @@ the trained model alone.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -110,8 +112,16 @@ class EvaluationMetrics:
         finally:
             _assign(self._variables, before)
 
+    def loss(self, batch: Batch) -> float:
+        """The mean loss of a batch's records; nan if `test_step` returns none. Changes nothing."""
+        loss = self.results(self.added(batch).astype(np.float64)).get("loss", math.nan)
+        return loss if isinstance(loss, float) else math.nan
+
     def _grown(self, *batches: Batch, following: Following = nothing_follows) -> np.ndarray:
-        """float64 [size]."""
+        """Return the growth of the metrics' variables over these batches, float64 [size].
+
+        All variables have their former values afterwards.
+        """
         before, others = _values(self._variables), _values(self._others)
         _assign(self._variables, self._initial)
         try:
@@ -141,8 +151,10 @@ class EvaluationMetrics:
         return np.concatenate([np.arange(*ends) for ends in edges] or [np.zeros(0, np.int64)])
 
     def _not_metrics(self, returned: Any, warn: Callable[[str], None]) -> set[str]:
-        """The entries of `test_step`'s result that are no metrics of the model: the ring leaves them out,
-        with a warning."""
+        """Return the entries of `test_step`'s result that are no metrics of the model.
+
+        The ring leaves them out, with a warning.
+        """
         named = set(flat_logs(returned)) if isinstance(returned, dict) else self._shown
         if unknown := sorted(named - self._shown):
             warn(

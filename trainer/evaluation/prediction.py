@@ -1,10 +1,11 @@
+# SPDX-License-Identifier: Apache-2.0
 """Prediction by a ring: each record's outputs once, in files that are whole or not there.
 
-The records are predicted in rounds, like an evaluation (trainer/evaluation/evaluation.py). Each round
+The records are predicted in batches, like an evaluation (trainer/evaluation/evaluation.py). Each batch
 consists of fixed parts of the records, and each part becomes one file. A rank writes the files of its parts
-before it takes part in the all-reduce of the round. So all files of a round are on disk when its all-reduce
-returns. If a rank dies, the other ranks repeat the round and write the same files again. A restarted job
-continues after the last round whose files are complete.
+before it takes part in the all-reduce of the batch. So all files of a batch are on disk when its all-reduce
+returns. If a rank dies, the other ranks repeat the batch and write the same files again. A restarted job
+continues after the last batch whose files are complete.
 
     part-000000000000-000000001000.npz    the records [0, 1000): `ids`, their places in the data, and outputs
     predictions.json                      the data and the weights used; `complete` when nothing is missing
@@ -45,7 +46,9 @@ Predict = Callable[[Batch, Callable[[], Batch | None]], Outputs]
 class Source(Protocol):
     """The records."""
 
-    def plain(self, start: int, stop: int) -> Batch: ...
+    def plain(self, start: int, stop: int) -> Batch:
+        """Read the records [start, stop), without labels and in their own order."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -111,12 +114,15 @@ class PredictionFiles:
 
     @property
     def parts(self) -> int:
+        """The number of files."""
         return -(-self._records // self._size)
 
     def ends(self, part: int) -> tuple[int, int]:
+        """The first record of a file, and the one after its last."""
         return part * self._size, min((part + 1) * self._size, self._records)
 
     def path(self, part: int) -> Path:
+        """The path of a file. Its name has the records, so a second attempt writes the same file."""
         start, stop = self.ends(part)
         return self._directory / f"part-{start:012d}-{stop:012d}.{self._form.suffix}"
 
@@ -176,8 +182,10 @@ class PredictionFiles:
 
 
 def _if_done(read: Future[Batch] | None) -> Batch | None:
-    """The result, if the reading is done without an error; the error is raised when the records are
-    needed."""
+    """Return the result if the read is done without an error, else None.
+
+    An error is raised when the records are needed.
+    """
     return read.result() if read is not None and read.done() and read.exception() is None else None
 
 
@@ -185,7 +193,7 @@ class RingPrediction:
     """The prediction by a ring; for the training loop it is an evaluation.
 
     Args:
-        plan: the plan of one pass; its rounds consist of whole parts.
+        plan: the plan of one pass; its batches consist of whole parts.
         source: the records, in stored order.
         predict: returns the outputs of a batch, by name. Its second argument returns the next batch, or None
             if that is not read yet.
@@ -218,7 +226,7 @@ class RingPrediction:
         return self._plan.after(step, epochs)
 
     def take(self, part: Part) -> None:
-        """Set the part of each round that this worker predicts."""
+        """Set the part of each batch that this worker predicts."""
         self._part = part
 
     def nothing(self, split: str) -> np.ndarray:
@@ -226,10 +234,14 @@ class RingPrediction:
         return np.zeros(1, np.float32)
 
     def part(self, now: Pass, round: int) -> tuple[np.ndarray, int]:
-        """Write this rank's parts of a round. Returns their number, float32 [1], and their number of records.
+        """Write this rank's parts of an evaluation batch.
+
+        Returns:
+            the number of parts, float32 [1], and their number of records.
 
         Raises:
-            anything: any error of the user's code, of the data, or of the disk.
+            DataError: an output has a different number of rows than there are records.
+            Exception: any error of the user's code, of the data, or of the disk.
         """
         records = 0
         for number, batch, following in self._ahead(self._ours(now, round)):

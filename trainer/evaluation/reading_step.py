@@ -1,5 +1,7 @@
-"""A step of Keras that changes no weight (test_step, predict_step), for one batch after the other; the rows
-that are on servers are asked for by batch, of all tables at once.
+# SPDX-License-Identifier: Apache-2.0
+"""A step of Keras that changes no weight (test_step, predict_step), for a sequence of batches.
+
+Rows that are on servers are requested by batch, for all tables at once.
 
     ids     a graph runs the forward pass up to the ids, which makes those of each table unique
     ask     for their rows: for those of the next batch, while this one is computed
@@ -32,7 +34,8 @@ Following = Callable[[], Batch | None]
 
 
 def nothing_follows() -> None:
-    return None
+    """Return no batch: a `Following` for callers that read nothing ahead."""
+    return None  # noqa: RET501
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,9 +62,13 @@ class ReadingStep:
     """
 
     def __init__(
-        self, model: keras.Model, name: str, sample: Batch, given: Callable[[Batch], Any],
+        self,
+        model: keras.Model,
+        name: str,
+        sample: Batch,
+        given: Callable[[Batch], Any],
         lookups: Lookups | None = None,
-    ):  # fmt: skip
+    ):
         self._model, self._given = model, given
         step = getattr(model, name)
         self._step: Callable[[Any], Any] = lambda data: step(keras.utils.pack_x_y_sample_weight(*data))

@@ -1,13 +1,14 @@
+# SPDX-License-Identifier: Apache-2.0
 """The list of exported files, beside them: after a copy it shows whether all files have arrived."""
 
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from edl.contract import artifacts
+from edl.contract.exports import Export, File, dumps
 from edl.trainer.export.formats import files_of
 
 
@@ -21,16 +22,15 @@ def write(output: Path, exports: Mapping[str, Path], verified: Collection[str]) 
     Raises:
         OSError: there is no room for it.
     """
-    listed = [
-        {
-            "format": name,
-            "path": place(output, path),
-            "verified": name in verified,
-            "files": {_name(path, file): _described(file) for file in files_of(path)},
-        }
+    text = dumps(
+        Export(
+            name,
+            place(output, path),
+            name in verified,
+            {_name(path, f): _described(f) for f in files_of(path)},
+        )
         for name, path in exports.items()
-    ]
-    text = json.dumps({"exports": listed}, indent=1) + "\n"
+    )
     artifacts.write_whole(output / artifacts.EXPORTS, text)
     return hashlib.sha256(text.encode()).digest()
 
@@ -44,6 +44,6 @@ def _name(path: Path, file: Path) -> str:
     return path.name if file == path else f"{path.name}/{file.relative_to(path)}"
 
 
-def _described(file: Path) -> dict[str, object]:
+def _described(file: Path) -> File:
     with open(file, "rb") as opened:
-        return {"bytes": file.stat().st_size, "sha256": hashlib.file_digest(opened, "sha256").hexdigest()}
+        return File(file.stat().st_size, hashlib.file_digest(opened, "sha256").hexdigest())

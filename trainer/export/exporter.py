@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The end of a job: save the trained model, then evaluate it on the held-out records.
 
 Promise: no failure here loses the model. The trained variables are written before any of the user's code runs
@@ -81,13 +82,13 @@ class Exporter:
     abandon: Callable[[], None] = lambda: None
 
     def __call__(self, worth: Mapping[str, Value] | None = None) -> None:
-        """Save, say so, evaluate, say so.
+        """Save the model, report the files, evaluate the model, and report the result.
 
         Args:
-            worth: the loss and metrics of the model, where the ring has evaluated it.
+            worth: the loss and metrics of the model, if the ring has evaluated it.
 
         Raises:
-            RingBroken: see `_completed`; nothing was saved or said.
+            RingBroken: see `_completed`; nothing was saved or reported.
         """
         verification, unseen = None, ""
         if self.verify is not None and self.output is not None:
@@ -101,8 +102,10 @@ class Exporter:
             self._export(worth, verification, self._completed(kept), unseen)
 
     def keep(self, step: int) -> None:
-        """Save the model as it is at this step, before the ring evaluates it, and report it: the
-        copy remains if no worker lives to save the evaluated model."""
+        """Save the model as it is at this step, before the ring evaluates it, and report the copy.
+
+        The copy remains if no worker lives to save the evaluated model.
+        """
         if self.output is not None:
             with contextlib.ExitStack() as held:
                 failed = self._completed(held)
@@ -189,8 +192,12 @@ class Exporter:
     def _hand_over(
         self, kept: Kept, verification: Verification | None
     ) -> tuple[dict[str, Path], list[pb.PartFailed], str]:
-        """Write the further formats and have all loaded again: what there is by the names of the formats,
-        what has failed of it already, and why it cannot be loaded again here."""
+        """Write the further formats, and have all of them loaded again.
+
+        Returns:
+            the files by format, the formats that have failed already, and why they cannot be loaded again
+            here.
+        """
         if kept.path is None:
             return {}, [], ""
         exports = {"keras": kept.path} if kept.is_whole else {}
@@ -213,7 +220,9 @@ class Exporter:
                 if sample.why:
                     log.info(f"of the saved model, the weights are compared: {sample.why}")
                 try:
-                    verification.ask(self.model, sample, exports, self.module.name, self.source)
+                    verification.ask(
+                        self.model, sample, exports, self.module.name, self.source, self.module.functions
+                    )
                 except (EdlError, OSError) as error:  # no memory for a copy of the model, or of the records
                     unseen = format_error(error)
         except FAILURES as error:
@@ -243,8 +252,10 @@ class Exporter:
 
     @contextlib.contextmanager
     def _secured(self, safe: Path | None) -> Iterator[None]:
-        """Inside, the user's code is run to save the model: for a limited time, and after the master knows
-        the file with the variables."""
+        """Inside, the user's code runs to save the model, for a limited time.
+
+        The master knows the file with the variables before.
+        """
         self._tell_secured(safe)
 
         def hung(why: str, stack: str) -> None:

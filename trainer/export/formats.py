@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The formats beside Keras' own that a model can be written in: SavedModel and ONNX.
 
 Promise: what is written is whole or is not there, a directory as well as a file. It holds the forward pass
@@ -38,7 +39,7 @@ def refuse_missing(formats: Sequence[str]) -> None:
         if missing:
             raise ConfigError(
                 f"export.formats: {name} needs packages that are not installed here: {', '.join(missing)} "
-                f"(pip install 'edl[{name}]', or {' '.join(PACKAGES[name])}; docs/export.md)"
+                f"(pip install {' '.join(PACKAGES[name])}; docs/export.md)"
             )
 
 

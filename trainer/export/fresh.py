@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A fresh process that loads an export, as its users will, and compares the outputs.
 
     python -m edl.trainer.export.fresh REQUEST RESULT
@@ -37,6 +38,11 @@ Look: TypeAlias = Callable[[Path, Sample, Mapping[str, Any]], str]
 
 
 def main(argv: Sequence[str]) -> None:
+    """Load exports in this new process, and write what was found.
+
+    Args:
+        argv: the numbers of two open files, for the request and for the result.
+    """
     request, result = (int(word) for word in argv)
     if not sys.stdin.buffer.readline():
         return
@@ -49,8 +55,12 @@ def main(argv: Sequence[str]) -> None:
 
 
 def look(name: str, path: Path, sample: Sample, about: Mapping[str, Any]) -> tuple[str, str, str]:
-    """Return what is wrong with an export, why Keras alone is not enough, and why neither could be
-    checked; empty texts where nothing is to be reported."""
+    """Load an export and compare its outputs.
+
+    Returns:
+        what is wrong with it, why Keras alone is not enough, and why neither could be checked; empty texts
+        where nothing is to be reported.
+    """
     looks: dict[str, Look] = {"keras": _keras, "savedmodel": _saved_model, "onnx": _onnx}
     try:
         wrong = _tried(looks[name], path, sample, about)
@@ -73,7 +83,7 @@ def _tried(look: Look, path: Path, sample: Sample, about: Mapping[str, Any]) -> 
 def _keras(path: Path, sample: Sample, about: Mapping[str, Any]) -> str:
     known: Mapping[str, Any] = {}
     if about["module"] and saved_file.note(path):
-        known = _module(about).model.__globals__
+        known = _module(about).names
     return _as_in_memory(path, saved_file.load(path, known), sample)
 
 
@@ -100,7 +110,7 @@ def built(path: Path, module: user_model.UserModel, features: Any) -> Any:
 
 
 def _module(about: Mapping[str, Any]) -> user_model.UserModel:
-    return user_model.load(about["module"], about["source"])
+    return user_model.load(about["module"], about["source"], with_data=False, functions=about["functions"])
 
 
 def _as_in_memory(path: Path, model: Any, sample: Sample) -> str:
@@ -149,6 +159,9 @@ def _by_name(features: Any, ours: Sequence[str], theirs: Sequence[str]) -> dict[
     Args:
         ours: the names of the model's inputs, in its order.
         theirs: those of the export, in no order that could be relied on.
+
+    Raises:
+        ValueError: the export has a different number of inputs.
     """
     if isinstance(features, dict) and set(features) == set(theirs):
         return dict(features)

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Saving a trained model in the first form and the first directory that work.
 
 Promise: the trained variables are written before any of the user's code runs. A model that cannot be saved in
@@ -67,6 +68,7 @@ class Kept:
 
     @property
     def is_whole(self) -> bool:
+        """Whether the kept file is a model, and not its variables only."""
         return self.path is not None and self.path.name == artifacts.MODEL
 
 

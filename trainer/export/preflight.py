@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The preflight check: before the first step, try the end of the job with a few real records.
 
 Promise: whatever would certainly fail at the end fails now, in the first seconds, and not after days of
@@ -105,7 +106,7 @@ def _saving(model: keras.Model, module: UserModel, path: Path, warn: Callable[[s
     if note := saved_file.note(path):
         warn(note)
     try:
-        loaded = saved_file.load(path, getattr(module.model, "__globals__", {}))
+        loaded = saved_file.load(path, module.names)
         different = not _same(model, loaded)
     except FAILURES as error:
         why = f"cannot be loaded again: {format_error(error)}"

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Whether a container has the memory for a process more: over its limit, all of its processes are killed."""
 
 from __future__ import annotations
@@ -25,8 +26,10 @@ def refuse_without(nbytes: int, cgroup: Path = CGROUP) -> None:
 
 
 def left(cgroup: Path = CGROUP) -> int | None:
-    """Bytes of memory that the limit leaves, with what the kernel can reclaim from files; None if there is
-    no limit."""
+    """Return the bytes of memory that the limit leaves; None if there is no limit.
+
+    What the kernel can reclaim from files counts as free.
+    """
     try:
         limit = (cgroup / "memory.max").read_text().strip()
         used = int((cgroup / "memory.current").read_text())

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A few real records and what a model makes of them: with these, what was exported is compared.
 
 They travel to another process as plain bytes (`packed`), with neither files nor pickled objects.
@@ -28,7 +29,7 @@ HALF = {"float16": 2.0**-10, "bfloat16": 2.0**-7}
 
 @dataclass(frozen=True)
 class Sample:
-    """Features, and what the model in memory gives for them.
+    """Features, and the outputs of the model in memory for them.
 
     Args:
         features: the features from `feed`; None if no outputs can be compared, for the reason `why`.
@@ -53,7 +54,8 @@ def features_of(module: UserModel, watch: Watch = unwatched) -> Any:
     for split in ("test", "train"):
         reader = module.reader(split)
         if reader is not None and len(reader):
-            records = Records(reader, module.feed_of(split), module.name, watch, lenient=True)
+            feed, transform = module.feed_of(split), module.transform_of(split)
+            records = Records(reader, feed, module.name, watch, lenient=True, transform=transform)
             return records.these(records.first(RECORDS)).x
     return None
 
@@ -83,14 +85,17 @@ def of(model: keras.Model, features: Any, why: str = "") -> Sample:
 
 
 def outputs_of(model: Any, features: Any) -> tuple[np.ndarray, ...]:
-    """Return each output of the model in inference, flattened. It is computed on the CPU, where results
-    are the same everywhere."""
+    """Return each output of the model in inference, flattened.
+
+    They are computed on the CPU, where results are the same everywhere.
+    """
     with tf.device("/CPU:0"):
         tensors = keras.tree.map_structure(lambda a: None if a is None else tf.convert_to_tensor(a), features)
         return flattened(model(tensors, training=False))
 
 
 def flattened(outputs: Any) -> tuple[np.ndarray, ...]:
+    """Flatten a structure of outputs into arrays; None is left out."""
     return tuple(_plain(o) for o in keras.tree.flatten(outputs) if o is not None)
 
 
@@ -159,6 +164,7 @@ def packed(sample: Sample, about: dict[str, Any]) -> bytes:
 
 
 def unpacked(data: bytes) -> tuple[Sample, dict[str, Any]]:
+    """Read what `packed` has written: the sample, and all entries of its head."""
     with np.load(io.BytesIO(data), allow_pickle=False) as archive:
         head_bytes, *found = (archive[f"arr_{i}"] for i in range(len(archive.files)))
     head = json.loads(head_bytes.tobytes())
@@ -182,7 +188,7 @@ def _pack(value: Any, found: list[np.ndarray]) -> Any:
         kind = "list" if isinstance(value, list) else "tuple"
         return {kind: [_pack(inner, found) for inner in value]}
     if isinstance(value, tf.RaggedTensor | tf.SparseTensor):
-        raise TypeError(f"its features are {type(value).__name__}s, of which no sample can be kept")
+        raise TypeError(f"its features are {type(value).__name__}s, which cannot be kept as a sample")
     array = np.asarray(value)
     if array.dtype == object:  # text, as TensorFlow gives it
         array = array.astype(np.bytes_)

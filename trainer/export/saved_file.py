@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A saved model, checked as its users will load it: with nothing but Keras.
 
 A `.keras` file names the classes and functions that it was built of. Those of Keras are there in every
@@ -16,7 +17,7 @@ from typing import Any
 import keras
 
 from edl.contract.artifacts import MODEL
-from edl.layers.embedding import (  # a file may contain them, and Keras alone does not know them
+from edl.layers import (  # a file may contain them, and Keras alone does not know them
     Embedding,
     rows_to_be_loaded,
 )
@@ -27,17 +28,23 @@ PIECE = 1 << 20
 MOST_NAMED = 8
 FAMILIES = frozenset({"keras", "keras_hub", "keras_cv", "keras_nlp", "builtins"})  # imported by Keras itself
 FUNCTIONS = (  # where Keras looks for a function by its name
-    keras.activations, keras.constraints, keras.initializers, keras.losses, keras.metrics, keras.ops,
+    keras.activations,
+    keras.constraints,
+    keras.initializers,
+    keras.losses,
+    keras.metrics,
+    keras.ops,
     keras.regularizers,
-)  # fmt: skip
+)
 
 
 def save(model: keras.Model, path: Path) -> None:
-    """Save the model as Keras does; layers that have replaced Keras' own (trainer/embedding/replacement.py)
-    are saved as Keras' own.
+    """Save the model as Keras does.
+
+    Layers that have replaced Keras' own (trainer/embedding/replacement.py) are saved as Keras' own.
 
     Raises:
-        what Keras raises.
+        Exception: any that Keras raises.
     """
     model.save(path)
     if not any(isinstance(layer, Embedding) and layer.is_plain for layer in model._flatten_layers()):
@@ -72,10 +79,14 @@ def _plain(config: Any) -> Any:
         if of["vocabulary"] == of["input_dim"]:
             node["module"], node["registered_name"] = "keras.layers", None
             node["config"] = {
-                "name": of["name"], "trainable": False, "dtype": of["dtype"], "input_dim": of["input_dim"],
-                "output_dim": of["dim"], "embeddings_initializer": of["initializer"],
+                "name": of["name"],
+                "trainable": False,
+                "dtype": of["dtype"],
+                "input_dim": of["input_dim"],
+                "output_dim": of["dim"],
+                "embeddings_initializer": of["initializer"],
                 "mask_zero": of["mask_zero"],
-            }  # fmt: skip
+            }
     return config
 
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Whether what was exported can be loaded, in a process that has not trained it, and gives the same outputs.
 
 The process is started as soon as the end of a job begins: it imports while the model is saved, and loads and
@@ -75,9 +76,12 @@ class Verification:
         self._names: list[str] = []
         self._process = subprocess.Popen(
             [*module_command("edl.trainer.export.fresh"), str(self._request), str(self._result)],
-            stdin=subprocess.PIPE, stdout=self._log, stderr=self._log, env=environment(threads),
+            stdin=subprocess.PIPE,
+            stdout=self._log,
+            stderr=self._log,
+            env=environment(threads),
             pass_fds=(self._request, self._result),
-        )  # fmt: skip
+        )
 
     def ask(
         self,
@@ -86,13 +90,14 @@ class Verification:
         exports: Mapping[str, Path],
         module: str = "",
         source: str = "",
+        functions: Mapping[str, str] | None = None,
     ) -> None:
         """Begin to load and compare these exports.
 
         Args:
             model: as it is in memory.
             exports: by the names of their formats.
-            module, source: the user's module, as in the job's values.
+            module, source, functions: the user's module, as in the job's values.
 
         Raises:
             EdlError: there is no memory for another copy of the model.
@@ -103,8 +108,10 @@ class Verification:
         about: dict[str, Any] = {
             "exports": {name: str(path.resolve()) for name, path in exports.items()},
             "inputs": [] if sample.features is None else formats.input_names(model, sample.features),
-            "module": module, "source": source,
-        }  # fmt: skip
+            "module": module,
+            "source": source,
+            "functions": {**(functions or {})},
+        }
         with open(os.dup(self._request), "wb") as file:
             file.write(samples.packed(sample, about))
         self._names, self._asked_at = list(exports), time.monotonic()
@@ -151,6 +158,7 @@ class Verification:
 
     @property
     def lives(self) -> bool:
+        """Whether the verifying process still runs."""
         return self._process.poll() is None
 
     def close(self) -> None:
@@ -179,6 +187,7 @@ class Ahead:
         self._begun: Verification | None = None
 
     def prepare(self) -> None:
+        """Start the process now, so that it has imported Keras when a model is to be verified."""
         if self._begun is None:
             with contextlib.suppress(OSError, EdlError):  # no memory, no room: `take` tries again
                 self._begun = self._begin()

@@ -1,1 +1,2 @@
-"""The user's model and data: found, read, described, fingerprinted and copied."""
+# SPDX-License-Identifier: Apache-2.0
+"""The user's model and data: found, read, specified, fingerprinted and copied."""

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The arrays of a batch as TensorFlow is given them: dense, ragged, sparse, or of strings.
 
 A graph is traced for arrays of certain types (`spec`). An array of another type is compared with them,
@@ -38,7 +39,8 @@ def standard(array: Any) -> Any:
     """Convert an array as Keras' `fit` does: floats to the default precision, text to a tensor.
 
     Raises:
-        TypeError, ValueError: no tensor can be made of it.
+        TypeError: TensorFlow has no such type.
+        ValueError: no tensor can be made of the array.
     """
     if array is None:
         return None

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The types of a job's batches: which arrays they have, and for what a graph is traced to take them all.
 
 The first batch says which arrays there are. Where others differ from it in a length, the type covers any
@@ -70,6 +71,7 @@ class BatchTypes:
         return before != specs
 
     def differs_from_the_first(self, batch: Batch) -> bool:
+        """True if the batch's shapes or types are not those of the first records."""
         return _specs(batch) != self._first
 
     def tensors(self, batch: Batch) -> list[Any]:
@@ -84,7 +86,7 @@ class BatchTypes:
         return list(tf.nest.pack_sequence_as(self._specs, list(tensors), expand_composites=True))
 
     def tree(self, leaves: Sequence[Any]) -> Any:
-        """Features, labels and weights."""
+        """Put flat tensors back into the structure of features, labels and weights."""
         return unflattened(self._structure, map(arrays.tensor, leaves))
 
 
@@ -98,7 +100,7 @@ def _specs(batch: Batch) -> list[tf.TypeSpec]:
 
 
 def tensor_tree(batch: Batch) -> Any:
-    """Features, labels and weights as tensors."""
+    """Return features, labels and weights as tensors, in the batch's own structure."""
     return unflattened(_tree(batch), map(arrays.tensor, leaves(batch)))
 
 
@@ -116,6 +118,7 @@ def divided(batch: Batch, pieces: int) -> list[Batch]:
 
 
 def unflattened(structure: Any, leaves: Iterator[Any]) -> Any:
+    """Put `leaves` back into the shape of `structure`, in keras.tree.flatten()'s order. None stays None."""
     return keras.tree.map_structure(lambda a: None if a is None else next(leaves), structure)
 
 

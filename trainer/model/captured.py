@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Variables that a training step reads or assigns though neither the model nor its optimizer lists them.
 
 A loss, a metric or a schedule may have variables of its own: a weight of the loss that a callback raises, a
@@ -22,7 +23,7 @@ from edl.errors import ModelError
 
 
 def plain(v: Any) -> tf.Variable:
-    """TensorFlow's variable, also of one of Keras'."""
+    """Return TensorFlow's variable behind one of Keras; a variable of TensorFlow is returned unchanged."""
     return v._value if isinstance(v, keras.Variable) else v
 
 
@@ -46,11 +47,15 @@ def metrics_of(model: keras.Model) -> list[keras.metrics.Metric]:
 
 
 def metric_variables(model: keras.Model) -> list[keras.Variable]:
+    """Return the variables of all metrics of the model and its layers, in the order of `metrics_of`."""
     return [v for metric in metrics_of(model) for v in metric.variables]
 
 
 def attributes_of(model: keras.Model) -> dict[str, tf.Variable]:
-    """TensorFlow's variables in attributes of layers and the model, which Keras does not list, by name."""
+    """Return TensorFlow's variables in attributes of the model and its layers, by name.
+
+    Keras does not list them.
+    """
     found = ((f"{la.name}.{name}", v) for la in model._flatten_layers() for name, v in vars(la).items())
     return {name: v for name, v in found if isinstance(v, tf.Variable)}
 
@@ -122,7 +127,7 @@ def refuse_assigned(graph: Any, without: Iterable[Any] = ()) -> None:
 
 @contextlib.contextmanager
 def undone() -> Iterator[None]:
-    """On exit, give each of Keras' variables that was assigned inside the value that it had before.
+    """On exit, restore each of Keras' variables that was assigned inside.
 
     Metrics, losses and layers may assign variables that no object lists. Each is noted when it is assigned.
     """

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """From steps to batches: the records of this rank, read ahead of the step that needs them.
 
 How records are read is trainer/model/records.py; this module knows neither Keras nor files.
@@ -9,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -56,6 +57,11 @@ def named(indices: np.ndarray) -> str:
     return f"records {first}" + (f" and {others} others" if others > 0 else "")
 
 
+def with_place(why: str, place: str) -> str:
+    """The reason why a record is bad, after the file and the number there unless it names the file itself."""
+    return f"{place}: {why}" if place and place.partition(": record ")[0] not in why else why
+
+
 class Source(Protocol):
     """The records of a split."""
 
@@ -69,23 +75,36 @@ class Source(Protocol):
         ...
 
     def batch(self, start: int, stop: int, part: Part) -> Batch | None:
-        """Read this part of the records at the positions [start, stop), which lie in one epoch; None if the
-        part has no records.
+        """Read this part of the records [start, stop), which lie in one epoch; None if the part is empty.
 
         Raises:
-            DataError: they cannot be read, or are not what they should be.
+            DataError: the records cannot be read, or differ from what was expected.
         """
+        ...
+
+
+@runtime_checkable
+class ParallelSource(Source, Protocol):
+    """A source that reads several batches at a time."""
+
+    count: int  # of batches that it reads at a time
+
+    def submit(
+        self, start: int, stop: int, part: Part, ready: Callable[[Batch], Batch]
+    ) -> Future[Batch | None]:
+        """Begin to read what `batch` returns. `ready` is called with the batch on a thread that reads."""
         ...
 
 
 class Batches:
     """This rank's batches, one for each step.
 
-    While the ring is busy with one, the next ones are read: as many as `ahead_bytes` hold, one at least.
+    While the ring is busy with one, the next ones are read: as many as `ahead_bytes` hold, one at least. A
+    parallel source reads at least as many ahead as it reads at a time.
 
     Args:
         batch: records in a step, over all ranks.
-        reading: reads one batch at a time; None to use a separate thread.
+        reading: reads one batch at a time; None to use a separate thread. A parallel source reads by itself.
         ready: what else can be done about a batch before its step, where it is read.
     """
 
@@ -147,14 +166,17 @@ class Batches:
         self.begin(step)
         batch = self._read[0][1].result()
         size = batch.nbytes if batch else 0
-        most = min(max(int(self._ahead_bytes // max(size, 1)), 1), MOST_AHEAD)
+        least = self._source.count if isinstance(self._source, ParallelSource) else 1
+        most = min(max(int(self._ahead_bytes // max(size, 1)), least), MOST_AHEAD)
         while len(self._read) <= most and (following := self._read[-1][0] + 1) < end:
             self._submit(following)
         return batch
 
     def following(self, step: int) -> Batch | None:
-        """The records of the step after this one, if they are read already; None: they are not, or cannot be
-        read; the step that needs them raises the error."""
+        """Return the records of the step after this one if they are read already, else None.
+
+        An error of the read is not raised here, but by the step that needs the records.
+        """
         for at, reading in self._read:
             if at == step + 1 and reading.done() and not reading.cancelled() and reading.exception() is None:
                 return reading.result()
@@ -175,7 +197,10 @@ class Batches:
 
     def _begun(self, step: int) -> Future[Batch | None]:
         part = self._then[1] if self._then is not None and step >= self._then[0] else self._part
-        return self._reading.submit(self._read_one, *self.steps.positions(step), part)
+        positions = self.steps.positions(step)
+        if isinstance(self._source, ParallelSource):
+            return self._source.submit(*positions, part, self._ready)
+        return self._reading.submit(self._read_one, *positions, part)
 
     def _read_one(self, start: int, stop: int, part: Part) -> Batch | None:
         batch = self._source.batch(start, stop, part)

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The digest of a state: equal for states that are equal, bit for bit, and else not, as far as chance goes.
 
 XXH3, as of what travels between members (trainer/ring/transfer.py): it finds bits that have changed by
@@ -25,8 +26,10 @@ def digest(parts: Iterable[np.ndarray], told: bytes = b"") -> bytes:
 
 
 def drained(parts: list[np.ndarray]) -> Iterator[np.ndarray]:
-    """Remove each part from the list before the next one is read: a step has to copy a value that is still
-    referenced before it changes it."""
+    """Yield the parts, and remove each from the list before the next one is read.
+
+    A step has to copy a value that is still referenced before it changes the value.
+    """
     parts.reverse()
     while parts:
         yield parts.pop()

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Whether two workers have made the same model: a hash of how it is made, not of its weights.
 
 A ring sums vectors by position. Two models that differ, but happen to have as many weights, would train on

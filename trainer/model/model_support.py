@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Properties of models that the trainer needs, and the refusal of unsupported models, with a remedy."""
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ def refuse_unless_compiled(model: Any) -> None:
 
 
 def has_own_step(model: keras.Model) -> bool:
-    """Whether it says itself what a training step is."""
+    """True if the model's class overrides `train_step`."""
     return type(model).train_step is not keras.Model.train_step
 
 
@@ -109,8 +110,10 @@ def moving(model: keras.Model) -> list[keras.Variable]:
 
 
 def output_losses(model: keras.Model) -> list[Any]:
-    """Keras' means of the loss of each output, in the order in which they are computed; none: the model has
-    one output, whose loss is all there is."""
+    """Return Keras' means of the loss of each output, in the order of their computation.
+
+    The list is empty for a model with one output, whose loss is the whole loss.
+    """
     return list(getattr(model._compile_loss, "metrics", ()))
 
 
@@ -121,12 +124,15 @@ def of_keras(thing: Any) -> bool:
 
 
 def computes_its_own_loss(model: keras.Model) -> bool:
+    """True if the model's class overrides compute_loss(): compiled losses then need not be in its loss."""
     return type(model).compute_loss is not keras.Model.compute_loss
 
 
 def is_plain(model: keras.Model) -> bool:
-    """Whether the model consists of Keras' own layers and edl's, and its loss is made of compiled losses:
-    none of them mixes the records of a batch, BatchNormalization aside."""
+    """True if the model consists of Keras' and edl's layers, and its loss of compiled losses of Keras.
+
+    None of these mixes the records of a batch, except for BatchNormalization.
+    """
     layers = list(model._flatten_layers())
     operations = [op for layer in layers for op in getattr(layer, "operations", ())]
     losses = [entry.loss for entry in getattr(model._compile_loss, "_flat_losses", None) or ()]

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The records of a step, in the order of the job: what a reader gives, as batches for the model."""
 
 from __future__ import annotations
@@ -11,11 +12,13 @@ import keras
 import numpy as np
 
 from edl.contract.layout import Layout, Part
-from edl.contract.order import Order
+from edl.contract.order import Order, record_seeds
 from edl.data import RandomAccess, Reader
+from edl.data.place import place
 from edl.errors import DataError
 from edl.trainer.model.arrays import kind_of, nbytes, protected, standard
-from edl.trainer.model.data import BadRecord, Batch, named
+from edl.trainer.model.data import BadRecord, Batch, named, with_place
+from edl.trainer.model.transform import Transform
 from edl.trainer.runtime.error_report import format_error
 from edl.trainer.runtime.watchdog import Watch, unwatched
 
@@ -34,6 +37,7 @@ class Records:
         watch: wraps each call of the reader and of `feed`.
         seed, shuffle: determine the order.
         lenient: leave bad records out of a batch, and list them there; otherwise they raise.
+        transform: maps the records that `feed` has made; each with a seed of its own in each epoch.
     """
 
     def __init__(
@@ -45,7 +49,9 @@ class Records:
         seed: int = 0,
         shuffle: bool = False,
         lenient: bool = False,
+        transform: Transform | None = None,
     ):
+        self._transform = transform
         self._reader, self._watch, self._feed, self._name = reader, watch, feed, name
         self._seed, self._shuffle, self._lenient = seed, shuffle, lenient
         self._open: dict[int, tuple[int, Any]] = {}  # by shard: its present block, as (number, records)
@@ -85,21 +91,57 @@ class Records:
         if not len(indices):
             return None
         try:
-            return self._batch(indices, shards, part)
+            return self._as_batch(self._raw(indices, shards, part), indices, self.epoch(start))
         except Exception:
             if not self._lenient:
                 raise
-            return self._good(indices)
+            return self._good(indices, self.epoch(start))
 
-    def _batch(self, indices: np.ndarray, shards: np.ndarray, part: Part) -> Batch:
+    def epoch(self, position: int) -> int:
+        """The epoch of a position."""
+        return position // max(self.layout.records, 1)
+
+    def pick(self, start: int, stop: int, part: Part, owner: int, owners: int) -> Any:
+        """Read the raw records of this part that belong to `owner`, from 0.
+
+        The owners share the shards, so that each block is read by one of them.
+
+        Raises:
+            DataError: the reader gave something else than it promised.
+        """
+        indices, shards = self._order.part(start, stop, part)
+        ours = shards % owners == owner
+        return self._raw(indices[ours], shards[ours], part)
+
+    def feed(
+        self, start: int, stop: int, part: Part, owners: Sequence[int], count: int, pieces: Sequence[Any]
+    ) -> Batch:
+        """Make the batch of this part of the raw records that some of `count` owners have picked.
+
+        Raises:
+            DataError: the reader or `feed` gave something else than it promised.
+        """
+        indices, shards = self._order.part(start, stop, part)
+        places = np.concatenate([np.flatnonzero(shards % count == owner) for owner in owners])
+        back = np.argsort(places)
+        try:
+            whole = lambda *arrays: self._whole(*arrays)[back]  # noqa: E731
+            records = keras.tree.map_structure(whole, *pieces) if len(pieces) > 1 else pieces[0]
+            return self._as_batch(records, indices, self.epoch(start))
+        except Exception:
+            if not self._lenient:
+                raise
+            return self._good(indices, self.epoch(start))
+
+    def _raw(self, indices: np.ndarray, shards: np.ndarray, part: Part) -> Any:
         if isinstance(self._reader, RandomAccess):
-            return self._as_batch(self._take(self._reader, indices), indices)
+            return self._take(self._reader, indices)
         if not self._shuffle:
-            return self.plain(int(indices[0]), int(indices[-1]) + 1)
+            return self._read(int(indices[0]), int(indices[-1]) + 1)
         if part != self._part:  # the blocks of the shards that others read now
             self._part, ours = part, self._order.shards(part)
             self._open = {shard: block for shard, block in self._open.items() if ours[shard]}
-        return self._as_batch(self._pick(indices, shards), indices)
+        return self._pick(indices, shards)
 
     def plain(self, start: int, stop: int) -> Batch:
         """The records [start, stop) as they lie, without any order: for evaluation."""
@@ -127,13 +169,13 @@ class Records:
                 break
         return good
 
-    def these(self, indices: Sequence[int]) -> Batch:
-        """The records at `indices`, read one by one unless they follow each other.
+    def these(self, indices: Sequence[int], epoch: int = 0) -> Batch:
+        """The records at `indices` in an epoch, read one by one unless they follow each other.
 
         Raises:
             DataError, or what the reader or `feed` raises: one of them is bad, or they do not go together.
         """
-        return self._as_batch(self._joined(indices), np.array(indices))
+        return self._as_batch(self._joined(indices), np.array(indices), epoch)
 
     def _joined(self, indices: Sequence[int]) -> Any:
         start, stop = indices[0], indices[-1] + 1
@@ -141,7 +183,15 @@ class Records:
             return self._read(start, stop)
         return keras.tree.map_structure(self._whole, *(self._read(i, i + 1) for i in indices))
 
-    def _good(self, indices: np.ndarray) -> Batch:
+    def good(self, indices: np.ndarray, epoch: int) -> Batch:
+        """The records at `indices` in an epoch, without those that are bad if `lenient`.
+
+        Raises:
+            DataError, or what the reader or `feed` raises: one of them is bad, or they do not go together.
+        """
+        return self._good(indices, epoch) if self._lenient else self.these(indices.tolist(), epoch)
+
+    def _good(self, indices: np.ndarray, epoch: int) -> Batch:
         """The records at `indices` without those that are bad, found one by one.
 
         Raises:
@@ -150,16 +200,16 @@ class Records:
         good, bad = [], []
         for index in indices.tolist():
             try:
-                self.these([index])
+                self.these([index], epoch)
             except Exception as error:
-                bad.append(BadRecord(index, format_error(error)))
+                bad.append(BadRecord(index, with_place(format_error(error), place(self._reader, index))))
             else:
                 good.append(index)
         if not good:
             return Batch(np.zeros(0, np.int64), None, None, None, bad=tuple(bad))
-        return replace(self.these(good), bad=tuple(bad))
+        return replace(self.these(good, epoch), bad=tuple(bad))
 
-    def _as_batch(self, records: Any, indices: np.ndarray) -> Batch:
+    def _as_batch(self, records: Any, indices: np.ndarray, epoch: int = 0) -> Batch:
         fed = self._fed(records, indices)
         where = "feed(records)" if self._feed else "data(split).read()"
         if self._feed is None and not isinstance(fed, tuple | list):
@@ -185,6 +235,10 @@ class Records:
                     f"{self._name}: {where} must keep the number of records: of {len(indices)}, {name} has "
                     f"{what} ({named(indices)})"
                 )
+        if self._transform is not None and len(indices):
+            with self._watch(lambda: f"{self._name}: transform() of the {named(indices)}"):
+                seeds = record_seeds(self._seed, epoch, indices)
+                x, y, weights = self._transform(x, y, weights, seeds, named(indices))
         return Batch(indices, x, y, weights, nbytes((x, y, weights)))
 
     def _refuse_objects(self, fed: Any, where: str) -> None:
@@ -198,8 +252,8 @@ class Records:
                 standard(array)
             except (TypeError, ValueError) as error:
                 raise DataError(
-                    f"{self._name}: {where}: {_name(path)} is {kind_of(array)}, of which no tensor can be "
-                    "made; give numbers or text"
+                    f"{self._name}: {where}: {_name(path)} is {kind_of(array)}, which cannot "
+                    "become a tensor; give numbers or text"
                 ) from error
 
     def _fed(self, records: Any, indices: np.ndarray) -> Any:

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The values of many variables: taken without a copy, sent, prepared, and taken over.
 
 TensorFlow never writes into a value that is still referenced: an update gives the variable a new value, or
@@ -11,7 +12,7 @@ from __future__ import annotations
 import ctypes
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -27,7 +28,7 @@ LARGE = 1 << 20  # bytes of a part that is worth not being copied
 
 def parts(variables: Sequence[Any]) -> list[np.ndarray]:
     """The value of each now, uint8 [bytes]."""
-    return [_array(_value(v)).reshape(-1).view(np.uint8) for v in variables]
+    return [array(_value(v)).reshape(-1).view(np.uint8) for v in variables]
 
 
 def variable_specs(variables: Sequence[Any], model: keras.Model) -> list[VariableSpec]:
@@ -54,6 +55,7 @@ def variable_specs(variables: Sequence[Any], model: keras.Model) -> list[Variabl
 
 
 def nbytes(variables: Sequence[Any]) -> int:
+    """Return the size of the variables' values in bytes, which is the sum of the lengths of their `parts`."""
     return sum(map(_nbytes, variables))
 
 
@@ -81,6 +83,7 @@ class Room(np.ndarray):
 
     @staticmethod
     def of(tensor: Any) -> Room:
+        """View the bytes of a tensor as an array that keeps the tensor alive."""
         address = np.asarray(memoryview(tensor)).ctypes.data
         memory = (ctypes.c_uint8 * len(tensor)).from_address(address)
         found = np.ctypeslib.as_array(memory).view(Room)
@@ -89,8 +92,11 @@ class Room(np.ndarray):
 
 
 def allocate(nbytes: int) -> np.ndarray:
-    """For a part that is to come, uint8 [bytes]. `prepared` makes a value of it without a copy: memory that
-    is touched for the first time costs more than what is written there."""
+    """Allocate memory for a part to be received, uint8 [bytes].
+
+    `prepared` makes a value of it without a copy: memory that is touched for the first time costs more than
+    the write.
+    """
     if nbytes < LARGE:
         return np.empty(nbytes, np.uint8)
     with tf.device("CPU:0"):
@@ -98,11 +104,10 @@ def allocate(nbytes: int) -> np.ndarray:
 
 
 def prepared(variables: Sequence[Any], parts: list[np.ndarray]) -> list[Any]:
-    """Convert parts for `take_over`. Changes nothing but the list: each part is removed as soon as it is
-    converted.
+    """Convert parts for `take_over`. Only the list changes: each part is removed as soon as it is converted.
 
     Raises:
-        ModelError: they are not of these variables.
+        ModelError: the parts are not of these variables.
     """
     given, expected = [len(part) for part in parts], [_nbytes(v) for v in variables]
     if given != expected:
@@ -121,7 +126,7 @@ def take_over(variables: Sequence[Any], values: Sequence[Any]) -> None:
 
 
 def change(variables: Sequence[Any], values: Mapping[int, np.ndarray]) -> None:
-    """Give some of the variables, by their place, other values: uint8 [bytes] each."""
+    """Set some of the variables, by index, to these values, uint8 [bytes] each."""
     some = [variables[place] for place in values]
     take_over(some, prepared(some, list(values.values())))
 
@@ -138,16 +143,37 @@ class Kept:
         self._variables, self._values = variables, [(_smallest(value), value.shape) for value in values]
 
     def put_back(self) -> None:
+        """Assign the kept values, and drop each, so that memory holds one state and one variable more."""
         for v in reversed(self._variables):  # one after the other: what is kept is dropped
             v.assign(tf.broadcast_to(*self._values.pop()))  # of its shape then, which may be any
 
 
 def _smallest(value: Any) -> Any:
     """The value, or, if that is the same to the bit everywhere, one of its elements."""
-    bits = _array(value).reshape(-1)
+    bits = array(value).reshape(-1)
     bits = bits.view(f"u{bits.itemsize}") if bits.itemsize in (1, 2, 4, 8) else bits
     same = bits.size > 1 and bool((bits == bits[0]).all())
     return tf.constant(tf.reshape(value, [-1])[0]) if same else value
+
+
+def filled(shape: Sequence[int], fill: Callable[[np.ndarray], None]) -> Any:
+    """A new float32 tensor, made without a copy.
+
+    Args:
+        fill: writes the values; takes the tensor's memory, float32 [values], uninitialised.
+    """
+    with tf.device("CPU:0"):
+        value = tf.raw_ops.Empty(shape=shape, dtype=tf.float32)
+    if math.prod(shape):
+        fill(memory(value))
+    return value
+
+
+def memory(value: Any) -> np.ndarray:
+    """The memory of a float32 tensor, float32 [values], for writing. Nothing else may use the tensor yet."""
+    found: Any = (ctypes.c_float * math.prod(value.shape)).from_address(array(value).ctypes.data)
+    found.tensor = value  # which must not be freed before
+    return np.ctypeslib.as_array(found)
 
 
 def digest(parts: Sequence[np.ndarray]) -> str:
@@ -161,9 +187,11 @@ def _value(variable: Any) -> Any:
 
 
 def _tensor(part: np.ndarray, like: Any) -> Any:
-    """A part as a tensor: without a copy if its memory was `allocate`d, else a copy. Other threads run
-    meanwhile: TensorFlow's own copy holds Python's lock, for a tenth of a second if much new memory is
-    touched."""
+    """Convert a part to a tensor: without a copy if its memory came from `allocate`, else with one.
+
+    Other threads run meanwhile. TensorFlow's own copy holds Python's lock, for a tenth of a second where much
+    memory is touched for the first time.
+    """
     if isinstance(part, Room) and (like.dtype.is_floating or like.dtype.is_integer):
         size = [like.dtype.size] if like.dtype.size > 1 else []
         with tf.device("CPU:0"):
@@ -179,7 +207,8 @@ def _tensor(part: np.ndarray, like: Any) -> Any:
     return value
 
 
-def _array(value: Any) -> np.ndarray:
+def array(value: Any) -> np.ndarray:
+    """An eager tensor as an array, without a copy where Python has a name for its type."""
     try:
         return np.asarray(memoryview(value))
     except ValueError:  # bfloat16: Python has no name for it

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Imports a user's module under a name that no other module has, with its folder on Python's path.
 
 Processes of edl start without the user's folders on Python's path (edl/contract/own_modules.py). The folder
@@ -34,7 +35,7 @@ def import_file(path: Path) -> ModuleType:
 
     Raises:
         ModelError: the file does not exist, is not Python, or imports a module that a module in use hides.
-    """
+    """  # noqa: DOC501 (what _explained makes)
     if not path.is_file():
         raise ModelError(f"model.module: there is no file {path}")
     path = path.parent.resolve() / path.name  # not the target of a link: Kubernetes' folders for these change
@@ -62,7 +63,7 @@ def import_module(name: str) -> ModuleType:
 
     Raises:
         ModelError: the module does not exist, or imports a module that a module in use hides.
-    """
+    """  # noqa: DOC501 (what _explained makes)
     folders = [Path.cwd()]
     _add_to_path(folders)
     dotted = name if "." in name else f"edl.zoo.{name}"

@@ -1,45 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
 """Finding a user's model: a zoo name, a dotted module, or the path of a Python file.
 
-The contract is two plain functions and three optional ones:
+The contract is two plain functions and four optional ones:
 
     model()        a compiled Keras model
     data(split)    a reader, or what `edl.dataset` takes, for "train", and for "test" (or None: nothing is
-    held
-                   out); for "validation" where evaluation.split asks for it
+                   held out); for "validation" where evaluation.split asks for it. data() without a split
+                   gives all records. Not needed if values name the records (trainer/model/splits.py)
     feed(records)  from what the reader gives to (features, labels[, weights]); feed(records, split) is also
                    given the split of the records
+    transform(features, label)  one record to one record, traced by TensorFlow (trainer/model/transform.py)
     callbacks()    Keras callbacks (trainer/callbacks/callbacks.py)
     write(outputs, ids)  what is to be kept of predictions
+
+A module of ElasticDL's contract has custom_model() or CustomModel instead (trainer/elasticdl/contract.py).
 """
 
 from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from edl import scratch
+from edl.config import model_check
+from edl.config.job import Config, Data
 from edl.data import Reader, dataset
 from edl.errors import DataError, ModelError
 from edl.trainer.model import user_import
+from edl.trainer.model.splits import Splits
+from edl.trainer.model.transform import Transform, parameters
 
-OPTIONAL = ("feed", "callbacks", "write")  # functions of the contract
+OPTIONAL = ("feed", "callbacks", "write", "transform")  # functions of the contract
 
 
 @dataclass(frozen=True)
 class UserModel:
-    """A user's module, checked."""
+    """A user's module, checked.
+
+    Args:
+        data: gives the records of a split, or None; `Splits` if the module was loaded.
+        feed: called through `feed_of`.
+        transform: called through `transform_of`.
+        functions: names of functions of ElasticDL's contract, as in the values (model.functions).
+        module_names: the module's names; None: those of the file that defines `model`.
+    """
 
     name: str
     model: Callable[[], Any]
     data: Callable[[str], Any]
-    feed: Callable[..., Any] | None  # called through `feed_of`
+    feed: Callable[..., Any] | None
     callbacks: Callable[[], Any] | None = None
     write: Callable[[Any, Any], Any] | None = None
+    transform: Callable[..., Any] | None = None
+    functions: Mapping[str, str] = field(default_factory=dict)
+    module_names: Mapping[str, Any] | None = None
+
+    @property
+    def names(self) -> Mapping[str, Any]:
+        """The names that the module defines, for loading a model that was saved with its classes."""
+        return getattr(self.model, "__globals__", {}) if self.module_names is None else self.module_names
 
     def reader(self, split: str) -> Reader | None:
         """The reader of `split`; only "train" must have one.
@@ -51,17 +75,22 @@ class UserModel:
         if data is None and split != "train":
             return None
         try:
-            reader = dataset(data, source=f"data({split!r})")
+            reader = dataset(data, source=self.source(split))
         except DataError as error:
             raise ModelError(f"{self.name}: {error}") from error
         try:
             len(reader)
         except (TypeError, ValueError) as error:
             raise ModelError(
-                f"{self.name}: __len__() of what data({split!r}) returns must give the number of records, an "
-                f"integer of at least 0: {error}"
+                f"{self.name}: __len__() of what {self.source(split)} returns must give the number of "
+                f"records, an integer of at least 0: {error}"
             ) from error
         return reader
+
+    def source(self, split: str) -> str:
+        """Where the records of `split` come from, for people."""
+        source = getattr(self.data, "source", None)  # of Splits
+        return source(split) if source is not None else f"data({split!r})"
 
     def feed_of(self, split: str) -> Callable[[Any], Any] | None:
         """The function that makes features, labels and weights of records of `split`; None without feed()."""
@@ -70,14 +99,23 @@ class UserModel:
             return feed
         return lambda records: feed(records, split)
 
+    def transform_of(self, split: str) -> Transform | None:
+        """The transformation of the records of `split`: of those of the training, unless it takes a split."""
+        if self.transform is None:
+            return None
+        if split != "train" and "split" not in parameters(self.transform, self.name)[1]:
+            return None
+        return Transform(self.transform, split, self.name)
+
 
 def _takes_split(feed: Callable[..., Any], name: str) -> bool:
-    """Whether feed() is called as feed(records, split): its second parameter is named `split`.
+    """True if feed() is called as feed(records, split): its second parameter is named `split`.
+
     edl/config/model_check.py checks the same without importing the module.
 
     Raises:
         ModelError: feed() can be called neither in this way nor as feed(records).
-    """
+    """  # noqa: DOC501 (caught below)
     try:
         signature = inspect.signature(feed)
     except (TypeError, ValueError):  # some functions written in C have no signature
@@ -97,9 +135,33 @@ def _takes_split(feed: Callable[..., Any], name: str) -> bool:
     return takes
 
 
-def load(name: str, source: str = "") -> UserModel:
-    """Import the module named `name`, or the module whose text is `source`. Errors of the user's code are not
-    changed.
+def of_job(config: Config) -> UserModel:
+    """Import the module of a job.
+
+    Raises:
+        ModelError: see load().
+    """
+    model = config.model
+    return load(model.module, model.source, config.data, config.training.seed, functions=model.functions)
+
+
+def load(
+    name: str,
+    source: str = "",
+    values: Data | None = None,
+    seed: int = 0,
+    with_data: bool = True,
+    functions: Mapping[str, str] | None = None,
+) -> UserModel:
+    """Import the module named `name`, or the module whose text is `source`.
+
+    Errors of the user's code are not changed.
+
+    Args:
+        values: the job's values in `data`, which may name records and say how many are held out.
+        seed: training.seed, with which records are drawn that are held out.
+        with_data: the module needs a data() if no value names records.
+        functions: names of functions of ElasticDL's contract; the module has that contract if there are any.
 
     Raises:
         ModelError: the module does not exist, or it lacks a function of the contract.
@@ -112,14 +174,22 @@ def load(name: str, source: str = "") -> UserModel:
         path.write_text(source, encoding="utf-8")
     elif name.endswith(".py") or os.sep in name:
         path = Path(name)
-    module = user_import.import_file(path) if path is not None else user_import.import_module(name)
-    functions: dict[str, Any] = {}
+
+    def imported() -> ModuleType:
+        return user_import.import_file(path) if path is not None else user_import.import_module(name)
+
+    if functions or (path is not None and path.is_file() and model_check.is_elasticdl(path.read_bytes())):
+        return _of_elasticdl(imported, name, path, values, seed, functions or {})
+    module = imported()
+    own: dict[str, Any] = {}
     for wanted in ("model", "data", *OPTIONAL):
         function = getattr(module, wanted, None)
         if isinstance(function, ModuleType):  # as after `from keras import callbacks`
             function = None
-        if function is None and wanted in OPTIONAL:
-            functions[wanted] = None
+        named = values is not None and bool(values.addresses)
+        optional = wanted in OPTIONAL or (wanted == "data" and (named or not with_data))
+        if function is None and optional:
+            own[wanted] = None
             continue
         if function is not None and not inspect.isroutine(function) and hasattr(function, "get_config"):
             kind = type(function).__name__
@@ -129,9 +199,44 @@ def load(name: str, source: str = "") -> UserModel:
             )
         if not callable(function):
             raise ModelError(
-                f"{name}: the module has no function {wanted}() (model() and data(split) are due)"
+                f"{name}: the module has no function {wanted}() (model() is needed, and data(split) unless "
+                "values such as data.train name the records)"
             )
-        functions[wanted] = function
-    if functions["feed"] is not None:
-        _takes_split(functions["feed"], name)
-    return UserModel(name, functions["model"], functions["data"], *(functions[name] for name in OPTIONAL))
+        own[wanted] = function
+    if own["feed"] is not None:
+        _takes_split(own["feed"], name)
+    if own["transform"] is not None:
+        parameters(own["transform"], name)
+    data = Splits(name, own["data"], values, seed)
+    return UserModel(name, own["model"], data, *(own[name] for name in OPTIONAL))
+
+
+def _of_elasticdl(
+    imported: Callable[[], ModuleType],
+    name: str,
+    path: Path | None,
+    values: Data | None,
+    seed: int,
+    functions: Mapping[str, str],
+) -> UserModel:
+    """Import a module of ElasticDL's contract.
+
+    Raises:
+        ModelError: the module lacks a function of that contract, or imports what edl has no stand-in for.
+    """
+    from edl.trainer.elasticdl import contract, stand_ins  # patches TensorFlow's dispatch
+
+    if path is not None:
+        stand_ins.know_zoo(path)
+    found = contract.load(imported, name, functions)
+    data = Splits(name, None, values, seed, found.open)
+    return UserModel(
+        name,
+        found.model,
+        data,
+        found.feed,
+        found.callbacks,
+        found.write,
+        functions=functions,
+        module_names=found.names,
+    )

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The description of a variable, without its value."""
 
 from __future__ import annotations

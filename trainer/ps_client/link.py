@@ -1,11 +1,11 @@
+# SPDX-License-Identifier: Apache-2.0
 """One worker's link to one parameter server.
 
 Promise: a call ends with the server's answer; with `RingBroken`, as soon as the ring is cut or the server is
 found to have lost state that the ring relies on; or with the server's message, if it rejects the request. A
-server that
-is down, slow or hanging is waited for: it resumes with its state, and the master limits the wait. A request
-that fails because a checkpoint cannot be read is repeated for a minute. Every request can be repeated: the
-second one changes nothing.
+server that is down, slow or hanging is waited for: it resumes with its state, and the master limits the wait.
+A request that fails because a checkpoint cannot be read is repeated for a minute. Every request can be
+repeated: the second one changes nothing.
 
 The channel is created by the first call, in the process that calls, because gRPC does not survive a fork.
 """
@@ -18,17 +18,18 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from functools import cached_property
-from typing import Any, Protocol, TypeAlias
+from typing import Any
 
 import grpc
 
-from edl.contract.heartbeats import ServerWait
 from edl.contract.proto import ps_pb2 as pb
 from edl.contract.proto import ps_pb2_grpc as rpc
 from edl.contract.rows.shares import OPTIONS
-from edl.errors import CheckpointError, EdlError
+from edl.errors import CheckpointError
 from edl.net import tls
+from edl.trainer.ps_client.calls import Request, ServerAway, ServerRefused, TokenRefused
 from edl.trainer.ps_client.interfaces import PartNotWritten
+from edl.trainer.ps_client.interrupt import Interrupt
 from edl.trainer.ps_client.multiplex import Conversation
 from edl.trainer.ring.base import RingBroken
 from edl.trainer.runtime.log import log
@@ -40,164 +41,22 @@ TOLD_SECONDS = 5.0  # wait after which the log names the server
 DESCRIBE_SECONDS = 2.0
 UNREADABLE_SECONDS = 60.0  # for an unavailable store to recover
 TELL_SECONDS = 30.0
-PART_SECONDS = 7200.0  # limit for writing a shard: a store may hang without an error
 AWAY = {  # statuses of a call when the server is down, shuts down, or is cut off
-    grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED,
+    grpc.StatusCode.UNAVAILABLE,
+    grpc.StatusCode.DEADLINE_EXCEEDED,
+    grpc.StatusCode.CANCELLED,
     grpc.StatusCode.INTERNAL,
-}  # fmt: skip
+}
 # Longest wait for a server in these calls: it may be new, so it is not known to hold rows.
 LIMITS = {"Declare": 60.0, "Fetch": 60.0}
 LONG = ("Fetch", "Assign", "Restore", "Begin")  # calls during which a server answers no other calls
 
 UNREADABLE = grpc.StatusCode.DATA_LOSS  # the server cannot read a checkpoint
 
-Request: TypeAlias = Any  # a message of ps.proto
 _ANSWERS: dict[str, Callable[[bytes], Any]] = {  # parser of the answer, by method
     method.name: getattr(pb, method.output_type.name).FromString
     for method in pb.DESCRIPTOR.services_by_name["ParameterServer"].methods
 }
-
-
-class ServerRefused(EdlError):
-    """A parameter server rejects a request, and would reject it again."""
-
-
-class ServerAway(Exception):
-    """A server does not answer, and other servers hold its rows, or it is not known to hold any."""
-
-
-class TokenRefused(Exception):
-    """A parameter server rejects this worker's token, which was replaced; a worker with the new one
-    continues."""
-
-
-class Interrupt:
-    """Cancels calls, and knows which calls are waiting. Thread-safe."""
-
-    def __init__(self) -> None:
-        self._lock, self._running = threading.Lock(), dict[Any, None]()
-        # By call: start of the wait, server, method, last error.
-        self._waiting: dict[Any, tuple[float, int, str, str]] = {}
-        self._is_cut = threading.Event()
-
-    def arm(self) -> None:
-        """Allow calls again."""
-        self._is_cut.clear()
-
-    def cut(self) -> None:
-        """Cancel running calls, and all later ones until `arm`."""
-        self._is_cut.set()
-        with self._lock:
-            running = list(self._running)
-        for call in running:
-            call.cancel()
-
-    @property
-    def is_cut(self) -> bool:
-        return self._is_cut.is_set()
-
-    def wait(self, seconds: float) -> bool:
-        """Wait for `cut`, at most `seconds`; returns whether it was cut."""
-        return self._is_cut.wait(seconds)
-
-    def begins(self, call: Any) -> None:
-        with self._lock:
-            self._running[call] = None
-        if self._is_cut.is_set():
-            call.cancel()
-
-    def ends(self, call: Any) -> None:
-        with self._lock:
-            self._running.pop(call, None)
-
-    def waits_for(self, call: Any, server: int, method: str, since: float, why: str) -> None:
-        """Note that a call has had no answer for a while, or is being repeated after errors.
-
-        Args:
-            why: error of the last attempt; empty: no answer yet.
-        """
-        with self._lock:
-            self._waiting[call] = since, server, method, why
-
-    def waits_no_more(self, call: Any) -> None:
-        with self._lock:
-            self._waiting.pop(call, None)
-
-    def longest(self, now: float) -> ServerWait | None:
-        """The longest running wait, or None."""
-        with self._lock:
-            found = min(self._waiting.values(), default=None)
-        return None if found is None else ServerWait(found[1], found[2], now - found[0], found[3])
-
-
-class Pending(Protocol):
-    """A call that was started."""
-
-    def result(
-        self, patient: bool = False, look: Callable[[], None] = lambda: None, within: float = math.inf
-    ) -> Any:
-        """Wait for the answer.
-
-        Args:
-            patient: wait even if other servers hold the server's rows.
-            within: limit in seconds for a server that is away.
-            look: called at intervals meanwhile; may raise.
-
-        Raises:
-            RingBroken: the ring was cut, or the server has lost its state.
-            ServerRefused: the server rejects the request.
-            ServerAway: the server does not answer, and other servers hold its rows or `within` has passed.
-        """
-        ...
-
-    def check(self) -> None:
-        """Call the server again if it was away, without waiting for the answer.
-
-        Raises:
-            RingBroken, ServerRefused: the server has refused the call, or has lost its state.
-        """
-        ...
-
-    def forget(self) -> None:
-        """Drop the answer: no caller needs it."""
-        ...
-
-
-class Writing(Protocol):
-    """A shard of a checkpoint that a server is writing."""
-
-    def captured(self) -> None:
-        """Wait until the server has captured the state. Raises: CheckpointError, PartNotWritten."""
-        ...
-
-    def written(self) -> pb.Written:
-        """Wait until the shard is written. Raises: CheckpointError, PartNotWritten."""
-        ...
-
-    def forget(self) -> None:
-        """Cancel the call, because the shard is not needed."""
-        ...
-
-
-class Link(Protocol):
-    """The interface of `ServerLink`, which the simulator implements, too."""
-
-    def begin(self, method: str, request: Request, generation: int | None = None) -> Pending:
-        """Start a call. Returns at once.
-
-        Args:
-            method: the name of a method of `ParameterServer`.
-            generation: the server's known generation throughout the call; None if unknown.
-        """
-        ...
-
-    def write_part(self, request: pb.WritePartRequest) -> Writing:
-        """Make the server write its shard of a checkpoint. Never repeated: a later capture would differ."""
-        ...
-
-    def tell(self, method: str, request: Request) -> None:
-        """Start a call and ignore the answer."""
-        ...
 
 
 class ServerLink:
@@ -210,8 +69,7 @@ class ServerLink:
         interrupt: cancels the calls.
         clock: monotonic seconds.
         patience: seconds after which a silent server counts as away; a refused connection counts at once.
-        None:
-            wait forever.
+            None: wait forever.
     """
 
     def __init__(
@@ -254,11 +112,13 @@ class ServerLink:
         return Call(self, method, request, generation)
 
     def write_part(self, request: pb.WritePartRequest) -> WritePart:
+        # Without a deadline: a large shard takes long. A server answers if its store hangs (edl/checkpoints),
+        # and keepalive ends the call if the server itself is lost or hangs.
         # Called as a streaming method: in Python, gRPC returns the initial metadata of a unary call only
         # together with its answer.
         call = self._channel.unary_stream(
             f"/{SERVICE}/WritePart", pb.WritePartRequest.SerializeToString, pb.Written.FromString
-        )(request, metadata=self._metadata, timeout=PART_SECONDS)
+        )(request, metadata=self._metadata)
         self._interrupt.begins(call)
         return WritePart(self, call)
 
@@ -297,7 +157,11 @@ class ServerLink:
         return RingBroken(f"the ring was cut while waiting for {self.name}")
 
     def is_still_in(self, generation: int) -> None:
-        """Raise RingBroken if the server is known to be in another generation."""
+        """Check that the server is not known to be in a different generation.
+
+        Raises:
+            RingBroken: it is.
+        """
         with suppress(grpc.RpcError):
             position = self._stub.Describe(
                 pb.DescribeRequest(), metadata=self._metadata, timeout=DESCRIBE_SECONDS
@@ -329,6 +193,11 @@ class ServerLink:
 
         Args:
             unreadable: seconds since the call first failed because a checkpoint cannot be read.
+
+        Raises:
+            RingBroken: the ring was cut, or the server is at a different step or knows no tables.
+            TokenRefused: the server rejects the token.
+            ServerRefused: the server rejects the request.
         """
         code, words = error.code(), error.details()
         if self._interrupt.is_cut:
@@ -386,12 +255,12 @@ class Call:
         self._others: Callable[[], None] = lambda: None
 
     def result(
-        self, patient: bool = False, look: Callable[[], None] = lambda: None, within: float = math.inf
+        self, wait_forever: bool = False, look: Callable[[], None] = lambda: None, within: float = math.inf
     ) -> Any:
         self._asked_at = self._link.now
         self._others = look
         try:
-            return self._result(patient, within)
+            return self._result(wait_forever, within)
         finally:
             self._link.waits_no_more(self)
 
@@ -405,10 +274,10 @@ class Call:
             if self._generation is not None:
                 self._link.is_still_in(self._generation)
 
-    def _result(self, patient: bool, within: float) -> Any:
+    def _result(self, wait_forever: bool, within: float) -> Any:
         link, pause = self._link, FIRST_PAUSE_SECONDS
-        patience, anew = None if patient else link.patience, False
-        limit = within if patient else LIMITS.get(self._method, within)
+        patience, anew = None if wait_forever else link.patience, False
+        limit = within if wait_forever else LIMITS.get(self._method, within)
         unreadable_at: float | None = None  # since when
         away_at: float | None = None
         while True:
@@ -446,7 +315,13 @@ class Call:
         self._link.ended(self._future)
 
     def _answer(self, patience: float | None) -> Any:
-        """Wait for the answer of the present attempt. Raises: RingBroken, ServerAway, grpc.RpcError."""
+        """Wait for the answer of the present attempt.
+
+        Raises:
+            RingBroken: the ring was cut.
+            ServerAway: the server does not answer.
+            RpcError: the call has failed.
+        """
         busy = None if patience is None or self._method in LONG else Busy(self._link, patience)
         try:
             while True:

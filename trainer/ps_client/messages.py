@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Conversion between the worker's types and the messages of ps.proto.
 
 Splits the ids of a table by server, and merges the rows of the servers' answers.
@@ -32,28 +33,40 @@ def tables_to_proto(
         seed=seed,
         tables=[
             pb.Table(
-                name=t.name, dim=t.dim, initializer=t.initializer, optimizer=t.optimizer,
-                own_learning_rate=t.own_learning_rate, min_count=t.min_count, ttl_steps=t.ttl_steps,
+                name=t.name,
+                dim=t.dim,
+                initializer=t.initializer,
+                optimizer=t.optimizer,
+                own_learning_rate=t.own_learning_rate,
+                min_count=t.min_count,
+                ttl_steps=t.ttl_steps,
             )
             for t in tables
         ],
         asynchronous=asynchronous,
-    )  # fmt: skip
+    )
 
 
 def commit_to_proto(commit: Commit) -> pb.Commit:
+    """Write a step's outcome into a message."""
     return pb.Commit(
-        step=commit.step, skipped=commit.skipped, scale=commit.scale, learning_rate=commit.learning_rate,
+        step=commit.step,
+        skipped=commit.skipped,
+        scale=commit.scale,
+        learning_rate=commit.learning_rate,
         iteration=commit.iteration,
-    )  # fmt: skip
+    )
 
 
 def start_to_proto(start: Start) -> pb.Start:
     """The checkpoint that the servers read by themselves."""
     return pb.Start(
-        directory=start.directory, step=start.step, attempt=start.attempt,
-        everything=start.everything, tables=start.tables,
-    )  # fmt: skip
+        directory=start.directory,
+        step=start.step,
+        attempt=start.attempt,
+        everything=start.everything,
+        tables=start.tables,
+    )
 
 
 def ids_asked(index: int, shares: Sequence[Shares]) -> list[pb.Ids]:
@@ -71,9 +84,12 @@ def ids_asked(index: int, shares: Sequence[Shares]) -> list[pb.Ids]:
 
 
 def put_together(
-    ids: Sequence[np.ndarray], tables: Sequence[Table], shares: Sequence[Shares],
-    requests: Mapping[int, pb.PullRequest], answers: Mapping[int, pb.Rows],
-) -> list[np.ndarray]:  # fmt: skip
+    ids: Sequence[np.ndarray],
+    tables: Sequence[Table],
+    shares: Sequence[Shares],
+    requests: Mapping[int, pb.PullRequest],
+    answers: Mapping[int, pb.Rows],
+) -> list[np.ndarray]:
     """The rows of each table, float32 [n, dim], in the order of its ids.
 
     Args:
@@ -88,8 +104,9 @@ def put_together(
     for index, answer in answers.items():
         asked = requests[index].ids
         if len(answer.rows) != len(asked):
-            raise EdlError(f"parameter server {index} has sent rows of {len(answer.rows)} tables, "
-                           f"asked for {len(asked)}")  # fmt: skip
+            raise EdlError(
+                f"parameter server {index} has sent rows of {len(answer.rows)} tables, asked for {len(asked)}"
+            )
         for one, rows in zip(asked, answer.rows, strict=True):
             put(found[one.table], shares[one.table].of(index), rows, index)
     return found

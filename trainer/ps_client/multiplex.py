@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Multiplexing of calls to one server over one stream (ps.proto, Converse; server side: ps/rpc/multiplex.py).
 
 Promise: a call is answered, or fails as a separate call would: with the server's status, or with that of the

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Concurrent calls of several parameter servers with one combined result.
 
 The worker can compute while the calls run.
@@ -9,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any, Generic, TypeVar
 
-from edl.trainer.ps_client.link import Pending, ServerAway
+from edl.trainer.ps_client.calls import Pending, ServerAway
 from edl.trainer.ring.base import RingBroken
 
 T = TypeVar("T")
@@ -21,18 +22,18 @@ class Begun(Generic[T]):
     Args:
         calls: by the server's index.
         made: combines all answers into the result.
-        patient: wait for every server, even if others hold its rows.
+        wait_forever: wait for every server, even if others hold its rows.
     """
 
     def __init__(
-        self, calls: Mapping[int, Pending], made: Callable[[dict[int, Any]], T], patient: bool = False
+        self, calls: Mapping[int, Pending], made: Callable[[dict[int, Any]], T], wait_forever: bool = False
     ):
-        self._calls, self._made, self._patient = calls, made, patient
+        self._calls, self._made, self._wait_forever = calls, made, wait_forever
 
     def result(self) -> T:
         """Wait for all answers and combine them.
 
-        A patient wait ends as soon as another server rejects its call.
+        A wait without a limit ends as soon as another server rejects its call.
 
         Raises:
             RingBroken: the ring was cut; or a server is away whose rows others hold.
@@ -41,8 +42,8 @@ class Begun(Generic[T]):
             answers, later = {}, [*self._calls.values()]
             for index, call in self._calls.items():
                 later.remove(call)
-                look = partial(_check, [*later]) if self._patient else _nothing
-                answers[index] = call.result(self._patient, look)
+                look = partial(_check, [*later]) if self._wait_forever else _nothing
+                answers[index] = call.result(self._wait_forever, look)
             return self._made(answers)
         except ServerAway as error:
             raise RingBroken(str(error)) from error

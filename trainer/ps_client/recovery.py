@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Derives from the servers' states which of them hold the rows of a step, in which shard assignment.
 
 Promise: pure arithmetic. The same answers give the same assignment and the same messages, whichever root
@@ -7,8 +8,7 @@ Synchronous steps (mode=hybrid): `ServerStates.choose_assignment`. Asynchronous 
 `plan_recovery`.
 
 A server that was down during resharding still reports the old assignment. So only the assignments of servers
-in
-the newest generation count: before rows move, all servers that hold them are in that generation.
+in the newest generation count: before rows move, all servers that hold them are in that generation.
 """
 
 from __future__ import annotations
@@ -58,8 +58,10 @@ class ServerStates:
         return [index for index, position in self.found.items() if position.empty]
 
     def may_be_on(self, servers: Iterable[int]) -> bool:
-        """Whether any of these silent servers may hold current rows. A server that was only about to be added
-        holds none."""
+        """True if any of these silent servers may hold current rows.
+
+        A server that was only about to be added holds none.
+        """
         known, some = self._assignments(), {*servers}
         if not some or self._whole is not None:
             return False
@@ -77,8 +79,8 @@ class ServerStates:
             last: the result of the step before, from the ledger; None before the first step.
 
         Returns:
-            the assignment, without the servers whose rows are missing or outdated.
-            why it is incomplete; may be empty if servers are merely away.
+            the assignment, without the servers whose rows are missing or outdated. why it is incomplete; may
+            be empty if servers are merely away.
         """
         positions = self.found.values()
         told = {ShardAssignment.from_proto(p.assignment) for p in positions if p.HasField("assignment")}
@@ -125,8 +127,10 @@ class ServerStates:
 
     @property
     def _whole(self) -> ShardAssignment | None:
-        """The newest assignment, if all its servers have answered and are in it. No further servers are
-        needed then, whatever assignment was prepared before."""
+        """The newest assignment, if all its servers have answered and are in it.
+
+        No further servers are needed then, whatever assignment was prepared before.
+        """
         if (newest := self.newest) is None or not newest.is_whole:
             return None
         told = (self.found.get(index, pb.Position()) for index in newest.members)
@@ -200,8 +204,10 @@ def _can_switch(index: int, position: pb.Position | None, to: ShardAssignment, s
 
 
 def has_dropped(position: pb.Position, step: int, last: Commit | None) -> bool:
-    """Whether a server lacks the last step and its gradients: another ring has continued from the step
-    before, without this worker."""
+    """True if a server lacks the last step and its gradients.
+
+    A different ring has then continued from the step before, without this worker.
+    """
     if position.step != step - 1 or position.empty:
         return False
     return last is None or last.generation != position.generation

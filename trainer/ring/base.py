@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The interface of a ring, so that a new engine is one new file.
 
     form           meet the other members of a generation
@@ -14,6 +15,7 @@ no error text has to be matched.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
@@ -26,6 +28,17 @@ Prepare: TypeAlias = Callable[[list[np.ndarray]], Any]  # takes a state's parts
 
 class RingBroken(EdlError):
     """A collective did not come back: a member has left or died, or the ring was cut."""
+
+
+@dataclass(frozen=True)
+class RingSlot:
+    """A worker's position in a ring."""
+
+    generation: int
+    first: int  # the worker of rank 0
+    rank: int
+    size: int
+    speaker: int = 0  # the lowest rank that began with the state; it calls the callbacks for all
 
 
 class StateFuture(Protocol):
@@ -114,9 +127,8 @@ def broadcast_parts(
 ) -> list[np.ndarray]:
     """Return the root's parts, uint8 [bytes] each; all ranks know the sizes.
 
-    A few megabytes travel at a time, so that the root needs no additional memory and the other ranks that of
-    one
-    copy.
+    A few megabytes travel at a time, so that the root needs no additional memory and the other ranks only
+    that of one copy.
 
     Args:
         together: bytes that travel at once, of several small parts or of a large one.

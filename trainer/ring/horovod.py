@@ -1,4 +1,7 @@
-"""The ring on Horovod's Gloo engine, with sums over NCCL on a GPU. The only module that imports Horovod.
+# SPDX-License-Identifier: Apache-2.0
+"""The ring on Horovod's Gloo engine, with sums over NCCL on a GPU.
+
+Only this module and `graph_all_reduce` import Horovod.
 
 Facts that shape it, each with its incident in docs/horovod-patches.md:
 - Horovod pairs operations by name. The sums of `reduce` share one name, and come one at a time. The sums of a
@@ -35,14 +38,13 @@ import horovod.tensorflow as hvd
 import numpy as np
 import psutil
 import tensorflow as tf
-from horovod.tensorflow.mpi_ops import _allreduce, _basics
-from tensorflow.core.framework import attr_value_pb2
-from tensorflow.python.eager import context as tf_context
+from horovod.tensorflow.mpi_ops import _basics, init, shutdown  # a script's own hvd.init is ours
 
 from edl.contract.exit_codes import WorkerExit
 from edl.trainer.model import snapshot
 from edl.trainer.model.graphs import compiled
 from edl.trainer.ring.base import Prepare, RingBroken
+from edl.trainer.ring.graph_all_reduce import HUNG_SECONDS, GraphAllReduce, error_line
 from edl.trainer.ring.transfer import PeerListener, StateSender, TransferFailed, lower_priority, receive_state
 from edl.trainer.runtime.termination import leave, shielded
 
@@ -50,8 +52,6 @@ LOOPBACK = "lo"
 INTERNET = (socket.AF_INET, socket.AF_INET6)
 NO_PORT = -1
 CUT_AGAIN_SECONDS = 0.1
-HUNG_SECONDS = 10.0
-OVERDUE = 10  # times the longest graph so far: parts grow when a ring shrinks
 IDLE = 0.3  # of a core: a process that uses less only waits
 
 
@@ -64,6 +64,8 @@ class HorovodRing:
         name: the name of this worker, unique in the job.
         master_port: the port of the worker's stream to the master, whose socket a cut must spare.
         store_secret: the prefix of each path of the store.
+        graphs: whether graphs make sums by `in_graph`. Its variables start TensorFlow's runtime, and after
+            that no GPU can be configured.
     """
 
     def __init__(
@@ -73,6 +75,7 @@ class HorovodRing:
         name: str,
         master_port: int | None = None,
         store_secret: str = "",
+        graphs: bool = True,
     ):
         os.environ.update(
             HOROVOD_CONTROLLER="gloo",
@@ -88,7 +91,8 @@ class HorovodRing:
             HOROVOD_LOG_LEVEL=os.environ.get("HOROVOD_LOG_LEVEL", "fatal"),
         )
         if interface == LOOPBACK:
-            # All workers of a machine use its first GPU, and NCCL refuses two ranks of one host on one GPU.
+            # Workers of a machine may share a GPU, and NCCL refuses two ranks of one host on one GPU. Where
+            # `edl run` deals out GPUs, it has set the variable.
             os.environ.setdefault("NCCL_HOSTID", name)
         self._store_port, self._master_port, self._interface = store_port, master_port, interface
         self._store_secret = store_secret
@@ -102,7 +106,7 @@ class HorovodRing:
         self._closed = threading.Event()
         self._closed.set()
         self._sum: Callable[[tf.Tensor], tf.Tensor] | None = None  # traced when a ring is up
-        self.in_graph = GraphAllReduce()
+        self.in_graph = GraphAllReduce() if graphs else None
 
     def form(self, rank: int, size: int) -> None:
         with self._lock:
@@ -117,12 +121,13 @@ class HorovodRing:
         else:  # a ring of one needs no rendezvous; with an address set it would ask itself
             os.environ.pop("HOROVOD_GLOO_RENDEZVOUS_ADDR", None)
         with _broken("hvd.init"), shielded():  # Gloo takes an interrupted wait for a broken connection
-            hvd.init()
+            init()
         with self._lock:
             self._sockets = frozenset(_open_sockets()) - self._outside
         if self._is_cut.is_set():
             raise RingBroken("the ring was cut while it was being formed")
-        self.in_graph.formed(size)
+        if self.in_graph is not None:
+            self.in_graph.formed(size)
 
     def reduce(self, vector: tf.Tensor) -> tf.Tensor:
         if self._is_alone and not self._is_cut.is_set():
@@ -165,6 +170,9 @@ class HorovodRing:
         """Ask the rendezvous store. GET waits until the rank has put its address.
 
         Horovod's own keys are named after the rank alone (trainer/session/client.py), so this key is not.
+
+        Raises:
+            RingBroken: the master has called the ring off.
         """
         connection = HTTPConnection("127.0.0.1", self._store_port)
         with contextlib.closing(connection):
@@ -188,7 +196,7 @@ class HorovodRing:
             return
         self._break_off()
         self._transfers.clear()
-        hvd.shutdown()
+        shutdown()
         self._closed.set()
 
     def _break_off(self) -> None:
@@ -210,8 +218,7 @@ class HorovodRing:
         """shutdown(2) the socket, unless its descriptor was reused, or it is not Gloo's.
 
         While a ring is formed, requests to the rendezvous store come and go (they are answered with 410,
-        which is
-        quicker than a broken connection), and the stream may find a new master.
+        which is quicker than a broken connection), and the stream may find a new master.
         """
         with contextlib.suppress(OSError), socket.socket(fileno=os.dup(fd)) as copy:
             if os.readlink(f"/proc/self/fd/{copy.fileno()}") != inode or copy.family not in INTERNET:
@@ -229,9 +236,11 @@ class HorovodRing:
             self._cut_once()
             before, used = used, time.process_time()
             # In a graph the model computes, too: it hangs where nothing does, or where that takes too long.
-            idle = self.in_graph.runs and used - before < IDLE * CUT_AGAIN_SECONDS
+            graphs = self.in_graph
+            idle = graphs is not None and graphs.runs and used - before < IDLE * CUT_AGAIN_SECONDS
             hung = hung + CUT_AGAIN_SECONDS if idle or self._in_engine() else 0.0
-            if hung >= HUNG_SECONDS or self.in_graph.overdue(cut_at, time.monotonic()):
+            overdue = graphs is not None and graphs.overdue(cut_at, time.monotonic())
+            if hung >= HUNG_SECONDS or overdue:
                 print(f"still inside a broken ring, {HUNG_SECONDS:g} s after it was cut", file=sys.stderr)
                 faulthandler.dump_traceback(all_threads=True)
                 leave(WorkerExit.PEER_BROKEN)
@@ -239,7 +248,7 @@ class HorovodRing:
     @property
     def waits(self) -> bool:
         """True while this process has computed its part of a sum, and waits for the other members."""
-        return self.in_graph.waits or self._in_engine()
+        return (self.in_graph is not None and self.in_graph.waits) or self._in_engine()
 
     def _in_engine(self) -> bool:
         """Whether a thread waits in this module, and not in the user's code."""
@@ -305,8 +314,13 @@ class StateReceiver:
 
 
 def _address_of(interface: str) -> str:
-    """The address at which the other members reach this machine: the interface's first, as Gloo chooses
-    it."""
+    """Return the address at which the other members reach this machine.
+
+    It is the interface's first, as Gloo chooses it.
+
+    Raises:
+        RingBroken: the interface has no address.
+    """
     found = psutil.net_if_addrs().get(interface, ())
     addresses = [a.address for a in found if a.family in INTERNET and not a.address.startswith("fe80:")]
     if not addresses:
@@ -318,144 +332,21 @@ def _sum(vector: tf.Tensor) -> tf.Tensor:
     return hvd.allreduce(vector, op=hvd.Sum, name="step", ignore_name_scope=True)
 
 
-class GraphAllReduce:
-    """Sums over the ring by operations of a graph, while the graph continues to compute.
-
-    Promise: each sum is made, whatever TensorFlow's optimizer does with the graph. The operation is not
-    marked as
-    having an effect. So two operations with equal inputs would be merged, and one with a constant input would
-    be
-    computed while the graph is optimized: on some ranks, and the other ranks would wait for ever. Therefore
-    each
-    operation carries its name as an attribute, by which it differs from all others. The caller must see to it
-    that no input is a constant.
-    """
-
-    def __init__(self) -> None:
-        self._began: float | None = None  # a graph with sums, which runs; on the monotonic clock
-        self._longest = 0.0  # seconds of one that returned
-        self._size = 0  # of the ring
-        self._call = 0  # of the graph, so many in this process
-        with tf.device("CPU:0"):  # from where a branch is decided: of a GPU it would be asked for each sum
-            self._alone = tf.Variable(False, trainable=False, name="alone_in_the_ring")
-            self._waiting = tf.Variable(0, dtype=tf.int64, trainable=False, name="waits_for_the_ring")
-
-    @property
-    def variables(self) -> tuple[tf.Variable, ...]:
-        """The variables that a graph with sums captures, and that are not the model's."""
-        return self._alone, self._waiting
-
-    def formed(self, size: int) -> None:
-        """A ring of this size was formed."""
-        self._size = size
-        self._alone.assign(False)
-
-    WIRES: tuple[str, ...] = ("float32", "float16")  # types that Gloo sums
-
-    def __call__(self, tensor: tf.Tensor, name: str, wire: str = "float32") -> tf.Tensor:
-        """Return the sum over all ranks of a float32 tensor, without a gradient.
-
-        Shape and name must be the same on all ranks.
-
-        Args:
-            wire: the type in which the tensor travels, one of WIRES.
-        """
-        with _without_callbacks():
-            # In a ring of one it is the tensor itself. (A branch would be a graph of its own, to be traced.)
-            ours, mine = tf.raw_ops.Switch(data=tf.stop_gradient(tensor), pred=self._alone)
-            total = _allreduce(tf.cast(ours, wire), name=f"{NAMED}{name}", op=hvd.Sum, ignore_name_scope=True)
-            total.op._set_attr(ATTRIBUTE, attr_value_pb2.AttrValue(s=name.encode()))
-            found, _ = tf.raw_ops.Merge(inputs=[tf.cast(total, tensor.dtype), mine])
-        return found
-
-    def next_call(self) -> int:
-        self._call += 1
-        return self._call
-
-    def mark(self, call: tf.Tensor) -> None:
-        self._waiting.assign(call)
-
-    @property
-    def waits(self) -> bool:
-        """True while the running graph has nothing left to compute before a sum comes back."""
-        return self.runs and int(self._waiting.numpy()) == self._call
-
-    @contextlib.contextmanager
-    def ring_errors(self) -> Iterator[None]:
-        """Run a graph inside this context.
-
-        Raises:
-            RingBroken: one of its sums did not come back.
-        """
-        self._began = time.monotonic()
-        try:
-            yield
-            self._longest = max(self._longest, time.monotonic() - self._began)
-            if self._size == 1:  # after one step: with it, all that a larger ring needs has been touched
-                self._size = 0
-                self._alone.assign(True)
-        except tf.errors.OpError as error:
-            if NAMED not in error.message:  # the model's own: TensorFlow names the operation that failed
-                raise
-            raise RingBroken(f"allreduce: {_why(error)}") from error
-        finally:
-            self._began = None
-
-    @property
-    def runs(self) -> bool:
-        """Whether a graph with sums runs."""
-        return self._began is not None
-
-    def overdue(self, cut_at: float, now: float) -> bool:
-        """Whether a graph has run for too long since its ring was cut. From then on its sums fail at once.
-
-        Args:
-            cut_at: when the ring was cut, on the monotonic clock, as is `now`.
-        """
-        began = self._began
-        return began is not None and now - max(began, cut_at) > HUNG_SECONDS + OVERDUE * self._longest
-
-
-@contextlib.contextmanager
-def _without_callbacks() -> Iterator[None]:
-    """Inside, TensorFlow's debugger adds no operations, as `tf.debugging.enable_check_numerics` does.
-
-    An operation with an effect on the side of the switch that is not taken would keep the graph from
-    returning any result.
-    """
-    context = tf_context.context()
-    before, context.invoking_op_callbacks = context.invoking_op_callbacks, True
-    try:
-        yield
-    finally:
-        context.invoking_op_callbacks = before
-
-
 # Only a Horovod for a GPU that has patch 14 has this. It returns at once.
 _abort_nccl: Callable[[], None] | None = getattr(_basics.MPI_LIB_CTYPES, "horovod_abort", None)
-NAMED = "sum_of_ring_"
-ATTRIBUTE = "_sum_of_ring"
 
 
 @contextlib.contextmanager
 def _broken(what: str) -> Iterator[None]:
-    """Raise errors of Horovod as RingBroken; no other code runs inside. The cause is kept."""
+    """Raise errors of Horovod as RingBroken; no other code runs inside. The cause is kept.
+
+    Raises:
+        RingBroken: Horovod has raised an error.
+    """
     try:
         yield
     except (tf.errors.OpError, ValueError, RuntimeError) as error:
-        raise RingBroken(f"{what}: {_why(error)}") from error
-
-
-def _why(error: Exception) -> str:
-    """An error's text in one line.
-
-    For an error in a graph, TensorFlow puts before it where the operation was made, and after it which one it
-    was,
-    in [[ ]].
-    """
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    named = next((number for number, line in enumerate(lines) if "[[" in line), 0)
-    return lines[max(0, named - 1)][:200] if lines else type(error).__name__
+        raise RingBroken(f"{what}: {error_line(error)}") from error
 
 
 def _open_sockets() -> Iterator[tuple[int, str]]:

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A ring among the members of one process: no engine and no socket, but the same promises.
 
 The members of one generation share an `InProcessGroup`. They call the collectives in the same order. A
@@ -21,7 +22,7 @@ from edl.trainer.ring.base import Prepare, RingBroken, Vector
 
 @dataclass(slots=True, eq=False)
 class Slot:
-    """One member's part in one collective."""
+    """The part of one member in one collective."""
 
     rank: int
     call: tuple[Any, ...]  # the collective and its root, the same on all members
@@ -72,7 +73,7 @@ class Delivery(Protocol):
 
     @property
     def lock(self) -> AbstractContextManager[Any]:
-        """Held while a group changes."""
+        """Return the lock that is held while a group changes."""
         ...
 
     def wait(self, slot: Slot) -> None:
@@ -149,7 +150,11 @@ class InProcessGroup:
         self._transfers: list[StateTransfer] = []  # whose source has not sent its state yet
 
     def contribute(self, rank: int, call: tuple[Any, ...], given: np.ndarray | None = None) -> Slot:
-        """Contribute to the next collective; the result arrives in the slot."""
+        """Contribute to the next collective; the result arrives in the slot.
+
+        Raises:
+            ValueError: the ranks call different collectives: an error of the caller.
+        """
         slot = Slot(rank, call, given)
         with self.delivery.lock:
             self._last[rank] = slot
@@ -169,6 +174,7 @@ class InProcessGroup:
         return slot
 
     def send_state(self, rank: int, parts: list[np.ndarray]) -> None:
+        """Send the state to the members that wait for this rank's, now and later."""
         with self.delivery.lock:
             self._sent[rank] = parts
             for transfer in [c for c in self._transfers if c.source == rank]:
@@ -176,6 +182,7 @@ class InProcessGroup:
                 self.delivery.send(self, transfer, parts)
 
     def receive_state(self, rank: int, source: int, prepare: Prepare, forward: bool) -> StateTransfer:
+        """Receive the state of rank `source`, once that sends it."""
         transfer = StateTransfer(rank, source, self, prepare, forward)
         with self.delivery.lock:
             if source in self._sent:

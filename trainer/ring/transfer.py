@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The transfer of a member's state to a member that lacks it, while both take part in the ring.
 
 The sender listens at an address of the ring's interface. The receiver connects and proves with a secret that
@@ -219,6 +220,7 @@ class Relay:
         self._connection = connection
 
     def send(self, chunk: memoryview) -> None:
+        """Forward a chunk. A receiver that fails is dropped, so that it does not fail this member."""
         if self._connection is not None:
             try:
                 self._connection.sendall(chunk)

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Errors of the user's code, as text that can be sent, printed and written, whatever the error is.
 
 Promise: no function here raises. An error may have a `__str__` that fails, characters that no encoding has,
@@ -9,10 +10,13 @@ from __future__ import annotations
 import re
 import traceback
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
+from typing import NamedTuple, NoReturn
 
 import edl
+from edl import errors
 from edl.errors import EdlError
 
 OURS = Path(edl.__file__).parent
@@ -20,10 +24,31 @@ LIBRARIES = frozenset({"site-packages", "dist-packages", "lib-dynload"})
 STANDARD = Path(traceback.__file__).parent  # Python's own library
 # Errors that the code itself causes. Those of files, networks and memory (OSError, MemoryError) may pass.
 MISTAKES = (
-    ArithmeticError, AssertionError, AttributeError, ImportError, LookupError, NameError, NotImplementedError,
-    RecursionError, SyntaxError, SystemExit, TypeError, ValueError,
-)  # fmt: skip
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    ImportError,
+    LookupError,
+    NameError,
+    NotImplementedError,
+    RecursionError,
+    SyntaxError,
+    SystemExit,
+    TypeError,
+    ValueError,
+)
 MISTAKES_OF_TENSORFLOW = frozenset({"InvalidArgumentError", "UnimplementedError"})
+# Errors of TensorFlow, CUDA, cuBLAS and cuDNN that find too little free memory on a GPU.
+NO_GPU_MEMORY = re.compile(
+    r"no BLAS support|without BLAS support|CUDA_ERROR_OUT_OF_MEMORY|Status: out of memory"
+    r"|(CUBLAS|CUDNN)_STATUS_ALLOC_FAILED|Out of memory while trying to allocate"
+    r"|(OOM when allocating|failed to allocate memory)(?=.*GPU)|GPU.*failed to allocate memory",
+    re.IGNORECASE,
+)
+GPU_MEMORY_ADVICE = (
+    "lower training.batchSize or raise training.accumulateSteps; if workers share a GPU, set "
+    "worker.gpuMemory=growth or a larger local.gpusPerWorker"
+)
 MOST_WHY = 2_000  # characters
 MOST_TRACEBACK = 20_000
 MOST_LINES = 6  # of a sentence over several lines
@@ -37,8 +62,57 @@ IN_A_LAYER = re.compile(
 OF_TENSORFLOW = re.compile(r"\{\{function_node [^}]*\}\} ?| ?\[Op:\w+\](?: name: ?)?")
 
 
+@dataclass(frozen=True)
+class Relayed:
+    """The description of an error that was raised in a different process, where its traceback is.
+
+    Args:
+        kind: the class in `edl.errors`; empty for other errors.
+        why, location, traceback, reproducible: the results of this module's functions.
+    """
+
+    kind: str
+    why: str
+    location: str
+    traceback: str
+    reproducible: bool
+
+
+class RelayedError(Exception):
+    """An error of the user's code in a different process.
+
+    The functions of this module describe it as they would have described the original there.
+    """
+
+    def __init__(self, relayed: Relayed):
+        super().__init__(relayed.why)
+        self.relayed = relayed
+
+
+def relay(error: BaseException) -> Relayed:
+    """Describe an error, to be sent to a different process."""
+    kind = type(error).__name__ if isinstance(error, EdlError) else ""
+    facts = error_location(error), format_traceback(error), is_reproducible(error)
+    return Relayed(kind, format_error(error), *facts)
+
+
+def raise_relayed(relayed: Relayed) -> NoReturn:
+    """Raise the error of a different process.
+
+    Raises:
+        RelayedError: the error, if it is not one of `edl.errors`.
+        EdlError: the error, in its own class, if it is one of `edl.errors`.
+    """
+    if not relayed.kind:
+        raise RelayedError(relayed)
+    error: EdlError = getattr(errors, relayed.kind, EdlError)(relayed.why)
+    raise error
+
+
 def format_error(error: BaseException) -> str:
     """The error in one line, for a reason; the text of an EdlError is used unchanged."""
+    if isinstance(error, RelayedError):
+        return error.relayed.why
     try:
         text = str(error)
     except Exception as second:
@@ -50,24 +124,66 @@ def format_error(error: BaseException) -> str:
     return clean(f"{type(error).__name__}: {_first_sentence(text)}".removesuffix(": "), MOST_WHY)
 
 
-def error_location(error: BaseException) -> str:
-    """The place in the user's code that raised the error, such as `mine.py, line 7, in model`; empty if
-    none."""
+class Place(NamedTuple):
+    """A line of the user's code.
+
+    Args:
+        function: the function that the line is in; empty outside functions.
+    """
+
+    file: str
+    line: int
+    function: str = ""
+
+    def __str__(self) -> str:
+        inside = f", in {self.function}" if self.function else ""
+        return f"{Path(self.file).name}, line {self.line}{inside}"
+
+
+def error_place(error: BaseException) -> Place | None:
+    """The line of the user's code that raised the error; None if no line of it did."""
+    if isinstance(place := getattr(error, "place", None), Place):  # known without a traceback
+        return place
     if isinstance(error, SyntaxError) and error.filename:
-        return f"{Path(error.filename).name}, line {error.lineno}"
-    found = ""
+        return Place(error.filename, error.lineno or 1)
+    found = None
     for cause in _causes(error):
         for file, line, function in _frames(cause.__traceback__):
             if not _is_of_a_library(Path(file)):
-                found = f"{Path(file).name}, line {line}, in {function}"
+                found = Place(file, line, "" if function == "<module>" else function)
     return found
+
+
+def error_location(error: BaseException) -> str:
+    """Return the place in the user's code that raised the error; empty if no such place exists.
+
+    It reads like `mine.py, line 7, in model`.
+    """
+    if isinstance(error, RelayedError):
+        return error.relayed.location
+    place = error_place(error)
+    return "" if place is None else str(place)
 
 
 def is_reproducible(error: BaseException) -> bool:
     """Whether the error is a mistake in the code, which every worker that runs the code would repeat."""
+    if isinstance(error, RelayedError):
+        return error.relayed.reproducible
     if any(isinstance(cause, OSError | MemoryError) for cause in _causes(error)):
         return isinstance(error, ImportError)
     return isinstance(error, MISTAKES) or type(error).__name__ in MISTAKES_OF_TENSORFLOW
+
+
+def lack_of_gpu_memory(error: BaseException) -> str:
+    """Describe an error of TensorFlow for want of memory on a GPU, in one line; empty for other errors."""
+    for cause in _causes(error):
+        if "OpError" not in {kind.__name__ for kind in type(cause).__mro__}:
+            continue
+        for line in str(cause).splitlines():
+            if NO_GPU_MEMORY.search(line):
+                said = OF_TENSORFLOW.sub("", line).strip()
+                return clean(f"the GPU's memory is not enough: {said}; {GPU_MEMORY_ADVICE}", MOST_WHY)
+    return ""
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
@@ -88,7 +204,7 @@ def _frames(found: TracebackType | None) -> Iterator[tuple[str, int, str]]:
 
 
 def _is_of_a_library(file: Path) -> bool:
-    if file.name.startswith("<") or LIBRARIES & set(file.parts) or file.is_relative_to(STANDARD):
+    if file.suffix != ".py" or LIBRARIES & set(file.parts) or file.is_relative_to(STANDARD):
         return True
     return file.is_relative_to(OURS) and file.relative_to(OURS).parts[0] != "zoo"  # models are user code
 
@@ -116,6 +232,8 @@ def _sentence(text: str) -> str:
 
 def format_traceback(error: BaseException) -> str:
     """The error with its traceback."""
+    if isinstance(error, RelayedError):
+        return error.relayed.traceback
     try:
         text = COLOR.sub("", "".join(traceback.format_exception(error)))
     except Exception as second:  # such as RecursionError, if an error is its own cause

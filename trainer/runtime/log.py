@@ -1,9 +1,11 @@
-"""A worker's log (standard error): from which level on, and how a line looks: with date and time in UTC, as
-the master's (edl/log.py), for the two are read side by side.
+# SPDX-License-Identifier: Apache-2.0
+"""A worker's log (standard error): its level, and the layout of its lines.
 
-The job's values say the level (`logLevel`), also while it runs. It holds for edl's own lines, for what the
-model's code logs with Python's `logging`, and for libraries that use it; debug has TensorFlow and Horovod say
-more, too, if it is known before they are imported. A worker's last words are always written.
+Lines have date and time in UTC, as the master's (edl/log.py), because both logs are read side by side.
+
+The job's values set the level (`logLevel`), also while it runs. It applies to edl's own lines, to what the
+model's code logs with Python's `logging`, and to libraries that use it. With debug, TensorFlow and Horovod
+log more, too, if the level is known before they are imported. A worker's last words are always written.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ class Line(logging.Formatter):
 
 
 def follow(config_json: str) -> None:
-    """Log at the level that a job's values say."""
+    """Set the level of the log to `logLevel` of the job's values."""
     level = str(json.loads(config_json).get("logLevel", "info"))
     root = logging.getLogger()
     if not any(isinstance(handler.formatter, Line) for handler in root.handlers):

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A lock on the output directory: one run uses it at a time, and no run overwrites another run's results.
 
 The workers of a run hold one shared lock on a file that names the run. The lock ends with their processes. On
@@ -24,8 +25,12 @@ NAME = ".run"
 OWNER = ".results-of"  # holds the id of the run whose results are in the directory itself
 PER_RUN = "EDL_RESULTS_PER_RUN"  # in the environment of a release's workers
 RESULTS = (
-    *artifacts.FORMATS.values(), artifacts.WEIGHTS, artifacts.VARIABLES, artifacts.EXPORTS, artifacts.HISTORY,
-)  # fmt: skip
+    *artifacts.FORMATS.values(),
+    artifacts.WEIGHTS,
+    artifacts.VARIABLES,
+    artifacts.EXPORTS,
+    artifacts.HISTORY,
+)
 LOOK_SECONDS = 0.5
 MOST_SECONDS = 60.0  # the workers of a release's last run may still be ending
 

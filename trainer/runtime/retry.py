@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Retries for a checkpoint store that is temporarily unavailable.
 
 Promise: permanent errors of a store (a refused account, a missing bucket) and damaged contents are raised at

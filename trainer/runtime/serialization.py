@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Plain values as bytes, and back: numbers, texts, arrays, and what Python puts them in.
 
 Promise: unpacking returns values only, whatever the bytes are: it runs no code, as unpickling would.
@@ -43,7 +44,11 @@ def decode(data: bytes | memoryview) -> Any:
 
 
 def _tree(value: Any, pieces: list[bytes]) -> Any:
-    """The value as JSON; the bytes of arrays are appended to `pieces`, in their order."""
+    """Return the value as JSON; the bytes of arrays are appended to `pieces`, in their order.
+
+    Raises:
+        NotPlain: the value or a part of it is of a type that cannot be packed.
+    """
     kind = type(value)
     if value is None or kind in (bool, int, float, str):
         return value

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Termination of a worker's process, together with the processes that it has started.
 
 SIGTERM asks the process to end, as does Ctrl-C (SIGINT) if a user has started it by hand. A second Ctrl-C
@@ -90,13 +91,19 @@ def leave(code: int) -> NoReturn:
 
 
 def become_subreaper() -> None:
-    """Become the parent of orphaned descendants, also of those with a session of their own, so that this
-    process can end them."""
+    """Become the parent of orphaned descendants, so that this process can end them.
+
+    This includes descendants with a session of their own.
+    """
     prctl(PR_SET_CHILD_SUBREAPER, 1)
 
 
 def prctl(option: int, value: int) -> None:
-    """See prctl(2). Raises: OSError."""
+    """Call the kernel's function of this name with one argument.
+
+    Raises:
+        OSError: the kernel refuses it.
+    """
     if ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0):
         raise OSError(ctypes.get_errno(), f"prctl({option})")
 
@@ -124,7 +131,7 @@ def end_children(except_for: Container[int] = ()) -> None:
 
 
 def _runs(process: psutil.Process) -> bool:
-    """False: it has ended, and was only not waited for."""
+    """False for a zombie: a process that has ended, and whose parent has not waited for it."""
     with contextlib.suppress(psutil.NoSuchProcess):
         return bool(process.status() != psutil.STATUS_ZOMBIE)
     return False

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Limits on the time of the user's code: a call that does not return is this worker's failure.
 
 A ring waits for its slowest member, and a worker whose main thread hangs still sends heartbeats: without a
@@ -6,6 +7,9 @@ limit, one call that never returns would stop the whole job, without a hint whic
     watch     a call of one function of the user's: read(), feed(), a callback, get_config()
     Compute   a step or an evaluation batch: the worker's own computation. Time in which the worker waits
               for other workers or for parameter servers does not count.
+
+A computation that takes much longer than all before it is named long before its limit. It is not ended so
+early, because a step may be slow for a reason (a longer batch, a busy machine).
 
 A watched call that returns without the worker's file descriptors has closed them (os.closerange). Nothing can
 be reported then, so the process ends with an exit code that says it.
@@ -30,13 +34,15 @@ from edl.trainer.runtime.termination import leave
 
 STEP_TIMEOUT, STARTUP_TIMEOUT = "elastic.stepTimeoutSeconds", "elastic.startupTimeoutSeconds"
 LOOKS = 4  # that the watchdog makes within the time that a call may take
+# A computation is named when it takes so many times as long as the longest one before it, but not sooner.
+SLOW_TIMES, SLOW_SECONDS = 100, 60.0
 
 
 Hung: TypeAlias = Callable[[str, str], None]  # takes the message and the stack
 
 
 def never() -> bool:
-    """For calls that wait for no other process."""
+    """Return False: the `waits` of calls that wait for no other process."""
     return False
 
 
@@ -49,12 +55,16 @@ class Limit:
         setting: the value of the job that says so.
         waits: True while the call waits for other processes; that time does not count.
         hung: takes the message and the stack when the call hangs; None for the watchdog's own.
+        slow_seconds: the time after which the call is reported, once, and goes on.
+        slow: takes the message and the stack then.
     """
 
     seconds: float
     setting: str = STEP_TIMEOUT
     waits: Callable[[], bool] = never
     hung: Hung | None = None
+    slow_seconds: float = math.inf
+    slow: Hung = lambda why, stack: None
 
 
 @dataclass(eq=False)
@@ -64,6 +74,7 @@ class Call:
     describe: Callable[[], str]
     limit: Limit
     began: float = field(default_factory=time.monotonic)
+    is_named: bool = False  # as slow
 
     def goes_on(self) -> None:
         """The call has made progress: its time begins anew."""
@@ -71,11 +82,16 @@ class Call:
 
 
 class Watch(Protocol):
-    """`Watchdog.watch`."""
+    """The type of `Watchdog.watch`, which limits the time of a call."""
 
-    def __call__(
-        self, call: Callable[[], str], limit: Limit | None = None
-    ) -> AbstractContextManager[Call]: ...
+    def __call__(self, call: Callable[[], str], limit: Limit | None = None) -> AbstractContextManager[Call]:
+        """Watch a call while the context lasts.
+
+        Args:
+            call: describes the call, for messages.
+            limit: the call's time limit; None for the watchdog's.
+        """
+        ...
 
 
 @contextmanager
@@ -109,9 +125,10 @@ class Watchdog:
             limit: the time limit; None for the watchdog's own.
         """
         now = Call(call, limit or self._limit)
-        if now.limit.seconds / LOOKS < self._look_seconds:
+        look_seconds = min(now.limit.seconds, now.limit.slow_seconds) / LOOKS
+        if look_seconds < self._look_seconds:
             with self._changed:
-                self._look_seconds = now.limit.seconds / LOOKS
+                self._look_seconds = look_seconds
                 self._changed.notify()
         self._calls[now] = threading.get_ident()
         try:
@@ -129,7 +146,12 @@ class Watchdog:
             for call, thread in list(self._calls.items()):
                 if call.limit.waits():
                     call.goes_on()
-                elif time.monotonic() - call.began > call.limit.seconds:
+                    continue
+                seconds = time.monotonic() - call.began
+                if seconds > call.limit.slow_seconds and not call.is_named:
+                    call.is_named = True
+                    call.limit.slow(f"{call.describe()} has not returned for {seconds:.0f} s", _stack(thread))
+                if seconds > call.limit.seconds:
                     self._tell(thread, call)
                     return
 
@@ -151,13 +173,20 @@ class Compute:
         seconds: the time limit of a step.
         first_seconds: see above.
         waits: True while this worker waits for other workers or for parameter servers.
+        warn: takes a message about a computation that takes much longer than all before it.
     """
 
     def __init__(
-        self, watchdog: Watchdog, seconds: float, first_seconds: float, waits: Callable[[], bool] = never
+        self,
+        watchdog: Watchdog,
+        seconds: float,
+        first_seconds: float,
+        waits: Callable[[], bool] = never,
+        warn: Callable[[str], None] = lambda text: None,
     ):
         self._watchdog, self._seconds, self._first_seconds = watchdog, seconds, first_seconds
-        self._waits, self._known = waits, set[tuple[str, int]]()
+        self._waits, self._known, self._warn = waits, set[tuple[str, int]](), warn
+        self._longest: dict[str, float] = {}  # seconds, by kind
 
     @contextmanager
     def __call__(self, kind: str, what: Callable[[], str], records: int) -> Iterator[Call]:
@@ -169,19 +198,38 @@ class Compute:
             records: the number of records of this worker's part.
         """
         seconds, setting = self._seconds, STEP_TIMEOUT
-        if (kind, records) not in self._known:
+        longest, is_known = self._longest.get(kind, 0.0), (kind, records) in self._known
+        if not is_known:
             seconds, setting = seconds + self._first_seconds, f"{STEP_TIMEOUT} + {STARTUP_TIMEOUT}"
-        with self._watchdog.watch(what, Limit(seconds, setting, self._waits)) as call:
+
+        def slow(why: str, stack: str) -> None:
+            print(stack, file=sys.stderr, flush=True)
+            self._warn(
+                f"{why}; the longest one so far took {longest:.3g} s. If it does not return, this worker "
+                f"ends after {seconds:g} s ({setting}). The stack is in its log"
+            )
+
+        slow_seconds = max(SLOW_SECONDS, SLOW_TIMES * longest) if is_known else math.inf
+        limit = Limit(seconds, setting, self._waits, slow_seconds=slow_seconds, slow=slow)
+        with self._watchdog.watch(what, limit) as call:
             yield call
         self._known.add((kind, records))  # not if it raised: the model may not be compiled yet
+        if is_known:
+            self._longest[kind] = max(longest, time.monotonic() - call.began)
 
 
 class Computing(Protocol):
     """A `Compute`, as the loop sees it."""
 
-    def __call__(
-        self, kind: str, what: Callable[[], str], records: int
-    ) -> AbstractContextManager[object]: ...
+    def __call__(self, kind: str, what: Callable[[], str], records: int) -> AbstractContextManager[object]:
+        """Watch a computation while the context lasts.
+
+        Args:
+            kind: computations of a kind have a common time limit.
+            what: describes the computation, for messages.
+            records: the number of its records.
+        """
+        ...
 
 
 def uncounted(kind: str, what: Callable[[], str], records: int) -> AbstractContextManager[object]:
@@ -198,6 +246,7 @@ class _Sentinel:
 
     @property
     def is_open(self) -> bool:
+        """Whether the descriptor still is this file: user code may have closed it, and reused its number."""
         try:
             return os.fstat(self._descriptor).st_ino == self._inode
         except OSError:
@@ -227,7 +276,9 @@ class Doing:
         self._now = ""
 
     def now(self, what: str) -> None:
+        """Name the stage that begins."""
         self._now = what
 
     def words(self) -> str:
+        """The present stage, for messages."""
         return self._now

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The worker's stream to its master: one ordered stream, on a thread of its own.
 
 The main thread may be inside a collective or the user's code for long. This thread keeps sending heartbeats
@@ -36,6 +37,7 @@ from edl.contract.proto import edl_pb2_grpc as rpc
 from edl.errors import EdlError
 from edl.net import tls
 from edl.trainer.runtime import log
+from edl.trainer.runtime.gpu_usage import GpuUsage
 from edl.trainer.session.kvstore import KeyValueStore, parts
 from edl.trainer.session.standbys import Connect, Standbys
 from edl.trainer.session.state import Session
@@ -50,8 +52,10 @@ OPTIONS = [
 AGAIN_SECONDS = 0.5
 # The status codes of a stream that a master has ended; with any other, the connection broke.
 MEANT = {
-    grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.ABORTED, grpc.StatusCode.UNAUTHENTICATED,
-}  # fmt: skip
+    grpc.StatusCode.FAILED_PRECONDITION,
+    grpc.StatusCode.ABORTED,
+    grpc.StatusCode.UNAUTHENTICATED,
+}
 
 
 class NoMaster(EdlError):
@@ -153,6 +157,7 @@ class MasterStream:
         self.opened_at = time.monotonic()
 
     def start_heartbeats(self, seconds: float) -> None:
+        """Send a heartbeat every `seconds` from now on. Thread-safe."""
         self._loop.call_soon_threadsafe(lambda: self._keep(self._heartbeats(seconds)))
 
     def close(self, timeout: float = 5.0) -> None:
@@ -209,8 +214,10 @@ class MasterStream:
         self._end(why)
 
     async def _one_stream(self, address: str) -> _Ended:
-        """Run a stream to the master at this address, until it ends or a standby master becomes the acting
-        one."""
+        """Run a stream to the master at this address.
+
+        It lasts until it breaks, or until a standby master becomes the acting one.
+        """
         talking = self._loop.create_task(self._converse(address))
         called = self._loop.create_task(self._standbys.called.wait())
         try:
@@ -327,7 +334,7 @@ class MasterStream:
             case "welcome":
                 self.config_json, self.output = message.welcome.config, message.welcome.output
                 log.follow(self.config_json)
-                self.salvage, self.runs_preflight = message.welcome.salvage, message.welcome.rehearse
+                self.salvage, self.runs_preflight = message.welcome.salvage, message.welcome.preflight
                 self.session.worker, self._run_id = message.welcome.worker, message.run_id
                 self.servers = tuple(message.welcome.servers)
                 self._patience = message.welcome.master_outage_timeout_seconds
@@ -336,9 +343,8 @@ class MasterStream:
                 self._store.put(message.generation, message.key_value.key, message.key_value.value)
             case "addresses":
                 by_rank = addresses.by_rank(message.addresses)
-                for rank, address in enumerate(
-                    by_rank
-                ):  # Gloo looks for its own address among those for all others
+                # Gloo looks for its own address among those for all others.
+                for rank, address in enumerate(by_rank):
                     key = f"{message.addresses.scope}/{rank}"
                     self._store.put(message.generation, key, address, times=len(by_rank) - 1)
             case body:
@@ -350,8 +356,10 @@ class MasterStream:
                 self.session.hear(message)
 
     def _relay(self, generation: int, key: str, value: bytes) -> None:
-        """Send a value of the local Horovod to the others: its addresses, under a key named after its
-        rank."""
+        """Send a value of the local Horovod to the other members.
+
+        Horovod's addresses are under a key named after its rank.
+        """
         rank, size = self._members.index(self.session.worker), len(self._members)
         scope, _, name = key.rpartition("/")
         if name == str(rank) and (by_rank := parts(value, rank, size)):
@@ -360,7 +368,7 @@ class MasterStream:
             self.session.say(generation, key_value=pb.KeyValue(key=key, value=value))
 
     async def _heartbeats(self, seconds: float) -> None:
-        process = psutil.Process()
+        process, gpu = psutil.Process(), GpuUsage()
         since, records, ring = self._loop.time(), 0, 0
         while True:
             await asyncio.sleep(seconds)
@@ -370,4 +378,4 @@ class MasterStream:
             rate = (progress.records - records) / (now - since) if now > since else 0.0
             if now - since >= 1.0:
                 since, records = now, progress.records
-            self.session.heartbeat(rate, process.memory_info().rss)
+            self.session.heartbeat(rate, process.memory_info().rss, gpu.read())

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The key-value store in which the members of a generation find each other.
 
 Horovod's C++ asks `http://host:port/scope/key` for its peers' addresses. Each worker runs this store on its

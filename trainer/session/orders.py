@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The master's orders to a worker, as its main thread receives them."""
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ class FormRing:
     layout: Layout  # of the data
     step: int = 0  # at which the ring begins
     joining: tuple[int, ...] = ()  # members that receive the state while the others train
-    round: int = 0  # of the evaluation after that step
-    turn: int = 0  # 1 if callbacks were called after it
+    round: int = 0  # the evaluation batch after that step
+    callbacks_done: int = 0  # 1 if callbacks were called after it
     servers: int = 0  # number of parameter servers that shall hold the rows; 0: all
     addresses: tuple[str, ...] = ()  # of these and of former servers, by index; empty: unchanged
     untrusted_up_to: int = 0  # states of this ring and of earlier ones are not to be used
@@ -40,7 +41,7 @@ class WriteCheckpoint:
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """Stop."""
+    """The order to stop."""
 
     why: str  # with the party that wants it
     lost: bool = False  # the stream has ended: this worker is out of the job

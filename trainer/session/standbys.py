@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The standby masters, as this worker knows them: it reports to them that it has lost the acting master.
 
 The acting master sends their addresses while all is well. So the worker need not look them up when the acting

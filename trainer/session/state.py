@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The worker's session with its master: the orders received, the messages sent, and what is left to do.
 
 `Session` lies between the main thread, which trains, and the stream, which receives and sends at any time
@@ -17,7 +18,7 @@ from dataclasses import asdict, dataclass
 from typing import Protocol
 
 import edl
-from edl.contract.heartbeats import ServerWait, Staleness
+from edl.contract.heartbeats import Gpu, ServerWait, Staleness
 from edl.contract.layout import Layout
 from edl.contract.proto import edl_pb2 as pb
 from edl.errors import EdlError, UserCodeError
@@ -102,6 +103,7 @@ class EpochLoss:
         return EpochLoss(self.epoch, total, self.mean + (loss - self.mean) * records / total, loss)
 
     def message(self) -> pb.EpochLoss:
+        """The loss as a message to the master."""
         return pb.EpochLoss(epoch=self.epoch, records=self.records, mean=self.mean)
 
 
@@ -114,18 +116,24 @@ class Progress:
     records: int = 0  # trained by this worker in this ring, to compute its rate
     seconds: float = 0.0  # that they took to compute, without waiting
     loss: EpochLoss | None = None
-    round: int = 0  # of the evaluation after that step
+    round: int = 0  # the evaluation batch after that step
     staleness: Staleness | None = None
 
 
 class Bell(Protocol):
     """Wakes the main thread; `threading.Event` is one."""
 
-    def set(self) -> None: ...
+    def set(self) -> None:
+        """Wake the main thread, now or at its next `wait`."""
+        ...
 
-    def clear(self) -> None: ...
+    def clear(self) -> None:
+        """Forget earlier calls of `set`."""
+        ...
 
-    def wait(self, timeout: float | None = None) -> object: ...
+    def wait(self, timeout: float | None = None) -> object:
+        """Wait for `set`, at most `timeout` seconds."""
+        ...
 
 
 class Session:
@@ -147,9 +155,8 @@ class Session:
         self.state = SessionState()
         self.progress = Progress()
         self.stopped = False  # the master has ordered this worker to end
-        self.waits: Callable[[], ServerWait | None] = lambda: (
-            None
-        )  # the server that a call waits for; from any thread
+        # The server that a call waits for; from any thread.
+        self.waits: Callable[[], ServerWait | None] = lambda: None
         self.ended = ""  # why the stream has ended for good; empty before
         self._send, self._bell = send, bell
         self._orders: deque[Order] = deque()
@@ -160,6 +167,7 @@ class Session:
         self._when_ended: Callable[[], None] = lambda: None
         self._noted = threading.Event()
         self._rate, self._memory = 0.0, 0  # as reported last
+        self._gpu: Gpu | None = None
         self._reported_staleness: Staleness | None = None  # as reported last on this stream
 
     # --- the main thread's side
@@ -173,8 +181,7 @@ class Session:
 
     @property
     def task(self) -> int | None:
-        """The next change of the task that the ring has not made, as the number of epochs to train; None
-        without a pending change."""
+        """The next change of the task that the ring has not made, as a number of epochs; None without one."""
         return self._tasks[0] if self._tasks else None
 
     def take_task(self) -> int:
@@ -197,8 +204,7 @@ class Session:
         """Report where the model is saved, and wait until the master has recorded it.
 
         If this worker dies afterwards, the model is not trained again. A master that does not answer is
-        waited for
-        only `seconds`.
+        waited for only `seconds`.
         """
         self._noted.clear()
         self.say(saved=saved)
@@ -227,7 +233,11 @@ class Session:
         if not plain and (where := error_report.error_location(error)):
             why = f"{why} ({where})"
         mistake = starting and not ours and error_report.is_reproducible(error)
-        self.say(failed=pb.Failed(why=why, traceback=text, fatal=ours, mistake=mistake))
+        if lack := error_report.lack_of_gpu_memory(error):
+            failed = pb.Failed(why=lack, traceback=error_report.format_traceback(error), no_gpu_memory=True)
+        else:
+            failed = pb.Failed(why=why, traceback=text, fatal=ours, mistake=mistake)
+        self.say(failed=failed)
 
     def began_with(self, text: str) -> None:
         """Show the user what the training begins with."""
@@ -264,14 +274,15 @@ class Session:
             messages.append(pb.FromWorker(generation=self.state.generation, resume=self.state.resume()))
         return messages
 
-    def heartbeat(self, rate: float, memory: int) -> None:
+    def heartbeat(self, rate: float, memory: int, gpu: Gpu | None = None) -> None:
         """Report the training's progress.
 
         Args:
             rate: records per second of this worker.
             memory: bytes resident.
+            gpu: the use of this worker's GPU; None if it is unknown.
         """
-        self._rate, self._memory = rate, memory
+        self._rate, self._memory, self._gpu = rate, memory, gpu
         self.beat()
 
     def beat(self) -> None:
@@ -288,6 +299,8 @@ class Session:
         if staleness is not None and staleness != self._reported_staleness:
             self._reported_staleness = staleness
             beat.staleness.CopyFrom(pb.Staleness(**asdict(staleness)))
+        if self._gpu is not None:
+            beat.gpu.CopyFrom(pb.Gpu(**asdict(self._gpu)))
         if (waits := self.waits()) is not None:
             beat.waits.CopyFrom(pb.ServerWait(**asdict(waits)))
         self.say(progress.generation, heartbeat=beat)
@@ -305,11 +318,23 @@ class Session:
                 joining = tuple(form.joining)
                 self._orders.append(
                     FormRing(
-                        generation, members, form.root, form.sync, form.epochs, shares, layout,
-                        form.step, joining, form.round, form.turn, form.servers, tuple(form.addresses),
-                        form.untrusted_up_to, form.untrusted_reason,
+                        generation,
+                        members,
+                        form.root,
+                        form.sync,
+                        form.epochs,
+                        shares,
+                        layout,
+                        form.step,
+                        joining,
+                        form.round,
+                        form.callbacks_done,
+                        form.servers,
+                        tuple(form.addresses),
+                        form.untrusted_up_to,
+                        form.untrusted_reason,
                     )
-                )  # fmt: skip
+                )
             case "train" if generation == self.state.generation:
                 self._tasks.append(message.train.epochs)
             case "leave":

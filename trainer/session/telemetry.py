@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a worker reports of its steps: the progress of the training, and the cost of each ring change."""
 
 from __future__ import annotations
@@ -61,8 +62,10 @@ class Telemetry:
         self._staleness: Staleness | None = None
         self._looked_at = float("-inf")
         self._redone: int | None = None  # records of the ring change that is not reported yet
+        self.ring_changes, self.stall_seconds = 0, 0.0  # after this worker's first step
 
     def ring_formed(self) -> None:
+        """Measure the speed anew: parts and members have changed."""
         self._records, self._seconds = 0, 0.0
 
     def ring_up(self, redone: int) -> None:
@@ -73,11 +76,12 @@ class Telemetry:
         """
         self._redone = redone
 
-    def went_back(self) -> None:
+    def rolled_back(self) -> None:
         """The ring has rolled back: results since then are dropped."""
         self._loss = self._ended = None
 
     def step_begins(self) -> None:
+        """Start the clock of a step; of a stall, it is the end."""
         self._began_at = self._clock()
         self._since = self._began_at if self._since is None else self._since
 
@@ -217,11 +221,11 @@ class Telemetry:
         self._session.progress = Progress(generation, step, self._records, self._seconds, self._loss)
 
     def round_done(self, generation: int, rank: int, step: int, now: Pass, round: int) -> None:
-        """A round of an evaluation is made.
+        """Report a completed evaluation batch.
 
         Args:
             step: the number of steps in the model.
-            round: the number of the next round.
+            round: the number of the next evaluation batch.
         """
         at = self._clock()
         self._comes_back(generation, rank, step, at)
@@ -235,7 +239,7 @@ class Telemetry:
             )
 
     def _comes_back(self, generation: int, rank: int, step: int, now: float) -> None:
-        """The sums of a step or round came back: so the step before it is safe, and the ring works."""
+        """An all-reduce has completed: so the step before it is safe, and the ring works."""
         self._useful_seconds += now - self._began_at if self._began_at is not None else 0.0
         self._began_at = None
         if self._ended is not None:
@@ -267,11 +271,15 @@ class Telemetry:
         return pb.EpochEnded(epochs=epochs, loss=None if loss is None else mean, metrics=metrics or {})
 
     def ring_left(self, step: int) -> None:
+        """Report the step without a speed: this worker does not train."""
         self._session.progress = Progress(step=step)
 
     def _report_ring_change(self, generation: int, step: int, now: float) -> None:
         """Report the cost of the ring change: its first step has come back."""
-        stall = now - self._stepped_at if self._stepped_at is not None else 0.0
+        stall = 0.0
+        if self._stepped_at is not None:
+            stall = now - self._stepped_at
+            self.ring_changes, self.stall_seconds = self.ring_changes + 1, self.stall_seconds + stall
         stepped = pb.Stepped(
             step=step, stall_seconds=stall, redone_records=self._redone, wasted_seconds=self._wasted_seconds
         )

@@ -1,1 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
 """One training step: gradients, their all-reduce, and the update of the model."""

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """BatchNormalization(synchronized=True): its statistics are those of the whole batch, summed over the ring.
 
 Each such layer costs a step four more sums, two forward and two backward: the loss of each rank depends on
@@ -16,15 +17,18 @@ import tensorflow as tf
 
 
 class Reducer(Protocol):
-    """Over the ring, with a gradient: InnerSum, or what makes one of it for another kind of step."""
+    """An all-reduce over the ring with a gradient, such as InnerSum."""
 
-    def differentiable(self, vector: tf.Tensor) -> tf.Tensor: ...
+    def differentiable(self, vector: tf.Tensor) -> tf.Tensor:
+        """Return the sum of `vector` over all ranks, as an operation with a gradient."""
+        ...
 
 
 BatchNormalization = keras.layers.BatchNormalization
 
 
 def is_synchronized(model: keras.Model) -> bool:
+    """True if a BatchNormalization of the model takes its moments from all ranks (`synchronized=True`)."""
     return any(
         isinstance(layer, BatchNormalization) and layer.synchronized for layer in model._flatten_layers()
     )

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Whether the step of a ring is the step that Keras would make: tried once, with a few real records.
 
 A ring computes the parts of a batch one by one. From them follows what Keras makes of the whole batch,
@@ -175,7 +176,7 @@ def _increment(trial: Trial, nth: int) -> np.ndarray:
 
 @contextmanager
 def _raised(counters: list[keras.Variable]) -> Iterator[None]:
-    """Inside, they have counted more: what they are changed by should not depend on it."""
+    """Inside this context, the counters are 100 higher: their changes should not depend on their values."""
     before = [(v, v.numpy()) for v in counters]
     try:
         for v, value in before:
@@ -213,8 +214,10 @@ def _off(
 
 
 def _difference(ring: list[np.ndarray], whole: list[np.ndarray], parts: list[list[np.ndarray]]) -> float:
-    """The difference relative to the largest value, since parts may nearly cancel each other; 0 if it
-    cannot be determined."""
+    """Return the ring's difference from the whole batch, relative to the largest value; 0 if it is undefined.
+
+    The largest value may be that of a part, since parts may nearly cancel each other.
+    """
     size = max(_norm(arrays) for arrays in (ring, whole, *parts))
     off = _norm([a - b for a, b in zip(ring, whole, strict=True)])
     return off / size if np.isfinite(off) and np.isfinite(size) and size > 0 else 0.0

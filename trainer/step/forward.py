@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A forward pass that changes nothing: what it would change is a result, as the loss is.
 
 It runs in a Keras `StatelessScope`, which does two things more than Keras' own. A layer may assign a variable
@@ -17,7 +18,7 @@ import keras
 import tensorflow as tf
 
 from edl.errors import ModelError
-from edl.trainer.embedding.lookups import Given, Recorder
+from edl.trainer.embedding.recording import Given, Recorder
 from edl.trainer.model.captured import metric_variables
 from edl.trainer.model.model_support import computes_its_own_loss, is_plain, moving, output, output_losses
 from edl.trainer.step import sparse_gradients
@@ -101,8 +102,10 @@ class Forward:
 
     @property
     def changes(self) -> list[tuple[keras.Variable, tf.Tensor, tf.Tensor]]:
-        """The changes that the pass would make: variable, value before, value after. Without seeds and
-        metrics."""
+        """The changes that the pass would make: variable, value before, value after.
+
+        Seeds and metrics are left out.
+        """
         return self._scope.changes
 
     @property
@@ -139,6 +142,7 @@ class _Scope(keras.StatelessScope):
 
     @property
     def others(self) -> list[keras.Variable]:
+        """The variables that the forward pass assigns and that were not listed in advance."""
         return [v for v, _ in self._before[self._listed :]]
 
     def get_current_value(self, variable: keras.Variable) -> tf.Tensor | None:
@@ -180,10 +184,12 @@ class _Scope(keras.StatelessScope):
 
     @property
     def changes(self) -> list[tuple[keras.Variable, tf.Tensor, tf.Tensor]]:
+        """The assigned variables, each with its value before and after the forward pass."""
         now = [(v, before, self.get_current_value(v)) for v, before in self._before if not _is_seed(v)]
         return [(v, before, after) for v, before, after in now if after is not before]
 
     def added_to(self, metric: keras.Variable) -> tf.Tensor:
+        """What the forward pass has added to a variable of a metric, float32."""
         before, after = self._metrics[id(metric)], self.get_current_value(metric)
         return tf.cast(after, tf.float32) - tf.cast(before, tf.float32)
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Fused optimizer updates: a few in-place operations for each variable.
 
 Keras writes an update as a dozen operations on whole arrays, and each operation allocates its result. For the
@@ -33,23 +34,47 @@ Update = Callable[[Any, Any, Any], None]  # of a gradient, a variable of TensorF
 
 @contextlib.contextmanager
 def fused(optimizer: Any) -> Iterator[None]:
-    """Fuse the updates of `optimizer` in graphs traced inside this context.
+    """Fuse the updates of `optimizer` in a graph traced inside this context.
 
     Each variable has one operation, if TensorFlow has an operation for this optimizer.
     """
-    make = _MAKERS.get(type(optimizer))  # a class of the user's own may do something else
-    update = make(optimizer) if make else None
-    if update is None:
+    if not fuse(optimizer, _Once()):
         yield
         return
-    object.__setattr__(optimizer, "update_step", update)  # past Keras, which would keep track of it
     try:
         yield
     finally:
         object.__delattr__(optimizer, "update_step")
 
 
-def _sgd(optimizer: Any) -> Update:
+Numbers = Callable[[Callable[[], list[Any]]], list[Any]]  # of an update, by a function that computes them
+
+
+def fuse(optimizer: Any, numbers: Numbers = lambda compute: compute()) -> bool:
+    """Fuse the updates of `optimizer` from now on. False if TensorFlow has no operation for it.
+
+    Args:
+        numbers: returns what all variables of an update share. By default it is computed for each variable.
+    """
+    make = _MAKERS.get(type(optimizer))  # a class of the user's own may do something else
+    update = make(optimizer, numbers) if make else None
+    if update is not None:
+        object.__setattr__(optimizer, "update_step", update)  # past Keras, which would keep track of it
+    return update is not None
+
+
+class _Once:
+    """Computes the numbers of an update once in a graph, for all variables."""
+
+    def __init__(self) -> None:
+        self._found: list[Any] = []
+
+    def __call__(self, compute: Callable[[], list[Any]]) -> list[Any]:
+        self._found = self._found or compute()
+        return self._found
+
+
+def _sgd(optimizer: Any, numbers: Numbers) -> Update:
     def update(gradient: Any, variable: Any, rate: Any) -> None:
         if not _is_plain(gradient, variable):
             type(optimizer).update_step(optimizer, gradient, variable, rate)
@@ -57,41 +82,54 @@ def _sgd(optimizer: Any) -> Update:
             tf.raw_ops.ResourceApplyGradientDescent(var=variable.handle, alpha=_number(rate), delta=gradient)
         else:
             tf.raw_ops.ResourceApplyKerasMomentum(
-                var=variable.handle, accum=_slot(optimizer, "momentums", variable), lr=_number(rate),
-                grad=gradient, momentum=_number(optimizer.momentum), use_nesterov=optimizer.nesterov,
-            )  # fmt: skip
+                var=variable.handle,
+                accum=_slot(optimizer, "momentums", variable),
+                lr=_number(rate),
+                grad=gradient,
+                momentum=_number(optimizer.momentum),
+                use_nesterov=optimizer.nesterov,
+            )
 
     return update
 
 
-def _adam(optimizer: Any) -> Update | None:
+def _adam(optimizer: Any, numbers: Numbers) -> Update | None:
     if optimizer.amsgrad:
         return None
-    powers: list[tf.Tensor] = []  # made once in the graph, for all variables
     betas = [float(beta) for beta in (optimizer.beta_1, optimizer.beta_2)]
     first, second = (beta if _is_close(beta) else 1.0 for beta in betas)
+
+    def powers_now() -> list[Any]:
+        step = tf.cast(tf.convert_to_tensor(optimizer.iterations) + 1, tf.float32)
+        return [tf.pow(_number(beta), step) for beta in betas]
 
     def update(gradient: Any, variable: Any, rate: Any) -> None:
         if not _is_plain(gradient, variable):
             type(optimizer).update_step(optimizer, gradient, variable, rate)
             return
-        if not powers:
-            step = tf.cast(tf.convert_to_tensor(optimizer.iterations) + 1, tf.float32)
-            powers.extend(tf.pow(_number(beta), step) for beta in betas)
+        powers = numbers(powers_now)
         m, v = (_slot(optimizer, name, variable) for name in ("_momentums", "_velocities"))
         if first == 1:
             _move(m, gradient, 1 - betas[0])
         if second == 1:
             _move(v, tf.square(gradient), 1 - betas[1])
         tf.raw_ops.ResourceApplyAdam(
-            var=variable.handle, m=m, v=v, beta1_power=powers[0], beta2_power=powers[1], lr=_number(rate),
-            beta1=_number(first), beta2=_number(second), epsilon=_number(optimizer.epsilon), grad=gradient,
-        )  # fmt: skip
+            var=variable.handle,
+            m=m,
+            v=v,
+            beta1_power=powers[0],
+            beta2_power=powers[1],
+            lr=_number(rate),
+            beta1=_number(first),
+            beta2=_number(second),
+            epsilon=_number(optimizer.epsilon),
+            grad=gradient,
+        )
 
     return update
 
 
-_MAKERS: dict[type, Callable[[Any], Update | None]] = {
+_MAKERS: dict[type, Callable[[Any, Numbers], Update | None]] = {
     keras.optimizers.SGD: _sgd,
     keras.optimizers.Adam: _adam,
     keras.optimizers.AdamW: _adam,
@@ -105,7 +143,7 @@ def _is_close(beta: float) -> bool:
 
 
 def _move(slot: tf.Tensor, target: tf.Tensor, factor: float) -> None:
-    """slot += (target - slot) * factor, the sum in place."""
+    """Compute `slot += (target - slot) * factor` in place."""
     away = target - tf.raw_ops.ReadVariableOp(resource=slot, dtype=tf.float32)
     tf.raw_ops.ResourceApplyGradientDescent(var=slot, alpha=_number(-factor), delta=away)
 

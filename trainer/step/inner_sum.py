@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A sum over the ring inside a step's TensorFlow graph.
 
 The ring's `reduce` is called by an operation of the graph. Promise: the sums of a graph are made one
@@ -98,10 +99,12 @@ class InnerSum:
 
     @contextlib.contextmanager
     def ring_errors(self) -> Iterator[None]:
-        """Around the call of a graph.
+        """Raise the ring's error, and not what TensorFlow makes of it, if one breaks the call of a graph.
 
         Raises:
-            RingBroken: the ring broke in one of the graph's sums; whatever the graph did before it, it did.
+            RingBroken: the ring broke in one of the graph's sums; what the graph changed before that sum
+                stays changed.
+            OpError: TensorFlow's error, if the ring did not break.
         """
         self._broken = None
         try:

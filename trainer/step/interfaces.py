@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The model, as the training loop uses it: the two halves of a step, and a state that can be copied."""
 
 from __future__ import annotations
@@ -74,8 +75,10 @@ class Learner(Protocol):
         ...
 
     def parts(self) -> list[np.ndarray]:
-        """Everything that `apply` changes, uint8 [bytes] for each variable: a snapshot that later updates
-        do not change."""
+        """Snapshot everything that `apply` changes, uint8 [bytes] for each variable.
+
+        Later updates do not change the snapshot.
+        """
         ...
 
     def prepared(self, parts: list[np.ndarray]) -> Any:

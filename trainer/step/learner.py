@@ -1,5 +1,5 @@
-"""The model, as the ring trains it: an all-reduce that changes nothing, and an update that applies its
-result.
+# SPDX-License-Identifier: Apache-2.0
+"""The model, as the ring trains it: an all-reduce without side effects, and an update with its result.
 
     allreduce_step(batch)  ->  StepResult   this rank's gradients times its records, summed over the ring
     apply(result)                           the user's optimizer, with the exact mean
@@ -8,12 +8,6 @@ result.
 the result (trainer/step/forward.py). Only `apply` changes the model, and it is called only after all sums
 have come back. So a step that breaks anywhere has not happened. How a model's step is summed is chosen at the
 start, by what the model contains (trainer/step/step_graphs.py).
-
-The mean is exact for uneven batches, because each rank's gradients are weighted with its records, and the sum
-is divided by all of them. Parts of a loss that are no mean over records (masks, weights, sums) are corrected
-before the backward pass, with totals that the ring sums inside the step (trainer/step/loss_terms.py). A model
-without such parts does not pay for it. Moving averages (BatchNorm) are averaged by records. Random layers
-draw from (job seed, step, rank): different on each rank, the same when a step is repeated, and without state.
 """
 
 from __future__ import annotations
@@ -133,8 +127,10 @@ class KerasLearner:
             self._variables += self._captured()
 
     def warm_up(self) -> None:
-        """Run the graphs that only a joining worker needs. Steps were made before, so their memory is
-        allocated."""
+        """Run the graphs that only a joining worker needs.
+
+        Steps were made before, so their memory is allocated.
+        """
         self._step.warm_up()
 
     # --- the two halves of a step
@@ -176,17 +172,15 @@ class KerasLearner:
         """Look up the embedding rows of the next step while this one waits.
 
         It is called while this step waits for its own rows, and again while its gradients are written, if the
-        next
-        batch was not there the first time. Errors in its records are raised when the batch is trained.
+        next batch was not there the first time. Errors in its records are raised when the batch is trained.
         """
         step, rank = self._now
         batch = self._following(step)
         if self._next is not None and self._next[0] is batch and self._next[2] == step + 1:
             return
         self._next = None
-        if (
-            batch is None or not len(batch) or batch.tensors is None
-        ):  # its shapes are new: the step itself must trace for them
+        # Its shapes are new: the step itself must trace for them.
+        if batch is None or not len(batch) or batch.tensors is None:
             return
         tensors = batch.tensors
         with contextlib.suppress(DataError, tf.errors.OpError, ValueError, TypeError):
@@ -213,9 +207,11 @@ class KerasLearner:
         return self.lookups.tables
 
     def use(
-        self, rows: Rows, at: Callable[[], int] = lambda: 0,
+        self,
+        rows: Rows,
+        at: Callable[[], int] = lambda: 0,
         following: Callable[[int], Batch | None] = lambda step: None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Set the storage of the tables' rows.
 
         Args:
@@ -287,8 +283,10 @@ class KerasLearner:
         return snapshot.variable_specs(self._variables, self.model)
 
     def parts(self) -> list[np.ndarray]:
-        """The state, each variable by itself, uint8 [bytes]: a snapshot that later updates do not change,
-        without a copy."""
+        """Snapshot the state without a copy, uint8 [bytes] for each variable.
+
+        Later updates do not change the snapshot.
+        """
         return snapshot.parts(self._variables)
 
     def load(self, state: np.ndarray) -> None:
@@ -319,9 +317,8 @@ class KerasLearner:
         kept.put_back()
 
     def fingerprint(self) -> str:
-        self._fingerprint = self._fingerprint or fingerprint(
-            self.model
-        )  # computed before any callback changes the model
+        # Computed before any callback changes the model.
+        self._fingerprint = self._fingerprint or fingerprint(self.model)
         return self._fingerprint
 
     def digest(self) -> str:
@@ -342,13 +339,24 @@ class KerasLearner:
         model.optimizer.build(model.trainable_variables)
 
     def _captured(self) -> list[Any]:
-        """Variables that a step reads or assigns and that are not in the state yet. A metric that is not
-        told, whose variables no step changes, is left out, and so are generators, which each worker has."""
+        """Return variables that a step reads or assigns and that are not in the state yet.
+
+        Metrics that are not reported are left out, since no step changes them, and so are generators, which
+        are each worker's own.
+        """
         known = [*self._variables, *metric_variables(self.model)]
         return [v for v in distinct(self._step.captured, known) if not is_generator(plain(v))]
 
     def _compared(self, batch: Batch) -> list[list[Any]]:
-        """The tensors of its pieces, of types that the graph is for; where it is not, it is traced anew."""
+        """Return the tensors of the batch's pieces, of types that the graph accepts.
+
+        A graph that does not accept them yet is traced anew.
+
+        Raises:
+            DataError: the loss is a mean over a dimension in which the batch differs from the first records,
+                or the model cannot take its shapes.
+            ModelError: with the batch's shapes the model trains or reads other variables.
+        """
         if batch.tensors is not None:
             return [batch.tensors]
         if self._next is not None and self._next[0] is batch:
@@ -374,7 +382,13 @@ class KerasLearner:
 
     @contextlib.contextmanager
     def _errors(self, batch: Batch | None) -> Iterator[None]:
-        """Raise a step's errors with a message that names the batch."""
+        """Raise a step's errors with a message that names the batch.
+
+        Raises:
+            ModelError: an assumption that held for the first records does not hold for this batch.
+            DataError: the model cannot take the batch's shapes, which differ from the first batch's.
+            InvalidArgumentError: the model's own error, with no batch or a batch like the first one.
+        """
         try:
             with self._step.ring_errors():
                 yield

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The terms of a loss, and how each follows from the parts that the ranks have of a batch.
 
 A ring weights each rank's loss with its records. That is what Keras computes from the whole batch as
@@ -86,6 +87,7 @@ class Terms:
 
     @property
     def unknown(self) -> bool:
+        """Whether the effect of the batch's size on a term is unknown."""
         return any(term.kind is Kind.UNKNOWN for term in self.found)
 
     @property
@@ -95,11 +97,11 @@ class Terms:
 
     @property
     def all_sums(self) -> bool:
+        """Whether every term is a sum over the records."""
         return bool(self.found) and all(term.kind is Kind.SUM for term in self.found)
 
     def parts(self) -> tf.Tensor:
-        """This batch's contribution to the ring's totals that `corrected` needs: float32 [1 + RATIO
-        terms]."""
+        """Return what `corrected` needs of this batch in the ring's totals: float32 [1 + RATIO terms]."""
         ratios = [t.denominator for t in self.found if t.kind is Kind.RATIO]
         return tf.stack([self._records, *ratios])
 
@@ -213,7 +215,7 @@ def _assert_fixed(name: str, count: tf.Tensor, records: tf.Tensor, per_record: f
     tf.debugging.Assert(fixed, [f"{name}: {BROKEN_ASSUMPTION}", per_record, count, records])
 
 
-BROKEN_ASSUMPTION = "the loss is no longer a mean over a fixed number of values for each record"
+BROKEN_ASSUMPTION = "the loss is not a mean over a fixed number of values for each record"
 _PATCHING = threading.RLock()  # Keras is one for all threads
 _CALL = keras_loss.Loss.__call__
 _REDUCE = keras_loss.reduce_weighted_values

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Optimizers that are given the ring's gradients, and not this rank's, while a step runs.
 
 The step is the user's: which optimizers it has, where it keeps them and how it calls them is its own
@@ -68,9 +69,8 @@ class MeanGradients:
         self.expected: list[int] | None = None  # lengths of the calls that each step must make
         # Of gradients of tables, that an optimizer takes row by row (trainer/step/sparse_gradients.py):
         self.rows: list[int | None] = []  # how many of each, of the step that has run last eagerly
-        self.added_up: frozenset[int] = (
-            frozenset()
-        )  # those, counted over a step, that are added up all the same
+        # Those, counted over a step, that are added up all the same.
+        self.added_up: frozenset[int] = frozenset()
         self.by_row = True  # whether any is not
 
     @property
@@ -101,7 +101,12 @@ class MeanGradients:
     def apply(
         self, optimizer: Any, gradients: list[Any], variables: Any, original: Callable[..., None]
     ) -> None:
-        """Replaces `optimizer.apply` in a step: calls `original` with the mean over the ring."""
+        """Call `original` with the mean over the ring, in place of `optimizer.apply` in a step.
+
+        Raises:
+            ModelError: ranks may not all reach this call, or its gradients have another length than in the
+                first step.
+        """
         graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
         _refuse_where_a_rank_may_not_come(optimizer, graph)
         begin = len(graph.get_operations()) if graph else 0
@@ -136,8 +141,10 @@ class MeanGradients:
         return gradient if self.by_row and nth not in self.added_up else tf.convert_to_tensor(gradient)
 
     def fault_of(self, part: tf.Tensor) -> tf.Tensor:
-        """1.0 when this rank's part of a sum is not finite, and that is this rank's own doing: after a sum
-        that is not finite, nothing is, on any rank."""
+        """Return 1.0 if this rank's part of a sum is the first value that is not finite, else 0.0.
+
+        After a sum that is not finite, no later value is finite on any rank, which is not that rank's fault.
+        """
         ours = ~tf.math.is_finite(tf.reduce_sum(part)) & (self.spoiled.read_value() == 0.0)
         return tf.cast(ours, tf.float32)
 

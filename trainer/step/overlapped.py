@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A step with several sums, which travel while it computes; and an update in place, when all are here.
 
     totals   of a loss that is divided by them (masks)             before backward, where there are some
@@ -41,11 +42,11 @@ SAFE = 1e30  # of the square of a float32: whatever was rounded, the number itse
 
 
 class CannotOverlap(Exception):
-    """This model takes another way."""
+    """The gradients of this model cannot be summed while others are computed."""
 
 
 class RingAllReduce(Protocol):
-    """Sums over the ring, made by a graph (trainer/ring/horovod.py, trainer/step/inner_sum.py)."""
+    """Sums over the ring, made by a graph (trainer/ring/graph_all_reduce.py, trainer/step/inner_sum.py)."""
 
     WIRES: tuple[str, ...]  # the types as which numbers can travel
 
@@ -73,7 +74,9 @@ class RingAllReduce(Protocol):
         """
         ...
 
-    def ring_errors(self) -> AbstractContextManager[None]: ...
+    def ring_errors(self) -> AbstractContextManager[None]:
+        """Raise the ring's error, and not what TensorFlow makes of it, if one breaks the call of a graph."""
+        ...
 
 
 class OverlappedStep(StepGraphs):
@@ -200,7 +203,7 @@ class OverlappedStep(StepGraphs):
         return [*large, rest]
 
     def _made(self, *arguments: tf.Tensor) -> tuple[list[tf.Tensor], tf.Tensor]:
-        """`_ours`, compiled by XLA where the model is to be."""
+        """Compute `_ours`, compiled by XLA if the model is compiled with `jit_compile`."""
         if not self._model.jit_compile:
             return self._ours(*arguments)
         large, rest = tf.function(self._ours, autograph=False, jit_compile=True)(*arguments)
@@ -277,9 +280,11 @@ class OverlappedStep(StepGraphs):
         return self._reduced(large, rest)
 
     def _reduced(self, large: list[tf.Tensor], rest: tf.Tensor) -> list[tf.Tensor]:
-        """The same operations under the same names, with or without a batch. Returns the summed control
-        vectors; 1 where values were finite before the sums and are not now; the sums of large gradients;
-        the sum of all the rest."""
+        """Sum over the ring: the same operations under the same names, with or without a batch.
+
+        Returns the summed control vectors; 1 where values were finite before the sums and are not after them;
+        the sums of large gradients; the sum of all the rest.
+        """
         sums = [self._total(g, str(i), self._wire) for i, g in zip(self._large, large, strict=True)]
         rest = self._total(rest, "rest")
         told, spoiled = rest[self._rest :], tf.constant(0.0)
@@ -317,12 +322,13 @@ class OverlappedStep(StepGraphs):
 
 
 def finite_as(gradient: tf.Tensor) -> tf.Tensor:
-    """A number that is finite if the whole gradient is, and only then: the sum of it. (Where that is not,
-    though all of them are, they are so large that it is as bad.)
+    """Return a scalar that is finite if and only if the whole gradient is: its sum, or a bound of the sum.
 
-    A product of matrices is finite where its factors are, and are not very large. So it need not be read: the
-    factors are far smaller, where there are more weights than records. A GPU has read it before it has told
-    which branch to take.
+    (A sum of finite numbers may overflow, but then the numbers are so large that it is as bad.)
+
+    A product of matrices is finite if its factors are finite and not very large. So the product need not be
+    read: the factors are far smaller, where there are more weights than records. A GPU has read it before it
+    has reported which branch to take.
     """
     factors = _factors(gradient)
     if not factors or tf.config.list_logical_devices("GPU"):

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A model with its own `train_step`, as the ring sees it.
 
     gradients(batch)  ->  vector     runs the user's step and its sums; the vector says what else it did
@@ -96,8 +97,7 @@ class OwnStepLearner(OwnStepGraphs):
         """Nothing to do: such a model has no tables."""
 
     def ready(self, batch: Batch) -> Batch:
-        """Convert a batch's arrays to tensors, on the thread that reads, so that the step need not wait
-        for it."""
+        """Convert a batch's arrays to tensors on the thread that reads, so that the step can begin sooner."""
         return replace(batch, tensors=tensors_of(batch))
 
     def commit(self, step: int, sums: control.StepResult) -> Commit:
@@ -149,10 +149,10 @@ class OwnStepLearner(OwnStepGraphs):
     has_loss = False  # `fit` has one only if `train_step` returns one
 
     def take_metrics(self) -> dict[str, Value]:
-        """The entries that `train_step` returns, as `fit` has them in its history: results of metrics are
-        means over the records of all steps since they were taken last, other entries are the last step's.
+        """Return and reset the entries that `train_step` returns, as `fit` has them in its history.
 
-        It is a change of the state: to be made on all ranks after the same step.
+        Results of metrics are means over the records of all steps since the last call; other entries are the
+        last step's. The call changes the state: make it on all ranks after the same step.
         """
         self._put_back()
         told, size = self._told.numpy(), self._size
@@ -170,8 +170,10 @@ class OwnStepLearner(OwnStepGraphs):
         )
 
     def finish_training(self) -> None:
-        """Do what Keras' `fit` does at its end, before the model is evaluated and saved. No step may
-        follow."""
+        """Do what Keras' `fit` does at its end, before the model is evaluated and saved.
+
+        No step may follow.
+        """
         self._put_back()
         if self.model.optimizer is not None:
             self.model.optimizer.finalize_variable_values(self.model.trainable_variables)
@@ -186,7 +188,7 @@ class OwnStepLearner(OwnStepGraphs):
 
     @property
     def _all(self) -> list[tf.Variable]:
-        """All variables but the metrics', and what is to be told of the losses."""
+        """All variables except the metrics', and the sums of losses that are reported later."""
         return [*self._variables, self._told]
 
     @property
@@ -208,10 +210,10 @@ class OwnStepLearner(OwnStepGraphs):
         return snapshot.parts(self._all)
 
     def load(self, state: np.ndarray) -> None:
-        """Take over another worker's `state`.
+        """Replace the state by a different worker's `state`.
 
         Raises:
-            ModelError: it is not the state of this model; nothing is changed then.
+            ModelError: it is not a state of this model; nothing is changed then.
         """
         self.take_over(self.prepared(snapshot.divided(self._all, state)))
 
@@ -225,7 +227,7 @@ class OwnStepLearner(OwnStepGraphs):
         snapshot.take_over(self._all, values)
 
     def change(self, values: Mapping[int, np.ndarray]) -> None:
-        """Give some of the variables of `parts` other values."""
+        """Set some of the variables of `parts`, by index."""
         self._put_back()
         snapshot.change(self._all, values)
 
@@ -239,7 +241,7 @@ class OwnStepLearner(OwnStepGraphs):
         kept.put_back()
 
     def digest(self) -> str:
-        """XXH3 of the state: equal on two workers when their models are, bit for bit."""
+        """Return the XXH3 hash of the state: equal on two workers if their models are equal, bit for bit."""
         return snapshot.digest(self.parts())
 
     def fingerprint(self) -> str:

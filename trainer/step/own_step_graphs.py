@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A model's own `train_step`, traced and run, and the graphs around it.
 
 The variables that the step changes, with and without its optimizers, are found before the first step: in its
@@ -136,15 +137,17 @@ class OwnStepGraphs:
         given = [tf.cast(value, tf.float32) for value in losses.values()]
         given = [value if value.shape.is_fully_defined() else tf.reduce_mean(value) for value in given]
         self._losses, self._shapes = list(losses), [tuple(value.shape) for value in given]
-        if not (
-            self._whole_epoch and tf.executing_eagerly()
-        ):  # all steps and all workers have what the first has
+        # All steps and all workers have what the first has.
+        if not (self._whole_epoch and tf.executing_eagerly()):
             self._whole_epoch = self._results_of_metrics(losses)
         return tf.concat([tf.reshape(value, [-1]) for value in given], 0)
 
     def _results_of_metrics(self, losses: Mapping[str, Any]) -> list[bool]:
-        """Which entries `fit` has over the whole epoch. With the names of the model's metrics, it asks these;
-        else it takes what the last step returned, which are results over the epoch if metrics gave them."""
+        """Return for each entry whether `fit` reports it over the whole epoch.
+
+        If the entries have the names of the model's metrics, `fit` asks the metrics. Otherwise it keeps what
+        the last step returned, which covers the epoch if metrics computed it.
+        """
         results: dict[str, Any] = {}
         with contextlib.suppress(ValueError):  # Keras': compiled metrics that train_step() does not update
             results = flat_logs(self.model.get_metrics_result())
@@ -162,7 +165,11 @@ class OwnStepGraphs:
     # --- building
 
     def _build(self, sample: Batch) -> None:
-        """Create every variable, and find those that the step touches. Changes no value."""
+        """Create every variable, and find those that the step touches. Changes no value.
+
+        Raises:
+            ModelError: `train_step` calls no Keras optimizer, or assigns a variable that is not numeric.
+        """
         self._structure = (sample.x, sample.y, sample.weights)
         tensors = tensors_of(sample)
         assigned = self._dry_run(tensors) if self.model.run_eagerly else self._trace(tensors)
@@ -334,7 +341,7 @@ _SEEDS = 1 << 31
 
 
 def _is_seed(v: tf.Variable) -> bool:
-    """Keras' seeds, and the state of a tf.random.Generator."""
+    """True for Keras' seeds and for the state of a tf.random.Generator."""
     name = v.name.rpartition("/")[2].partition(":")[0]
     return is_generator(v) or (name == "seed_generator_state" and v.dtype.is_integer)
 
@@ -345,7 +352,7 @@ def _salt(v: tf.Variable, draw: tf.Tensor) -> tf.Tensor:
 
 
 def _distinct(variables: Iterable[Any], without: Iterable[Any] = ()) -> list[tf.Variable]:
-    """TensorFlow's variables without duplicates, in the order given."""
+    """Return TensorFlow's variables without duplicates, in the order given."""
     return [plain(v) for v in distinct(variables, without)]
 
 

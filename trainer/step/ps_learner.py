@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A model with all weights on parameter servers (mode=ps): a step returns gradients, and changes nothing.
 
     put         set the weights to those on the servers
@@ -7,8 +8,7 @@ It is the learner of a ring of one, and never applies an update: the servers do,
 Changes by a forward pass (moving averages) are sent as differences that the servers add.
 
 Values that are neither on servers nor computed anew by each worker (the learning rate, counters that
-callbacks
-may change) are small, and are stored beside the ledger: `beside`.
+callbacks may change) are small, and are stored beside the ledger: `beside`.
 """
 
 from __future__ import annotations
@@ -92,8 +92,9 @@ class PsLearner(KerasLearner):
         places = (tuple(range(len(self._dense.variables))), self._averaged)
         self._each = [_fixed(r.ids_of(p)) for r, p in zip((self._dense, self._moving), places, strict=True)]
         self._pushed = [
-            _fixed(self._dense.ids_of(self._trained)), _fixed(self._moving.ids_of(self._averaged)),
-        ]  # fmt: skip
+            _fixed(self._dense.ids_of(self._trained)),
+            _fixed(self._moving.ids_of(self._averaged)),
+        ]
 
     # --- as rows
 
@@ -152,8 +153,10 @@ class PsLearner(KerasLearner):
         return [(np.zeros(0, np.int64), np.zeros((0, t.dim), np.float32)) for t in self.server_tables]
 
     def _clipped(self, gradients: list[np.ndarray]) -> list[np.ndarray]:
-        """Clip the gradients as the model's optimizer would: this worker has the whole gradient, and no
-        server does."""
+        """Clip the gradients as the model's optimizer would.
+
+        This worker does it because it has the whole gradient, which no server has.
+        """
         if limit := self._clips.get("clipnorm"):
             return [_within(g, float(limit)) for g in gradients]
         if limit := self._clips.get("global_clipnorm"):

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The loss of a few records with the weights of a fixed pattern, by which the master compares workers.
 
 All workers of a ring must compute the same function of weights and records. They do not if an environment
@@ -10,12 +11,15 @@ The loss is computed three times. If it is not the same twice with the same weig
 are drawn at random. The third time, the weights differ by about as much as devices round off: how much this
 changes the loss says how far two workers may be apart, for example one with a GPU and one without. A worker
 whose loss is random, or amplifies rounding errors too much, reports none and is not compared.
+
+A job that predicts has no loss: a norm of the model's outputs takes its place.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -42,8 +46,28 @@ FLOATS = ("float16", "float32", "float64")
 SEED = "seed_generator_state"
 
 
+class Changeable(Protocol):
+    """A model whose weights can be set and put back, as a learner has it."""
+
+    def variable_specs(self) -> list[VariableSpec]:
+        """Describe the variables of the state."""
+        ...
+
+    def change(self, values: Mapping[int, np.ndarray]) -> None:
+        """Set some of these variables, by index, to values of uint8 [bytes]."""
+        ...
+
+    def kept(self) -> Any:
+        """Return a copy of the state for `restore`."""
+        ...
+
+    def restore(self, kept: Any) -> None:
+        """Put back the state that `kept` has returned."""
+        ...
+
+
 def sample_loss(learner: KerasLearner | OwnStepLearner, read: Callable[[], Batch]) -> SampleLoss | None:
-    """Compute the mean loss of a batch with fixed weights.
+    """Compute the mean loss of a batch with fixed weights, by a step of the learner.
 
     The learner's ring must be up. Its state is restored afterwards.
 
@@ -57,15 +81,38 @@ def sample_loss(learner: KerasLearner | OwnStepLearner, read: Callable[[], Batch
     Raises:
         RingBroken: the ring was cut meanwhile.
     """
+
+    def loss(batch: Batch) -> float:
+        agreed = learner.allreduce_step(batch, control.write(0), 0, 0, len(batch)).agreed
+        return math.nan if agreed.nonfinite else agreed.loss
+
+    return with_fixed_weights(learner, read, loss)
+
+
+def with_fixed_weights(
+    learner: Changeable, read: Callable[[], Batch], compute: Callable[[Batch], float]
+) -> SampleLoss | None:
+    """Compute a number of a batch with fixed weights. The learner's state is restored afterwards.
+
+    Args:
+        read: returns the batch. It is called for each of the three computations.
+        compute: returns the number; nan if it does not exist.
+
+    Returns:
+        None if the number is random, not finite or too sensitive to rounding, or cannot be computed.
+
+    Raises:
+        RingBroken: the ring was cut meanwhile.
+    """
     before = learner.kept()
     try:
         numbers = np.random.RandomState(0).uniform(-1, 1, PERIOD)  # the same in all versions of NumPy
         _fill(learner, numbers)
-        loss = _loss(learner, read())
-        if not math.isfinite(loss) or not abs(_loss(learner, read()) - loss) <= SAME * abs(loss):
+        loss = _computed(compute, read())
+        if not math.isfinite(loss) or not abs(_computed(compute, read()) - loss) <= SAME * abs(loss):
             return None
         _fill(learner, numbers * (1 + ROUNDING * np.random.RandomState(1).uniform(-1, 1, PERIOD)))
-        change = abs(_loss(learner, read()) - loss)
+        change = abs(_computed(compute, read()) - loss)
     finally:
         learner.restore(before)
     if not change <= MOST / TIMES * abs(loss):
@@ -73,19 +120,50 @@ def sample_loss(learner: KerasLearner | OwnStepLearner, read: Callable[[], Batch
     return SampleLoss(loss, max(LEAST, TIMES * change / abs(loss)) if loss else LEAST)
 
 
-def _loss(learner: KerasLearner | OwnStepLearner, batch: Batch) -> float:
-    """Compute the mean loss of the batch; nan if it is not finite or cannot be computed."""
+def output_norm(outputs: Mapping[str, np.ndarray]) -> float:
+    """Reduce a model's outputs to one number, by which workers that predict are compared.
+
+    Each output of floating-point numbers contributes its distance from a fixed pattern of its own magnitude,
+    so that signs count. The geometric mean lets outputs of all magnitudes count. Integers do not count:
+    rounding can change which class is the most likely one.
+
+    Returns:
+        nan if there is no output of floating-point numbers.
+    """
+    pattern = np.random.RandomState(2).uniform(-1, 1, PERIOD)
+    floats = [values for _, values in sorted(outputs.items()) if values.dtype.kind in "fc"]
+    distances = [_distance(values, pattern) for values in floats]
+    if not distances:
+        return math.nan
+    return math.exp(sum(math.log(distance) for distance in distances if distance) / len(distances))
+
+
+def _distance(values: np.ndarray, pattern: np.ndarray) -> float:
+    """The root mean square distance of values from a pattern that is scaled to their magnitude."""
+    flat = np.abs(values) if values.dtype.kind == "c" else values
+    flat = flat.astype(np.float64).reshape(-1)
+    if not flat.size:
+        return 0.0
+    magnitude = math.sqrt(np.mean(flat**2))
+    return math.sqrt(np.mean((flat - magnitude * np.resize(pattern, flat.size)) ** 2))
+
+
+def _computed(compute: Callable[[Batch], float], batch: Batch) -> float:
+    """Compute the number of the batch; nan if it cannot be computed.
+
+    Raises:
+        RingBroken: a member of the ring left or failed.
+    """
     try:
-        agreed = learner.allreduce_step(batch, control.write(0), 0, 0, len(batch)).agreed
+        return compute(batch)
     except RingBroken:
         raise
     except Exception as error:  # the model may check its values, which are not those of a training
         log.info(f"workers are not compared by their loss: {format_error(error)}")
         return math.nan
-    return math.nan if agreed.nonfinite else agreed.loss
 
 
-def _fill(learner: KerasLearner | OwnStepLearner, numbers: np.ndarray) -> None:
+def _fill(learner: Changeable, numbers: np.ndarray) -> None:
     """Set the weights of the model to a pattern of these numbers, and its seeds to fixed ones.
 
     One variable at a time is set, without a copy, so that no second model must fit into memory.

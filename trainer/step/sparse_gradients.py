@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The gradient of a table (`Embedding`): one row for each time that one was looked up.
 
 TensorFlow gives such a gradient as slices, and leaves a row that was looked up twice in it twice. Keras'
@@ -106,7 +107,7 @@ def width(variable: Any) -> int:
 
 
 def written(slices: tf.IndexedSlices, before: tf.Tensor, total: tf.Tensor) -> tf.Tensor:
-    """Slices as a part of a vector that is the ring's: float32 [total * width]."""
+    """Write slices into their place in a vector of all ranks' slices: float32 [total * width]."""
     indices = tf.cast(slices.indices, tf.int64)
     place = tf.cast(tf.stack([indices // LIMB, indices % LIMB], 1), tf.float32)
     count = tf.shape(indices)[0]
@@ -124,4 +125,5 @@ def read(flat: tf.Tensor, variable: Any) -> tf.IndexedSlices:
 
 
 def first(slices: tf.IndexedSlices, count: tf.Tensor) -> tf.IndexedSlices:
+    """Return the first `count` of the slices; `count` is a scalar tensor."""
     return tf.IndexedSlices(slices.values[:count], slices.indices[:count], slices.dense_shape)

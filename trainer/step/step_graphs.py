@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The graphs of a step: their ingredients, and how these are determined.
 
 A step sums, in this order: the gradients, the values assigned by the forward pass, the increments of
@@ -30,7 +31,8 @@ import tensorflow as tf
 from edl.errors import ModelError
 from edl.trainer.agreement.control import StepResult
 from edl.trainer.embedding.interfaces import Commit
-from edl.trainer.embedding.lookups import Given, Lookups, Recorder
+from edl.trainer.embedding.lookups import Lookups
+from edl.trainer.embedding.recording import Given, Recorder
 from edl.trainer.model.batch_types import BatchTypes
 from edl.trainer.model.captured import distinct, read_in, refuse_assigned
 from edl.trainer.model.data import Batch
@@ -114,10 +116,10 @@ class StepGraphs(ABC):
 
     @abstractmethod
     def look_up(self, tensors: list[Any], draw: np.ndarray) -> None:
-        """Find out beforehand which rows a step will need. Nothing, where it is given all that it needs.
+        """Find out beforehand which rows a step will need. Does nothing if the model has no rows on servers.
 
         Args:
-            tensors: of its only piece; the very same list is given to `sums`.
+            tensors: the tensors of its only piece; the very same list is passed to `allreduce_step`.
             draw: as there.
         """
 
@@ -131,8 +133,7 @@ class StepGraphs(ABC):
         """
 
     def optimizer_at(self) -> tuple[float, int]:
-        """The learning rate and the iterations with which the step that was summed last is applied, where the
-        model has rows on servers."""
+        """Return the learning rate and iterations of the step that was summed last, for rows on servers."""
         optimizer = self._model.optimizer
         return float(np.asarray(optimizer.learning_rate)), int(np.asarray(optimizer.iterations))
 
@@ -144,18 +145,22 @@ class StepGraphs(ABC):
 
     @abstractmethod
     def warm_up(self) -> None:
-        """Run once, of sums of zeros, what only a rank without a batch runs: a graph's first run is slow, and
-        all would wait for it. Changes nothing."""
+        """Run once, with sums of zeros, the graph that only a rank without a batch runs. Nothing changes.
+
+        A graph's first run is slow, and all ranks would wait for it.
+        """
 
     @property
     def captured(self) -> list[Any]:
-        """All variables that the graphs capture and the forward pass meets, in the order of the code: among
-        them those of losses, metrics and schedules, which no model lists."""
+        """Return all variables that the graphs capture and the forward pass meets, in the order of the code.
+
+        Among them are those of losses, metrics and schedules, which no model lists.
+        """
         return distinct(v for found in self._others.values() for v in found)
 
     @abstractmethod
     def ring_errors(self) -> AbstractContextManager[None]:
-        """Around `sums`, whose graphs may fail because the ring broke: then it is RingBroken."""
+        """Inside this context, an error of a graph is raised as RingBroken if the ring broke."""
 
     @abstractmethod
     def trace(self, batch: Batch) -> Layout:
@@ -288,8 +293,10 @@ class StepGraphs(ABC):
 def turns(
     pieces: Sequence[list[Any]], contribution: np.ndarray, draw: np.ndarray
 ) -> Iterator[tuple[list[Any], np.ndarray, np.ndarray]]:
-    """The tensors, the control vector, and (a seed's two words, rank) of each piece: only the last one says
-    something, and each draws something else."""
+    """Yield the tensors, the control vector and the draw (a seed's two words, rank) of each micro-batch.
+
+    Only the last one carries this rank's control vector, the others zeros. Each draws with a seed of its own.
+    """
     last = len(pieces) - 1
     for nth, tensors in enumerate(pieces):
         drawn = draw.copy()
@@ -323,6 +330,12 @@ class Layout:
         metrics: list[keras.Variable],
         has_rows: bool = False,
     ) -> Layout:
+        """Determine which of the model's variables a step sums, in which order.
+
+        Raises:
+            ModelError: no trainable variable influences the loss, or a variable that the forward pass changes
+                has a type that cannot be averaged.
+        """
         given = [(v, g) for v, g in zip(model.trainable_variables, gradients, strict=True) if g is not None]
         tables = [v for v, g in given if isinstance(g, tf.IndexedSlices)]
         trained = [v for v, g in given if not isinstance(g, tf.IndexedSlices)]
@@ -348,6 +361,7 @@ class Layout:
 
     @property
     def all(self) -> list[keras.Variable]:
+        """The variables in the order of the vector: the trained ones, then moving averages and the like."""
         return [*self.trained, *self.changing]
 
     @property
@@ -358,6 +372,7 @@ class Layout:
 
     @cached_property
     def sizes(self) -> list[int]:
+        """The number of values of each variable, in the order of the vector."""
         return [int(np.prod(v.shape)) for v in self.all]
 
     @cached_property

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The compiled metrics over the records of an epoch, and the losses of several outputs, over all ranks.
 
 Keras' `fit` updates them in each step, with the predictions of the forward pass that it trains with. Nearly
@@ -67,7 +68,7 @@ class TrainingMetrics:
         return [v for metric in self._metrics for v in metric.variables]
 
     def initial(self, variable: keras.Variable) -> np.ndarray:
-        """Its value while there are no records."""
+        """Return the value that a metric's variable has while there are no records."""
         return self._initial[id(variable)]
 
     def take(self) -> dict[str, Value]:
@@ -94,7 +95,7 @@ class TrainingMetrics:
             else:
                 warn(
                     f"metric {metric.name!r} is not told while the model is trained: it cannot be put "
-                    "together from the parts of a batch. It is told of the held-out records"
+                    "together from the parts of a batch. It is reported for the held-out records"
                 )
         self._metrics = counting
 

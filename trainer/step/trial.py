@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The trial at the start: run the first records in two parts and together, and report the result.
 
 trainer/step/exactness.py does the comparison and draws the conclusions. This module divides the batch, and
@@ -148,9 +149,8 @@ def try_own_step(run: Runs, names: Callable[[], list[str]], sample: Batch, half:
     counts = zip(one.rows, other.rows, whole.rows, strict=True)
     added_up = frozenset(nth for nth, (a, b, c) in enumerate(counts) if a + b != c)
     if not all(np.array_equal(a, b, equal_nan=True) for a, b in zip(whole.sums, again.sums, strict=True)):
-        return OwnStepFindings(
-            (), (), added_up
-        )  # it draws random numbers that cannot be seeded: a difference proves nothing
+        # It draws random numbers that cannot be seeded: a difference proves nothing.
+        return OwnStepFindings((), (), added_up)
     found, summed = [], []
     for name, a, b, total in zip(names(), one.sums, other.sums, whole.sums, strict=True):
         off = exactness.difference(a, b, total)

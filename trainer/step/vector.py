@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A step with one sum: of one vector, after which the optimizer runs.
 
     [ gradients x records | moving averages x records | counters | metrics | rows | control ]
@@ -228,11 +229,10 @@ class VectorStep(StepGraphs):
         step: int,
         idle: bool = False,
     ) -> tuple[list[tf.Tensor], Staged]:
-        """Run the gradients' graph for some records. Returns its result, and the gradients of rows on
-        servers.
+        """Run the gradients' graph for some records. Return its result and the gradients of rows on servers.
 
         Args:
-            idle: nothing becomes of the records: rows of zeros will do.
+            idle: the records contribute nothing, so rows of zeros will do.
         """
         if not self._lookups.tables:
             return self._gradients(*tensors, contribution, draw, *alive), []
@@ -378,16 +378,20 @@ class VectorStep(StepGraphs):
             finite = tf.math.is_finite(weighted + tf.add_n([tf.reduce_sum(part) for part in checked]))
         bad = 1.0 - tf.cast(finite, tf.float32)
         if alive is not None:
-            parts, records, told, bad = (tf.nest.map_structure(lambda t: tf.where(alive, t, 0), t)
-                                         for t in (parts, records, told, bad))  # fmt: skip
+            parts, records, told, bad = (
+                tf.nest.map_structure(lambda t: tf.where(alive, t, 0), t) for t in (parts, records, told, bad)
+            )
         said = contribution[control.LEAVE : control.LOSS]
         vector = tf.concat([*parts, [records], said, [told, bad]], 0)
         found = [vector, all_rows] if slices else [vector]
         return [*found, *forward.of_rows, self._optimizer_at()] if count else found
 
     def _optimizer_at(self) -> tf.Tensor:
-        """Its learning rate and its iterations, float64 [2]: as results of a graph they cost next to nothing,
-        while to read two variables outside of one takes 0.2 ms in the midst of a step."""
+        """Return the learning rate and the iterations, float64 [2].
+
+        As results of a graph they cost next to nothing, while reading two variables outside of one takes 0.2
+        ms in the midst of a step.
+        """
         optimizer = self._model.optimizer
         numbers = optimizer.learning_rate, optimizer.iterations
         return tf.stack([tf.cast(tf.convert_to_tensor(n), tf.float64) for n in numbers])

@@ -1,4 +1,5 @@
-"""The protocol. All files but this one are generated from edl.proto and ps.proto by scripts/proto.
+# SPDX-License-Identifier: Apache-2.0
+"""The protocol. All files but this one are generated from edl.proto and ps.proto by scripts/dev/proto.
 
 ADMITTED is in the initial metadata of a worker's stream from the moment at which the master listens to it.
 Before that, the worker sends nothing.

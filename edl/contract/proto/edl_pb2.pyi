@@ -201,22 +201,22 @@ class KeyValue(_message.Message):
     def __init__(self, key: _Optional[str] = ..., value: _Optional[bytes] = ...) -> None: ...
 
 class JoinedRing(_message.Message):
-    __slots__ = ("step", "round", "turn", "went_back", "servers", "out", "servers_stay")
+    __slots__ = ("step", "round", "callbacks_done", "rolled_back", "servers", "out", "servers_stay")
     STEP_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
-    TURN_FIELD_NUMBER: _ClassVar[int]
-    WENT_BACK_FIELD_NUMBER: _ClassVar[int]
+    CALLBACKS_DONE_FIELD_NUMBER: _ClassVar[int]
+    ROLLED_BACK_FIELD_NUMBER: _ClassVar[int]
     SERVERS_FIELD_NUMBER: _ClassVar[int]
     OUT_FIELD_NUMBER: _ClassVar[int]
     SERVERS_STAY_FIELD_NUMBER: _ClassVar[int]
     step: int
     round: int
-    turn: int
-    went_back: str
+    callbacks_done: int
+    rolled_back: str
     servers: int
     out: _containers.RepeatedScalarFieldContainer[int]
     servers_stay: str
-    def __init__(self, step: _Optional[int] = ..., round: _Optional[int] = ..., turn: _Optional[int] = ..., went_back: _Optional[str] = ..., servers: _Optional[int] = ..., out: _Optional[_Iterable[int]] = ..., servers_stay: _Optional[str] = ...) -> None: ...
+    def __init__(self, step: _Optional[int] = ..., round: _Optional[int] = ..., callbacks_done: _Optional[int] = ..., rolled_back: _Optional[str] = ..., servers: _Optional[int] = ..., out: _Optional[_Iterable[int]] = ..., servers_stay: _Optional[str] = ...) -> None: ...
 
 class Stepped(_message.Message):
     __slots__ = ("step", "stall_seconds", "redone_records", "wasted_seconds")
@@ -231,7 +231,7 @@ class Stepped(_message.Message):
     def __init__(self, step: _Optional[int] = ..., stall_seconds: _Optional[float] = ..., redone_records: _Optional[int] = ..., wasted_seconds: _Optional[float] = ...) -> None: ...
 
 class Heartbeat(_message.Message):
-    __slots__ = ("step", "rate", "loss", "memory", "epoch_loss", "speed", "round", "staleness", "waits")
+    __slots__ = ("step", "rate", "loss", "memory", "epoch_loss", "speed", "round", "staleness", "waits", "gpu")
     STEP_FIELD_NUMBER: _ClassVar[int]
     RATE_FIELD_NUMBER: _ClassVar[int]
     LOSS_FIELD_NUMBER: _ClassVar[int]
@@ -241,6 +241,7 @@ class Heartbeat(_message.Message):
     ROUND_FIELD_NUMBER: _ClassVar[int]
     STALENESS_FIELD_NUMBER: _ClassVar[int]
     WAITS_FIELD_NUMBER: _ClassVar[int]
+    GPU_FIELD_NUMBER: _ClassVar[int]
     step: int
     rate: float
     loss: float
@@ -250,7 +251,20 @@ class Heartbeat(_message.Message):
     round: int
     staleness: Staleness
     waits: ServerWait
-    def __init__(self, step: _Optional[int] = ..., rate: _Optional[float] = ..., loss: _Optional[float] = ..., memory: _Optional[int] = ..., epoch_loss: _Optional[_Union[EpochLoss, _Mapping]] = ..., speed: _Optional[float] = ..., round: _Optional[int] = ..., staleness: _Optional[_Union[Staleness, _Mapping]] = ..., waits: _Optional[_Union[ServerWait, _Mapping]] = ...) -> None: ...
+    gpu: Gpu
+    def __init__(self, step: _Optional[int] = ..., rate: _Optional[float] = ..., loss: _Optional[float] = ..., memory: _Optional[int] = ..., epoch_loss: _Optional[_Union[EpochLoss, _Mapping]] = ..., speed: _Optional[float] = ..., round: _Optional[int] = ..., staleness: _Optional[_Union[Staleness, _Mapping]] = ..., waits: _Optional[_Union[ServerWait, _Mapping]] = ..., gpu: _Optional[_Union[Gpu, _Mapping]] = ...) -> None: ...
+
+class Gpu(_message.Message):
+    __slots__ = ("name", "memory", "memory_limit", "busy")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_LIMIT_FIELD_NUMBER: _ClassVar[int]
+    BUSY_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    memory: int
+    memory_limit: int
+    busy: float
+    def __init__(self, name: _Optional[str] = ..., memory: _Optional[int] = ..., memory_limit: _Optional[int] = ..., busy: _Optional[float] = ...) -> None: ...
 
 class Staleness(_message.Message):
     __slots__ = ("steps", "median", "most", "repeated")
@@ -304,7 +318,7 @@ class EpochEnded(_message.Message):
     def __init__(self, epochs: _Optional[int] = ..., loss: _Optional[_Union[EpochLoss, _Mapping]] = ..., metrics: _Optional[_Mapping[str, float]] = ...) -> None: ...
 
 class LeftRing(_message.Message):
-    __slots__ = ("step", "has_state", "skipped", "broken", "digest", "bad", "round", "turn", "stop", "stopped_by")
+    __slots__ = ("step", "has_state", "skipped", "broken", "digest", "bad", "round", "callbacks_done", "stop", "stopped_by")
     STEP_FIELD_NUMBER: _ClassVar[int]
     HAS_STATE_FIELD_NUMBER: _ClassVar[int]
     SKIPPED_FIELD_NUMBER: _ClassVar[int]
@@ -312,7 +326,7 @@ class LeftRing(_message.Message):
     DIGEST_FIELD_NUMBER: _ClassVar[int]
     BAD_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
-    TURN_FIELD_NUMBER: _ClassVar[int]
+    CALLBACKS_DONE_FIELD_NUMBER: _ClassVar[int]
     STOP_FIELD_NUMBER: _ClassVar[int]
     STOPPED_BY_FIELD_NUMBER: _ClassVar[int]
     step: int
@@ -322,10 +336,10 @@ class LeftRing(_message.Message):
     digest: str
     bad: _containers.RepeatedCompositeFieldContainer[BadCount]
     round: int
-    turn: int
+    callbacks_done: int
     stop: int
     stopped_by: str
-    def __init__(self, step: _Optional[int] = ..., has_state: _Optional[bool] = ..., skipped: _Optional[_Iterable[_Union[Range, _Mapping]]] = ..., broken: _Optional[str] = ..., digest: _Optional[str] = ..., bad: _Optional[_Iterable[_Union[BadCount, _Mapping]]] = ..., round: _Optional[int] = ..., turn: _Optional[int] = ..., stop: _Optional[int] = ..., stopped_by: _Optional[str] = ...) -> None: ...
+    def __init__(self, step: _Optional[int] = ..., has_state: _Optional[bool] = ..., skipped: _Optional[_Iterable[_Union[Range, _Mapping]]] = ..., broken: _Optional[str] = ..., digest: _Optional[str] = ..., bad: _Optional[_Iterable[_Union[BadCount, _Mapping]]] = ..., round: _Optional[int] = ..., callbacks_done: _Optional[int] = ..., stop: _Optional[int] = ..., stopped_by: _Optional[str] = ...) -> None: ...
 
 class BadCount(_message.Message):
     __slots__ = ("epoch", "records")
@@ -383,16 +397,18 @@ class Leaving(_message.Message):
     def __init__(self, why: _Optional[str] = ...) -> None: ...
 
 class Failed(_message.Message):
-    __slots__ = ("why", "traceback", "fatal", "mistake")
+    __slots__ = ("why", "traceback", "fatal", "mistake", "no_gpu_memory")
     WHY_FIELD_NUMBER: _ClassVar[int]
     TRACEBACK_FIELD_NUMBER: _ClassVar[int]
     FATAL_FIELD_NUMBER: _ClassVar[int]
     MISTAKE_FIELD_NUMBER: _ClassVar[int]
+    NO_GPU_MEMORY_FIELD_NUMBER: _ClassVar[int]
     why: str
     traceback: str
     fatal: bool
     mistake: bool
-    def __init__(self, why: _Optional[str] = ..., traceback: _Optional[str] = ..., fatal: _Optional[bool] = ..., mistake: _Optional[bool] = ...) -> None: ...
+    no_gpu_memory: bool
+    def __init__(self, why: _Optional[str] = ..., traceback: _Optional[str] = ..., fatal: _Optional[bool] = ..., mistake: _Optional[bool] = ..., no_gpu_memory: _Optional[bool] = ...) -> None: ...
 
 class PartFailed(_message.Message):
     __slots__ = ("part", "why", "traceback")
@@ -547,25 +563,25 @@ class ToWorker(_message.Message):
     def __init__(self, run_id: _Optional[str] = ..., generation: _Optional[int] = ..., term: _Optional[int] = ..., welcome: _Optional[_Union[Welcome, _Mapping]] = ..., form: _Optional[_Union[Form, _Mapping]] = ..., key_value: _Optional[_Union[KeyValue, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., cut: _Optional[_Union[Cut, _Mapping]] = ..., train: _Optional[_Union[Train, _Mapping]] = ..., export: _Optional[_Union[Export, _Mapping]] = ..., stop: _Optional[_Union[Stop, _Mapping]] = ..., ack: _Optional[_Union[Ack, _Mapping]] = ..., addresses: _Optional[_Union[Addresses, _Mapping]] = ..., active_master: _Optional[_Union[ActiveMaster, _Mapping]] = ..., checkpoint: _Optional[_Union[Checkpoint, _Mapping]] = ..., commit_checkpoint: _Optional[_Union[CommitCheckpoint, _Mapping]] = ..., write_checkpoint: _Optional[_Union[WriteCheckpoint, _Mapping]] = ...) -> None: ...
 
 class Welcome(_message.Message):
-    __slots__ = ("config", "output", "worker", "master_outage_timeout_seconds", "salvage", "rehearse", "servers")
+    __slots__ = ("config", "output", "worker", "master_outage_timeout_seconds", "salvage", "preflight", "servers")
     CONFIG_FIELD_NUMBER: _ClassVar[int]
     OUTPUT_FIELD_NUMBER: _ClassVar[int]
     WORKER_FIELD_NUMBER: _ClassVar[int]
     MASTER_OUTAGE_TIMEOUT_SECONDS_FIELD_NUMBER: _ClassVar[int]
     SALVAGE_FIELD_NUMBER: _ClassVar[int]
-    REHEARSE_FIELD_NUMBER: _ClassVar[int]
+    PREFLIGHT_FIELD_NUMBER: _ClassVar[int]
     SERVERS_FIELD_NUMBER: _ClassVar[int]
     config: str
     output: str
     worker: int
     master_outage_timeout_seconds: float
     salvage: str
-    rehearse: bool
+    preflight: bool
     servers: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, config: _Optional[str] = ..., output: _Optional[str] = ..., worker: _Optional[int] = ..., master_outage_timeout_seconds: _Optional[float] = ..., salvage: _Optional[str] = ..., rehearse: _Optional[bool] = ..., servers: _Optional[_Iterable[str]] = ...) -> None: ...
+    def __init__(self, config: _Optional[str] = ..., output: _Optional[str] = ..., worker: _Optional[int] = ..., master_outage_timeout_seconds: _Optional[float] = ..., salvage: _Optional[str] = ..., preflight: _Optional[bool] = ..., servers: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Form(_message.Message):
-    __slots__ = ("members", "root", "sync", "epochs", "shares", "layout", "step", "joining", "round", "turn", "servers", "addresses", "untrusted_up_to", "untrusted_reason")
+    __slots__ = ("members", "root", "sync", "epochs", "shares", "layout", "step", "joining", "round", "callbacks_done", "servers", "addresses", "untrusted_up_to", "untrusted_reason")
     MEMBERS_FIELD_NUMBER: _ClassVar[int]
     ROOT_FIELD_NUMBER: _ClassVar[int]
     SYNC_FIELD_NUMBER: _ClassVar[int]
@@ -575,7 +591,7 @@ class Form(_message.Message):
     STEP_FIELD_NUMBER: _ClassVar[int]
     JOINING_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
-    TURN_FIELD_NUMBER: _ClassVar[int]
+    CALLBACKS_DONE_FIELD_NUMBER: _ClassVar[int]
     SERVERS_FIELD_NUMBER: _ClassVar[int]
     ADDRESSES_FIELD_NUMBER: _ClassVar[int]
     UNTRUSTED_UP_TO_FIELD_NUMBER: _ClassVar[int]
@@ -589,12 +605,12 @@ class Form(_message.Message):
     step: int
     joining: _containers.RepeatedScalarFieldContainer[int]
     round: int
-    turn: int
+    callbacks_done: int
     servers: int
     addresses: _containers.RepeatedScalarFieldContainer[str]
     untrusted_up_to: int
     untrusted_reason: str
-    def __init__(self, members: _Optional[_Iterable[int]] = ..., root: _Optional[int] = ..., sync: _Optional[bool] = ..., epochs: _Optional[int] = ..., shares: _Optional[_Iterable[int]] = ..., layout: _Optional[_Union[Layout, _Mapping]] = ..., step: _Optional[int] = ..., joining: _Optional[_Iterable[int]] = ..., round: _Optional[int] = ..., turn: _Optional[int] = ..., servers: _Optional[int] = ..., addresses: _Optional[_Iterable[str]] = ..., untrusted_up_to: _Optional[int] = ..., untrusted_reason: _Optional[str] = ...) -> None: ...
+    def __init__(self, members: _Optional[_Iterable[int]] = ..., root: _Optional[int] = ..., sync: _Optional[bool] = ..., epochs: _Optional[int] = ..., shares: _Optional[_Iterable[int]] = ..., layout: _Optional[_Union[Layout, _Mapping]] = ..., step: _Optional[int] = ..., joining: _Optional[_Iterable[int]] = ..., round: _Optional[int] = ..., callbacks_done: _Optional[int] = ..., servers: _Optional[int] = ..., addresses: _Optional[_Iterable[str]] = ..., untrusted_up_to: _Optional[int] = ..., untrusted_reason: _Optional[str] = ...) -> None: ...
 
 class Train(_message.Message):
     __slots__ = ("epochs",)

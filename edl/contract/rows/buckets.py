@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Placement of rows on parameter servers: ids are hashed to buckets, and buckets belong to servers.
 
 A bucket is a hash of the id, the same for every table. Its server follows from Lamping and Veach's jump

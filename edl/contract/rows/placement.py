@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Shard assignment: which parameter servers exist, and which of them hold which bucket of rows (`buckets`).
 
 With one replica, a bucket is on its owner. With two, it is also on the next server: reads go to the first of
@@ -34,9 +35,11 @@ class ShardAssignment:
 
     @classmethod
     def from_proto(cls, message: pb.ShardAssignment) -> ShardAssignment:
+        """Read an assignment from a message, in which 0 replicas mean 1."""
         return cls(message.servers, max(message.replicas, 1), tuple(message.out))
 
     def to_proto(self) -> pb.ShardAssignment:
+        """Write the assignment into a message."""
         return pb.ShardAssignment(servers=self.servers, replicas=self.replicas, out=self.out)
 
     @property

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Rows and ids on the wire, for a caller of several servers: splits ids by server and merges the answers.
 
 Promise: rows are in the order of their ids, whichever servers sent them. An answer that does not fit is
@@ -28,14 +29,15 @@ OPTIONS = [  # options of a channel to a server
 
 
 class Shares:
-    """A partition of ids by server."""
+    """A partition of ids by server.
+
+    Args:
+        ids: int64 [n].
+        servers: their number, or a shard assignment.
+        second: partition by the server of the second replica.
+    """
 
     def __init__(self, ids: np.ndarray, servers: int | ShardAssignment, second: bool = False):
-        """
-        Args:
-            servers: their number, or a shard assignment.
-            second: partition by the server of the second replica.
-        """
         of = servers if isinstance(servers, ShardAssignment) else ShardAssignment(servers)
         self.ids = ids
         self._all = slice(None) if of.servers == 1 and not second else None
@@ -51,14 +53,25 @@ class Shares:
         return self._order[self._ends[server] : self._ends[server + 1]]
 
     def has(self, server: int) -> bool:
+        """True if a server has at least one of the ids."""
         return bool(len(self.ids) if self._all is not None else self._ends[server + 1] > self._ends[server])
 
 
 def encoded(values: np.ndarray, dtype: np.dtype[Any]) -> bytes:
+    """Return the values as bytes of `dtype`, which states the byte order."""
     return np.ascontiguousarray(values, dtype).tobytes()
 
 
 def put(found: np.ndarray, places: Any, rows: bytes, index: int) -> None:
+    """Write a server's rows into their places in `found`, float32 [n, dim].
+
+    Args:
+        places: the rows' places, as `Shares.of` returns them.
+        rows: the answer of server `index`: float32, little-endian.
+
+    Raises:
+        EdlError: the answer has a different number of values.
+    """
     values = np.frombuffer(rows, VALUES)
     expected = found[places].shape if isinstance(places, slice) else (len(places), found.shape[1])
     if values.size != expected[0] * expected[1]:

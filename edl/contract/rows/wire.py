@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Large messages of ps.proto, parsed and serialized without copying their payload.
 
 Protobuf copies a bytes field when it parses it, again when the field is accessed, and as often when it
@@ -24,7 +25,7 @@ def fields(data: Bytes) -> Iterator[tuple[int, Any, int, int]]:
 
     Raises:
         NotAMessage: the bytes are not a message.
-    """
+    """  # noqa: DOC501 (caught below)
     view = memoryview(data)
     at, end = 0, len(view)
     try:
@@ -99,6 +100,7 @@ def carried(number: int, pieces: Pieces) -> Pieces:
 
 
 def nbytes(pieces: Pieces) -> int:
+    """Return the total size of the pieces in bytes; a piece is bytes or an array."""
     return sum(piece.nbytes if hasattr(piece, "nbytes") else len(piece) for piece in pieces)
 
 

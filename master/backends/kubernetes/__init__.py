@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Workers as pods: the backend of a master that the chart has deployed.
 
 leader_election  elects the acting master by a Lease
@@ -29,5 +30,12 @@ from edl.master.backends.kubernetes.retry import until_answered
 from edl.master.backends.kubernetes.server_set import ServerSet
 
 __all__ = [
-    "EndedRun", "Found", "Installed", "Kubernetes", "LeaderElection", "Place", "ServerSet", "until_answered",
-]  # fmt: skip
+    "EndedRun",
+    "Found",
+    "Installed",
+    "Kubernetes",
+    "LeaderElection",
+    "Place",
+    "ServerSet",
+    "until_answered",
+]

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The adapter: `Create` and `Delete` become pods; changes of pods become `Seen`, `Delayed` and `Gone`.
 
 `start` adopts the existing pods, deletes those of other runs, and watches from then on. `close` writes the
@@ -21,7 +22,7 @@ from edl.contract.ids import RunId, WorkerId
 from edl.errors import ConfigError
 from edl.kubernetes import overrides, pods
 from edl.kubernetes.client import ApiError
-from edl.master.backends.base import Tasks, described
+from edl.master.backends.base import Tasks, format_error
 from edl.master.backends.kubernetes.event_recorder import EventRecorder
 from edl.master.backends.kubernetes.installed import Installed
 from edl.master.backends.kubernetes.labels import Labels
@@ -30,7 +31,7 @@ from edl.master.backends.kubernetes.nodes import Nodes
 from edl.master.backends.kubernetes.pod_control import PodCreation, PodDeletion
 from edl.master.backends.kubernetes.pod_reuse import PodReuse
 from edl.master.backends.kubernetes.pod_template import Identity, digest, excluding, render
-from edl.master.backends.kubernetes.pod_view import WorkerPod
+from edl.master.backends.kubernetes.pod_view import RUNNING, WAITING, WorkerPod
 from edl.master.backends.kubernetes.status import Snapshot, Status
 from edl.master.backends.kubernetes.worker_pods import WorkerPods
 from edl.master.core import effects as ef
@@ -95,9 +96,15 @@ class Kubernetes:
         self._creation = PodCreation(api, place, self._blocked)
         self._deletion = PodDeletion(api, place, self._tasks, run.emit)
         self._workers = WorkerPods(
-            run.run_id, run.emit, installed.found.next_id, api.pace, self._nodes, self._creation,
-            self._deletion, self.events,
-        )  # fmt: skip
+            run.run_id,
+            run.emit,
+            installed.found.next_id,
+            api.pace,
+            self._nodes,
+            self._creation,
+            self._deletion,
+            self.events,
+        )
         self._pod_reuse = PodReuse(api, place, self._workers, run.spec.config.elastic.prefork)
         self._labels = Labels(api, place, self._workers, self._now)
 
@@ -126,7 +133,7 @@ class Kubernetes:
         }.items():
             self._tasks.keep(part, work, self._run.emit, pause)
 
-    def perform(self, effect: ef.Effect) -> None:
+    def perform(self, effect: ef.ForBackend) -> None:
         """Create or delete a pod; record notices as Events."""
         match effect:
             case ef.Create(worker):
@@ -173,24 +180,24 @@ class Kubernetes:
     async def _create(self, w: WorkerPod) -> None:
         if not await self._pod_reuse.take(w):
             await self._workers.create(w, partial(self._rendered, w), self._installed)
-        if w.unwanted and w.pod is not None and not w.over.is_set():
+        if w.unwanted and w.pod is not None and not w.ended:
             w.asked = True
             await self._deletion.delete(w.pod)
 
     def _failed(self, w: WorkerPod, error: Exception) -> None:
         """End a worker whose task failed by an internal error."""
         w.making = False
-        if not w.over.is_set():
+        if not w.ended:
             if w.pod is not None:
                 self._deletion.discard(w.pod)
-            self._workers.end(w, ev.Gone(w.id, why=f"internal error: {described(error)}"))
+            self._workers.end(w, ev.Gone(w.id, why=f"internal error: {format_error(error)}"))
 
     def _blocked(self, why: str) -> None:
         self._workers.blocked(why)
 
     def _remove(self, worker: WorkerId, grace: float) -> None:
         w = self._workers.get(worker)
-        if w is None or w.over.is_set() or w.unwanted:
+        if w is None or w.ended or w.unwanted:
             return
         w.unwanted = True
         if w.making:
@@ -204,11 +211,11 @@ class Kubernetes:
         The stream of a crashed worker ends before its pod. A pod that ends by itself keeps its log and its
         exit code; deletion removes them.
         """
-        if w.seen and not w.disrupted:
+        if w.state is RUNNING and not w.disrupted:
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._api.pace.mercy):
                     await w.over.wait()
-        if not w.over.is_set():
+        if not w.ended:
             assert w.pod is not None
             w.asked = True
             await self._deletion.delete(w.pod, grace)
@@ -216,7 +223,7 @@ class Kubernetes:
     def _rendered(self, w: WorkerPod) -> pods.Pod:
         """Render the worker's pod from the present template and values."""
         place, workers = self._place, self._workers
-        highs = sum(o.high for o in workers if o is not w and not o.over.is_set())
+        highs = sum(o.high for o in workers if o is not w and not o.ended)
         config = self._run.spec.config
         most = config.on_demand(config.workers)
         w.high = self._installed.has_priorities and highs < most
@@ -231,7 +238,7 @@ class Kubernetes:
     def _replace_the_outdated(self) -> None:
         """Replace pending pods whose template has changed, as the new template may fix what they wait for."""
         for w in self._workers:
-            if w.pod is None or w.seen or not w.why or w.unwanted or w.over.is_set():
+            if w.pod is None or w.state is not WAITING or not w.why or w.unwanted:
                 continue
             with suppress(ConfigError):  # an invalid template is reported when a pod is made of it
                 made_from = (w.pod["metadata"].get("annotations") or {}).get(pods.TEMPLATE)
@@ -274,9 +281,15 @@ class Kubernetes:
         if not job:
             return None
         return Snapshot(
-            job, run.run_id, run.spec.values, self._workers.next_id, self._installed.scale_over,
-            self._started_at, run.spec.config.run_id, run.past(),
-        )  # fmt: skip
+            job,
+            run.run_id,
+            run.spec.values,
+            self._workers.next_id,
+            self._installed.scale_over,
+            self._started_at,
+            run.spec.config.run_id,
+            run.past(),
+        )
 
     def _now(self) -> dict[str, Any]:
         return self._run.status(asyncio.get_running_loop().time())

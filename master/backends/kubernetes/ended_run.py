@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A run that has ended: its workers' pods are deleted when their time to live is over; its status is kept.
 
 Without the status, the next master would start the run again. The run keeps its values: the status shows
@@ -13,6 +14,7 @@ from typing import Any
 
 import structlog
 
+from edl.formatting import how_many
 from edl.kubernetes import pods
 from edl.master.backends.base import Tasks
 from edl.master.backends.kubernetes.installed import Installed
@@ -20,7 +22,6 @@ from edl.master.backends.kubernetes.pod_control import PodDeletion
 from edl.master.backends.kubernetes.status import Data, condition, read, write
 from edl.master.core import events as ev
 from edl.master.spec import Invalid, JobSpec
-from edl.text import how_many
 
 log = structlog.get_logger()
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Events on the release's object, which `kubectl describe configmap <fullname>-job` lists.
 
 `record` never waits. An Event is sent when its share of the rate limit allows it. Until then, equal Events
@@ -68,6 +69,10 @@ class Queue:
         return bool(self._waiting)
 
     def add(self, event: Event) -> None:
+        """Add an event. A waiting event that is equal is counted once more instead.
+
+        A full queue merges the event with one of the same reason, or drops it.
+        """
         now = rfc3339_now()
         if len(self._waiting) >= MAX_WAITING and event not in self._waiting:
             alike = next((e for e in self._waiting if e.reason is event.reason), None)
@@ -80,6 +85,7 @@ class Queue:
         self.filled.set()
 
     def pop(self) -> tuple[Event, Occurrences]:
+        """Remove and return the oldest event, with how often and when it occurred."""
         event = next(iter(self._waiting))
         return event, self._waiting.pop(event)
 
@@ -196,4 +202,5 @@ class EventRecorder:
 
 
 def rfc3339_now() -> str:
+    """Return the present time in UTC with whole seconds, as Kubernetes writes times."""
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Why a worker ended, judged by its pod."""
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ def exit_cause(
             return ev.Gone(
                 worker, free=True, why="its node does not answer, and it should have ended long ago"
             )
-        return ev.Gone(worker, code=code, free=True, why="somebody deleted its pod")
+        return ev.Gone(worker, code=code, free=True, why="its pod was deleted")
     if reason in LOST_NODE or (not terminated and status.get("reason") in LOST_NODE):
         return ev.Gone(worker, free=True, why=f"its node was lost ({reason or status['reason']})")
     if reason == OOM_KILLED:
@@ -59,9 +60,8 @@ def exit_cause(
         if ended_with and pods.phase(pod) == "Failed":
             why = f"its init container {container.get('name')} ended with exit code {ended_with}"
             return ev.Gone(worker, code=ended_with, why=why)
-    if pods.phase(pod) == "Failed" and status.get(
-        "reason"
-    ):  # a node rejected or evicted the pod: OutOfcpu, Evicted, ...
+    # A node rejected or evicted the pod: OutOfcpu, Evicted, ...
+    if pods.phase(pod) == "Failed" and status.get("reason"):
         return ev.Gone(worker, free=True, why=f"{status['reason']}: {pods.short(status)}")
     if by_us:
         return ev.Gone(worker, free=True, why="the master deleted its pod")

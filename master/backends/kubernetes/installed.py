@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """An installed release: the chart's object and the workers' pods, read once and then kept up to date.
 
 The values are validated when the object changes, and nowhere else. All users get a `JobSpec`, or the reason
@@ -169,9 +170,7 @@ class Installed:
             return checked(values)
         if why := scale.over(values):
             self.scale_over = scale.id
-            self.notices.append(
-                (Reason.ScaleSuperseded, f"`edl scale {scale.workers}` no longer holds: {why}")
-            )
+            self.notices.append((Reason.ScaleSuperseded, f"`edl scale {scale.workers}` is superseded: {why}"))
             return checked(values)
         return checked({**values, "workers": scale.workers})
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Rank and state as labels on the workers' pods, for `kubectl get pods -L edl.dev/rank,edl.dev/state`.
 
 Only users read them. So patches are sent one at a time, and only when no other write needs the rate limit.
@@ -120,7 +121,7 @@ class Labels:
         return asyncio.get_running_loop().time() - self._looked_at
 
     def _wanted(self, w: WorkerPod) -> Said:
-        if w.over.is_set():
+        if w.ended:
             return GONE if w.kept else w.labels
         return self._told.get(w.id, w.labels)
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Leader election: the acting master is the holder of the release's Lease.
 
     start ──▶ stands by ──take──▶ acts ──release, or superseded──▶ sends and writes nothing more
@@ -50,7 +51,11 @@ GROUP = "apis/coordination.k8s.io/v1"
 
 @contextmanager
 def suppress_status(status: int) -> Iterator[None]:
-    """Suppress an ApiError with that status."""
+    """Suppress an ApiError with that status.
+
+    Raises:
+        ApiError: the error has a different status.
+    """
     try:
         yield
     except ApiError as error:
@@ -215,11 +220,15 @@ class LeaderElection:
             began, now = self._clock(), _timestamp()
             term = int((self._seen.get("spec") or {}).get("leaseTransitions") or 0) + 1
             self._see(
-                await self._write({
-                    "holderIdentity": self.holder, "acquireTime": now, "renewTime": now,
-                    "leaseTransitions": term,
-                })
-            )  # fmt: skip
+                await self._write(
+                    {
+                        "holderIdentity": self.holder,
+                        "acquireTime": now,
+                        "renewTime": now,
+                        "leaseTransitions": term,
+                    }
+                )
+            )
         except ApiError as error:
             if error.status == 409:  # a different write came first: try again with the new Lease
                 return await self.take(lost)
@@ -347,9 +356,10 @@ class LeaderElection:
         """
         job = await self._api.get(self._place.path("configmaps", self._place.names.job))
         lease = {
-            "apiVersion": "coordination.k8s.io/v1", "kind": "Lease",
+            "apiVersion": "coordination.k8s.io/v1",
+            "kind": "Lease",
             "metadata": made_for(job, self._place.names.lease),
-        }  # fmt: skip
+        }
         # If the Lease was deleted while it was held, restore its holder, and its count: terms must be unique.
         return {**lease, "spec": spec} if (spec := self._seen.get("spec")) else lease
 

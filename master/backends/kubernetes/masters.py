@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The pods of a job's masters, and the label by which the Service selects the acting master.
 
 The acting master's pod has this label, and a deletion cost, so that its Deployment deletes it last. A master

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Nodes that seem to be lost, detected earlier than by Kubernetes, which takes most of a minute.
 
     no worker on a node sends heartbeats ──▶ the node is doubted

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Creation and deletion of pods: each request is repeated until it succeeds or is not needed.
 
 A create may be refused for a reason that holds for all: a quota, a right, a template of a wrong shape. Then
@@ -16,7 +17,7 @@ from edl.errors import ConfigError
 from edl.kubernetes import pods
 from edl.kubernetes.client import Api, ApiError
 from edl.kubernetes.rate_limit import Backoff
-from edl.master.backends.base import Emit, Tasks, described
+from edl.master.backends.base import Emit, Tasks, format_error
 from edl.master.backends.kubernetes.release import Place
 from edl.master.backends.kubernetes.retry import refusal
 from edl.master.core import events as ev
@@ -40,7 +41,7 @@ class PodDeletion:
 
     def discard(self, pod: pods.Pod) -> None:
         """Delete an unneeded pod in the background."""
-        self._tasks.start(self.delete(pod), lambda error: self._failed(pod, described(error)))
+        self._tasks.start(self.delete(pod), lambda error: self._failed(pod, format_error(error)))
 
     async def delete(self, pod: pods.Pod, grace: float = 0.0) -> None:
         """Delete this pod, but not a different pod of its name.
@@ -127,7 +128,11 @@ class PodCreation:
             return None
 
     async def _try(self, render: Callable[[], pods.Pod]) -> pods.Pod | None:
-        """Try once to create a pod. None if a different pod has its name."""
+        """Try once to create a pod. None if a different pod has its name.
+
+        Raises:
+            _Refused: the pod cannot be rendered, or the API refuses it; `blocked` then holds the reason.
+        """
         try:
             pod = render()
         except ConfigError as error:

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Reuse of a pod by the next worker after a crash.
 
 Process 1 of a worker's pod is a supervisor (trainer/supervisor.py). When the worker's process crashes, the
@@ -66,7 +67,7 @@ class PodReuse:
             return None
         idle = IdlePod(w, asyncio.get_running_loop().create_future())
         self._fill(idle)
-        if not w.over.is_set():
+        if not w.ended:
             self._workers.end(w, _cause(w, ended))
         try:
             async with asyncio.timeout(self._api.pace.offer):
@@ -123,16 +124,18 @@ class PodReuse:
         assert before.pod is not None
         name = before.pod["metadata"]["name"]
         labels = {
-            pods.WORKER_ID: str(w.id), pods.PLACE: str(pods.place(before.pod)),
-            pods.RANK: None, pods.STATE: WorkerState.STARTING.value,
-        }  # fmt: skip
+            pods.WORKER_ID: str(w.id),
+            pods.PLACE: str(pods.place(before.pod)),
+            pods.RANK: None,
+            pods.STATE: WorkerState.STARTING.value,
+        }
         try:
             patch = {"metadata": {"uid": before.uid, "labels": labels}}
             pod = await self._api.patch(self._place.path("pods", name), patch, URGENT)
         except ApiError as error:
             log.warning(f"worker {w.id} cannot reuse pod {name}, and gets a new pod: {error}")
             return False
-        if w.over.is_set():  # the worker was deleted during the request
+        if w.ended:  # the worker was deleted during the request
             return False
         self._workers.move(w, before, pod)
         if not idle.taken.done():  # else the pod ends, or a later process of it asks again

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A worker's pod: the chart's template, completed with the worker's identity and the nodes to avoid.
 
 The chart's `podTemplate` values may override any part of the template. A template of a wrong shape is refused
@@ -52,11 +53,16 @@ def render(template: pods.Pod, identity: Identity, worker: WorkerId, high: bool)
     meta = _map(pod, "metadata")
     meta["name"] = identity.names.worker(worker)
     meta["labels"] = {
-        pods.NAME: "edl", **_map(meta, "labels", "metadata."),
-        pods.INSTANCE: identity.release, pods.COMPONENT: "worker", pods.MANAGER: pods.OURS,
-        pods.WORKER_ID: str(worker), pods.RUN_ID: identity.run_id, pods.STATE: WorkerState.STARTING.value,
+        pods.NAME: "edl",
+        **_map(meta, "labels", "metadata."),
+        pods.INSTANCE: identity.release,
+        pods.COMPONENT: "worker",
+        pods.MANAGER: pods.OURS,
+        pods.WORKER_ID: str(worker),
+        pods.RUN_ID: identity.run_id,
+        pods.STATE: WorkerState.STARTING.value,
         pods.PRIORITY: "high" if high else "low",
-    }  # fmt: skip
+    }
     annotations = _map(meta, "annotations", "metadata.")
     meta["annotations"] = {**annotations, pods.TEMPLATE: digest(template)}
     meta["ownerReferences"] = [{**identity.owner, "controller": False, "blockOwnerDeletion": False}]
@@ -66,10 +72,12 @@ def render(template: pods.Pod, identity: Identity, worker: WorkerId, high: bool)
         raise ConfigError(f"worker.yaml: the pod has no container named {pods.CONTAINER}")
     given = _maps(own, "env", "spec.containers[].")
     env = {
-        "EDL_WORKER_ID": str(worker), "EDL_RUN_ID": identity.run_id, "EDL_MASTER": identity.address,
+        "EDL_WORKER_ID": str(worker),
+        "EDL_RUN_ID": identity.run_id,
+        "EDL_MASTER": identity.address,
         "EDL_RESULTS_PER_RUN": "true",  # other runs may use the output volume, before or after this run
         **worker_environment({str(e.get("name")): str(e.get("value", "")) for e in given}),
-    }  # fmt: skip
+    }
     kept = [e for e in given if e.get("name") not in env]
     own["env"] = [*kept, *({"name": key, "value": value} for key, value in env.items())]
     return pod
@@ -102,7 +110,11 @@ def digest(template: pods.Pod) -> str:
 
 
 def _map(parent: dict[str, Any], key: str, where: str = "") -> dict[str, Any]:
-    """Return the map under that key; create it if it is absent or null."""
+    """Return the map under that key; create it if it is absent or null.
+
+    Raises:
+        ConfigError: the value is of a different type.
+    """
     value = parent.get(key)
     if value is None:
         value = parent[key] = {}
@@ -112,7 +124,11 @@ def _map(parent: dict[str, Any], key: str, where: str = "") -> dict[str, Any]:
 
 
 def _maps(parent: dict[str, Any], key: str, where: str) -> list[dict[str, Any]]:
-    """Return the list of maps under that key; empty if it is absent or null."""
+    """Return the list of maps under that key; empty if it is absent or null.
+
+    Raises:
+        ConfigError: the value is of a different type.
+    """
     value = parent.get(key)
     if value is None:
         return []

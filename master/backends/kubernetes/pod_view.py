@@ -1,22 +1,41 @@
-"""A worker and its pod, and the classification of a pod for the table of workers (`worker_pods`)."""
+# SPDX-License-Identifier: Apache-2.0
+"""A worker and its pod, the state table of a pod, and the classification of a pod for it (`worker_pods`)."""
 
 from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, field
-from enum import Enum
+from enum import StrEnum
 
 from edl.contract.ids import WorkerId
 from edl.contract.phases import WorkerState
 from edl.kubernetes import pods
+from edl.master.core.tables import Table
 
 
-class PodStage(Enum):
-    """The stage of a worker's pod."""
+class PodState(StrEnum):
+    """The state of a worker's pod."""
 
+    CREATING = "creating"  # it was requested, and is not known to exist
     WAITING = "waiting"  # not scheduled, pulling its image, or not started for a different reason
     RUNNING = "running"
-    ENDED = "ended"  # it has ended or was deleted
+    ENDED = "ended"  # it has ended, was deleted, or is given up, and `Gone` is emitted
+
+
+CREATING, WAITING = PodState.CREATING, PodState.WAITING
+RUNNING, ENDED = PodState.RUNNING, PodState.ENDED
+
+POD = Table(
+    "a pod",
+    CREATING,
+    {
+        (CREATING, "made"): WAITING,
+        (WAITING, "runs"): RUNNING,
+        (CREATING, "ends"): ENDED,
+        (WAITING, "ends"): ENDED,
+        (RUNNING, "ends"): ENDED,
+    },
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,13 +43,13 @@ class PodView:
     """The classification of a pod for the table of workers.
 
     Args:
-        stage: the stage of the pod.
+        state: WAITING, RUNNING or ENDED.
         delay: why it does not run yet; empty if that is a matter of time, or if it runs.
         disruption: why Kubernetes evicts it; empty if it does not.
         deletion_seconds: its grace period if it is being deleted; None if it is not.
     """
 
-    stage: PodStage
+    state: PodState
     delay: str
     disruption: str
     deletion_seconds: float | None
@@ -42,15 +61,15 @@ def classify(pod: pods.Pod, vanished: bool) -> PodView:
     Args:
         vanished: the pod was deleted; `pod` is its last known version.
     """
-    stage, delay = PodStage.WAITING, ""
+    state, delay = WAITING, ""
     if vanished or pods.ended(pod):
-        stage = PodStage.ENDED
+        state = ENDED
     elif pods.running(pod):
-        stage = PodStage.RUNNING
+        state = RUNNING
     else:
         delay = pods.delay(pod)
     grace = (pod["metadata"].get("deletionGracePeriodSeconds") or 0) if pods.deleting(pod) else None
-    return PodView(stage, delay, pods.disruption(pod), grace)
+    return PodView(state, delay, pods.disruption(pod), grace)
 
 
 @dataclass(eq=False)
@@ -58,6 +77,7 @@ class WorkerPod:
     """A worker and its pod."""
 
     id: WorkerId
+    state: PodState = CREATING
     uid: str = ""  # empty until the pod is created
     pod: pods.Pod | None = None
     high: bool = False
@@ -65,14 +85,24 @@ class WorkerPod:
     unwanted: bool = False  # to be deleted
     asked: bool = False  # its deletion was requested
     fenced: bool = False  # it was removed and may still run
-    seen: bool = False
     why: str = ""  # why it does not run yet
     disrupted: str = ""  # why Kubernetes evicts it
     overdue: asyncio.TimerHandle | None = None
     untaken: asyncio.TimerHandle | None = None
-    over: asyncio.Event = field(default_factory=asyncio.Event)  # set once `Gone` is emitted
+    over: asyncio.Event = field(default_factory=asyncio.Event)  # set once the pod has ended
     labels: tuple[str, str] = ("", str(WorkerState.STARTING))  # rank and state, as last written
     labelled_at: float = 0.0
+
+    def step(self, event: str) -> None:
+        """Change the state of the pod, by an event of its table."""
+        self.state = POD.after(self.state, event)
+        if self.state is ENDED:
+            self.over.set()
+
+    @property
+    def ended(self) -> bool:
+        """True if the core was told that the pod has ended."""
+        return self.state is ENDED
 
     @property
     def needs_pod(self) -> bool:
@@ -80,7 +110,7 @@ class WorkerPod:
 
         A watch may report a pod before the request that creates it returns.
         """
-        return not self.unwanted and not self.uid and not self.over.is_set()
+        return not self.unwanted and self.state is CREATING
 
     @property
     def may_go_on(self) -> bool:
@@ -98,4 +128,4 @@ class WorkerPod:
     def kept(self) -> bool:
         """True if the worker has ended and its pod still exists for its logs."""
         pod = self.pod
-        return self.over.is_set() and pod is not None and pods.ended(pod) and not pods.deleting(pod)
+        return self.ended and pod is not None and pods.ended(pod) and not pods.deleting(pod)

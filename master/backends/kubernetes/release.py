@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Parsers of a release's objects: its place, the chart's rendered values, and the state of earlier masters.
 
 All functions are pure: they convert dictionaries to values, and send no requests.
@@ -208,16 +209,23 @@ class Found:
             log.warning(f"the values of run {run_id} are invalid in this version of edl: {spec.why}")
             spec = None
         return cls(
-            run, spec, next_id, tuple(sorted(workers)), left.ended, left.ended_at, left.version,
-            left.phase != Phase.Starting, left.requested,
-        )  # fmt: skip
+            run,
+            spec,
+            next_id,
+            tuple(sorted(workers)),
+            left.ended,
+            left.ended_at,
+            left.version,
+            left.phase != Phase.Starting,
+            left.requested,
+        )
 
     def foreign(self, version: str) -> bool:
         """True if a master of this version cannot continue the run: its workers have a different version."""
         return self.run_id is not None and not self.ended and self.version not in ("", version)
 
     def another_requested(self, wanted: Wanted) -> bool:
-        """True if the values request a new run: their `runId` differs. (Invalid values request nothing.)"""
+        """True if the values request a new run: their `runId` differs. Invalid values request nothing."""
         return isinstance(wanted, JobSpec) and wanted.config.run_id != self.requested
 
     @property

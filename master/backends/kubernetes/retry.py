@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Requests that are repeated until the API answers, and messages for its refusals."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The StatefulSet of a release's parameter servers, and its number of replicas.
 
 The chart creates it, and the master changes only the number of replicas.

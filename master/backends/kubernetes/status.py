@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The status ConfigMap: it shows the job to users, and the next master continues from it.
 
 The chart creates it (`<fullname>-status`), and only the master writes it. Each key is a short text, so that
@@ -29,13 +30,13 @@ import edl
 from edl.config import model_check
 from edl.contract.ids import RunId
 from edl.fast_json import encoded
+from edl.formatting import numbered
 from edl.kubernetes.client import SOON, Api, ApiError
 from edl.kubernetes.rate_limit import Backoff
 from edl.kubernetes.texts import cut
 from edl.master.backends.kubernetes.event_recorder import rfc3339_now
 from edl.master.backends.kubernetes.release import PAST, Place
 from edl.master.core import facts
-from edl.text import numbered
 
 log = structlog.get_logger()
 
@@ -171,7 +172,7 @@ class Status:
         return self._changed.is_set()
 
     async def _look(self) -> None:
-        """Read the object. (Errors are ignored, because the response to the next write also shows it.)"""
+        """Read the object. Errors are ignored, because the response to the next write also shows it."""
         with suppress(ApiError):
             self._there = await read(self._api, self._place, self._place.names.status)
 
@@ -203,7 +204,11 @@ class Status:
             self.changed()
 
     async def _keep_source(self) -> None:
-        """Write the text of the model, once in a run and before the status that refers to it."""
+        """Write the text of the model, once in a run and before the status that refers to it.
+
+        Raises:
+            ApiError: the API is unavailable. A refusal is only logged.
+        """
         snapshot = self._snapshot()
         text, digest = source(snapshot.values) if snapshot is not None else ("", "")
         if digest == self._source:

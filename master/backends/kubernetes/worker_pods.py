@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The table of a run's workers and their pods. Changes of a pod become `Seen`, `Delayed` or `Gone`.
 
 A pod belongs to a worker by its UID. Its name has the id of the worker that it was created for. Ids are never
@@ -23,7 +24,7 @@ from edl.master.backends.kubernetes.exit_cause import exit_cause
 from edl.master.backends.kubernetes.installed import Installed
 from edl.master.backends.kubernetes.nodes import Nodes
 from edl.master.backends.kubernetes.pod_control import PodCreation, PodDeletion
-from edl.master.backends.kubernetes.pod_view import PodStage, WorkerPod, classify
+from edl.master.backends.kubernetes.pod_view import ENDED, RUNNING, WAITING, WorkerPod, classify
 from edl.master.core import events as ev
 
 log = structlog.get_logger()
@@ -70,7 +71,7 @@ class WorkerPods:
 
     @property
     def _wanted(self) -> Iterator[WorkerPod]:
-        return (w for w in self if not w.unwanted and not w.over.is_set())
+        return (w for w in self if not w.unwanted and not w.ended)
 
     def get(self, worker: WorkerId) -> WorkerPod | None:
         return self._all.get(worker)
@@ -83,9 +84,7 @@ class WorkerPods:
     @property
     def ending(self) -> int:
         """Number of workers whose streams ended and whose processes are probably exiting."""
-        return sum(
-            w.unwanted and w.seen and not w.over.is_set() and not w.fenced and w.may_go_on for w in self
-        )
+        return sum(w.unwanted and w.state is RUNNING and not w.fenced and w.may_go_on for w in self)
 
     def move(self, w: WorkerPod, before: WorkerPod, pod: pods.Pod) -> None:
         """Continue in the pod of `before`, which is gone."""
@@ -105,11 +104,15 @@ class WorkerPods:
         """Add a worker whose pod an earlier master created."""
         labels = pod["metadata"]["labels"]
         w = self._all[worker] = WorkerPod(
-            worker, pods.uid(pod), pod, high=labels.get(pods.PRIORITY) == "high",
+            worker,
+            WAITING,
+            pods.uid(pod),
+            pod,
+            high=labels.get(pods.PRIORITY) == "high",
             labels=(labels.get(pods.RANK, ""), labels.get(pods.STATE, "")),
-        )  # fmt: skip
+        )
         if pods.ended(pod):  # that master reported it, or the adoption excludes it
-            w.over.set()
+            w.step("ends")
             self._ended.append(worker)
         else:
             self._look(w, pod, False)
@@ -132,7 +135,7 @@ class WorkerPods:
             elif w.needs_pod and (pod := await self._creation.get(name)) is not None:
                 self._meet(w, pod, installed)
         w.making = False
-        if not w.uid and not w.over.is_set():
+        if not w.uid and not w.ended:
             self.end(w, ev.Gone(w.id, free=True, why="it was not started yet"))
 
     def _meet(self, w: WorkerPod, pod: pods.Pod, installed: Installed) -> None:
@@ -159,6 +162,7 @@ class WorkerPods:
     def made(self, w: WorkerPod, pod: pods.Pod) -> None:
         """Record the pod of a worker, from the response to its creation or from the watch."""
         if not w.uid:
+            w.step("made")
             w.uid, w.pod = pods.uid(pod), pod
             self.delay(w, "")
             self._look(w, pod, False)  # it may run already, and then the watch reports no change
@@ -175,7 +179,7 @@ class WorkerPods:
                 self._stranger(pod)
             return
         w.pod = pod
-        if not w.over.is_set():
+        if not w.ended:
             self._look(w, pod, vanished)
         elif not vanished:  # no worker continues in this pod
             self._keep(w)
@@ -188,13 +192,13 @@ class WorkerPods:
 
     def delay(self, w: WorkerPod, why: str) -> None:
         """Report why a worker does not run yet; "" if only time is needed."""
-        if why != w.why and not w.over.is_set():
+        if why != w.why and not w.ended:
             w.why = why
             self._emit(ev.Delayed(w.id, why))
 
     def end(self, w: WorkerPod, gone: ev.Gone) -> None:
         """Emit that a worker is gone; its pod may be kept."""
-        w.over.set()
+        w.step("ends")
         self._creation.look_again()
         for tell in self.on_end:
             tell()
@@ -226,7 +230,7 @@ class WorkerPods:
             w.fenced = True
         if w is None or w.pod is None or not (node := pods.node(w.pod)):
             return
-        if any(o.seen and o.pod and pods.node(o.pod) == node for o in self._wanted if o is not w):
+        if any(o.state is RUNNING and o.pod and pods.node(o.pod) == node for o in self._wanted if o is not w):
             return
         self._nodes.doubt(node)
         for other in self._wanted:
@@ -238,13 +242,14 @@ class WorkerPods:
         if view.disruption and not w.disrupted:
             w.disrupted = view.disruption
             self._events.record(Reason.WorkerPreempted, f"worker {w.id}: {w.disrupted}")
-        if view.stage is PodStage.ENDED:
+        if view.state is ENDED:
             self.end(w, exit_cause(w.id, pod, w.asked, w.disrupted))
             return
-        if view.stage is PodStage.WAITING:
+        if view.state is WAITING:
             self.delay(w, view.delay)
-        elif not w.seen:
-            w.seen, w.why = True, ""
+        elif w.state is WAITING:
+            w.step("runs")
+            w.why = ""
             self._emit(ev.Seen(w.id, pod["metadata"]["name"]))
         self._see_it_taken_up(w, pod)
         if view.deletion_seconds is not None and w.overdue is None:
@@ -253,7 +258,7 @@ class WorkerPods:
 
     def _is_overdue(self, w: WorkerPod) -> None:
         """Give up a deleted pod whose node never confirms its end, because the node is lost."""
-        if not w.over.is_set() and w.pod is not None:
+        if not w.ended and w.pod is not None:
             self.end(w, exit_cause(w.id, w.pod, w.asked, w.disrupted, overdue=True))
 
     def _see_it_taken_up(self, w: WorkerPod, pod: pods.Pod) -> None:
@@ -263,7 +268,7 @@ class WorkerPods:
 
     def _is_untaken(self, w: WorkerPod) -> None:
         """Replace a worker whose pod no kubelet starts, on a different node."""
-        if w.over.is_set() or w.pod is None or pods.taken_up(w.pod):
+        if w.ended or w.pod is None or pods.taken_up(w.pod):
             return
         why = f"node {pods.node(w.pod)} does not answer"
         if self._nodes.avoid(pods.node(w.pod)):
@@ -283,5 +288,5 @@ class WorkerPods:
             return  # created by a different master, which may be newer
         if not pods.deleting(pod):
             name = pod["metadata"]["name"]
-            log.warning(f"deleting pod {name}: its worker {worker} no longer exists")
+            log.warning(f"deleting pod {name}: its worker {worker} does not exist")
             self._deletion.discard(pod)

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """An MLP of 25 million parameters on random records; MLP_PRECISION sets Keras' precision policy."""
 
 import os

@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
 # Build the stand-in for CUDA's runtime and NCCL, and Horovod's library with patch 14 on top of it.
 #
 # ../build.sh must have run as far as `patched`: three files are compiled anew, all else is linked from there. With

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A stand-in for CUDA's runtime and NCCL, as far as Horovod uses them, on the CPU.
 //
 // A stream is a thread with a queue, device memory is the host's, ranks meet in shared memory. A dead rank is silent,

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Make members of a ring fail over the stand-in: all report it, none exits, and the next ring sums.
 
 scripts/gpu/standin/run.sh python scripts/gpu/standin/orders.py

@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
 # Run a command with Horovod over the stand-in, which build.sh has built.
 #
 #   scripts/gpu/standin/run.sh COMMAND [ARGUMENT...]

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Steps of a model whose variables are on another device than the first: the second of two CPUs.
 
 As of a GPU, nothing of it may be taken to be where Python reads arrays. Prints, of each device and each way

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Models whose rows are on servers, for tests: each beside the same model with an ordinary table.
 
 Here the rows are in this process (trainer/embedding/local_rows.py), and begin as those of the table.
@@ -13,7 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 import edl.layers
-from edl.layers.embedding import rows_elsewhere
+from edl.layers.row_location import rows_elsewhere
 from edl.trainer.agreement import control
 from edl.trainer.embedding.local_rows import LocalRows
 from edl.trainer.step.learner import KerasLearner
@@ -132,7 +133,7 @@ def normalized() -> keras.Model:
 
 
 def beside_an_ordinary_one() -> keras.Model:
-    """Of which Adam takes the rows one by one."""
+    """A model whose rows Adam updates one by one."""
     inputs = ids(6)
     x = K.Concatenate()(
         [K.Flatten()(K.Embedding(9, 3)(inputs)), E(4, combiner="sum", input_dim=MANY)(inputs)]

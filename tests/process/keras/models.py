@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Small models and data that many cases share."""
 
 from __future__ import annotations

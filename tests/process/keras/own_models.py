@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Models with their own training steps, written as Keras' examples write them."""
 
 from __future__ import annotations

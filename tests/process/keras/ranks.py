@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A ring of several ranks in this process: a thread each, and real sums between them."""
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ SECONDS = 60
 tf.config.threading.set_inter_op_parallelism_threads(16)
 
 
-def on_ranks(rings: list[LocalRing], work: Callable[[int], T]) -> list[T]:
+def on_ranks(rings: list[LocalRing], work: Callable[..., T]) -> list[T]:
     """What `work` returns on each rank; they meet in a new ring before, and leave it afterwards.
 
     Its first error is raised; one that raises has cut the ring for the others.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A ring in this process, and Keras beside it: the same records in the same order, step for step.
 
 One learner plays all ranks: what a rank contributes changes nothing, so the ranks are threads that call
@@ -36,15 +37,14 @@ class Case:
     build: Callable[[], keras.Model]
     data: Callable[[], tuple[Any, Any, Any]]  # features, labels, weights or None, of 30 records
     tolerance: float = 1e-6
-    told: bool = True  # whether the loss that is told is Keras' own; of a sum, it is told for each record
+    told: bool = True  # whether the reported loss is Keras' own; that of a sum is reported for each record
     class_weight: dict[int, float] | None = None  # given to Keras as such, to the ring as weights
-    padded: Callable[[Any], Any] = field(
-        default=lambda part: part
-    )  # what feed() makes of the records of a batch
+    # What feed() makes of the records of a batch.
+    padded: Callable[[Any], Any] = field(default=lambda part: part)
 
 
 class Meeting:
-    """Where ranks meet: the sum of what all of them bring. Who brings what does not matter."""
+    """Where ranks meet: the sum of what all of them bring. Which rank brings what does not matter."""
 
     def __init__(self) -> None:
         self.size = 1
@@ -91,9 +91,9 @@ def ring_step(
     step: int = 0,
     took: Callable[[Commit], None] = lambda commit: None,
 ) -> control.Agreed:
-    """One step of a ring with a rank for each part, in this process; `took` is told of it, as servers are.
+    """One step of a ring with a rank for each part, in this process; `took` gets it, as servers do.
 
-    Ranks of odd number have their part made ready ahead, as who reads does it.
+    Ranks of odd number have their part made ready ahead, as a reading thread does it.
     """
     meeting.size = len(parts)
     parts = [learner.ready(part) if part and rank % 2 else part for rank, part in enumerate(parts)]

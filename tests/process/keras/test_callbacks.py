@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Keras callbacks over rings of one and of two: what `fit` makes of them, epoch for epoch."""
 
 from __future__ import annotations
@@ -111,18 +112,26 @@ def fitted(like: Ours) -> tuple[dict[str, list[float]], list[np.ndarray]]:
     reference = like.build()
     reference.set_weights(like.weights)
     history = reference.fit(
-        X, Y, batch_size=BATCH, shuffle=False, epochs=EPOCHS, validation_data=HELD_OUT,
-        validation_batch_size=BATCH, callbacks=like.make(), verbose=0,
-    )  # fmt: skip
+        X,
+        Y,
+        batch_size=BATCH,
+        shuffle=False,
+        epochs=EPOCHS,
+        validation_data=HELD_OUT,
+        validation_batch_size=BATCH,
+        callbacks=like.make(),
+        verbose=0,
+    )
     return dict(history.history), list(reference.get_weights())
 
 
 class Halving(k.Callback):
-    """Somebody's own, that changes weights, and stops when it has done so often enough."""
+    """A user's own callback, which changes weights, and stops when it has done so often enough."""
 
     def __init__(self, most: int):
         super().__init__()
-        self.times, self.most, self.seen = 0, most, []
+        self.times, self.most = 0, most
+        self.seen: list[float] = []
 
     def on_epoch_end(self, epoch: int, logs: dict[str, float] | None = None) -> None:
         assert logs is not None
@@ -178,7 +187,7 @@ def test_who_takes_over_calls_them_as_they_were(name: str) -> None:
     expected = fitted(job)
 
     def replaced(job: Ours) -> None:
-        job.here.run(job.epochs, job.whole, EPOCHS, {})  # nobody has taken over what it gives
+        job.here.run(job.epochs, job.whole, EPOCHS, {})  # no member has applied its update
         job.here = job.worker()
 
     same(job.train(replaced), expected)
@@ -218,10 +227,15 @@ def test_a_log_has_each_epoch_once_though_its_writer_was_replaced(tmp_path: Path
 def test_files_of_models_are_those_of_each_epoch(tmp_path: Path) -> None:
     seen: list[np.ndarray] = []
     look = k.LambdaCallback(on_epoch_end=lambda epoch, logs: seen.append(job.weights[0]))
-    make = lambda: [look, k.ModelCheckpoint(tmp_path / "{epoch}-{val_loss:.2f}.keras"),  # noqa: E731
-                    k.ModelCheckpoint(tmp_path / "best.weights.h5", save_best_only=True,
-                                      save_weights_only=True)]  # fmt: skip
-    job = Ours(make, 1)
+
+    def make() -> list[k.Callback]:
+        return [
+            look,
+            k.ModelCheckpoint(tmp_path / "{epoch}-{val_loss:.2f}.keras"),
+            k.ModelCheckpoint(tmp_path / "best.weights.h5", save_best_only=True, save_weights_only=True),
+        ]
+
+    job: Ours = Ours(make, 1)
     job.train()
     for epoch, history in enumerate(job.epochs.history):
         saved = keras.models.load_model(tmp_path / f"{epoch + 1}-{history['val_loss']:.2f}.keras")
@@ -350,7 +364,7 @@ def test_a_variable_that_no_model_lists_changes_on_all_workers(name: str) -> Non
     final = [v.numpy() for v in raised]
     assert final == [pytest.approx(0.1 * (EPOCHS - 1))]
     turn = job.here.run(job.epochs, job.whole, EPOCHS + 1, {})
-    assert [v.numpy() for v in raised] == final  # as before, until all take over what the turn gives
+    assert [v.numpy() for v in raised] == final  # unchanged, until all members apply the callback update
     job.learner.change(turn.changed)
     assert [v.numpy() for v in raised] == [pytest.approx(0.1 * EPOCHS)]
 

@@ -1,11 +1,14 @@
+# SPDX-License-Identifier: Apache-2.0
 """Each file of docs/data.md trains as it stands there; classes of Keras and TensorFlow give their records."""
 
 from __future__ import annotations
 
 import json
 import re
+import struct
 import subprocess
 import sys
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,18 +18,24 @@ import numpy as np
 import pandas
 import pytest
 import tensorflow as tf
+from PIL import Image
 
 import edl
+from edl import config
+from edl.config import values
 from edl.contract import artifacts
 from edl.contract.layout import Part
+from edl.data.conversion import convert
 from edl.errors import DataError, ModelError
 from edl.trainer.model import user_model
 from edl.trainer.model.records import Records
 
 PAGE = Path(__file__).parents[3] / "docs" / "data.md"
+README = Path(__file__).parents[3] / "README.md"
 EXAMPLES = dict(
     re.findall(r"\n## ([^\n]+)\n(?:(?!\n## ).)*?```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
 )
+STREAM = re.findall(r"\n## Streams\n.*?```python.*?```.*?```python\n(.*?)```", PAGE.read_text(), re.DOTALL)[0]
 EDL = str(Path(sys.executable).with_name("edl"))
 
 
@@ -38,6 +47,33 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     frame["city"] = rng.choice(["Oslo", "Bergen"], 200)
     frame["price"] = frame["rooms"] / 2 + (frame["city"] == "Oslo")
     frame.to_csv(tmp_path / "houses.csv", index=False)
+    (tmp_path / "houses").mkdir()
+    (tmp_path / "examples").mkdir()
+    (tmp_path / "records").mkdir()
+    for nth in range(2):
+        frame[nth * 100 : nth * 100 + 100].to_csv(tmp_path / "houses" / f"{nth}.csv", index=False)
+        chunk = b""
+        with tf.io.TFRecordWriter(str(tmp_path / "examples" / f"{nth}.tfrecord")) as writer:
+            for pixels in rng.normal(size=(100, 16)):
+                values = {"pixels": pixels, "age": pixels[:1], "label": pixels[:1] + pixels[1]}
+                floats = {
+                    name: tf.train.Feature(float_list=tf.train.FloatList(value=value))
+                    for name, value in values.items()
+                }
+                example = tf.train.Example(features=tf.train.Features(feature=floats))
+                record = example.SerializeToString()
+                writer.write(record)
+                chunk += struct.pack("<I", len(record)) + record
+        head = struct.pack("<5I", 0x01020304, zlib.crc32(chunk), 0, len(chunk), 100)
+        (tmp_path / "records" / f"data-{nth}").write_bytes(head + chunk)
+    for name, most in (("cat", 150), ("dog", 256)):
+        (tmp_path / "pets" / name).mkdir(parents=True)
+        for nth in range(60):
+            image = Image.fromarray(rng.integers(0, most, (20, 24, 3), np.uint8))
+            image.save(tmp_path / "pets" / name / f"{nth}.png")
+    stream: dict[str, Any] = {}
+    exec(STREAM, stream)
+    convert(stream["data"]("train"), tmp_path / "train.array_record", "stream.py")
     (tmp_path / "records.bin").write_bytes(rng.bytes(8 * 100))
     monkeypatch.chdir(tmp_path)
     return tmp_path
@@ -45,17 +81,33 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_the_page_has_a_file_for_each_kind() -> None:
     assert list(EXAMPLES) == [
-        "Arrays", "Tables", "Files", "PyDataset", "Datasets of records", "tf.data", "Your own reader",
-    ]  # fmt: skip
+        "Records that are held out",
+        "Without data()",
+        "Arrays",
+        "Tables",
+        "Files",
+        "TFRecord",
+        "RecordIO",
+        "Images",
+        "PyDataset",
+        "Datasets of records",
+        "tf.data",
+        "Streams",
+        "Augmentation",
+        "Your own reader",
+    ]
 
 
 @pytest.mark.parametrize("title", EXAMPLES)
 def test_a_file_of_the_page_learns_from_its_records(title: str, folder: Path) -> None:
     (folder / "my_model.py").write_text(EXAMPLES[title])
-    module = user_model.load("my_model.py")
+    sets = "data.train=houses.csv,data.label=price,data.features={rooms,age}"
+    named = config.parse(values.load([], [sets])).data if title == "Without data()" else None
+    module = user_model.load("my_model.py", "", named)
     reader = module.reader("train")
     assert reader is not None
-    records = Records(reader, module.feed_of("train"), "my_model.py", shuffle=True)
+    feed, transform = module.feed_of("train"), module.transform_of("train")
+    records = Records(reader, feed, "my_model.py", shuffle=True, transform=transform)
     records.fit(1 << 20, 2)
     model = module.model()
     size = records.layout.records
@@ -70,14 +122,17 @@ def test_a_file_of_the_page_learns_from_its_records(title: str, folder: Path) ->
         assert 0 < len(test) <= size
 
 
-def test_a_table_trains_by_the_command(folder: Path) -> None:
-    (folder / "my_model.py").write_text(EXAMPLES["Tables"])
-    sets = "workers=2,minWorkers=2,training.epochs=3,training.batchSize=32,local.threads=1"
-    command = [EDL, "run", "./my_model.py", "--set", sets, "--output", "job"]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=170)
+def test_the_first_example_of_the_readme_trains_as_pasted(folder: Path) -> None:
+    readme = README.read_text()
+    (example,) = re.findall(r"```python\n(.*?)```", readme, re.DOTALL)
+    (folder / "my_model.py").write_text(example)
+    (command,) = re.findall(r"^\$ edl (run \./my_model\.py .*)$", readme, re.MULTILINE)
+    words = [*command.split(), "--set", "workers=2,training.epochs=3,local.threads=1", "--output", "job"]
+    ended = subprocess.run([EDL, *words], capture_output=True, text=True, timeout=170)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     summary = json.loads((folder / "job" / artifacts.SUMMARY).read_text())
-    assert summary["records"]["applied"] == 3 * 160
+    assert summary["records"]["applied"] == 3 * 20_000
+    assert summary["metrics"]["mae"] < 1.0, "the sum of eight normal numbers has a mean deviation of 2.3"
     assert "held out" in ended.stdout
 
 

@@ -1,14 +1,18 @@
+# SPDX-License-Identifier: Apache-2.0
 """The pages for users list what is compared with Keras, and no more; a model in them can be built."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pytest
 import tensorflow as tf
 
-from edl.layers.embedding import rows_elsewhere
+from edl.layers.row_location import rows_elsewhere
 from tests.process.keras import (
     embedding_models,
     test_inputs,
@@ -26,7 +30,7 @@ MARK = "<!-- of tests/process/keras; a test there compares -->\n"
 
 
 def compared() -> str:
-    rows = {
+    rows: dict[str, Iterable[str]] = {
         "Losses": test_losses.CASES,
         "Optimizers": {**test_optimizers.CASES},
         "Layers": test_layers.CASES,
@@ -55,3 +59,24 @@ def test_the_first_model_of_the_page_on_embeddings_is_built_as_it_stands_there()
         texts = tf.ragged.constant([["a", "b"], []], dtype=tf.string)
         outputs = model({"user_id": tf.constant([7, 1 << 40]), "tags": texts})
     assert outputs.shape == (2, 1)
+
+
+@pytest.mark.parametrize("page", ["first-ring.md", "coming-from-fit.md"])
+def test_a_script_with_fit_trains_and_its_model_file_has_the_same_model_and_records(
+    page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    script, file = re.findall(r"```python\n(.*?)```", (DOCS / page).read_text(), re.DOTALL)[:2]
+    before: dict[str, Any] = {}
+    exec(script, before)
+    assert [path.suffix for path in tmp_path.iterdir()] == [".keras"]
+    after: dict[str, Any] = {}
+    exec(file, after)
+    for name in ("loss", "metrics"):
+        assert after["model"]().get_compile_config()[name] == before["model"].get_compile_config()[name]
+    assert [v.shape for v in after["model"]().weights] == [v.shape for v in before["model"].weights]
+    records = [
+        np.concatenate(arrays) for arrays in zip(after["data"]("train"), after["data"]("test"), strict=True)
+    ]
+    np.testing.assert_array_equal(records[0], before["x"])
+    np.testing.assert_array_equal(records[1], before["y"])

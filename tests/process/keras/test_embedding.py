@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Models whose rows are on servers learn over a ring as Keras does with an ordinary table, step by step."""
 
 from __future__ import annotations
@@ -142,10 +143,23 @@ def test_rows_of_the_next_step_are_asked_for_before_this_one_is_in_the_model() -
         model.optimizer.apply_gradients(zip(dense, model.trainable_variables, strict=True))
     both.rows.took(commit)
     assert ahead.told == [
-        ("pull", 0), ("begin stage", 0), ("look for", 1), ("staged", 0), ("begin pull", 1),
-        ("look for", 2), ("rows", 1), ("begin stage", 1), ("look for", 2), ("staged", 1), ("begin pull", 2),
-        ("forget", 2), ("pull", 2), ("begin stage", 2), ("look for", 3), ("staged", 2),
-    ]  # fmt: skip
+        ("pull", 0),
+        ("begin stage", 0),
+        ("look for", 1),
+        ("staged", 0),
+        ("begin pull", 1),
+        ("look for", 2),
+        ("rows", 1),
+        ("begin stage", 1),
+        ("look for", 2),
+        ("staged", 1),
+        ("begin pull", 2),
+        ("forget", 2),
+        ("pull", 2),
+        ("begin stage", 2),
+        ("look for", 3),
+        ("staged", 2),
+    ]
     both.assert_equal()
 
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What no rows on servers can be made of is refused, with what to write instead."""
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 from edl.errors import DataError, ModelError
-from edl.layers.embedding import rows_elsewhere
+from edl.layers.row_location import rows_elsewhere
 from edl.ps.table import initializers
 from edl.trainer.agreement import control
 from edl.trainer.embedding.local_rows import LocalRows

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A model whose rows are on servers is evaluated and saved with them, and its file is loaded anywhere."""
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import numpy as np
 import pytest
 
 import edl.layers
-from edl.layers.embedding import rows_elsewhere
+from edl.layers.row_location import rows_elsewhere
 from edl.trainer.embedding.local_rows import LocalRows
 from edl.trainer.evaluation.metrics import EvaluationMetrics
 from edl.trainer.export import saved_file
@@ -87,7 +88,7 @@ def test_an_evaluation_asks_once_for_all_rows_of_a_batch_and_ahead_for_those_of_
         learner.use(ahead)
         found = [
             metrics.added(first, lambda: second),
-            metrics.added(second, lambda: first),  # and then another one is next
+            metrics.added(second, lambda: first),  # and then a different one is next
             metrics.added(third),
         ]
     np.testing.assert_allclose(found, expected, rtol=1e-6)
@@ -103,7 +104,7 @@ def test_rows_that_were_asked_for_in_another_ring_are_not_taken() -> None:
         learner.use(ahead)
         first, second = batch(case, 0, 10), batch(case, 10, 20)
         metrics.added(first, lambda: second)
-        ahead.generation = 2  # type: ignore[misc]
+        ahead.generation = 2
         metrics.added(second)
     assert ahead.asked == ["now", "ahead", "forgotten", "now"]
 
@@ -253,7 +254,7 @@ def test_a_model_built_by_its_own_code_takes_rows_from_a_file_of_weights(tmp_pat
 
 
 class OnServers:
-    """Rows of which not all can be had at once, as servers have them."""
+    """Rows that cannot all be read at once, as on servers."""
 
     def __init__(self, rows: LocalRows):
         self.pull, self.stage = rows.pull, rows.stage

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a ring finds when it evaluates: the loss and metrics of Keras' `evaluate`, however the records are
 divided."""
 
@@ -59,23 +60,23 @@ MORE: dict[str, tuple[Callable[[], keras.Model], Any]] = {
     "regularized": (lambda: dense(layers=[keras.layers.Dense(4, kernel_regularizer="l2")]), plain),
     "a curve and F1": (
         lambda: dense(
-            outputs=1, loss=keras.losses.BinaryCrossentropy(from_logits=True),
+            outputs=1,
+            loss=keras.losses.BinaryCrossentropy(from_logits=True),
             metrics=[keras.metrics.AUC(from_logits=True, name="auc"), keras.metrics.F1Score(threshold=0.5)],
         ),
         binary,
     ),
     "dropout and moving averages": (
-        lambda: dense(
-            layers=[keras.layers.BatchNormalization(), keras.layers.Dropout(0.5)], metrics=["mae"]
-        ),
+        lambda: dense(layers=[keras.layers.BatchNormalization(), keras.layers.Dropout(0.5)], metrics=["mae"]),
         plain,
     ),
     "confusion": (
-        lambda: classifier(metrics=[keras.metrics.MeanIoU(3, sparse_y_pred=False, name="iou")]), classes
+        lambda: classifier(metrics=[keras.metrics.MeanIoU(3, sparse_y_pred=False, name="iou")]),
+        classes,
     ),
     "test_step": (own_test, plain),
     "test_step of Keras' guide": (guided, lambda: (features(30), points(30), None)),
-}  # fmt: skip
+}
 
 
 class Measured(OwnTest):
@@ -100,7 +101,7 @@ def test_it_is_what_keras_evaluate_gives(name: str) -> None:
     model.evaluate(whole.x, whole.y, sample_weight=whole.weights, batch_size=30, verbose=0)
     before = [v.numpy() for v in model.variables]
     metrics = EvaluationMetrics(model, batch(case, 0, 5), told.append)
-    totals = sum(metrics.added(batch(case, *ends)).astype(np.float64) for ends in ROUNDS)
+    totals = np.stack([metrics.added(batch(case, *ends)) for ends in ROUNDS]).sum(0, np.float64)
     found = metrics.results(totals)
     for v, value in zip(model.variables, before, strict=True):
         assert np.array_equal(v.numpy(), value, equal_nan=True), f"{v.path} has changed"
@@ -117,7 +118,8 @@ def test_the_loss_of_masked_records_is_that_of_the_same_batches() -> None:
     case = Case(lambda: tagger(metrics=["accuracy"]), tagged)
     model = case.build()
     metrics = EvaluationMetrics(model, batch(case, 0, 5))
-    totals = sum(metrics.added(batch(case, start, start + 6)).astype(np.float64) for start in range(0, 30, 6))
+    rounds = [metrics.added(batch(case, start, start + 6)) for start in range(0, 30, 6)]
+    totals = np.stack(rounds).sum(0, np.float64)
     x, y, _ = case.data()
     expected = model.evaluate(x, y, batch_size=6, verbose=0, return_dict=True)
     assert metrics.results(totals) == pytest.approx(expected, rel=1e-6)
@@ -176,7 +178,7 @@ def test_steps_of_features_alone_are_given_these_as_by_fit() -> None:
     model, whole = case.build(), batch(case, 0, 30)
     expected = model.evaluate(x, batch_size=30, verbose=0, return_dict=True)
     metrics = EvaluationMetrics(model, batch(case, 0, 5))
-    totals = sum(metrics.added(batch(case, *ends)).astype(np.float64) for ends in ROUNDS)
+    totals = np.stack([metrics.added(batch(case, *ends)) for ends in ROUNDS]).sum(0, np.float64)
     assert metrics.results(totals) == pytest.approx(expected, rel=1e-6)
     assert metrics.all_count
     module = UserModel("own", case.build, lambda split: None, feed=lambda records: (records[0], None))

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`edl export` of a checkpoint: the model that the module builds, with what is in it."""
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from edl.trainer.export_checkpoint import Alone, Request, export
 from edl.trainer.model import user_model
 from edl.trainer.model.records import Records
 from edl.trainer.step.learner import KerasLearner
-from tests.checkpoints import write
+from tests.support.checkpoints.checkpoints import write
 
 pytestmark = pytest.mark.process
 SOURCE = """

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Arguments of `fit`, as the functions of a model's module and values of the job express them: the history of
 a ring is that of `fit`, epoch for epoch, `val_` included."""
 
@@ -40,9 +41,11 @@ def model() -> keras.Model:
     crossentropy = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     weighted = keras.metrics.SparseCategoricalCrossentropy(name="weighted", from_logits=True)
     model.compile(
-        keras.optimizers.SGD(0.1, momentum=0.5), crossentropy,
-        metrics=["accuracy"], weighted_metrics=[weighted],
-    )  # fmt: skip
+        keras.optimizers.SGD(0.1, momentum=0.5),
+        crossentropy,
+        metrics=["accuracy"],
+        weighted_metrics=[weighted],
+    )
     return model
 
 
@@ -120,7 +123,7 @@ def test_the_history_is_that_of_fit(name: str) -> None:
     steps, parts = Steps(len(reader), BATCH), [Part.even(rank, RING) for rank in range(RING)]
     chosen = values.defaults()["evaluation"] | {"batchSize": 8} | call.evaluation
     job = config.parse(values.defaults() | {"evaluation": chosen})
-    evaluation = evaluation_of(job, module, learner, tried, steps, unwatched, said.append, uncounted)
+    evaluation = evaluation_of(job, module, learner, tried, steps, unwatched, said.append, uncounted, reader)
     assert evaluation is not None
 
     epochs = Epochs()

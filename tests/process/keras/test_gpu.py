@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a worker decides where there is a GPU, tested without one."""
 
 from __future__ import annotations
@@ -8,17 +9,19 @@ import time
 import keras
 import pytest
 import tensorflow as tf
+from keras.src.trainers.trainer import Trainer
 
 from edl.trainer.model.graphs import keep_xla_explicit
-from edl.trainer.ring.horovod import HUNG_SECONDS, OVERDUE, GraphAllReduce, HorovodRing
+from edl.trainer.ring.graph_all_reduce import HUNG_SECONDS, OVERDUE, GraphAllReduce
+from edl.trainer.ring.horovod import HorovodRing
 
 
 @pytest.fixture
 def with_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keras sees a GPU. What the test changes in Keras is undone."""
+    """Keras sees a GPU and decides by itself, whatever ran in this process before; the changes are undone."""
     devices = [*tf.config.list_physical_devices(), tf.config.PhysicalDevice("/physical_device:GPU:0", "GPU")]
     monkeypatch.setattr(tf.config, "list_physical_devices", lambda *_: devices)
-    monkeypatch.setattr(keras.Model, "_resolve_auto_jit_compile", keras.Model._resolve_auto_jit_compile)
+    monkeypatch.setattr(keras.Model, "_resolve_auto_jit_compile", Trainer._resolve_auto_jit_compile)
 
 
 def compiled_with(**options: bool | str) -> bool:

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Sums over the ring inside a graph: their order, their gradient, and a ring that breaks in one."""
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ def test_it_is_made_in_eager_code_too() -> None:
 
 
 def in_branches_loops_and_functions(total: InnerSum, some: tf.Variable, x: tf.Tensor) -> None:
-    """Sums of 0, 1, 2 ...: in that order, and nobody uses what comes back."""
+    """Sums of 0, 1, 2 ...: in that order, whose results are not used."""
 
     @tf.function(autograph=False)
     def function(x: tf.Tensor) -> None:
@@ -87,9 +88,8 @@ def test_the_gradient_is_the_sum_of_the_gradients() -> None:
         def gradient(x: tf.Tensor) -> tf.Tensor:
             with tf.GradientTape() as tape:
                 tape.watch(x)
-                loss = (rank + 1.0) * total.differentiable(
-                    x * x
-                )  # d/dx_i of the sum over ranks of (r + 1) sum(x^2)
+                # d/dx_i of the sum over ranks of (r + 1) sum(x^2).
+                loss = (rank + 1.0) * total.differentiable(x * x)
             return tape.gradient(loss, x)
 
         return compiled(gradient, ONE)

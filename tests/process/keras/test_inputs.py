@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a model may be given: text, ragged and sparse arrays, no labels, batches of any length."""
 
 from __future__ import annotations
@@ -91,7 +92,7 @@ def sparse_data() -> Any:
     return tf.sparse.from_dense(np.eye(9, dtype="f4")[TOKENS[:, 0]] * 2), Y, None
 
 
-class Endpoint(K.Layer):
+class Endpoint(keras.layers.Layer):
     def call(self, targets: Any, predicted: Any) -> Any:
         self.add_loss(ops.mean(ops.square(targets - predicted)))
         return predicted

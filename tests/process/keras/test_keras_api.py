@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """docs/keras-api.md has a row for all that Keras has, and says what is so."""
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from tests.process.keras.models import X, Y
 from tests.process.keras.test_callbacks import BATCH, EPOCHS, HELD_OUT, Ours, model
 
 ROOT = Path(__file__).parents[3]
-ROWS = tomllib.loads((ROOT / "scripts" / "keras_api.toml").read_text())
+ROWS = tomllib.loads((ROOT / "scripts" / "dev" / "keras_api.toml").read_text())
 EVERY_ROW = [(section, name) for section, rows in ROWS.items() for name in rows]
 ALL_HOOKS = [name for name in dir(k.Callback) if name.startswith("on_")]
 
@@ -99,9 +100,16 @@ for hook in ALL_HOOKS:
 def test_hooks_are_called_as_fit_calls_them() -> None:
     expected, ours = Records(), Records()
     model().fit(
-        X, Y, batch_size=BATCH, epochs=EPOCHS, shuffle=False, validation_data=HELD_OUT,
-        validation_batch_size=BATCH, callbacks=[expected], verbose=0,
-    )  # fmt: skip
+        X,
+        Y,
+        batch_size=BATCH,
+        epochs=EPOCHS,
+        shuffle=False,
+        validation_data=HELD_OUT,
+        validation_batch_size=BATCH,
+        callbacks=[expected],
+        verbose=0,
+    )
     job = Ours(lambda: [ours], 2)
     job.train()
     first = 2  # set_model() and set_params(), in any order

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Layers that change something in the forward pass, over a ring against Keras."""
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from tests.process.keras.rings import Case, Meeting, assert_same, batch, learner
 K = keras.layers
 
 
-class Counting(K.Layer):
+class Counting(keras.layers.Layer):
     """Counts, each in a type of its own: calls, records, and whether there was one."""
 
     def build(self, _: Any) -> None:
@@ -36,7 +37,7 @@ class Counting(K.Layer):
         return x
 
 
-class Largest(K.Layer):
+class Largest(keras.layers.Layer):
     """How many records the largest batch had: neither a sum nor the same for each part."""
 
     def build(self, _: Any) -> None:
@@ -49,7 +50,7 @@ class Largest(K.Layer):
         return x
 
 
-class MovingMean(K.Layer):
+class MovingMean(keras.layers.Layer):
     def build(self, shape: Any) -> None:
         self.mean = self.add_weight(shape=shape[-1:], initializer="zeros", trainable=False, name="mean")
 
@@ -58,7 +59,7 @@ class MovingMean(K.Layer):
         return x
 
 
-class Halving(K.Layer):
+class Halving(keras.layers.Layer):
     """Assigns a weight that is trained."""
 
     def build(self, shape: Any) -> None:

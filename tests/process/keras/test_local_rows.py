@@ -1,8 +1,10 @@
+# SPDX-License-Identifier: Apache-2.0
 """Rows of tables in this process: how they begin, and which steps they learn from."""
 
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import keras
 import numpy as np
@@ -14,7 +16,7 @@ from edl.trainer.embedding.local_rows import LocalRows, born
 IDS = np.array([3, -7, 1 << 62, 0])
 
 
-def table(initializer: str = "zeros", **options: int) -> Table:
+def table(initializer: str = "zeros", **options: Any) -> Table:
     made, sgd = keras.initializers.get(initializer), keras.optimizers.SGD(1.0)
     return Table(
         "t",

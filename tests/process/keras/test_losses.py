@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Losses over a ring against Keras: masks, weights, sums, what layers add, what a user computes."""
 
 from __future__ import annotations
@@ -9,18 +10,7 @@ import numpy as np
 import pytest
 from keras import ops
 
-from tests.process.keras.models import (
-    TAGS,
-    TOKENS,
-    X,
-    Y,
-    classes,
-    dense,
-    plain,
-    tagged,
-    tagger,
-    weighted,
-)
+from tests.process.keras.models import TAGS, TOKENS, X, Y, classes, dense, plain, tagged, tagger, weighted
 from tests.process.keras.rings import Case, assert_same
 
 CE = keras.losses.SparseCategoricalCrossentropy

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which of Keras' own layers and losses mix the records of a batch: the trial at the start finds them."""
 
 from __future__ import annotations
@@ -50,11 +51,18 @@ def by_rank(kind: str, *arguments: Any, given: Any = (LINE, IMAGE, VOLUME)) -> M
 
 # Layers by name: what makes one, and what it is called with. A tuple is several inputs.
 LAYERS: Made = {
-    **by_rank("AveragePooling{}D", 2), **by_rank("MaxPooling{}D", 2),
-    **by_rank("AdaptiveAveragePooling{}D", 2), **by_rank("AdaptiveMaxPooling{}D", 2),
-    **by_rank("GlobalAveragePooling{}D"), **by_rank("GlobalMaxPooling{}D"), **by_rank("Conv{}D", 2, 2),
-    **by_rank("Conv{}DTranspose", 2, 2), **by_rank("Cropping{}D", 1), **by_rank("SpatialDropout{}D", 0.5),
-    **by_rank("UpSampling{}D", 2), **by_rank("ZeroPadding{}D", 1),
+    **by_rank("AveragePooling{}D", 2),
+    **by_rank("MaxPooling{}D", 2),
+    **by_rank("AdaptiveAveragePooling{}D", 2),
+    **by_rank("AdaptiveMaxPooling{}D", 2),
+    **by_rank("GlobalAveragePooling{}D"),
+    **by_rank("GlobalMaxPooling{}D"),
+    **by_rank("Conv{}D", 2, 2),
+    **by_rank("Conv{}DTranspose", 2, 2),
+    **by_rank("Cropping{}D", 1),
+    **by_rank("SpatialDropout{}D", 0.5),
+    **by_rank("UpSampling{}D", 2),
+    **by_rank("ZeroPadding{}D", 1),
     **by_rank("DepthwiseConv{}D", 2, given=(LINE, IMAGE)),
     **by_rank("SeparableConv{}D", 2, 2, given=(LINE, IMAGE)),
     **by_rank("ConvLSTM{}D", 2, 2, given=(values(3, 4, 2), values(3, 4, 4, 2), values(2, 3, 3, 3, 1))),
@@ -67,8 +75,10 @@ LAYERS: Made = {
     **each("RandomInvert RandomPerspective", BYTES),
     **each("RandomColorDegeneration RandomHue RandomSaturation RandomSharpness", BYTES, 0.5),
     **each("RandomBrightness RandomColorJitter RandomContrast RandomRotation RandomShear", BYTES, 0.2),
-    **each("RandomZoom", BYTES, 0.2), **each("RandomPosterization", BYTES, 3),
-    **each("RandomCrop", BYTES, 4, 4), **each("RandomTranslation", BYTES, 0.2, 0.2),
+    **each("RandomZoom", BYTES, 0.2),
+    **each("RandomPosterization", BYTES, 3),
+    **each("RandomCrop", BYTES, 4, 4),
+    **each("RandomTranslation", BYTES, 0.2, 0.2),
     **each("AugMix AutoContrast ContrastLimitedAdaptiveHistogramEqualization CutMix MixUp", BYTES),
     **each("RandAugment Solarization", BYTES),
     **each("StringLookup", TEXTS, vocabulary=["a", "b", "c"]),
@@ -100,8 +110,10 @@ LAYERS: Made = {
     "Reshape": (lambda: K.Reshape((2, 2)), FLAT),
     "Resizing": (lambda: K.Resizing(4, 4), IMAGE),
     "ReversibleEmbedding": (lambda: K.ReversibleEmbedding(9, 3), IDS),
-    "STFTSpectrogram": (partial(K.STFTSpectrogram, frame_length=32, frame_step=16, fft_length=32),
-        values(256, 1)),
+    "STFTSpectrogram": (
+        partial(K.STFTSpectrogram, frame_length=32, frame_step=16, fft_length=32),
+        values(256, 1),
+    ),
     "SpectralNormalization": (lambda: K.SpectralNormalization(K.Dense(2)), FLAT),
     "TimeDistributed": (lambda: K.TimeDistributed(K.Dense(2)), LINE),
     # Options that take the axis of the records.
@@ -109,18 +121,36 @@ LAYERS: Made = {
     "UnitNormalization(axis=0)": (lambda: K.UnitNormalization(axis=0), FLAT),
     "an activity regularizer": (lambda: K.Dense(3, activity_regularizer="l2"), FLAT),
     "an orthogonal activity regularizer": (
-        lambda: K.Dense(3, activity_regularizer=keras.regularizers.OrthogonalRegularizer(0.1)), FLAT),
-}  # fmt: skip
+        lambda: K.Dense(3, activity_regularizer=keras.regularizers.OrthogonalRegularizer(0.1)),
+        FLAT,
+    ),
+}
 # No layers by themselves, of other frameworks, or (Equalization) for no functional model.
 NO_LAYERS = {
-    "Equalization", "FlaxLayer", "GRUCell", "InputLayer", "InputSpec", "JaxLayer", "LSTMCell", "Lambda",
-    "Layer", "MaxNumBoundingBoxes", "SimpleRNNCell", "StackedRNNCells", "TFSMLayer", "TorchModuleWrapper",
+    "Equalization",
+    "FlaxLayer",
+    "GRUCell",
+    "InputLayer",
+    "InputSpec",
+    "JaxLayer",
+    "LSTMCell",
+    "Lambda",
+    "Layer",
+    "MaxNumBoundingBoxes",
+    "SimpleRNNCell",
+    "StackedRNNCells",
+    "TFSMLayer",
+    "TorchModuleWrapper",
     "Wrapper",
-}  # fmt: skip
+}
 MIX = {  # MelSpectrogram bounds its values by the largest one of the batch
-    "CutMix", "MelSpectrogram", "MixUp", "Softmax(axis=0)", "UnitNormalization(axis=0)",
+    "CutMix",
+    "MelSpectrogram",
+    "MixUp",
+    "Softmax(axis=0)",
+    "UnitNormalization(axis=0)",
     "an orthogonal activity regularizer",
-}  # fmt: skip
+}
 
 
 def told(model: keras.Model, x: Any, y: Any, weights: Any = None) -> str:

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Keras' optimizers and their options over a ring against Keras."""
 
 from __future__ import annotations
@@ -5,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import keras
@@ -114,13 +116,14 @@ ROWS: dict[str, Callable[[], keras.Model]] = {
 }
 
 
+def made_with(optimizer: Callable[..., Any], **options: Any) -> keras.Model:
+    return dense(optimizer(**options))
+
+
 CASES = {
-    **{name: Case(lambda make=make: dense(make()), plain) for name, make in PLAIN.items()},
+    **{name: Case(partial(made_with, make), plain) for name, make in PLAIN.items()},
     **{
-        name: Case(
-            lambda options=options: dense(o.Adam(**{"learning_rate": 0.01} | options)),
-            plain,
-        )
+        name: Case(partial(made_with, o.Adam, **{"learning_rate": 0.01} | options), plain)
         for name, options in OPTIONS.items()
     },
     **{f"rows of an Embedding, {name}": Case(build, tagged) for name, build in ROWS.items()},

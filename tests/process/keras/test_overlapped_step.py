@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A step with several sums in one graph: all ranks end alike, and one that breaks has not happened."""
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from edl.errors import ModelError
 from edl.trainer.agreement import control
 from edl.trainer.model.graphs import concrete
 from edl.trainer.ring.base import RingBroken
-from edl.trainer.ring.horovod import GraphAllReduce
+from edl.trainer.ring.graph_all_reduce import GraphAllReduce
 from edl.trainer.ring.local import LocalRing
 from edl.trainer.step.fused_updates import fused
 from edl.trainer.step.learner import KerasLearner
@@ -43,7 +44,7 @@ def wide(optimizer: Any = None) -> keras.Model:
 
 
 class Rank:
-    """One learner, in a ring that breaks at the sum that it is told."""
+    """One learner, in a ring that breaks at the given sum."""
 
     def __init__(self, case: Case, wire: str = "float32"):
         self.case, self.ring = case, LocalRing()
@@ -132,7 +133,7 @@ def test_a_step_of_one_vector_cannot_be_compressed() -> None:
 def test_records_that_are_missing_are_not_in_the_mean() -> None:
     case = Case(wide, plain)
     digests = []
-    for records in (12, 14):  # two of which would be bad
+    for records in (12, 14):  # two of them would be bad
         ranks = ranks_of(case, 3)
         for rank, sums in zip(ranks, made(ranks, 0, (0, 5, 5, 12), records), strict=True):
             assert sums.agreed.records == 12
@@ -259,7 +260,7 @@ def test_a_product_is_seen_to_be_finite_or_not_whatever_its_factors_are(name: st
 
 
 class Mine(o.SGD):
-    """Somebody's own: nobody knows what its update does."""
+    """A user's own optimizer, whose update is unknown."""
 
 
 WAYS: dict[str, tuple[Case, type]] = {
@@ -308,6 +309,26 @@ def test_no_check_is_made_of_the_side_of_a_sum_that_a_ring_of_one_does_not_take(
     readers = {op.type for op in graph.get_operations() if any(given is result for given in op.inputs)}
     assert readers == {"Merge"}  # a check would be an operation with an effect, and dead as all results then
     assert "CheckNumericsV2" in {op.type for op in graph.get_operations()}  # of what is summed
+
+
+def test_numeric_checks_that_a_script_enables_change_no_step() -> None:
+    """`enable_check_numerics` watches every operation of a graph, and made the warm-up fail (IndexError)."""
+    case = Case(lambda: dense(o.AdamW(0.1, weight_decay=0.01)), plain)
+
+    def trained() -> list[np.ndarray]:
+        [rank] = ranks_of(case, 1)
+        for step in range(2):
+            rank.learner.apply(made([rank], step, (0, 12))[0])
+        return list(rank.learner.model.get_weights())
+
+    expected = trained()
+    tf.debugging.enable_check_numerics()
+    try:
+        found = trained()
+    finally:
+        tf.debugging.disable_check_numerics()
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-6)
 
 
 def test_variables_of_the_ring_are_not_taken_for_the_models() -> None:

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Models with their own training step whose records depend on each other are found at the start."""
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ class Summed(zoo.VAE):
 
 
 class Drawn(zoo.VAE):
-    """Draws what nobody controls."""
+    """Draws random numbers without a seed."""
 
     def train_step(self, data: Any) -> Any:
         return super().train_step(data + tf.random.normal(tf.shape(data)))
@@ -65,7 +66,7 @@ class Unlike(zoo.VAE):
 
 
 def tried(model: keras.Model, x: Any, y: Any = None, inexact: str = "warn") -> list[str]:
-    """What is told of it; it is as it was afterwards."""
+    """The warnings about the learner, which is unchanged afterwards."""
     told: list[str] = []
     learner = OwnStepLearner(model, Batch(np.arange(5), x, y, None), lambda v: v, inexact, told.append)
     state = learner.state()
@@ -93,7 +94,7 @@ def test_a_contrastive_loss_is_told_with_the_optimizer_that_it_is_for() -> None:
 
 
 def test_a_loss_that_is_no_mean_is_told_or_refused_or_allowed() -> None:
-    x = X * np.float32([[0.1], [0.5], [1], [2], [3]])
+    x = X * np.array([[0.1], [0.5], [1], [2], [3]], np.float32)
     [told] = tried(compiled(Squared(0.0)), x)
     assert "from 5 records differ by" in told
     with pytest.raises(ModelError, match="of 2 and 3 of them put together"):

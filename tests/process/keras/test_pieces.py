@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A part of a step that is computed in pieces (training.accumulateSteps): the same sums, with less memory."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Sixteen bits: the ring scales and skips as Keras does; the arithmetic has three digits."""
 
 from __future__ import annotations

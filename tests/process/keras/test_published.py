@@ -1,4 +1,5 @@
-"""Models as keras.io publishes them, as files that `edl run` trains; what draws nothing, as Keras does it."""
+# SPDX-License-Identifier: Apache-2.0
+"""The examples, which follow keras.io: `edl run` trains each, and Keras agrees where nothing is drawn."""
 
 from __future__ import annotations
 
@@ -14,10 +15,11 @@ import keras
 import pytest
 
 from edl.contract import artifacts
-from tests.process.keras.published import distillation, transformer
+from examples.distillation import distillation
+from examples.transformer import transformer
 from tests.process.keras.rings import Case, assert_same
 
-EXAMPLES = sorted(p for p in Path(__file__).with_name("published").glob("[!_]*.py"))
+EXAMPLES = sorted((Path(__file__).parents[3] / "examples").glob("*/*.py"))
 EDL = str(Path(sys.executable).with_name("edl"))
 SETS = "workers=2,minWorkers=2,local.startMethod=fork,local.threads=1"
 STEPS = "training.epochs=2,training.batchSize=16"
@@ -59,8 +61,8 @@ def test_a_published_example_trains_by_the_command_as_it_is(
 
 
 def test_statistics_of_the_whole_ring_in_steps_that_run_eagerly(tmp_path: Path) -> None:
-    """Ranks that are threads cannot have this: who traces nothing holds Keras' patches while it waits."""
-    ended = run(Path(__file__).with_name("published") / "_eager_statistics.py", tmp_path / "job")
+    """Ranks that are threads cannot have this: a waiting thread holds Keras' patches."""
+    ended = run(Path(__file__).with_name("eager_statistics.py"), tmp_path / "job")
     assert ended.returncode == 0, ended.stdout + ended.stderr
     summary = json.loads((tmp_path / "job" / artifacts.SUMMARY).read_text())
     assert summary["records"]["applied"] == 96

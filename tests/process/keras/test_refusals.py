@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a ring cannot train as Keras would is refused, in words, before training."""
 
 from __future__ import annotations
@@ -82,11 +83,12 @@ REFUSED = {
     "train_step set on the model": (lambda: with_set(train_step=lambda data: {}), "train_step is set"),
     "compute_loss set on the model": (lambda: with_set(compute_loss=lambda *a: 0.0), "compute_loss is set"),
     "make_train_function set on the model": (
-        lambda: with_set(make_train_function=lambda force=False: None), "make_train_function is set",
+        lambda: with_set(make_train_function=lambda force=False: None),
+        "make_train_function is set",
     ),
     "fixed batches": (fixed, "fixed batch of 5"),
     "stateful layers": (stateful, "layer 'carrying' is stateful"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", REFUSED)
@@ -109,7 +111,7 @@ def in_batch_negatives(y: Any, p: Any) -> Any:
     return ops.mean(ops.logsumexp(ops.matmul(p, ops.transpose(y)), axis=-1))
 
 
-class Centering(K.Layer):
+class Centering(keras.layers.Layer):
     """Normalizes by the records of the batch."""
 
     def call(self, x: Any) -> Any:
@@ -127,7 +129,7 @@ INEXACT: dict[str, Callable[[], keras.Model]] = {
 
 @pytest.mark.parametrize("name", INEXACT)
 def test_what_mixes_the_records_of_a_batch_is_found(name: str) -> None:
-    case, told = Case(INEXACT[name], plain), []
+    case, told = Case(INEXACT[name], plain), list[str]()
     learner_of(case, Meeting(), inexact="warn", warn=told.append)
     assert len(told) == 1 and "mixes the records of a batch: the gradient of 5 records differs by" in told[0]
     with pytest.raises(ModelError, match=r"depends on the number of workers"):
@@ -163,4 +165,4 @@ def test_a_compression_that_cannot_be_honoured_is_refused(
     build: Callable[[], keras.Model], compression: str, words: str
 ) -> None:
     with pytest.raises(ModelError, match=words):
-        build_learner.learner_of(build(), [], HorovodRing(1, "lo", "nobody"), "warn", print, 1, compression)
+        build_learner.learner_of(build(), [], HorovodRing(1, "lo", "no-job"), "warn", print, 1, compression)

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Large embeddings of Keras as rows on servers, in models that do not know of these: ps.replaceEmbeddings."""
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from keras import layers
 
 import edl.layers
 from edl.errors import ModelError
-from edl.layers.embedding import rows_elsewhere, saved_tables
+from edl.layers.row_location import rows_elsewhere, saved_tables
 from edl.trainer.embedding.local_rows import LocalRows
 from edl.trainer.embedding.replacement import replaced
 from edl.trainer.embedding.saved_rows import counted_in_file
@@ -103,7 +104,7 @@ def test_a_model_learns_the_same_with_its_large_tables_replaced(build: Callable[
 
 
 class AllRows(LocalRows):
-    """Rows as servers have them: also those that nobody has learned."""
+    """Rows as servers have them, with initial rows for unlearned ids."""
 
     def rows_of(self, table: int, ids: np.ndarray) -> np.ndarray:
         nothing = np.zeros(0, np.int64)
@@ -172,7 +173,7 @@ def test_what_rows_on_servers_cannot_have_is_refused_by_name_and_small_ones_neve
         assert len(told) == 3
         counted_by_numpy = layers.Embedding(np.int64(WORDS), np.int32(4))
         assert isinstance(counted_by_numpy, edl.layers.Embedding) and len(told) == 4
-    assert isinstance(layers.Embedding(WORDS, 4), layers.Embedding), "after that, all is as before"
+    assert isinstance(layers.Embedding(WORDS, 4), layers.Embedding), "the context has ended"
     assert layers.Embedding(WORDS, 4)(np.zeros((2, 3))).shape == (2, 3, 4)
 
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Rows of a table, in a vector that is summed: each rank's at a place of its own."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The loss by which workers are compared: equal for one model and the same records, different for others."""
 
 from __future__ import annotations
@@ -12,14 +13,16 @@ import pytest
 import tensorflow as tf
 
 import edl.layers
-from edl.layers.embedding import rows_elsewhere
+from edl.layers.row_location import rows_elsewhere
 from edl.trainer.agreement import control
+from edl.trainer.evaluation.inference import InferenceLearner, Predictor
+from edl.trainer.evaluation.metrics import EvaluationMetrics
 from edl.trainer.model.data import Batch
 from edl.trainer.step.interfaces import SampleLoss
 from edl.trainer.step.learner import KerasLearner
 from edl.trainer.step.own_step import OwnStepLearner
 from edl.trainer.step.ps_learner import PsLearner
-from edl.trainer.step.sample_loss import sample_loss
+from edl.trainer.step.sample_loss import output_norm, sample_loss, with_fixed_weights
 from tests.process.keras.own_models import VAE
 
 K = keras.layers
@@ -30,7 +33,7 @@ SCALE = "EDL_TEST_SCALE"
 Learner = KerasLearner | OwnStepLearner
 
 
-class Scaled(K.Layer):
+class Scaled(keras.layers.Layer):
     """Multiplies by a constant that the configuration does not show."""
 
     def __init__(self, scale: Any, **options: Any):
@@ -189,7 +192,7 @@ def test_a_loss_of_records_that_feed_changes_at_random_is_none() -> None:
 
 
 def test_a_loss_that_cannot_be_computed_with_any_weights_is_none() -> None:
-    class Checked(K.Dense):
+    class Checked(keras.layers.Dense):
         def call(self, x: Any) -> Any:
             tf.debugging.assert_less(tf.abs(tf.convert_to_tensor(self.kernel)), 0.01)
             return super().call(x)
@@ -204,3 +207,43 @@ def test_a_loss_that_cannot_be_computed_with_any_weights_is_none() -> None:
 
 def test_a_loss_that_is_not_finite_is_none() -> None:
     assert loss_of(learner_of(built(float("inf")))) is None
+
+
+def found_by(learner: InferenceLearner, compute: Any, x: np.ndarray = X) -> SampleLoss | None:
+    """The sample loss of a worker that does not train, whose state must stay as it was."""
+    digest = learner.digest()
+    found = with_fixed_weights(learner, lambda: batch(5, x), compute)
+    assert learner.digest() == digest
+    return found
+
+
+@pytest.mark.parametrize("mode", ["evaluate", "predict"])
+def test_workers_that_evaluate_or_predict_are_compared_too(mode: str) -> None:
+    def found(scale: Any = 1.0, x: np.ndarray = X, seed: int = 1, **compiled: Any) -> SampleLoss | None:
+        keras.utils.set_random_seed(seed)
+        model = built(scale, **compiled)
+        learner, sample = InferenceLearner(model, ring_of_one), batch(5, x)
+        if mode == "evaluate":
+            return found_by(learner, EvaluationMetrics(model, sample).loss, x)
+        predict = Predictor(model, sample)
+        return found_by(learner, lambda some: output_norm(predict(some)), x)
+
+    plain = found()
+    assert is_same(found(seed=2, metrics=["mae"]), plain)
+    assert differ(plain, found(scale=1.2))
+    assert differ(plain, found(scale=-1.0))
+    assert differ(plain, found(x=X * 2))
+    assert found(scale=lambda: tf.random.uniform([6])) is None, "it is drawn at random"
+    if mode == "evaluate":
+        assert differ(plain, found(loss=keras.losses.Huber(0.1)))
+
+
+def test_outputs_of_any_magnitude_and_sign_count_in_their_norm_and_integers_do_not() -> None:
+    large, small = np.full((5, 3), 1e6, np.float32), DATA.normal(size=(5, 1)).astype(np.float32)
+    norm = output_norm({"a": large, "b": small})
+    assert abs(output_norm({"b": small.copy(), "a": large.copy()}) - norm) <= 1e-9 * norm
+    assert abs(output_norm({"a": large, "b": small * 1.1}) - norm) > 0.01 * norm
+    assert abs(output_norm({"a": -large, "b": small}) - norm) > 0.01 * norm
+    assert output_norm({"a": large, "b": small, "class": np.arange(5)}) == norm
+    assert output_norm({"a": np.zeros((5, 1), np.float32)}) == 1.0
+    assert np.isnan(output_norm({"class": np.arange(5)}))

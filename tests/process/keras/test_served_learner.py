@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """All weights on parameter servers: what one worker and real servers train is what Keras trains."""
 
 from __future__ import annotations
@@ -20,12 +21,13 @@ from edl import config
 from edl.config import values
 from edl.contract.layout import Layout, Part
 from edl.errors import ModelError
-from edl.layers.embedding import rows_elsewhere
+from edl.layers.row_location import rows_elsewhere
 from edl.trainer.agreement.ledger import Ledger
 from edl.trainer.async_loop import AsyncLoop
 from edl.trainer.model.data import Batch, Batches
 from edl.trainer.ps_client.async_client import AsyncPsClient
-from edl.trainer.ps_client.link import Interrupt, ServerLink
+from edl.trainer.ps_client.interrupt import Interrupt
+from edl.trainer.ps_client.link import ServerLink
 from edl.trainer.session.state import Session
 from edl.trainer.session.telemetry import Telemetry
 from edl.trainer.step.ps_learner import PsLearner
@@ -59,14 +61,24 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[str]]:
     processes = [
         subprocess.Popen(
             [
-                sys.executable, "-m", "edl.ps", "--index", str(index), "--servers", "2",
-                "--listen", "127.0.0.1:0", "--log-dir", str(where / f"log-{index}"),
-                "--address-file", str(file),
+                sys.executable,
+                "-m",
+                "edl.ps",
+                "--index",
+                str(index),
+                "--servers",
+                "2",
+                "--listen",
+                "127.0.0.1:0",
+                "--log-dir",
+                str(where / f"log-{index}"),
+                "--address-file",
+                str(file),
             ],
             env={**os.environ, "EDL_TOKEN": "token"},
         )
         for index, file in enumerate(files)
-    ]  # fmt: skip
+    ]
     waiting = Event()
     while not all(file.exists() for file in files):
         assert all(process.poll() is None for process in processes), "a server does not start"

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The compiled metrics of the training, and the losses of its outputs, over rings of any size: Keras' own."""
 
 from __future__ import annotations
@@ -10,17 +11,8 @@ import numpy as np
 import pytest
 from keras.src.utils.python_utils import pythonify_logs
 
-from tests.process.keras.models import classes, dense, sgd, tagged, tagger, weighted
-from tests.process.keras.rings import (
-    RINGS,
-    STEPS,
-    Case,
-    Meeting,
-    batch,
-    learner_of,
-    parts_of,
-    ring_step,
-)
+from tests.process.keras.models import WEIGHTS, X, Y, classes, dense, sgd, tagged, tagger, weighted
+from tests.process.keras.rings import RINGS, STEPS, Case, Meeting, batch, learner_of, parts_of, ring_step
 
 
 def classifier(**compiled: Any) -> keras.Model:
@@ -145,11 +137,11 @@ CASES: dict[str, tuple[Callable[[], keras.Model], Any]] = {
                 "cosine_similarity",
             ],
         ),
-        lambda: (lambda x, y, w: (x, (y > 0).astype("f4"), w))(*weighted()),
+        lambda: (X, (Y > 0).astype("f4"), WEIGHTS),
     ),
     "a value for each class, a variable and a dict": (
         counts,
-        lambda: (lambda x, y, w: (x, (y > 0).astype("f4"), None))(*weighted()),
+        lambda: (X, (Y > 0).astype("f4"), None),
     ),
     "two outputs": (two_outputs, named),
     "outputs in a list": (lambda: both(["mse", "mae"], [0.3, 2.0]), twice(weighted)),
@@ -159,7 +151,7 @@ CASES: dict[str, tuple[Callable[[], keras.Model], Any]] = {
     "masked": (lambda: tagger(metrics=["accuracy"]), tagged),
     "run_eagerly": (lambda: classifier(metrics=["accuracy"], run_eagerly=True), classes),
 }
-# Of whose losses a batch has another one than the mean of its parts.
+# The loss of a batch differs from the mean of its parts' losses.
 MIXED: dict[str, tuple[Callable[[], keras.Model], Any]] = {
     "two masked outputs": (
         lambda: both(
@@ -210,7 +202,7 @@ def test_the_losses_of_sums_are_told_for_each_record_as_their_sum_is() -> None:
     case, meeting = Case(lambda: both(losses, [2.0, 0.5]), twice(weighted)), Meeting()
     learner = learner_of(case, meeting)
     agreed = ring_step(learner, meeting, parts_of(case, 3, 0, 30, 0))
-    told = learner.take_metrics()
+    told: dict[str, Any] = dict(learner.take_metrics())
     assert agreed.loss == pytest.approx(2.0 * told["a_loss"] + 0.5 * told["b_loss"], rel=1e-5)
 
 

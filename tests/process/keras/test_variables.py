@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The values of variables of all types, taken, prepared and put back: `edl.trainer.model.snapshot`."""
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""`initFrom.path` of a model whose rows were on parameter servers: who takes them, and who is refused."""
+# SPDX-License-Identifier: Apache-2.0
+"""`initFrom.path` of a model whose rows were on parameter servers: what is loaded, and what is refused."""
 
 from __future__ import annotations
 
@@ -13,19 +14,20 @@ import pytest
 import edl.layers
 from edl.checkpoints import Store, Tensor
 from edl.errors import ConfigError, ModelError
-from edl.layers.embedding import rows_elsewhere, saved_tables
-from edl.trainer.checkpoint.warm_start import WarmStart, saved_counts
+from edl.layers.row_location import rows_elsewhere, saved_tables
+from edl.trainer.checkpoint.source import saved_counts
+from edl.trainer.checkpoint.warm_start import WarmStart
 from edl.trainer.embedding.interfaces import Start
 from edl.trainer.embedding.local_rows import LocalRows
 from edl.trainer.embedding.lookups import Lookups
 from edl.trainer.evaluation.inference import InferenceLearner, Predictor
 from edl.trainer.model.data import Batch
 from edl.trainer.step.learner import KerasLearner
-from tests.checkpoints import manifest_of
 from tests.process.keras.rings import Case, Meeting, learner_of, parts_of, ring_step
 from tests.process.keras.test_warm_start import kept as kept_dense
 from tests.process.keras.test_warm_start import state
-from tests.unit.test_rows_of_a_checkpoint import tensors as of_server
+from tests.support.checkpoints.checkpoints import manifest_of
+from tests.unit.checkpoints.test_rows_of_a_checkpoint import tensors as of_server
 
 pytestmark = pytest.mark.process
 TABLE, DIM = "counts", 2
@@ -60,8 +62,8 @@ def kept(of: KerasLearner, where: Path, step: int = 7, count: int = 30) -> Path:
     """A checkpoint of it and so many of its rows, which two servers have."""
     assert isinstance(of.lookups.rows, LocalRows)
     ids, rows = (each[:count] for each in of.lookups.rows.all_rows(0))
-    described = zip(of.variable_specs(), of.parts(), strict=True)
-    tensors = {d.name: Tensor(d.dtype, d.shape, part.data) for d, part in described}
+    specs = zip(of.variable_specs(), of.parts(), strict=True)
+    tensors = {d.name: Tensor(d.dtype, d.shape, part.data) for d, part in specs}
     writing = Store.open(str(where)).begin(step, "1")
     servers = [
         writing.write_part(n + 1, 3, of_server(n, ids[n::2].copy(), rows[n::2].copy())) for n in range(2)
@@ -99,7 +101,7 @@ def test_a_model_without_servers_has_the_rows_that_were_there(
     np.testing.assert_array_equal(model(ASKED).numpy(), before)
     start.begin()
     np.testing.assert_array_equal(model(ASKED).numpy(), expected)
-    assert len(np.unique(expected[-2:])) == 1, "ids that nobody knows have the same row"
+    assert len(np.unique(expected[-2:])) == 1, "unknown ids have the same row"
 
 
 @pytest.mark.parametrize("kind", ["m.keras", "checkpoints"])

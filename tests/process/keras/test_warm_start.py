@@ -1,4 +1,5 @@
-"""A training that begins with what another one has learned: which variables it takes, and what it refuses."""
+# SPDX-License-Identifier: Apache-2.0
+"""A training that begins with the weights of an earlier one: which variables it loads, what it refuses."""
 
 from __future__ import annotations
 
@@ -18,9 +19,9 @@ from edl.trainer.checkpoint.warm_start import WarmStart
 from edl.trainer.evaluation.inference import InferenceLearner
 from edl.trainer.step.learner import KerasLearner
 from edl.trainer.step.own_step import OwnStepLearner
-from tests.checkpoints import write
 from tests.process.keras.models import dense, plain
 from tests.process.keras.rings import Case, Meeting, batch, learner_of, parts_of, ring_step
+from tests.support.checkpoints.checkpoints import write
 
 pytestmark = pytest.mark.process
 

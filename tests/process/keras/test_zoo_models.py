@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The zoo's models of ids, as Keras alone trains them: they build, and they learn."""
 
 import importlib

@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Stock Elastic Horovod as its users write it: run by horovodrun, told by files what happens when.
+
+Writes one line per step, `monotonic-seconds step size`, to $BENCH_DIR/steps.PID.
+"""
+
+import itertools
+import os
+import time
+from pathlib import Path
+
+os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
+import horovod.tensorflow as hvd
+import tensorflow as tf
+from horovod.common.elastic import ObjectState
+
+tf.config.threading.set_intra_op_parallelism_threads(1)
+tf.config.threading.set_inter_op_parallelism_threads(1)
+hvd.init()
+SIZES = [64, 256, 256, 10]
+tf.random.set_seed(1)
+weights = [tf.Variable(tf.random.normal(shape, stddev=0.05)) for shape in itertools.pairwise(SIZES)]
+pace = float(os.environ.get("BENCH_PACE", "0.01"))
+out = open(Path(os.environ["BENCH_DIR"]) / f"steps.{os.getpid()}", "w", buffering=1)
+x, y = tf.random.normal([16, 64]), tf.zeros([16], tf.int64)
+
+
+@tf.function(autograph=False)
+def one_step() -> tf.Tensor:
+    with hvd.DistributedGradientTape(tf.GradientTape()) as tape:
+        h = x
+        for w in weights:
+            h = tf.nn.relu(h @ w)
+        loss = tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(y, h))
+    for w, g in zip(weights, tape.gradient(loss, weights), strict=True):
+        w.assign_sub(0.01 * g)
+    return loss
+
+
+class State(ObjectState):
+    """The weights and the step, as TensorFlowKerasState keeps a model.
+
+    Neither of Horovod's own states will do: TensorFlowKerasState fails with Keras 3, and
+    TensorFlowState broadcasts in its constructor, where a newcomer waits for ever, because
+    those that run already are in `sync` by then.
+    """
+
+    def __init__(self) -> None:
+        self.save_weights()
+        super().__init__(bcast_object=hvd.broadcast_object, get_rank=hvd.rank, step=0)
+
+    def save_weights(self) -> None:
+        self.saved_weights = [tf.identity(w) for w in weights]
+
+    def save(self) -> None:
+        self.save_weights()
+        super().save()
+
+    def restore(self) -> None:
+        for w, saved in zip(weights, self.saved_weights, strict=True):
+            w.assign(saved)
+        super().restore()
+
+    def sync(self) -> None:
+        hvd.broadcast_variables(weights, root_rank=0)
+        self.save_weights()
+        super().sync()
+
+
+@hvd.elastic.run
+def train(state: State) -> None:
+    while not (Path(os.environ["BENCH_DIR"]) / "end").exists():
+        one_step()
+        state.step += 1
+        state.commit()
+        out.write(f"{time.monotonic()} {state.step} {hvd.size()}\n")
+        time.sleep(pace)
+
+
+train(State())

@@ -1,0 +1,523 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`scripts/bench ring`: us against stock Horovod, interleaved, medians and spread. A measurement, no test.
+
+Peers: stock Elastic Horovod 0.28.1 (horovodrun with a discovery script; its newest TensorFlow),
+Horovod's own rendezvous server, and plain static Horovod in our own environment. Every pair
+runs one side and then the other, so that a noisy minute hits both.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Self
+
+import psutil
+
+from benchmarks import large_joins, report
+from benchmarks.journal import MOST_WAIT, Journal
+from benchmarks.report import Row, p95
+from edl.config import values
+from edl.contract import artifacts
+from edl.contract.workers import worker_environment
+from edl.net.master_client import Client
+from edl.trainer.session.kvstore import KeyValueStore
+
+ROOT = Path(__file__).parents[1]
+HERE = Path(__file__).parent
+UNEVEN = ROOT / "tests" / "models" / "uneven.py"
+LEASE = 1.0
+FEW = 4  # steps
+STEADY_SECONDS = 1.5  # that a measurement of a step takes
+
+
+# --- a job of ours
+
+
+class OurJob:
+    """A running job of the counting model, watched from outside through its journal."""
+
+    def __init__(self, directory: Path, workers: int, *sets: str, start: str = "fork"):
+        self.output = directory / f"ours-{time.monotonic_ns()}"
+        self.output.mkdir(parents=True)
+        merged = values.load(
+            [],
+            [
+                f"workers={workers}",
+                "model.module=counting",
+                "training.epochs=10000",
+                "elastic.maxFailures=1000",
+                f"elastic.heartbeatTimeoutSeconds={LEASE}",
+                f"local.startMethod={start}",
+                *sets,
+            ],
+        )
+        (self.output / "values.json").write_text(json.dumps(merged))
+        environment = {"EDL_COUNTING_SLEEP": "0.01", "EDL_COUNTING_RECORDS": "100000", **os.environ}
+        self.log = open(self.output / "master.log", "wb")
+        arguments = ["--values", f"{self.output}/values.json", "--output", str(self.output)]
+        self.master = subprocess.Popen(
+            [sys.executable, "-m", "edl.master", *arguments],
+            stdout=subprocess.PIPE,
+            stderr=self.log,
+            env=environment,
+            cwd=ROOT,
+            start_new_session=True,
+        )
+        assert self.master.stdout is not None
+        self.master.stdout.readline()
+        self.client = Client(artifacts.read_contact(self.output))
+        self.journal = Journal(["tail", "--lines=+1", "--follow=name", self.output / artifacts.JOURNAL])
+
+    def pid(self, worker: int) -> int:
+        return next(
+            int(e["event"]["handle"])
+            for e in self.journal.entries
+            if e["event"]["type"] == "Seen" and e["event"]["worker"] == worker
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.journal.close()
+        self.master.terminate()
+        self.master.wait(30)
+        self.log.close()
+
+
+class Stock:
+    """Stock Elastic Horovod on hosts that are all this machine."""
+
+    HOSTS = ("localhost", "127.0.0.1", os.uname().nodename)
+
+    def __init__(self, python: str, directory: Path, hosts: int):
+        self.directory = directory / f"stock-{time.monotonic_ns()}"
+        self.directory.mkdir(parents=True)
+        self.hosts = self.directory / "hosts"
+        self.set_hosts(hosts)
+        script = self.directory / "discover.sh"
+        script.write_text(f"#!/bin/sh\ncat {self.hosts}\n")
+        script.chmod(0o755)
+        self.log = open(self.directory / "log", "wb")
+        run = [
+            str(Path(python).with_name("horovodrun")),
+            "-np",
+            str(hosts),
+            "--min-np",
+            "1",
+            "--max-np",
+            "3",
+            "--gloo",
+            "--host-discovery-script",
+            str(script),
+            "--network-interfaces",
+            "lo",
+        ]
+        environment = {
+            **os.environ,
+            "BENCH_DIR": str(self.directory),
+            "PATH": f"{Path(python).parent}:{os.environ['PATH']}",
+        }
+        self.process = subprocess.Popen(
+            [*run, python, str(HERE / "peer_elastic.py")],
+            env=environment,
+            stdout=self.log,
+            stderr=self.log,
+            start_new_session=True,
+        )
+
+    def set_hosts(self, hosts: int) -> None:
+        """As a whole: the driver takes half a list for hosts that are gone."""
+        artifacts.write_whole(self.hosts, "".join(f"{host}:1\n" for host in self.HOSTS[:hosts]))
+
+    def steps(self) -> dict[int, list[tuple[float, int, int]]]:
+        """(when, step, ring size) of each worker, by process id."""
+        found = {}
+        for file in self.directory.glob("steps.*"):
+            rows = [
+                line.split() for line in file.read_text().splitlines(keepends=True) if line.endswith("\n")
+            ]
+            found[int(file.suffix[1:])] = [(float(t), int(s), int(n)) for t, s, n in rows]
+        return found
+
+    def wait(self, size: int, seconds: float = 90) -> list[int]:
+        """Until every worker of a ring of that size steps; their process ids."""
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            now = [
+                pid
+                for pid, rows in self.steps().items()
+                if rows and rows[-1][2] == size and time.monotonic() - rows[-1][0] < 1
+            ]
+            if len(now) == size:
+                return sorted(now)
+            time.sleep(0.05)
+        raise TimeoutError((self.directory / "log").read_text()[-2000:])
+
+    def stall(self, since: float, size: int) -> float:
+        """The longest time from a step to the next one of a survivor around `since`, up to MOST_WAIT."""
+        deadline = time.monotonic() + MOST_WAIT
+        while time.monotonic() < deadline:
+            gaps = []
+            for rows in self.steps().values():
+                before = [t for t, _, _ in rows if t <= since]
+                after = [t for t, _, n in rows if t > since and n == size]
+                if before and after:
+                    gaps.append(after[0] - max(t for t, _, _ in rows if t < after[0]))
+            if len(gaps) >= min(size, 2):
+                return max(gaps)
+            time.sleep(0.05)
+        return MOST_WAIT
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """End the driver and all that it has started: its workers are in sessions of their own."""
+        started = psutil.Process(self.process.pid).children(recursive=True)
+        for process in [psutil.Process(self.process.pid), *started]:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        self.process.wait()
+        self.log.close()
+
+
+# --- the rows
+
+
+def kills(peer: str, work: Path, pairs: int) -> list[Row]:
+    rows = []
+    for place, which in (("first", 0), ("middle", 1), ("last", 2)):
+        ours, theirs = [], []
+        for _ in range(pairs):
+            with OurJob(work, 3) as job:
+                ring = job.journal.ring(3)
+                os.kill(job.pid(ring.members[which]), signal.SIGKILL)
+                ours.append(job.journal.ring(2, ring.generation).stall)
+            with Stock(peer, work, 3) as stock:
+                pids = stock.wait(3)
+                since = time.monotonic()
+                os.kill(pids[which], signal.SIGKILL)
+                theirs.append(stock.stall(since, 2))
+        name = f"kill -9 of the {place} of 3: stall of survivors"
+        rows.append(Row(name, ours, theirs, "s", "p95 <= 0.3 s", p95(ours) <= 0.3))
+    return rows
+
+
+def kills_in_reforming(work: Path, pairs: int) -> Row:
+    """A second kill as soon as the ring that follows the first one is ordered: inside `hvd.init` or the
+    broadcast. The stall is from the last step before the first kill to the first after both."""
+    stalls, aborted = [], 0
+    for _ in range(pairs):
+        with OurJob(work, 4, start="spawn") as job:  # forked newcomers would be there before the end
+            ring = job.journal.ring(4)
+            members, generation = ring.members, ring.generation
+            pids = [job.pid(m) for m in members]
+            os.kill(pids[1], signal.SIGKILL)
+            job.journal.formed(generation)
+            os.kill(pids[3], signal.SIGKILL)
+            stalls.append(job.journal.ring(2, generation).stall)
+            aborted += len({members[0], members[2]} - set(job.journal.ring(4, generation).members))
+    goal = "p95 <= 1 s, no survivor aborted"
+    name = f"kill -9 inside re-forming, 4 -> 3 -> 2: stall of survivors ({aborted} aborted)"
+    return Row(name, stalls, [], "s", goal, p95(stalls) <= 1 and not aborted)
+
+
+def joins(peer: str, work: Path, pairs: int) -> Row:
+    ours, theirs = [], []
+    for _ in range(pairs):
+        with OurJob(work, 2, start="spawn") as job:
+            ring = job.journal.ring(2)
+            job.client.scale(3)
+            ours.append(job.journal.ring(3, ring.generation).stall)
+        with Stock(peer, work, 2) as stock:
+            stock.wait(2)
+            since = time.monotonic()
+            stock.set_hosts(3)
+            theirs.append(stock.stall(since, 3))
+    row = Row("join 2 -> 3: stall of running workers", ours, theirs, "s", "ratio <= 0.05")
+    row.met = (row.ratio or 1) <= 0.05
+    return row
+
+
+def leaves(work: Path, pairs: int) -> Row:
+    redone, stalls = 0, []
+    for _ in range(pairs):
+        with OurJob(work, 3) as job:
+            ring = job.journal.ring(3)
+            os.kill(job.pid(ring.members[1]), signal.SIGTERM)
+            after = job.journal.ring(2, ring.generation)
+            stalls.append(after.stall)
+            redone += after.redone
+    return Row(
+        f"SIGTERM of one of 3: stall ({redone} records redone)", stalls, [], "s", "0 redone", not redone
+    )
+
+
+def balances(work: Path, pairs: int) -> Row:
+    """Seconds of a step of two workers, one of them half as fast, with parts by speed and with even ones."""
+    seconds: dict[str, list[float]] = {"speed": [], "none": []}
+    for _ in range(pairs):
+        for balance, found in seconds.items():
+            with tempfile.TemporaryDirectory(dir=work) as marks:
+                os.environ["EDL_BENCH"] = marks
+                sets = (
+                    f"model.module={UNEVEN}",
+                    f"training.loadBalancing={balance}",
+                    "training.batchSize=24",
+                )
+                with OurJob(work, 2, *sets) as job:
+                    ring = job.journal.ring(2)
+                    if balance == "speed":
+                        job.journal.ring(2, ring.generation)  # formed anew, once the speeds are known
+                    before, began = job.client.status(), time.monotonic()
+                    time.sleep(10)
+                    after, ended = job.client.status(), time.monotonic()
+                    found.append((ended - began) / (after["task"]["step"] - before["task"]["step"]))
+    rate = statistics.median(seconds["none"]) / statistics.median(seconds["speed"])
+    return Row(
+        f"one of 2 half as fast: a step with parts by speed, and even ({rate:.2f} times the rate)",
+        seconds["speed"],
+        seconds["none"],
+        "s",
+        "rate >= 1.3",
+        rate >= 1.3,
+    )
+
+
+def stops(peer: str, work: Path, pairs: int) -> Row:
+    ours, theirs = [], []
+    for number in range(pairs):
+        with OurJob(work, 3) as job:
+            ring = job.journal.ring(3)
+            os.kill(job.pid(ring.members[1]), signal.SIGSTOP)
+            ours.append(job.journal.ring(2, ring.generation).stall)
+        if number == 0:  # it does not come back: once is enough
+            with Stock(peer, work, 3) as stock:
+                pids = stock.wait(3)
+                since = time.monotonic()
+                os.kill(pids[1], signal.SIGSTOP)
+                theirs.append(stock.stall(since, 2))
+    return Row(
+        f"SIGSTOP of one of 3: stall (heartbeat timeout {LEASE:g} s; stock: waited {MOST_WAIT:g} s)",
+        ours,
+        theirs,
+        "s",
+        f"<= {LEASE + 0.5:g} s",
+        max(ours) <= LEASE + 0.5,
+    )
+
+
+def inits(peer: str, work: Path, pairs: int) -> list[Row]:
+    rows = []
+    for n, goal in ((8, 0.12), (16, 0.07)):
+        ours, theirs = [], []
+        for _ in range(pairs):
+            sets = (f"minWorkers={n}", f"training.batchSize={4 * n}", "elastic.heartbeatTimeoutSeconds=20")
+            with OurJob(work, n, *sets) as job:
+                ring = job.journal.ring(n)
+                entries = job.journal.entries
+            formed = next(x["now"] for x in entries for e in x["effects"] if e["type"] == "Form")
+            ours.append(ring.up_at - formed)
+            done = subprocess.run([peer, HERE / "peer_init.py", str(n)], check=True, stdout=-1, timeout=300)
+            theirs.append(float(done.stdout))
+        name = f"forming a ring of {n} (ours with the state's broadcast; stock: hvd.init)"
+        row = Row(name, ours, theirs, "s", f"ratio <= {goal:g}")
+        row.met = (row.ratio or 1) <= goal
+        rows.append(row)
+    return rows
+
+
+def first_steps(peer: str, work: Path, pairs: int) -> list[Row]:
+    ours: dict[str, list[float]] = {"spawn": [], "fork": []}
+    theirs = []
+    for _ in range(pairs):
+        for start, found in ours.items():
+            began = time.monotonic()
+            with OurJob(work, 3, "minWorkers=3", start=start) as job:
+                job.journal.ring(3)
+                found.append(job.journal.first_step() - began)
+        began = time.monotonic()
+        with Stock(peer, work, 3) as stock:
+            stock.wait(3)
+            theirs.append(min(rows[0][0] for rows in stock.steps().values()) - began)
+    rows = []
+    for start, found in ours.items():
+        name = f"from the command to the first step, 3 workers, local.startMethod={start}"
+        row = Row(name, found, theirs, "s", "ratio <= 0.60")
+        row.met = (row.ratio or 1) <= 0.60
+        rows.append(row)
+    return rows
+
+
+@dataclass(frozen=True)
+class Steady:
+    """A job whose steps are measured against a peer's."""
+
+    model: str  # of benchmarks/steady.py
+    optimizer: str = "sgd"
+    ranks: int = 2
+    peer: str = "plain"
+    quick: bool = False  # whether it is measured where there is little time
+
+
+STEADY = (
+    Steady("mlp-1m", quick=True),
+    Steady("mlp-8m", quick=True),
+    Steady("mlp-25m", quick=True),
+    Steady("mlp-100m"),
+    Steady("mlp-8m", "adam", quick=True),
+    Steady("mlp-25m", "adam"),
+    Steady("mlp-8m", ranks=1, quick=True),
+    Steady("mlp-8m", ranks=1, peer="fit", quick=True),
+    Steady("mlp-8m", "adam", ranks=1, peer="fit"),
+    Steady("mlp-8m", ranks=4),
+    Steady("mobilenet-v2"),
+    Steady("resnet50"),
+    Steady("encoder-20m"),
+    Steady("encoder-20m", "adam"),
+)
+
+
+@dataclass
+class Side:
+    """The processes of one side, all of them stopped but while it is measured."""
+
+    processes: list[asyncio.subprocess.Process]
+    steps: int = FEW  # that one measurement takes
+    milliseconds: list[float] = field(default_factory=list)
+    mebibytes: list[float] = field(default_factory=list)
+
+    def signal(self, number: signal.Signals) -> None:
+        for process in self.processes:
+            process.send_signal(number)
+
+    async def measure(self) -> float:
+        """Seconds of a step, of the slowest rank."""
+        self.signal(signal.SIGCONT)
+        for process in self.processes:
+            assert process.stdin is not None
+            process.stdin.write(f"{self.steps}\n".encode())
+        told = [(await p.stdout.readline()).split() for p in self.processes]
+        self.signal(signal.SIGSTOP)  # an idle ring's engine polls: it must not be in the way of the other's
+        seconds = max(float(words[0]) for words in told)
+        self.milliseconds.append(seconds * 1e3)
+        self.mebibytes.append(max(float(words[1]) for words in told))
+        return seconds
+
+
+async def _steady(case: Steady, rounds: int) -> tuple[Side, Side]:
+    async with contextlib.AsyncExitStack() as stack:
+        sides = [await _side(stack, case, name) for name in ("edl", case.peer)]
+        for side in sides:
+            seconds = await side.measure()
+            side.steps = max(FEW, round(STEADY_SECONDS / seconds))
+            side.milliseconds.clear()
+        for _ in range(rounds):
+            for side in sides:
+                await side.measure()
+    return sides[0], sides[1]
+
+
+async def _side(stack: contextlib.AsyncExitStack, case: Steady, name: str) -> Side:
+    store = KeyValueStore(lambda *_: None)
+    port = await store.start()
+    stack.push_async_callback(store.close)
+    store.open(1)
+    command = [sys.executable, "-m", "benchmarks.steady", name, case.model, case.optimizer]
+    meeting = [str(port), store.secret]
+    more = worker_environment(os.environ) if name == "edl" else {}  # as its masters start it
+    side = Side([])
+    for rank in range(case.ranks):
+        process = await asyncio.create_subprocess_exec(
+            *command,
+            str(rank),
+            str(case.ranks),
+            *meeting,
+            cwd=ROOT,
+            env={**os.environ, **more},
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.DEVNULL,
+        )
+        stack.push_async_callback(_end, process)
+        side.processes.append(process)
+    for process in side.processes:
+        assert process.stdout is not None
+        while b"here" not in (line := await process.stdout.readline()):
+            if not line:
+                raise RuntimeError(f"{' '.join(command)} ended before it was warm")
+    side.signal(signal.SIGSTOP)
+    return side
+
+
+async def _end(process: asyncio.subprocess.Process) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        process.kill()
+    await process.communicate()
+
+
+def steady(rounds: int, cases: Sequence[Steady] = STEADY) -> Iterator[Row]:
+    peers = {"plain": "plain Horovod", "fit": "keras.fit"}
+    for case in cases:
+        ours, peer = asyncio.run(_steady(case, rounds))
+        speed = statistics.median(b / a for a, b in zip(ours.milliseconds, peer.milliseconds, strict=True))
+        more = max(ours.mebibytes) / max(peer.mebibytes)
+        name = f"{case.model}, {case.optimizer}, {case.ranks} rank{'s' * (case.ranks > 1)}"
+        against = f"against {peers[case.peer]}"
+        yield Row(
+            f"{name}: a step, {against}",
+            ours.milliseconds,
+            peer.milliseconds,
+            "ms",
+            f"speed >= 0.98 (is {speed:.3f})",
+            speed >= 0.98,
+        )
+        if case.peer == "plain":
+            memory = ours.mebibytes[-1:], peer.mebibytes[-1:]
+            yield Row(f"{name}: memory of a worker", *memory, "MiB", "ratio <= 1.15", more <= 1.15)
+
+
+PARTS = ("steady", "kill", "reform", "join", "large", "leave", "stop", "init", "first", "balance")
+
+
+def measure(only: list[str], pairs: int) -> Iterator[list[Row]]:
+    os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
+    peer = ""
+    if set(only) - {"steady", "reform", "large", "leave", "balance"}:
+        peer = subprocess.run(
+            [ROOT / "scripts/dev/bench-peer"], check=True, stdout=subprocess.PIPE, text=True
+        ).stdout.strip()
+    with tempfile.TemporaryDirectory(prefix="edl-bench-") as directory:
+        work = Path(directory)
+        parts: dict[str, Callable[[], list[Row]]] = {
+            "steady": lambda: list(steady(3 * pairs, [c for c in STEADY if c.quick or pairs > report.QUICK])),
+            "kill": lambda: kills(peer, work, pairs),
+            "reform": lambda: [kills_in_reforming(work, pairs)],
+            "join": lambda: [joins(peer, work, pairs)],
+            "large": lambda: list(large_joins.rows(OurJob, work, pairs)),
+            "leave": lambda: [leaves(work, pairs)],
+            "stop": lambda: [stops(peer, work, pairs)],
+            "init": lambda: inits(peer, work, pairs),
+            "first": lambda: first_steps(peer, work, pairs),
+            "balance": lambda: [balances(work, pairs)],
+        }
+        for name in only:
+            report.say(name)
+            yield parts[name]()
+
+
+if __name__ == "__main__":
+    sys.exit(report.main("scripts/bench ring", __doc__, PARTS, measure))

@@ -1,0 +1,34 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`edl horovod`: run a script that was written for Horovod on this machine."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import typer
+
+from edl.cli import display, horovod_check, horovod_flags, local_job
+from edl.config import parse, values
+from edl.contract.gpus import too_few_gpus
+from edl.errors import ConfigError
+
+
+def horovod(context: typer.Context) -> None:
+    """Run a script that was written for Horovod: `edl horovod -np 2 train.py`, with horovodrun's flags."""
+    call = horovod_flags.parse(context.args)
+    if call.says:
+        display.line(call.says)
+        return
+    for note in call.notes:
+        print(note, file=sys.stderr)
+    script = Path(call.script).resolve()
+    horovod_check.check(script)
+    merged = values.load([*call.files], [*call.sets], [], [])
+    merged = values.merge(merged, {"model": {"script": str(script), "arguments": [*call.arguments]}})
+    typed = parse(merged)
+    if why := too_few_gpus(typed.local.gpus_per_worker, typed.workers, os.environ | call.environment):
+        raise ConfigError(why)
+    os.environ.update(call.environment)
+    raise typer.Exit(local_job.run_job(call.output or local_job.new_output(script.stem), merged))

@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The values of a job on this machine: what the user gave, completed and checked before anything starts."""
+
+from __future__ import annotations
+
+import glob
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from edl import config
+from edl.checkpoints import CheckpointError, Store, check_values, one_of
+from edl.cli import completion
+from edl.cli.latest import VALUES
+from edl.config import values
+from edl.contract import artifacts
+from edl.errors import ConfigError, EdlError
+
+FileOption = Annotated[
+    list[Path],
+    typer.Option("-f", "--values", help="A values file; repeatable, merged in order; -: standard input."),
+]
+SetOption = Annotated[
+    list[str],
+    typer.Option(
+        "--set",
+        help="Set values, as with Helm; repeatable: --set workers=3,training.epochs=5",
+        autocompletion=completion.keys,
+    ),
+]
+SetStringOption = Annotated[
+    list[str], typer.Option("--set-string", help="Like --set, but values are always strings.")
+]
+SetFileOption = Annotated[
+    list[str], typer.Option("--set-file", help="Like --set, with the text of a file: --set-file key=PATH")
+]
+LOCAL_SECONDS = (
+    120  # checkpoint.seconds of a job with checkpoints in its output directory: docs/checkpoints.md
+)
+LOCAL_KEPT = 2  # its checkpoint.keep: if the newest one is damaged, the one before it remains
+
+
+def merge_values(
+    model: str,
+    values_files: list[Path],
+    sets: list[str],
+    set_strings: list[str],
+    set_files: list[str],
+) -> tuple[dict[str, Any], config.Config]:
+    """The values of a job on this machine, with absolute paths, and their typed form.
+
+    Raises:
+        ConfigError: the values are invalid.
+    """
+    return complete(values.given(values_files, sets, set_strings, set_files), model)
+
+
+def complete(
+    given: dict[str, Any], model: str, script: str = "", arguments: Sequence[str] = ()
+) -> tuple[dict[str, Any], config.Config]:
+    """Like `merge_values`, from the values that the user gave.
+
+    Raises:
+        ConfigError: the values are invalid.
+    """
+    merged = values.merge(values.defaults(), given)
+    if script:
+        own = {"script": str(Path(script).resolve()), "arguments": list(arguments), "source": ""}
+        merged = values.merge(merged, {"model": own})
+    if model:
+        merged = values.merge(merged, {"model": {"module": model, "source": ""}})
+    typed = config.parse(merged)
+    paths = {("checkpoint", "dir"): typed.checkpoint.dir, ("initFrom", "path"): typed.init_from.path}
+    paths |= {("data", split): address for split, address in typed.data.addresses.items()}
+    for (section, key), path in paths.items():
+        if path and "://" not in path:
+            # Absolute, because `edl run --resume` may be called in a different directory.
+            merged = values.merge(merged, {section: {key: str(Path(path).resolve())}})
+    typed = config.parse(merged)
+    return merged, typed
+
+
+def check_addresses(typed: config.Config) -> None:
+    """Check that the local files of data.train and the like exist.
+
+    Raises:
+        ConfigError: one does not exist, or no file matches a pattern.
+    """
+    for split, address in typed.data.addresses.items():
+        if "://" not in address and not Path(address).exists() and not glob.glob(address, recursive=True):
+            what = "no file matches" if glob.has_magic(address) else "no such file or directory:"
+            raise ConfigError(f"data.{split}: {what} {address}")
+
+
+def values_of(output: Path) -> Path:
+    """Return the values file of a job to resume.
+
+    Raises:
+        ConfigError: the directory holds no job.
+        EdlError: the job still runs.
+    """
+    path = output / VALUES
+    if not path.exists():
+        raise ConfigError(f"--resume {output}: not the output directory of a job ({VALUES} not found)")
+    try:
+        os.close(artifacts.lock(output))
+    except EdlError:
+        raise EdlError(f"--resume {output}: the job still runs; end it with `edl stop {output}`") from None
+    except OSError:  # the directory cannot be written, so no master runs there
+        pass
+    return path
+
+
+def check_checkpoints(typed: config.Config, resume: Path | None) -> None:
+    """Check before the start what every worker would check.
+
+    Raises:
+        ConfigError: no checkpoint to resume from exists, or the checkpoints belong to a different job.
+    """
+    where = typed.checkpoint.dir
+    found = Store.open(where).checkpoints() if where else []
+    if newest := next((c for c in reversed(found) if not c.wrong()), None):
+        check_values(where, newest.manifest, typed, "")
+    elif resume is not None and typed.trains:  # a prediction job resumes from its own output
+        why = f"{where} holds no whole checkpoint" if where else "the job wrote none: checkpoint.dir is empty"
+        raise ConfigError(f"--resume {resume}: no checkpoint to resume from: {why}")
+    elif source := typed.init_from.path:
+        try:
+            if not source.endswith((".keras", ".weights.h5")):
+                one_of(source)
+            elif "://" not in source and not Path(source).is_file():
+                raise ConfigError(f"{source}: no such file")
+        except (CheckpointError, ConfigError) as error:
+            raise ConfigError(f"initFrom.path: {error}") from error
+
+
+def local_checkpoints(output: Path, given: dict[str, Any]) -> dict[str, Any]:
+    """Return values with which a job writes checkpoints to its output directory; {} if a user gave a place.
+
+    Args:
+        given: the values under `checkpoint` that the user gave; with an empty dir, the job writes none.
+    """
+    if "dir" in given:
+        return {}
+    where = str((output / artifacts.CHECKPOINTS).resolve())
+    ours = {"dir": where, "seconds": LOCAL_SECONDS, "keep": LOCAL_KEPT}
+    return {"checkpoint": {key: value for key, value in ours.items() if key not in given}}

@@ -1,0 +1,205 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A job on this machine, from its output directory to its result: start its master, show it, end it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from edl.cli import display, follow, latest, ui
+from edl.cli.latest import RUNS, VALUES
+from edl.contract import artifacts
+from edl.contract.own_modules import module_command
+from edl.contract.phases import Phase
+from edl.errors import EdlError
+from edl.net.master_client import Client
+from edl.report.at_end import write_report
+from edl.signals import to_handle
+
+MOST_NAME = 80  # greatest length of the model's name in the name of an output directory
+
+
+def new_output(name: str) -> Path:
+    """The path of a new output directory for a job with this name."""
+    return RUNS / f"{name[:MOST_NAME]}-{datetime.now():%Y%m%d-%H%M%S}-{os.getpid()}"
+
+
+def run_job(
+    output: Path,
+    merged: dict[str, Any],
+    salvage: Path | None = None,
+    detach: bool = False,
+    with_ui: bool = False,
+) -> int:
+    """Run a job with these values, and show it until it ends. Return the exit code."""
+    lock = prepare(output, merged, salvage)
+    interrupts = Interrupts()
+    process = interrupts.process = _start(output, salvage, lock, detach)
+    if detach:
+        return _detach(process, output, interrupts)
+    with contextlib.ExitStack() as until_the_end:
+        pages = until_the_end if with_ui else None
+        return _attend(display.Screen(), process, output, interrupts, pages)
+
+
+def prepare(output: Path, merged: dict[str, Any], salvage: Path | None, may_exist: bool = False) -> int:
+    """Create the output directory and write the job's values there. Return its lock (`artifacts.lock`).
+
+    Raises:
+        EdlError: the directory holds a different job, or cannot be written.
+    """
+    if salvage is not None:
+        try:
+            salvage.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise EdlError(f"--salvage {salvage}: cannot write: {error.strerror}") from error
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+        lock = artifacts.lock(output)
+        if (output / artifacts.JOURNAL).exists() and not may_exist:
+            raise EdlError(
+                f"{output}: already holds a job ({artifacts.JOURNAL}); choose a different --output"
+            )
+        artifacts.write_whole(output / VALUES, json.dumps(merged, indent=1) + "\n")
+    except OSError as error:
+        raise EdlError(f"{output}: cannot write: {error.strerror}") from error
+    return lock
+
+
+class Interrupts:
+    """Handle Ctrl-C, SIGTERM and a closed terminal: the first stops the job, the next kills its master.
+
+    Signals that this process was started to ignore (`nohup edl run`) stay ignored.
+    """
+
+    def __init__(self) -> None:
+        self.number = 0  # number of the first signal; 0: none arrived
+        self.process: subprocess.Popen[bytes] | None = None
+        for number in to_handle((signal.SIGINT, signal.SIGTERM, signal.SIGHUP)):
+            signal.signal(number, self._come)
+
+    def _come(self, number: int, _: object) -> None:
+        again, self.number = self.number, self.number or number
+        if self.process is None:  # the master is not started yet
+            raise SystemExit(128 + number)
+        with contextlib.suppress(OSError):  # the terminal may be closed, and print() may be interrupted
+            os.write(
+                2,
+                b"master killed; the workers exit when they notice\n"
+                if again
+                else b"stopping the job (interrupt again to kill it)\n",
+            )
+        if again:
+            self.process.kill()
+        else:
+            self.process.terminate()
+
+
+def master_arguments(output: Path, salvage: Path | None) -> list[str]:
+    """Arguments of the job's master."""
+    # Two jobs may use the same directory, so each has a subdirectory for its model.
+    own = ["--salvage", str(salvage / output.resolve().name)] if salvage is not None else []
+    return ["--values", str(output / VALUES), "--output", str(output), *own]
+
+
+def _start(output: Path, salvage: Path | None, lock: int, detached: bool) -> subprocess.Popen[bytes]:
+    """Start the job's master.
+
+    Unless it is detached, it ends the job when this process ends: in any case, the end of this process closes
+    the master's standard input.
+    """
+    arguments = master_arguments(output, salvage)
+    (output / artifacts.LOGS).mkdir(exist_ok=True)
+    with open(output / artifacts.LOGS / "master.log", "wb") as log:
+        return subprocess.Popen(
+            [*module_command("edl.master"), *arguments, *([] if detached else ["--attached"])],
+            stdin=subprocess.DEVNULL if detached else subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            start_new_session=True,
+            pass_fds=[lock],
+        )
+
+
+def _detach(process: subprocess.Popen[bytes], output: Path, interrupts: Interrupts) -> int:
+    """Wait until the job has begun. Return the exit code."""
+    assert process.stdout is not None
+    if not process.stdout.readline():
+        process.wait()
+        return _ended(display.Screen(), process, output, interrupts)
+    latest.remember(output)
+    display.line(f"the job has begun and goes on by itself; its output directory is {output}")
+    display.line(f"to see it: edl status {output}; to end it: edl stop {output}")
+    return 0
+
+
+def _attend(
+    console: display.Screen,
+    process: subprocess.Popen[bytes],
+    output: Path,
+    interrupts: Interrupts,
+    pages: contextlib.ExitStack | None,
+) -> int:
+    """Show the job until it ends. Return the exit code.
+
+    Args:
+        pages: keeps the job's live page open; None: the job has no live page.
+    """
+    assert process.stdout is not None
+    unread = False
+    try:
+        if process.stdout.readline():  # the master prints a line once it listens
+            latest.remember(output)
+            if pages is not None:
+                console.print(pages.enter_context(ui.beside(output)), soft_wrap=True)
+            follow.show(console, Client(artifacts.read_contact(output)).follow())
+    except OSError:  # the output is a closed pipe, or the terminal is closed
+        unread = True
+        process.terminate()
+    process.wait()
+    if unread:
+        return 128 + (interrupts.number or signal.SIGPIPE)
+    return _ended(console, process, output, interrupts)
+
+
+def _ended(
+    console: display.Screen, process: subprocess.Popen[bytes], output: Path, interrupts: Interrupts
+) -> int:
+    """Print the result of the job. Return the exit code.
+
+    Raises:
+        EdlError: the master exited unexpectedly; the message holds the end of its log.
+    """
+    code = 128 + interrupts.number if interrupts.number else 1
+    assert process.stdout is not None
+    # If the master could not write to `output`, its last line names the directory that it used instead.
+    kept = Path(process.stdout.read().decode().strip() or output)
+    try:
+        summary = artifacts.read_summary(kept)
+    except EdlError:
+        if interrupts.number:
+            begun = (output / artifacts.JOURNAL).exists()
+            console.print("the job was killed" if begun else "stopped before the job had begun")
+            return code
+        log = (output / artifacts.LOGS / "master.log").read_text(encoding="utf-8", errors="replace")
+        raise EdlError(
+            f"the master exited unexpectedly ({_how(process.returncode)}): {log.strip()[-2000:]}"
+        ) from None
+    with contextlib.suppress(OSError):  # the terminal is closed
+        told = display.result(summary, str(kept), str(kept / summary["model"]))
+        console.print(display.ended(summary["phase"], told), soft_wrap=True)
+        if told := write_report(kept):
+            console.print(f"  {told}", style="yellow" if told.startswith("warning") else None, soft_wrap=True)
+        if told := display.next_steps(summary, str(kept), told.startswith("report")):
+            console.print(told, soft_wrap=True)
+    return 0 if summary["phase"] == Phase.Succeeded else code
+
+
+def _how(code: int) -> str:
+    return f"exit code {code}" if code >= 0 else signal.Signals(-code).name

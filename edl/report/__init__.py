@@ -1,0 +1,14 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The report of a job: pictures and tables from its journal, in one HTML file.
+
+timeline   what happened, as plain data: workers, ring changes, losses, checkpoints
+reading    the timeline, read from the journal
+pictures   the timeline drawn with Matplotlib, as SVG or PNG
+page       the HTML page around the pictures
+write      the report as a file
+live       the same pages while the job trains, served on loopback
+tables     the style and the tables of a page
+at_end     the report of a job that has just ended, written by a process of its own
+"""
+
+PICTURES = ("ring", "metrics", "workers", "goodput", "stalls", "checkpoints")

@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: Apache-2.0
+// Keeps the live page of a job up to date. All HTML comes from this page's own server, which escapes foreign text.
+"use strict";
+
+const PAUSE = 500; // milliseconds between two requests; longer if the page is hidden or the server does not answer
+const LONGEST_PAUSE = 5000;
+const element = (id) => document.getElementById(id);
+let shown = 0; // version of the pictures on the page
+let failures = 0; // requests in a row that failed
+
+// Replace the content of an element. Tables stay unfolded, pictures stay scrolled, and the focus stays where it is.
+function replace(target, html) {
+  const key = (node) => { // the section and the place in it: texts contain numbers, which change
+    const part = node.closest("#now, #moment, section");
+    const alike = [...part.querySelectorAll(node.tagName === "SUMMARY" ? "summary" : ".scroll")];
+    return `${part.id || part.getAttribute("aria-labelledby")} ${node.tagName} ${alike.indexOf(node)}`;
+  };
+  const open = new Set([...target.querySelectorAll("details[open] > summary")].map(key));
+  const scrolled = new Map([...target.querySelectorAll(".scroll")].map((node) => [key(node), node.scrollLeft]));
+  const active = target.contains(document.activeElement) ? key(document.activeElement) : null;
+  target.innerHTML = html;
+  for (const summary of target.querySelectorAll("summary")) summary.parentElement.open = open.has(key(summary));
+  for (const node of target.querySelectorAll(".scroll")) node.scrollLeft = scrolled.get(key(node)) || 0;
+  if (active !== null)
+    [...target.querySelectorAll("summary, .scroll")].find((node) => key(node) === active)?.focus({ preventScroll: true });
+}
+
+function say(text) {
+  if (element("state").textContent !== text) element("state").textContent = text;
+}
+
+async function answer(path) {
+  const reply = await fetch(path, { cache: "no-store" });
+  if (!reply.ok) throw new Error(`${path}: ${reply.status}`);
+  return reply;
+}
+
+// Show the moment that the slider points at; nothing at its right end, which follows the job.
+async function look() {
+  const slider = element("time");
+  const at = slider.value;
+  const html = slider.value === slider.max ? "" : await (await answer(`at/${at}`)).text();
+  if (slider.value === at) replace(element("moment"), html); // else a later call shows what is wanted now
+}
+
+// Let the slider reach from the beginning of the journal to its present end. It stays where it was moved to.
+function lengthen(begins, ends) {
+  const slider = element("time");
+  const follows = slider.value === slider.max || element("past").hidden;
+  const [low, high] = [Math.ceil(begins), Math.floor(ends)];
+  element("past").hidden = high <= low;
+  [slider.min, slider.max] = [low, high];
+  if (follows) slider.value = high;
+}
+
+async function update() {
+  try {
+    const told = await (await answer("now")).json();
+    document.title = told.title;
+    replace(element("now"), told.now);
+    if (told.version !== shown) {
+      replace(element("pictures"), await (await answer("pictures")).text());
+      shown = told.version;
+      lengthen(told.begins, told.ends);
+    }
+    failures = 0;
+    if (told.final) return say("The job has ended; this page is complete.");
+    say(shown ? "Live: follows the job." : "Live: the pictures are being drawn.");
+  } catch {
+    failures += 1;
+    say("No answer from edl: the page shows the last known state.");
+  }
+  setTimeout(update, document.hidden ? LONGEST_PAUSE : Math.min(PAUSE * 2 ** failures, LONGEST_PAUSE));
+}
+
+element("time").addEventListener("input", () => look().catch(() => {})); // update() reports a server that is gone
+update();

@@ -1,0 +1,326 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The live page of a job: the report while the job trains, served on loopback by a process of its own.
+
+    GET /TOKEN/            the page: almost empty, so it is painted at once
+    GET /TOKEN/live.js     its script, which asks for the following twice a second
+    GET /TOKEN/now         phase, progress, newest notices and workers as HTML, and the number of the pictures
+    GET /TOKEN/pictures    the pictures as HTML
+    GET /TOKEN/at/SECONDS  the state of the job at a moment of its journal as HTML
+
+No request changes anything. This process reads the journal's file and asks the master for its status, as
+`edl status` does. So the master serves no browsers, needs no Matplotlib, and does no work while no browser
+asks. Pictures are drawn by one thread, only while a browser asks for them.
+"""
+
+from __future__ import annotations
+
+import hmac
+import json
+import re
+import secrets
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, ExitStack
+from html import escape
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib import resources
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from edl.contract import artifacts
+from edl.errors import EdlError
+from edl.formatting import one_line, plain
+from edl.report.moment import moment
+from edl.report.tables import style, table, text_of
+from edl.report.timeline import Timeline, duration
+
+STATUS_SECONDS = 0.4  # a status that is younger is not asked for again, however many browsers ask
+WATCHED_SECONDS = 10.0  # after the last request, pictures are drawn no more
+REST = 4  # drawing takes at most one part in 1 + REST of a processor
+LEAST_PAUSE_SECONDS = 1.0  # between two drawings
+LAST_SECONDS = 5.0  # for the pictures of a job that has ended with `edl run --ui`
+MOST_WORKERS = 200  # rows of the table of workers
+MOST_NEWS = 12  # notices
+CLIENT_SECONDS = 10.0  # within which a client must send its request
+SECURITY = {
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; connect-src 'self'; "
+    "style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "Cache-Control": "no-store",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+}
+
+
+class Reading(NamedTuple):
+    """A job that can be read: the directory with its journal, and its status or summary."""
+
+    directory: Path
+    told: Mapping[str, Any]
+
+
+class Job:
+    """What the page shows of one job.
+
+    Args:
+        name: the job's name for people.
+        status: returns the job's status, or its summary once it has ended. It may raise EdlError.
+        journal: gives access to the job's journal. It may raise EdlError.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        status: Callable[[], Mapping[str, Any]],
+        journal: Callable[[], AbstractContextManager[Reading]],
+    ) -> None:
+        self.name = name
+        self._status, self._journal = status, journal
+        self._asking = threading.Lock()  # of the job: a connection to a cluster serves one thread at a time
+        self._told: Mapping[str, Any] = {}
+        self._told_at = -STATUS_SECONDS
+        self._wanted = threading.Condition()
+        self._looked_at = float("-inf")
+        self._drawn: tuple[tuple[int, str], ...] = ()  # the state of the journal that was drawn last
+        self.pictures, self.version, self._final = "", 0, False
+        self._timeline: Timeline | None = None  # of the pictures
+        self._hurry = threading.Event()  # set: draw without a pause
+        self._seen = threading.Event()  # set once a browser has been told that the pictures are final
+
+    def now(self) -> dict[str, Any]:
+        """The answer to /now. It also records that a browser asks."""
+        with self._wanted:
+            self._looked_at = time.monotonic()
+            self._wanted.notify_all()
+        with self._asking:
+            if time.monotonic() - self._told_at >= STATUS_SECONDS:
+                try:
+                    self._told = self._status()
+                except EdlError as error:
+                    self._told = {"phase": "unknown", "reason": one_line(str(error))}
+                self._told_at = time.monotonic()
+            told = self._told
+        if self._final:
+            self._seen.set()
+        return {
+            "title": plain(f"{told['phase']}: {self.name}"),
+            "now": now(told),
+            "version": self.version,
+            "begins": self._timeline.begins if self._timeline else 0.0,
+            "ends": self._timeline.ends if self._timeline else 0.0,
+            "final": self._final,
+        }
+
+    def at(self, seconds: float) -> str:
+        """The answer to /at/SECONDS."""
+        return moment(self._timeline, seconds) if self._timeline else ""
+
+    def draw(self, ends: threading.Event) -> None:
+        """Draw the pictures while a browser asks for them, until `ends` is set."""
+        while not ends.is_set():
+            with self._wanted:
+                if time.monotonic() - self._looked_at > WATCHED_SECONDS:
+                    self._wanted.wait(LEAST_PAUSE_SECONDS)
+                    continue
+            began = time.monotonic()
+            self._draw()
+            self._hurry.wait(max(LEAST_PAUSE_SECONDS, REST * (time.monotonic() - began)))
+            self._hurry.clear()
+
+    def show_the_end(self) -> None:
+        """Wait until a browser that follows an ended job has the final pictures, for at most LAST_SECONDS."""
+        with self._wanted:
+            watched = time.monotonic() - self._looked_at <= WATCHED_SECONDS
+        if watched:
+            self._hurry.set()
+            if self._seen.wait(LAST_SECONDS):
+                time.sleep(LEAST_PAUSE_SECONDS)  # within which the browser fetches the pictures
+
+    def wake(self) -> None:
+        """End a pause of `draw`."""
+        self._hurry.set()
+
+    def _draw(self) -> None:
+        """Draw the pictures if the journal has changed since they were drawn."""
+        try:
+            with ExitStack() as journal:
+                with self._asking:
+                    found = journal.enter_context(self._journal())
+                # Drawing takes seconds; meanwhile, requests for the status are answered.
+                state = tuple(
+                    (path.stat().st_size, path.name) for path in artifacts.journals(found.directory)
+                )
+                ended = artifacts.has_ended(found.directory)  # the master reports the end a moment before
+                if (state == self._drawn and ended == self._final) or not state:
+                    return
+                pictures, self._drawn = self._picture(found, ended), state
+        except (EdlError, OSError) as error:  # a journal that is being renamed, or a lost connection
+            pictures, ended = f"<p>{escape(one_line(str(error)))}</p>", False
+            if pictures == self.pictures:
+                return
+        self.pictures, self.version = pictures, self.version + 1
+        self._final = ended
+
+    def _picture(self, found: Reading, ended: bool) -> str:
+        from edl.report import write  # imported late: with NumPy and Matplotlib, which take a second
+
+        self._timeline, pictures = write.sections(found.directory, found.told, with_verdict=ended)
+        return pictures
+
+
+def now(told: Mapping[str, Any]) -> str:
+    """Describe the present state of a job as HTML: phase, progress, newest notices and workers."""
+    task, records = told.get("task") or {}, told.get("records") or {}
+    parts = [f"<p><strong>{text_of(told['phase'])}</strong>: {text_of(told.get('reason', ''))}</p>"]
+    if task.get("steps"):
+        step = task.get("step", task.get("steps_done")) or 0
+        facts = [f"step {step:,} of {task['steps']:,}", f"{_number(told.get('rate'))} records/s"]
+        if (loss := told.get("epoch_loss")) is not None:
+            facts.append(f"loss {loss:.4f}")
+        if (eta := told.get("eta_seconds")) is not None:
+            facts.append(f"ETA {duration(eta)}")
+        total, applied = records.get("total") or 0, records.get("applied") or 0
+        share = applied / total if total else step / task["steps"]
+        parts.append(
+            f'<p><progress max="1" value="{share:.4f}" aria-label="Progress">{share:.0%}</progress> '
+            f"{text_of(', '.join(facts))}</p>"
+        )
+    parts += [
+        f'<p class="bad">{text_of(part)}: {text_of(why)}</p>'
+        for part, why in (told.get("degraded") or {}).items()
+    ]
+    news = [
+        f"<li>{item['seconds']:,.1f} s: {text_of(item['text'])}</li>"
+        for item in (told.get("news") or [])[-MOST_NEWS:]
+    ]
+    if news:
+        parts.append(f'<h2 id="news-head">Newest notices</h2><ol reversed>{"".join(reversed(news))}</ol>')
+    if rows := told.get("workers"):
+        parts.append(_workers(rows))
+    return "".join(parts)
+
+
+def _workers(rows: list[Mapping[str, Any]]) -> str:
+    shown = [
+        (
+            w["id"],
+            w["handle"],
+            "" if w["rank"] is None else w["rank"],
+            w["state"],
+            w["step"],
+            _number(w["rate"]),
+        )
+        for w in rows[:MOST_WORKERS]
+    ]
+    some = f": the first {MOST_WORKERS}" if len(rows) > MOST_WORKERS else ""
+    columns = ("#worker", "pid or pod", "#rank", "state", "#step", "#records/s")
+    return table(f"{len(rows):,} workers now{some}", columns, shown)
+
+
+def page(name: str) -> str:
+    """The page without content, which its script fetches."""
+    return (
+        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>{text_of(name)}</title><style>{style()}</style>"
+        '<script src="live.js" defer></script></head><body>'
+        f'<header><h1>{text_of(name)}</h1><p class="muted" id="state" role="status">Loading.</p>'
+        '<div id="now"></div></header>'
+        '<section id="past" aria-labelledby="past-head" hidden><h2 id="past-head">Look back</h2>'
+        '<p class="muted">The state of the job at a moment of its journal.</p>'
+        '<input type="range" id="time" aria-labelledby="past-head">'
+        '<div id="moment" aria-live="polite"></div></section><main id="pictures"></main>'
+        "<noscript><p>This page needs JavaScript; <code>edl report</code> writes one that does not.</p>"
+        "</noscript>"
+        "</body></html>\n"
+    )
+
+
+class Server(ThreadingHTTPServer):
+    """Serves the page on loopback.
+
+    Args:
+        port: the port; 0: any free one.
+    """
+
+    daemon_threads = True
+
+    def __init__(self, job: Job, port: int = 0) -> None:
+        super().__init__(("127.0.0.1", port), _Handler)
+        self.job, self.token = job, secrets.token_urlsafe(24)
+        self._ends = threading.Event()
+        self._drawer = threading.Thread(target=job.draw, args=(self._ends,), name="pictures", daemon=True)
+
+    @property
+    def address(self) -> str:
+        """The address of the page, with its token."""
+        return f"http://127.0.0.1:{self.server_port}/{self.token}/"
+
+    def run(self) -> None:
+        """Serve until `shutdown` is called in another thread."""
+        self._drawer.start()
+        try:
+            self.serve_forever(poll_interval=0.1)
+        finally:
+            self._ends.set()
+            self.job.wake()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Ignore browsers that close a connection."""
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: Server
+    timeout = CLIENT_SECONDS
+    server_version, sys_version = "edl", ""
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self) -> None:
+        job = self.server.job
+        match self._path():
+            case "":
+                self._send("text/html", page(job.name))
+            case "live.js":
+                script = resources.files("edl.report").joinpath("live.js").read_text(encoding="utf-8")
+                self._send("text/javascript", script)
+            case "now":
+                self._send("application/json", json.dumps(job.now()))
+            case "pictures":
+                self._send("text/html", job.pictures)
+            case str(path) if found := re.fullmatch(r"at/(\d{1,12}(?:\.\d{1,20})?)", path):
+                self._send("text/html", job.at(float(found[1])))
+            case _:
+                self._send("text/plain", "not found\n", HTTPStatus.NOT_FOUND)
+
+    def _path(self) -> str | None:
+        """The path below the token; None if the request has a wrong token or was made for another host."""
+        # A page of another site may resolve its own name to 127.0.0.1 (DNS rebinding); its Host differs.
+        if self.headers.get("Host") not in {
+            f"{host}:{self.server.server_port}" for host in ("127.0.0.1", "localhost")
+        }:
+            return None
+        _, token, rest = [*self.path.split("/", 2), "", ""][:3]
+        given, known = token.encode("utf-8", "surrogateescape"), self.server.token.encode()
+        return (
+            rest
+            if hmac.compare_digest(given, known) and self.path.startswith(f"/{self.server.token}/")
+            else None
+        )
+
+    def _send(self, kind: str, text: str, status: HTTPStatus = HTTPStatus.OK) -> None:
+        content = text.encode("utf-8", "replace")
+        self.send_response(status)
+        for name, value in {**SECURITY, "Content-Type": f"{kind}; charset=utf-8"}.items():
+            self.send_header(name, value)
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, *_: object) -> None:
+        """Log no requests: their paths contain the token."""
+
+
+def _number(value: float | None) -> str:
+    return f"{value or 0:,.0f}"

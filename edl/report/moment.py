@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The state of a job at a moment of its journal, for the slider of the live page.
+
+Nothing here needs Matplotlib.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+
+from edl.formatting import how_many
+from edl.report.tables import table, text_of
+from edl.report.timeline import Timeline, Worker, duration
+
+MOST_WORKERS = 200  # rows of the table
+MOST_MEMBERS = 10  # of a ring, named
+MOST_NOTICES = 5
+
+
+def moment(timeline: Timeline, seconds: float) -> str:
+    """Describe the ring, the newest checkpoint, the last notices and the workers at a moment, as HTML.
+
+    Args:
+        seconds: since the job began; a moment outside the journal is replaced by its nearest one.
+    """
+    now = min(max(seconds, timeline.begins), timeline.ends)
+    lines = [f"At {duration(now)}: {_ring(timeline, now)}"]
+    if timeline.writes_checkpoints:
+        lines.append(_checkpoint(timeline, now))
+    past = [(at, text) for at, _, text in timeline.notices if at <= now]
+    lines += [f"{duration(at)}: {text}" for at, text in past[-MOST_NOTICES:]]
+    rows = []
+    for worker in sorted(timeline.workers.values(), key=lambda worker: worker.id):
+        if (found := _state(worker, now)) is not None:
+            rows.append((worker.id, worker.handle, found[0], duration(found[1])))
+    some = f": the first {MOST_WORKERS}" if len(rows) > MOST_WORKERS else ""
+    columns = ("#worker", "pid or pod", "state", "#for")
+    shown = table(f"{how_many(len(rows), 'worker')} then{some}", columns, rows[:MOST_WORKERS])
+    return "".join(f"<p>{text_of(line)}</p>" for line in lines) + shown
+
+
+def _ring(timeline: Timeline, now: float) -> str:
+    place = bisect_right(timeline.changes, now, key=lambda change: change.formed)
+    if not place:
+        return "no ring yet"
+    change = timeline.changes[place - 1]
+    members = ", ".join(map(str, change.members[:MOST_MEMBERS]))
+    if len(change.members) > MOST_MEMBERS:
+        members += ", ..."
+    of = f"ring {change.generation} of {how_many(len(change.members), 'worker')} ({members})"
+    stepped = change.stepped is not None and change.stepped <= now
+    state = "" if stepped else ", before its first step"
+    return f"{of}, for {duration(now - change.formed)}{state}: {timeline.cause(change)[1]}"
+
+
+def _checkpoint(timeline: Timeline, now: float) -> str:
+    place = bisect_right(timeline.checkpoints, now, key=lambda checkpoint: checkpoint[0])
+    if not place:
+        return "no checkpoint yet"
+    at, step, _ = timeline.checkpoints[place - 1]
+    return f"newest checkpoint: step {step:,}, {duration(now - at)} old"
+
+
+def _state(worker: Worker, now: float) -> tuple[str, float] | None:
+    """The state of a worker at a moment and its age in seconds; None if the worker did not exist then."""
+    if worker.ended is not None and worker.ended <= now:
+        return None
+    for state, start, end in reversed(worker.intervals):
+        if start <= now <= end:
+            return str(state), now - start
+    return None

@@ -1,0 +1,342 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The pictures of a report, drawn with Matplotlib.
+
+Each function returns a figure, or None if the job has nothing to show there. The colours are those of the
+light theme. In the HTML page they become CSS variables (`edl.report.svg`), so that the page can be dark.
+Long jobs are reduced to what can be seen: a line with at most `MOST_POINTS` points, a row for each slot
+instead of each worker, and a histogram of changes instead of a mark for each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import matplotlib
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch, PathPatch
+from matplotlib.path import Path
+from matplotlib.ticker import MaxNLocator
+
+from edl.report.tables import COLOURS
+from edl.report.timeline import PHASES, Change, State, Timeline, Worker, duration
+
+WIDTH = 9.0  # inches
+MOST_POINTS = 1000  # of a line
+MOST_MARKS = 400  # changes that get a mark of their own
+MOST_NUMBERS = 40  # changes whose marks are numbered as in the table
+MOST_ROWS = 64  # workers that get a row of their own
+MOST_STALLS = 10
+MOST_METRICS = 6
+BINS = 120  # of a histogram
+
+STATES = {
+    State.STARTING: "grey",
+    State.INITIALIZING: "orange",
+    State.READY: "sky",
+    State.MEMBER: "blue",
+    State.DRAINING: "purple",
+}
+KINDS = {"start": "grey", "lost": "red", "left": "purple", "joined": "green", "broken": "orange"}
+GOODPUT = {
+    "useful": "blue",
+    "redone": "red",
+    "re-forming": "orange",
+    "waiting for workers": "purple",
+    "suspended": "grey",
+    "starting": "sky",
+}
+LINES = ("blue", "orange", "green", "purple", "red", "sky")
+UNITS = ((2 * 86400.0, "days", 86400.0), (2 * 3600.0, "hours", 3600.0), (120.0, "minutes", 60.0))
+
+_STYLE: Any = {
+    "svg.fonttype": "none",
+    "svg.hashsalt": "edl",
+    "text.parse_math": False,
+    "font.size": 9.5,
+    "font.family": "sans-serif",
+    "text.color": COLOURS["ink"],
+    "axes.edgecolor": COLOURS["muted"],
+    "axes.labelcolor": COLOURS["ink"],
+    "xtick.color": COLOURS["muted"],
+    "ytick.color": COLOURS["muted"],
+    "xtick.labelcolor": COLOURS["ink"],
+    "ytick.labelcolor": COLOURS["ink"],
+    "axes.facecolor": "none",
+    "figure.facecolor": COLOURS["paper"],
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.color": COLOURS["grid"],
+    "grid.linewidth": 0.6,
+    "axes.axisbelow": True,
+    "legend.frameon": False,
+    "legend.fontsize": 9,
+    "axes.titlesize": 10,
+    "axes.titlelocation": "left",
+}
+
+
+def styled() -> Any:
+    """The style of all pictures, as a context in which they are drawn and written."""
+    return matplotlib.rc_context(_STYLE)
+
+
+def unit(seconds: float) -> tuple[str, float]:
+    """Choose the unit of a time axis of this length: its name, and its seconds."""
+    return next(((name, size) for least, name, size in UNITS if seconds >= least), ("seconds", 1.0))
+
+
+def ring(timeline: Timeline) -> Figure | None:
+    """Draw the size of the ring over time, with each change and its kind."""
+    if not timeline.changes:
+        return None
+    many = len(timeline.changes) > MOST_MARKS
+    figure = Figure((WIDTH, 4.0 if many else 3.0), layout="constrained")
+    axes, *more = figure.subplots(2 if many else 1, 1, sharex=True, squeeze=False)[:, 0]
+    name, size = unit(timeline.ends - timeline.begins)
+    times = [change.formed / size for change in timeline.changes] + [timeline.ends / size]
+    sizes = [len(change.members) for change in timeline.changes]
+    axes.step(times, [*sizes, sizes[-1]], where="post", color=COLOURS["blue"], linewidth=1.4)
+    axes.set_ylim(0, max(sizes) * 1.15 + 0.5)
+    axes.set_xlim(timeline.begins / size, max(timeline.ends, timeline.begins + 1e-6) / size)
+    axes.yaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.set_ylabel("workers in the ring")
+    by_kind: dict[str, list[tuple[int, Change]]] = {}
+    for number, change in enumerate(timeline.changes, 1):
+        by_kind.setdefault(timeline.cause(change)[0], []).append((number, change))
+    if many:
+        found = [kind for kind in KINDS if kind in by_kind]
+        at = [[change.formed / size for _, change in by_kind[kind]] for kind in found]
+        span = (timeline.begins / size, timeline.ends / size)
+        colours = [COLOURS[KINDS[kind]] for kind in found]
+        more[0].hist(at, bins=BINS, range=span, stacked=True, color=colours, label=found)
+        more[0].set_ylabel("changes")
+        figure.legend(ncols=len(found), loc="outside upper left")
+    else:
+        for kind, changes in by_kind.items():
+            xs = [change.formed / size for _, change in changes]
+            ys = [len(change.members) for _, change in changes]
+            axes.plot(xs, ys, "o", color=COLOURS[KINDS[kind]], markersize=6, label=kind)
+            for (number, _), x, y in zip(changes, xs, ys, strict=True):
+                if len(timeline.changes) <= MOST_NUMBERS:
+                    axes.annotate(
+                        str(number),
+                        (x, y),
+                        xytext=(0, 6),
+                        textcoords="offset points",
+                        ha="center",
+                        fontsize=8,
+                    )
+        axes.legend(ncols=len(by_kind), loc="lower right")
+    (more[0] if many else axes).set_xlabel(f"{name} since the start")
+    return figure
+
+
+def metrics(timeline: Timeline) -> Figure | None:
+    """Draw the loss and each metric over the steps, training and held out on the same axis."""
+    names = list(timeline.trained)
+    names += [name for _, name in timeline.held_out if name not in names]
+    names = [name for i, name in enumerate(names) if name not in names[:i]]
+    if timeline.loss and "loss" not in names:
+        names.insert(0, "loss")
+    if not (names := names[:MOST_METRICS]):
+        return None
+    rows = -(-len(names) // 2)
+    figure = Figure((WIDTH, 2.9 * rows), layout="constrained")
+    grid = figure.subplots(rows, min(len(names), 2), squeeze=False)
+    for axes in grid.flat[len(names) :]:
+        axes.set_axis_off()
+    for axes, name in zip(grid.flat, names, strict=False):
+        _metric(axes, timeline, name)
+    return figure
+
+
+def _metric(axes: Axes, timeline: Timeline, name: str) -> None:
+    if name == "loss":
+        points = _thinned(sorted(timeline.loss.items()))
+        look = "." if len(points) <= 60 else "-"
+        axes.plot(
+            *_columns(points), look, color=COLOURS["grey"], linewidth=0.9, label="training, single steps"
+        )
+    trained = sorted(timeline.trained.get(name, {}).items())
+    lines: list[tuple[str, list[tuple[int, float]]]] = (
+        [("training, mean of the epoch", trained)] if trained else []
+    )
+    for (split, metric), values in timeline.held_out.items():
+        if metric == name:
+            lines.append((f"held out ({split})", sorted(values.items())))
+    for (label, points), colour in zip(lines, LINES, strict=False):
+        marker = "o" if len(points) <= 60 else ""
+        axes.plot(
+            *_columns(_thinned(points)),
+            marker=marker,
+            markersize=3,
+            color=COLOURS[colour],
+            linewidth=1.4,
+            label=label,
+        )
+    axes.set_title(name)
+    axes.set_xlabel("step")
+    axes.legend(loc="best")
+
+
+def workers(timeline: Timeline) -> Figure | None:
+    """Draw the states of all workers over time: a row for each, or for each slot if there are many."""
+    if not timeline.workers:
+        return None
+    rows = _rows(list(timeline.workers.values()))
+    height = min(max(0.24 * len(rows), 0.6), 12.0)
+    figure = Figure((WIDTH, height + 1.0), layout="constrained")
+    axes = figure.subplots()
+    name, size = unit(timeline.ends - timeline.begins)
+    least = (timeline.ends - timeline.begins) / 3000  # what is shorter cannot be seen
+    for state, colour in STATES.items():
+        spans = [
+            (start, end, y)
+            for y, row in enumerate(rows)
+            for worker in row
+            for kind, start, end in worker.intervals
+            if kind is state and end - start > least
+        ]
+        thick = 72 * height / len(rows) * 0.7
+        _segments(axes, [((a / size, y), (b / size, y)) for a, b, y in spans], COLOURS[colour], thick)
+    ends = [(w.ended / size, y) for y, row in enumerate(rows) for w in row if w.lost and w.ended is not None]
+    _segments(axes, [((x, y - 0.45), (x, y + 0.45)) for x, y in ends], COLOURS["red"], 1.6)
+    axes.set_xlim(timeline.begins / size, max(timeline.ends, timeline.begins + 1e-6) / size)
+    axes.set_ylim(len(rows) - 0.4, -0.6)
+    if len(rows) <= MOST_ROWS and all(len(row) == 1 for row in rows):
+        axes.set_yticks(range(len(rows)), [f"worker {row[0].id}" for row in rows])
+    else:
+        axes.set_ylabel("workers, successors in one row")
+        axes.yaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.grid(axis="y", visible=False)
+    axes.set_xlabel(f"{name} since the start")
+    handles = [Patch(color=COLOURS[colour], label=str(state)) for state, colour in STATES.items()]
+    handles.append(Patch(color=COLOURS["red"], label="lost"))
+    figure.legend(handles=handles, ncols=len(handles), loc="outside upper left")
+    return figure
+
+
+def _rows(found: Sequence[Worker]) -> list[list[Worker]]:
+    """Put each worker in a row of its own, or, if there are many, in the row of one that has ended."""
+    if len(found) <= MOST_ROWS:
+        return [[worker] for worker in sorted(found, key=lambda worker: worker.id)]
+    rows: list[list[Worker]] = []
+    for worker in sorted(found, key=lambda worker: worker.intervals[0][1] if worker.intervals else 0.0):
+        began = worker.intervals[0][1] if worker.intervals else worker.since
+        free = next((row for row in rows if row[-1].ended is not None and row[-1].ended <= began), None)
+        if free is None:
+            rows.append([worker])
+        else:
+            free.append(worker)
+    return rows
+
+
+def goodput(seconds: Mapping[str, float]) -> Figure | None:
+    """Draw the hours of the job by what they were spent on."""
+    total = sum(seconds.values())
+    if not total:
+        return None
+    name, size = unit(total)
+    figure = Figure((WIDTH, 0.36 * len(seconds) + 0.7), layout="constrained")
+    axes = figure.subplots()
+    kinds = list(seconds)
+    colours = [COLOURS[GOODPUT.get(kind, "grey")] for kind in kinds]
+    bars = axes.barh(kinds, [seconds[kind] / size for kind in kinds], color=colours, height=0.66)
+    labels = [f"{duration(seconds[kind])} ({100 * seconds[kind] / total:.1f} %)" for kind in kinds]
+    axes.bar_label(bars, labels, padding=4, color=COLOURS["ink"])
+    axes.set_xlim(0, 1.3 * max(seconds.values()) / size)
+    axes.invert_yaxis()
+    axes.grid(axis="y", visible=False)
+    axes.set_xlabel(name)
+    return figure
+
+
+def longest_stalls(timeline: Timeline) -> list[tuple[int, Change]]:
+    """Return the changes with the longest stalls and their numbers, the longest first."""
+    numbered = [(n, change) for n, change in enumerate(timeline.changes, 1) if change.before and change.stall]
+    return sorted(numbered, key=lambda each: each[1].stall, reverse=True)[:MOST_STALLS]
+
+
+def stalls(timeline: Timeline) -> Figure | None:
+    """Draw the longest stalls, each divided into its phases."""
+    if not (found := longest_stalls(timeline)):
+        return None
+    figure = Figure((WIDTH, 0.34 * len(found) + 1.1), layout="constrained")
+    axes = figure.subplots()
+    labels, left = [f"change {number}" for number, _ in found], [0.0] * len(found)
+    for index, (phase, colour) in enumerate(zip(PHASES, LINES, strict=False)):
+        widths = [change.phases[index][1] for _, change in found]
+        axes.barh(labels, widths, left=left, color=COLOURS[colour], label=phase, height=0.66)
+        left = [a + b for a, b in zip(left, widths, strict=True)]
+    axes.invert_yaxis()
+    axes.grid(axis="y", visible=False)
+    axes.set_xlabel("seconds without a step")
+    figure.legend(ncols=len(PHASES), loc="outside upper left")
+    return figure
+
+
+def checkpoints(timeline: Timeline) -> Figure | None:
+    """Draw the age of the newest checkpoint over time: what a loss of all workers would have cost."""
+    if not timeline.checkpoints:
+        return None
+    figure = Figure((WIDTH, 2.4), layout="constrained")
+    axes = figure.subplots()
+    name, size = unit(timeline.ends - timeline.begins)
+    points = ages(timeline)
+    oldest = max(age for _, age in points)
+    age_name, age_size = unit(oldest)
+    xs, ys = _columns(_highest(points))
+    axes.plot([x / size for x in xs], [y / age_size for y in ys], color=COLOURS["blue"], linewidth=1.1)
+    axes.fill_between([x / size for x in xs], [y / age_size for y in ys], color=COLOURS["sky"], linewidth=0)
+    axes.set_ylim(bottom=0)
+    axes.set_xlabel(f"{name} since the start")
+    axes.set_ylabel(f"age in {age_name}")
+    return figure
+
+
+def ages(timeline: Timeline) -> list[tuple[float, float]]:
+    """Return the corners of the age of the newest checkpoint over time, in seconds."""
+    points, last = [(timeline.begins, 0.0)], timeline.begins
+    for at, _, _ in timeline.checkpoints:
+        points += [(at, at - last), (at, 0.0)]
+        last = at
+    return [*points, (timeline.ends, timeline.ends - last)]
+
+
+# --- helpers
+
+
+def _segments(
+    axes: Axes, lines: Iterable[tuple[tuple[float, float], tuple[float, float]]], colour: str, width: float
+) -> None:
+    """Draw many straight lines as one path, which keeps the file small."""
+    points = [point for line in lines for point in line]
+    if points:
+        codes = [Path.MOVETO, Path.LINETO] * (len(points) // 2)
+        path = Path(points, codes)
+        axes.add_patch(PathPatch(path, edgecolor=colour, facecolor="none", linewidth=width, capstyle="butt"))
+
+
+def _thinned(points: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:
+    every = -(-len(points) // MOST_POINTS) or 1
+    return [*points[:-1:every], *points[-1:]]
+
+
+def _highest(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Reduce a line with many points to the highest of each short interval."""
+    if len(points) <= 2 * MOST_POINTS:
+        return list(points)
+    begin, span = points[0][0], (points[-1][0] - points[0][0]) / MOST_POINTS or 1.0
+    best: dict[int, tuple[float, float]] = {}
+    for x, y in points:
+        place = int((x - begin) / span)
+        if place not in best or y > best[place][1]:
+            best[place] = (x, y)
+    return list(best.values())
+
+
+def _columns(points: Sequence[tuple[float, float]]) -> tuple[list[float], list[float]]:
+    return [x for x, _ in points], [y for _, y in points]

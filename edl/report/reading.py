@@ -1,0 +1,337 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reading of a job's timeline from its journal: one method for each event and effect that a report shows."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from edl.contract.phases import WorkerState
+from edl.contract.steps import Steps
+from edl.formatting import one_line
+from edl.journal.format import JournalReader, segments
+from edl.report.timeline import Change, Entry, State, Timeline, Worker
+
+_STATES = {
+    WorkerState.PENDING: State.STARTING,
+    WorkerState.STARTING: State.STARTING,
+    WorkerState.INITIALIZING: State.INITIALIZING,
+    WorkerState.READY: State.READY,
+    WorkerState.MEMBER: State.MEMBER,
+    WorkerState.DRAINING: State.DRAINING,
+}
+
+
+def read(output: Path) -> Timeline:
+    """Read the journal of a job that runs or has ended.
+
+    Raises:
+        EdlError: a segment cannot be read, or is damaged.
+    """
+    reading = _Reading()
+    for reader in segments(output):
+        reading.head(reader)
+        for _, entry in reader:
+            reading.note(entry)
+    return reading.done()
+
+
+class _Reading:
+    """Builds a timeline line by line."""
+
+    def __init__(self) -> None:
+        self.timeline, self._workers = Timeline(), dict[int, Worker]()
+        self._offset: float | None = None  # added to the time of a line; None: its first line is not read
+        self._active = 0.0  # seconds of the job before the present master
+        self._ring: tuple[int, ...] = ()
+        self._generation = 0
+        self._noticed: float | None = None  # when the cause of the next change was heard
+        self._left: float | None = None
+        self._broken = ""
+        self._ending = False
+        self._batch = 1
+        self._seen: Entry = {}  # the newest head's state
+        self.timeline.workers = self._workers
+        self._now = 0.0
+
+    def head(self, reader: JournalReader) -> None:
+        """Read the head of a segment."""
+        timeline, head = self.timeline, reader.head
+        timeline.run_id, timeline.values = head["run_id"], head["values"]
+        self._batch = int(timeline.values["training"]["batchSize"])
+        if reader.begins:
+            timeline.masters += 1
+            self._offset = None
+        elif self._offset is None:  # the oldest existing segment continues a deleted one
+            self._restore(head["state"])
+
+    def note(self, entry: Entry) -> None:
+        """Read a line with an event and its effects."""
+        event = entry["event"]
+        if self._offset is None:
+            past = event.get("active_seconds", 0.0) if event["type"] == "Adopted" else self._now
+            self._offset = past - entry["now"]
+        now = self._now = max(entry["now"] + self._offset, self._now)
+        handle = _EVENTS.get(event["type"])
+        if handle is not None:
+            handle(self, event, now)
+        for effect in entry["effects"]:
+            act = _EFFECTS.get(effect["type"])
+            if act is not None:
+                act(self, effect, now)
+
+    def done(self) -> Timeline:
+        """Close what is open, and return the timeline."""
+        self.timeline.ends = self._now
+        for worker in self._workers.values():
+            if worker.ended is None:
+                worker.intervals.append((worker.state, worker.since, self._now))
+        return self.timeline
+
+    def _restore(self, kept: Any) -> None:
+        """Begin with the state at a head: the time, the ring and its workers."""
+        with suppress(LookupError, TypeError, ValueError):
+            job = kept["Job"]
+            self._offset = float(job.get("active_before") or 0.0) - float(job["began_at"])
+            self.timeline.begins = self._now = float(job["now"]) + self._offset
+            self._ring = tuple(job["ring"]["Ring"]["members"]["tuple"])
+            self._generation = int(job["ring"]["Ring"]["generation"])
+            for number, record in job["pool"]["Pool"]["_workers"]["map"]:
+                told = record["WorkerRecord"]["state"]["WorkerState"]
+                self._workers[number] = Worker(number, state=_STATES[WorkerState(told)], since=self._now)
+            layout = job["train"]["TrainTask"]["layout"]["Layout"]
+            self.timeline.steps = Steps(int(layout["records"]), self._batch)
+        if self._offset is None:
+            self._offset = 0.0
+
+    # --- workers
+
+    def _worker(self, number: int, now: float) -> Worker:
+        if number not in self._workers:
+            self._workers[number] = Worker(number, since=now)
+        return self._workers[number]
+
+    def _adopted(self, event: Entry, now: float) -> None:
+        for number, handle in event.get("workers", ()):
+            self._worker(number, now).handle = handle
+
+    def _seen_worker(self, event: Entry, now: float) -> None:
+        self._worker(event["worker"], now).handle = event["handle"]
+
+    def _hello(self, event: Entry, now: float) -> None:
+        if not event.get("resumes"):
+            self._worker(event["worker"], now).become(State.INITIALIZING, now)
+
+    def _ready(self, event: Entry, now: float) -> None:
+        self._worker(event["worker"], now).become(State.READY, now)
+        if self.timeline.steps is None:
+            self.timeline.steps = Steps(int(event["layout"]["records"]), self._batch)
+
+    def _resume(self, event: Entry, now: float) -> None:
+        inside = event.get("joined") and not event.get("left")
+        self._worker(event["worker"], now).become(State.MEMBER if inside else State.READY, now)
+        if inside and not self._ring:
+            self._ring, self._generation = tuple(event["members"]), event["generation"]
+        if self.timeline.steps is None:
+            self.timeline.steps = Steps(int(event["layout"]["records"]), self._batch)
+
+    def _joined(self, event: Entry, now: float) -> None:
+        self._worker(event["worker"], now).become(State.MEMBER, now)
+        if (change := self._change(event)) is not None and change.connected is None:
+            change.connected = now
+
+    def _leaving(self, event: Entry, now: float) -> None:
+        worker = self._worker(event["worker"], now)
+        worker.become(State.DRAINING, now)
+        worker.ordered = True
+        self._notice(event["worker"], now)
+
+    def _left_ring(self, event: Entry, now: float) -> None:
+        if event["generation"] != self._generation:
+            return
+        self._notice(event["worker"], now)
+        self._left = now
+        self._broken = self._broken or event.get("broken", "")
+
+    def _silent(self, event: Entry, now: float) -> None:
+        self._notice(event["worker"], now)
+
+    def _failed(self, event: Entry, now: float) -> None:
+        self._worker(event["worker"], now).failed = one_line(event["why"])
+        self._notice(event["worker"], now)
+
+    def _closed(self, event: Entry, now: float) -> None:
+        worker = self._worker(event["worker"], now)
+        worker.end(now)
+        worker.lost = not worker.ordered and not self._ending
+        worker.why = worker.failed or worker.why or (event.get("why", "") if worker.lost else "")
+        self._notice(event["worker"], now)
+
+    def _gone(self, event: Entry, now: float) -> None:
+        worker = self._worker(event["worker"], now)
+        worker.end(now)
+        code, signal = event.get("code"), event.get("signal", "")
+        worker.lost = not worker.ordered and not self._ending
+        if worker.lost:
+            worker.why = (
+                worker.failed or event.get("why") or signal or (f"exit code {code}" if code else worker.why)
+            )
+        self._notice(event["worker"], now)
+
+    def _notice(self, worker: int, now: float) -> None:
+        """Remember when the master first heard of the cause of the next change."""
+        if self._noticed is None and worker in self._ring:
+            self._noticed = now
+
+    # --- the ring
+
+    def _change(self, event: Entry) -> Change | None:
+        """The newest change, if the event is about it."""
+        found = self.timeline.changes[-1] if self.timeline.changes else None
+        return found if found is not None and found.generation == event["generation"] else None
+
+    def _leave(self, effect: Entry, now: float) -> None:
+        if self._noticed is None:
+            self._noticed = now
+
+    def _form(self, effect: Entry, now: float) -> None:
+        members = tuple(effect["members"])
+        noticed = now if self._noticed is None or not self._ring else self._noticed
+        self.timeline.changes.append(
+            Change(
+                effect["generation"],
+                members,
+                self._ring,
+                noticed,
+                self._left if self._ring else None,
+                now,
+                broken=self._broken,
+            )
+        )
+        for number in self._ring:
+            if number not in members and (worker := self._workers.get(number)) is not None:
+                worker.become(State.READY if worker.state is State.MEMBER else worker.state, now)
+        self._ring, self._generation = members, effect["generation"]
+        self._noticed, self._left, self._broken = None, None, ""
+
+    def _stepped(self, event: Entry, now: float) -> None:
+        if (change := self._change(event)) is None:
+            return
+        if change.stepped is None or event.get("stall_seconds", 0.0) > change.stall:
+            change.stepped, change.stall = now, event.get("stall_seconds", 0.0)
+        change.redone += event.get("redone_records", 0)
+
+    def _stop(self, effect: Entry, now: float) -> None:
+        worker = self._worker(effect["worker"], now)
+        worker.ordered = True
+        worker.become(State.DRAINING, now)
+
+    def _fence(self, effect: Entry, now: float) -> None:
+        worker = self._worker(effect["worker"], now)
+        worker.end(now)
+        worker.lost, worker.why = True, effect["why"]
+        self._notice(effect["worker"], now)
+
+    def _create(self, effect: Entry, now: float) -> None:
+        self._worker(effect["worker"], now)
+
+    def _export(self, effect: Entry, now: float) -> None:
+        self._ending = True
+
+    # --- training
+
+    def _progress(self, event: Entry, now: float) -> None:
+        if (loss := event.get("loss")) is not None:
+            self.timeline.loss[event["step"]] = loss
+        for number, speed in (event.get("speeds") or {}).items():
+            self._worker(int(number), now).speed = speed
+
+    def _epoch(self, event: Entry, now: float) -> None:
+        if self.timeline.steps is None:
+            return
+        step = event["epochs"] * self.timeline.steps.per_epoch
+        if event.get("loss"):
+            self.timeline.trained.setdefault("loss", {})[step] = event["loss"]["mean"]
+        for name, value in (event.get("metrics") or {}).items():
+            if value is not None:
+                self.timeline.trained.setdefault(name, {})[step] = value
+
+    def _evaluated(self, event: Entry, now: float) -> None:
+        for name, value in (event.get("metrics") or {}).items():
+            if value is not None:
+                self.timeline.held_out.setdefault((event["split"], name), {})[event["step"]] = value
+
+    def _checkpointed(self, event: Entry, now: float) -> None:
+        self.timeline.checkpoints.append((now, event["step"], event.get("nbytes", 0)))
+
+    def _told(self, effect: Entry, now: float) -> None:
+        if effect["reason"] in _IMPORTANT:
+            self.timeline.notices.append((now, effect["reason"], effect["text"]))
+        elif effect["reason"] in ("Stopped", "Failed", "Succeeded", "Stopping"):
+            self._ending = True
+
+
+# Notices that are listed in the report. Changes of the ring are listed with their own numbers.
+_IMPORTANT = frozenset(
+    {
+        "StateLost",
+        "ReplicaDivergence",
+        "RolledBack",
+        "Restored",
+        "IncompatibleResume",
+        "WarmStarted",
+        "FailedOver",
+        "WorkerFailed",
+        "WorkerUnreachable",
+        "RestartBackOff",
+        "ServerExited",
+        "ServerUnavailable",
+        "ServerRemoved",
+        "ServerRestarted",
+        "Resharded",
+        "ReshardFailed",
+        "ModelWarning",
+        "BadRecord",
+        "CheckpointsOff",
+        "DeadlineExceeded",
+        "Scaled",
+        "EpochsChanged",
+        "Suspended",
+        "Resumed",
+        "Degraded",
+        "SaveFailed",
+    }
+)
+
+
+_EVENTS = {
+    "Adopted": _Reading._adopted,
+    "Seen": _Reading._seen_worker,
+    "Hello": _Reading._hello,
+    "Ready": _Reading._ready,
+    "Resume": _Reading._resume,
+    "JoinedRing": _Reading._joined,
+    "Leaving": _Reading._leaving,
+    "LeftRing": _Reading._left_ring,
+    "Silent": _Reading._silent,
+    "Closed": _Reading._closed,
+    "Failed": _Reading._failed,
+    "Gone": _Reading._gone,
+    "Stepped": _Reading._stepped,
+    "Progress": _Reading._progress,
+    "EpochEnded": _Reading._epoch,
+    "Evaluated": _Reading._evaluated,
+    "Checkpointed": _Reading._checkpointed,
+}
+
+
+_EFFECTS = {
+    "Create": _Reading._create,
+    "Form": _Reading._form,
+    "Leave": _Reading._leave,
+    "Stop": _Reading._stop,
+    "Fence": _Reading._fence,
+    "Export": _Reading._export,
+    "Notice": _Reading._told,
+}

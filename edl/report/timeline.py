@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What happened in a job, as plain data for pictures and tables. `reading` makes it from a journal.
+
+All times are seconds since the job began. They continue over a change of the master. If the oldest segments
+of the journal were deleted, the timeline begins with the oldest existing one (`Timeline.begins`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from edl.contract.steps import Steps
+
+Entry = Mapping[str, Any]
+
+
+class State(StrEnum):
+    """The states of a worker in the report."""
+
+    STARTING = "starting"
+    INITIALIZING = "initializing"
+    READY = "ready"
+    MEMBER = "member"
+    DRAINING = "draining"
+
+
+@dataclass
+class Worker:
+    """One worker: its states with their times, and its end."""
+
+    id: int
+    handle: str = ""  # process id or pod name
+    intervals: list[tuple[State, float, float]] = field(default_factory=list)  # the last one may be open
+    state: State = State.STARTING
+    since: float = 0.0
+    ended: float | None = None  # None: it lives
+    why: str = ""  # how it ended
+    failed: str = ""  # what it has reported of its own failure
+    ordered: bool = False  # whether it was asked to leave
+    lost: bool = False  # whether it ended without being asked to, before the end of the job
+    speed: float | None = None  # records/s of its own steps, as last reported
+
+    def become(self, state: State, now: float) -> None:
+        if self.ended is None and state is not self.state:
+            self.intervals.append((self.state, self.since, now))
+            self.state, self.since = state, now
+
+    def end(self, now: float) -> None:
+        if self.ended is None:
+            self.intervals.append((self.state, self.since, now))
+            self.ended = now
+
+    def seconds(self, state: State) -> float:
+        """Seconds that this worker has spent in a state."""
+        return sum(end - start for kind, start, end in self.intervals if kind is state)
+
+
+@dataclass
+class Change:
+    """A change of the ring, with the times of its phases.
+
+    Args:
+        noticed: when the master heard of its cause.
+        left: when the last member had left the old ring; None if no member had to.
+        formed: when the new ring was decided.
+        connected: when the first member was in the new ring; None if it broke before.
+        stepped: when the member with the longest stall had made its first step.
+        stall: seconds between the last step before and the first step after it, as its members measured.
+    """
+
+    generation: int
+    members: tuple[int, ...]
+    before: tuple[int, ...]  # members of the ring before
+    noticed: float
+    left: float | None
+    formed: float
+    connected: float | None = None
+    stepped: float | None = None
+    stall: float = 0.0
+    redone: int = 0  # records that were trained again
+    broken: str = ""  # what the members reported of the break
+
+    @property
+    def phases(self) -> list[tuple[str, float]]:
+        """The stall in parts, in seconds: from the last step of the old ring to the first of the new one."""
+        end = self.stepped if self.stepped is not None else self.connected or self.formed
+        times = [end - self.stall, self.noticed, self.left or self.noticed, self.formed]
+        times = [*times, self.connected or self.formed, end]
+        for i in range(1, len(times)):  # members step on after the notice of a planned change
+            times[i] = min(max(times[i], times[i - 1]), end)
+        return [(name, after - before) for name, before, after in zip(PHASES, times, times[1:], strict=False)]
+
+
+PHASES = ("not noticed yet", "leaving the old ring", "deciding", "connecting", "first step")
+
+
+@dataclass
+class Timeline:
+    """All that the report shows of a journal."""
+
+    run_id: str = ""
+    values: Entry = field(default_factory=dict)
+    begins: float = 0.0  # the time of the first line that is kept
+    ends: float = 0.0
+    workers: dict[int, Worker] = field(default_factory=dict)
+    changes: list[Change] = field(default_factory=list)
+    steps: Steps | None = None
+    loss: dict[int, float] = field(default_factory=dict)  # of single steps, by step
+    trained: dict[str, dict[int, float]] = field(default_factory=dict)  # metric: step: mean of the epoch
+    held_out: dict[tuple[str, str], dict[int, float]] = field(default_factory=dict)  # split, metric: by step
+    checkpoints: list[tuple[float, int, int]] = field(default_factory=list)  # time, step, bytes
+    notices: list[tuple[float, str, str]] = field(default_factory=list)  # time, reason, text: important ones
+    masters: int = 0
+
+    @property
+    def writes_checkpoints(self) -> bool:
+        return bool(self.values.get("checkpoint", {}).get("dir"))
+
+    def cause(self, change: Change) -> tuple[str, str]:
+        """Name the kind of a change (start, lost, left, joined, broken), and its cause as text."""
+        if not change.before:
+            return "start", "start"
+        gone = [self._worker(w) for w in change.before if w not in change.members]
+        lost = [f"worker {w.id} lost ({w.why})" if w.why else f"worker {w.id} lost" for w in gone if w.lost]
+        left = [f"worker {w.id} left" for w in gone if not w.lost]
+        new = [w for w in change.members if w not in change.before]
+        joined = [f"worker {w} joined" if len(new) < 5 else "" for w in new]
+        if len(new) >= 5:
+            joined = [f"{len(new)} workers joined"]
+        kind = "lost" if lost else "left" if left else "joined" if new else "broken"
+        return kind, "; ".join([*lost, *left, *joined]) or change.broken or "the ring broke"
+
+    def _worker(self, number: int) -> Worker:
+        return self.workers.get(number) or Worker(number)
+
+
+def duration(seconds: float) -> str:
+    """Format seconds: 4.2 s, 3:20, 1:02:05, 3 d 04:00."""
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    hours, rest = divmod(round(seconds), 3600)
+    if hours >= 48:
+        return f"{hours // 24} d {hours % 24:02}:{rest // 60:02}"
+    return f"{hours}:{rest // 60:02}:{rest % 60:02}" if hours else f"{rest // 60}:{rest % 60:02}"

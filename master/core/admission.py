@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Workers that are ready, and whether each may train with the others.
+
+The first worker that becomes ready determines the job's model, its data and the mode (mode=auto). A worker
+with a different model or with different data fails: the ring would apply the gradients of one model to
+another, or train some records twice and others never.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from edl.contract.phases import WorkerState
+from edl.contract.reasons import Reason
+from edl.master.core import effects as ef
+from edl.master.core import events as ev
+from edl.master.core import membership, ps, rendezvous, sample_loss, training
+from edl.master.core.state import State
+from edl.master.core.workers import WorkerRecord
+
+
+def seen(job: State, event: ev.Seen) -> None:
+    """Record that a worker's process runs."""
+    if w := job.pool.get(event.worker):
+        w.handle = event.handle
+        job.pool.delay(w, "")
+        if w.state == WorkerState.PENDING:
+            _runs(job, w, "seen")
+
+
+def delayed(job: State, event: ev.Delayed) -> None:
+    """Record why a worker does not run yet."""
+    w = job.pool.get(event.worker)
+    if w is None or w.delay == event.why:
+        return
+    if job.pool.delay(w, event.why):  # once for all workers with the same reason
+        job.notice(Reason.WorkerPending, f"worker {w.id} is pending: {event.why}")
+
+
+def hello(job: State, w: WorkerRecord, event: ev.Hello) -> None:
+    """Record that a worker is connected, and initializes."""
+    if w.state == WorkerState.PENDING:
+        _runs(job, w, "hello")
+    elif w.state == WorkerState.STARTING:
+        job.pool.change(w, "hello")
+    if not event.resumes:
+        told_its_state(job, w)
+    if event.brings_state and w.is_starting and not job.divergence.untrusted_up_to:
+        job.pool.snapshots.comes_with(w)
+    if w.stopped:  # it was not connected then, and process 1 of a container ignores SIGTERM
+        job.do(ef.Stop(w.id, f"worker {w.id} is not needed any more"))
+
+
+def _runs(job: State, w: WorkerRecord, event: str) -> None:
+    """Start the startup timeout of a worker."""
+    job.pool.change(w, event)
+    w.since = job.now
+    job.timeouts.watch(w)
+
+
+def built(job: State, w: WorkerRecord, event: ev.Built) -> None:
+    """Decide the mode, or check the worker's model against it."""
+    fits(job, w, event.tables)
+
+
+def ready(job: State, w: WorkerRecord, event: ev.Ready) -> None:
+    """Handle a worker whose model is built and whose data are open."""
+    if not w.is_starting:
+        return
+    if w.state != WorkerState.INITIALIZING:
+        job.pool.change(w, "hello")
+    job.checkpoints.step = max(job.checkpoints.step, event.checkpoint)
+    if _admit(job, w, event):
+        if event.held is not None and not job.divergence.untrusted_up_to:
+            job.pool.snapshots.held[w.id] = event.held
+            rendezvous.count_a_late_copy(job, w)
+        job.notice(Reason.WorkerReady, f"worker {w.id} is ready after {job.now - w.since:.1f} s")
+
+
+def resume(job: State, w: WorkerRecord, event: ev.Resume) -> None:
+    """Handle an initialized worker of an earlier master, which reports its state."""
+    if w.state != WorkerState.INITIALIZING:
+        job.stale += 1
+        return
+    told_its_state(job, w)
+    if event.left_ring is not None:
+        training.stopped(job, event.left_ring)
+    if _admit(job, w, event):
+        known = job.ring.generation
+        outdated_ones = job.failover.place(w, event, job.now)
+        if job.ring.generation != known:
+            job.servers.ordered = None
+        for outdated in outdated_ones:
+            why = "it was in a ring that the others have left"
+            membership.give_up(job, outdated, ef.FenceReason.OutdatedRing, why)
+
+
+def told_its_state(job: State, w: WorkerRecord) -> None:
+    """Record that the worker has reported its state to this master, which need not await it any more."""
+    w.expected = False
+    job.failover.awaits_no_longer(w)
+
+
+def _admit(job: State, w: WorkerRecord, event: ev.Ready | ev.Resume) -> bool:
+    """Check a ready worker. Returns False if its model or data differ from the job's."""
+    layout = event.layout
+    for words in event.forced:
+        if words not in job.forced:
+            job.forced.append(words)
+            job.notice(Reason.IncompatibleResume, f"forced: {words}")
+    job.pool.change(w, "ready")
+    w.ready_at = job.now
+    job.backoff.got_ready()
+    if job.train is None:
+        training.open_task(job, layout, event.held_out)
+        job.held_out = event.held_out
+    elif job.train.layout.records != layout.records:
+        has = job.train.layout.records
+        why = f"worker {w.id} found {layout.records} records in the data; the job has {has}"
+        membership.failed(job, w, ev.Failed(w.id, why))
+        return False
+    if job.held_out != event.held_out:
+        expected, found = _in_words(job.held_out), _in_words(event.held_out)
+        why = f"worker {w.id} found {found} in the held-out data; the job has {expected}"
+        membership.failed(job, w, ev.Failed(w.id, why))
+        return False
+    if not fits(job, w, event.tables):
+        return False
+    job.model = job.model or event.model
+    if job.model != event.model:
+        why = (
+            f"worker {w.id} made another model than the workers before it: its layers, variables, loss "
+            "or optimizer differ. model() must return the same in each process; does it depend on a "
+            "random number, the time, or the machine?"
+        )
+        membership.failed(job, w, ev.Failed(w.id, why))
+        return False
+    if why := sample_loss.why_refused(job, w, event.sample_loss):
+        membership.failed(job, w, ev.Failed(w.id, why))
+        return False
+    if job.regroup_at is None:
+        job.regroup_at = job.now + job.config.elastic.join_delay_seconds
+    return True
+
+
+def fits(job: State, w: WorkerRecord, tables: int) -> bool:
+    """Check the number of tables against the mode, which the first worker decides if it is auto."""
+    if why := ps.decide(job, w, tables):
+        membership.failed(job, w, ev.Failed(w.id, why))
+    return not why
+
+
+def _in_words(sizes: Mapping[str, int]) -> str:
+    return " and ".join(f"{records} records of {split!r}" for split, records in sizes.items()) or "no records"

@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The ring of an earlier master: kept if it is whole, closed and formed again otherwise.
+
+`failover` collects the reports of its members.
+"""
+
+from __future__ import annotations
+
+from edl.contract.reasons import Reason
+from edl.master.core import effects as ef
+from edl.master.core import events as ev
+from edl.master.core import facts, membership, past
+from edl.master.core.ring import CHANGE, LOSS
+from edl.master.core.state import State
+
+
+def adopted(job: State, event: ev.Adopted) -> None:
+    """Continue the job of an earlier master with its workers and its accounts."""
+    job.safe_before, job.active_before = event.safe, event.active_seconds
+    job.began_with = event.began_with
+    if event.past is not None or event.active_seconds:
+        unknown = facts.Past({}, "useful")
+        past.restore(job, event.past or unknown, event.active_seconds)
+    for w in job.failover.begin(event, job.now):
+        job.timeouts.watch(w)
+    if event.workers:
+        count = len(event.workers)
+        job.notice(Reason.FailedOver, f"this master took over from an earlier one: {count} workers")
+
+
+def adopt_ring(job: State) -> bool:
+    """Adopt the ring of an earlier master if it is whole, else close it. False if it is still unknown."""
+    if job.failover.until is None:
+        return True
+    missing = job.failover.missing(job.now)
+    if missing is None:
+        return False
+    for w in missing:
+        why = "it did not reconnect to the new master"
+        membership.give_up(job, w, ef.FenceReason.ReconnectTimeout, why)
+    if job.ring.members:
+        whole = len(job.ring.inside) == len(job.ring.members) and job.ring.up
+        if whole and job.ring.running:
+            job.kept_useful_seconds += job.goodput.without_master  # it is useful time now
+            job.goodput.ring_was_kept(job.now)
+        # Workers do not report their shares, so loadBalancing=speed needs a new ring.
+        if whole and job.ring.running and job.config.training.load_balancing == "none":
+            _keep(job)
+            return True
+        job.close("a new master took over", CHANGE if whole else LOSS)
+        job.do(*job.ring.ask_the_rest())
+    return True
+
+
+def _keep(job: State) -> None:
+    """Keep the ring of an earlier master: its members continue to train."""
+    ring = job.ring
+    ring.changes[-1].up_seconds, ring.shares = 0.0, (1,) * len(ring.members)
+    job.reason = f"a new master took over, and the ring of {len(ring.members)} trains on"
+    job.notice(Reason.FailedOver, job.reason)
+    job.checkpoints.ring_is_up(job.now)
+    job.do(ef.Train(ring.generation, ring.members, job.epochs))  # it may not know the last change

@@ -1,0 +1,269 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The state of one server in mode=ps, and its changes: a call makes them, and the log repeats them.
+
+Each change is deterministic. What a call decides, such as a new incarnation or the learning rate of a stale
+step, is in the log record beside the request.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from edl.contract.proto import ps_pb2 as pb
+from edl.contract.rows.placement import ShardAssignment
+from edl.contract.rows.wire import Bytes
+from edl.ps.asynchronous.applied_steps import AppliedSteps, Leases, Pushed, Rules, Update
+from edl.ps.asynchronous.records import (
+    applied_from_json,
+    applied_to_json,
+    decided,
+    kept_from_proto,
+    ranges_from_proto,
+    read_decided,
+)
+from edl.ps.reshard.reshard import FETCH, FETCHED, PAGE, Resharding
+from edl.ps.storage.requests import Gradients, read
+from edl.ps.storage.storage import Records, Storage
+from edl.ps.storage.wal import Damaged
+
+# The kind of a log record: its first byte. The decision about the request and the request itself follow.
+BEGIN, PUSH, DUPLICATE, DRAIN, RESCHEDULE, KEEP = b"B", b"P", b"A", b"D", b"R", b"K"
+WAITS = b"W"  # a push that precedes this segment and is not in the rows yet
+GENERATION, ASSIGN = b"S", b"G"
+
+
+class AsyncState:
+    """The rows and the accepted steps of one server.
+
+    Args:
+        head: the first record of the log; None: the log is empty.
+        clock: monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        storage: Storage,
+        head: Mapping[str, Any] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ):
+        self._storage = storage
+        self.applied = AppliedSteps() if head is None else applied_from_json(head)
+        self._leases = Leases(clock)
+        self._resharding = Resharding(storage)
+        self._pages: tuple[str, int] = "", 0  # of initial rows: the attempt, and the number of the next page
+        self.rows_staged = 0
+
+    @property
+    def began(self) -> bool:
+        return self.applied.began
+
+    @property
+    def clock(self) -> int:
+        return self.applied.version
+
+    @property
+    def incarnation(self) -> str:
+        return self.applied.incarnation
+
+    @property
+    def pending(self) -> int:
+        return sum(len(one.gradients.raw) for one in self.applied.waiting) + self._resharding.nbytes
+
+    @property
+    def is_resharding(self) -> bool:
+        return self._resharding.target is not None
+
+    def position(self) -> pb.Position:
+        t, there = self.applied, self._storage.assignment
+        generation = max(t.restored[0], t.generation)
+        told = pb.Position(generation=generation, step=t.step, empty=not t.began, assigned_in=t.assigned_in)
+        if t.began and there.servers:
+            told.assignment.CopyFrom(there.to_proto())
+        if (ready := self._resharding.target) is not None and ready.whole:
+            told.fetched.CopyFrom(ready.to.to_proto())
+            told.fetched_in = ready.request.generation
+        return told
+
+    def progress(self, refused: bool = False) -> pb.Progress:
+        t = self.applied
+        return pb.Progress(
+            version=t.version,
+            step=t.step,
+            incarnation=t.incarnation,
+            empty=not t.began,
+            accepted=len(t.accepted),
+            loss=t.loss,
+            records=t.records,
+            refused=refused,
+            repeated=t.repeated,
+        )
+
+    # --- the log
+
+    def lost(self) -> None:
+        self.applied, self._pages = self.applied.lost(), ("", 0)
+        self._leases.clear()
+        self._storage.lose(self.beginning())
+
+    def beginning(self) -> Records:
+        return self._beginning(self.applied)
+
+    def replay(self, kind: bytes, text: bytes) -> None:
+        if kind == FETCH:
+            self._begin_fetch(pb.FetchRequest.FromString(text))
+            return
+        if kind in (PAGE, FETCHED):
+            self._resharding.replay(kind, text)
+            return
+        said, raw = read_decided(text)
+        if kind == BEGIN:
+            begin, given = read(pb.BeginRequest.FromString, raw, pb.BeginRequest.VALUES_FIELD_NUMBER)
+            self._begin(begin, self._storage.gradients(raw, given), said["incarnation"])
+        elif kind == PUSH:
+            push, given = read_push(raw)
+            self._accept(push, self._storage.gradients(raw, given), said["rate"])
+        elif kind == WAITS:
+            # Replay of the segment before has added it already.
+            push, given = read_push(raw)
+            if all(one.step != push.step for one in self.applied.waiting):
+                pushed = pushed_from_proto(push, self._storage.gradients(raw, given), said["rate"])
+                self.applied = replace(self.applied, waiting=(*self.applied.waiting, pushed))
+        elif kind == DUPLICATE:
+            self.applied = self.applied.mark_duplicate(said["step"])
+        elif kind == DRAIN:
+            applied, update = self.applied.drain(said["step"])
+            self._apply(applied, update)
+        elif kind == RESCHEDULE:
+            self.applied = self._rescheduled(pb.RescheduleRequest.FromString(raw), said["incarnation"])
+        elif kind == KEEP:
+            self.applied = self.applied.keep(kept_from_proto(pb.KeepRequest.FromString(raw)))
+        elif kind == GENERATION:
+            self.applied = self.applied.quiesce(said["generation"])
+        elif kind == ASSIGN:
+            self._switch(pb.AssignRequest.FromString(raw), said["incarnation"])
+        else:
+            raise Damaged(f"log record of unknown kind {kind!r}")
+
+    def load_base(self) -> None:
+        self._storage.load_base(alone=True)
+
+    # --- steps
+
+    @property
+    def _rules(self) -> Rules:
+        assert self._storage.declared is not None
+        a = self._storage.declared.asynchronous
+        return Rules(max(1, a.grads_to_wait), a.max_staleness, a.scale_rate)
+
+    def _new_incarnation(self) -> str:
+        return f"{self._storage.run_id}/{secrets.token_hex(6)}"
+
+    def _begin(self, request: pb.BeginRequest, values: Gradients, incarnation: str) -> None:
+        self._storage.finish_copy()
+        self._resharding.drop()
+        if request.HasField("assignment"):
+            self._storage.assignment = ShardAssignment.from_proto(request.assignment)
+        self._put(values)
+        self.applied = self.applied.begin(incarnation, request.since)
+
+    def _put(self, values: Gradients) -> None:
+        for number, (ids, rows) in values.of.items():
+            self._storage.tables[number].put(0, ids, rows)
+
+    def _accept(self, request: pb.PushRequest, gradients: Gradients, rate: float) -> None:
+        pushed = pushed_from_proto(request, gradients, rate)
+        applied, update = self.applied.accept(pushed, self._rules, request.skipped)
+        self._apply(applied, update)
+
+    def _apply(self, applied: AppliedSteps, update: Update | None) -> None:
+        if update is not None:
+            self._storage.finish_copy()
+            for number, table in enumerate(self._storage.tables):
+                gradients = [one.gradients.of[number] for one in update.pushed if number in one.gradients.of]
+                if gradients:
+                    at = update.version
+                    table.apply(at, gradients, update.scale, update.learning_rate, at, for_good=True)
+        self.applied = applied
+
+    def _rescheduled(self, request: pb.RescheduleRequest, incarnation: str) -> AppliedSteps:
+        return self.applied.reschedule(
+            ranges_from_proto(request.steps), incarnation, request.server, request.server_incarnation
+        )
+
+    def _beginning(self, applied: AppliedSteps) -> Records:
+        waiting = [[WAITS, decided(rate=one.learning_rate), one.gradients.raw] for one in applied.waiting]
+        return [*self._storage.head(applied_to_json(applied)), *waiting]
+
+    # --- resharding
+
+    def _begin_fetch(self, request: pb.FetchRequest) -> None:
+        self._resharding.begin(request)
+        if self._storage.index not in ShardAssignment.from_proto(request.of).members:  # its rows are outdated
+            self._storage.drop_rows()
+            self.applied = self.applied.lost()
+
+    def _fetched(self, to: ShardAssignment, generation: int) -> bool:
+        """Whether all rows that `to` adds to this server were fetched in that generation."""
+        ready = self._resharding.target
+        return (
+            ready is not None
+            and ready.request.generation == generation
+            and ready.gives(self._storage.index, to, ready.request.step)
+        )
+
+    def _has(self, to: ShardAssignment) -> bool:
+        """Whether this server's tables hold all its rows of `to`.
+
+        False also if it loses rows to which a waiting step must still be applied.
+        """
+        held, wanted = (of.held(self._storage.index) for of in (self._storage.assignment, to))
+        fewer = bool((held & ~wanted).any())
+        return self.applied.began and not (fewer and self.applied.waiting) and bool((held >= wanted).all())
+
+    def _switch(self, request: pb.AssignRequest, incarnation: str) -> None:
+        storage, to, index = self._storage, ShardAssignment.from_proto(request.to), self._storage.index
+        storage.finish_copy()
+        ready = self._resharding.target if self._fetched(to, request.fetched) else None
+        before, applied = storage.assignment, self.applied
+        self._resharding.drop()
+        storage.assignment = to
+        if to == before and applied.began:
+            self.applied = replace(applied, quiesced=False, assigned_in=request.since)
+            return
+        if index not in to.members:
+            for table in storage.tables:
+                table.clear()
+            applied = replace(applied.lost(), quiesced=False)
+        elif ready is not None:
+            fetch = ready.request
+            self._resharding.take_in(ready, stays=applied.began)
+            if applied.began:
+                applied = applied.moved(fetch.version, incarnation, request.since)
+            else:
+                kept = kept_from_proto(fetch.kept) if fetch.kept.ledger else None
+                applied = applied.joins(
+                    ranges_from_proto(fetch.steps), fetch.version, kept, incarnation, request.since
+                )
+        elif applied.began:
+            if (before.held(index) & ~to.held(index)).any():
+                for table in storage.tables:
+                    table.keep(storage.has)
+            applied = applied.moved(0, incarnation, request.since)
+        else:
+            applied = replace(applied, quiesced=False)
+        self.applied = applied
+        self._leases.clear()
+
+
+def read_push(raw: Bytes) -> tuple[pb.PushRequest, list[memoryview]]:
+    """Parse a push; its gradients are views of `raw`, one for each table."""
+    return read(pb.PushRequest.FromString, raw, pb.PushRequest.GRADIENTS_FIELD_NUMBER)
+
+
+def pushed_from_proto(request: pb.PushRequest, gradients: Gradients, rate: float) -> Pushed:
+    """The accepted step, with the learning rate that its staleness has left."""
+    return Pushed(request.step, rate, gradients, request.loss, request.records)

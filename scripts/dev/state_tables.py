@@ -1,0 +1,77 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Print docs/state-tables.md for scripts/dev/docs: a picture of each state table, drawn from the table."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from textwrap import fill
+from typing import Any
+
+from edl.master.backends.kubernetes.pod_view import POD
+from edl.master.core.ring import RING
+from edl.master.core.tables import Table
+from edl.master.core.workers import WORKER
+
+HEAD = """# State tables
+
+The state machines of the master are tables: the state and an event give the next state. A transition that a
+table lacks is an error. `scripts/dev/docs` draws this page from the tables. Events that leave the state as it
+is are not drawn.
+"""
+TABLES: tuple[tuple[str, str, Table[Any]], ...] = (
+    (
+        "A worker",
+        "The table is in `master/core/workers.py`. States never go backwards: a replacement is a new worker "
+        "with the next number.",
+        WORKER,
+    ),
+    (
+        "The ring",
+        "The table is in `master/core/ring.py`. A ring is left at a step boundary (`change`), or it is cut "
+        "(`break`, and `loss` if a member is lost). The next ring is formed once all members have left it. A "
+        "new master learns of a ring from its members (`learn`). [How the ring works](ring.md) says what "
+        "they do.",
+        RING,
+    ),
+    (
+        "The pod of a worker",
+        "The table is in `master/backends/kubernetes/pod_view.py`. `Gone` is emitted when a pod ends, and "
+        "never again for this worker. The next worker may continue in the pod of a crashed one (`made`).",
+        POD,
+    ),
+)
+
+
+def picture(table: Table[Any]) -> str:
+    """Draw a table as a state diagram of Mermaid, with one arrow for all events between two states."""
+    arrows: dict[tuple[str, str], list[str]] = defaultdict(list)
+    for (state, event), after in table.steps.items():
+        if state != after:
+            arrows[_name(state), _name(after)].append(event)
+    states = dict.fromkeys(state for step, after in table.steps.items() for state in (step[0], after))
+    lines = ["stateDiagram-v2"]
+    lines += [f'  state "{state}" as {_name(state)}' for state in states if _name(state) != state]
+    lines.append(f"  [*] --> {_name(table.first)}")
+    lines += [f"  {before} --> {after}: {', '.join(events)}" for (before, after), events in arrows.items()]
+    lines += [f"  {_name(state)} --> [*]" for state in states if not any(state == s for s, _ in table.steps)]
+    return "\n".join(["```mermaid", *lines, "```"])
+
+
+def _name(state: str) -> str:
+    return state.replace(" ", "_")
+
+
+def main() -> None:
+    """Print the page."""
+    print(HEAD)
+    print(
+        "\n\n".join(
+            f"## {name}\n\n{fill(text, 120, break_on_hyphens=False)}\n\n{picture(table)}"
+            for name, text, table in TABLES
+        )
+    )
+
+
+if __name__ == "__main__":
+    main()

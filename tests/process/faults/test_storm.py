@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Storms of real faults on real workers, each of a new seed: the last line must say EXACT.
+
+A storm takes minutes, so that each commit has one of them; EDL_STORMS=all runs all.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.support.jobs.by_commit import of_this_commit
+
+ROOT = Path(__file__).parents[3]
+FAULTS = 24
+
+
+def storm(*arguments: str, seed: int | None = None, faults: int = FAULTS) -> str:
+    """What scripts/storm says of a storm that has lost nothing."""
+    seed = seed if seed is not None else random.SystemRandom().randrange(10**6)  # printed: repeatable
+    done = subprocess.run(
+        [ROOT / "scripts/storm", "--faults", str(faults), "--seed", str(seed), *arguments],
+        capture_output=True,
+        text=True,
+    )
+    print(done.stdout)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.splitlines()[-1].startswith("EXACT")
+    seen = int(re.search(r"^faults +(\d+) in", done.stdout, re.M)[1])  # type: ignore[index]
+    assert seen >= faults, "a storm without faults proves nothing"
+    return done.stdout
+
+
+def of_steps_with_several_sums() -> None:
+    """The faults of tests/process/faults/test_faults.py are of steps with one. float16 holds exactly what
+    each weight counts, so compression changes nothing."""
+    model = ["--model", "counting_many.py", "--records", "20000", "--epochs", "4"]
+    said = storm("--workers", "3", *model, "--set", "training.compression=float16")
+    between = re.search(r"^between +(\d+) workers", said, re.M)
+    assert between and int(between[1]) > 0, "no worker was killed between the sums of a step"
+
+
+def of_workers_and_servers() -> None:
+    """Some servers lose what they have written: then ring and servers go back, and nothing counts twice."""
+    sizes = ["--records", "4000", "--epochs", "5"]
+    storm("--workers", "3", "--model", "counting_rows.py", "--servers", "2", *sizes, faults=12)
+
+
+def of_servers_that_have_all_weights() -> None:
+    """Each on two of three: also the first server, which hands out steps, is killed and done without."""
+    sizes = ["--records", "4000", "--epochs", "5", "--set", "ps.replicas=2", "--set", "ps.timeoutSeconds=1"]
+    storm(
+        "--workers", "3", "--model", "counting_rows.py", "--servers", "3", "--mode", "ps", *sizes, faults=12
+    )
+
+
+STORMS = of_steps_with_several_sums, of_workers_and_servers, of_servers_that_have_all_weights
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("storm_of", of_this_commit(STORMS), ids=lambda of: of.__name__)
+def test_a_storm_loses_nothing(storm_of: Callable[[], None]) -> None:
+    storm_of()

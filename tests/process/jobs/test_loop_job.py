@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Jobs of a script with its own training loop, with faults and newcomers: each record counts once."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edl.contract.reasons import Reason
+from tests.process.conftest import MODELS
+
+A_Job = Callable[..., Any]
+SCRIPT = f"model.script={MODELS / 'counting_loop.py'}"
+
+
+async def test_killed_workers_of_a_loop_lose_nothing_and_their_successors_receive_the_state(
+    a_job: A_Job,
+) -> None:
+    async with a_job(SCRIPT, workers=3) as job:
+        members = await job.ring_of(3)
+        await job.stepping()
+        job.kill(members[1])
+        members = await job.ring_of(3, without=[members[1]])
+        await job.stepping()
+        job.kill(members[0], members[2])
+        await job.ring_of(3, without=[members[0], members[2]])
+        summary = await job.exact()
+    assert summary["failures"] == []
+    assert summary["state_losses"] == 0
+
+
+async def test_workers_of_a_loop_with_numpy_state_join_and_leave(
+    a_job: A_Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EDL_COUNTING_STATE", "numpy")
+    async with a_job(SCRIPT, workers=1) as job:
+        (first,) = await job.ring_of(1)
+        await job.stepping()
+        job.master.scale(3)
+        await job.ring_of(3)
+        await job.stepping()
+        job.kill(first, number=signal.SIGTERM)
+        await job.ring_of(3, without=[first])
+        await job.stepping()
+        assert job.gone(first).code == 0
+        summary = await job.exact()
+    assert summary["failures"] == []
+
+
+async def test_a_loop_whose_workers_all_die_goes_on_from_its_checkpoint(a_job: A_Job, tmp_path: Path) -> None:
+    kept = f"checkpoint.dir={tmp_path / 'checkpoints'},checkpoint.steps=5,checkpoint.seconds=0"
+    async with a_job(SCRIPT, kept, workers=2) as job:
+        members = await job.ring_of(2)
+        await job.until(lambda: job.status["checkpoint"]["step"])
+        job.kill(*members)
+        await job.ring_of(2, without=members)
+        await job.exact()
+        assert job.noticed(Reason.Restored)
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("import edl\n", "the script has ended, and never called edl.join()"),
+        ("import sys\nsys.exit(2)\n", "has called sys.exit(2)"),
+        (
+            "import edl, numpy as np\nw = np.zeros(1, np.float32)\nfor step in edl.join(w, [w]).steps():\n"
+            "    w += step.mean([w])\n",
+            "Cannot cast ufunc",
+        ),
+        (
+            "import edl, os, numpy as np\nw = np.full(1, os.getpid(), float)\n"
+            "for step in edl.join(np.zeros(64), {'w': w}).steps():\n"
+            "    if step.mean([w]) is not None:\n        w += os.getpid()\n",
+            "at step 2 the workers' states differ in w",
+        ),
+    ],
+    ids=["never joins", "exits", "does not expect None", "state of its own"],
+)
+async def test_a_script_that_cannot_train_fails_the_job_with_one_sentence(
+    a_job: A_Job, tmp_path: Path, text: str, told: str
+) -> None:
+    (script := tmp_path / "train.py").write_text(text)
+    async with a_job(f"model.script={script}", "elastic.maxFailures=0", workers=2) as job:
+        summary = await job.end()
+    assert summary["phase"] == "Failed"
+    assert told in summary["reason"]
+    assert summary["reason"].count("train.py") >= 1

@@ -1,0 +1,320 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What was exported is loaded again in a fresh process, and compared: `trainer.exports`."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import edl
+from edl.contract import artifacts
+from edl.errors import ConfigError, EdlError, UserCodeError
+from edl.trainer.export import exporter, formats, room, samples
+from edl.trainer.export.preflight import run_preflight
+from edl.trainer.export.verification import Verification, environment
+from edl.trainer.model.user_model import UserModel
+from edl.trainer.runtime.watchdog import unwatched
+from edl.trainer.session.state import Session
+
+pytestmark = pytest.mark.process
+SECONDS = 90.0
+RNG = np.random.default_rng(0)
+
+
+def numbers(*shape: int) -> np.ndarray:
+    return RNG.normal(size=shape).astype(np.float32)
+
+
+def several_inputs() -> tuple[keras.Model, Any]:
+    """Numbers and a row of tokens, by name; two outputs, by name."""
+    a, tokens = keras.Input((3,), name="a"), keras.Input((5,), dtype="int32", name="tokens")
+    row = keras.layers.LSTM(4)(keras.layers.Embedding(20, 4)(tokens))
+    both = keras.layers.Concatenate()([a, row])
+    outputs = {"z": keras.layers.Dense(2)(both), "b": keras.layers.Dense(1, activation="relu")(both)}
+    features = {"tokens": RNG.integers(0, 20, (6, 5)), "a": numbers(6, 3)}
+    return keras.Model({"a": a, "tokens": tokens}, outputs), features
+
+
+class OwnClass(keras.Model):
+    """It says nothing of its inputs, a list."""
+
+    def __init__(self, **options: Any):
+        super().__init__(**options)
+        self.one, self.other = keras.layers.Dense(2), keras.layers.Dense(2)
+
+    def call(self, inputs: Any) -> Any:
+        return self.one(inputs[0]) * self.other(inputs[1])
+
+
+def own_class() -> tuple[keras.Model, Any]:
+    model = OwnClass()
+    features = [numbers(6, 3), numbers(6, 4)]
+    model(features)
+    return model, features
+
+
+def dense() -> tuple[keras.Model, Any]:
+    return keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)]), numbers(6, 3)
+
+
+@pytest.fixture
+def verification() -> Iterator[Verification]:
+    fresh = Verification(SECONDS)
+    yield fresh
+    fresh.close()
+
+
+def written(model: keras.Model, features: Any, folder: Path) -> dict[str, Path]:
+    """In all formats."""
+    keras_file = folder / artifacts.MODEL
+    model.save(keras_file)
+    return {
+        "keras": keras_file,
+        **{name: formats.put(model, name, folder, features, 0) for name in formats.KERAS_NAMES},
+    }
+
+
+@pytest.mark.parametrize("made", [several_inputs, own_class])
+def test_each_format_gives_what_the_model_in_memory_gives(
+    made: Any, tmp_path: Path, verification: Verification
+) -> None:
+    model, features = made()
+    exports = written(model, features, tmp_path)
+    verification.ask(model, samples.of(model, features), exports, module=__file__)
+    found = verification.result()
+    assert {name: f.wrong for name, f in found.items()} == dict.fromkeys(artifacts.FORMATS, "")
+    assert sorted(p.name for p in tmp_path.iterdir()) == sorted(artifacts.FORMATS.values())
+
+
+def test_a_model_that_was_never_called_is_written_as_well(tmp_path: Path) -> None:
+    """As one whose train_step() calls what it is made of."""
+    model, features = OwnClass(), [numbers(6, 3), numbers(6, 4)]
+    model.one.build((None, 3))
+    model.other.build((None, 4))
+    formats.write(model, "savedmodel", tmp_path / "served", features)
+    signature = tf.saved_model.load(str(tmp_path / "served")).signatures["serving_default"]
+    outputs = signature(**{f"input_{nth}": tf.constant(array) for nth, array in enumerate(features)})
+    np.testing.assert_allclose(next(iter(outputs.values())), model(features), rtol=1e-5)
+
+
+def test_what_differs_or_is_torn_is_found(tmp_path: Path, verification: Verification) -> None:
+    model, features = dense()
+    exports = written(model, features, tmp_path)
+    whole = exports["keras"].read_bytes()
+    exports["keras"].write_bytes(whole[: len(whole) // 2])
+    weights = exports["savedmodel"] / "variables" / "variables.data-00000-of-00001"
+    weights.write_bytes(weights.read_bytes()[:-8])
+    sample = samples.of(model, features)
+    model.layers[-1].kernel.assign_add(np.ones((3, 2)))
+    verification.ask(model, samples.of(model, features), exports)
+    found = verification.result()
+    assert found["keras"].wrong.startswith("model.keras cannot be loaded and run: ")
+    assert found["savedmodel"].wrong.startswith("model.savedmodel cannot be loaded and run: ")
+    assert "model.onnx gives other outputs than the model in memory: they differ by" in found["onnx"].wrong
+    assert samples.difference(sample.outputs, sample.outputs) == 0
+
+
+class NoConfig(keras.layers.Layer):
+    """Keras cannot make it again."""
+
+    def __init__(self, factor: float):
+        super().__init__()
+        self.factor = factor
+
+    def call(self, x: Any) -> Any:
+        return x * self.factor
+
+    def get_config(self) -> dict[str, Any]:
+        return {}
+
+
+def model() -> keras.Model:
+    return keras.Sequential([keras.Input((3,)), NoConfig(2.0), keras.layers.Dense(2)])
+
+
+def data(split: str) -> None:
+    return None
+
+
+def test_a_model_that_only_its_own_code_can_build_is_loaded_by_that(
+    tmp_path: Path, verification: Verification
+) -> None:
+    built, features = model(), numbers(6, 3)
+    path = tmp_path / artifacts.MODEL
+    built.save(path)
+    verification.ask(built, samples.of(built, features), {"keras": path}, module=__file__)
+    found = verification.result()["keras"]
+    assert found.wrong == ""
+    assert found.needs_code.startswith("model.keras cannot be loaded and run: TypeError: ")
+
+
+def test_random_outputs_are_not_compared_but_the_weights_are(
+    tmp_path: Path, verification: Verification
+) -> None:
+    noisy = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2), keras.layers.Lambda(noise)])
+    sample = samples.of(noisy, numbers(6, 3))
+    assert sample.why == "the model gives other outputs each time it is called"
+    path = tmp_path / artifacts.MODEL
+    noisy.save(path)
+    noisy.layers[0].kernel.assign_add(np.ones((3, 2)))
+    verification.ask(noisy, samples.of(noisy, numbers(6, 3)), {"keras": path}, module=__file__)
+    assert verification.result()["keras"].wrong == "model.keras holds other weights than the model in memory"
+
+
+def noise(x: Any) -> Any:
+    import keras
+
+    return x + keras.random.normal(keras.ops.shape(x))
+
+
+def test_who_dies_or_hangs_while_it_loads_a_file_has_not_found_anything_wrong_with_it(tmp_path: Path) -> None:
+    made, features = dense()
+    path = tmp_path / artifacts.MODEL
+    made.save(path)
+    sample, exports = samples.of(made, features), {"keras": path}
+    killed, hanging, stopped, crashed = (
+        Verification(seconds) for seconds in (SECONDS, 0.0, SECONDS, SECONDS)
+    )
+    for one in (killed, hanging, stopped, crashed):
+        os.kill(one._process.pid, signal.SIGSTOP)
+        one.ask(made, sample, exports)
+    assert "has not ended within" in hanging.result()["keras"].unseen
+    assert "the job ends before" in stopped.result(lambda: True)["keras"].unseen
+    killed._process.kill()
+    assert "was killed (SIGKILL), as happens where memory is short" in killed.result()["keras"].unseen
+    for number in (signal.SIGSEGV, signal.SIGCONT):
+        crashed._process.send_signal(number)
+    found = crashed.result()["keras"]
+    assert "has died (SIGSEGV)" in found.wrong
+    assert found.unseen == ""
+
+
+def test_a_large_file_is_given_more_time(tmp_path: Path, verification: Verification) -> None:
+    made, features = dense()
+    path = tmp_path / artifacts.MODEL
+    made.save(path)
+    with open(path, "ab") as file:
+        file.truncate(20_000_000_000)  # a hole: nothing of it lies on the disk
+    verification.ask(made, samples.of(made, features), {"keras": path})
+    assert verification._seconds > 10_000
+
+
+def test_a_model_that_could_not_be_looked_at_is_kept_and_the_job_does_not_say_that_it_succeeded(
+    tmp_path: Path,
+) -> None:
+    """For want of memory, for example: another process may load it later."""
+    made, said = dense()[0], list[Any]()
+    module = UserModel("mine", model, lambda split: edl.arrays(numbers(6, 3), numbers(6, 2)), None)
+    made.compile(loss="mse")
+    session = Session(0, said.append, threading.Event())
+
+    def without_memory() -> Verification:
+        raise EdlError("to load the model again takes about 572 MiB")
+
+    for verify, why in (
+        (without_memory, "to load the model again takes about 572 MiB"),
+        (lambda: killed_at_once(Verification(SECONDS)), "was killed (SIGKILL)"),
+    ):
+        exporter.Exporter(
+            made, module, session, unwatched, lambda: False, tmp_path, None, 0.0, verify=verify
+        )()
+        finished = said[-1].finished
+        (failed,) = finished.failed
+        assert failed.part == exporter.VERIFICATION
+        assert failed.why.startswith("model.keras is kept, but not verified: ")
+        assert why in failed.why
+        assert f"`edl export {tmp_path}`" in failed.why
+        assert finished.model == "model.keras"
+        (listed,) = json.loads((tmp_path / artifacts.EXPORTS).read_text())["exports"]
+        assert listed["verified"] is False
+
+
+def killed_at_once(begun: Verification) -> Verification:
+    begun._process.kill()
+    return begun
+
+
+def test_the_environment_of_the_job_is_not_handed_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EDL_TOKEN", "secret")
+    monkeypatch.setenv("MINE", "needed")
+    found = environment(threads=1)
+    assert (found.get("EDL_TOKEN"), found["MINE"], found["TF_NUM_INTRAOP_THREADS"]) == (None, "needed", "1")
+
+
+def test_without_memory_for_it_no_process_is_begun(tmp_path: Path) -> None:
+    for name, text in {
+        "max": "2000000000",
+        "current": "1800000000",
+        "stat": "inactive_file 300000000",
+    }.items():
+        (tmp_path / f"memory.{name}").write_text(f"{text}\n")
+    room.refuse_without(400_000_000, tmp_path)
+    with pytest.raises(EdlError, match="about 572 MiB, and the container's memory limit leaves 476 MiB"):
+        room.refuse_without(600_000_000, tmp_path)
+    (tmp_path / "memory.max").write_text("max\n")
+    room.refuse_without(600_000_000, tmp_path)
+    assert room.left(tmp_path / "none") is None
+
+
+class EagerOnly(keras.Model):
+    """It cannot be traced."""
+
+    def call(self, x: Any) -> Any:
+        if not tf.executing_eagerly():
+            raise RuntimeError("not in a graph")
+        return x
+
+
+@pytest.mark.parametrize("name", formats.KERAS_NAMES)
+def test_what_cannot_be_exported_is_refused_before_the_training(name: str) -> None:
+    made, features = EagerOnly(), numbers(6, 3)
+    made(features)
+    made.compile(run_eagerly=True)
+    module = UserModel("mine", model, data, None)
+    why = f"cannot be written as {name}, tried out before the first step: .*EagerOnly"
+    with pytest.raises(UserCodeError, match=why):
+        run_preflight(made, module, unwatched, True, lambda warning: None, True, (name,), features)
+
+
+def test_a_format_whose_packages_are_missing_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    formats.refuse_missing(["savedmodel", "onnx"])
+    monkeypatch.setitem(formats.PACKAGES, "onnx", ("onnx", "no_such_package"))
+    with pytest.raises(ConfigError, match=r"export.formats: onnx needs packages .*: no_such_package"):
+        formats.refuse_missing(["savedmodel", "onnx"])
+
+
+SERVE = """
+import sys, json, tensorflow as tf
+loaded = tf.saved_model.load(sys.argv[1])
+given = json.loads(sys.argv[2])
+serve = loaded.signatures["serving_default"]
+types = serve.structured_input_signature[1]
+found = serve(**{k: tf.constant(v, types[k].dtype) for k, v in given.items()})
+print(json.dumps({k: v.numpy().tolist() for k, v in found.items()}))
+"""
+
+
+def test_the_serving_signature_needs_tensorflow_alone(tmp_path: Path) -> None:
+    made, features = several_inputs()
+    path = formats.put(made, "savedmodel", tmp_path, features, 0)
+    given = json.dumps({name: array.tolist() for name, array in features.items()})
+    done = subprocess.run(
+        [sys.executable, "-I", "-c", SERVE, str(path), given], capture_output=True, text=True, check=True
+    )
+    found = json.loads(done.stdout.strip().splitlines()[-1])
+    expected = made(features)
+    assert set(found) == {"z", "b"}
+    for name, values in found.items():
+        np.testing.assert_allclose(values, np.asarray(expected[name]), rtol=1e-4, atol=1e-5)

@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`edl explain`, and the short forms of values: each value has a meaning, and a short form is that value."""
+
+from __future__ import annotations
+
+import pytest
+from typer.testing import CliRunner
+
+from edl.cli.app import app
+from edl.config import flat, values
+from edl.config.explained import explained
+from edl.config.job import JOB
+from edl.errors import ConfigError
+
+
+def test_each_value_of_a_job_is_explained() -> None:
+    keys = [key for key in flat(values.defaults()) if key.partition(".")[0] in JOB]
+    assert len(keys) > 50
+    assert [line.split()[0] for line in explained("")] == keys
+    for key in keys:
+        kind, live, _, meaning = explained(key)
+        assert kind.startswith(f"{key}: ") and "; default " in kind
+        assert live.startswith("A running job ")
+        assert len(meaning) > 20, key
+
+
+def test_a_value_is_explained_with_its_type_default_and_whether_it_is_live() -> None:
+    kind, live, _, meaning = explained("training.epochs")
+    assert kind == f"training.epochs: an integer, at least 1, at most 2147483647; default {DEFAULT_EPOCHS}"
+    assert live == "A running job takes a new value over."
+    assert "epoch" in meaning.lower()
+    assert explained("training.batchSize")[1] == "A running job keeps its value."
+
+
+def test_a_section_lists_its_values() -> None:
+    assert [line.split()[0] for line in explained("journal")] == ["journal.maxBytes"]
+
+
+@pytest.mark.parametrize(
+    ("key", "words"),
+    [
+        ("training.epoch", r"training.epoch: unknown key; did you mean training.epochs\?"),
+        ("batchSize", r"did you mean training.batchSize or evaluation.batchSize\?"),
+        ("nonsense", r"nonsense: unknown key; "),
+    ],
+)
+def test_an_unknown_key_suggests_others(key: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        explained(key)
+
+
+@pytest.mark.parametrize(
+    ("option", "key"),
+    [("--workers", "workers"), ("--epochs", "training.epochs"), ("--batch-size", "training.batchSize")],
+)
+def test_a_short_form_is_its_value_and_goes_before_set(option: str, key: str) -> None:
+    done = CliRunner().invoke(app, ["run", "digits", "--set", f"{key}=3", option, "-1"])
+    assert isinstance(done.exception, ConfigError)
+    assert str(done.exception).startswith(f"{key}: invalid value -1 (expected an integer")
+
+
+def test_help_has_a_short_form() -> None:
+    for words in (["-h"], ["report", "-h"], ["zoo", "list", "-h"]):
+        done = CliRunner().invoke(app, words)
+        assert done.exit_code == 0 and "Usage: " in done.output, words
+
+
+DEFAULT_EPOCHS = values.defaults()["training"]["epochs"]

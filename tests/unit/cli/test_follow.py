@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What `edl run` prints while a job trains. `edl.cli.follow` and the end in `edl.cli.display`."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from edl.cli import display, follow
+
+
+def a_status(*news: tuple[str, str], **fields: Any) -> dict[str, Any]:
+    """A status with these notices: reason and text."""
+    notices = [
+        {"number": n, "seconds": float(n), "reason": reason, "text": text}
+        for n, (reason, text) in enumerate(news, 1)
+    ]
+    status: dict[str, Any] = {
+        "model": "digits",
+        "phase": "Training",
+        "reason": "2 workers (ring 1)",
+        "seconds": 3.0,
+        "records": {"total": 200, "applied": 50},
+        "task": {"kind": "train", "epoch": 1, "epochs": 4, "step": 5, "steps": 20},
+        "rate": 10.0,
+        "eta_seconds": 15.0,
+        "loss": 0.5,
+        "epoch_loss": 0.75,
+        "workers": [],
+        "target": 2,
+        "news": notices,
+    }
+    return status | fields
+
+
+EPOCH = ("EpochApplied", "epoch 1 of 4 is applied: loss 1.6670, accuracy 0.4520")
+HELD_OUT = (
+    "Evaluated",
+    "Evaluation at step 45 on 359 records of data('test'): loss 2.0857, accuracy 0.8914",
+)
+LAST = ("Evaluated", "Evaluation on the held-out records: loss 0.0223")
+LOST = ("WorkerFailed", "worker 1 is lost")
+TOGETHER = "epoch 1 of 4: loss 1.6670, accuracy 0.4520; held out: loss 2.0857, accuracy 0.8914"
+
+
+def told(*news: tuple[str, str]) -> list[str]:
+    story = follow.Story()
+    lines = [*story.lines(a_status(*news)), *story.rest()]
+    return [line.plain.partition("] ")[2] for line in lines]
+
+
+@pytest.mark.parametrize(
+    ("news", "lines"),
+    [
+        ([EPOCH, HELD_OUT], [TOGETHER]),
+        ([EPOCH], ["epoch 1 of 4: loss 1.6670, accuracy 0.4520"]),
+        ([EPOCH, LOST], ["epoch 1 of 4: loss 1.6670, accuracy 0.4520", "worker 1 is lost"]),
+        ([HELD_OUT], [HELD_OUT[1]]),
+        (
+            [EPOCH, ("Evaluating", "the model is saved"), LAST],
+            ["epoch 1 of 4: loss 1.6670, accuracy 0.4520; held out: loss 0.0223"],
+        ),
+        ([EPOCH, ("Succeeded", "the job succeeded")], ["epoch 1 of 4: loss 1.6670, accuracy 0.4520"]),
+        (
+            [("EpochApplied", "epoch 1 of 4 is applied"), ("Evaluated", "words of a later version")],
+            ["epoch 1 of 4", "words of a later version"],
+        ),
+    ],
+)
+def test_an_epoch_is_one_line(news: list[tuple[str, str]], lines: list[str]) -> None:
+    assert told(*news) == lines
+
+
+def test_an_evaluation_is_added_to_the_epoch_of_an_earlier_status() -> None:
+    story = follow.Story()
+    assert list(story.lines(a_status(EPOCH))) == []
+    assert [line.plain for line in story.lines(a_status(EPOCH, HELD_OUT))] == [f"[    1.0 s] {TOGETHER}"]
+    assert list(story.lines(a_status(EPOCH, HELD_OUT))) == []
+
+
+def test_a_job_without_workers_says_once_what_starts_the_training() -> None:
+    story = follow.Story()
+    idle = "workers=0: nothing trains until `edl scale N`"
+    assert [line.plain for line in story.lines(a_status(target=0))] == [f"[    3.0 s] {idle}"]
+    assert list(story.lines(a_status(target=0))) == []
+    assert display.idle(a_status(target=0, phase="Succeeded")) == ""
+
+
+def printed(monkeypatch: pytest.MonkeyPatch, terminal: bool, **environment: str) -> str:
+    """What is printed of one status and of the end of a job."""
+    for name in ("NO_COLOR", "FORCE_COLOR", "COLORTERM"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in {"TERM": "xterm-256color", "COLUMNS": "60", "LINES": "40", **environment}.items():
+        monkeypatch.setenv(name, value)
+    file = io.StringIO()
+    console = Console(file=file, force_terminal=terminal, highlight=False, markup=False)
+    follow.show(console, iter([a_status(EPOCH, LOST)]))
+    console.print(display.ended("Failed", "Failed after 3.0 s: why\n  warning   a text\n  kept in   job"))
+    return file.getvalue()
+
+
+def test_colours_are_only_for_a_terminal_that_wants_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    coloured = printed(monkeypatch, terminal=True)
+    assert "\x1b[31mFailed after 3.0 s: why" in coloured and "\x1b[33m  warning   a text" in coloured
+    assert "\x1b[33m[    2.0 s] worker 1 is lost" in coloured
+    without = printed(monkeypatch, terminal=True, NO_COLOR="1")
+    assert "\x1b[3" not in without and "worker 1 is lost" in without
+    assert "\x1b" not in printed(monkeypatch, terminal=False)
+
+
+@pytest.mark.parametrize("width", [30, 60, 200])
+def test_the_bar_is_as_wide_as_the_terminal_and_needs_no_colours(width: int) -> None:
+    console = Console(file=io.StringIO(), width=width, no_color=True, force_terminal=True)
+    with console.capture() as captured:
+        console.print(follow.Bar(0.25))
+    bar = captured.get().rstrip("\n")
+    assert len(bar) == width and bar.endswith("  25 %")
+    assert (bar.count("\N{FULL BLOCK}"), bar.count("\N{LIGHT SHADE}")) == (
+        (width - 6) // 4,
+        width - 6 - (width - 6) // 4,
+    )
+
+
+def test_the_end_names_what_to_do_next() -> None:
+    ended: dict[str, Any] = {"phase": "Succeeded", "model": "model.keras", "task": {"kind": "train"}}
+    assert display.next_steps(ended, "runs/a b", reported=True).splitlines() == [
+        "  next      open the report: edl report --open 'runs/a b'",
+        "            load the model: keras.models.load_model('runs/a b/model.keras')",
+    ]
+    stopped = {**ended, "phase": "Stopped", "model": "", "checkpoint": {"step": 7}}
+    assert (
+        display.next_steps(stopped, "job", reported=False)
+        == "  next      resume the job: edl run --resume job"
+    )
+    failed = {**stopped, "phase": "Failed", "checkpoint": None}
+    assert display.next_steps(failed, "job", reported=False) == "  next      read the logs: edl logs job"

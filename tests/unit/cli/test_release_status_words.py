@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What `edl status` makes of a release's objects."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from edl.cli.display import result
+from edl.cli.release_status import FoundRelease, events, snapshot
+from edl.contract.reasons import Reason
+from edl.kubernetes.names import Names
+
+
+def event(second: int, reason: Reason, message: str) -> dict[str, Any]:
+    return {"lastTimestamp": f"2026-11-22T00:00:{second:02}Z", "reason": str(reason), "message": message}
+
+
+def test_finished_epochs_do_not_push_out_what_else_has_happened() -> None:
+    happened = [
+        event(0, Reason.WorkerPreempted, "worker 3: preempted"),
+        event(1, Reason.RingReshaped, "ring 4 -> 3"),
+        *(event(n, Reason.EpochApplied, f"epoch {n} of 40 is applied") for n in range(2, 40)),
+        event(40, Reason.WorkerPending, "worker 4 is pending"),
+    ]
+    job = {"metadata": {"labels": {}}, "data": {"values.json": json.dumps({"workers": 4}), "worker.yaml": ""}}
+    found = FoundRelease("team", "edl", Names("edl"), job, {"data": {"phase": "Training"}})
+    told = [(e["reason"], e["message"]) for e in snapshot(found, [], happened).data["events"]]
+    assert told == [
+        ("WorkerPreempted", "worker 3: preempted"),
+        ("RingReshaped", "ring 4 -> 3"),
+        ("EpochApplied", "epoch 39 of 40 is applied"),
+        ("WorkerPending", "worker 4 is pending"),
+    ]
+
+
+def test_what_a_job_will_leave_is_what_its_mode_makes() -> None:
+    claim = {"name": "output", "persistentVolumeClaim": {"claimName": "kept"}}
+
+    def told(mode: str, volume: Any = claim, directory: str = "") -> str:
+        values = json.dumps({"workers": 4, "mode": mode, "prediction": {"dir": directory}})
+        pod = json.dumps({"spec": {"volumes": [volume]}})
+        job = {"metadata": {"labels": {}}, "data": {"values.json": values, "worker.yaml": pod}}
+        found = FoundRelease("team", "edl", Names("edl"), job, {"data": {"phase": "Training"}})
+        notes = snapshot(found, [], []).notes
+        return next((n for n in notes if n.startswith(("model: ", "predictions: ", "warning: "))), "")
+
+    lost = {"name": "output", "emptyDir": {}}
+    assert told("train") == "model: model.keras in persistentvolumeclaim/kept, once the job succeeds"
+    assert told("predict") == "predictions: predictions in persistentvolumeclaim/kept"
+    assert told("evaluate") == told("evaluate", lost) == ""
+    assert told("train", lost).startswith("warning: the trained model will be lost")
+    assert told("predict", lost).startswith("warning: the predictions will be lost")
+    assert told("predict", lost, directory="/data/out") == "predictions: /data/out of the workers' containers"
+
+
+def test_of_several_jobs_in_a_release_only_the_own_pods_are_looked_at() -> None:
+    labels = {"app.kubernetes.io/name": "job", "edl.dev/job": "job-one"}
+    for its, selector in (
+        (labels, "app.kubernetes.io/name=job,app.kubernetes.io/instance=both,edl.dev/job=job-one"),
+        ({"app.kubernetes.io/name": "edl"}, "app.kubernetes.io/name=edl,app.kubernetes.io/instance=both"),
+    ):
+        found = FoundRelease("team", "both", Names("job-one"), {"metadata": {"labels": its}}, {})
+        assert found.selector("master", "worker") == (
+            f"{selector},app.kubernetes.io/component in (master,worker)"
+        )
+
+
+def test_a_job_that_has_ended_says_that_its_servers_hold_nothing_any_more() -> None:
+    summary = {
+        "phase": "Succeeded",
+        "reason": "",
+        "seconds": 1.0,
+        "traceback": "",
+        "loss": None,
+        "records": {"size": None},
+        "task": {},
+        "metrics": {},
+        "goodput_seconds": {},
+        "state_losses": 0,
+        "generations": [],
+    }
+    freed = "the rows of 2 parameter servers are freed"
+    data = {"phase": "Succeeded", "summary.json": json.dumps(summary)}
+    for servers, expected in (({}, False), ({"servers": freed}, True)):
+        found = FoundRelease("team", "edl", Names("edl"), {}, {"data": {**data, **servers}})
+        assert (f"servers   {freed}" in result(found.report, "", "")) == expected
+
+
+def test_events_of_one_second_are_in_the_order_in_which_they_were_written() -> None:
+    def written(message: str, second: int, version: str) -> dict[str, Any]:
+        return {
+            "message": message,
+            "lastTimestamp": f"2026-01-01T00:00:0{second}Z",
+            "metadata": {"resourceVersion": version},
+        }
+
+    happened = [written("third", 1, "10"), written("second", 1, "9"), written("first", 0, "11")]
+    assert [e["message"] for e in events(happened)] == ["first", "second", "third"]

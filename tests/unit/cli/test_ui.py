@@ -1,0 +1,221 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The live page of a job, asked by a real HTTP client: what it shows, and what it refuses."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edl.contract import artifacts
+from edl.contract.ids import WorkerId
+from edl.errors import EdlError
+from edl.master.core import events as ev
+from edl.master.core import view
+from edl.report import live, reading
+from edl.report.moment import moment
+from tests.support.jobs.journals import keep, whole_story
+from tests.support.jobs.stories import Story
+
+HOSTILE = '<script>alert("1")</script>\x1b'
+
+
+class Shown:
+    """A job whose status the test changes, and a client of its page."""
+
+    def __init__(self, output: Path):
+        self.output = output
+        self.status: dict[str, Any] = {}
+        self.gone = False
+        job = live.Job("runs/digits", self.told, lambda: nullcontext(live.Reading(output, self.status)))
+        self.server = live.Server(job)
+
+    def told(self) -> dict[str, Any]:
+        if self.gone:
+            raise EdlError("the master does not answer")
+        return self.status
+
+    def get(self, path: str, method: str = "GET", **headers: str) -> tuple[int, str, http.client.HTTPMessage]:
+        connection = http.client.HTTPConnection("127.0.0.1", self.server.server_port, timeout=20)
+        try:
+            connection.request(method, path, headers=headers)
+            reply = connection.getresponse()
+            return reply.status, reply.read().decode(), reply.headers
+        finally:
+            connection.close()
+
+    def now(self) -> dict[str, Any]:
+        answer: dict[str, Any] = json.loads(self.get(f"/{self.server.token}/now")[1])
+        return answer
+
+    def until(self, key: str, value: object) -> dict[str, Any]:
+        """Ask as the page does until a part of the answer is as expected."""
+        deadline = time.monotonic() + 150
+        while (answer := self.now())[key] != value:
+            assert time.monotonic() < deadline, answer
+            time.sleep(live.STATUS_SECONDS / 4)  # requests without a pause slow down the drawing
+        return answer
+
+
+@pytest.fixture
+def shown(tmp_path: Path) -> Iterator[Shown]:
+    shown = Shown(tmp_path)
+    serving = threading.Thread(target=shown.server.run)
+    serving.start()
+    yield shown
+    shown.server.shutdown()
+    serving.join()
+    shown.server.server_close()
+
+
+def test_the_page_follows_a_job_until_it_has_ended(shown: Shown, monkeypatch: pytest.MonkeyPatch) -> None:
+    running = Story(workers=2, joinDelaySeconds=0.5).running()
+    shown.status = {
+        **view.status(running.job, running.now),
+        "news": [{"number": 1, "seconds": 2.0, "reason": "WorkerLost", "text": HOSTILE}],
+    }
+    first = shown.now()
+    assert first["title"] == "Training: runs/digits" and not first["final"]
+    assert "2 workers now" in first["now"] and "&lt;script&gt;" in first["now"]
+    assert "<script" not in first["now"] and "\x1b" not in first["now"]
+    assert shown.get(f"/{shown.server.token}/pictures")[1] == "", "there is no journal yet"
+    story = whole_story()
+    keep(story, shown.output)
+    summary = shown.output / artifacts.SUMMARY
+    ended = summary.read_text()
+    summary.unlink()
+    now = shown.until("version", 1)
+    assert (now["begins"], now["ends"]) == (0.0, reading.read(shown.output).ends)
+    past = shown.get(f"/{shown.server.token}/at/{now['ends']}")[1]
+    assert past == moment(reading.read(shown.output), now["ends"]) and "ring 3 of 2 workers" in past
+    for wrong in ("at/", "at/-1", "at/x", "at/1e9", "at/1/2"):
+        assert shown.get(f"/{shown.server.token}/{wrong}")[0] == 404, wrong
+    drawn = shown.get(f"/{shown.server.token}/pictures")[1]
+    assert '<section aria-labelledby="ring-head">' in drawn and "<svg" in drawn
+    assert "Audit" not in drawn, "a running job is not audited"
+    monkeypatch.setattr(live, "STATUS_SECONDS", 0.0)
+    shown.gone = True
+    assert "the master does not answer" in shown.now()["now"]
+    shown.gone = False
+    summary.write_text(ended)
+    shown.status = artifacts.read_summary(shown.output)
+    shown.server.job.wake()
+    shown.until("final", True)
+    shown.server.job.show_the_end()
+    drawn = shown.get(f"/{shown.server.token}/pictures")[1]
+    assert "exactly once" in drawn and shown.now()["title"] == "Succeeded: runs/digits"
+
+
+def test_a_moment_of_the_journal_shows_ring_and_workers_of_that_time(tmp_path: Path) -> None:
+    keep(whole_story(), tmp_path)
+    found = reading.read(tmp_path)
+    first = found.changes[0]
+    assert "no ring yet" in moment(found, 0.0)
+    for change in found.changes:
+        text = moment(found, change.formed)
+        assert f"ring {change.generation} of {len(change.members)} worker" in text
+        assert found.cause(change)[1] in text
+    lost = next(worker for worker in found.workers.values() if worker.lost)
+    assert lost.ended is not None
+    row = f'<td class="n">{lost.id}</td>'
+    assert row in moment(found, lost.ended - 0.01) and row not in moment(found, lost.ended)
+    assert "before its first step" in moment(found, first.formed)
+    assert "before its first step" not in moment(found, found.ends)
+    assert moment(found, -5.0) == moment(found, 0.0) and moment(found, 1e9) == moment(found, found.ends)
+
+
+def test_a_moment_shows_the_newest_checkpoint_of_that_time(tmp_path: Path) -> None:
+    story = Story(workers=1, checkpoint={"dir": "/checkpoints", "seconds": 5}).running()
+    story.waits(6)
+    story.tell(ev.PartsWritten(WorkerId(0), 3, "a", (WorkerId(0),)))
+    story.tell(ev.Checkpointed(WorkerId(0), 3, "a", 2_000_000))
+    story.waits(2)
+    keep(story, tmp_path)
+    found = reading.read(tmp_path)
+    ((at, _, _),) = found.checkpoints
+    assert "no checkpoint yet" in moment(found, at - 0.5)
+    assert "newest checkpoint: step 3, 1.5 s old" in moment(found, at + 1.5)
+
+
+def test_an_event_is_shown_within_a_second(shown: Shown) -> None:
+    shown.status = {"phase": "Starting", "reason": "starting"}
+    assert "starting" in shown.now()["now"]
+    shown.status = {"phase": "Training", "reason": "2 workers (ring 1)"}
+    began = time.monotonic()
+    while "Training" not in shown.now()["now"]:
+        assert time.monotonic() < began + 1.0
+
+
+def test_the_status_is_answered_while_pictures_are_drawn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keep(whole_story(), tmp_path)
+    job = live.Job("job", lambda: {"phase": "Training"}, lambda: nullcontext(live.Reading(tmp_path, {})))
+    answered = list[str]()
+
+    def picture(found: live.Reading, ended: bool) -> str:
+        other = threading.Thread(target=lambda: answered.append(job.now()["title"]))
+        other.start()
+        other.join(60)
+        return "a picture"
+
+    monkeypatch.setattr(job, "_picture", picture)
+    job._draw()
+    assert (answered, job.pictures) == (["Training: job"], "a picture")
+
+
+def test_only_this_page_is_served_and_only_with_the_token(shown: Shown) -> None:
+    token = shown.server.token
+    status, page, headers = shown.get(f"/{token}/")
+    assert status == 200 and '<script src="live.js" defer>' in page and "runs/digits" in page
+    policy = headers["Content-Security-Policy"]
+    assert "default-src 'none'" in policy and "script-src 'self'" in policy and "frame-ancestors" in policy
+    assert "http" not in policy and headers["Cache-Control"] == "no-store"
+    assert headers["Referrer-Policy"] == "no-referrer"
+    status, script, headers = shown.get(f"/{token}/live.js")
+    assert (
+        status == 200 and 'answer("now")' in script and headers["Content-Type"].startswith("text/javascript")
+    )
+    for path in (
+        "/",
+        "/now",
+        f"/{token}",
+        f"/{token[:-1]}/now",
+        f"/{token}x/now",
+        f"/{token}/../etc",
+        "//now",
+        "/%00/now",
+    ):
+        assert shown.get(path)[0] == 404, path
+    assert shown.get(f"/{token}/now", Host=f"evil.example:{shown.server.server_port}")[0] == 404
+    assert shown.get(f"/{token}/now", method="POST")[0] == 501
+    assert shown.server.server_address[0] == "127.0.0.1"
+
+
+class ThirdTime(threading.Event):
+    """Set once it was looked at three times."""
+
+    times = 0
+
+    def is_set(self) -> bool:
+        self.times += 1
+        return self.times > 3
+
+
+def test_nothing_is_drawn_while_no_browser_asks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    keep(whole_story(), tmp_path)
+    job = live.Job("job", dict, lambda: nullcontext(live.Reading(tmp_path, {})))
+    monkeypatch.setattr(live, "LEAST_PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr(job, "_picture", lambda found, ended: "a picture")
+    job.draw(ThirdTime())
+    assert job.version == 0
+    monkeypatch.setattr(job, "_looked_at", time.monotonic())
+    job.draw(ThirdTime())
+    assert job.version == 1, "a browser has asked"

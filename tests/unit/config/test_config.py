@@ -1,0 +1,519 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is refused, by name, before anything starts."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import BaseModel
+
+from edl import config
+from edl.config import values
+from edl.config.paths import keys
+from edl.config.renamed import REMOVED, RENAMED, UNCHANGED
+from edl.errors import ConfigError
+
+SCHEMA = json.loads((Path(values.DEFAULTS).parent / "values.schema.json").read_text())
+
+# The value that a user writes, the key that is blamed, and a word of the advice.
+WRONG = [
+    tuple(line.split(" | "))
+    for line in """\
+wrokers: 3 | wrokers | unknown key; did you mean workers?
+worker: 3 | worker | invalid value 3 (expected a map); did you mean workers?
+worker: {count: 3} | worker.count | unknown key; keys of worker: image, resources
+workers: {nodeSelector: {disk: fast}} | workers | did you mean worker.nodeSelector?
+training: {epoch: 3} | training.epoch | did you mean training.epochs?
+elastic: {heartbeatTimeout: 3} | elastic.heartbeatTimeout | elastic.heartbeatTimeoutSeconds
+local: {cpu: 3} | local.cpu | keys of local: startMethod, threads, gpusPerWorker
+epochs: 3 | epochs | did you mean training.epochs or evaluation.epochs?
+training: {workers: 3} | training.workers | did you mean workers or data.workers?
+min_workers: 3 | min_workers | did you mean minWorkers?
+Training: {} | Training | did you mean training?
+workers: three | workers | an integer
+workers: -1 | workers | at least 0
+workers: 2.5 | workers | an integer
+workers: true | workers | invalid value true (expected an integer
+workers: '3' | workers | invalid value "3" (expected an integer
+workers: null | workers | missing value
+workers: [1] | workers | an integer
+minWorkers: 0 | minWorkers | at least 1
+maxWorkers: 0 | maxWorkers | at least 1
+model: digits | model | a map
+model: {module: ''} | model.module | not empty
+model: {module: 7} | model.module | a string
+training: {epochs: 0} | training.epochs | at least 1
+training: {batchSize: 0} | training.batchSize | at least 1
+training: {batchSize: 16777216} | training.batchSize | less than 16777216
+training: {seed: -1} | training.seed | at least 0
+training: {seed: 2147483648} | training.seed | less than 2147483648
+training: null | training | missing value
+training: {epochs: null} | training.epochs | missing value
+training: {onNonFinite: ignore} | training.onNonFinite | stop, skip
+training: {loadBalancing: fair} | training.loadBalancing | none, speed
+training: {loadBalancing: even} | training.loadBalancing | renamed; use none
+elastic: {prefork: imported} | elastic.prefork | renamed; use true
+training: {onInexactLoss: no} | training.onInexactLoss | warn, refuse, allow
+data: {shuffle: 'yes please'} | data.shuffle | true or false
+data: {shuffle: 1} | data.shuffle | true or false
+data: {bufferMebibytes: 0} | data.bufferMebibytes | at least 1
+elastic: {heartbeatTimeoutSeconds: 0.1} | elastic.heartbeatTimeoutSeconds | at least 0.5
+elastic: {joinDelaySeconds: -1} | elastic.joinDelaySeconds | at least 0
+elastic: {joinDelaySeconds: '1'} | elastic.joinDelaySeconds | a number
+elastic: {joinDelaySeconds: true} | elastic.joinDelaySeconds | a number
+elastic: {startupTimeoutSeconds: 0} | elastic.startupTimeoutSeconds | more than 0
+elastic: {gracePeriodSeconds: soon} | elastic.gracePeriodSeconds | a number
+elastic: {maxFailures: -1} | elastic.maxFailures | at least 0
+logLevel: loud | logLevel | debug, info, warning, error
+local: {startMethod: thread} | local.startMethod | spawn, fork
+local: {gpusPerWorker: 2} | local.gpusPerWorker | auto, or a number from 0 to 1
+local: {gpusPerWorker: -0.5} | local.gpusPerWorker | auto, or a number from 0 to 1
+local: {gpusPerWorker: '1.5'} | local.gpusPerWorker | auto, or a number from 0 to 1
+local: {gpusPerWorker: all} | local.gpusPerWorker | auto, or a number from 0 to 1
+training: [1, 2] | training | a map
+elastic: {heartbeatTimeoutSeconds: '0.4'} | elastic.heartbeatTimeoutSeconds | at least 0.5
+elastic: {startupTimeoutSeconds: '0.0'} | elastic.startupTimeoutSeconds | more than 0
+elastic: {joinDelaySeconds: '-0.5'} | elastic.joinDelaySeconds | at least 0
+elastic: {joinDelaySeconds: '0.5s'} | elastic.joinDelaySeconds | a number
+onDemandWorkers: 120% | onDemandWorkers | or a share such as 50%
+onDemandWorkers: -1 | onDemandWorkers | or a share such as 50%
+onDemandWorkers: half | onDemandWorkers | or a share such as 50%
+ttlSecondsAfterFinished: -2 | ttlSecondsAfterFinished | at least -1
+model: {source: 3} | model.source | a string
+data: {mountPath: data} | data.mountPath | an absolute path
+worker: {gpuMemory: 0} | worker.gpuMemory | growth, all, or an integer (MiB), at least 1
+worker: {gpuMemory: half} | worker.gpuMemory | growth, all, or an integer (MiB), at least 1
+worker: {gpuMemory: 0.5} | worker.gpuMemory | growth, all, or an integer (MiB), at least 1
+worker: {resource: {}} | worker.resource | did you mean worker.resources?
+nodeSelector: {disk: fast} | nodeSelector | did you mean master.nodeSelector or worker.nodeSelector?
+worker: {nodeSelector: {disk: 1}} | worker.nodeSelector.disk | a string
+worker: {env: {A: b}} | worker.env | a list
+worker: {env: [A]} | worker.env.0 | a map
+worker: {resources: large} | worker.resources | a map
+worker: {terminationGracePeriodSeconds: -1} | worker.terminationGracePeriodSeconds | at least 0
+master: {image: edl-master} | master.image | a map
+master: {image: {digest: sha256:12}} | master.image.digest | 64 hex digits
+master: {image: {repository: ''}} | master.image.repository | not empty
+image: {tag: 1.5} | image.tag | a string
+image: {pullPolicy: Sometimes} | image.pullPolicy | Always, IfNotPresent, Never
+image: {pullSecrets: [mine]} | image.pullSecrets.0 | a map
+priorityClass: {value: 2000000000} | priorityClass.value | at most 1000000000
+priorityClass: {preemptionPolicy: Always} | priorityClass.preemptionPolicy | Never
+networkPolicy: {enabled: 1} | networkPolicy.enabled | true or false
+rbac: true | rbac | a map
+service: {type: Headless} | service.type | ClusterIP, NodePort, LoadBalancer
+serviceAccount: {name: mine} | serviceAccount.name | did you mean
+metrics: {serviceMonitor: true} | metrics.serviceMonitor | a map
+output: {accessModes: []} | output.accessModes | a list
+output: {accessModes: [ReadWrite]} | output.accessModes.0 | ReadWriteOnce
+output: {size: 5} | output.size | a string
+token: secret | token | a map
+extraObjects: {} | extraObjects | a list
+fullnameOverride: xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx | fullnameOverride | 40
+commonLabels: {team: 7} | commonLabels.team | a string
+worker: {resources: {requests: {cpu: lots}}} | worker.resources.requests.cpu | a quantity such as 500m
+master: {resources: {limits: {memory: -1}}} | master.resources.limits.memory | a quantity
+worker: {resources: {limit: {cpu: 1}}} | worker.resources.limit | keys of worker.resources: limits
+output: {size: 5 Gi} | output.size | a string such as 5Gi
+image: {registry: my registry} | image.registry | without spaces
+image: {registry: 'https://r.example.org/team'} | image.registry | without spaces or a scheme
+worker: {image: {repository: 'edl worker'}} | worker.image.repository | without spaces
+image: {tag: 'a b'} | image.tag | a string of letters
+data: {existingClaim: My_Claim} | data.existingClaim | a name of a-z, 0-9
+token: {existingSecret: a..b} | token.existingSecret | a name of a-z, 0-9
+token: {key: a/b} | token.key | a key of letters
+serviceAccount: {worker: {name: Me}} | serviceAccount.worker.name | a name of a-z, 0-9
+worker: {priorityClassName: -low} | worker.priorityClassName | a name of a-z, 0-9
+nameOverride: Edl | nameOverride | at most 40 of a-z
+fullnameOverride: 4edl | fullnameOverride | a letter first
+commonLabels: {team: a team} | commonLabels.team | 63 letters
+worker: {extraContainers: [{image: busybox}]} | worker.extraContainers.0.name | missing value
+master: {initContainers: [{name: My_init}]} | master.initContainers.0.name | a name of a-z
+worker: {env: [{value: x}]} | worker.env.0.name | missing value
+worker: {volumes: [{emptyDir: {}}]} | worker.volumes.0.name | missing value
+worker: {volumeMounts: [{name: a}]} | worker.volumeMounts.0.mountPath | missing value
+image: {pullSecrets: [{}]} | image.pullSecrets.0.name | missing value
+worker: {podTemplate: {nodeName: n1}} | worker.podTemplate.nodeName | keys of worker.podTemplate: metadata
+worker: {podTemplate: []} | worker.podTemplate | a map
+worker: {podTemplate: {spec: [x]}} | worker.podTemplate.spec | a map
+worker: {podTemplate: {spec: {containers: {worker: {}}}}} | worker.podTemplate.spec.containers | a list
+worker: {podTemplate: {spec: {volumes: [{}]}}} | worker.podTemplate.spec.volumes.0.name | missing
+master: {podTemplate: {metadata: {labels: {a: 1}}}} | master.podTemplate.metadata.labels.a | a string
+metrics: {podMonitor: {interval: 15}} | metrics.podMonitor.interval | a duration such as 15s
+metrics: {podMonitor: {interval: soon}} | metrics.podMonitor.interval | a duration such as 15s
+elastic: {startupTimeoutSeconds: 1.0e+300} | elastic.startupTimeoutSeconds | at most 100000000
+elastic: {joinDelaySeconds: '100000000.5'} | elastic.joinDelaySeconds | a number
+maxWorkers: 1.0e+300 | maxWorkers | at most 2147483647
+worker: {terminationGracePeriodSeconds: 3000000000} | worker.terminationGracePeriodSeconds | at most
+""".splitlines()
+]
+IMPOSSIBLE = [
+    (
+        "{data: {features: [a]}}",
+        'and data.test is "" and data.predict is "": it tells how to read the files that these name',
+    ),
+    ("{minWorkers: 5, maxWorkers: 3, workers: 3}", "minWorkers is 5 and maxWorkers is 3"),
+    ("{workers: 9, maxWorkers: 8}", "workers is 9 and maxWorkers is 8"),
+    ("{workers: 2, minWorkers: 3}", "workers is 2 and minWorkers is 3"),
+    ("{mode: ps, data: {maxBadRecords: 3}}", 'mode is "ps" and data.maxBadRecords is 3'),
+    ("{mode: ps, training: {loadBalancing: speed}}", 'mode is "ps" and training.loadBalancing is "speed"'),
+    ("{mode: ps, training: {compression: float16}}", 'mode is "ps" and training.compression is "float16"'),
+    (
+        "{mode: ps, initFrom: {path: /c, state: everything}}",
+        'mode is "ps" and initFrom.state is "everything"',
+    ),
+    (
+        "{mode: predict, ps: {servers: 2}}",
+        'mode is "predict" and ps.servers is 2 and initFrom.path is ""',
+    ),
+    ("{mode: hybrid, ps: {servers: 1, replicas: 2}}", "ps.servers is 1 and ps.replicas is 2"),
+    (
+        "{mode: ps, elastic: {inMemorySnapshot: true, prefork: true}}",
+        'mode is "ps" and elastic.inMemorySnapshot is true',
+    ),
+    (
+        "elastic: {joinDelaySeconds: 180}",
+        "elastic.joinDelaySeconds is 180 and elastic.startupTimeoutSeconds is 180",
+    ),
+    ("data: {existingClaim: a, hostPath: /b}", 'data.existingClaim is "a" and data.hostPath is "/b"'),
+    ("model: {existingClaim: a, hostPath: /b}", 'model.existingClaim is "a" and model.hostPath is "/b"'),
+    ("output: {existingClaim: a, hostPath: /b}", 'output.existingClaim is "a" and output.hostPath is "/b"'),
+    (
+        "checkpoint: {existingClaim: a, hostPath: /b, dir: /c}",
+        'checkpoint.existingClaim is "a" and checkpoint.hostPath is "/b"',
+    ),
+    ("checkpoint: {existingClaim: a}", 'checkpoint.existingClaim is "a" and checkpoint.dir is ""'),
+    ("checkpoint: {hostPath: /b, dir: c}", 'checkpoint.hostPath is "/b" and checkpoint.dir is "c"'),
+    ("output: {size: 1Gi, existingClaim: a}", 'output.size is "1Gi" and output.existingClaim is "a"'),
+    ("output: {size: 1Gi, hostPath: /b}", 'output.size is "1Gi" and output.hostPath is "/b"'),
+    ("token: {existingSecret: mine, value: abc}", 'token.existingSecret is "mine" and token.value is'),
+    (
+        "metrics: {serviceMonitor: {enabled: true}, podMonitor: {enabled: true}}",
+        "metrics.serviceMonitor.enabled is true and metrics.podMonitor.enabled is true",
+    ),
+    (
+        "worker: {resources: {requests: {memory: 3Gi}, limits: {memory: 2500M}}}",
+        'worker.resources.requests.memory is "3Gi" and worker.resources.limits.memory is "2500M"',
+    ),
+    (
+        "master: {resources: {requests: {cpu: 1.5}, limits: {cpu: 1499m}}}",
+        'master.resources.requests.cpu is 1.5 and master.resources.limits.cpu is "1499m"',
+    ),
+]
+# One place in a pod is taken twice.
+TAKEN = [
+    (
+        "{data: {existingClaim: a, mountPath: /x}, model: {hostPath: /b, mountPath: /x/}}",
+        'model.mountPath is "/x/", as data.mountPath is',
+    ),
+    (
+        "{data: {existingClaim: a}, worker: {volumeMounts: [{name: m, mountPath: /data}]}}",
+        'worker.volumeMounts.0.mountPath is "/data", as data.mountPath is',
+    ),
+    (
+        "{checkpoint: {existingClaim: a, dir: /data}, data: {existingClaim: b}}",
+        'data.mountPath is "/data", as checkpoint.dir is',
+    ),
+    (
+        "master: {volumeMounts: [{name: m, mountPath: /tmp}]}",
+        'master.volumeMounts.0.mountPath is "/tmp": edl mounts a volume of its own there',
+    ),
+]
+POSSIBLE = [
+    "{data: {predict: new.csv, label: price, options: {delimiter: ;}, testFraction: 0}}",
+    "{workers: 0, minWorkers: 3}",
+    "{workers: 3, minWorkers: 3, maxWorkers: 3}",
+    "{minWorkers: 4, maxWorkers: 4}",
+    "{local: {gpusPerWorker: '0.25'}, worker: {gpuMemory: 4096}}",
+    "elastic: {heartbeatTimeoutSeconds: 0.5, joinDelaySeconds: 0, gracePeriodSeconds: 0}",
+    "{data: {mountPath: /x}, model: {mountPath: /x}}",  # neither is mounted
+    "worker: {resources: {requests: {memory: 2Gi, cpu: '.5'}, limits: {memory: 2147483648, cpu: 5e-1}}}",
+    "worker: {resources: {requests: {cpu: 3}, limits: {cpu: null}}}",
+    "worker: {podTemplate: {metadata: null, spec: {containers: null}}}",
+]
+
+
+def merged(text: str) -> dict[str, Any]:
+    return values.merge(values.defaults(), yaml.safe_load(text))
+
+
+def test_the_defaults_are_a_valid_configuration() -> None:
+    assert config.parse(values.defaults()).workers == 4
+    jsonschema.validate(values.defaults(), SCHEMA)
+
+
+@pytest.mark.parametrize(("text", "key", "advice"), WRONG, ids=[w[0] for w in WRONG])
+def test_a_wrong_value_is_refused_by_name(text: str, key: str, advice: str) -> None:
+    with pytest.raises(ConfigError) as refusal:
+        config.parse(merged(text))
+    assert str(refusal.value).startswith(f"{key}: ")
+    assert advice in str(refusal.value)
+
+
+@pytest.mark.parametrize("text", [w[0] for w in WRONG])
+def test_helm_refuses_the_same_by_the_schema(text: str) -> None:
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(merged(text), SCHEMA)
+
+
+@pytest.mark.parametrize(("text", "words"), [*IMPOSSIBLE, *TAKEN])
+def test_an_impossible_combination_is_refused(text: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        config.parse(merged(text))
+
+
+@pytest.mark.parametrize("text", [i[0] for i in IMPOSSIBLE])
+def test_an_impossible_config_cannot_be_made_without_parse_either(text: str) -> None:
+    with pytest.raises(ValueError, match=r"\w+ is .* and [\w.]+ is"):
+        config.File.model_validate(merged(text))
+
+
+@pytest.mark.parametrize("text", POSSIBLE)
+def test_a_possible_combination_is_accepted(text: str) -> None:
+    config.parse(merged(text))
+
+
+def test_all_mistakes_are_told_at_once_also_impossible_combinations() -> None:
+    text = "{workers: 9, minWorkers: 12, maxWorkers: 8, training: {epochs: 0, nope: 1}, logLevel: loud}"
+    with pytest.raises(ConfigError) as refusal:
+        config.parse(merged(text))
+    assert [line.split(":")[0] for line in str(refusal.value).splitlines()] == [
+        "logLevel",
+        "minWorkers is 12 and maxWorkers is 8",
+        "training.epochs",
+        "training.nope",
+        "workers is 9 and maxWorkers is 8",
+        "workers is 9 and minWorkers is 12",
+    ]
+
+
+def test_a_combination_with_a_wrong_value_is_not_judged() -> None:
+    with pytest.raises(ConfigError) as refusal:
+        config.parse(merged("{workers: many, maxWorkers: 8}"))
+    expected = "expected an integer, at least 0, at most 2147483647"
+    assert str(refusal.value) == f'workers: invalid value "many" ({expected})'
+
+
+@pytest.mark.parametrize("found", [None, 3, [], "workers: 3"])
+def test_what_is_no_map_at_all_is_refused_in_words(found: Any) -> None:
+    with pytest.raises(ConfigError, match="a map"):
+        config.parse(found)
+
+
+def test_an_old_key_is_refused_with_the_new_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(RENAMED, "training.rounds", "training.epochs")
+    with pytest.raises(ConfigError) as refusal:
+        config.parse(merged("{training: {rounds: 3, nonsense: 3}}"))
+    assert str(refusal.value).splitlines()[1] == "training.rounds: renamed; use training.epochs"
+
+
+@pytest.mark.parametrize("old", [old for old in RENAMED if old not in keys(config.File)])
+def test_every_renamed_key_is_refused_with_the_new_one(old: str) -> None:
+    assert RENAMED[old] in keys(config.File)
+    *sections, last = old.split(".")
+    values: dict[str, Any] = {last: 1}
+    for section in reversed(sections):
+        values = {section: values}
+    with pytest.raises(ConfigError) as refusal:
+        config.parse(merged(json.dumps(values)))
+    assert str(refusal.value) == f"{old}: renamed; use {RENAMED[old]}"
+    with pytest.raises(jsonschema.ValidationError, match=f"'renamed; use {RENAMED[old]}'"):
+        jsonschema.validate(merged(json.dumps(values)), SCHEMA)
+
+
+def test_a_renamed_key_with_the_default_of_the_oldest_chart_is_accepted() -> None:
+    # `helm upgrade --reuse-values` brings it.
+    oldest = config.flat(values.load_file(Path(__file__).parents[2] / "chart" / "data" / "values-0.1.0.yaml"))
+    assert {key: oldest[key] for key in RENAMED if key in oldest} == UNCHANGED
+    now = config.flat(values.defaults())
+    assert {key: now[RENAMED[key]] for key in UNCHANGED} == UNCHANGED
+    old = values.merge(values.defaults(), {"training": {"nonFinite": "stop"}, "highPriorityWorkers": 0})
+    jsonschema.validate(old, SCHEMA)
+    assert config.parse(old) == config.parse(values.defaults())
+
+
+def test_a_long_value_is_cut() -> None:
+    with pytest.raises(ConfigError) as refusal:
+        config.parse(merged(f"workers: {'x' * 10000}"))
+    assert len(str(refusal.value)) < 200
+
+
+def test_helm_turns_integers_into_floats_and_back() -> None:
+    parsed = config.parse(merged("{workers: 3.0, elastic: {startupTimeoutSeconds: 7}}"))
+    assert (parsed.workers, type(parsed.workers)) == (3, int)
+    assert parsed.elastic.startup_timeout_seconds == 7.0
+
+
+def test_every_value_has_a_field_and_every_field_a_value() -> None:
+    assert sorted(config.flat(values.defaults())) == sorted(keys(config.File))
+
+
+def sections(section: type[BaseModel]) -> list[type[BaseModel]]:
+    inner = [f.annotation for f in section.model_fields.values()]
+    return [
+        section,
+        *(s for i in inner if isinstance(i, type) and issubclass(i, BaseModel) for s in sections(i)),
+    ]
+
+
+@pytest.mark.parametrize("null", [True, False], ids=["null", "absent"])
+def test_what_may_be_empty_may_be_null_or_absent(null: bool) -> None:
+    without, empty = values.defaults(), values.defaults()
+    emptied = [key for key, value in config.flat(without).items() if value in ("", [], {})]
+    assert len(emptied) > 60
+    for key in emptied:
+        *parents, last = key.split(".")
+        inside: Any = without
+        for parent in parents:
+            inside = inside[parent]
+        if null:
+            inside[last] = None
+        else:
+            del inside[last]
+    jsonschema.validate(without, SCHEMA)
+    assert config.File.model_validate(without) == config.File.model_validate(empty)
+    assert config.parse(without) == config.parse(empty)
+
+
+def test_no_default_lives_in_python() -> None:
+    assert len(sections(config.File)) > 20
+    for model in sections(config.File):
+        assert all(field.is_required() for field in model.model_fields.values())
+
+
+def test_the_jobs_part_alone_is_enough_for_a_process() -> None:
+    whole = values.defaults()
+    job = config.of_job(whole)
+    assert set(job) == set(config.JOB)
+    assert set(job["ps"]) == {  # and nothing of what shapes a pod
+        "servers",
+        "replicas",
+        "timeoutSeconds",
+        "memoryMebibytes",
+        "log",
+        "gradsToWait",
+        "maxStaleness",
+        "scaleRateByStaleness",
+        "pullSteps",
+        "replaceEmbeddings",
+    }
+    assert set(job["worker"]) == {"gpuMemory"}
+    assert config.parse(job) == config.parse(whole)
+    with pytest.raises(ConfigError, match="workers: missing value"):
+        config.parse({key: whole[key] for key in whole if key != "workers"})
+    with pytest.raises(ConfigError, match="rbac: missing value"):
+        config.parse({key: whole[key] for key in whole if key != "rbac"})
+
+
+def test_a_model_as_one_file_is_read_with_the_values() -> None:
+    text = "def model():\n    return 1\n"
+    with pytest.raises(ConfigError, match=r"model.source: has no function data\(\)"):
+        config.parse(merged(json.dumps({"model": {"source": text}})))
+    given = config.parse(merged(json.dumps({"model": {"source": f"{text}data = print\n"}})))
+    assert (given.model.name, given.model.module) == ("model.source", "digits")
+
+
+def test_a_value_of_the_chart_is_no_change_of_the_job() -> None:
+    old, new = values.defaults(), merged("{worker: {nodeSelector: {disk: fast}}, rbac: {create: false}}")
+    assert config.frozen_changes(config.parse(old), config.parse(new)) == []
+
+
+@pytest.mark.parametrize(("said", "meant"), [("1.5", 1.5), ("0.5", 0.5), ("30.0", 30.0), ("2.50", 2.5)])
+def test_a_decimal_as_helm_hands_it_over_is_a_number(said: str, meant: float) -> None:
+    flags = merged("{}")
+    flags["elastic"]["heartbeatTimeoutSeconds"] = said
+    jsonschema.validate(flags, SCHEMA)
+    assert config.parse(flags).elastic.heartbeat_timeout_seconds == meant
+
+
+def test_combinations_with_a_decimal_as_text_are_judged_too() -> None:
+    with pytest.raises(
+        ConfigError, match=r'elastic.joinDelaySeconds is "180.5" and elastic.startupTimeoutSeconds is 180'
+    ):
+        config.parse(merged("elastic: {joinDelaySeconds: '180.5'}"))
+
+
+@pytest.mark.parametrize(
+    ("said", "of", "meant"),
+    [(0, 4, 0), (1, 4, 1), (9, 4, 4), ("50%", 4, 2), ("50%", 5, 3), ("100%", 3, 3), ("0%", 3, 0)],
+)
+def test_a_share_of_the_workers_is_rounded_up(said: int | str, of: int, meant: int) -> None:
+    assert config.parse(merged(f"onDemandWorkers: {said}")).on_demand(of) == meant
+
+
+JSON = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-3, 1 << 32)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.sampled_from(["", "3", "0.4", "0.50", "10.0", "7%", "/x", "spawn", "stop", "info", "digits"]),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.sampled_from(["epochs", "x"]), inner),
+    max_leaves=3,
+)
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.dictionaries(
+        st.sampled_from([*keys(config.File), "training", "worker", "x", "local.x"]), JSON, max_size=3
+    )
+)
+def test_the_schema_and_the_types_accept_the_same(changes: dict[str, Any]) -> None:
+    candidate = values.defaults()
+    for key, value in changes.items():
+        *sections, last = key.split(".")
+        inside: Any = candidate
+        for section in sections:
+            inside = inside.get(section) if isinstance(inside, dict) else None
+        if isinstance(inside, dict):
+            inside[last] = value
+    broken_by_schema = not jsonschema.Draft7Validator(SCHEMA).is_valid(candidate)
+    try:
+        config.parse(candidate)
+        lines = []
+    except ConfigError as error:
+        # A combination, or whether a text is a model, is beyond a schema: only parse judges it.
+        lines = [line for line in str(error).splitlines() if not line.split(":")[0].count(" is ")]
+        lines = [line for line in lines if "has no function" not in line and "line 1: " not in line]
+    assert broken_by_schema == bool(lines)
+
+
+def test_live_values_may_change_and_the_others_may_not() -> None:
+    old = config.parse(values.defaults())
+    new = config.parse(
+        merged("{workers: 2, logLevel: debug, training: {epochs: 3}, local: {startMethod: fork}}")
+    )
+    assert config.frozen_changes(old, new) == ["local.startMethod"]
+    other = config.parse(merged("{training: {epochs: 3, batchSize: 64, loadBalancing: speed}}"))
+    assert config.frozen_changes(old, other) == ["training.batchSize", "training.loadBalancing"]
+
+
+def test_values_that_do_nothing_any_more_are_accepted_and_change_nothing() -> None:
+    for key in REMOVED:
+        section, last = key.split(".")
+        for value in (7, None, "x"):  # whatever an older chart allowed
+            old = merged(f"{{{section}: {{{last}: {json.dumps(value)}}}}}")
+            assert config.parse(old) == config.parse(values.defaults())
+            jsonschema.validate(old, SCHEMA)
+            assert values.merge(values.defaults(), old)[section][last] == value, "it is not taken away"
+
+
+def test_a_value_beside_one_that_does_nothing_is_still_checked() -> None:
+    with pytest.raises(ConfigError, match=r"data\.blockRecord: unknown"):
+        config.parse(merged("data: {blockRecords: 7, blockRecord: 7}"))
+    with pytest.raises(ConfigError, match=r"elastic\.leaseBatches: unknown"):
+        config.parse(merged("elastic: {maxLeaseBatches: 7, leaseBatches: 7}"))
+    with pytest.raises(ConfigError, match="data: "):
+        config.parse(merged("{data: 3}"))
+
+
+def test_a_running_job_may_be_scaled_to_zero_but_not_below() -> None:
+    assert config.unscalable(values.defaults(), 0) == []
+    assert config.unscalable(values.defaults(), -1) == [
+        "workers is -1: expected at least 0, which suspends the job"
+    ]

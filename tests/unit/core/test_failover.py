@@ -1,0 +1,467 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A master dies and the next one goes on with what its workers tell: stories of the core."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+import pytest
+
+from edl import config
+from edl.config import values
+from edl.contract.ids import Generation, WorkerId
+from edl.contract.layout import Layout
+from edl.contract.reasons import Reason
+from edl.master.core import effects as ef
+from edl.master.core import events as ev
+from edl.master.core import facts, past, view
+from edl.master.core.job import Job
+from tests.support.jobs.invariants import Watchdog
+from tests.support.jobs.stories import Story
+
+DATA = Layout(100)
+FAILOVER_SECONDS, PROMPT_SECONDS = 10.0, 3.0
+
+
+class NewMaster:
+    """The core of a master that finds workers of an earlier one."""
+
+    def __init__(
+        self,
+        *adopted: int,
+        next_id: int = 0,
+        pending: tuple[int, ...] = (),
+        workers: int = 3,
+        safe: int = 0,
+        load_balancing: str = "none",
+        began_with: str = "",
+        prompt: tuple[int, ...] = (),
+        mode: str = "auto",
+        past: facts.Past | None = None,
+        active_seconds: float = 0.0,
+    ):
+        overrides = {
+            "mode": mode,
+            "workers": workers,
+            "training": {"epochs": 1, "batchSize": 10, "loadBalancing": load_balancing},
+            "elastic": {"joinDelaySeconds": 0, "startupTimeoutSeconds": 60},
+        }
+        self.job = Job(config.parse(values.merge(values.defaults(), overrides)))
+        self.now = 100.0
+        known = [(WorkerId(w), f"pod-{w}") for w in adopted] + [(WorkerId(w), "") for w in pending]
+        near = tuple(map(WorkerId, prompt))
+        self.tell(
+            ev.Adopted(
+                tuple(known), next_id, 10.0, active_seconds, safe, began_with, near, PROMPT_SECONDS, past
+            )
+        )
+        self.first = self.tell(ev.Begin())
+
+    def tell(self, *events: ev.Event, after: float = 0.01) -> list[ef.Effect]:
+        effects = []
+        for event in events:
+            self.now += after
+            effects += self.job.handle(event, self.now)
+        return effects
+
+    def back(
+        self,
+        worker: int,
+        generation: int = 7,
+        members: tuple[int, ...] = (0, 1, 2),
+        *,
+        up: bool = True,
+        out: ev.LeftRing | None = None,
+        left: bool = False,
+    ) -> list[ef.Effect]:
+        w = WorkerId(worker)
+        return self.tell(
+            ev.Hello(w, resumes=True),
+            ev.Resume(w, DATA, Generation(generation), tuple(map(WorkerId, members)), left, up, out),
+        )
+
+    def out(self, *workers: int, step: int = 4, generation: int = 7, broken: str = "") -> list[ef.Effect]:
+        return self.tell(*(said(w, step, generation, broken) for w in workers))
+
+
+E = TypeVar("E")
+
+
+def said(worker: int, step: int = 4, generation: int = 7, broken: str = "") -> ev.LeftRing:
+    return ev.LeftRing(WorkerId(worker), Generation(generation), step, True, broken=broken)
+
+
+def of(effects: list[ef.Effect], kind: type[E]) -> list[E]:
+    return [e for e in effects if isinstance(e, kind)]
+
+
+def workers(*numbers: int) -> tuple[WorkerId, ...]:
+    return tuple(WorkerId(n) for n in numbers)
+
+
+def test_with_what_the_job_has_begun_is_known_to_the_master_after_the_next_one() -> None:
+    began = ev.WarmStarted(WorkerId(0), "the training begins with the weights of m.keras")
+    first = NewMaster(0, next_id=1)
+    first.tell(ev.Hello(WorkerId(0), resumes=True), began)
+    second = NewMaster(0, next_id=1, began_with=first.job.began_with)
+    assert view.status(second.job, 0.0)["began_with"] == began.text
+    assert view.summary(second.job)["began_with"] == began.text
+
+
+def test_the_summary_covers_what_the_job_did_under_earlier_masters() -> None:
+    """Seconds by hand: 0.03 starting, 40 of training, 5 re-forming, 15 of training, 20 without a master."""
+    first = Story(workers=2, checkpoint={"dir": "d", "seconds": 1000}, joinDelaySeconds=0.5).running()
+    ring = first.job.ring
+    first.tell(ev.Warned(WorkerId(0), "the metric is not exact"))
+    first.tell(ev.Evaluated(WorkerId(0), ring.generation, 3, "test", 50, {"loss": 0.5}))
+    first.tell(ev.Checkpointed(WorkerId(0), 3, "a", 100))
+    first.tell(ev.Failed(WorkerId(1), "ValueError: bad"), after=40.0)
+    first.out(0, step=4, broken="reset")
+    first.tell(*(ev.JoinedRing(m, ring.generation, 4) for m in ring.members), after=5.0)
+    first.tell(*(ev.Stepped(m, ring.generation, 5, 5.0, 7, 0.0) for m in ring.members))
+    first.tell(ev.Progress(ring.generation, 6), after=15.0)
+    before = view.summary(first.job)
+    (alone,) = ring.members
+    active = first.now - 100.0 + 20.0
+
+    second = Story(workers=2, checkpoint={"dir": "d", "seconds": 1000}, joinDelaySeconds=0.5)
+    second.job = Job(second.job.config)
+    second.watchdog = Watchdog(second.job)
+    adopted = ev.Adopted(
+        ((alone, "pod"),), first.job.pool.next_id, active_seconds=active, past=past.of(first.job)
+    )
+    second.tell(adopted, ev.Begin(), ev.Hello(alone, resumes=True))
+    second.tell(ev.Resume(alone, DATA, ring.generation, ring.members, False, True, None), after=2.0)
+    g = second.job.ring.generation
+    assert second.job.phase == "Training" and g == ring.generation == 2
+    second.tell(ev.Evaluated(alone, g, 3, "test", 50, {"loss": 0.5}), ev.Progress(g, 10), after=10.0)
+    second.out(alone, step=10, digest="d")
+    second.tell(ev.Finished(alone, {}, "model.keras"), *(ev.Gone(w.id, code=0) for w in second.job.pool))
+    found = view.summary(second.job)
+
+    assert found["seconds"] == pytest.approx(active + 22.1, abs=0.2)
+    goodput = found["goodput_seconds"]
+    assert sum(goodput.values()) == pytest.approx(found["seconds"])
+    assert goodput["re-forming"] == pytest.approx(5.0, abs=0.2), "the ring was kept, and trained on"
+    assert goodput["useful"] == pytest.approx(40 + 15 + 20 + 22, abs=0.5)
+    earlier = found["earlier_generations"]
+    assert earlier["changes"] + len(found["generations"]) == 2
+    assert (earlier["stall_seconds"], earlier["redone_records"]) == (5.0, 7)
+    assert [(f["worker"], f["why"]) for f in found["failures"]] == [(1, "ValueError: bad")]
+    for same in ("warnings", "state_losses", "evaluations"):
+        assert found[same] == before[same], same
+    assert found["warnings"] and found["evaluations"]["test"]["step"] == 3
+    assert found["checkpoint"]["step"] == 3
+    assert second.noticed(Reason.Evaluated) == [], "the first master has logged it"
+
+
+def test_the_time_without_a_master_is_no_training_where_the_ring_is_lost() -> None:
+    seconds = {"useful": 50.0, "starting": 10.0}
+    new = NewMaster(0, 1, next_id=2, workers=2, past=facts.Past(seconds, "useful"), active_seconds=100.0)
+    new.back(0, members=(0, 1))
+    new.tell(ev.Gone(WorkerId(1), signal="SIGKILL"))
+    goodput = new.job.goodput.at(new.now)
+    assert goodput["useful"] == 50.0
+    assert goodput["re-forming"] == pytest.approx(40.0, abs=0.1)
+    assert sum(goodput.values()) == pytest.approx(view.status(new.job, new.now)["seconds"])
+    idle = NewMaster(0, next_id=1, past=facts.Past({"suspended": 3.0}, "suspended"), active_seconds=10.0)
+    assert idle.job.goodput.at(idle.now)["suspended"] == pytest.approx(10.0, abs=0.1)
+
+
+@pytest.mark.parametrize(
+    ("known", "trained"),
+    [(facts.Past({"starting": 100.0}, "useful"), 240), (None, 340)],
+    ids=["since the start", "an earlier edl"],
+)
+def test_the_last_holder_is_worth_all_that_it_may_have_trained_without_a_master(
+    known: facts.Past | None, trained: int
+) -> None:
+    new = NewMaster(0, 1, next_id=2, workers=2, past=known, active_seconds=340.0)
+    new.back(0, members=(0, 1))
+    new.tell(ev.Gone(WorkerId(1), signal="SIGKILL"))
+    new.out(0, step=5, broken="reset")
+    assert not of(new.tell(ev.Silent(WorkerId(0), 3.0), after=3.0), ef.Fence)
+    assert f"({trained} s of training)" in str(view.status(new.job, new.now)["reason"])
+
+
+def test_what_an_earlier_master_has_seen_counts_as_what_it_was() -> None:
+    known = past.until(facts.Past({"starting": 10.0}, "useful"), 60.0)
+    assert known.seconds == {"starting": 10.0, "useful": 50.0}
+    assert past.until(known, 40.0) == known, "clocks differ"
+
+
+def test_failures_under_earlier_masters_count_though_the_last_alone_are_known() -> None:
+    known = facts.Past({}, "useful", failures=((WorkerId(8), "ValueError: bad"),), failure_count=30)
+    new = NewMaster(0, next_id=9, past=known)
+    assert view.status(new.job, new.now)["failures"] == past.of(new.job).failure_count == 30
+
+
+def test_a_ring_that_is_whole_trains_on_and_is_told_its_task_anew() -> None:
+    new = NewMaster(0, 1, 2, next_id=3)
+    assert of(new.first, ef.Create) == []
+    assert of(new.back(2) + new.back(0), ef.Train) == []
+    effects = new.back(1)
+    assert of(effects, ef.Train) == [ef.Train(Generation(7), workers(0, 1, 2), 1)]
+    assert new.job.phase == "Training" and new.job.ring.up
+    new.tell(ev.Progress(Generation(7), 4))
+    assert not of(effects + new.tell(ev.Tick(), after=100), ef.Leave)
+    assert new.job.train is not None and new.job.train.done == 3
+    effects = new.tell(ev.Live(4, 1, False, 1), ev.Hello(WorkerId(3)), ev.Ready(WorkerId(3), DATA))
+    assert of(effects, ef.Leave) == [ef.Leave(Generation(7), workers(0, 1, 2))], "as any other ring"
+    (form,) = of(new.out(0, 1, 2), ef.Form)
+    assert (form.generation, form.members, form.sync, form.joining) == (8, (0, 1, 2, 3), False, (3,))
+    assert (new.job.train.done, form.layout) == (4, DATA)
+    assert new.job.restarts == 0
+
+
+def test_a_member_that_is_lost_after_that_breaks_it_as_any_other_ring() -> None:
+    new = NewMaster(0, 1, 2, next_id=3)
+    for w in (0, 1, 2):
+        new.back(w)
+    assert of(new.tell(ev.Gone(WorkerId(1), signal="SIGKILL")), ef.Cut) == [
+        ef.Cut(Generation(7), workers(0, 2))
+    ]
+    (form,) = of(new.out(0, 2, broken="cut"), ef.Form)
+    assert (form.generation, form.members) == (8, (0, 2))
+
+
+def test_a_ring_whose_parts_are_by_speed_is_left_at_a_step_boundary() -> None:
+    new = NewMaster(0, 1, 2, next_id=3, load_balancing="speed")
+    assert of([e for w in (0, 1, 2) for e in new.back(w)], ef.Leave) == [
+        ef.Leave(Generation(7), workers(0, 1, 2))
+    ]
+    assert of(new.out(0, 1, 2), ef.Form)
+
+
+def test_while_it_waits_for_the_ring_it_forms_nothing() -> None:
+    new = NewMaster(0, 1, 2, next_id=3)
+    effects = new.back(0) + new.tell(ev.Progress(Generation(7), 3))
+    assert not of(effects, ef.Form) + of(effects, ef.Leave)
+
+
+def test_a_member_that_does_not_come_back_is_given_up_and_the_ring_cut() -> None:
+    new = NewMaster(0, 1, 2, next_id=3)
+    new.back(0)
+    new.back(2)
+    assert new.job.next_deadline() is not None
+    effects = new.tell(ev.Tick(), after=FAILOVER_SECONDS)
+    assert of(effects, ef.Cut) == [ef.Cut(Generation(7), workers(0, 2))]
+    assert of(effects, ef.Delete)[0].worker == 1
+    (form,) = of(new.out(0, 2, broken="cut"), ef.Form)
+    assert form.members == (0, 2)
+    (create,) = of(new.tell(ev.Tick(), after=1.0), ef.Create)
+    assert create.worker == 3, "ids go on"
+
+
+def test_a_member_that_this_master_has_heard_before_is_given_up_sooner_than_one_that_must_look_for_it() -> (
+    None
+):
+    new = NewMaster(0, 1, 2, 3, next_id=4, prompt=(0, 1))
+    assert not of(new.tell(ev.Tick(), after=PROMPT_SECONDS), ef.Cut), (
+        "no ring is known: worker 3 may be in it"
+    )
+    new.back(0)
+    assert not of(new.tell(ev.Tick(), after=PROMPT_SECONDS), ef.Cut), "worker 2 looks for its master"
+    effects = new.back(2)
+    assert of(effects, ef.Cut) == [ef.Cut(Generation(7), workers(0, 2))]
+    late = NewMaster(0, 1, 2, next_id=3, prompt=(0, 1))
+    late.back(0)
+    late.back(1)
+    assert of(late.tell(ev.Tick(), after=FAILOVER_SECONDS), ef.Cut) == [ef.Cut(Generation(7), workers(0, 1))]
+
+
+def test_a_member_whose_pod_is_gone_is_not_waited_for() -> None:
+    new = NewMaster(0, 2, next_id=3)
+    new.back(0)
+    effects = new.back(2)
+    assert of(effects, ef.Cut) == [ef.Cut(Generation(7), workers(0, 2))]
+
+
+def test_a_ring_that_was_being_formed_is_called_off() -> None:
+    new = NewMaster(0, 1, 2, next_id=3)
+    new.back(0)
+    new.back(1)
+    effects = new.back(2, up=False)
+    assert of(effects, ef.Cut) == [ef.Cut(Generation(7), workers(0, 1, 2))]
+
+
+def test_who_comes_back_into_a_ring_that_was_called_off_before_is_told_so() -> None:
+    new = NewMaster(0, 1, 2)
+    new.back(0, up=False)
+    assert of(new.tell(ev.Closed(WorkerId(0), "its stream ended")), ef.Cut) == [], "no worker is in it yet"
+    assert of(new.back(1, up=False), ef.Cut) == []
+    assert of(new.back(2, up=False), ef.Cut) == [ef.Cut(Generation(7), workers(1, 2))]
+
+
+def test_a_ring_that_all_have_left_is_followed_by_the_next_one() -> None:
+    new = NewMaster(0, 1, 2, next_id=3)
+    new.back(0, left=True, out=said(0, step=5))
+    new.back(1, left=True, out=said(1, step=4))
+    (form,) = of(new.back(2, left=True, out=said(2, step=4)), ef.Form)
+    assert (form.generation, form.root, bool(form.joining)) == (8, 0, True)
+
+
+def test_one_whom_the_earlier_master_had_given_up_is_fenced_whoever_comes_first() -> None:
+    for order in ((3, 0, 1, 2), (0, 1, 2, 3), (0, 3, 1, 2)):
+        new, effects = NewMaster(0, 1, 2, 3, next_id=4, workers=4), []
+        for w in order:
+            effects += new.back(w, 5, (0, 1, 2, 3)) if w == 3 else new.back(w)
+        assert [f.worker for f in of(effects, ef.Fence)] == [3]
+        assert of(effects, ef.Train) == [ef.Train(Generation(7), workers(0, 1, 2), 1)]
+
+
+def test_newcomers_wait_until_the_ring_is_known() -> None:
+    new = NewMaster(0, 1, 2, next_id=3, workers=4)
+    assert of(new.first, ef.Create) == [ef.Create(WorkerId(3))]
+    effects = new.tell(ev.Hello(WorkerId(3)), ev.Ready(WorkerId(3), DATA))
+    assert not of(effects, ef.Form), "it holds nothing: that would be a start from nothing"
+    new.back(0)
+    new.back(1)
+    new.back(2)
+    (form,) = of(new.out(0, 1, 2), ef.Form)
+    assert form.members == (0, 1, 2, 3) and form.joining == (3,) and form.root == 0
+
+
+def test_nothing_starts_anew_while_somebody_may_come_with_the_state() -> None:
+    new = NewMaster(0, 1, next_id=2, workers=3)
+    new.tell(ev.Hello(WorkerId(2)), ev.Ready(WorkerId(2), DATA))
+    assert not of(new.tell(ev.Tick(), after=FAILOVER_SECONDS + 1), ef.Form)
+    new.tell(ev.Progress(Generation(0), 0))
+    new.tell(ev.Gone(WorkerId(1), signal="SIGKILL"))
+    effects = new.back(0, 7, (0, 1))
+    assert of(effects, ef.Cut) == [ef.Cut(Generation(7), workers(0))]
+
+
+def test_nor_does_it_after_the_ring_that_was_found_has_died() -> None:
+    new = NewMaster(0, 1, next_id=2)
+    new.back(0, members=(0,))
+    new.tell(ev.Hello(WorkerId(2)), ev.Ready(WorkerId(2), DATA))
+    effects = new.tell(ev.Closed(WorkerId(0), "its stream ended"), ev.Tick(), after=FAILOVER_SECONDS + 1)
+    assert of(effects, ef.Form) == [], "worker 1 has not come back yet"
+    assert "may hold the state" in new.job.reason
+    effects = new.tell(ev.Gone(WorkerId(1), 1, ""))
+    assert [form.sync for form in of(effects, ef.Form)] == [True], "now no worker can"
+
+
+def test_with_nobody_left_the_job_starts() -> None:
+    new = NewMaster(next_id=5, workers=2)
+    assert [c.worker for c in of(new.first, ef.Create)] == [5, 6]
+    effects = [e for w in (5, 6) for e in new.tell(ev.Hello(WorkerId(w)), ev.Ready(WorkerId(w), DATA))]
+    assert of(effects, ef.Form)
+
+
+def test_workers_that_wait_for_room_are_waited_for_and_not_made_twice() -> None:
+    new = NewMaster(0, 1, pending=(2,), next_id=3)
+    assert of(new.first, ef.Create) == []
+    new.back(0, 7, (0, 1))
+    effects = new.back(1, 7, (0, 1))
+    assert of(effects, ef.Train) and not of(effects, ef.Create)
+
+
+def test_a_finished_state_is_exported_again() -> None:
+    new = NewMaster(0, 1, next_id=2, workers=2)
+    for w in (0, 1):
+        out = ev.LeftRing(WorkerId(w), Generation(7), 10, True, digest="same")
+        effects = new.back(w, 7, (0, 1), left=True, out=out)
+    assert of(effects, ef.Export) == [ef.Export(WorkerId(0))]
+
+
+def test_one_that_was_still_starting_just_starts() -> None:
+    new = NewMaster(0, 1, next_id=2, workers=2)
+    effects = []
+    for w in (0, 1):
+        effects += new.tell(ev.Hello(WorkerId(w)), ev.Ready(WorkerId(w), DATA))
+    assert [f.generation for f in of(effects, ef.Form)] == [1]
+
+
+def test_how_the_records_lie_is_as_the_first_one_says_who_is_back() -> None:
+    new, told = NewMaster(0, next_id=1, workers=1), Layout(100, block=7, shards=64)
+    out = said(0, step=4)
+    effects = new.tell(
+        ev.Hello(WorkerId(0), resumes=True),
+        ev.Resume(WorkerId(0), told, Generation(7), (WorkerId(0),), left=True, joined=True, left_ring=out),
+    )
+    (form,) = of(effects, ef.Form)
+    assert (form.layout, form.root, form.sync, form.epochs) == (told, 0, False, 1)
+
+
+def test_other_epochs_while_a_ring_is_being_learned_of_are_the_next_rings() -> None:
+    new = NewMaster(0, 1, 2, next_id=3)
+    new.back(0, left=True, out=said(0))
+    assert not of(new.tell(ev.Live(3, 1, False, 2)), ef.Train), "no reconnected worker is in it"
+    new.back(1, left=True, out=said(1))
+    (form,) = of(new.back(2, left=True, out=said(2)), ef.Form)
+    assert (form.epochs, form.members) == (2, (0, 1, 2))
+
+
+def test_a_ring_that_is_taken_over_may_be_about_to_move_rows_so_another_one_is_formed() -> None:
+    new = NewMaster(0, next_id=1, workers=1, mode="ps")
+    new.back(0, members=(0,))
+    new.tell(ev.JoinedRing(WorkerId(0), Generation(7), 4, servers=1))
+    effects = new.tell(ev.ServersReady(1, ("a:1", "b:1", "c:1")))
+    assert of(effects, ef.Leave) and not of(effects, ef.Assigned), "it may be for all three"
+    (form,) = of(new.out(0, step=5), ef.Form)
+    assert form.servers == 1
+    (assigned,) = of(new.tell(ev.JoinedRing(WorkerId(0), form.generation, 5, servers=1)), ef.Assigned)
+    assert assigned == ef.Assigned(1, wanted=1)
+
+
+def test_who_comes_back_twice_changes_nothing() -> None:
+    new = NewMaster(0, 1, 2, next_id=3)
+    for w in (0, 1, 2):
+        new.back(w)
+    before = new.job.ring.generation, new.job.ring.members
+    effects = new.tell(ev.Resume(WorkerId(1), DATA, Generation(9), (), False, True, None))
+    assert not of(effects, ef.Form) and before == (new.job.ring.generation, new.job.ring.members)
+    assert new.job.stale == 1
+
+
+def test_one_that_is_given_up_is_not_charged_for_ending() -> None:
+    new = NewMaster(0, 1, 2, 3, next_id=4, workers=4)
+    new.back(0)
+    assert of(new.back(3, 5, (0, 1, 2, 3)), ef.Fence)
+    new.tell(ev.Closed(WorkerId(3), "its stream ended"), ev.Gone(WorkerId(3), code=3))
+    assert new.job.failures == []
+
+
+def test_a_state_that_is_older_than_what_the_earlier_master_knew_of_is_told_as_a_loss() -> None:
+    new = NewMaster(0, safe=7)
+    effects = new.back(0, members=(0,), left=True, out=said(0, step=4))
+    assert len(of(effects, ef.Form)) == 1
+    (lost,) = [e.text for e in of(effects, ef.Notice) if e.reason is Reason.StateLost]
+    assert lost.endswith("30 records of training are lost, the job goes on from step 4")
+
+
+def test_a_ring_that_is_told_of_late_and_that_all_have_left_is_followed_by_another() -> None:
+    new = NewMaster(0, 1, next_id=2, workers=2)
+    new.tell(ev.Live(2, 2, False, 1))
+    old = said(0, 4, 6, "worker 2 has died")
+    new.back(0, 6, (0, 2), out=old, left=True)  # of the ring before: it had not heard of the last one
+    assert new.job.failover.until is None
+    none = ev.LeftRing(WorkerId(1), Generation(7), 0, False, broken="form: cut")
+    (form,) = of(new.back(1, 7, (0, 1), up=False, out=none, left=True), ef.Form)
+    assert (form.generation, form.members, form.root, form.step) == (8, (0, 1), 0, 4)
+
+
+def test_a_worker_in_another_ring_of_the_same_number_is_no_member_of_this_one() -> None:
+    new = NewMaster(0, 1, next_id=2, workers=2)
+    new.tell(ev.Live(2, 1, False, 1))
+    (form,) = of(new.back(0, 6, (0, 2), out=said(0, 4, 6, "cut"), left=True), ef.Form)
+    assert (form.generation, form.members) == (7, (0,))
+    (fence,) = of(new.back(1, 7, (1, 3), up=True), ef.Fence)
+    assert (fence.worker, fence.reason) == (1, ef.FenceReason.OutdatedRing)
+
+
+def test_a_new_master_compares_the_loss_of_a_new_worker_with_that_of_the_workers_it_has_taken_over() -> None:
+    master = NewMaster(0, 1, next_id=2)
+    for worker in 0, 1:
+        w, members = WorkerId(worker), (WorkerId(0), WorkerId(1))
+        loss = facts.SampleLoss(0.5, 0.01)
+        resume = ev.Resume(w, DATA, Generation(7), members, False, True, None, sample_loss=loss)
+        master.tell(ev.Hello(w, resumes=True), resume)
+    master.tell(ev.Hello(WorkerId(2)), ev.Ready(WorkerId(2), DATA, sample_loss=facts.SampleLoss(0.7, 0.01)))
+    (failure,) = master.job.failures
+    assert failure.why.startswith(
+        "worker 2 computes a loss of 0.7 for the first records with fixed weights, "
+        "workers 0 and 1 compute 0.5: "
+    )

@@ -1,0 +1,230 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Stories of workers that fall silent: which are removed at once, which are awaited, how long and why."""
+
+from __future__ import annotations
+
+import pytest
+
+from edl.contract.ids import Generation, WorkerId
+from edl.contract.layout import Layout
+from edl.contract.phases import Phase
+from edl.contract.reasons import Reason
+from edl.master.core import effects as ef
+from edl.master.core import events as ev
+from edl.master.core import facts, view
+from edl.master.core.silence import MOST_SECONDS
+from tests.support.jobs.stories import Story, of, only
+
+SILENCE = 3.0  # after which a worker counts as silent
+
+
+def trained(seconds: float, steps: int = 5, start: float = 4.0, **how: object) -> Story:
+    """One worker, which took `start` seconds to start, has trained alone for so many seconds."""
+    story = Story(workers=1, **how)  # type: ignore[arg-type]
+    story.tell(ev.Hello(WorkerId(0)), after=0)
+    story.job.pool[WorkerId(0)].since = story.now
+    story.tell(ev.Ready(WorkerId(0), Layout(100)), after=start)
+    story.tell(ev.JoinedRing(WorkerId(0), story.job.ring.generation, 0), after=0)
+    beats(story, seconds, steps)
+    return story
+
+
+def beats(story: Story, seconds: float, step: int) -> None:
+    """The worker trains up to a step; its last heartbeat is at the end."""
+    until = story.now + seconds
+    while story.now < until - 1e-9:
+        pause = min(1.0, until - story.now)
+        story.tell(facts.Heartbeat(WorkerId(0), story.job.ring.generation, step + 1), after=pause)
+
+
+def quiet(story: Story, seconds: float) -> list[ef.Effect]:
+    """Time passes in which the master listens, and no worker says anything."""
+    effects, until = [], story.now + seconds
+    while story.now < until - 1e-9:
+        effects += story.waits(min(0.25, until - story.now))
+    return effects
+
+
+def reason(story: Story) -> str:
+    return str(view.status(story.job, story.now)["reason"])
+
+
+def test_a_silent_worker_that_alone_holds_the_state_is_waited_for_and_goes_on() -> None:
+    story = trained(10)
+    assert not of(quiet(story, 4.5), ef.Fence)
+    said = (
+        "worker 0 sends no heartbeats, and no other worker holds the state of step 5. Removing it would lose "
+        "50 records (10 s of training), and another worker would take 4 s to start. The job waits until the "
+        "worker has been silent for 14 s; delete the worker to go on without its state now"
+    )
+    assert reason(story) == said
+    assert story.noticed(Reason.WorkerUnreachable) == [said]
+    effects = story.tell(facts.Heartbeat(WorkerId(0), story.job.ring.generation, 7), after=0)
+    assert story.noticed(Reason.WorkerRecovered) == ["worker 0 is heard again after 4.5 s; its state is kept"]
+    assert reason(story) == "1 worker (ring 1)"
+    assert [type(e) for e in effects] == [ef.Notice]
+    assert story.noticed(Reason.StateLost) == []
+    quiet(story, SILENCE)
+    assert len(story.noticed(Reason.WorkerUnreachable)) == 2, "its next silence is noticed as well"
+
+
+def test_the_wait_ends_when_it_has_cost_as_much_as_the_state_is_worth() -> None:
+    story = trained(10)
+    assert not of(quiet(story, 13.9), ef.Fence)
+    effects = quiet(story, 0.2)
+    fence = only(effects, ef.Fence)
+    assert (fence.worker, fence.reason) == (0, ef.FenceReason.HeartbeatTimeout)
+    assert fence.why == "no heartbeat for 14.0 s"
+    assert only(effects, ef.Create).worker == 1
+    story.ready(1)
+    (lost,) = story.noticed(Reason.StateLost)
+    assert "50 records of training are lost" in lost
+
+
+def test_no_wait_is_longer_than_its_bound_however_much_would_be_lost() -> None:
+    story = trained(2 * MOST_SECONDS)
+    assert not of(quiet(story, MOST_SECONDS - 1), ef.Fence)
+    assert only(quiet(story, 1.1), ef.Fence).worker == 0
+
+
+@pytest.mark.parametrize("ends", [ev.Gone(WorkerId(0), signal="SIGKILL"), ev.Closed(WorkerId(0), "deleted")])
+def test_the_wait_ends_with_the_process(ends: ev.Event) -> None:
+    story = trained(10)
+    quiet(story, 5)
+    assert only(story.tell(ends), ef.Create).worker == 1
+    assert story.job.silences == {}
+    assert reason(story) == "0 workers are ready, and training needs at least 1: 1 is pending"
+
+
+def test_nothing_is_waited_for_where_nothing_would_be_lost() -> None:
+    story = trained(0)
+    assert only(quiet(story, SILENCE), ef.Fence).worker == 0
+    assert story.noticed(Reason.WorkerUnreachable) == []
+
+
+def test_what_is_in_a_checkpoint_is_not_lost() -> None:
+    story = trained(20, checkpoint={"dir": "d", "seconds": 1000})
+    story.tell(ev.Checkpointed(WorkerId(0), 5, "a", 100), after=0)
+    beats(story, 2, step=7)
+    quiet(story, SILENCE)
+    assert "would lose 20 records (2 s of training)" in reason(story)
+    assert only(quiet(story, 3.1), ef.Fence).worker == 0
+
+
+def test_a_silent_holder_is_waited_for_while_a_newcomer_only_receives_its_state() -> None:
+    story = trained(10)
+    story.tell(ev.Scale(2))
+    story.ready(1)
+    story.out(0, step=5)
+    form = story.job.ring
+    assert form.members == (0, 1)
+    story.tell(ev.JoinedRing(WorkerId(0), form.generation, 5))
+    fences = of(quiet(story, SILENCE + 0.5), ef.Fence)
+    assert [f.worker for f in fences] == [1], "it has no state"
+    assert "worker 0 sends no heartbeats" in reason(story)
+
+
+def test_steps_that_another_worker_has_are_not_lost() -> None:
+    story = trained(10)
+    story.tell(ev.Scale(2))
+    story.ready(1)
+    story.out(0, step=8)
+    form = story.job.ring
+    story.tell(*(ev.JoinedRing(w, form.generation, 8) for w in form.members))
+    story.tell(ev.LeftRing(WorkerId(1), form.generation, 8, True, broken="worker 0 does not answer"))
+    for _ in range(8):
+        story.tell(facts.Heartbeat(WorkerId(1), form.generation, 8), after=0.5)
+    assert [f.worker for f in of([e for _, _, es in story.watchdog.history for e in es], ef.Fence)] == [0]
+    assert story.noticed(Reason.WorkerUnreachable) == story.noticed(Reason.StateLost) == []
+
+
+def test_of_several_silent_holders_the_last_ones_are_waited_for() -> None:
+    story = Story(workers=3, joinDelaySeconds=0.5).running()
+    for _ in range(10):
+        story.beats(0, 1, 2, after=0.5)
+    story.tell(ev.Progress(story.job.ring.generation, 8))
+    fenced = [f.worker for f in of(quiet(story, 5), ef.Fence)]
+    assert fenced == [0], "it fell silent before the others, which fell silent together"
+    assert reason(story).startswith("workers 1 and 2 send no heartbeats")
+    assert story.noticed(Reason.StateLost) == []
+
+
+def together(story: Story) -> Story:
+    """Three workers have trained for 10 s, and all of them fall silent now."""
+    for _ in range(100):
+        story.beats(0, 1, 2, after=1 / 30)
+    story.tell(ev.Progress(story.job.ring.generation, 8))
+    return story
+
+
+def test_holders_that_are_silent_at_once_are_all_waited_for_and_the_first_that_answers_goes_on() -> None:
+    story = together(Story(workers=3, joinDelaySeconds=0.5).running())
+    assert not of(quiet(story, 6), ef.Fence)
+    said = reason(story)
+    assert said.startswith(
+        "workers 0, 1 and 2 send no heartbeats, and no other worker holds the state of step 7. "
+        "Removing them would lose 70 records (10 s of training)"
+    )
+    assert story.noticed(Reason.WorkerUnreachable) == [said]
+    effects = story.tell(facts.Heartbeat(WorkerId(1), story.job.ring.generation, 8))
+    assert [f.worker for f in of(effects, ef.Fence)] == [0, 2], "worker 1 has the state, and answers"
+    effects = story.out(1, step=8, broken="workers 0 and 2 are lost") + story.waits(0.6)
+    assert {form.step for form in of(effects, ef.Form)} == {8}
+    assert story.noticed(Reason.StateLost) == []
+
+
+def test_holders_that_stay_silent_are_all_removed_when_the_wait_has_cost_what_their_state_is_worth() -> None:
+    story = together(Story(workers=3, joinDelaySeconds=0.5).running())
+    assert not of(quiet(story, 9), ef.Fence)
+    fenced = [f.worker for f in of(quiet(story, 3), ef.Fence)]
+    assert fenced == [0, 1, 2]
+    story.ready(3, 4, 5)
+    assert len(story.noticed(Reason.StateLost)) == 1
+
+
+def test_the_state_of_a_job_on_parameter_servers_is_not_lost_with_a_worker() -> None:
+    story = trained(10, mode="ps")
+    assert only(quiet(story, SILENCE), ef.Fence).worker == 0
+
+
+def test_a_worker_that_is_asked_to_leave_is_not_let_go_to_a_silent_one() -> None:
+    story = Story(workers=2, joinDelaySeconds=0.5).running()
+    for _ in range(10):
+        story.beats(0, 1, after=0.5)
+    story.tell(ev.Progress(story.job.ring.generation, 8), ev.Leaving(WorkerId(1), "SIGTERM"))
+    story.waits(1)
+    story.out(1, step=8)
+    fences = of(quiet(story, SILENCE + 0.1), ef.Fence)
+    assert [f.worker for f in fences] == [0], "the leaving one still has the state"
+    assert not of(quiet(story, 1), ef.Stop)
+
+
+def test_a_silent_worker_ends_with_its_job() -> None:
+    story = trained(100, gracePeriodSeconds=5)
+    quiet(story, 10)
+    assert only(story.tell(ev.StopAsked("enough")), ef.Stop).worker == 0
+    assert only(quiet(story, 5.1), ef.End).phase == Phase.Stopped
+
+
+def test_a_worker_that_is_given_up_in_the_end_leaves_its_copy_of_the_state() -> None:
+    story = trained(10, inMemorySnapshot=True)
+    effects = quiet(story, 14.1)
+    assert only(effects, ef.Delete) == ef.Delete(WorkerId(0), 1.0), "a process that hangs is killed soon"
+    story.tell(ev.Gone(WorkerId(0), signal="SIGKILL"), ev.Hello(WorkerId(1), brings_state=True))
+    held = ev.LeftRing(WorkerId(1), Generation(0), 5, has_state=True)
+    form = only(story.tell(ev.Ready(WorkerId(1), Layout(100), held=held)), ef.Form)
+    assert form.step == 5
+    assert story.noticed(Reason.StateLost) == []
+
+
+def test_what_was_lost_once_is_not_counted_again() -> None:
+    story = trained(60)
+    story.kill(0)
+    story.ready(1)
+    assert len(story.noticed(Reason.StateLost)) == 1
+    ring = story.job.ring.generation
+    story.tell(ev.JoinedRing(WorkerId(1), ring, 0))
+    for _ in range(5):
+        story.tell(facts.Heartbeat(WorkerId(1), ring, 3), after=1)
+    quiet(story, SILENCE)
+    assert "would lose 20 records (5 s of training)" in reason(story)

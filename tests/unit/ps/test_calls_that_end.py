@@ -1,0 +1,528 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Calls whose callers go away, at random points, many of each: the server answers afterwards, and what it has
+is what a server has that was called without any of that.
+
+EDL_CANCELLED_CALLS is the number of calls of each kind: 100 in CI. 10,000 of all servers' calls by hand, for
+which pytest's limit of time is switched off:
+
+    EDL_CANCELLED_CALLS=10000 pytest -o timeout=0 tests/unit/ps/test_calls_that_end.py
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import random
+import signal
+import sys
+from collections import Counter
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+
+from edl.checkpoints import Part
+from edl.contract.proto import ps_pb2 as pb
+from edl.contract.proto import ps_pb2_grpc
+from edl.contract.rows.buckets import bucket_of
+from edl.contract.rows.placement import ShardAssignment
+from edl.ps.rpc import service as calls_of_ps
+from edl.ps.rpc.service import OPTIONS, Service
+from edl.ps.server import Server
+from edl.ps.storage import storage
+from tests.support.models import counting_steps as counting
+from tests.support.ps.cancelled_calls import Cancelling
+from tests.support.ps.requests import RUN, batch, commit, pull, stage, start_generation, tables
+from tests.unit.ps.test_wal import commit_manifest
+
+pytestmark = pytest.mark.waits
+CALLS = int(os.environ.get("EDL_CANCELLED_CALLS", "100"))  # of each, in each mode
+AT_ONCE = 25
+SECONDS = 60.0  # for what must happen
+MOST_STEPS = 64  # in any order, before they begin anew
+ALL = {method.name for method in pb.DESCRIPTOR.services_by_name["ParameterServer"].methods}
+ASYNC_CALLS = {"Begin", "Lease", "Push", "Drain", "Reschedule", "Keep", "Kept"}
+REFUSED = (  # what others have done meanwhile, and a call that was cancelled
+    grpc.StatusCode.CANCELLED,
+    grpc.StatusCode.ABORTED,
+    grpc.StatusCode.FAILED_PRECONDITION,
+)
+ONE, TWO = ShardAssignment(1), ShardAssignment(2)
+
+Requests = Sequence[tuple[str, Any]]
+
+
+@pytest.fixture(autouse=True)
+def everything_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each call waits for the other thread, and a snapshot is due again and again."""
+    monkeypatch.setattr(calls_of_ps, "SMALL", 0)
+    monkeypatch.setattr(storage, "SNAPSHOT_TIMES", 0)
+
+
+@pytest.fixture
+def dice() -> random.Random:
+    seed = random.SystemRandom().randrange(10**6)
+    print(f"seed {seed}")
+    return random.Random(seed)
+
+
+class Node:
+    """A server of this process, and its caller."""
+
+    def __init__(self, index: int, directory: Path, dice: random.Random):
+        self._index, self._directory, self._dice = index, directory, dice
+        self.cancelling = Cancelling(dice.randrange(10**6))
+        self.failed: list[str] = []
+
+    def of_run(self, run_id: str) -> Server:
+        where = self._directory / f"log-{self._index}"
+        return Server(
+            self._index, 0, run_id, where, str(self._directory / "checkpoints"), snapshot_bytes=8192
+        )
+
+    async def start(self) -> None:
+        self._service = Service(self.of_run(RUN), self.of_run)
+        self._server = grpc.aio.server(interceptors=[self.cancelling], options=OPTIONS)
+        self._service.register(self._server)
+        self.address = f"127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
+        await self._server.start()
+        self._channel = grpc.aio.insecure_channel(self.address, options=OPTIONS)
+        self._stub = ps_pb2_grpc.ParameterServerStub(self._channel)
+
+    async def __call__(self, name: str, request: Any) -> Any:
+        """Not cancelled."""
+        return await getattr(self._stub, name)(request, timeout=SECONDS)
+
+    async def cancelled(self, name: str, request: Any) -> None:
+        """By the server, as `Cancelling` has it, or by the caller, or not."""
+        stub = getattr(self._stub, name)
+        call = self.cancelling.making(lambda mark: stub(request, metadata=mark, timeout=SECONDS))
+        if self._dice.random() < 0.3:
+            asyncio.get_running_loop().call_later(self._dice.uniform(0, 0.003), call.cancel)
+        try:
+            await call
+        except asyncio.CancelledError:
+            pass
+        except grpc.aio.AioRpcError as error:
+            if error.code() not in REFUSED:
+                self.failed.append(f"{name}: {error.code().name}: {error.details()}")
+
+    async def converse(self, asked: Requests) -> None:
+        """One stream, with all of these, that ends at any moment."""
+        stream = self.cancelling.making(lambda mark: self._stub.Converse(metadata=mark, timeout=SECONDS))
+
+        async def say() -> None:
+            for number, (name, request) in enumerate(asked):
+                await stream.write(pb.Ask(number=number, method=name, request=request.SerializeToString()))
+            await asyncio.wait_for(stream.read(), self._dice.uniform(0, 0.01))
+
+        saying = asyncio.ensure_future(say())
+        # gRPC's `write` waits for ever if the call is cancelled before its metadata were sent.
+        stream.add_done_callback(lambda _: saying.cancel())
+        ends = (TimeoutError, grpc.RpcError, asyncio.InvalidStateError, asyncio.CancelledError)
+        with contextlib.suppress(*ends):
+            await saying
+        stream.cancel()
+
+    async def close(self) -> None:
+        await self._channel.close()
+        await self._server.stop(0)
+        await self._service.close()
+
+
+@pytest.fixture
+async def nodes(tmp_path: Path, dice: random.Random) -> AsyncIterator[list[Node]]:
+    found = [Node(index, tmp_path, dice) for index in range(2)]
+    for node in found:
+        await node.start()
+    yield found
+    for node in found:
+        await node.close()
+
+
+async def storm(names: set[str], world: Any, nodes: list[Node], dice: random.Random) -> None:
+    made: Counter[str] = Counter()
+    for name in sorted(names):
+        while made[name] < CALLS:
+            asked = await world.requests(name)
+            if name == "Converse":
+                calls = [nodes[0].converse(dice.sample(asked, 3)) for _ in range(AT_ONCE)]
+            else:
+                calls = [world.to(name, i).cancelled(name, request) for i, request in enumerate(asked)]
+            await asyncio.wait_for(asyncio.gather(*calls, world.meanwhile(name)), SECONDS)
+            made[name] += len(calls)
+            await world.mend(name)
+            await asyncio.wait_for(world.check(), SECONDS)
+        assert not any(node.failed for node in nodes), nodes[0].failed + nodes[1].failed
+    cancelled, ended = (
+        nodes[0].cancelling.cancelled + nodes[1].cancelling.cancelled,
+        nodes[0].cancelling.ended + nodes[1].cancelling.ended,
+    )
+    print({name: (made[name], cancelled[name], ended[name]) for name in sorted(names)})
+    assert not {name for name in names if not cancelled[name]}
+
+
+# --- steps of a ring
+
+
+class Ring:
+    """A worker, its servers, and a server beside them that is called directly."""
+
+    def __init__(self, nodes: list[Node], directory: Path):
+        self.nodes, self._directory = nodes, directory
+        self.one, self.other = nodes
+        self.generation, self.step, self._attempts, self._lives = 0, 0, 0, 0
+        self.last: pb.Commit | None = None
+        self.ids = np.unique(np.concatenate([np.concatenate([b[0] for b in batch(s, 0)]) for s in range(4)]))
+
+    async def begin(self) -> None:
+        self._lives += 1
+        where = self._directory / f"straight-{self._lives}"
+        self.straight = Server(0, 1, RUN, where, str(self._directory / "checkpoints"))
+        self.straight.declare(tables())
+        for node in self.nodes:
+            await node("Declare", tables())
+        self.step, self.last = 0, None
+        await self.start_generation()
+
+    async def start_generation(self) -> None:
+        self.generation += 1
+        request = start_generation(self.generation, self.step, self.last)
+        request.assignment.CopyFrom(ONE.to_proto())
+        await self.one("StartGeneration", request)
+        self.straight.start_generation(start_generation(self.generation, self.step, self.last))
+
+    def to(self, name: str, number: int) -> Node:
+        return self.nodes[number % 2 if name == "Assign" else int(name == "Fetch")]
+
+    def _part(self) -> pb.WritePartRequest:
+        self._attempts += 1
+        return pb.WritePartRequest(
+            run_id=RUN,
+            generation=self.generation,
+            step=self.step,
+            last=self.last,
+            attempt=f"a{self._attempts}",
+            index=0,
+            of=1,
+        )
+
+    def _fetch(self, of: ShardAssignment, to: ShardAssignment) -> pb.FetchRequest:
+        return pb.FetchRequest(
+            run_id=RUN,
+            generation=self.generation,
+            step=self.step,
+            last=self.last,
+            of=of.to_proto(),
+            to=to.to_proto(),
+            addresses=[node.address for node in self.nodes],
+        )
+
+    def _arrange(self, to: ShardAssignment) -> pb.AssignRequest:
+        return pb.AssignRequest(
+            run_id=RUN, generation=self.generation, step=self.step, last=self.last, to=to.to_proto()
+        )
+
+    async def requests(self, name: str) -> list[Any]:
+        g, step, many = self.generation, self.step, range(AT_ONCE)
+        match name:
+            case "Declare":
+                return [tables() for _ in many]
+            case "StartGeneration":
+                self.generation += AT_ONCE
+                return [start_generation(g + i, step, self.last) for i in many]
+            case "Restore":
+                self.generation += AT_ONCE
+                return [pb.RestoreRequest(run_id=RUN, generation=g + 1 + i) for i in many]
+            case "Load":
+                await self.restore()
+                return [self._load(i, self.generation + i % 2) for i in many]
+            case "Pull":
+                for rank in (0, 1):
+                    await self.one("Stage", stage(g, step, rank))
+                takes, waits = pull(g, step + 1, self.ids, commit(step)), pull(g + 1, step, self.ids)
+                return [(takes, waits)[i % 2] for i in many]
+            case "List":
+                last, more = self.last, 1 + AT_ONCE
+                return [
+                    pb.ListRequest(
+                        run_id=RUN, generation=g + i % 2, step=step, last=last, table=i % 2, most=more
+                    )
+                    for i in many
+                ]
+            case "Stage":
+                return [stage(g + i % 2, step, i % 4 // 2) for i in many]
+            case "WritePart":
+                return [self._part() for _ in many]
+            case "Committed":
+                return [await self._committed() for _ in many]
+            case "Page":
+                of, to = ONE.to_proto(), TWO.to_proto()
+                return [
+                    pb.PageRequest(
+                        run_id=RUN, generation=g, step=step, table=i % 2, most=600, index=1, of=of, to=to
+                    )
+                    for i in many
+                ]
+            case "Fetch":
+                return [self._fetch(ONE, TWO) for _ in many]
+            case "Assign":
+                await self.other("Fetch", self._fetch(ONE, TWO))
+                return [self._arrange(TWO) for _ in many]
+            case "End":
+                return [pb.EndRequest(run_id=RUN) for _ in many]
+            case "Converse":
+                return [
+                    ("Stage", stage(g, step, 0)),
+                    ("Pull", pull(g, step, self.ids)),
+                    ("Pull", pull(g + 1, step, self.ids)),
+                    ("Describe", pb.DescribeRequest()),
+                    ("StartGeneration", start_generation(g, step, self.last)),
+                    ("Declare", tables()),
+                ]
+        return [getattr(pb, f"{name}Request")() for _ in many]
+
+    def _load(self, number: int, generation: int) -> pb.LoadRequest:
+        ids = np.arange(1000 * (number + 1), 1000 * (number + 1) + 20)
+        values = counting.gradients(0, ids, np.full((len(ids), 4), number))
+        return pb.LoadRequest(run_id=RUN, generation=generation, values=[values])
+
+    async def _committed(self) -> pb.CommittedRequest:
+        request = self._part()
+        written = await self.one("WritePart", request)
+        part = Part(written.name, written.nbytes, written.sha256.hex())
+        commit_manifest(self.straight, self.step, request.attempt, [part])
+        return pb.CommittedRequest(run_id=RUN, step=self.step, attempt=request.attempt)
+
+    async def restore(self) -> None:
+        self.generation += 1
+        request = pb.RestoreRequest(run_id=RUN, generation=self.generation)
+        await self.one("Restore", request)
+        self.straight.restore(request)
+        self.step, self.last = 0, None
+
+    async def meanwhile(self, name: str) -> None:
+        """Calls of the next generation wait for this."""
+        if name in ("Load", "Pull", "List", "Stage"):
+            await self.start_generation()
+
+    async def mend(self, name: str) -> None:
+        """Have a worker do, and be answered, what was cancelled or not."""
+        match name:
+            case "StartGeneration":
+                await self.start_generation()
+            case "Restore":
+                await self.restore()
+            case "Load":
+                for number in range(AT_ONCE):
+                    request = self._load(number, self.generation)
+                    await self.one("Load", request)
+                    self.straight.load(request.SerializeToString())
+            case "Fetch":
+                await self.other("Fetch", self._fetch(ONE, TWO))
+                await self._move()
+            case "Assign":
+                await self._move()
+            case "End":
+                await self.one("End", pb.EndRequest(run_id=RUN))
+                await self.begin()
+
+    async def _move(self) -> None:
+        """To two servers and back to one. One of the two fetches nothing."""
+        for node in self.nodes:
+            await node("Assign", self._arrange(TWO))
+        await self._check_rows(TWO)
+        await self.one("Fetch", self._fetch(TWO, ONE))
+        for node in self.nodes:
+            await node("Assign", self._arrange(ONE))
+
+    async def check(self) -> None:
+        """It takes a step, as the other one does."""
+        description = await self.one("Describe", pb.DescribeRequest())
+        assert description.position.step in (self.step, self.step + 1)
+        for rank in (0, 1):
+            request = stage(self.generation, self.step, rank)
+            await self.one("Stage", request)
+            self.straight.stage(request.SerializeToString())
+        self.last = commit(self.step)
+        self.step += 1
+        self.straight.pull(pull(self.generation, self.step, (), self.last))
+        await self._check_rows(ONE)
+
+    async def _check_rows(self, of: ShardAssignment) -> None:
+        request = pull(self.generation, self.step, self.ids, self.last)
+        expected = [rows.copy() for rows in self.straight.pull(request)]
+        whose = of.first[bucket_of(self.ids)]
+        for index in range(of.servers):
+            mine = self.ids[whose == index]
+            rows = (await self.nodes[index]("Pull", pull(self.generation, self.step, mine, self.last))).rows
+            for found, wanted in zip(rows, expected, strict=True):
+                wanted = wanted.reshape(len(self.ids), -1)[whose == index]
+                np.testing.assert_array_equal(np.frombuffer(found, np.float32), wanted.reshape(-1))
+
+
+async def test_a_server_of_a_ring_answers_whichever_calls_end_early(
+    nodes: list[Node], dice: random.Random, tmp_path: Path
+) -> None:
+    ring = Ring(nodes, tmp_path)
+    await ring.begin()
+    await storm(ALL - ASYNC_CALLS, ring, nodes, dice)
+
+
+# --- steps in any order
+
+
+class InAnyOrder:
+    """Workers whose steps come in any order, and a server whose rows count them."""
+
+    def __init__(self, nodes: list[Node], _: Path):
+        [self.one, _other] = nodes
+        self._generation, self._kept, self._attempts = 0, 0, 0
+        self._made: set[int] = set()
+
+    async def begin(self) -> None:
+        await self.one("Declare", counting.tables())
+        self.incarnation, self._made = (await self.one("Begin", self._begin())).incarnation, set()
+
+    def _begin(self) -> pb.BeginRequest:
+        request = counting.begin(MOST_STEPS)
+        request.assignment.CopyFrom(ONE.to_proto())
+        return request
+
+    def to(self, name: str, number: int) -> Node:
+        return self.one
+
+    async def _anew(self) -> None:
+        self._generation += 1
+        await self.one("Restore", pb.RestoreRequest(run_id=RUN, generation=self._generation))
+
+    async def requests(self, name: str) -> list[Any]:
+        asked, many = {"run_id": RUN, "incarnation": self.incarnation}, range(AT_ONCE)
+        match name:
+            case "Begin":
+                await self._anew()
+                return [self._begin() for _ in many]
+            case "Lease":
+                return [pb.LeaseRequest(worker=i, most=2, limit=MOST_STEPS, **asked) for i in many]
+            case "Push":
+                return [self._push(i % MOST_STEPS) for i in many]
+            case "Drain":
+                return [pb.DrainRequest(step=0, **asked) for _ in many]
+            case "Reschedule":
+                return [pb.RescheduleRequest(steps=pb.Steps(bounds=[i, i + 1]), **asked) for i in many]
+            case "Keep":
+                self._kept += AT_ONCE
+                return [pb.KeepRequest(order=self._kept + i, ledger=b"ledger", **asked) for i in many]
+            case "Kept":
+                return [pb.KeptRequest(run_id=RUN) for _ in many]
+            case "Pull":
+                return [counting.pull(MOST_STEPS) for _ in many]
+            case "WritePart":
+                self._attempts += AT_ONCE
+                names = [f"a{self._attempts + i}" for i in many]
+                return [pb.WritePartRequest(run_id=RUN, attempt=name, of=1) for name in names]
+        push = self._push(0)
+        return [("Push", push), ("Push", self._push(1)), ("Kept", pb.KeptRequest(run_id=RUN))]
+
+    def _push(self, step: int) -> pb.PushRequest:
+        return counting.push(self.incarnation, step, MOST_STEPS)
+
+    async def meanwhile(self, name: str) -> None:
+        """A step is taken."""
+        if name == "WritePart":
+            await self._take(max(self._made, default=0) + 1)
+
+    async def _take(self, step: int) -> None:
+        if step >= MOST_STEPS:
+            await self._anew()
+            await self.begin()
+            step = 0
+        await self.one("Push", self._push(step))
+        self._made.add(step)
+
+    async def mend(self, name: str) -> None:
+        match name:
+            case "Begin":
+                await self.begin()
+            case "Push" | "Converse":
+                for step in range(min(AT_ONCE, MOST_STEPS) if name == "Push" else 2):
+                    await self._take(step)
+        self.incarnation = (await self.one("Describe", pb.DescribeRequest())).incarnation
+
+    async def check(self) -> None:
+        """Each step counts once."""
+        await self._take(max(self._made, default=0) + 1)
+        answer = await self.one("Pull", counting.pull(MOST_STEPS))
+        dense, rows = counting.counts(MOST_STEPS, [answer.rows])
+        expected = np.isin(np.arange(MOST_STEPS), list(self._made)).astype(np.float32)
+        np.testing.assert_array_equal(dense, expected)
+        np.testing.assert_array_equal(rows.reshape(MOST_STEPS, -1)[:, 0], expected)
+
+
+async def test_an_async_server_answers_whichever_calls_end_early(
+    nodes: list[Node], dice: random.Random, tmp_path: Path
+) -> None:
+    workers = InAnyOrder(nodes, tmp_path)
+    await workers.begin()
+    await storm(ASYNC_CALLS | {"Converse", "Pull", "WritePart"}, workers, nodes, dice)
+
+
+# --- callers that say nothing more
+
+CALL = """
+import sys
+import grpc
+pull = grpc.insecure_channel(sys.argv[1]).unary_unary("/edl.ParameterServer/Pull")
+pull(bytes.fromhex(sys.argv[2]))
+"""
+
+
+class Watching(grpc.aio.ServerInterceptor):
+    """Says when a call begins, and when it is cancelled."""
+
+    def __init__(self) -> None:
+        self.begun, self.cancelled = asyncio.Event(), asyncio.Event()
+
+    async def intercept_service(self, continuation: Any, details: Any) -> Any:
+        handler = await continuation(details)
+
+        async def answer(request: Any, context: Any) -> Any:
+            self.begun.set()
+            try:
+                return await handler.unary_unary(request, context)
+            except asyncio.CancelledError:
+                self.cancelled.set()
+                raise
+
+        return grpc.unary_unary_rpc_method_handler(
+            answer, handler.request_deserializer, handler.response_serializer
+        )
+
+
+async def test_a_call_whose_caller_is_stopped_ends(tmp_path: Path) -> None:
+    rows, watching = Server(0, 0, RUN, tmp_path / "log", ""), Watching()
+    rows.declare(tables())
+    rows.start_generation(start_generation(1, 0, None))
+    service, waits = Service(rows), pull(2, 0, np.arange(4))
+    sooner = [(name, 500 if "keepalive" in name else value) for name, value in OPTIONS]
+    assert sooner != OPTIONS
+    server = grpc.aio.server(interceptors=[watching], options=[*sooner, ("grpc.http2.ping_timeout_ms", 500)])
+    service.register(server)
+    address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    await server.start()
+    caller = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", CALL, address, waits.SerializeToString().hex()
+    )
+    try:
+        await asyncio.wait_for(watching.begun.wait(), SECONDS)
+        caller.send_signal(signal.SIGSTOP)
+        await asyncio.wait_for(watching.cancelled.wait(), SECONDS)
+    finally:
+        caller.kill()
+        await caller.wait()
+        await server.stop(0)
+        await service.close()

@@ -1,0 +1,548 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The client of parameter servers, over gRPC, against servers in dicts that are killed and come back."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+
+from edl.checkpoints import CheckpointError, Store
+from edl.contract.proto import ps_pb2 as pb
+from edl.trainer.embedding.interfaces import Commit, Table
+from edl.trainer.ps_client import link
+from edl.trainer.ps_client.calls import ServerAway, ServerRefused, TokenRefused
+from edl.trainer.ps_client.client import PsClient
+from edl.trainer.ps_client.interfaces import PartNotWritten
+from edl.trainer.ps_client.interrupt import Interrupt
+from edl.trainer.ps_client.link import ServerLink
+from edl.trainer.ring.base import RingBroken
+from tests.support.fakes.parameter_server import FakeServer, Listening, Refused
+
+WORDS, PLACES = Table("words", 2, "{}", "{}"), Table("places", 3, "{}", "{}", min_count=4, ttl_steps=5)
+SECONDS = 30.0
+
+
+class Job:
+    """Servers that listen, and one worker's view of them."""
+
+    def __init__(self, servers: int, store: Store | None = None):
+        self.store = store
+        self.there = [Listening(FakeServer(index, servers, store)) for index in range(servers)]
+        self.last: Commit | None = None
+        self.threads = ThreadPoolExecutor(4)
+        self.client = self.another()
+
+    def another(self, token: str = "token") -> PsClient:
+        client = PsClient.at([s.address for s in self.there], token, "a-run", 7)
+        client.follow((WORDS, PLACES), lambda: self.last)
+        client.enter()
+        return client
+
+    def begin(self) -> None:
+        """A ring at step 0."""
+        self.client.speak_of(self.client.claim(1))
+        self.client.restore(0, "")
+
+    def takes_a_step(self, step: int, ids: list[int], skipped: bool = False) -> None:
+        """Add one to the rows of these words."""
+        some = np.array(ids, np.int64)
+        self.client.pull(step, [some])
+        self.client.stage(step, 0, [(some, -np.ones((len(ids), 2), np.float32))])
+        self.last = Commit(step, skipped, 0.5, 0.1, step, self.client.generation)
+
+    def kill(self, index: int) -> None:
+        self.there[index].kill()
+
+    def comes_back(self, index: int, lost: bool = False) -> None:
+        before = self.there[index]
+        server = FakeServer(index, len(self.there), self.store) if lost else before.server
+        self.there[index] = Listening(server, before.port)
+
+    def beside(self, act: Callable[[], Any]) -> Future[Any]:
+        return self.threads.submit(act)
+
+    def end(self) -> None:
+        self.client.cut()
+        for server in self.there:
+            server.kill()
+        self.threads.shutdown()
+
+
+@pytest.fixture
+def make() -> Iterator[Callable[..., Job]]:
+    jobs: list[Job] = []
+
+    def one(*of: Any) -> Job:
+        jobs.append(Job(*of))
+        return jobs[-1]
+
+    yield one
+    for job in jobs:
+        job.end()
+
+
+@pytest.mark.parametrize("servers", [1, 3])
+def test_rows_come_back_in_the_order_of_their_ids_whichever_server_has_them(
+    make: Callable[..., Job], servers: int
+) -> None:
+    job = make(servers)
+    job.begin()
+    words, places = np.array([5, -3, 2**62, 0, 9], np.int64), np.array([4, 1], np.int64)
+    values = np.arange(10, dtype=np.float32).reshape(5, 2)
+    job.client.pull(0, [words, places])
+    job.client.stage(0, 0, [(words, -values), (places, np.ones((2, 3), np.float32))])
+    job.last = Commit(0, False, 0.5, 0.1, 0)
+    found = job.client.pull(1, [words[::-1].copy(), np.zeros(0, np.int64)])
+    assert np.array_equal(found[0], values[::-1] / 2)
+    assert found[1].shape == (0, 3)
+    assert all(s.server.step == 1 for s in job.there)
+    declared = job.there[0].server.tables[1]
+    assert (declared.name, declared.dim, declared.min_count, declared.ttl_steps) == ("places", 3, 4, 5)
+
+
+def test_every_server_hears_of_every_step_whoever_has_its_rows(make: Callable[..., Job]) -> None:
+    job = make(3)
+    job.begin()
+    job.takes_a_step(0, [1])
+    job.client.pull(1, ())
+    assert [s.server.step for s in job.there] == [1, 1, 1]
+    staged = [sum(method == "Stage" for method, _ in s.calls) for s in job.there]
+    assert sorted(staged) == [0, 0, 1]
+
+
+def test_a_step_that_was_left_out_changes_no_row(make: Callable[..., Job]) -> None:
+    job = make(2)
+    job.begin()
+    job.takes_a_step(0, [1, 2], skipped=True)
+    assert not job.client.pull(1, [np.array([1, 2])])[0].any()
+
+
+def test_a_server_that_is_killed_is_waited_for_and_has_all_that_it_had(make: Callable[..., Job]) -> None:
+    job = make(2)
+    job.begin()
+    ids = list(range(20))
+    job.takes_a_step(0, ids)
+    job.kill(1)
+    pulling = job.beside(lambda: job.client.pull(1, [np.array(ids)]))
+    job.there[0].comes_to("Pull")
+    job.comes_back(1)
+    assert np.array_equal(pulling.result(SECONDS)[0], np.full((20, 2), 0.5))
+
+
+def test_it_is_known_for_which_server_a_worker_waits_and_for_what(make: Callable[..., Job]) -> None:
+    job = make(2)
+    job.begin()
+    ids = np.arange(20)
+    job.client.pull(0, [ids])
+    assert job.client.waiting() is None
+    job.kill(1)
+    pulling = job.beside(lambda: job.client.pull(0, [ids]))
+    pause, until = threading.Event(), time.monotonic() + SECONDS
+    while (waits := job.client.waiting()) is None and time.monotonic() < until:
+        pause.wait(0.05)
+    assert waits is not None and (waits.server, waits.call) == (1, "Pull") and waits.seconds >= 1
+    job.comes_back(1)
+    pulling.result(SECONDS)
+    assert job.client.waiting() is None
+
+
+def test_a_server_of_which_nobody_knows_that_it_has_rows_is_not_waited_for_without_limit(
+    make: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(link.LIMITS, "Declare", 0.2)
+    job = make(1)
+    connection = job.client._links[0]
+    job.kill(0)
+    with pytest.raises(ServerAway, match=r"parameter server 0 \(.*\) is away for 0 s: "):
+        connection.begin("Declare", pb.Tables()).result()
+    waiting = job.beside(
+        lambda: connection.begin("Declare", pb.Tables(run_id="a-run")).result(wait_forever=True)
+    )
+    job.comes_back(0)
+    assert isinstance(waiting.result(SECONDS), pb.Position)
+
+
+def test_a_cut_ends_the_waiting_for_a_server_that_is_away(make: Callable[..., Job]) -> None:
+    job = make(2)
+    job.begin()
+    job.kill(0)
+    pulling = job.beside(lambda: job.client.pull(0, [np.arange(9)]))
+    job.client.cut()
+    with pytest.raises(RingBroken, match=r"the ring was cut while waiting for parameter server 0 \(.*\)"):
+        pulling.result(SECONDS)
+    with pytest.raises(RingBroken):  # and whatever is asked later in this ring
+        job.client.pull(0, [np.arange(9)])
+
+
+def test_a_cut_ends_a_call_that_a_server_does_not_answer(make: Callable[..., Job]) -> None:
+    job = make(1)
+    job.begin()
+    came, may = threading.Event(), threading.Event()
+
+    def wait(method: str) -> None:
+        if method == "Pull":
+            came.set()
+            may.wait(SECONDS)
+
+    job.there[0].before = wait
+    pulling = job.beside(lambda: job.client.pull(0, [np.arange(9)]))
+    assert came.wait(SECONDS)
+    job.client.cut()
+    with pytest.raises(RingBroken):
+        pulling.result(SECONDS)
+    may.set()
+    job.client.leave()  # out of the ring, calls are possible again
+    assert len(job.client.pull(0, [np.arange(9)])[0]) == 9
+
+
+@pytest.mark.parametrize("waits", [False, True], ids=["between two calls", "while it is waited for"])
+def test_a_server_that_comes_back_without_its_log_breaks_the_ring(
+    make: Callable[..., Job], waits: bool
+) -> None:
+    job = make(1)
+    job.begin()
+    job.takes_a_step(0, [1])
+    job.kill(0)
+    if waits:
+        pulling = job.beside(lambda: job.client.pull(1, [np.array([1])]))
+    job.comes_back(0, lost=True)
+    if not waits:
+        pulling = job.beside(lambda: job.client.pull(1, [np.array([1])]))
+    with pytest.raises(RingBroken, match="has come back with nothing: it has lost its log"):
+        pulling.result(SECONDS)
+    # The next root finds that out, and says why all have to go back.
+    job.client.enter()
+    job.client.speak_of(job.client.claim(2))
+    assert job.client.start_generation(1) == "parameter server 0 has lost its log and rows"
+
+
+def test_the_root_brings_servers_to_the_rings_step_forward_or_back(make: Callable[..., Job]) -> None:
+    job = make(2)
+    job.begin()
+    job.takes_a_step(0, [1, 2])
+    job.client.pull(1, ())
+    before = job.last
+    job.takes_a_step(1, [1, 2])  # it is applied where a server hears of it, and here none has
+    job.client.speak_of(job.client.claim(1))
+    assert job.client.start_generation(2) == ""
+    assert np.array_equal(job.client.pull(2, [np.array([1, 2])])[0], np.ones((2, 2)))
+    # The only one that had the second step has died: the ring goes on from the first.
+    job.last = before
+    job.client.speak_of(job.client.claim(2))
+    assert job.client.start_generation(1) == ""
+    assert np.array_equal(job.client.pull(1, [np.array([1, 2])])[0], np.full((2, 2), 0.5))
+
+
+def test_a_server_that_is_further_than_the_ring_can_follow_is_named(make: Callable[..., Job]) -> None:
+    job = make(1)
+    job.begin()
+    for step in range(3):
+        job.takes_a_step(step, [1])
+    job.client.pull(3, ())
+    job.last = Commit(0, False, 1.0, 0.1, 0)
+    job.client.speak_of(job.client.claim(1))
+    assert job.client.start_generation(1) == "parameter server 0 is at step 3, the ring at step 1"
+
+
+def test_a_last_step_whose_gradients_another_ring_has_dropped_is_not_applied_without_them(
+    make: Callable[..., Job],
+) -> None:
+    """As when a crashed worker has left a copy of the state that is one step ahead of the others."""
+    job = make(1)
+    job.begin()
+    job.takes_a_step(0, [1])
+    job.client.pull(1, ())
+    job.takes_a_step(1, [1])
+    ahead, job.last = job.last, Commit(0, False, 0.5, 0.1, 0, job.client.generation)
+    job.client.speak_of(job.client.claim(2))
+    assert job.client.start_generation(1) == "", (
+        "a worker with only the first step continues from there, and dies"
+    )
+    job.last = ahead
+    job.client.speak_of(job.client.claim(3))
+    assert job.client.start_generation(2) == "parameter server 0 has dropped what was staged for step 2"
+
+
+def test_nobody_is_waited_for_with_patience_after_another_server_has_refused(
+    make: Callable[..., Job],
+) -> None:
+    """As when the model is saved: the one that is away may have ended for good."""
+    job = make(2)
+    job.begin()
+    job.takes_a_step(0, [1, 2])
+    job.client.pull(1, ())
+    job.kill(0)
+    job.kill(1)
+    job.comes_back(1, lost=True)
+    with pytest.raises(RingBroken, match=r"parameter server 1 .*lost its log"):
+        job.beside(lambda: job.client.rows_of(0, np.arange(9))).result(SECONDS)
+
+
+def test_servers_that_went_back_are_not_taken_for_those_of_the_ring_before(make: Callable[..., Job]) -> None:
+    """Also if no worker was notified of it, and they had lost the generation that the same worker claimed."""
+    job = make(1)
+    job.begin()
+    job.takes_a_step(0, [1])
+    job.client.pull(1, ())
+    job.kill(0)
+    job.comes_back(0, lost=True)
+    job.client.enter()
+    job.client.speak_of(job.client.claim(1))
+    assert job.client.start_generation(1) == "parameter server 0 has lost its log and rows"
+    job.client.restore(0, "")
+    other = job.another()  # with the state of step 1: that root died before it had said that all go back
+    other.speak_of(other.claim(2))
+    assert other.start_generation(1) == "parameter server 0 has dropped what was staged for step 1"
+
+
+def test_each_ring_has_a_newer_generation_and_two_roots_never_the_same(make: Callable[..., Job]) -> None:
+    job, other = make(2), None
+    first = job.client.claim(1)
+    job.client.speak_of(first)
+    job.client.restore(0, "")
+    other = job.another()
+    claimed = [job.client.claim(1), other.claim(2)]
+    assert first < min(claimed) and len(set(claimed)) == 2
+    other.speak_of(claimed[1])
+    other.restore(0, "")
+    with pytest.raises(RingBroken, match="is in generation"):  # the first ring is over
+        job.client.pull(0, [np.arange(4)])
+
+
+def test_rows_are_not_sent_before_the_generation_has_started(make: Callable[..., Job]) -> None:
+    job = make(1)
+    generation = job.client.claim(1)
+    other = job.another()
+    other.speak_of(generation)
+    pulling = job.beside(lambda: other.pull(0, [np.arange(3)]))
+    job.there[0].comes_to("Pull")
+    assert not pulling.done()
+    job.client.speak_of(generation)
+    job.client.restore(0, "")
+    assert len(pulling.result(SECONDS)[0]) == 3
+
+
+def test_what_a_server_refuses_for_good_ends_the_job_in_its_own_words(make: Callable[..., Job]) -> None:
+    job = make(1)
+    job.begin()
+    words = "parameter server memory limit 1 GiB is reached: raise ps.resources"
+
+    def refuse(method: str, request: Any) -> Any:
+        if method == "Stage":
+            raise Refused(grpc.StatusCode.RESOURCE_EXHAUSTED, words)
+        return FakeServer.handle(job.there[0].server, method, request)
+
+    job.there[0].server.handle = refuse  # type: ignore[method-assign]
+    with pytest.raises(ServerRefused, match=f"parameter server 0 .*: {words}"):
+        job.takes_a_step(0, [1])
+    other = job.another()
+    other.follow((PLACES,), lambda: None)
+    with pytest.raises(ServerRefused, match="the tables are others than before"):
+        other.claim(3)
+
+
+def test_a_worker_with_an_old_token_is_to_be_replaced(make: Callable[..., Job]) -> None:
+    job = make(1)
+    with pytest.raises(TokenRefused, match="the token is not the job's"):
+        job.another(token="another").claim(1)
+
+
+# --- rows that are asked for before they are needed
+
+
+def test_rows_of_the_next_state_are_brought_before_the_step_is_in_this_workers_state(
+    make: Callable[..., Job],
+) -> None:
+    job = make(2)
+    job.begin()
+    ids = np.arange(6)
+    job.takes_a_step(0, list(range(6)))
+    after, job.last = job.last, None
+    assert after is not None
+    ahead = job.client.begin_pull(1, [ids], after)
+    for server in job.there:
+        server.reaches(1)
+    job.last = after
+    assert np.array_equal(ahead.result()[0], np.full((6, 2), 0.5))
+
+
+def test_a_step_is_staged_while_something_else_is_done_and_not_before_a_server_says_so(
+    make: Callable[..., Job],
+) -> None:
+    job = make(1)
+    job.begin()
+    job.client.pull(0, ())
+    may = threading.Event()
+    job.there[0].before = lambda method: may.wait(SECONDS) if method == "Stage" else None
+    staged = job.client.begin_stage(0, 0, [(np.array([3]), -np.ones((1, 2), np.float32))])
+    done = job.beside(staged.result)
+    job.there[0].comes_to("Stage")
+    assert not done.done()
+    may.set()
+    done.result(SECONDS)
+    job.last = Commit(0, False, 1.0, 0.1, 0)
+    assert np.array_equal(job.client.pull(1, [np.array([3])])[0], [[1, 1]])
+
+
+def test_a_call_is_answered_while_another_of_the_same_worker_waits(make: Callable[..., Job]) -> None:
+    job = make(1)
+    job.begin()
+    may = threading.Event()
+    job.there[0].before = lambda method: may.wait(SECONDS) if method == "Pull" else None
+    pulling = job.client.begin_pull(0, [np.arange(3)])
+    job.there[0].comes_to("Pull")
+    job.client.claim(1)  # Declare
+    may.set()
+    assert len(pulling.result()[0]) == 3
+
+
+def test_who_is_not_waited_for_any_more_leaves_nothing_behind(make: Callable[..., Job]) -> None:
+    job = make(1)
+    job.begin()
+    may = threading.Event()
+    job.there[0].before = lambda method: may.wait(SECONDS) if method == "Pull" else None
+    job.client.begin_pull(0, [np.arange(3)]).forget()
+    may.set()
+    job.there[0].before = lambda method: None
+    assert len(job.client.pull(0, [np.arange(4)])[0]) == 4
+
+
+# --- checkpoints
+
+
+def test_servers_take_their_parts_before_the_next_step_and_write_them_beside_it(
+    make: Callable[..., Job], tmp_path: Path
+) -> None:
+    job = make(2, Store.open(str(tmp_path)))
+    job.begin()
+    job.takes_a_step(0, [1, 2, 3])
+    may = threading.Event()
+    for server in job.there:
+        server.before = lambda method: may.wait(SECONDS) if method == "written" else None
+    with job.client.take_parts(1, "an-attempt", 3) as written:
+        job.takes_a_step(1, [1, 2, 3])  # while they write
+        job.client.pull(2, ())
+        may.set()
+        parts = written()
+    assert [part.name.split("-")[1] for part in parts] == ["00003", "00004"]
+    job.client.speak_of(job.client.claim(1))
+    sizes = job.store.place.sizes("step-000000000001-an-attempt")
+    assert sizes == {part.name: part.nbytes for part in parts}
+
+
+def test_parts_that_are_not_waited_for_are_given_up(
+    make: Callable[..., Job], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = make(2, Store.open(str(tmp_path)))
+    job.begin()
+    job.takes_a_step(0, [1])
+    goes_on = threading.Event()
+    for server in job.there:
+        server.before = lambda method: goes_on.wait(SECONDS) if method == "written" else None
+    begun: list[Any] = []
+    monkeypatch.setattr(Interrupt, "begins", lambda _, call: begun.append(call))
+    with pytest.raises(OSError, match="disk full"), job.client.take_parts(1, "an-attempt", 1):
+        raise OSError("disk full")
+    assert [call.code() for call in begun] == [grpc.StatusCode.CANCELLED] * 2
+    goes_on.set()
+
+
+def test_a_part_is_not_waited_for_when_another_part_is_not_taken(
+    make: Callable[..., Job], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = make(2, Store.open(str(tmp_path)))
+    job.begin()
+    job.takes_a_step(0, [1])
+    goes_on = threading.Event()
+    job.there[1].before = lambda method: goes_on.wait(SECONDS) if method == "written" else None
+    job.kill(0)
+    begun: list[Any] = []
+    monkeypatch.setattr(Interrupt, "begins", lambda _, call: begun.append(call))
+    with pytest.raises(PartNotWritten, match="parameter server 0"):
+        job.client.take_parts(1, "another", 1)
+    assert begun[-1].code() is grpc.StatusCode.CANCELLED, "the part of server 1, which writes it"
+    goes_on.set()
+
+
+def test_a_part_that_cannot_be_written_fails_the_attempt_and_nothing_else(
+    make: Callable[..., Job], tmp_path: Path
+) -> None:
+    job = make(2, Store.open(str(tmp_path)))
+    job.begin()
+    job.takes_a_step(0, [1])
+    job.kill(1)
+    with (
+        pytest.raises(PartNotWritten, match=r"parameter server 1 .* did not write its part: UNAVAILABLE"),
+        job.client.take_parts(1, "an-attempt", 1) as written,
+    ):
+        written()
+    assert not job.client.answer_within(0.1)
+    back = job.beside(lambda: job.client.answer_within(SECONDS))
+    job.comes_back(1)
+    assert back.result()
+    with job.client.take_parts(1, "another", 1) as written:
+        assert len(written()) == 2
+    job.takes_a_step(1, [1])
+    job.kill(1)
+    job.comes_back(1, lost=True)
+    assert job.client.answer_within(SECONDS)  # a connection that is being tried again fails at once
+    with (
+        pytest.raises(CheckpointError, match="did not write its part: ") as refused,
+        job.client.take_parts(2, "a third", 1) as written,
+    ):
+        written()
+    assert refused.type is CheckpointError, "which it would say again"
+
+
+def test_a_request_says_of_which_step_the_worker_has_the_state(make: Callable[..., Job]) -> None:
+    job = make(1)
+    job.begin()
+    job.takes_a_step(0, [1])
+    with pytest.raises(RuntimeError, match="rows of step 3 requested with the commit of step 0"):
+        job.client.pull(3, ())
+    job.client.pull(1, ())
+    asked = [request for method, request in job.there[0].calls if method == "Pull"][-1]
+    assert asked.last == pb.Commit(step=0, skipped=False, scale=0.5, learning_rate=0.1, iteration=0)
+
+
+def test_a_checkpoint_that_a_server_cannot_read_is_asked_for_again_and_then_refused(
+    make: Callable[..., Job],
+) -> None:
+    job = make(1)
+    job.begin()
+    words = "there is no checkpoint of step 3, attempt 'a'"
+    tries = list[float]()
+
+    def refuses(request: Any) -> None:
+        tries.append(0.0)
+        raise Refused(grpc.StatusCode.DATA_LOSS, words)
+
+    connection = job.client._links[0]
+    assert isinstance(connection, ServerLink)
+    job.there[0].server._restore = refuses  # type: ignore[method-assign]
+    connection._clock = lambda: 25.0 * len(tries)
+    with pytest.raises(ServerRefused, match=words):
+        job.client.restore(3, "a")
+    assert len(tries) == 4, "it is asked again until a minute is over"
+
+
+@pytest.mark.parametrize("servers", [1, 3])
+def test_rows_of_any_ids_are_those_of_the_state_that_the_worker_has(
+    make: Callable[..., Job], servers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("edl.trainer.ps_client.client.PAGE_BYTES", 5 * (8 + 4 * 2))  # five rows a page
+    job = make(servers)
+    job.begin()
+    ids = np.arange(23)
+    job.takes_a_step(0, [2, 19])
+    found = job.client.rows_of(0, ids)
+    assert np.flatnonzero(found.any(1)).tolist() == [2, 19], "the step that was just taken is in them"
+    assert found.shape == (23, 2) and job.client.rows_of(1, ids[:0]).shape == (0, 3)

@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The pages name what is there: each link between them leads somewhere, and each file exists."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+PAGES = [
+    *ROOT.glob("*.md"),
+    *(ROOT / "docs").glob("*.md"),
+    ROOT / "chart" / "README.md",
+    *(ROOT / "scripts").rglob("*.md"),
+    *(ROOT / "examples").rglob("*.md"),
+]
+CODE = re.compile(r"^```.*?^```|`[^`\n]*`", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+
+
+def anchors(page: Path) -> set[str]:
+    """The names that GitHub gives to the headings of a page."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    found: dict[str, int] = {}
+    names = set()
+    for heading in re.findall(r"^#+ (.*)", text, re.MULTILINE):
+        words = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", heading).strip().lower()
+        name = re.sub(r"[^\w\- ]", "", words).replace(" ", "-")
+        count = found[name] = found.get(name, -1) + 1
+        names.add(f"{name}-{count}" if count else name)
+    return names
+
+
+@pytest.mark.parametrize("page", sorted(PAGES), ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_each_link_leads_to_a_page_and_a_heading_that_exist(page: Path) -> None:
+    wrong = []
+    for link in LINK.findall(CODE.sub("", page.read_text())):
+        path, _, heading = link.partition("#")
+        if re.match(r"[a-z]+:", link):
+            continue
+        target = (page.parent / path).resolve() if path else page
+        if not target.exists() or (heading and heading not in anchors(target)):
+            wrong.append(link)
+    assert wrong == []
+
+
+@pytest.mark.parametrize(
+    "page",
+    sorted(page for page in PAGES if page.name != "CHANGELOG.md"),  # which also names what was
+    ids=lambda page: page.relative_to(ROOT).as_posix(),
+)
+def test_each_script_and_file_that_a_page_names_exists(page: Path) -> None:
+    tops = "edl|master|trainer|ps|model_zoo|examples|tests|docker|patches"
+    files = rf"(?:{tops})/[\w./-]*\.(?:py|sh|proto|toml|yaml)\b|scripts/[\w./-]*\w"
+    named = set(re.findall(rf"(?<![\w./$~-])(?:{files})", page.read_text()))
+    assert sorted(name for name in named if "NAME" not in name and not (ROOT / name).exists()) == []
+
+
+def test_no_page_or_message_has_a_user_install_the_package_of_another_project() -> None:
+    """On the public index, the name `edl` is not ours (pyproject.toml)."""
+    folders = [ROOT / name for name in ("edl", "master", "trainer", "ps", "model_zoo")]
+    texts = [*PAGES, *(file for folder in folders for file in folder.rglob("*.py"))]
+    foreign = re.compile(r"\bedl\[[a-z]|pip install (?:-\S+ )*['\"]?edl\b(?![-/.])")
+    assert foreign.search("pip install 'edl[onnx]'") and foreign.search("pip install edl\n")
+    assert not foreign.search("pip install edl-trainer")
+    found = [
+        f"{file.relative_to(ROOT)}: {hit[0]}" for file in texts for hit in foreign.finditer(file.read_text())
+    ]
+    assert found == []

@@ -1,0 +1,574 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checkpoints from the workers' side: real loops over a local ring, a real directory."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from edl import config
+from edl.checkpoints import CheckpointError, Part, Store, Writing
+from edl.config import lineage, values
+from edl.contract.evaluation import EvaluationPlan
+from edl.contract.layout import Layout
+from edl.contract.proto import edl_pb2 as pb
+from edl.contract.steps import Steps
+from edl.errors import ConfigError, DataError, ModelError, StoreUnavailable
+from edl.trainer.agreement.metric_values import Value
+from edl.trainer.checkpoint.checkpointing import Checkpointing, deal
+from edl.trainer.evaluation.evaluation import RingEvaluation
+from edl.trainer.model.data import Batches
+from edl.trainer.ps_client.interfaces import PartNotWritten, PartsOfServers
+from edl.trainer.ring.base import RingSlot
+from edl.trainer.ring.local import InProcessGroup
+from edl.trainer.runtime.retry import tried_again
+from edl.trainer.worker import ReplicaDivergence
+from tests.support.jobs.workers import BATCH, POSITIONS, SIZE, A, Held, come_to_sum, ring_of
+from tests.support.models.counting import AtOnce, CountingLearner, CountingMetrics, Positions
+
+LAYOUT = Layout(SIZE)
+
+
+def configured(where: Path, **changes: Any) -> config.Config:
+    checkpoint = {"dir": str(where), "seconds": 0, "keep": 2} | changes.pop("checkpoint", {})
+    own = {"checkpoint": checkpoint, "training": {"batchSize": BATCH} | changes.pop("training", {})}
+    return config.parse(values.merge(values.defaults(), own | changes))
+
+
+class Queue:
+    """Work beside the training, done when the test says so."""
+
+    def __init__(self) -> None:
+        self.waiting: list[Callable[[], None]] = []
+        self._changed = threading.Condition()
+
+    def __call__(self, work: Callable[[], None]) -> None:
+        with self._changed:
+            self.waiting.append(work)
+            self._changed.notify_all()
+
+    def does(self) -> None:
+        """The next piece of it, as soon as there is one."""
+        with self._changed:
+            assert self._changed.wait_for(lambda: self.waiting, 10), "there is nothing to be done"
+            work = self.waiting.pop(0)
+        work()
+
+
+class Writer(A[Held]):
+    """A worker that writes checkpoints, and what a test does in its master's place."""
+
+    def __init__(
+        self,
+        number: int,
+        where: Path,
+        run_id: str = "run-1",
+        servers: Callable[[Store], PartsOfServers] | None = None,
+        **named: Any,
+    ):
+        changes = named.pop("changes", {})
+        super().__init__(number, ring=Held(), config=configured(where, **changes), **named)
+        self.beside, store = Queue(), Store.open(str(where))
+        self.servers = servers(store) if servers is not None else None
+        self.checkpoints = Checkpointing(
+            self.worker.config, self.session, self.learner, store, run_id, self.beside, servers=self.servers
+        )
+        self.rebuild(checkpoints=self.checkpoints)
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> Iterator[list[Writer]]:
+    """Two in a ring that holds each sum until the test goes on."""
+    workers = [Writer(0, tmp_path), Writer(1, tmp_path)]
+    ring_of(*workers)
+    yield workers
+    for w in workers:
+        w.ring.free()
+        w.stop()
+
+
+def part_of(w: Writer) -> pb.CheckpointPart:
+    return w.says("checkpoint_part", 1)
+
+
+def write(workers: list[Writer], step: int) -> None:
+    """Have a checkpoint of this step written, from the master's order to the manifest."""
+    come_to_sum(step - 1, *workers)
+    workers[0].hears(1, checkpoint=pb.Checkpoint())
+    come_to_sum(step + 1, *workers)
+    for w in workers:
+        w.beside.does()
+    parts = [part_of(w) for w in workers]
+    order = pb.CommitCheckpoint(step=step, attempt=parts[0].attempt, parts=parts)
+    workers[-1].hears(commit_checkpoint=order)
+    workers[-1].beside.does()
+    assert workers[-1].says("checkpointed", 0).step == step
+
+
+def test_nothing_is_written_before_it_is_due_and_then_all_begin_after_the_same_step(
+    pair: list[Writer], tmp_path: Path
+) -> None:
+    assert come_to_sum(1, *pair).writers == 1, "rank 1 can, and rank 0 knows of none that is due"
+    pair[0].hears(1, checkpoint=pb.Checkpoint())
+    assert come_to_sum(2, *pair).writers == 2
+    come_to_sum(3, *pair)
+    for w in pair:
+        w.beside.does()
+    one, other = map(part_of, pair)
+    assert (one.step, one.index, one.of, one.attempt) == (2, 0, 2, "run-1-g1-w0")
+    assert (other.step, other.index, other.of, other.attempt) == (2, 1, 2, "run-1-g1-w0")
+    assert Store.open(str(tmp_path)).checkpoints() == [], "it is not completed"
+
+
+def test_who_still_writes_takes_part_in_no_other_one(pair: list[Writer]) -> None:
+    come_to_sum(1, *pair)
+    pair[0].hears(1, checkpoint=pb.Checkpoint())
+    assert come_to_sum(2, *pair).writers == 2
+    assert come_to_sum(3, *pair).writers == 0
+    pair[0].hears(1, checkpoint=pb.Checkpoint())
+    pair[0].beside.does()
+    come_to_sum(4, *pair)
+    assert come_to_sum(5, *pair).writers == 1, "rank 1 is not done"
+
+
+def test_what_is_written_is_the_state_of_that_step_however_far_the_ring_is_by_then(
+    pair: list[Writer], tmp_path: Path
+) -> None:
+    come_to_sum(1, *pair)
+    pair[0].hears(1, checkpoint=pb.Checkpoint())
+    come_to_sum(4, *pair)
+    for w in pair:
+        w.beside.does()
+    parts = [part_of(w) for w in pair]
+    pair[0].hears(
+        commit_checkpoint=pb.CommitCheckpoint(step=parts[0].step, attempt=parts[0].attempt, parts=parts)
+    )
+    pair[0].beside.does()
+    (made,) = Store.open(str(tmp_path)).checkpoints()
+    (counts,) = made.read().values()
+    found = np.frombuffer(counts.data, np.int16)
+    assert made.step == parts[0].step == 2
+    assert found.tolist() == [1] * BATCH * made.step + [0] * (POSITIONS - BATCH * made.step) + [made.step, 0]
+
+
+def test_a_worker_without_a_state_begins_with_the_newest_one_and_all_others_take_it(
+    pair: list[Writer], tmp_path: Path
+) -> None:
+    write(pair, 2)
+    new = [Writer(2, tmp_path), Writer(3, tmp_path)]
+    assert new[0].checkpoints.newest(LAYOUT) == (2, LAYOUT)
+    ring_of(*new, generation=2, step=2)
+    for w in new:
+        w.ring.free()
+    assert [w.says("joined_ring", 2).step for w in new] == [2, 2]
+    for w in new:
+        assert w.says("left_ring", 2).step == 6
+        assert (w.learner.weights == 1).all(), "each position once, whichever worker has trained on it"
+        w.stop()
+
+
+def saves(w: Writer) -> None:
+    """It trains alone, and then saves the model."""
+    ring_of(w)
+    w.ring.free()
+    w.says("left_ring", 1)
+    w.hears(export=pb.Export())
+    w.says("finished", 0)
+    w.stop()
+
+
+def test_who_saves_the_model_writes_the_last_state_first(tmp_path: Path) -> None:
+    w = Writer(0, tmp_path)
+    saves(w)
+    (made,) = Store.open(str(tmp_path)).checkpoints()
+    assert made.step == w.says("checkpointed", 0).step == 6
+    said = [m.WhichOneof("body") for m in w.said]
+    assert said.index("checkpointed") < said.index("finished")
+
+
+class OneServer:
+    """A server that goes away so often before its part is written, and comes back unless it does not."""
+
+    def __init__(self, store: Store, away: int, comes_back: bool = True):
+        self.count, self._store, self._away, self._comes_back = 1, store, away, comes_back
+        self.asked, self.committed_at = 0, list[int]()
+        self.given_up = 0
+
+    def take_parts(
+        self, step: int, attempt: str, first: int
+    ) -> AbstractContextManager[Callable[[], list[Part]]]:
+        self.asked += 1
+        if self.asked <= self._away:
+            raise PartNotWritten("parameter server 0 (nowhere) did not write its part: UNAVAILABLE")
+        return self._being_written(step, attempt, first)
+
+    @contextmanager
+    def _being_written(self, step: int, attempt: str, first: int) -> Iterator[Callable[[], list[Part]]]:
+        try:
+            yield lambda: [self._store.begin(step, attempt).write_part(first, first + 1, {})]
+        except BaseException:
+            self.given_up += 1
+            raise
+
+    def answer_within(self, seconds: float) -> bool:
+        return self._comes_back
+
+    def committed(self, step: int, attempt: str) -> None:
+        self.committed_at.append(step)
+
+
+def saved_with(server: Callable[[Store], OneServer], where: Path) -> tuple[OneServer, Writer]:
+    """The worker that saves the model, and the server that has a part of the last checkpoint."""
+    w = Writer(0, where, servers=server, changes={"checkpoint": {"seconds": 1000}})
+    saves(w)
+    assert isinstance(w.servers, OneServer)
+    return w.servers, w
+
+
+def test_a_server_that_goes_away_while_the_last_state_is_written_is_asked_again(tmp_path: Path) -> None:
+    server, w = saved_with(lambda store: OneServer(store, away=2), tmp_path)
+    (made,) = Store.open(str(tmp_path)).checkpoints()
+    assert made.step == w.says("checkpointed", 0).step == 6
+    assert not made.wrong()
+    assert server.committed_at == [6]
+
+
+@pytest.mark.parametrize(
+    ("away", "comes_back", "asked"), [(1, False, 1), (9, True, 3)], ids=["not back", "again and again"]
+)
+def test_a_server_that_stays_away_is_not_asked_for_ever(
+    tmp_path: Path, away: int, comes_back: bool, asked: int
+) -> None:
+    server, w = saved_with(lambda store: OneServer(store, away, comes_back), tmp_path)
+    assert server.asked == asked
+    assert "parameter server 0 (nowhere) did not write" in w.says("checkpoint_failed", 0).why
+    assert Store.open(str(tmp_path)).checkpoints() == []
+
+
+def test_a_store_that_fails_is_told_and_nothing_else_happens(tmp_path: Path) -> None:
+    w = Writer(0, tmp_path / "a file")
+    ring_of(w)
+    come_to_sum(1, w)
+    (tmp_path / "a file").touch()
+    w.hears(1, checkpoint=pb.Checkpoint())
+    w.ring.free()
+    assert w.says("left_ring", 1).step == 6
+    w.beside.does()
+    failed = w.says("checkpoint_failed", 0)
+    assert "a file: cannot write the checkpoint of step" in failed.why
+    w.stop()
+    assert (w.learner.weights == 1).all()
+
+
+@pytest.mark.parametrize("alone", [False, True], ids=["in a ring", "with the last state"])
+def test_a_worker_that_cannot_write_its_part_gives_up_those_of_the_servers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, alone: bool
+) -> None:
+    def fails(*_: Any) -> Part:
+        raise CheckpointError("disk full")
+
+    monkeypatch.setattr(Writing, "write_part", fails)
+    server: OneServer
+    if alone:
+        server, w = saved_with(lambda store: OneServer(store, away=0), tmp_path)
+    else:
+        w = Writer(0, tmp_path, servers=lambda store: OneServer(store, away=0))
+        ring_of(w)
+        come_to_sum(1, w)
+        w.hears(1, checkpoint=pb.Checkpoint())
+        come_to_sum(3, w)
+        w.beside.does()
+        w.ring.free()
+        w.stop()
+        assert isinstance(w.servers, OneServer)
+        server = w.servers
+    assert w.says("checkpoint_failed", 0).why == "disk full"
+    assert (server.asked, server.given_up) == (1, 1)
+
+
+def test_an_epochs_end_and_so_many_steps_make_one_too(tmp_path: Path) -> None:
+    for steps, at in ((2, [2, 4]), (0, [3])):
+        w = Writer(0, tmp_path / str(steps), changes={"checkpoint": {"steps": steps}})
+        ring_of(w)
+        for number in range(1, 7):
+            come_to_sum(number, w)
+            while w.beside.waiting:
+                w.beside.does()
+        w.ring.free()
+        w.says("left_ring", 1)
+        w.stop()
+        while w.beside.waiting:
+            w.beside.does()
+        parts = [m.checkpoint_part.step for m in w.said if m.WhichOneof("body") == "checkpoint_part"]
+        assert parts == at, "the end of the training is written by the worker that saves the model"
+
+
+class Judged(CountingLearner):
+    """Its epochs are the better the earlier they are."""
+
+    epochs = 0
+
+    def take_metrics(self) -> dict[str, Value]:
+        self.epochs += 1
+        return {"accuracy": 1 / self.epochs}
+
+
+def test_the_best_one_by_a_metric_is_kept_beside_the_newest(tmp_path: Path) -> None:
+    best = {"best": "accuracy", "bestMode": "max", "seconds": 1000, "steps": 1, "keep": 1}
+    w = Writer(0, tmp_path, learner=Judged(POSITIONS), changes={"checkpoint": best})
+    ring_of(w)
+    for step in (1, 3, 5):  # while one is written, none begins
+        come_to_sum(step + 1, w)
+        w.beside.does()
+        part = [m.checkpoint_part for m in w.said if m.WhichOneof("body") == "checkpoint_part"][-1]
+        w.hears(commit_checkpoint=pb.CommitCheckpoint(step=step, attempt=part.attempt, parts=[part]))
+        w.beside.does()
+    w.ring.free()
+    w.says("left_ring", 1)
+    w.hears(export=pb.Export())
+    w.says("finished", 0)
+    w.stop()
+    kept = Store.open(str(tmp_path)).checkpoints()
+    assert [(c.step, c.manifest.metrics) for c in kept] == [
+        (3, {"accuracy": 1.0, "loss": 0.5}),
+        (6, {"accuracy": 0.5, "loss": 0.5}),
+    ]
+
+
+def test_for_the_best_one_each_epochs_end_makes_a_checkpoint_and_an_unknown_metric_is_told(
+    tmp_path: Path,
+) -> None:
+    place, steps = RingSlot(1, 0, 0, 1), Steps(SIZE, BATCH)
+    w = Writer(0, tmp_path, changes={"checkpoint": {"best": "acc", "seconds": 1000}})
+    plain = Writer(0, tmp_path, changes={"checkpoint": {"seconds": 1000}})
+    assert w.checkpoints.ready(place, 3, steps, 2) and not plain.checkpoints.ready(place, 3, steps, 2)
+    assert not w.checkpoints.ready(place, 2, steps, 2)
+    for step in (3, 6):
+        w.checkpoints.epoch_ended(step, {"loss": 1.0, "accuracy": 0.5})
+    (told,) = [m.warned.text for m in w.said if m.WhichOneof("body") == "warned"]
+    assert told.startswith("checkpoint.best is 'acc', and the metrics of an epoch are loss, accuracy")
+
+
+def test_one_that_is_judged_by_held_out_records_is_written_when_these_are_evaluated(tmp_path: Path) -> None:
+    w = Writer(0, tmp_path, changes={"checkpoint": {"best": "val_least", "seconds": 1000}})
+    plan = EvaluationPlan(Steps(SIZE, BATCH), 5, 0, 1, "test", {"test": 10})  # two rounds after three steps
+    held_out = {"test": Batches(Positions(10), 5, reading=AtOnce())}
+    evaluation = RingEvaluation(plan, held_out, CountingMetrics(10), AtOnce())
+    w.rebuild(checkpoints=w.checkpoints, evaluation=evaluation)
+    ring_of(w)
+    said = [come_to_sum(number, w).writers for number in range(1, 6)]
+    assert said == [0, 0, 0, 0, 1], "not with the last step of the epoch, but with the last round"
+    come_to_sum(6, w)
+    w.beside.does()
+    part = part_of(w)
+    w.hears(commit_checkpoint=pb.CommitCheckpoint(step=3, attempt=part.attempt, parts=[part]))
+    w.beside.does()
+    w.ring.free()
+    w.says("left_ring", 1)
+    w.stop()
+    (kept,) = Store.open(str(tmp_path)).checkpoints()
+    assert (kept.step, kept.manifest.metrics["val_least"]) == (3, 1.0)
+    assert not [m for m in w.said if m.WhichOneof("body") == "warned"]
+
+
+def test_one_that_is_expected_and_not_there_ends_the_job_instead_of_its_first_step(tmp_path: Path) -> None:
+    w = Writer(0, tmp_path)
+    with pytest.raises(CheckpointError, match="of step 4 was written, and none is whole now"):
+        w.checkpoints.restore(expected=4)
+    assert w.checkpoints.restore(expected=0) is None
+
+
+def test_what_differs_from_the_checkpoint_is_refused_by_name(pair: list[Writer], tmp_path: Path) -> None:
+    write(pair, 2)
+
+    def of(**named: Any) -> Checkpointing:
+        resume = {"checkpoint": {"resume": True}}
+        return Writer(5, tmp_path, **{"run_id": "run-2", "changes": resume} | named).checkpoints
+
+    assert of().newest(LAYOUT) == (2, LAYOUT)
+    assert of(run_id="run-1", changes={}).newest(LAYOUT)[0] == 2
+    with pytest.raises(ConfigError, match=r"holds checkpoints of another run \(run-1, step 2\)"):
+        of(changes={}).newest(LAYOUT)
+    with pytest.raises(
+        ConfigError, match=r"training\.seed is 9, and the checkpoint of step 2 .* made with 1"
+    ):
+        of(changes={"checkpoint": {"resume": True}, "training": {"seed": 9}}).newest(LAYOUT)
+    with pytest.raises(DataError, match=r"the data have 13 records, .* was made with 12"):
+        of().newest(Layout(13))
+    with pytest.raises(ModelError, match="of another model"):
+        of(learner=CountingLearner(POSITIONS + 1)).newest(LAYOUT)
+
+
+def test_by_force_the_order_may_be_another_and_it_is_told_for_ever(
+    pair: list[Writer], tmp_path: Path
+) -> None:
+    write(pair, 2)
+
+    def of(run_id: str = "run-2", force: bool = True, **training: Any) -> Checkpointing:
+        checkpoint = {"resume": True, "force": force}
+        return Writer(
+            5, tmp_path, run_id=run_id, changes={"checkpoint": checkpoint, "training": training}
+        ).checkpoints
+
+    with pytest.raises(ConfigError, match="cannot change, not even by force"):
+        of(batchSize=BATCH + 1).newest(LAYOUT)
+    with pytest.raises(ConfigError, match="goes on all the same"):
+        of(force=False, seed=9).newest(LAYOUT)
+    forced = of(seed=9)
+    assert forced.newest(LAYOUT)[0] == 2
+    assert forced.forced == (
+        "training.seed 1 -> 9 at step 2, in epoch 1, whose records may count twice or not at all",
+    )
+    ledger = forced.restore(expected=2)
+    assert ledger is not None
+    forced.save(replace(ledger, step=3), Steps(SIZE, BATCH), LAYOUT)
+    later = of(run_id="run-3", force=False, seed=9)
+    assert later.newest(LAYOUT)[0] == 3 and later.forced == forced.forced
+
+
+def test_a_checkpoint_keeps_the_values_that_decide_which_records_are_in_a_step(tmp_path: Path) -> None:
+    kept = lineage.kept(configured(tmp_path))
+    assert kept["training.batchSize"] == BATCH
+    assert kept.keys() == {
+        "model.module",
+        "model.source",
+        "training.batchSize",
+        "training.seed",
+        "data.shuffle",
+    }
+
+
+def test_variables_are_dealt_by_their_bytes_alike_on_every_rank() -> None:
+    assert deal([100, 1, 50, 49, 1], 2) == [0, 1, 1, 1, 0]
+    assert deal([], 3) == []
+    assert deal([5, 5, 5], 1) == [0, 0, 0]
+
+
+def states(w: Writer) -> list[bytes]:
+    """What it has said of its state with its parts."""
+    return [m.checkpoint_part.state for m in w.said if m.WhichOneof("body") == "checkpoint_part"]
+
+
+def test_each_says_with_its_part_the_digest_of_its_whole_state(pair: list[Writer]) -> None:
+    write(pair, 2)
+    pair[1].learner.flip()
+    come_to_sum(4, *pair)
+    pair[0].hears(1, checkpoint=pb.Checkpoint())
+    come_to_sum(6, *pair)
+    for w in pair:
+        w.beside.does()
+    (same, one), (also, other) = map(states, pair)
+    assert same == also and len(same) == 16
+    assert one != other and one != same
+
+
+def test_who_is_alone_has_nobody_to_compare_its_state_with(tmp_path: Path) -> None:
+    w = Writer(0, tmp_path, changes={"checkpoint": {"steps": 2}})
+    ring_of(w)
+    come_to_sum(3, w)
+    w.beside.does()
+    w.ring.free()
+    w.stop()
+    assert states(w)[:1] == [b""]
+
+
+def cut(workers: list[Writer]) -> None:
+    """The ring is cut, and all have left it."""
+    for w in workers:
+        w.hears(1, cut=pb.Cut())
+        w.ring.go_on()
+    for w in workers:
+        assert w.says("left_ring", 1).has_state
+
+
+def test_members_whose_state_counts_no_longer_go_back_to_the_checkpoint_whatever_step_they_have(
+    pair: list[Writer],
+) -> None:
+    write(pair, 2)
+    come_to_sum(5, *pair)
+    cut(pair)
+    ring_of(*pair, generation=2, step=2, untrusted_up_to=1, untrusted_reason="they differ")
+    for w in pair:
+        assert w.says("joined_ring", 2).step == 2
+
+
+def test_a_state_that_counts_no_longer_is_not_told_again_when_the_next_ring_breaks(
+    pair: list[Writer],
+) -> None:
+    write(pair, 2)
+    come_to_sum(5, *pair)
+    cut(pair)
+    pair[1].hears(2, cut=pb.Cut())
+    pair[1].form(InProcessGroup(2), 2, [0, 1], untrusted_up_to=1, untrusted_reason="they differ", step=2)
+    assert not pair[1].says("left_ring", 2).has_state
+
+
+def test_where_there_is_no_checkpoint_to_go_back_to_the_root_says_so(pair: list[Writer]) -> None:
+    come_to_sum(2, *pair)
+    cut(pair)
+    ring_of(*pair, generation=2, untrusted_up_to=1, untrusted_reason="they differ")
+    error = pair[0].joined()
+    assert isinstance(error, ReplicaDivergence)
+    assert str(error) == "they differ. No checkpoint exists to roll back to"
+    pair[1].hears(2, cut=pb.Cut())
+
+
+class Away:
+    """What reads a store that does not answer so often."""
+
+    def __init__(self, times: float, error: type[CheckpointError] = StoreUnavailable):
+        self.left, self.error = times, error
+
+    def __call__(self) -> str:
+        self.left -= 1
+        if self.left >= 0:
+            raise self.error("s3://b: cannot list the checkpoints: Slow Down")
+        return "read"
+
+
+def test_a_store_that_is_away_is_asked_again_and_one_that_refuses_is_not() -> None:
+    told = list[str]()
+    assert tried_again(Away(1), 60, told.append) == "read"
+    assert told == ["s3://b: cannot list the checkpoints: Slow Down; it is tried again for 60 s"]
+    with pytest.raises(StoreUnavailable, match=r"Slow Down \(tried for 0 s\)"):
+        tried_again(Away(9), 0, told.append)
+    with pytest.raises(StoreUnavailable):
+        tried_again(Away(9), 60, told.append, must_end=lambda: True)
+    refused = Away(9, CheckpointError)
+    with pytest.raises(CheckpointError):
+        tried_again(refused, 60, told.append)
+    assert (refused.left, len(told)) == (8, 1)
+
+
+def test_who_begins_waits_for_a_store_that_is_away_for_a_moment(
+    pair: list[Writer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(pair, 2)
+    new = Writer(3, tmp_path)
+    away, listed = Away(1), Store.checkpoints
+    monkeypatch.setattr(Store, "checkpoints", lambda store: listed(store) if away() else [])
+    assert new.checkpoints.newest(LAYOUT) == (2, LAYOUT)
+    away.left = 1
+    assert new.checkpoints.restore(expected=2) is not None
+
+
+def test_who_may_not_remove_old_checkpoints_has_written_the_new_ones(
+    pair: list[Writer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_: object) -> None:
+        raise CheckpointError("s3://b: cannot remove the checkpoint of step 2: Access Denied")
+
+    monkeypatch.setattr(Store, "prune", refused)
+    write(pair, 2)
+    pair[-1].checkpoints._prune()  # after a different one
+    said = [m for w in pair for m in w.said]
+    assert not any(m.HasField("checkpoint_failed") for m in said)
+    (warned,) = [m.warned.text for m in said if m.HasField("warned")]
+    assert warned.startswith("old checkpoints are not removed, and take room: s3://b: cannot remove")

@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The use of a worker's GPU, from NVML to the status, with a fake NVML."""
+
+from __future__ import annotations
+
+import io
+import sys
+import threading
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from edl.cli.display import workers_table
+from edl.contract.heartbeats import Gpu
+from edl.contract.ids import WorkerId
+from edl.contract.proto import edl_pb2 as pb
+from edl.master.core import facts, view
+from edl.master.rpc.messages import event_of
+from edl.trainer.runtime.gpu_usage import GpuUsage
+from edl.trainer.session.state import Session
+from tests.support.jobs.stories import Story
+
+MIB = 1 << 20
+DEVICES = {0: ("NVIDIA A", 1), 1: ("NVIDIA B", 2), "GPU-c": (b"NVIDIA C", 3)}
+
+
+class Nvml:
+    """The functions of `pynvml` that a worker calls, for the GPUs in DEVICES."""
+
+    def __init__(self) -> None:
+        self.fails = False
+
+    def nvmlInit(self) -> None:
+        pass
+
+    def _find(self, key: Any) -> Any:
+        return DEVICES[key]
+
+    nvmlDeviceGetHandleByIndex = nvmlDeviceGetHandleByUUID = _find
+
+    def nvmlDeviceGetName(self, device: Any) -> Any:
+        return device[0]
+
+    def nvmlDeviceGetMemoryInfo(self, device: Any) -> Any:
+        if self.fails:
+            raise RuntimeError("GPU is lost")
+        return SimpleNamespace(used=device[1] * 100 * MIB, total=1000 * MIB)
+
+    def nvmlDeviceGetUtilizationRates(self, device: Any) -> Any:
+        return SimpleNamespace(gpu=37, memory=5)
+
+
+@pytest.mark.parametrize(
+    ("visible", "found"),
+    [
+        ("1,0", Gpu("NVIDIA B", 200 * MIB, 1000 * MIB, 0.37)),
+        ("GPU-c", Gpu("NVIDIA C", 300 * MIB, 1000 * MIB, 0.37)),
+        ("-1", None),
+        ("7", None),  # unknown to NVML
+    ],
+)
+def test_the_first_visible_gpu_is_read(
+    visible: str, found: Gpu | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    monkeypatch.setitem(sys.modules, "pynvml", Nvml())
+    assert GpuUsage().read() == found
+
+
+def test_a_worker_without_the_package_or_with_a_lost_gpu_reports_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    assert GpuUsage().read() is None
+    nvml = Nvml()
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)
+    usage = GpuUsage()
+    nvml.fails = True
+    assert usage.read() is None
+    nvml.fails = False
+    assert usage.read() is not None, "it is read again when NVML answers again"
+
+
+def printed(status: dict[str, Any]) -> str:
+    console = Console(file=io.StringIO(), width=200)
+    console.print(workers_table(status))
+    return str(console.file.getvalue())  # type: ignore[attr-defined]
+
+
+def test_the_status_shows_each_workers_gpu() -> None:
+    sent: list[pb.FromWorker] = []
+    Session(0, sent.append, threading.Event()).heartbeat(
+        1.0, MIB, Gpu("NVIDIA B", 200 * MIB, 1000 * MIB, 0.37)
+    )
+    beat = event_of(WorkerId(0), pb.FromWorker.FromString(sent[0].SerializeToString()))
+    assert isinstance(beat, facts.Heartbeat)
+    story = Story(workers=2).running(0)
+    without = view.status(story.job, story.now)
+    assert [w["gpu"] for w in without["workers"]] == [None, None] and "GPU" not in printed(without)
+    told = view.status(story.job, story.now, {WorkerId(0): beat})
+    assert told["workers"][0]["gpu"]["busy"] == 0.37 and told["workers"][1]["gpu"] is None
+    assert "NVIDIA B" in printed(told) and "200 of 1,000 MiB" in printed(told) and "37 %" in printed(told)

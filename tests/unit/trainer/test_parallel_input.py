@@ -1,0 +1,311 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reader processes, real ones without TensorFlow: order, exactly once, and what happens when one dies."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pyarrow
+import pytest
+from pyarrow import parquet
+
+import edl
+from edl.contract.layout import Layout, Part
+from edl.contract.order import Order
+from edl.errors import DataError
+from edl.trainer.input import wire
+from edl.trainer.input.parallel_records import ParallelRecords
+from edl.trainer.input.processes import ForkServer
+from edl.trainer.input.workers import own_cores, reader_count
+from edl.trainer.model.data import BadRecord, Batch, Batches
+from edl.trainer.runtime.error_report import RelayedError, error_location, format_traceback
+
+ROOT = Path(__file__).parents[3]
+SIZE, BATCH, SEED = 1000, 50, 5
+KILLS = 10
+SINGLE, BLOCKS = Layout(SIZE), Layout(SIZE, 10, 16)
+MINE = Part.even(0, 1)
+
+
+class Readers:
+    """Parallel records of `tests.support.jobs.numbers_service`, and what was told of them."""
+
+    def __init__(self, count: int, layout: Layout, seconds: float, **spec: Any):
+        self.told: list[str] = []
+        shuffle = spec.setdefault("shuffle", False)
+        spec.setdefault("seed", SEED)
+        self.server = ForkServer(
+            "tests.support.jobs.numbers_service:Numbers", spec, 60.0, "elastic.startupTimeoutSeconds"
+        )
+        self.records = ParallelRecords(
+            self.server,
+            count,
+            layout,
+            spec["seed"],
+            shuffle,
+            random_access=layout.block == 1,
+            lenient=spec.get("lenient", False),
+            name="mine",
+            seconds=seconds,
+            warn=self.told.append,
+            place=lambda index: f"f.bin: record {index % 100}",
+        )
+
+
+Start = Callable[..., Readers]
+
+
+@pytest.fixture
+def start(monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    started: list[Readers] = []
+
+    def begin(count: int = 2, layout: Layout = SINGLE, seconds: float = 60.0, **spec: Any) -> Readers:
+        started.append(Readers(count, layout, seconds, **spec))
+        return started[-1]
+
+    yield begin
+    for readers in started:
+        readers.records.close()
+
+
+def values(batch: Batch | None) -> list[int]:
+    assert batch is not None
+    assert batch.x.tolist() == batch.indices.tolist()
+    return [int(value) for value in batch.x]
+
+
+def epoch(batches: Batches, steps: int = SIZE // BATCH, first: int = 0) -> list[list[int]]:
+    return [values(batches.of(step, first + steps)) for step in range(first, first + steps)]
+
+
+def in_order(layout: Layout, shuffle: bool, part: Part = MINE, first: int = 0) -> list[list[int]]:
+    order = Order(layout, SEED, shuffle)
+    starts = range(first * BATCH, first * BATCH + SIZE, BATCH)
+    return [order.part(start, start + BATCH, part)[0].tolist() for start in starts]
+
+
+@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize(("layout", "shuffle"), [(SINGLE, True), (BLOCKS, True), (BLOCKS, False)])
+def test_batches_come_in_the_order_of_the_job_for_any_number_of_processes(
+    start: Start, tmp_path: Path, count: int, layout: Layout, shuffle: bool
+) -> None:
+    read = tmp_path / "read"
+    readers = start(count, layout, shuffle=shuffle, read=str(read))
+    batches = Batches(readers.records, BATCH, ahead_bytes=1000)
+    assert epoch(batches) == in_order(layout, shuffle)
+    assert not readers.told
+    if count > 1 and layout.block > 1 and shuffle:
+        assert Counter(map(int, read.read_text().split())) == dict.fromkeys(range(SIZE // 10), 1), (
+            "each block is read once, by one of the processes"
+        )
+
+
+def test_a_change_of_the_ring_throws_batches_away_and_asks_for_others(start: Start) -> None:
+    readers = start(3, shuffle=True)
+    batches, half = Batches(readers.records, BATCH, ahead_bytes=4000), Part(1, (1, 1))
+    assert values(batches.of(0, 20)) == in_order(SINGLE, True)[0]
+    batches.take(BLOCKS, half)
+    assert values(batches.of(1, 20)) == in_order(BLOCKS, True, half)[1]
+
+
+def test_processes_read_at_the_same_time_and_ahead_of_the_step(start: Start) -> None:
+    readers = start(4, slow=0.2)
+    batches = Batches(readers.records, BATCH)  # no bytes ahead: as many batches as processes
+    batches.of(0, 8)
+    began = time.monotonic()
+    for step in range(1, 5):
+        batches.of(step, 8)
+    assert time.monotonic() - began < 4 * 0.2, "one after the other they would take longer"
+
+
+@pytest.mark.parametrize("layout", [SINGLE, BLOCKS])
+def test_processes_that_are_killed_lose_no_record(start: Start, tmp_path: Path, layout: Layout) -> None:
+    seed = random.SystemRandom().randrange(1 << 32)
+    print(f"seed {seed}")  # pytest shows it if the test fails
+    draw = random.Random(seed)
+    readers = start(3, layout, shuffle=True, read=str(tmp_path / "read"), slow=0.01)
+    batches, done = Batches(readers.records, BATCH, ahead_bytes=1000), threading.Event()
+    killed: list[int] = []
+
+    def kill() -> None:
+        while not done.wait(draw.uniform(0.05, 0.2)):
+            if len(pids := readers.records.pids) == 3:
+                victim = draw.choice([*pids * 3, readers.server.pid or pids[0]])
+                with contextlib.suppress(ProcessLookupError):  # it has been waited for meanwhile
+                    os.kill(victim, signal.SIGKILL)
+                    killed.append(victim)
+
+    killer = threading.Thread(target=kill)
+    first = 0
+    assert epoch(batches) == in_order(layout, True)  # they are there
+    killer.start()
+    try:
+        while len(killed) < KILLS:
+            first += 20
+            assert epoch(batches, first=first) == in_order(layout, True, first=first)
+    finally:
+        done.set()
+        killer.join()
+    assert readers.told, "none of them has died in a request"
+
+
+@pytest.mark.parametrize(
+    ("how", "why"),
+    [
+        ("exit", "has ended with exit code 7"),
+        ("crash", "has crashed (SIGSEGV)"),
+        ("kill", "was killed (SIGKILL), perhaps because memory ran out"),
+    ],
+)
+@pytest.mark.parametrize("layout", [SINGLE, BLOCKS])
+def test_a_record_that_kills_its_process_is_left_out_and_named(
+    start: Start, tmp_path: Path, how: str, why: str, layout: Layout
+) -> None:
+    readers = start(2, layout, deadly={"123": how}, lenient=True, raising=[7], read=str(tmp_path / "read"))
+    batches = Batches(readers.records, BATCH)
+    found = [batches.of(step, 20) for step in range(20)]
+    assert [i for batch in found if batch for i in batch.indices] == [*set(range(SIZE)) - {7, 123}]
+    bad = [record for batch in found if batch for record in batch.bad]
+    assert [(b.index, b.why) for b in bad] == [
+        (7, "it is bad"),
+        (123, f"f.bin: record 23: its reader process {why}, twice"),
+    ]
+    assert any("while it read the records 1" in line and why in line for line in readers.told)
+    told = len(readers.told)
+    batch = batches.of(22, 40)
+    assert batch is not None
+    assert [record.index for record in batch.bad] == [123]
+    assert len(readers.told) == told, "it is known now, and kills no process any more"
+
+
+def test_a_record_that_kills_its_process_ends_a_job_that_allows_no_bad_ones(start: Start) -> None:
+    readers = start(2, deadly={"123": "exit"})
+    batches = Batches(readers.records, BATCH)
+    with pytest.raises(
+        DataError,
+        match=r"mine: record 123 cannot be read: f.bin: record 23: its reader process has ended with",
+    ):
+        epoch(batches)
+
+
+def test_a_process_that_hangs_is_ended(start: Start) -> None:
+    readers = start(1, deadly={"3": "hang"}, lenient=True)
+    assert values(readers.records.batch(4, 9, MINE)) == [4, 5, 6, 7, 8]  # its data are open
+    readers.server.seconds, readers.records.seconds = 2.0, 0.2
+    batch = readers.records.batch(3, 4, MINE)
+    assert batch is not None
+    why = "f.bin: record 3: its reader process has not answered for 2.2 s (elastic.stepTimeoutSeconds), twice"
+    assert batch.bad == (BadRecord(3, why),)
+    assert values(readers.records.batch(4, 9, MINE)) == [4, 5, 6, 7, 8]
+
+
+def test_an_error_of_the_data_is_raised_as_in_the_process(start: Start) -> None:
+    readers = start(2, raising=[60])
+    with pytest.raises(DataError, match=r"^record 60 is bad$"):
+        epoch(Batches(readers.records, BATCH))
+
+
+def test_data_that_cannot_be_opened_are_told_with_the_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    server = ForkServer("tests.support.jobs.numbers_service:Unopened", {}, 60.0, "x")
+    records = ParallelRecords(
+        server, 1, Layout(SIZE), 0, False, True, False, "mine", seconds=60, warn=lambda line: None
+    )
+    try:
+        with pytest.raises(
+            RelayedError, match=r"^FileNotFoundError: there is no file numbers\.bin$"
+        ) as raised:
+            records.batch(0, 10, MINE)
+    finally:
+        records.close()
+    assert error_location(raised.value).startswith("numbers_service.py, line ")
+    assert "raise FileNotFoundError" in format_traceback(raised.value)
+
+
+WORKER = """
+import sys, time
+from edl.contract.layout import Layout, Part
+from edl.trainer.input.parallel_records import ParallelRecords
+from edl.trainer.input.processes import ForkServer
+
+server = ForkServer("tests.support.jobs.numbers_service:Numbers", {"slow": 0.05}, 60.0, "x")
+records = ParallelRecords(server, 3, Layout(1000), 0, False, True, False, "mine", 60.0, print)
+for _ in range(6):
+    records.batch(0, 10, Part.even(0, 1))
+while len(records.pids) < 3:
+    time.sleep(0.01)
+print(server.pid, *records.pids, flush=True)
+records.submit(0, 10, Part.even(0, 1), lambda batch: batch)
+time.sleep(3600)
+"""
+
+
+@pytest.mark.parametrize("victim", ["worker", "fork server"])
+def test_processes_do_not_outlive_their_worker(monkeypatch: pytest.MonkeyPatch, victim: str) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    with subprocess.Popen([sys.executable, "-c", WORKER], stdout=subprocess.PIPE, text=True) as worker:
+        try:
+            assert worker.stdout is not None
+            server, *readers = [psutil.Process(int(pid)) for pid in worker.stdout.readline().split()]
+            assert len(readers) == 3
+            (worker if victim == "worker" else server).kill()
+            gone = [server, *readers] if victim == "worker" else readers
+            _, alive = psutil.wait_procs(gone, timeout=10)
+            assert not alive
+        finally:
+            worker.kill()
+
+
+def test_arrays_travel_in_shared_memory_and_hold_it_until_they_are_gone() -> None:
+    value = {
+        "x": np.arange(12.0).reshape(3, 4),
+        "text": np.array(["a", "b"], object),
+        "none": np.zeros((0, 3)),
+    }
+    packet = wire.pack(value)
+    assert len(packet.data) < 1000
+    found = packet.unpack()
+    descriptor = packet.memory
+    assert descriptor is not None
+    del packet
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(descriptor)
+    assert (found["x"] == value["x"]).all()
+    assert found["text"].tolist() == ["a", "b"]
+    assert found["none"].shape == (0, 3)
+    with pytest.raises(ValueError, match="read-only"):
+        found["x"][0, 0] = 1
+
+
+def test_the_number_of_processes_follows_the_cores_for_files_only(tmp_path: Path) -> None:
+    table = pyarrow.table({"x": [1.0, 2.0], "y": [0, 1]})
+    parquet.write_table(table, tmp_path / "rows.parquet")
+    rows = edl.parquet(tmp_path / "rows.parquet", label="y")
+    assert [reader_count("auto", rows, cores) for cores in (2, 4, 9, 64)] == [0, 1, 2, 4]
+    assert reader_count("auto", edl.split(rows, test=0.5)["train"], 8) == 2
+    assert reader_count("auto", edl.arrays(np.zeros(3)), 64) == 0
+    assert reader_count("auto", edl.dataset([1.0, 2.0], source="list"), 64) == 0
+    assert [reader_count(n, rows, 2) for n in (0, 3)] == [0, 3]
+
+
+def test_cores_are_limited_by_the_container_and_shared_by_workers(tmp_path: Path) -> None:
+    limit, here = tmp_path / "cpu.max", len(os.sched_getaffinity(0))
+    assert own_cores(1, limit) == here
+    limit.write_text("max 100000\n")
+    assert own_cores(1, limit) == here
+    limit.write_text("150000 100000\n")
+    assert (own_cores(1, limit), own_cores(2, limit)) == (min(here, 1), 0)

@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Temporary directories go with their processes."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from edl import scratch
+from edl.contract.ids import WorkerId
+from edl.master.backends.launchers import Spawn
+from edl.master.backends.processes import Processes
+from edl.master.core import effects as ef
+from edl.master.core import events as ev
+from edl.trainer.model import user_model
+
+IN_SYNC = """
+import os, sys
+from edl import scratch
+kept = scratch.of_this_process()
+with scratch.directory() as path:
+    (path / "file").touch()
+    print(path, flush=True)
+    {ending}
+"""
+
+
+@pytest.fixture(autouse=True)
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where this process and those that it starts make temporary directories."""
+    monkeypatch.setattr("tempfile.tempdir", None)
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    return tmp_path
+
+
+def holder(ending: str = "sys.stdin.read()") -> subprocess.Popen[bytes]:
+    """A process with a directory for a while, and one for as long as it runs."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", IN_SYNC.format(ending=ending)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() != b""
+    return process
+
+
+def left(place: Path) -> int:
+    return len(list(place.glob("edl-*")))
+
+
+def test_a_process_that_exits_leaves_nothing(place: Path) -> None:
+    with holder("pass") as process:
+        assert process.wait() == 0
+    assert left(place) == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_what_a_killed_process_leaves_is_removed_with_the_next_directory(
+    place: Path, number: signal.Signals
+) -> None:
+    with holder() as process, holder() as other:
+        process.send_signal(number)
+        assert process.wait() == -number
+        assert left(place) == 4
+        with scratch.directory() as mine:
+            assert left(place) == 3, "those of the other process, and this one"
+            scratch.remove_abandoned()
+            assert mine.is_dir()
+        assert left(place) == 2
+        other.communicate(b"")
+    assert left(place) == 0
+
+
+def test_directories_of_another_user_are_left(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (place / f"{scratch.PREFIX}another").mkdir()
+    with monkeypatch.context() as root:
+        root.setattr(os, "getuid", lambda: place.stat().st_uid + 1)
+        scratch.remove_abandoned()
+    assert left(place) == 1
+    scratch.remove_abandoned()
+    assert left(place) == 0
+
+
+def test_the_text_of_a_model_lies_in_such_a_directory(place: Path) -> None:
+    found = user_model.load("", "def model(): ...\ndef data(split): ...\n")
+    file = Path(found.model.__code__.co_filename)
+    assert (file.parent.parent, file.name) == (place, "model_source.py")
+    scratch.remove_abandoned()
+    assert file.is_file(), "this process lives"
+    assert file.parent.name.startswith(scratch.PREFIX)
+
+
+async def test_what_a_killed_worker_leaves_is_removed_with_its_job(place: Path, tmp_path: Path) -> None:
+    gone = asyncio.Event()
+    program = IN_SYNC.format(ending="os.kill(os.getpid(), 9)")
+    backend = Processes(
+        lambda event: gone.set() if isinstance(event, ev.Gone) else None,
+        Spawn([sys.executable, "-c", program], dict(os.environ)),
+        tmp_path / "logs",
+    )
+    await backend.start()
+    backend.perform(ef.Create(WorkerId(0)))
+    await gone.wait()
+    assert left(place) == 2
+    await backend.close()
+    assert left(place) == 0

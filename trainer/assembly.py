@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A worker, put together from its loop and the parts that its job has.
+
+The order of the parts is decided here: the loop calls them in this order at each moment. Servers of rows
+become ready first; an evaluation comes before the callbacks, which see its metrics; the copy in memory and
+the checkpoint follow, and the final model is saved after the last checkpoint.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from edl.config import Config
+from edl.trainer.agreement.metric_values import Value
+from edl.trainer.async_loop import AsyncLoop
+from edl.trainer.async_worker import AsyncCheckpoints, AsyncWorker, export_from_servers
+from edl.trainer.callbacks.interfaces import Callbacks
+from edl.trainer.checkpoint.in_memory_snapshot import InMemorySnapshot
+from edl.trainer.model.data import Batches
+from edl.trainer.parts.callbacks import CallbackCalls
+from edl.trainer.parts.checkpoints import CheckpointWriting, Due, never
+from edl.trainer.parts.evaluation import Evaluation, EvaluationBatches
+from edl.trainer.parts.export import FinalModel
+from edl.trainer.parts.history import HistoryWriting
+from edl.trainer.parts.memory import MemoryCopies
+from edl.trainer.parts.part import Part
+from edl.trainer.parts.rows import RowServers
+from edl.trainer.ps_client.interfaces import Servers
+from edl.trainer.restore import Restore
+from edl.trainer.ring.base import Ring
+from edl.trainer.session.state import Session
+from edl.trainer.session.telemetry import Telemetry
+from edl.trainer.state import State
+from edl.trainer.worker import Worker
+
+
+def assemble(
+    config: Config,
+    session: Session,
+    ring: Ring,
+    state: State,
+    batches: Batches,
+    report: Telemetry,
+    restore: Restore,
+    export: Callable[[Mapping[str, Value] | None], None],
+    *,
+    servers: Servers | None = None,
+    async_loop: AsyncLoop | None = None,
+    evaluation: Evaluation | None = None,
+    keep: Callable[[int], None] = lambda step: None,
+    callbacks: Callbacks | None = None,
+    history: Callable[[Sequence[Mapping[str, Value]]], None] | None = None,
+    memory: InMemorySnapshot | None = None,
+) -> Worker:
+    """Return a worker with these parts. None: the job does not have this part.
+
+    Args:
+        restore: restores initial states; the worker writes checkpoints if it has any.
+        export: saves the final model, and reports the result to the master. Its argument is the result of the
+            evaluation; None if the model is still to be evaluated.
+        servers: hold the rows of the model's tables.
+        async_loop: makes the steps of asynchronous training.
+        evaluation: evaluates the model in the ring.
+        keep: saves a copy of the trained model of this step before the ring evaluates it.
+        callbacks: the user's.
+        history: receives the history of all whole epochs, again and again.
+        memory: keeps a copy of each state in memory that outlives this process.
+    """
+    parts: list[Part] = []
+    due: Due = never
+
+    def save() -> None:
+        export(rounds.worth(state.ledger) if rounds is not None else None)
+
+    if servers is not None:
+        parts.append(RowServers(servers, session, ring, state, restore))
+    rounds = None
+    if evaluation is not None:
+        rounds = EvaluationBatches(evaluation, config, session, state, ring, report, keep)
+        parts.append(rounds)
+        due = rounds.due
+    if callbacks is not None:
+        refuse = async_loop.refuse_changed if async_loop is not None else lambda changed: None
+        parts.append(CallbackCalls(callbacks, state, ring, report, refuse))
+    if history is not None:
+        parts.append(HistoryWriting(state, history))
+    if memory is not None:
+        parts.append(MemoryCopies(memory, state, session))
+    checkpoints, split = restore.checkpoints, config.evaluation.split
+    common = config, session, ring, state, batches, report, restore.initial_state, parts
+    if async_loop is None:
+        if checkpoints is not None:
+            parts.append(CheckpointWriting(checkpoints, state, batches, split, due))
+        parts.append(FinalModel(session, save))
+        return Worker(*common)
+    writing = None
+    if checkpoints is not None:
+        writing = AsyncCheckpoints(async_loop, session, checkpoints, state, batches, split, due)
+        parts.append(writing)
+    parts.append(FinalModel(session, lambda: export_from_servers(async_loop, state, save)))
+    return AsyncWorker(async_loop, restore, writing, due, *common)

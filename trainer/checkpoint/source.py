@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The checkpoint or file that `initFrom.path` names: on this machine or elsewhere."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from edl import scratch
+from edl.checkpoints import CheckpointError, Manifest, one_of
+from edl.errors import ConfigError, EdlError
+from edl.trainer.embedding.saved_rows import counted, counted_in_file
+from edl.trainer.runtime.error_report import format_error
+
+FILES = (".keras", ".weights.h5")  # as Keras saves models, and weights
+
+
+@contextmanager
+def local_file(where: str) -> Iterator[Path]:
+    """Download what is at this address, and return it as a local file.
+
+    Raises:
+        ConfigError: the file does not exist.
+        CheckpointError: the file cannot be read.
+        EdlError: raised inside the context, it passes unchanged.
+    """
+    try:
+        if "://" not in where:
+            if not Path(where).is_file():
+                raise ConfigError(f"initFrom.path: {where}: no such file on this worker")
+            yield Path(where)
+            return
+        import fsspec  # only needed for such an address
+
+        with scratch.directory() as directory:
+            path = directory / where.rpartition("/")[2]
+            with fsspec.open(where, "rb") as source, open(path, "wb") as file:
+                shutil.copyfileobj(source, file)
+            yield path
+    except EdlError:
+        raise
+    except Exception as error:  # whatever the client of a store says
+        raise CheckpointError(f"initFrom.path: {where}: {format_error(error)}") from error
+
+
+def saved_counts(where: str) -> dict[str, int]:
+    """Return the rows in `initFrom.path` of each layer whose rows were on parameter servers.
+
+    The model is built with these numbers.
+
+    Raises:
+        ConfigError: the file or checkpoint does not exist.
+        CheckpointError: it cannot be read.
+    """
+    if not where:
+        return {}
+    if not is_file(where):
+        return counted(one_of(where))
+    with local_file(where) as path:
+        try:
+            return counted_in_file(path)
+        except CheckpointError as error:
+            raise CheckpointError(f"initFrom.path: {error}") from error
+
+
+def is_file(where: str) -> bool:
+    """Whether this is a file that Keras has saved, and not a checkpoint."""
+    return where.endswith(FILES)
+
+
+def place_of(manifest: Manifest, where: str) -> str:
+    """The checkpoint and where it is, for messages."""
+    return f"initFrom.path: the checkpoint of step {manifest.step:,} in {where}"

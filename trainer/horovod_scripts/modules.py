@@ -1,0 +1,220 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Installs the modules that a script imports as Horovod's.
+
+`horovod.tensorflow` stays Horovod's own, with some names replaced. The modules that Horovod's wheel lacks
+here, or that do not work on Keras 3, are made of this package.
+"""
+
+from __future__ import annotations
+
+import sys
+import types
+from collections.abc import Sequence
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
+from typing import Any
+
+import horovod
+import horovod.tensorflow as hvd
+import keras
+import tensorflow as tf
+
+from edl.trainer.horovod_scripts import callbacks, elastic, keras3, member, objects, optimizer
+
+RUNNER = (
+    "is not part of edl: its servers run code that any sender gives them. Start scripts with "
+    "`edl horovod -np N script.py`"
+)
+MISSING = {
+    "horovod.run": RUNNER,
+    "horovod.runner": RUNNER,
+    "horovod.spark": "is not part of edl: it starts workers by Spark. Use `edl horovod -np N script.py`",
+    "horovod.ray": "is not part of edl: it starts workers by Ray. Use `edl horovod -np N script.py`",
+    "horovod.torch": "is not part of edl: its Horovod is built for TensorFlow",
+    "horovod.mxnet": "is not part of edl: its Horovod is built for TensorFlow",
+}
+# What horovod.tensorflow.keras has of horovod.tensorflow.
+_SHARED = (
+    "init",
+    "shutdown",
+    "is_initialized",
+    "start_timeline",
+    "stop_timeline",
+    "size",
+    "local_size",
+    "cross_size",
+    "rank",
+    "local_rank",
+    "cross_rank",
+    "mpi_threads_supported",
+    "mpi_enabled",
+    "mpi_built",
+    "gloo_enabled",
+    "gloo_built",
+    "nccl_built",
+    "ddl_built",
+    "ccl_built",
+    "cuda_built",
+    "rocm_built",
+    "ProcessSet",
+    "global_process_set",
+    "add_process_set",
+    "remove_process_set",
+    "Average",
+    "Sum",
+    "Compression",
+    "allgather_object",
+    "broadcast_object",
+    "broadcast_variables",
+    "SyncBatchNormalization",
+)
+
+
+class _Refusing(MetaPathFinder):
+    """Names the reason for which a module of Horovod cannot be imported."""
+
+    def find_spec(self, name: str, path: Sequence[str] | None, target: Any = None) -> ModuleSpec | None:
+        if why := MISSING.get(name):
+            raise ImportError(f"{name} {why}", name=name)
+        return None
+
+
+def install() -> None:
+    """Install the modules. Call `member.become` to set the ring that they use."""
+    if "horovod.keras" in sys.modules:
+        return
+    sys.meta_path.insert(0, _Refusing())
+    keras3.install(optimizer.refuse_compile)
+    made = {
+        "init": _init,
+        "shutdown": lambda: member.current().shutdown(),
+        "rank": _planned("rank", hvd.rank),
+        "size": _planned("size", hvd.size),
+        "local_rank": _planned("local_rank", hvd.local_rank),
+        "local_size": _planned("local_size", hvd.local_size),
+        "cross_rank": _planned("cross_rank", hvd.cross_rank),
+        "cross_size": _planned("cross_size", hvd.cross_size),
+        "broadcast_object": objects.broadcast_object,
+        "allgather_object": objects.allgather_object,
+        "broadcast_variables": broadcast_variables(hvd.broadcast_variables),
+        "DistributedOptimizer": distributed_optimizer,
+        "elastic": elastic,
+    }
+    for name, value in made.items():
+        setattr(hvd, name, value)
+    horovod.run = _run
+    sys.modules["horovod.tensorflow.elastic"] = elastic
+    for name in ("horovod.tensorflow.keras", "horovod.keras"):
+        module = types.ModuleType(name, "Horovod's interface to Keras, by edl.")
+        module.__path__ = []
+        for shared in _SHARED:
+            setattr(module, shared, getattr(hvd, shared))
+        parts = {"callbacks": callbacks, "elastic": elastic}
+        module.__dict__.update(parts, **_KERAS)
+        sys.modules[name] = module
+        sys.modules |= {f"{name}.{part}": found for part, found in parts.items()}
+        parent, _, last = name.rpartition(".")
+        setattr(sys.modules[parent], last, module)
+    private = types.ModuleType("horovod._keras", "The part of Horovod's private module that others use.")
+    private.create_distributed_optimizer = lambda keras, optimizer, *args, **options: (  # type: ignore[attr-defined]
+        distributed_optimizer(optimizer, *args, **options)
+    )
+    sys.modules["horovod._keras"] = private
+
+
+def _planned(name: str, engines: Any) -> Any:
+    """A function that returns this worker's place in its next or present ring."""
+
+    def place() -> int:
+        worker = member.current()
+        if not isinstance(worker, member.Worker):
+            return int(engines())
+        return worker.place(name)
+
+    place.__name__ = name
+    return place
+
+
+def _init(comm: Any = None, process_sets: Any = None) -> None:
+    """Form the ring, as hvd.init.
+
+    Raises:
+        ValueError: the script passes a communicator or process sets.
+    """
+    if comm is not None or process_sets:
+        raise ValueError("hvd.init(comm=, process_sets=): not supported, because a ring can change")
+    member.current().init()
+
+
+def _run(*args: Any, **options: Any) -> None:
+    raise RuntimeError(f"horovod.run {RUNNER}")
+
+
+def broadcast_variables(engines: Any) -> Any:
+    """hvd.broadcast_variables for variables of Keras 3 and of TensorFlow."""
+
+    def broadcast(variables: Any, root_rank: int, **options: Any) -> Any:
+        held = [v._value if isinstance(v, keras.Variable) else v for v in variables]
+        return engines(held, root_rank, **options) if held else None
+
+    return broadcast
+
+
+def distributed_optimizer(wrapped: Any, *args: Any, **options: Any) -> Any:
+    """Return an optimizer that averages gradients over all ranks.
+
+    Raises:
+        ValueError: the optimizer is one of TensorFlow 1.
+    """
+    if isinstance(wrapped, tf.compat.v1.train.Optimizer):
+        raise ValueError("hvd.DistributedOptimizer: an optimizer of TensorFlow 1; use one of Keras")
+    return optimizer.distributed_optimizer(wrapped, *args, **options)
+
+
+def load_model(
+    filepath: Any,
+    custom_optimizers: Any = None,
+    custom_objects: dict[str, Any] | None = None,
+    compression: Any = hvd.Compression.none,
+    legacy_opts: bool = False,
+) -> Any:
+    """Load a Keras model, and distribute its optimizer."""
+    known = {kind.__name__: kind for kind in custom_optimizers or ()} | (custom_objects or {})
+    model = keras.saving.load_model(filepath, custom_objects=known)
+    model.optimizer = optimizer.distributed_optimizer(model.optimizer, compression=compression)
+    return model
+
+
+def _collective(name: str) -> Any:
+    """A collective that takes and returns NumPy arrays or numbers, as Keras' interface has it."""
+
+    def call(value: Any, *args: Any, **options: Any) -> Any:
+        if options.pop("average", None) is False:
+            options["op"] = hvd.Sum
+        result = getattr(hvd, name)(tf.convert_to_tensor(value), *args, **options)
+        return result.numpy() if tf.executing_eagerly() else result
+
+    return call
+
+
+def _broadcast_global_variables(root_rank: int) -> None:
+    raise RuntimeError(
+        "hvd.broadcast_global_variables: TensorFlow 2 has none; use hvd.broadcast_variables or "
+        "hvd.callbacks.BroadcastGlobalVariablesCallback"
+    )
+
+
+_KERAS = {
+    "DistributedOptimizer": distributed_optimizer,
+    "PartialDistributedOptimizer": optimizer.partial_distributed_optimizer,
+    "broadcast_global_variables": _broadcast_global_variables,
+    "load_model": load_model,
+    "allreduce": lambda value, name=None, average=None, **options: _collective("allreduce")(
+        value, name=name, average=average, **options
+    ),
+    "allgather": _collective("allgather"),
+    "broadcast": _collective("broadcast"),
+    "reducescatter": lambda value, name=None, **options: _collective("reducescatter")(
+        value, name=name, **options
+    ),
+}

@@ -1,0 +1,245 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The worker's side of its reader processes: starts them, calls them, and finds out how they ended."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from edl.contract.own_modules import module_command
+from edl.errors import DataError
+from edl.trainer.input.wire import Closed, Packet, pack, receive, send
+from edl.trainer.runtime.error_report import raise_relayed
+
+STARTS = 3  # of the fork server, for one reader
+ABORT_SECONDS = 5.0  # in which a process that hangs writes its stack
+# Variables of a worker that its readers must not see: they are not members of the job.
+OWN = frozenset({"EDL_TOKEN", "EDL_MASTER", "EDL_WORKER_ID", "TF_CONFIG"})
+# Readers compute on one thread each, because they are as many as there are cores for them, and on no GPU.
+ENVIRONMENT = {
+    "CUDA_VISIBLE_DEVICES": "-1",
+    "TF_NUM_INTRAOP_THREADS": "1",
+    "TF_NUM_INTEROP_THREADS": "1",
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+}
+CAUSES = {
+    signal.SIGKILL: "was killed (SIGKILL), perhaps because memory ran out",
+    signal.SIGABRT: "has aborted (SIGABRT)",
+}
+
+
+class ReaderDied(Exception):
+    """A reader process has ended during a call.
+
+    Args:
+        how: the end of the sentence "the reader process ...".
+        charged: False if the call cannot be the cause.
+    """
+
+    def __init__(self, how: str, charged: bool = True):
+        super().__init__(how)
+        self.how, self.charged = how, charged
+
+
+class ForkServer:
+    """The process that forks readers (trainer/input/fork_server.py).
+
+    It is started with the first reader, and again if it has died.
+
+    Args:
+        service: `module:class` of the object whose methods are called in readers.
+        spec: its arguments, as JSON can hold them.
+        start_seconds: the time in which a reader must be there.
+        setting: the value of the job that sets this time, for messages.
+    """
+
+    def __init__(self, service: str, spec: Mapping[str, Any], start_seconds: float, setting: str):
+        self._service, self._spec = service, json.dumps(dict(spec))
+        self.seconds, self._setting = start_seconds, setting
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._connection: socket.socket | None = None
+
+    @property
+    def pid(self) -> int | None:
+        return self._process.pid if self._process is not None else None
+
+    def start(self) -> None:
+        """Start the process, so that it imports while the worker does something else."""
+        with self._lock:
+            self._begin()
+
+    def reader(self) -> ReaderProcess:
+        """Fork a reader.
+
+        Raises:
+            DataError: it is not there in time.
+        """
+        ours, theirs = socket.socketpair()
+        with self._lock, theirs:
+            for _ in range(STARTS):
+                self._begin()
+                pid = self._ask({"fork": True}, [theirs.fileno()])
+                if pid is not None:
+                    assert self.pid is not None
+                    return ReaderProcess(self, self.pid, pid, ours)
+        ours.close()
+        raise DataError(
+            f"the process that starts readers of the data has ended {STARTS} times before it started one; "
+            "the worker's log says why"
+        )
+
+    def exit_code(self, parent: int, pid: int) -> int | None:
+        """Wait for a reader that has ended, and return its exit code (negative: a signal).
+
+        Args:
+            parent: the process that has started it.
+
+        Returns:
+            None if the parent has ended, and the reader with it.
+        """
+        with self._lock:
+            if self.pid != parent:
+                return None
+            return self._ask({"wait": pid})
+
+    def close(self) -> None:
+        """End this process and all readers."""
+        with self._lock:
+            self._end()
+
+    def _begin(self) -> None:
+        if self._process is not None and self._process.poll() is None:
+            return
+        self._end()
+        ours, theirs = socket.socketpair()
+        command = [*module_command("edl.trainer.input.fork_server"), str(theirs.fileno())]
+        environment = {name: value for name, value in os.environ.items() if name not in OWN} | ENVIRONMENT
+        with theirs:
+            self._process = subprocess.Popen(
+                [*command, self._service, self._spec],
+                stdin=subprocess.DEVNULL,
+                env=environment,
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,  # a Ctrl-C in the terminal is the worker's to handle
+            )
+        self._connection = ours
+
+    def _end(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
+    def _ask(self, order: Mapping[str, Any], descriptors: Sequence[int] = ()) -> int | None:
+        """Send an order; None if this process ends before it answers.
+
+        Raises:
+            DataError: it does not answer in time.
+        """
+        assert self._connection is not None
+        self._connection.settimeout(self.seconds)
+        try:
+            socket.send_fds(self._connection, [json.dumps(order).encode()], list(descriptors))
+            answer = self._connection.recv(4096)
+        except TimeoutError:
+            self._end()
+            raise DataError(
+                f"reader processes of the data have not started within {self.seconds:g} s ({self._setting})"
+            ) from None
+        except OSError:
+            answer = b""
+        if not answer:
+            self._end()
+            return None
+        return int(next(iter(json.loads(answer).values())))
+
+
+class ReaderProcess:
+    """One reader process.
+
+    Args:
+        parent: the process that has started it.
+        pid: its process ID. No other process gets it before the parent has waited for it.
+        connection: where it answers requests.
+    """
+
+    def __init__(self, server: ForkServer, parent: int, pid: int, connection: socket.socket):
+        self._server, self._parent, self.pid, self._connection = server, parent, pid, connection
+        self.answered = False  # a request: its data are open
+        self._alive: int | None = None  # becomes readable when the process ends
+        with contextlib.suppress(
+            ProcessLookupError
+        ):  # it has ended with its parent, and closed the connection
+            self._alive = os.pidfd_open(pid)
+
+    def call(self, method: str, arguments: Sequence[Any], pieces: Sequence[Packet], seconds: float) -> Packet:
+        """Call a method in the process, and return its packed result.
+
+        Args:
+            pieces: further arguments.
+            seconds: the time that it may take.
+
+        Raises:
+            ReaderDied: the process has ended, or was ended because it hangs.
+            others: as the method; a RelayedError for an error that is not one of `edl.errors`.
+        """
+        deadline = time.monotonic() + seconds
+        self._connection.settimeout(seconds)
+        try:
+            send(self._connection, [pack((method, tuple(arguments))), *pieces])
+            error, *result = receive(self._connection, self._alive, deadline)
+        except Closed:
+            raise self._ended() from None
+        except TimeoutError:
+            self._abort()
+            self._ended()
+            raise ReaderDied(f"has not answered for {seconds:g} s (elastic.stepTimeoutSeconds)") from None
+        self.answered = True
+        if (relayed := error.unpack()) is not None:
+            raise_relayed(relayed)
+        return result[0]
+
+    def close(self) -> None:
+        """End the process."""
+        self._kill(signal.SIGKILL)
+        self._ended()
+
+    def _ended(self) -> ReaderDied:
+        """Wait for the end of the process, and describe it."""
+        self._kill(signal.SIGKILL)  # it may have closed its connection only
+        code = self._server.exit_code(self._parent, self.pid)
+        self._connection.close()
+        if self._alive is not None:
+            os.close(self._alive)
+            self._alive = None
+        if code is None:
+            return ReaderDied("has ended with the process that had started it", charged=False)
+        if code >= 0:
+            return ReaderDied(f"has ended with exit code {code}")
+        name = signal.Signals(-code)
+        return ReaderDied(CAUSES.get(name, f"has crashed ({name.name})"))
+
+    def _abort(self) -> None:
+        """Let a process that hangs write its stack to the log, and end."""
+        self._kill(signal.SIGABRT)
+        with contextlib.suppress(Closed, TimeoutError):
+            while True:
+                receive(self._connection, self._alive, time.monotonic() + ABORT_SECONDS)
+
+    def _kill(self, number: int) -> None:
+        if self._alive is not None:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._alive, number)

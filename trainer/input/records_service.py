@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The records of the user's module in a reader process.
+
+The module is imported again, and `data(split)` called again, as each worker does it: nothing of a reader has
+to be pickled. Before each batch the random numbers of Python, NumPy and TensorFlow are seeded from the job's
+seed, the step and its first record. So an augmentation in `feed` gives the same values for any number of
+reader processes, and different ones in each epoch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import keras
+import numpy as np
+
+from edl.config.job import Data
+from edl.contract.layout import Layout, Part
+from edl.contract.order import mix
+from edl.errors import DataError
+from edl.trainer.model import user_model
+from edl.trainer.model.data import Batch
+from edl.trainer.model.records import Records
+
+SEEDS = 1 << 32  # NumPy takes no larger seed
+
+
+class RecordsService:
+    """Reads and feeds the records of a split.
+
+    Args:
+        module, source, functions: the user's module, as in the values of the job, in `model`.
+        data: the values in `data`, which may name records and say how many are held out.
+        split: its name.
+        seed, shuffle, lenient: see `Records`.
+        count: the number of records that the worker has found.
+
+    Raises:
+        DataError: there are more or fewer records than the worker has found.
+    """
+
+    def __init__(
+        self,
+        module: str,
+        source: str,
+        data: dict[str, Any],
+        split: str,
+        seed: int,
+        shuffle: bool,
+        lenient: bool,
+        count: int,
+        functions: dict[str, str] | None = None,
+    ):
+        keras.utils.set_random_seed(seed)
+        loaded = user_model.load(module, source, Data.model_validate(data), seed, functions=functions)
+        reader = loaded.reader(split)
+        found = len(reader) if reader is not None else 0
+        if reader is None or found != count:
+            raise DataError(
+                f"{loaded.name}: {loaded.source(split)} has {found} records in a reader process, and had "
+                f"{count} in its worker; it must return the same records each time"
+            )
+        self._seed = mix(seed)
+        self._records = Records(
+            reader,
+            loaded.feed_of(split),
+            loaded.name,
+            seed=seed if split == "train" else 0,  # as in an evaluation that the worker reads by itself
+            shuffle=shuffle,
+            lenient=lenient,
+            transform=loaded.transform_of(split),
+        )
+
+    def batch(self, layout: Layout, start: int, stop: int, part: Part) -> Batch:
+        """Read and feed a batch.
+
+        Raises:
+            DataError, or what the reader or `feed` raises.
+        """
+        self._begin(layout, start, part)
+        batch = self._records.batch(start, stop, part)
+        assert batch is not None, "the worker asks for no empty batch"
+        return batch
+
+    def pick(self, layout: Layout, start: int, stop: int, part: Part, owner: int, owners: int) -> Any:
+        """Read the raw records of a batch whose shards belong to `owner`."""
+        self._begin(layout, start, part)
+        return self._records.pick(start, stop, part, owner, owners)
+
+    def feed(
+        self, layout: Layout, start: int, stop: int, part: Part, owners: list[int], count: int, *pieces: Any
+    ) -> Batch:
+        """Feed the raw records that `owners` have picked."""
+        self._begin(layout, start, part)
+        return self._records.feed(start, stop, part, owners, count, pieces)
+
+    def good(self, indices: np.ndarray, epoch: int) -> Batch:
+        """Read and feed records, without those that are bad if the job allows bad records."""
+        return self._records.good(indices, epoch)
+
+    def alone(self, start: int, stop: int) -> None:
+        """Read and feed the records [start, stop), to see whether this process survives it."""
+        with contextlib.suppress(Exception):  # a record that raises is found where its batch is made
+            self._records.plain(start, stop)
+
+    def _begin(self, layout: Layout, start: int, part: Part) -> None:
+        if layout != self._records.layout:
+            self._records.lay_out(layout)
+        keras.utils.set_random_seed(mix(self._seed ^ mix(start) ^ part.rank) % SEEDS)

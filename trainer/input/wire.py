@@ -1,0 +1,215 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Messages between a worker and its reader processes, over a pair of sockets.
+
+A message is a list of packets, and a packet is one pickled value. The memory of its arrays is not in the
+pickled bytes: it lies in anonymous shared memory (memfd), whose descriptor travels with the message. So
+arrays are not copied through the socket. Such memory has no name, is not limited by the size of /dev/shm, and
+is freed by the kernel with the last process that uses it, however that process ends.
+
+A packet can be forwarded without being unpacked.
+"""
+
+from __future__ import annotations
+
+import io
+import mmap
+import os
+import pickle
+import select
+import socket
+import struct
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+ALIGNED = 64  # bytes: TensorFlow takes such arrays without a copy
+MOST_DESCRIPTORS = 250  # in one message of Linux
+_HEADER, _PACKET, _SIZE = struct.Struct("<I"), struct.Struct("<QI?"), struct.Struct("<Q")
+
+
+class Closed(Exception):
+    """The other side has closed the connection, or has ended."""
+
+
+class Packet:
+    """One pickled value, with the memory of its arrays.
+
+    Args:
+        data: the pickled value.
+        sizes: bytes of each array, in the order of the pickle.
+        memory: the descriptor of the shared memory with the arrays, which this object closes; None if there
+            are no arrays.
+    """
+
+    def __init__(self, data: bytes, sizes: Sequence[int] = (), memory: int | None = None):
+        self.data, self.sizes, self.memory = data, sizes, memory
+
+    def __del__(self, _close: Callable[[int], None] = os.close) -> None:
+        if self.memory is not None:
+            _close(self.memory)
+
+    def unpack(self) -> Any:
+        """Return the value. Its arrays are read-only views of the shared memory."""
+        if self.memory is None:
+            return pickle.loads(self.data)
+        view = memoryview(mmap.mmap(self.memory, _length(self.sizes), access=mmap.ACCESS_READ))
+        buffers, start = [], 0
+        for size in self.sizes:
+            buffers.append(view[start : start + size])
+            start += _aligned(size)
+        return pickle.loads(self.data, buffers=buffers)
+
+
+def pack(value: Any) -> Packet:
+    """Pickle a value, with its arrays in shared memory."""
+    buffers: list[pickle.PickleBuffer] = []
+    written = io.BytesIO()
+    _Pickler(written, 5, buffer_callback=buffers.append).dump(value)
+    views = [buffer.raw() for buffer in buffers]
+    sizes = [view.nbytes for view in views]
+    if not any(sizes):
+        if not sizes:
+            return Packet(written.getvalue())
+        return Packet(pickle.dumps(value, 5))  # empty arrays have no memory to be mapped
+    memory = os.memfd_create("edl-batch")
+    packet = Packet(written.getvalue(), sizes, memory)
+    os.ftruncate(memory, _length(sizes))
+    start = 0
+    for view, size in zip(views, sizes, strict=True):
+        done = 0
+        while done < size:  # writing is faster than copying into a map, which faults at each page
+            done += os.pwrite(memory, view[done:], start + done)
+        start += _aligned(size)
+    return packet
+
+
+class _Pickler(pickle.Pickler):
+    """Pickles also ragged and sparse tensors, by their components."""
+
+    def reducer_override(self, value: Any) -> Any:
+        kind = type(value)
+        if kind.__module__.startswith("tensorflow.") and kind.__name__ in ("RaggedTensor", "SparseTensor"):
+            import tensorflow as tf
+
+            spec = tf.type_spec_from_value(value)
+            return _composite, (kind.__name__, spec.dtype.name, *_components(value))
+        return NotImplemented
+
+
+def _components(value: Any) -> tuple[Any, ...]:
+    if hasattr(value, "nested_row_splits"):
+        return value.flat_values, list(value.nested_row_splits)
+    return value.indices, value.values, value.dense_shape
+
+
+def _composite(kind: str, dtype: str, *components: Any) -> Any:
+    import tensorflow as tf
+
+    if kind == "RaggedTensor":
+        return tf.RaggedTensor.from_nested_row_splits(*components, validate=False)
+    return tf.SparseTensor(*components)
+
+
+def _aligned(size: int) -> int:
+    return -(-size // ALIGNED) * ALIGNED
+
+
+def _length(sizes: Sequence[int]) -> int:
+    return sum(map(_aligned, sizes))
+
+
+# --- sending and receiving
+
+
+def send(connection: socket.socket, packets: Sequence[Packet]) -> None:
+    """Send a message.
+
+    Raises:
+        Closed: the other side has closed the connection.
+        TimeoutError: it does not receive within the socket's timeout.
+        ValueError: the packets have more memory descriptors than a message can carry.
+    """
+    descriptors = [packet.memory for packet in packets if packet.memory is not None]
+    if len(descriptors) > MOST_DESCRIPTORS:
+        raise ValueError(f"a message cannot have {len(descriptors)} packets with memory")
+    parts = [_HEADER.pack(len(packets))]
+    for packet in packets:
+        parts.append(_PACKET.pack(len(packet.data), len(packet.sizes), packet.memory is not None))
+        parts += map(_SIZE.pack, packet.sizes)
+    parts += [packet.data for packet in packets]
+    data = b"".join(parts)
+    try:
+        sent = socket.send_fds(connection, [data], descriptors)
+        connection.sendall(memoryview(data)[sent:])
+    except (BrokenPipeError, ConnectionResetError) as error:
+        raise Closed from error
+
+
+def receive(
+    connection: socket.socket, dead: int | None = None, deadline: float = float("inf")
+) -> list[Packet]:
+    """Receive a message.
+
+    Args:
+        dead: a descriptor that becomes readable when the other side has ended (a pidfd).
+        deadline: the time (time.monotonic) until which it is waited for.
+
+    Raises:
+        Closed: the other side has closed the connection, or has ended.
+        TimeoutError: the message has not come until the deadline.
+    """
+    descriptors: list[int] = []
+    received = bytearray()
+
+    def read(size: int) -> memoryview:
+        start = len(received)
+        while len(received) < start + size:
+            _wait(connection, dead, deadline)
+            try:
+                data, found, _, _ = socket.recv_fds(
+                    connection, start + size - len(received), MOST_DESCRIPTORS
+                )
+            except ConnectionResetError as error:
+                raise Closed from error
+            descriptors.extend(found)
+            if not data:
+                raise Closed
+            received.extend(data)
+        return memoryview(bytes(received[start:]))
+
+    try:
+        (count,) = _HEADER.unpack(read(_HEADER.size))
+        heads = []
+        for _ in range(count):
+            length, buffers, has_memory = _PACKET.unpack(read(_PACKET.size))
+            heads.append((length, [_SIZE.unpack(read(_SIZE.size))[0] for _ in range(buffers)], has_memory))
+        packets = []
+        for length, sizes, has_memory in heads:
+            data = bytes(read(length))
+            packets.append(Packet(data, sizes, descriptors.pop(0) if has_memory else None))
+        return packets
+    finally:
+        for descriptor in descriptors:
+            os.close(descriptor)
+
+
+def _wait(connection: socket.socket, dead: int | None, deadline: float) -> None:
+    """Wait until there is something to be received.
+
+    Raises:
+        Closed: the other side has ended, and has sent nothing more.
+        TimeoutError: the deadline has passed.
+    """
+    poll = select.poll()
+    poll.register(connection, select.POLLIN)
+    if dead is not None:
+        poll.register(dead, select.POLLIN)
+    seconds = deadline - time.monotonic()
+    if seconds <= 0:
+        raise TimeoutError
+    ready = {fd for fd, _ in poll.poll(None if seconds == float("inf") else max(seconds * 1000, 1))}
+    if connection.fileno() in ready:
+        return
+    if dead in ready:
+        raise Closed
+    raise TimeoutError

@@ -1,0 +1,390 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`edl.join`: a user's own training loop, alone or as a worker of a job.
+
+    job = edl.join(data=..., state=...)
+    for step in job.steps():                  # from here on, workers may come and go
+        ...
+        if (mean := step.mean(gradients)) is None:
+            continue                          # the step did not happen, and comes again
+        ...
+
+`job.steps()` first lets the loop run twice with a few records, before this worker takes part in anything.
+In the first turn `mean` returns None, so a loop that does not expect that fails at its start. In the second
+turn it returns the gradients themselves, so that all is traced and compiled; then the state is restored.
+
+The host runs the loop: `Alone` for `python train.py`, and trainer/script.py for a worker of a job.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Protocol
+
+import tensorflow as tf
+
+from edl import config as config_module
+from edl.config import Config, values
+from edl.data import dataset
+from edl.errors import DataError, ModelError
+from edl.trainer.model.data import Batches
+from edl.trainer.model.loop_state import Functions, LoopState
+from edl.trainer.model.records import Records
+from edl.trainer.ring.base import Ring, Vector
+from edl.trainer.ring.local import InProcessGroup, LocalRing
+from edl.trainer.runtime.error_report import OURS
+from edl.trainer.runtime.watchdog import Watch, unwatched
+from edl.trainer.session.orders import FormRing
+from edl.trainer.session.state import Session
+from edl.trainer.session.telemetry import Telemetry
+from edl.trainer.state import State
+from edl.trainer.step.fused_updates import fuse
+from edl.trainer.step.loop_learner import Gradients, LoopLearner
+from edl.trainer.step.turns import LoopLeft, Turn, Turns
+from edl.trainer.worker import Worker
+
+MEBIBYTE = 1 << 20
+SAMPLE = 5  # records of the loop's first turns
+Save = Callable[[Path], object]
+
+
+class Host(Protocol):
+    """The process in which a loop runs."""
+
+    config: Config
+    ring: Ring
+    watch: Watch
+    job: Job | None  # that the script has joined
+
+    def train(self, job: Job, learner: LoopLearner, batches: Batches) -> None:
+        """Train until the job ends; called on a thread of its own.
+
+        It calls `Turns.end` when all steps are made and this worker is the one that saves.
+        """
+        ...
+
+    @property
+    def output(self) -> Path:
+        """The directory of the job's results."""
+        ...
+
+
+host: Host | None = None  # None: this process is no worker of a job
+
+
+def join(
+    data: Any,
+    state: Any,
+    seed: int | None = None,
+    batch_size: int | None = None,
+    epochs: int | None = None,
+) -> Job:
+    """Join the job of this process, or begin one alone.
+
+    Args:
+        data: the training's records: a reader, or what `edl.dataset` takes.
+        state: what a new worker is sent and a checkpoint holds, and all that the loop trains: tf.Variables,
+            writable NumPy arrays, models and optimizers with `.variables`, `edl.state(get, set)`, and lists,
+            tuples and dicts of these.
+        seed, batch_size: of the order of the records, and the records of a step over all workers. In a job,
+            its values training.seed and training.batchSize decide, and must be the same.
+        epochs: for a loop that runs alone; in a job, training.epochs decides.
+
+    Raises:
+        EdlError: the data or the state cannot be used, or an argument is not the job's value.
+        ModelError: this is the second call in this process, or an argument is not the job's value.
+    """
+    global host
+    found = host or Alone(seed, batch_size, epochs)
+    if found.job is not None:
+        raise ModelError(f"{caller()}: edl.join() was called a second time in this process")
+    training = found.config.training
+    for name, key, given, used in (
+        ("seed", "training.seed", seed, training.seed),
+        ("batch_size", "training.batchSize", batch_size, training.batch_size),
+    ):
+        if given is not None and given != used:
+            raise ModelError(
+                f"{caller()}: edl.join({name}={given}), but {key} of the job is {used}; leave {name} out, or "
+                f"set --set {key}={given}"
+            )
+    found.job = job = Job(found, data, state)
+    host = found
+    return job
+
+
+def state(get: Callable[[], Any], set: Callable[[Any], object]) -> Functions:
+    """State that edl cannot read itself, such as arrays of JAX or modules of PyTorch.
+
+    Args:
+        get: returns an array, or a list, tuple or dict of arrays, nested if need be.
+        set: takes the same structure with other values, as NumPy arrays.
+    """
+    return Functions(get, set)
+
+
+class Job:
+    """The job of this process. Made by `edl.join`."""
+
+    def __init__(self, host: Host, data: Any, state: Any):
+        self._host, self._where = host, caller()
+        config = host.config
+        try:
+            reader = dataset(data, source="edl.join(data=...)")
+            self._state = LoopState(state)
+        except (DataError, ModelError) as error:
+            raise type(error)(f"{self._where}: {error}") from None
+        if not len(reader):
+            raise DataError(f"{self._where}: edl.join(data=...) has no records")
+        for found, _ in self._state.sources:
+            fuse(found)  # an optimizer of Keras
+        self._records = Records(
+            reader,
+            lambda records: (records, None),
+            "edl.join(data=...)",
+            host.watch,
+            config.training.seed,
+            config.data.shuffle,
+            lenient=config.data.max_bad_records > 0,
+        )
+        buffer = config.data.buffer_mebibytes * MEBIBYTE
+        self._records.fit(buffer * 0.75, config.workers)
+        self._batches = Batches(self._records, config.training.batch_size, buffer * 0.25)
+        self._sample = self._records.these(self._records.first(min(SAMPLE, config.training.batch_size)))
+        self._turns = Turns()
+        self._learner = LoopLearner(
+            self._state, host.ring.reduce, self._turns, self._sample, config.training.seed
+        )
+        self._thread = threading.Thread(target=self._train, name="training", daemon=True)
+        self._error: BaseException | None = None  # with which that thread has ended
+        self.is_over = False  # all steps are made, and this worker is the one that saves
+        self.has_begun = False
+
+    def steps(self) -> Iterator[Step]:
+        """Yield the steps of the training.
+
+        In a job, only the worker that saves reaches the end; the others end with the job.
+
+        Raises:
+            ModelError: the loop breaks a rule of edl; the text says which, and where.
+        """
+        if self.has_begun:
+            raise ModelError(f"{caller()}: job.steps() was called a second time")
+        self.has_begun = True
+        try:
+            for own in (False, True):
+                yield from self._try_once(own)
+            self._thread.start()
+            while (turn := self._turns.next()) is not None:
+                yield from self._one(Step(self, turn))
+            self.is_over = True
+        except ModelError as error:
+            raise ModelError(f"{caller()}: {error}") from None
+        finally:
+            self._turns.leave(f"{self._where}: the loop over job.steps() was left before the job's last step")
+
+    def save(self, function: Save) -> None:
+        """Call `function(directory)` on one worker, once the loop is over; it writes the results there.
+
+        The files appear in the job's output directory when the function has returned. If the worker dies
+        meanwhile, a different worker saves.
+
+        Raises:
+            ModelError: the loop is not over.
+        """
+        if not self.is_over:
+            raise ModelError(f"{caller()}: job.save() was called before the loop over job.steps() was over")
+        output = self._host.output
+        output.mkdir(parents=True, exist_ok=True)
+        with _beside(output) as directory:
+            function(directory)
+
+    @property
+    def left_early(self) -> str:
+        """Why the script must not end now; empty if it may."""
+        if not self.has_begun:
+            return f"{self._where}: the script has joined, and has not run a loop over job.steps()"
+        return (
+            "" if self.is_over else f"{self._where}: the loop over job.steps() was left before the job's end"
+        )
+
+    def give(self, turn: Turn, tree: Any, loss: Any, metrics: Mapping[str, Any]) -> Any:
+        """Return the mean of the ring's gradients; None if the step has not happened."""
+        assert self._learner.gradients is not None
+        given = self._learner.gradients.given(tree, loss, metrics)
+        self._learner.refuse_changed(turn.number)
+        return self._turns.give(given)
+
+    def _one(self, step: Step) -> Iterator[Step]:
+        yield step
+        if not step.is_given:
+            raise ModelError(f"the loop's body did not call step.mean() for step {step.number + 1}")
+
+    def _try_once(self, own: bool) -> Iterator[Step]:
+        """Let the loop run once without a ring.
+
+        Args:
+            own: `mean` returns the gradients, and the state is restored; else it returns None.
+        """
+        before = [part.copy() for part in self._state.parts()] if own else []
+        self._learner.begin(0, 0, check=True)
+        turn = Turn(self._sample.x, 0, len(self._sample))
+        found: list[Gradients] = []
+
+        def give(tree: Any, loss: Any, metrics: Mapping[str, Any]) -> Any:
+            self._learner.refuse_changed(0)
+            found.append(Gradients(tree, loss is not None, sorted(metrics)))
+            return self._learner.own_mean(tree, loss, metrics) if own else None
+
+        yield from self._one(Step(self, turn, give))
+        if own:
+            self._learner.refuse_grown()
+            self._state.take_over(self._state.prepared(before))
+        else:
+            self._learner.refuse_changed(0, "after step.mean() had returned None")
+            self._learner.learn(found[0])
+
+    def _train(self) -> None:
+        try:
+            self._host.train(self, self._learner, self._batches)
+        except LoopLeft:
+            pass  # the user's thread knows why, and reports it
+        except BaseException as error:
+            self._error = error
+            self._turns.fail(error)
+
+    def wait(self) -> None:
+        """Wait for the end of the training's thread. Raises the exception that it has ended with."""
+        self._thread.join()
+        if self._error is not None:
+            raise self._error
+
+    @property
+    def turns(self) -> Turns:
+        """The turns of the user's loop, which the worker's thread offers."""
+        return self._turns
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """The number of steps of an epoch."""
+        return self._batches.steps.per_epoch
+
+
+class Step:
+    """One step of the training, as this worker's loop computes it.
+
+    Args:
+        give: takes what `mean` was called with.
+    """
+
+    def __init__(
+        self, job: Job, turn: Turn, give: Callable[[Any, Any, Mapping[str, Any]], Any] | None = None
+    ):
+        self._job, self._turn, self._give = job, turn, give
+        self.is_given = False  # whether `mean` was called
+
+    @property
+    def records(self) -> Any:
+        """This worker's records of the step, as the reader returns them: arrays with an entry for each."""
+        return self._turn.records
+
+    @property
+    def number(self) -> int:
+        """The number of the step in the job, from 0."""
+        return self._turn.number
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of the step, from 0."""
+        return self._turn.number // self._job.steps_per_epoch
+
+    @property
+    def weight(self) -> int:
+        """The number of these records that count: all or 0.
+
+        It is 0 if this worker has no records in this step and receives a sample.
+        """
+        return self._turn.weight
+
+    def mean(self, gradients: Any, loss: Any = None, metrics: Mapping[str, Any] | None = None) -> Any:
+        """The mean over all records of the step, on all workers.
+
+        Args:
+            gradients: means over `records`: tensors, NumPy arrays or None, in a list, tuple or dict; the
+                same shapes in each step. tf.IndexedSlices become dense.
+            loss: the mean loss of `records`, a number; for the history.
+            metrics: further means by name, numbers; for the history.
+
+        Returns:
+            the gradients of the whole step, in the same structure; None if the step did not happen, and the
+            state must stay as it is. The step then comes again, with the same records, or is skipped.
+
+        Raises:
+            ModelError: mean was called twice, within a tf.function, or with other shapes than before.
+        """
+        if self.is_given:
+            raise ModelError(f"{caller()}: step.mean() was called a second time for step {self.number + 1}")
+        self.is_given = True
+        if tf.inside_function():
+            raise ModelError(f"{caller()}: step.mean() was called within a tf.function; call it outside")
+        try:
+            give = self._give or (lambda *given: self._job.give(self._turn, *given))
+            return give(gradients, loss, metrics or {})
+        except ModelError as error:
+            raise ModelError(f"{caller()}: {error}") from None
+
+
+class _RingOfOne(LocalRing):
+    def reduce(self, vector: Vector) -> Vector:
+        return vector
+
+
+class Alone:
+    """A loop that no master knows: a ring of one."""
+
+    def __init__(self, seed: int | None, batch_size: int | None, epochs: int | None):
+        given = {"seed": seed, "batchSize": batch_size, "epochs": epochs}
+        training = {key: value for key, value in given.items() if value is not None}
+        merged = values.merge(values.load([], ["model.script=alone"]), {"training": training})
+        self.config = config_module.parse(merged)
+        self._group_ring = _RingOfOne()
+        self.ring: Ring = self._group_ring
+        self.watch: Watch = unwatched
+        self.job: Job | None = None
+        self.output = Path.cwd()
+
+    def train(self, job: Job, learner: LoopLearner, batches: Batches) -> None:
+        """Train in a ring of this process alone."""
+        session = Session(0, lambda message: None, threading.Event())
+        report = Telemetry(session, batches.steps, log=print)
+        state = State(learner, batches.steps)
+        worker = Worker(self.config, session, self.ring, state, batches, report)
+        self._group_ring.open(InProcessGroup(1))
+        epochs, layout = self.config.training.epochs, batches.layout
+        worker.run_ring(FormRing(1, (0,), 0, sync=True, epochs=epochs, shares=(1,), layout=layout))
+        job.turns.end()
+
+
+@contextmanager
+def _beside(output: Path) -> Iterator[Path]:
+    """A new directory, whose files are moved into `output` at the end of the block."""
+    with tempfile.TemporaryDirectory(prefix=".saving-", dir=output) as directory:
+        yield Path(directory)
+        for path in sorted(Path(directory).iterdir()):
+            target = output / path.name
+            if target.is_dir():
+                shutil.rmtree(target)
+            path.replace(target)
+
+
+def caller() -> str:
+    """The line of the user's code that has called edl, such as `train.py, line 12`."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and Path(frame.f_code.co_filename).is_relative_to(OURS):
+        frame = frame.f_back
+    return f"{Path(frame.f_code.co_filename).name}, line {frame.f_lineno}"

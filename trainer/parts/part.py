@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The interface between the training loop and what a job may have beside it.
+
+The loop (trainer/worker.py) calls all parts of its worker at fixed moments, in their order, and knows none of
+them by name. A part that does not care about a moment inherits a method that does nothing. The methods are
+listed in the order in which the loop calls them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+from edl.contract.layout import Part as Share
+from edl.contract.proto import edl_pb2 as pb
+from edl.trainer.agreement.control import StepResult
+from edl.trainer.agreement.ledger import RoundResult, Update
+from edl.trainer.agreement.metric_values import Value
+from edl.trainer.model.data import Batch
+from edl.trainer.ring.base import RingSlot
+from edl.trainer.session.orders import Export, FormRing, WriteCheckpoint
+
+
+class Part:
+    """One part of a job; it does nothing unless it overrides a method.
+
+    A part may raise RingBroken in all methods from `before_sync` to `after`: the ring then breaks.
+    """
+
+    # --- outside of rings
+
+    def ready(self, message: pb.Ready) -> None:
+        """Before the worker's first ring: add to the message what the master must know of this part."""
+
+    def carry_out(self, order: Export | WriteCheckpoint) -> None:
+        """Carry out an order that is for one worker alone."""
+
+    def finish(self) -> None:
+        """End the training, on the worker that saves the final model, before it is saved."""
+
+    # --- a ring begins
+
+    def entering(self, form: FormRing) -> None:
+        """Before this worker meets the other members of a ring."""
+
+    def before_sync(self, form: FormRing, begun: bool) -> str:
+        """Before any member receives the root's state, or computes with it.
+
+        Args:
+            begun: whether the root has just restored an initial state.
+
+        Returns:
+            why the ring rolls back to the state that the root has now, the same on all ranks; "" if it does
+            not.
+        """
+        return ""
+
+    def after_sync(self, form: FormRing) -> None:
+        """When all members in sync hold the root's state."""
+
+    def take(self, share: Share) -> None:
+        """Take this share of the records of each evaluation batch from now on."""
+
+    def joined(self, here: RingSlot, message: pb.JoinedRing) -> None:
+        """When this member has the state of the ring's step: add to the message for the master."""
+
+    def ring_up(self, here: RingSlot) -> None:
+        """Before the first step of the ring."""
+
+    # --- the ring steps
+
+    def between_steps(self, here: RingSlot, vote: Callable[[], np.ndarray]) -> Update | None:
+        """Do what is due before the next step, on all ranks alike; changes nothing yet.
+
+        Args:
+            vote: returns this rank's control vector, for an all-reduce that this part makes.
+
+        Returns:
+            what to add to the state, the same on all ranks; None if nothing is due.
+        """
+        return None
+
+    def vote(self, here: RingSlot, vector: np.ndarray) -> None:
+        """Set fields of this rank's control vector, before the all-reduce that carries it."""
+
+    def before_step(self, here: RingSlot, batch: Batch | None) -> None:
+        """Before the gradients of a step are computed.
+
+        Args:
+            batch: this rank's part of the step; None if it has no records.
+        """
+
+    def changed(self) -> None:
+        """After each update of the state, while no other rank can be more than one step ahead."""
+
+    def after(
+        self, here: RingSlot, result: StepResult | RoundResult, metrics: Mapping[str, Value] | None
+    ) -> None:
+        """After a step or an evaluation batch, which is applied unless this member is catching up.
+
+        Args:
+            metrics: of an epoch that has ended with this step; None if none has.
+        """
+
+    # --- the ring ends
+
+    def leaving(self) -> None:
+        """After the ring was left or has broken."""

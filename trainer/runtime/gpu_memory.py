@@ -1,0 +1,28 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How much memory of its GPUs this process may take (`worker.gpuMemory`)."""
+
+from __future__ import annotations
+
+import tensorflow as tf
+
+
+def set_gpu_memory(allowed: str | int) -> None:
+    """Configure TensorFlow's use of each visible GPU's memory. Call it before the first operation.
+
+    The variable TF_FORCE_GPU_ALLOW_GROWTH, if it is set, overrides "growth" and "all" in TensorFlow itself.
+
+    Args:
+        allowed: "growth" to allocate memory when it is needed, "all" to reserve it at once, which is
+            TensorFlow's default, or a limit in MiB.
+
+    Raises:
+        RuntimeError: TensorFlow has initialized its GPUs already.
+    """
+    if allowed == "all":
+        return
+    for gpu in tf.config.list_physical_devices("GPU"):
+        if isinstance(allowed, int):
+            limited = tf.config.LogicalDeviceConfiguration(memory_limit=allowed)
+            tf.config.set_logical_device_configuration(gpu, [limited])
+        else:
+            tf.config.experimental.set_memory_growth(gpu, True)

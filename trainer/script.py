@@ -1,0 +1,185 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A worker that runs a user's script: the script calls `edl.join`, which makes it a worker of the job.
+
+    run the script ─▶ edl.join ─▶ job.steps: the first turns ─▶ report ready ─▶ train on a thread
+                                                                                 │ the master's orders
+    the worker that saves: the loop ends ─▶ the rest of the script ─▶ report the result ─▶ the end
+
+The script runs on the main thread, so it has all that a program has: its arguments, signals, `__main__`. The
+worker's own loop runs on a thread (trainer/step/turns.py). A worker that does not save ends within
+`job.steps()`: what follows the loop runs once in a job.
+"""
+
+from __future__ import annotations
+
+import runpy
+import sys
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+import keras
+
+from edl import scratch
+from edl.config import Config
+from edl.contract import artifacts
+from edl.contract.proto import edl_pb2 as pb
+from edl.errors import ModelError, UserCodeError
+from edl.trainer import loop
+from edl.trainer.agreement.metric_values import Value
+from edl.trainer.assembly import assemble
+from edl.trainer.build import MOST_TOLD
+from edl.trainer.callbacks.history import HistoryFiles, as_json
+from edl.trainer.checkpoint.checkpointing import of_job
+from edl.trainer.checkpoint.in_memory_snapshot import InMemorySnapshot
+from edl.trainer.model.data import Batches
+from edl.trainer.restore import Restore
+from edl.trainer.ring.base import Ring
+from edl.trainer.runtime.watchdog import Watch
+from edl.trainer.session.client import MasterStream
+from edl.trainer.session.telemetry import Telemetry
+from edl.trainer.startup import Begun, begin, ring_of
+from edl.trainer.state import State
+from edl.trainer.step.loop_learner import LoopLearner
+from edl.trainer.worker import Worker
+
+
+def run(script: str, arguments: Sequence[str]) -> None:
+    """Run a script as `python SCRIPT ARGUMENTS` does, in this process.
+
+    Args:
+        script: the path of a Python file, or its text (it has more than one line then).
+
+    Raises:
+        ModelError: there is no such file.
+        UserCodeError: the script has called sys.exit with a failure.
+        Exception: raised by the script.
+    """
+    path = Path(script)
+    if "\n" in script:
+        # The run's own text, as the master has sent it: a volume could show a later one to a later worker.
+        path = scratch.of_this_process() / "model_script.py"
+        path.write_text(script, encoding="utf-8")
+    elif not path.is_file():
+        raise ModelError(f"model.script: there is no file {path}")
+    sys.argv = [str(path), *arguments]
+    sys.path.insert(0, str(path.parent.resolve()))
+    try:
+        runpy.run_path(str(path), run_name="__main__")
+    except SystemExit as error:
+        if error.code not in (None, 0):
+            raise UserCodeError(f"{path.name} has called sys.exit({error.code!r})") from error
+
+
+class Served:
+    """The host of a loop that is a worker of a job (`loop.Host`).
+
+    Args:
+        ready: reports to the master that this worker can join a ring.
+        ended: ends this process after the master's last order.
+    """
+
+    def __init__(
+        self,
+        begun: Begun,
+        memory: InMemorySnapshot | None,
+        ready: Callable[[Worker], None],
+        ended: Callable[[Worker], None],
+    ):
+        self.config: Config = begun.config
+        self._engine = ring_of(begun.stream)
+        self.ring: Ring = self._engine
+        self.watch: Watch = begun.watchdog.watch
+        self.job: loop.Job | None = None
+        self._begun, self._memory, self._ready, self._ended = begun, memory, ready, ended
+        self._saved = threading.Event()  # the script is over, and its result is reported
+
+    @property
+    def output(self) -> Path:
+        """The directory for the script's own files."""
+        return self._begun.results or Path.cwd()
+
+    def train(self, job: loop.Job, learner: LoopLearner, batches: Batches) -> None:
+        """Train in the job's rings until the training ends."""
+        begun, config, session, ring = self._begun, self.config, self._begun.session, self._engine
+        if not config.is_decided:
+            session.say(built=pb.Built(tables=0))
+        history = HistoryFiles(begun.results)
+        if self._memory is not None:
+            sizes = [len(part) for part in learner.parts()]
+            self._memory.open(begun.stream.run_id, learner.fingerprint(), sizes)
+
+        state = State(learner, batches.steps, begun.compute(lambda: ring.waits))
+
+        def export(worth: Mapping[str, Value] | None) -> None:
+            told = state.ledger.epochs.history
+            history.end(told)
+            session.say(history=pb.History(json=as_json(told[-MOST_TOLD:])))
+            job.turns.end()
+            self._saved.wait()
+
+        restore = Restore(state, of_job(config, session, learner, begun.stream.run_id))
+        report = Telemetry(session, batches.steps)
+        worker = assemble(
+            config,
+            session,
+            ring,
+            state,
+            batches,
+            report,
+            restore,
+            export,
+            history=history,
+            memory=self._memory,
+        )
+        self._ready(worker)
+        self._ended(worker)
+
+    def over(self) -> None:
+        """The script has ended: report that, and wait for the end of this process.
+
+        Raises:
+            ModelError: it has ended too early.
+        """
+        if self.job is None:
+            raise ModelError(f"{self.config.model.name}: the script has ended, and never called edl.join()")
+        if early := self.job.left_early:
+            raise ModelError(f"{early}; in a job it must go on until job.steps() ends")
+        self._begun.session.say(finished=pb.Finished(model=self._saved_model()))
+        self._saved.set()
+        self.job.wait()  # its thread ends this process
+
+    def _saved_model(self) -> str:
+        """The file that the summary names as the model: Keras' own, if the script has saved one."""
+        results, output = self._begun.results, self._begun.output
+        if results is None or not (found := results / artifacts.MODEL).exists():
+            return ""
+        return str(found.relative_to(output or results))
+
+
+def work(
+    stream: MasterStream,
+    memory: InMemorySnapshot | None,
+    ready: Callable[[Worker], None],
+    ended: Callable[[Worker], None],
+) -> None:
+    """Run the script of the job that this worker belongs to. Does not return: `ended` ends the process.
+
+    Raises:
+        Exception: the script has failed, or it has ended before the job.
+    """
+    begun = begin(stream)
+    model = begun.config.model
+    begun.doing.now(f"{model.name}: the script, until its first two steps are made")
+    keras.utils.set_random_seed(begun.config.training.seed)
+    start = ExitStack()
+    start.enter_context(begun.starting())
+
+    def is_ready(worker: Worker) -> None:
+        start.close()
+        ready(worker)
+
+    loop.host = served = Served(begun, memory, is_ready, ended)
+    run(model.script, model.arguments)
+    served.over()

@@ -1,0 +1,388 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A user's own training loop, as the ring sees it: a learner whose gradients and updates are made elsewhere.
+
+    allreduce_step   offers the step to the user's loop, and sums the gradients that it gives
+    apply            returns the mean to the loop, which changes its state, and comes round
+
+Nothing is known of the user's model but the shapes of its gradients and the variables of its state. So two
+things that other learners prevent are found by digests of each variable: a loop that changes its state before
+the mean (at this worker), and one whose state differs between workers (in the same all-reduce as the
+gradients, where each rank compares its own digests with the mean of all). They are computed in some steps
+only, because they read the whole state.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from edl.errors import ModelError
+from edl.trainer.agreement import control
+from edl.trainer.agreement.metric_values import Value
+from edl.trainer.embedding.interfaces import Commit, Table
+from edl.trainer.model import snapshot
+from edl.trainer.model.data import Batch
+from edl.trainer.model.digests import digest
+from edl.trainer.model.loop_state import WORDS, LoopState
+from edl.trainer.model.variable_spec import VariableSpec
+from edl.trainer.ring.base import RingBroken, Vector
+from edl.trainer.step.turns import Given, Turn, Turns
+
+ALIGNED = 16  # values: TensorFlow's tensors begin at multiples of 64 bytes
+CHUNK = 1 << 16  # values that are multiplied and checked while they are in the processor's cache
+FIRST_CHECKED, CHECKED = 3, 100  # the state is compared in the first steps, and then in one of so many
+SALTS = np.array([2654435761, 2246822519], np.uint64)  # odd, so that (step, rank) spreads over a seed's bits
+UNCHECKED = np.zeros((0, WORDS), np.float32)
+NAMED = 5  # variables in a message
+RULE = (
+    "between two steps only the result of step.mean() may change the state, because workers see different "
+    "records and steps may come again"
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Leaf:
+    """One gradient of a step."""
+
+    shape: tuple[int, ...]
+    dtype: Any
+    of_tensorflow: bool
+    missing: bool = False  # it is None
+
+    @property
+    def size(self) -> int:
+        return 0 if self.missing else math.prod(self.shape)
+
+    def __str__(self) -> str:
+        return "None" if self.missing else f"float {list(self.shape)}"
+
+
+class Gradients:
+    """The structure of what a loop passes to `step.mean`, the same in each step.
+
+    Args:
+        tree: gradients as they were passed the first time.
+        has_loss: whether a loss was passed.
+        metrics: the names of the metrics.
+
+    Raises:
+        ModelError: one of them is no array of floating-point numbers.
+    """
+
+    def __init__(self, tree: Any, has_loss: bool, metrics: Sequence[str]):
+        self._tree, self.has_loss, self.metrics = tree, has_loss, tuple(metrics)
+        self.leaves = [_leaf(i, given) for i, given in enumerate(keras.tree.flatten(tree))]
+        rooms = [-(-leaf.size // ALIGNED) * ALIGNED for leaf in self.leaves]
+        self.starts = [0, *itertools.accumulate(rooms)]  # of each leaf in a vector, and the end of the last
+        self.size = self.starts[-1]
+
+    def given(self, tree: Any, loss: Any, metrics: Mapping[str, Any]) -> Given:
+        """Convert what `step.mean` was called with.
+
+        Raises:
+            ModelError: the gradients or metrics are not as in the first step.
+        """
+        arrays = keras.tree.flatten(tree)
+        found = [_leaf(i, given) for i, given in enumerate(arrays)]
+        if len(found) != len(self.leaves):
+            raise ModelError(
+                f"step.mean() was given {len(found)} gradients, in earlier steps {len(self.leaves)}"
+            )
+        for i, (now, before) in enumerate(zip(found, self.leaves, strict=True)):
+            if (now.shape, now.missing) != (before.shape, before.missing):
+                raise ModelError(f"gradient {i} of step.mean() is {now}, in earlier steps it was {before}")
+        if tuple(sorted(metrics)) != self.metrics:
+            raise ModelError(
+                f"step.mean() was given the metrics {sorted(metrics)}, in earlier steps {list(self.metrics)}"
+            )
+        flat = [None if leaf.missing else _array(a) for leaf, a in zip(found, arrays, strict=True)]
+        return Given(flat, float(0.0 if loss is None else loss), [float(metrics[m]) for m in self.metrics])
+
+    def fill(self, to: np.ndarray, given: Given, weight: int) -> bool:
+        """Write the gradients times `weight`, float32 [size]; returns whether all are finite."""
+        finite = True
+        ranges = itertools.pairwise(self.starts)
+        for leaf, array, (start, end) in zip(self.leaves, given.gradients, ranges, strict=True):
+            to[start + leaf.size : end] = 0.0
+            for at in range(0, leaf.size, CHUNK):
+                chunk = to[start + at : start + min(at + CHUNK, leaf.size)]
+                np.multiply(array[at : at + CHUNK], np.float32(weight), out=chunk, casting="unsafe")
+                finite = finite and math.isfinite(chunk.min()) and math.isfinite(chunk.max())
+        return finite
+
+    def mean(self, total: Any, records: int) -> Any:
+        """The mean of each gradient, in the structure and the types that were given.
+
+        Args:
+            total: the sums, float32 [at least size]: a tensor, in whose memory the means are then.
+        """
+        memory = snapshot.memory(total)[: self.size]
+        np.multiply(memory, np.float32(1.0 / records), out=memory)
+        found: list[Any] = []
+        for leaf, start in zip(self.leaves, self.starts, strict=False):
+            if leaf.missing:
+                found.append(None)
+            elif leaf.of_tensorflow:
+                with tf.device("CPU:0"):  # a slice that begins at ALIGNED values shares the memory
+                    mean = tf.reshape(tf.slice(total, [start], [leaf.size]), leaf.shape)
+                found.append(mean if leaf.dtype == tf.float32 else tf.cast(mean, leaf.dtype))
+            else:
+                mean = memory[start : start + leaf.size].reshape(leaf.shape)
+                found.append(mean.astype(leaf.dtype, copy=False))
+        return keras.tree.pack_sequence_as(self._tree, found)
+
+    def labels(self) -> list[str]:
+        return [*map(str, self.leaves), *self.metrics]
+
+
+class LoopLearner:
+    """A user's loop as a learner (trainer/step/interfaces.py).
+
+    Args:
+        state: what the loop trains.
+        reduce: the ring's all-reduce.
+        turns: where the user's thread takes its steps.
+        sample: a batch of a few real records, for a rank whose part of a step is empty.
+        seed: of the job, for the seeds of random layers.
+    """
+
+    tables: tuple[Table, ...] = ()
+    can_catch_up = False  # a newcomer has no gradients to begin with
+
+    def __init__(
+        self,
+        state: LoopState,
+        reduce: Callable[[Vector], Vector],
+        turns: Turns,
+        sample: Batch,
+        seed: int,
+    ):
+        self.turns, self._state, self._reduce, self._sample, self._seed = turns, state, reduce, sample, seed
+        self.gradients: Gradients | None = None  # known after the loop's first turn
+        self.has_loss = True
+        self._vector: Any = None  # of an earlier step, whose memory is used again
+        self._metrics = np.zeros(0)  # sums of metric times records in this epoch, and these records
+        self._checked = UNCHECKED  # digests of this step; empty if it is not checked
+        self._before = self._checked  # at the beginning of the turn
+
+    # --- the loop's first turn, and the beginning and end of each
+
+    def learn(self, gradients: Gradients) -> None:
+        """Learn what the loop passes to `step.mean`."""
+        self.gradients, self.has_loss = gradients, gradients.has_loss
+        self._metrics = np.zeros(len(gradients.metrics) + 1)
+        self._state.add("edl/metrics", self._metrics)
+
+    def begin(self, step: int, rank: int, check: bool) -> None:
+        """Prepare the state for a turn: set the seeds of random layers."""
+        for v in self._state.seeds:
+            words = (self._seed + np.array([step, rank], np.uint64) * SALTS) % np.uint64(1 << 31)
+            v.assign(np.broadcast_to(words, v.shape).astype(v.dtype.as_numpy_dtype))
+        self._before = self._state.digests() if check else UNCHECKED
+
+    def own_mean(self, tree: Any, loss: Any, metrics: Mapping[str, Any]) -> Any:
+        """The gradients of a turn without a ring, as `apply` would give them."""
+        given = self._gradients.given(tree, loss, metrics)
+
+        def fill(to: np.ndarray) -> None:
+            self._gradients.fill(to, given, 1)
+
+        return self._gradients.mean(snapshot.filled([self._gradients.size], fill), 1)
+
+    def refuse_grown(self) -> None:
+        """Refuse a loop that makes variables in a step.
+
+        Raises:
+            ModelError: an object of the state has more variables than at the start.
+        """
+        if grown := self._state.grown():
+            raise ModelError(
+                f"{grown} has made variables in a step, which are not in the state of edl.join(); make them "
+                "before: a Keras optimizer by optimizer.build(model.trainable_variables)"
+            )
+
+    def refuse_changed(self, step: int, when: str = "before it called step.mean()") -> None:
+        """Refuse a loop that has changed its state in this turn by itself, if the step is checked.
+
+        Raises:
+            ModelError: names the variables.
+        """
+        self._checked = self._state.digests() if len(self._before) else self._before
+        if names := self._names(self._checked != self._before):
+            raise ModelError(f"step {step + 1} has changed {names} of the state {when}; {RULE}")
+
+    def _names(self, unlike: np.ndarray) -> str:
+        """The variables whose digests differ, bool [variables, WORDS], in words; empty if none does."""
+        names = [n for n, differs in zip(self._state.names, unlike, strict=False) if differs.any()]
+        return ", ".join(names[:NAMED]) + (f" and {len(names) - NAMED} others" if len(names) > NAMED else "")
+
+    # --- the two halves of a step
+
+    def allreduce_step(
+        self, batch: Batch | None, contribution: np.ndarray, step: int, rank: int, records: int
+    ) -> control.StepResult:
+        count = len(batch) if batch is not None else 0
+        given: Given | None = None
+        if records:
+            self.turns.rest()
+            self.begin(step, rank, check=step < FIRST_CHECKED or step % CHECKED == 0)
+            used = batch if batch is not None and count else self._sample
+            given = self.turns.offer(Turn(used.x, step, count))
+        else:
+            self._checked = self._before = UNCHECKED
+        told = contribution.copy()
+        vector, self._vector = self._vector, None
+        if vector is None:
+            vector = snapshot.filled([self._length], lambda to: self._fill(to, given, count, told))
+        else:  # memory that is touched for the first time costs more than what is written to it
+            self._fill(snapshot.memory(vector), given, count, told)
+        ready_at = time.monotonic()
+        try:
+            summed = self._reduce(vector)
+        except RingBroken:
+            if given is not None:
+                self.turns.answer(None)
+            raise
+        waited = time.monotonic() - ready_at
+        if not tf.is_tensor(summed):
+            summed = snapshot.filled([self._length], partial(np.copyto, src=summed))
+        total = _array(summed)
+        if total.ctypes.data != _array(vector).ctypes.data:  # else it is the sum in a ring of one
+            self._vector = vector
+        self._refuse_unlike(total, step)
+        agreed = control.read(total[-control.LENGTH :])
+        if given is not None and (agreed.nonfinite or not agreed.records):
+            self.turns.answer(None)  # there will be no update
+        at_fault = bool(told[control.NONFINITE])
+        return control.StepResult(agreed, at_fault, waited, total.nbytes, summed)
+
+    def apply(self, result: control.StepResult) -> None:
+        """Give the loop the mean, and wait until it has applied it.
+
+        Raises:
+            ModelError: the loop has made variables that are not in its state.
+        """
+        total, records = result.given, result.agreed.records
+        self._metrics += [*_array(total)[self._gradients.size : self._after_metrics], records]
+        self.turns.answer(self._gradients.mean(total, records))
+        self.refuse_grown()
+
+    def commit(self, step: int, result: control.StepResult) -> Commit:
+        """Return a commit that changes no rows: there are no tables."""
+        return Commit(step, skipped=True, scale=0.0, learning_rate=0.0, iteration=0)
+
+    # The vector of a step: the gradients, the metrics, the digests, 1 if this rank has computed its digests,
+    # and the control vector.
+
+    @property
+    def _gradients(self) -> Gradients:
+        assert self.gradients is not None, "the loop's first turn is not over"
+        return self.gradients
+
+    @property
+    def _after_metrics(self) -> int:
+        return self._gradients.size + len(self._gradients.metrics)
+
+    @property
+    def _length(self) -> int:
+        return self._after_metrics + len(self._state.names) * WORDS + 1 + control.LENGTH
+
+    def _fill(self, to: np.ndarray, given: Given | None, count: int, told: np.ndarray) -> None:
+        """Write this rank's contribution, and complete its control vector."""
+        if given is None or not count:
+            to[:] = 0.0
+        else:
+            finite = self._gradients.fill(to, given, count)
+            to[self._gradients.size : self._after_metrics] = np.multiply(given.metrics, count)
+            told[control.RECORDS], told[control.LOSS] = count, given.loss * count
+            finite &= bool(np.isfinite(to[self._gradients.size : self._after_metrics]).all())
+            told[control.NONFINITE] = not (finite and math.isfinite(given.loss))
+        to[self._after_metrics : -control.LENGTH - 1] = (
+            self._checked.reshape(-1) if len(self._checked) else 0.0
+        )
+        to[-control.LENGTH - 1] = len(self._checked) > 0
+        to[-control.LENGTH :] = told
+
+    def _refuse_unlike(self, total: np.ndarray, step: int) -> None:
+        """Refuse a step, if it is checked, in which this rank's state is not that of all.
+
+        Raises:
+            ModelError: names the variables that differ.
+        """
+        if not len(self._checked):
+            return
+        ranks, theirs = total[-control.LENGTH - 1], total[self._after_metrics : -control.LENGTH - 1]
+        if names := self._names(self._checked * ranks != theirs.reshape(-1, WORDS)):
+            raise ModelError(f"at step {step + 1} the workers' states differ in {names}; {RULE}")
+
+    # --- metrics, the end
+
+    def take_metrics(self) -> dict[str, Value]:
+        sums, records = self._metrics[:-1].copy(), self._metrics[-1]
+        self._metrics[:] = 0.0
+        if not records:
+            return {}
+        return dict(zip(self._gradients.metrics, (sums / records).tolist(), strict=True))
+
+    # --- the state
+
+    @property
+    def nbytes(self) -> int:
+        return sum(map(len, self.parts()))
+
+    def variable_specs(self) -> list[VariableSpec]:
+        return self._state.specs()
+
+    def parts(self) -> list[np.ndarray]:
+        return self._state.parts()
+
+    def prepared(self, parts: list[np.ndarray]) -> Any:
+        return self._state.prepared(parts)
+
+    def take_over(self, values: Any) -> None:
+        self._state.take_over(values)
+
+    def change(self, values: Mapping[int, np.ndarray]) -> None:
+        self.take_over(self.prepared([values.get(i, part) for i, part in enumerate(self.parts())]))
+
+    def fingerprint(self) -> str:
+        made = [[*map(list, self._state.specs())], self._gradients.labels()]
+        return hashlib.sha256(json.dumps(made, default=list).encode()).hexdigest()
+
+    def digest(self) -> str:
+        return digest(self.parts()).hex()
+
+
+def _leaf(place: int, gradient: Any) -> Leaf:
+    if gradient is None:
+        return Leaf((), None, False, missing=True)
+    if not isinstance(gradient, tf.IndexedSlices) and not hasattr(gradient, "shape"):
+        raise ModelError(
+            f"gradient {place} of step.mean() is of type {type(gradient).__name__}; pass tensors, NumPy "
+            "arrays or None"
+        )
+    of_tensorflow = tf.is_tensor(gradient) or isinstance(gradient, tf.IndexedSlices)
+    dtype: Any = gradient.dtype if of_tensorflow else np.asarray(gradient).dtype
+    if not (dtype.is_floating if of_tensorflow else dtype.kind in "fV"):  # V: bfloat16 of ml_dtypes
+        raise ModelError(
+            f"gradient {place} of step.mean() is of {dtype}, and must be of floating-point numbers"
+        )
+    return Leaf(tuple(gradient.shape), dtype, of_tensorflow)
+
+
+def _array(gradient: Any) -> np.ndarray:
+    """A gradient as an array, [values], without a copy where that is possible."""
+    if isinstance(gradient, tf.IndexedSlices):
+        gradient = tf.convert_to_tensor(gradient)
+    return (snapshot.array(gradient) if tf.is_tensor(gradient) else np.asarray(gradient)).reshape(-1)
