@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`scripts/bench kill_picture`: make docs/kill.svg, the picture of the README, from one run of each side.
+"""`scripts/bench kill_picture`: make docs/kill.svg, the picture of the README.
 
-A job of edl and one of stock Elastic Horovod train on three workers, one of which gets `kill -9`. The picture has
-the steps that were made since then. It shows a single kill; `scripts/bench ring --only kill` has the medians.
+A job of edl and one of stock Elastic Horovod train on three workers. One gets `kill -9`; the picture has the
+steps since then. It shows a single kill; `scripts/bench ring --only kill` has the medians.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Steps = list[tuple[float, int]]  # seconds since the kill, and the steps made by
 
 
 def ours(work: Path) -> tuple[Steps, float]:
-    """Return the steps of a job of edl, and when the ring had three workers again, in seconds since the kill."""
+    """Return the steps of a job of edl, and how many seconds after the kill it had three workers again."""
     with OurJob(work, 3) as job:
         ring = job.journal.ring(3)
         time.sleep(BEFORE)
