@@ -1,88 +1,100 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`scripts/bench kill_picture`: make docs/kill.svg, the picture of the README.
+"""`scripts/bench kill_picture`: make docs/kill.svg, the picture of the README, from a real job.
 
-A job of edl and one of stock Elastic Horovod train on three workers. One gets `kill -9`; the picture has the
-steps since then. It shows a single kill; `scripts/bench ring --only kill` has the medians.
+The job trains `digits` on four workers. One of them gets `kill -9`, and later two at the same moment.
+The picture has the size of the ring and the loss of each epoch.
 """
 
 from __future__ import annotations
 
-import itertools
 import os
 import signal
-import subprocess
 import tempfile
-import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
-from benchmarks.ring import ROOT, OurJob, Stock
+from benchmarks.journal import Entry, Journal
+from benchmarks.ring import ROOT, OurJob
 from edl.report import pictures, svg
 from edl.report.tables import COLOURS
 
-BEFORE, AFTER = 10.0, 45.0  # seconds of training around the kill
-Steps = list[tuple[float, int]]  # seconds since the kill, and the steps made by then
+WORKERS, EPOCHS, WAIT = 4, 4, 120.0  # EPOCHS are trained before a kill; WAIT: seconds for them
+KILLS = ((1,), (0, 2))  # by rank
 
 
-def ours(work: Path) -> tuple[Steps, float]:
-    """Return the steps of a job of edl, and how many seconds after the kill it had three workers again."""
-    with OurJob(work, 3) as job:
-        ring = job.journal.ring(3)
-        time.sleep(BEFORE)
-        killed = time.monotonic()
-        os.kill(job.pid(ring.members[1]), signal.SIGKILL)
-        whole = job.journal.ring(3, job.journal.ring(2, ring.generation).generation).up_at
-        time.sleep(max(0.0, killed + AFTER - time.monotonic()))
-        reports = [x for x in job.journal.entries if x["event"]["type"] == "Progress"]
-    return [(x["now"] - killed, x["event"]["step"]) for x in reports], whole - killed
+def epochs(journal: Journal, more: int) -> None:
+    """Wait until so many more epochs have ended."""
+
+    def ended() -> int:
+        return sum(entry["event"]["type"] == "EpochEnded" for entry in journal.entries)
+
+    wanted = ended() + more
+    journal.until(lambda _: ended() >= wanted or None, WAIT)
 
 
-def theirs(python: str, work: Path) -> Steps:
-    """Return the steps of a job of stock Elastic Horovod."""
-    with Stock(python, work, 3) as stock:
-        pids = stock.wait(3)
-        time.sleep(BEFORE)
-        killed = time.monotonic()
-        os.kill(pids[1], signal.SIGKILL)
-        time.sleep(AFTER)
-        rows = sorted((t, step) for steps in stock.steps().values() for t, step, _ in steps)
-    times = [t - killed for t, _ in rows]
-    return list(zip(times, itertools.accumulate((step for _, step in rows), max), strict=True))
+def recorded(work: Path) -> tuple[list[Entry], list[tuple[float, int]]]:
+    """Run the job. Return its journal, and the times of the kills with the numbers of the killed workers."""
+    kills = []
+    with OurJob(work, WORKERS, "model.module=digits", "training.epochs=1000") as job:
+        ring = job.journal.ring(WORKERS, seconds=WAIT)
+        for ranks in KILLS:
+            epochs(job.journal, EPOCHS)
+            for rank in ranks:
+                os.kill(job.pid(ring.members[rank]), signal.SIGKILL)
+            ring = job.journal.ring(WORKERS, ring.generation, WAIT)
+            kills.append((lost(job.journal.entries, ring.members), len(ranks)))
+        epochs(job.journal, EPOCHS)
+        return job.journal.entries, kills
 
 
-def drawn(edl: Steps, joined: float, stock: Steps) -> Figure:
-    """Draw the steps of both sides since the kill."""
-    figure = Figure((pictures.WIDTH, 3.2), layout="constrained")
-    axes = figure.subplots()
-    axes.axvline(0, color=COLOURS["red"], linewidth=1.2)
-    axes.annotate(" kill -9 of one of three workers", (0, 1), xycoords=("data", "axes fraction"), va="top")
-    for steps, colour, label in (
-        (edl, "blue", "edl"),
-        (stock, "grey", "stock Elastic Horovod 0.28.1"),
-    ):
-        start = max(step for at, step in steps if at <= 0)
-        seen = [(at, step - start) for at, step in steps if -BEFORE <= at <= AFTER]
-        axes.plot(*zip(*seen, strict=True), color=COLOURS[colour], linewidth=2, label=label)
-        if label == "edl":
-            at, step = next((at, step) for at, step in seen if at >= joined)
-            axes.plot([at], [step], "o", color=COLOURS["green"], label="edl: a new worker has joined")
-    axes.set_xlim(-BEFORE, AFTER)
-    axes.set_xlabel("seconds since the kill")
-    axes.set_ylabel("steps since the kill")
-    figure.legend(ncols=3, loc="outside upper left")
+def lost(entries: Sequence[Entry], members: Sequence[int]) -> float:
+    """When the newest worker that is none of `members` was lost."""
+    closed = (x for x in entries if x["event"]["type"] == "Closed" and x["event"]["worker"] not in members)
+    return max(float(x["now"]) for x in closed)
+
+
+def drawn(entries: Sequence[Entry], kills: Sequence[tuple[float, int]]) -> Figure:
+    """Draw the size of the ring, and below it the loss of each epoch."""
+    forms = [(x["now"], effect) for x in entries for effect in x["effects"] if effect["type"] == "Form"]
+    losses = [(x["now"], x["event"]["loss"]["mean"]) for x in entries if x["event"]["type"] == "EpochEnded"]
+    begin, end = forms[0][0], losses[-1][0]
+    figure = Figure((pictures.WIDTH, 3.6), layout="constrained")
+    above, below = figure.subplots(2, 1, sharex=True, height_ratios=(2, 3))
+    sizes = [len(form["members"]) for _, form in forms]
+    times = [now - begin for now, _ in forms]
+    above.step([*times, end - begin], [*sizes, sizes[-1]], where="post", color=COLOURS["blue"], linewidth=1.6)
+    above.set_ylim(0, WORKERS + 1.6)
+    above.yaxis.set_major_locator(MaxNLocator(integer=True))
+    above.set_ylabel("workers")
+    above.set_xlim(left=0)
+    below.plot([now - begin for now, _ in losses], [loss for _, loss in losses], "o-", markersize=3.5)
+    below.lines[0].set_color(COLOURS["blue"])
+    below.set_yscale("log")
+    below.yaxis.set_major_formatter("{x:g}")
+    below.set_ylabel("loss of an epoch")
+    below.set_xlabel("seconds of training")
+    for now, count in kills:
+        for axes in (above, below):
+            axes.axvline(now - begin, color=COLOURS["red"], linewidth=1)
+        above.annotate(
+            f" kill -9 of {count} worker{'s' * (count > 1)}",
+            (now - begin, WORKERS + 1.5),
+            va="top",
+            color=COLOURS["red"],
+        )
     return figure
 
 
 def main() -> None:
-    """Run both sides, one after the other, and write the picture."""
+    """Run the job, and write the picture."""
     os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
-    made = subprocess.run([ROOT / "scripts/dev/bench-peer"], check=True, stdout=subprocess.PIPE, text=True)
     with tempfile.TemporaryDirectory(prefix="edl-bench-") as directory:
-        steps, joined = ours(Path(directory))
-        stock = theirs(made.stdout.strip(), Path(directory))
+        entries, kills = recorded(Path(directory))
     with pictures.styled():
-        (ROOT / "docs" / "kill.svg").write_bytes(svg.written(drawn(steps, joined, stock), "svg"))
+        (ROOT / "docs" / "kill.svg").write_bytes(svg.written(drawn(entries, kills), "svg"))
 
 
 if __name__ == "__main__":
