@@ -167,8 +167,12 @@ def servers(timeline: Timeline, told: Mapping[str, Any]) -> str:
     now = {server["index"]: server for server in told.get("servers") or ()}
     rows = []
     for server in found:
-        away, status = server.unavailable, now.get(server.index, {})
-        share = status.get("share")
+        away = server.unavailable
+        load: tuple[object, ...] = ()
+        if now:
+            status = now.get(server.index, {})
+            share = status.get("share")
+            load = (status.get("rows", ""), "" if share is None else f"{100 * share:.0f}")
         rows.append(
             (
                 server.index,
@@ -178,17 +182,18 @@ def servers(timeline: Timeline, told: Mapping[str, Any]) -> str:
                 len(away),
                 f"{sum(away):.1f}",
                 f"{max(away, default=0.0):.1f}",
-                f"{status['rows']:,}" if "rows" in status else "",
-                "" if share is None else f"{100 * share:.0f}",
+                *load,
             )
         )
-    names = ("#server", "state at the end", "#exits", "last exit", "#outages", "#outages (s)", "#longest (s)")
+    columns = (
+        *("#server", "state at the end", "#exits", "last exit"),
+        *("#outages", "#outages (s)", "#longest (s)"),
+        *(("#rows", "#pulled rows (%)") if now else ()),
+    )
     outages = [seconds for server in found for seconds in server.unavailable]
     text = f"{how_many(len(found), 'parameter server')}, {how_many(len(outages), 'outage')}"
     text += f"; the longest one lasted {max(outages):.1f} s." if outages else "."
-    columns = (*names, "#rows", "#pulled rows (%)")
-    if not any(row[-2] for row in rows):
-        columns, rows = names, [row[:-2] for row in rows]
+    if not now:
         text += " Rows and load are shown while the job runs."
     return _section(
         "servers",

@@ -94,6 +94,9 @@ def test_servers_have_the_outages_of_the_journal(tmp_path: Path) -> None:
         ["0", "answers", "0", "", "0"],
         ["1", "answers", "1", "SIGKILL", "1"],
     ]
+    loads = [{"index": 0, "rows": 700, "share": 0.25}, {"index": 1, "rows": 900, "share": None}]
+    running = Page(write.html(tmp_path, view.status(story.job, story.now) | {"servers": loads}))
+    assert [row[-2:] for row in running.rows("server")] == [["700", "25"], ["900", ""]]
 
 
 # --- hours and cost
