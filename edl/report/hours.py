@@ -65,7 +65,7 @@ def _stalls(timeline: Timeline, first: bool) -> list[tuple[float, float]]:
 
 
 class _Spans:
-    """Spans of time, of which the seconds within an interval are asked for."""
+    """Spans of time, which answer how many of their seconds are within an interval."""
 
     def __init__(self, spans: list[tuple[float, float]]) -> None:
         merged: list[tuple[float, float]] = []
