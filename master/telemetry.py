@@ -41,7 +41,6 @@ class Telemetry:
 
     def __init__(self, config: Config) -> None:
         self._silence = config.elastic.heartbeat_timeout_seconds
-        self._by_speed = config.training.load_balancing == "speed"
         self.beats: dict[WorkerId, Heartbeat] = {}  # the last heartbeat of each worker
         self.ahead: ev.Progress | None = None  # progress that is not reported to the core yet
         self._staleness: dict[WorkerId, Staleness] = {}  # as last reported by each worker
@@ -130,7 +129,7 @@ class Telemetry:
             self._generation, self.ahead = beat.generation, None
         before = self.ahead or ev.Progress(beat.generation, 0)
         told = self._speeds.get(beat.worker, 0.0)
-        if self._by_speed and beat.speed > 0 and abs(beat.speed - told) > NOTABLE * told:
+        if beat.speed > 0 and abs(beat.speed - told) > NOTABLE * told:
             before.speeds[beat.worker] = beat.speed
         step, round = max((before.step, before.round), (beat.step, beat.round))
         self.ahead = replace(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A model out of a checkpoint, or a trained one, in a format that is asked for: `edl export`.
+"""A model out of a checkpoint, or a trained one, in a format that is asked for: `edl model export`.
 
     python -m edl.trainer.export_checkpoint < REQUEST
 

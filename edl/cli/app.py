@@ -3,21 +3,22 @@
 
 run          edl run, master, worker: processes of this machine
 listing      edl list, rm: the jobs of this machine, the releases of a cluster
-manage       edl status, logs, wait, scale, checkpoint, stop, token: a started job, here or in a cluster
+manage       edl status, logs, wait, scale, stop, token: a started job, here or in a cluster
 new          edl new: a model file to begin with
 check        edl check: a trial of a model file and its data
 data         edl data inspect: what is in files of data
 elasticdl    edl elasticdl: ElasticDL's command line
 history      edl audit, replay: a job's journal
-checkpoints  edl checkpoints: the contents of a checkpoint directory
+checkpoint   edl checkpoint: a job's checkpoint now, and the contents of a checkpoint directory
 completion   edl completion: scripts with which a shell completes commands
 explain      edl explain: the meaning of a value
 report       edl report: pictures of a job
 ui           edl ui: the live page of a job
-export       edl export: a model from a checkpoint, or in a different format
-model        edl model get: a copy of the trained model
+model        edl model: a copy of the trained model, or one from a checkpoint or in a different format
 rows         edl rows export: rows of parameter servers, as files
-zoo          edl zoo ...: models, and images of them
+zoo          edl zoo: models that come with edl
+image        edl image: an image with models of your own
+moved        old names of commands
 """
 
 from __future__ import annotations
@@ -29,17 +30,18 @@ import typer
 import edl
 from edl.cli import (
     check,
-    checkpoints,
+    checkpoint,
     completion,
     data,
     elasticdl,
     explain,
-    export,
     history,
     horovod,
+    image,
     listing,
     manage,
     model,
+    moved,
     new,
     report,
     rows,
@@ -50,6 +52,7 @@ from edl.cli import (
 
 app = typer.Typer(
     name="edl",
+    cls=moved.RootGroup,
     help="Elastic training of Keras models: workers may come and go, every record counts exactly once.",
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -65,13 +68,10 @@ for command in (
     manage.logs,
     manage.wait,
     manage.scale,
-    manage.checkpoint,
     manage.stop,
     manage.token,
     history.audit,
     history.replay,
-    checkpoints.checkpoints,
-    export.export,
     run.master,
     run.worker,
 ):
@@ -91,7 +91,9 @@ app.command()(report.report)
 app.command()(ui.ui)
 app.command()(explain.explain)
 app.command()(completion.completion)
+app.add_typer(checkpoint.app)
 app.add_typer(data.app)
+app.add_typer(image.app)
 app.add_typer(model.app)
 app.add_typer(rows.app)
 app.add_typer(zoo.app)

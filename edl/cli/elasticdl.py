@@ -15,7 +15,7 @@ import typer
 import yaml
 
 import edl
-from edl.cli import display, elasticdl_flags, local_job, models, zoo
+from edl.cli import display, elasticdl_flags, image, local_job, models
 from edl.cli.elasticdl_flags import EVALUATE, MODELS, PREDICT, TRAIN, Job
 from edl.config import parse, values
 from edl.errors import ConfigError, EdlError
@@ -110,10 +110,10 @@ def _zoo(line: Sequence[str]) -> None:
         parser.add_argument("--image", required=True)
         parser.add_argument("--extra_pypi_index", default="")
         found = parser.parse_args([*rest])
-        zoo.build(found.image, Path(found.path), found.extra_pypi_index)
+        image.build(found.image, Path(found.path), found.extra_pypi_index)
     elif what == "push":
         parser.add_argument("image")
-        zoo.push(parser.parse_args([*rest]).image)
+        image.push(parser.parse_args([*rest]).image)
     else:
         raise ConfigError(f"edl elasticdl zoo: unknown command {what} (expected init, build or push)")
 
@@ -137,4 +137,4 @@ def _init(found: Any) -> None:
         display.line(
             "# --cluster_spec: no meaning here: it is run once, by `edl elasticdl train --cluster_spec`"
         )
-    zoo.init(Path(found.model_zoo), "", found.base_image, False, MODELS)
+    image.init(Path(found.model_zoo), "", found.base_image, False, MODELS)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`edl export`: write the model of a job's checkpoint, or its trained model in a different format."""
+"""`edl model export`: write the model of a job's checkpoint, or its trained model in a different format."""
 
 from __future__ import annotations
 
@@ -121,8 +121,8 @@ def _have_written(output: Path) -> None:
         if _newest(status) > before or status["phase"] in ENDED:
             return
     raise EdlError(
-        f"{output}: no checkpoint was written within {CHECKPOINT_SECONDS:g} s; `edl checkpoints` lists those "
-        "that there are, and --step exports one"
+        f"{output}: no checkpoint was written within {CHECKPOINT_SECONDS:g} s; `edl checkpoint list` lists "
+        "those that there are, and --step exports one"
     )
 
 

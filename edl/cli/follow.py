@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
@@ -43,6 +44,8 @@ class Story:
         self._told = 0  # number of the newest notice
         self._epoch: tuple[float, str] | None = None  # a line that waits for its evaluation, and its time
         self._idle = ""
+        # Places below the current directory are shown relative to it, as users name them.
+        self._here = re.compile(rf"(?<!\S){re.escape(str(Path.cwd()))}/(?=[^\s/])")
 
     def lines(self, status: dict[str, Any]) -> Iterator[Text]:
         """Yield the lines since the last call."""
@@ -65,6 +68,7 @@ class Story:
     def _line(self, seconds: float, reason: str, text: str) -> Iterator[Text]:
         if reason in UNTOLD:
             return
+        text = self._here.sub("", text)
         if reason == Reason.Evaluated and self._epoch is not None and (place := _PLACE.match(text)):
             split = "held out" if place[1] in (None, "test") else place[1]
             self._epoch = self._epoch[0], f"{self._epoch[1]}; {split}: {text[place.end() :]}"

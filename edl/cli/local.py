@@ -103,7 +103,7 @@ class Local:
     def fetch(self, name: str, target: Path) -> str:
         if self._summary() is None:
             raise EdlError(
-                f"{self._output}: the job has not ended; `edl export` writes its model as it is now"
+                f"{self._output}: the job has not ended; `edl model export` writes its model as it is now"
             )
         files = received.listed(received.read_list(self._output), name, self._output)
         with received.Receiving(target) as made:

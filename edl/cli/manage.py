@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The commands for a started job: `status`, `logs`, `wait`, `scale`, `checkpoint`, `stop`, `token`."""
+"""The commands for a started job: `status`, `logs`, `wait`, `scale`, `stop`, `token`."""
 
 from __future__ import annotations
 
@@ -139,13 +139,6 @@ def scale(
     """
     job.announce()
     display.line(job.scale(workers, servers))
-
-
-@about_a_job
-def checkpoint(job: JobHandle) -> None:
-    """Make a running job write a checkpoint now."""
-    job.announce()
-    display.line(job.checkpoint())
 
 
 @about_a_job

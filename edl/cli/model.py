@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`edl model get`: copy the trained model of a job to a local file."""
+"""`edl model`: copy the trained model of a job to a local file, or export it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from edl.cli import display
-from edl.cli.export import Format
+from edl.cli.export import Format, export
 from edl.cli.jobs import JobHandle
 from edl.cli.target import about_a_job
 from edl.contract.artifacts import FORMATS
@@ -21,6 +21,9 @@ app = typer.Typer(name="model", help="The trained model of a job.", no_args_is_h
 @app.callback()
 def _group() -> None:
     """The trained model of a job."""
+
+
+app.command()(export)
 
 
 @app.command()

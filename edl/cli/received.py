@@ -52,7 +52,7 @@ def listed(data: bytes, name: str, where: object) -> dict[str, File]:
     if name not in found:
         raise EdlError(
             f"{where}: the model was not written as {name} (there is: {', '.join(found)}); "
-            "export.formats says what is, or `edl export` writes it"
+            "export.formats says what is, or `edl model export` writes it"
         )
     if found[name].path != artifacts.FORMATS[name]:
         raise EdlError(f"{where}: the model is at {found[name].path}, where it was kept instead")

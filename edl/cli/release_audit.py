@@ -118,7 +118,7 @@ async def _elsewhere(api: Api, found: FoundRelease, copy: Path) -> Elsewhere:
     Raises:
         EdlError: the pod that reads the output volume does not run.
     """
-    checkpoints = "they are where the workers' pods write them (`edl checkpoints DIR --verify`)"
+    checkpoints = "they are where the workers' pods write them (`edl checkpoint verify DIR`)"
     exported = artifacts.read_summary(copy).get("exports")
     if not exported:
         return Elsewhere(_unread, "", checkpoints)

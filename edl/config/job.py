@@ -195,6 +195,12 @@ class Journal(Section):
     max_bytes: Count = Field(ge=1 << 20)
 
 
+class Report(Section):
+    """`report`: what the report of a job needs to know beside its journal."""
+
+    price_per_worker_hour: NotNegative
+
+
 class Servers(Section):
     """`ps`: the number of parameter servers, and how they apply steps."""
 
@@ -254,6 +260,7 @@ class Config(Section):
     export: Export
     log_level: Literal["debug", "info", "warning", "error"] = Field(json_schema_extra=LIVE)
     journal: Journal
+    report: Report
     ps: Servers
     worker: WorkerProcess
     local: Local

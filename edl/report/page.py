@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from edl.contract.phases import Phase
 from edl.formatting import how_many
+from edl.report import hours as paid
 from edl.report import pictures, svg
 from edl.report.tables import COLOURS, scrolled, style, table, text_of
 from edl.report.timeline import PHASES, State, Timeline, duration
@@ -115,14 +116,91 @@ def workers(timeline: Timeline, told: Mapping[str, Any]) -> str:
     columns = ("#worker", "pid or pod", "#starting", "#initializing", "#member", "#records/s", "end")
     lost = sum(worker.lost for worker in found)
     text = f"{how_many(len(found), 'worker')}, {lost:,} of them lost."
-    if not any(row[-2] for row in rows):
-        text += " Speeds are recorded while the job runs, and with training.loadBalancing=speed."
     return _section(
         "workers",
         "Workers",
         text,
         pictures.workers(timeline),
         table(f"{how_many(len(found), 'worker')}{some}", columns, rows),
+    )
+
+
+def stragglers(timeline: Timeline, told: Mapping[str, Any]) -> str:
+    """The section about the workers for which the others wait."""
+    found = pictures.slowest(timeline)
+    ranks = {number: rank for rank, number in enumerate(timeline.changes[-1].members)} if found else {}
+    rows = [
+        (
+            number,
+            ranks.get(number, ""),
+            f"{pace.steps:,}",
+            f"{1000 * pace.own / pace.steps:.2f}",
+            f"{1000 * pace.waited / pace.steps:.2f}",
+            f"{100 * pace.waited / (pace.own + pace.waited):.0f}",
+        )
+        for number, pace in found[:MOST_TABLE_ROWS]
+    ]
+    text = ""
+    if found:
+        number, pace = found[0]
+        own, middle = pace.own / pace.steps, found[len(found) // 2][1]
+        share = sum(p.waited for _, p in found) / sum(p.own + p.waited for _, p in found)
+        text = (
+            f"Slowest: worker {number} computes for {1000 * own:.1f} ms a step, "
+            f"{own * middle.steps / middle.own:.2f} times the median. Waiting for the slowest member takes "
+            f"{100 * share:.0f} % of the workers' steps. These are means, without the exchange of gradients."
+        )
+    some = f": the {len(rows)} slowest" if len(rows) < len(found) else ""
+    columns = ("#worker", "#rank at the end", "#steps", "#own (ms)", "#waiting (ms)", "#waiting (%)")
+    return _section(
+        "stragglers",
+        "Stragglers",
+        text,
+        pictures.stragglers(timeline),
+        table(f"{how_many(len(found), 'worker')}{some}", columns, rows),
+    )
+
+
+def servers(timeline: Timeline, told: Mapping[str, Any]) -> str:
+    """The section about parameter servers."""
+    found = [timeline.servers[index] for index in sorted(timeline.servers)]
+    now = {server["index"]: server for server in told.get("servers") or ()}
+    rows = []
+    for server in found:
+        away = server.unavailable
+        load: tuple[object, ...] = ()
+        if now:
+            status = now.get(server.index, {})
+            share = status.get("share")
+            load = (status.get("rows", ""), "" if share is None else f"{100 * share:.0f}")
+        rows.append(
+            (
+                server.index,
+                server.state or "released",
+                server.exits,
+                server.why,
+                len(away),
+                f"{sum(away):.1f}",
+                f"{max(away, default=0.0):.1f}",
+                *load,
+            )
+        )
+    columns = (
+        *("#server", "state at the end", "#exits", "last exit"),
+        *("#outages", "#outages (s)", "#longest (s)"),
+        *(("#rows", "#pulled rows (%)") if now else ()),
+    )
+    outages = [seconds for server in found for seconds in server.unavailable]
+    text = f"{how_many(len(found), 'parameter server')}, {how_many(len(outages), 'outage')}"
+    text += f"; the longest one lasted {max(outages):.1f} s." if outages else "."
+    if not now:
+        text += " Rows and load are shown while the job runs."
+    return _section(
+        "servers",
+        "Parameter servers",
+        text,
+        pictures.servers(timeline),
+        table(how_many(len(found), "server"), columns, rows),
     )
 
 
@@ -134,6 +212,32 @@ def goodput(timeline: Timeline, told: Mapping[str, Any]) -> str:
     columns = ("spent on", "#hours", "#percent")
     text = "Redone: steps that were trained again. Re-forming: from the last step of a ring to the next one."
     return _section("goodput", "Goodput", text, pictures.goodput(seconds), table("Hours", columns, rows))
+
+
+def hours(timeline: Timeline, told: Mapping[str, Any]) -> str:
+    """The section about the workers' hours, and their cost."""
+    seconds, price = paid.worker_seconds(timeline), paid.price(timeline)
+    total = sum(seconds.values())
+    rows = [
+        (
+            kind,
+            f"{s / 3600:,.3f}",
+            f"{100 * s / total:.1f}",
+            *([f"{s / 3600 * price:,.2f}"] if price else []),
+        )
+        for kind, s in seconds.items()
+        if total
+    ]
+    columns = ("spent on", "#hours", "#percent", *(["#cost"] if price else []))
+    text = f"The time of all workers, {total / 3600:,.2f} h"
+    if price:
+        text += f", costs {total / 3600 * price:,.2f} at {price:g} an hour (report.pricePerWorkerHour)"
+    else:
+        text += "; with report.pricePerWorkerHour also what it costs"
+    if timeline.begins:
+        text += f"; without the time before {duration(timeline.begins)}, whose journal was deleted"
+    title = "Cost" if price else "Hours of workers"
+    return _section("hours", title, f"{text}.", pictures.hours(timeline), table(title, columns, rows))
 
 
 def stalls(timeline: Timeline, told: Mapping[str, Any]) -> str:
@@ -177,7 +281,10 @@ _SECTIONS: tuple[Callable[[Timeline, Mapping[str, Any]], str], ...] = (
     ring,
     metrics,
     workers,
+    stragglers,
+    servers,
     goodput,
+    hours,
     stalls,
     checkpoints,
     notices,

@@ -19,6 +19,9 @@ from matplotlib.patches import Patch, PathPatch
 from matplotlib.path import Path
 from matplotlib.ticker import MaxNLocator
 
+from edl.report import hours as paid
+from edl.report.pace import Pace
+from edl.report.servers import ServerState
 from edl.report.tables import COLOURS
 from edl.report.timeline import PHASES, Change, State, Timeline, Worker, duration
 
@@ -28,6 +31,7 @@ MOST_MARKS = 400  # changes that get a mark of their own
 MOST_NUMBERS = 40  # changes whose marks are numbered as in the table
 MOST_ROWS = 64  # workers that get a row of their own
 MOST_STALLS = 10
+MOST_SLOW = 20  # workers in the picture of stragglers
 MOST_METRICS = 6
 BINS = 120  # of a histogram
 
@@ -38,6 +42,11 @@ STATES = {
     State.MEMBER: "blue",
     State.DRAINING: "purple",
 }
+SERVER_STATES = {
+    ServerState.ANSWERS: "blue",
+    ServerState.NOT_ANSWERING: "orange",
+    ServerState.RESTARTING: "red",
+}
 KINDS = {"start": "grey", "lost": "red", "left": "purple", "joined": "green", "broken": "orange"}
 GOODPUT = {
     "useful": "blue",
@@ -46,6 +55,8 @@ GOODPUT = {
     "waiting for workers": "purple",
     "suspended": "grey",
     "starting": "sky",
+    "waiting to join": "purple",
+    "leaving": "grey",
 }
 LINES = ("blue", "orange", "green", "purple", "red", "sky")
 UNITS = ((2 * 86400.0, "days", 86400.0), (2 * 3600.0, "hours", 3600.0), (120.0, "minutes", 60.0))
@@ -234,8 +245,77 @@ def _rows(found: Sequence[Worker]) -> list[list[Worker]]:
     return rows
 
 
-def goodput(seconds: Mapping[str, float]) -> Figure | None:
-    """Draw the hours of the job by what they were spent on."""
+def slowest(timeline: Timeline) -> list[tuple[int, Pace]]:
+    """Return the workers whose steps are known with their paces, the slowest first."""
+    found = timeline.paces.items()
+    return sorted(found, key=lambda each: each[1].own / each[1].steps, reverse=True)
+
+
+def stragglers(timeline: Timeline) -> Figure | None:
+    """Draw the mean step of the slowest workers: their own computing, and waiting for the slowest member."""
+    if not (found := slowest(timeline)[:MOST_SLOW]):
+        return None
+    figure = Figure((WIDTH, 0.3 * len(found) + 1.1), layout="constrained")
+    axes = figure.subplots()
+    names = [f"worker {number}" for number, _ in found]
+    own = [1000 * pace.own / pace.steps for _, pace in found]
+    waited = [1000 * pace.waited / pace.steps for _, pace in found]
+    axes.barh(names, own, color=COLOURS["blue"], height=0.66, label="own computing")
+    label = "waiting for the slowest"
+    bars = axes.barh(names, waited, left=own, color=COLOURS["orange"], height=0.66, label=label)
+    shares = [f"waits {100 * w / (o + w):.0f} %" for o, w in zip(own, waited, strict=True)]
+    axes.bar_label(bars, shares, padding=4, color=COLOURS["ink"])
+    axes.set_xlim(0, 1.18 * max(o + w for o, w in zip(own, waited, strict=True)))
+    axes.invert_yaxis()
+    axes.grid(axis="y", visible=False)
+    axes.set_xlabel("milliseconds of a step")
+    figure.legend(ncols=2, loc="outside upper left")
+    return figure
+
+
+def servers(timeline: Timeline) -> Figure | None:
+    """Draw the states of the parameter servers over time, with a row for each."""
+    if not timeline.servers:
+        return None
+    found = [timeline.servers[index] for index in sorted(timeline.servers)]
+    height = min(max(0.24 * len(found), 0.6), 12.0)
+    figure = Figure((WIDTH, height + 1.0), layout="constrained")
+    axes = figure.subplots()
+    name, size = unit(timeline.ends - timeline.begins)
+    least = (timeline.ends - timeline.begins) / 500  # shorter spans are drawn longer, as they matter here
+    for state, colour in SERVER_STATES.items():
+        grown = 0.0 if state is ServerState.ANSWERS else least
+        spans = [
+            ((start / size, y), (max(end, start + grown) / size, y))
+            for y, server in enumerate(found)
+            for kind, start, end in server.intervals
+            if kind is state
+        ]
+        _segments(axes, spans, COLOURS[colour], 72 * height / len(found) * 0.7)
+    axes.set_xlim(timeline.begins / size, max(timeline.ends, timeline.begins + 1e-6) / size)
+    axes.set_ylim(len(found) - 0.4, -0.6)
+    if len(found) <= MOST_ROWS:
+        axes.set_yticks(range(len(found)), [f"server {server.index}" for server in found])
+    else:
+        axes.set_ylabel("servers")
+    axes.grid(axis="y", visible=False)
+    axes.set_xlabel(f"{name} since the start")
+    handles = [Patch(color=COLOURS[colour], label=str(state)) for state, colour in SERVER_STATES.items()]
+    figure.legend(handles=handles, ncols=len(handles), loc="outside upper left")
+    return figure
+
+
+def hours(timeline: Timeline) -> Figure | None:
+    """Draw the hours of all workers by what they were spent on, with their cost if the price is known."""
+    return goodput(paid.worker_seconds(timeline), paid.price(timeline))
+
+
+def goodput(seconds: Mapping[str, float], price: float = 0.0) -> Figure | None:
+    """Draw hours by what they were spent on.
+
+    Args:
+        price: of an hour; 0: unknown.
+    """
     total = sum(seconds.values())
     if not total:
         return None
@@ -246,8 +326,11 @@ def goodput(seconds: Mapping[str, float]) -> Figure | None:
     colours = [COLOURS[GOODPUT.get(kind, "grey")] for kind in kinds]
     bars = axes.barh(kinds, [seconds[kind] / size for kind in kinds], color=colours, height=0.66)
     labels = [f"{duration(seconds[kind])} ({100 * seconds[kind] / total:.1f} %)" for kind in kinds]
+    if price:
+        cost = [f"{seconds[kind] / 3600 * price:,.2f}" for kind in kinds]
+        labels = [f"{label}, costs {money}" for label, money in zip(labels, cost, strict=True)]
     axes.bar_label(bars, labels, padding=4, color=COLOURS["ink"])
-    axes.set_xlim(0, 1.3 * max(seconds.values()) / size)
+    axes.set_xlim(0, (1.5 if price else 1.3) * max(seconds.values()) / size)
     axes.invert_yaxis()
     axes.grid(axis="y", visible=False)
     axes.set_xlabel(name)

@@ -11,6 +11,8 @@ from edl.contract.phases import WorkerState
 from edl.contract.steps import Steps
 from edl.formatting import one_line
 from edl.journal.format import JournalReader, segments
+from edl.report.pace import Paces
+from edl.report.servers import ServerReading
 from edl.report.timeline import Change, Entry, State, Timeline, Worker
 
 _STATES = {
@@ -52,7 +54,9 @@ class _Reading:
         self._ending = False
         self._batch = 1
         self._seen: Entry = {}  # the newest head's state
+        self._paces, self._servers = Paces(), ServerReading()
         self.timeline.workers = self._workers
+        self.timeline.paces, self.timeline.servers = self._paces.by_worker, self._servers.servers
         self._now = 0.0
 
     def head(self, reader: JournalReader) -> None:
@@ -73,6 +77,7 @@ class _Reading:
             past = event.get("active_seconds", 0.0) if event["type"] == "Adopted" else self._now
             self._offset = past - entry["now"]
         now = self._now = max(entry["now"] + self._offset, self._now)
+        self._servers.note(event, now)
         handle = _EVENTS.get(event["type"])
         if handle is not None:
             handle(self, event, now)
@@ -84,6 +89,8 @@ class _Reading:
     def done(self) -> Timeline:
         """Close what is open, and return the timeline."""
         self.timeline.ends = self._now
+        self._paces.settle()
+        self._servers.close(self._now)
         for worker in self._workers.values():
             if worker.ended is None:
                 worker.intervals.append((worker.state, worker.since, self._now))
@@ -99,7 +106,9 @@ class _Reading:
             self._generation = int(job["ring"]["Ring"]["generation"])
             for number, record in job["pool"]["Pool"]["_workers"]["map"]:
                 told = record["WorkerRecord"]["state"]["WorkerState"]
-                self._workers[number] = Worker(number, state=_STATES[WorkerState(told)], since=self._now)
+                state, now = _STATES[WorkerState(told)], self._now
+                runs = None if told == WorkerState.PENDING else now
+                self._workers[number] = Worker(number, state=state, since=now, runs_since=runs)
             layout = job["train"]["TrainTask"]["layout"]["Layout"]
             self.timeline.steps = Steps(int(layout["records"]), self._batch)
         if self._offset is None:
@@ -114,10 +123,12 @@ class _Reading:
 
     def _adopted(self, event: Entry, now: float) -> None:
         for number, handle in event.get("workers", ()):
-            self._worker(number, now).handle = handle
+            self._seen_worker({"worker": number, "handle": handle}, now)
 
     def _seen_worker(self, event: Entry, now: float) -> None:
-        self._worker(event["worker"], now).handle = event["handle"]
+        worker = self._worker(event["worker"], now)
+        worker.handle = event["handle"]
+        worker.runs(now)
 
     def _hello(self, event: Entry, now: float) -> None:
         if not event.get("resumes"):
@@ -212,6 +223,8 @@ class _Reading:
         for number in self._ring:
             if number not in members and (worker := self._workers.get(number)) is not None:
                 worker.become(State.READY if worker.state is State.MEMBER else worker.state, now)
+        if self.timeline.values.get("mode") != "ps":  # there, workers do not wait for each other
+            self._paces.form(members, tuple(effect["shares"]), self._batch, effect.get("step", 0))
         self._ring, self._generation = members, effect["generation"]
         self._noticed, self._left, self._broken = None, None, ""
 
@@ -221,6 +234,7 @@ class _Reading:
         if change.stepped is None or event.get("stall_seconds", 0.0) > change.stall:
             change.stepped, change.stall = now, event.get("stall_seconds", 0.0)
         change.redone += event.get("redone_records", 0)
+        self.timeline.redone_seconds += event.get("wasted_seconds", 0.0)
 
     def _stop(self, effect: Entry, now: float) -> None:
         worker = self._worker(effect["worker"], now)
@@ -244,8 +258,11 @@ class _Reading:
     def _progress(self, event: Entry, now: float) -> None:
         if (loss := event.get("loss")) is not None:
             self.timeline.loss[event["step"]] = loss
-        for number, speed in (event.get("speeds") or {}).items():
-            self._worker(int(number), now).speed = speed
+        speeds = {int(number): speed for number, speed in (event.get("speeds") or {}).items()}
+        for number, speed in speeds.items():
+            self._worker(number, now).speed = speed
+        if event["generation"] == self._generation:
+            self._paces.reach(event["step"], speeds)
 
     def _epoch(self, event: Entry, now: float) -> None:
         if self.timeline.steps is None:
@@ -264,6 +281,9 @@ class _Reading:
 
     def _checkpointed(self, event: Entry, now: float) -> None:
         self.timeline.checkpoints.append((now, event["step"], event.get("nbytes", 0)))
+
+    def _assigned(self, effect: Entry, now: float) -> None:
+        self._servers.release(effect["servers"], now)
 
     def _told(self, effect: Entry, now: float) -> None:
         if effect["reason"] in _IMPORTANT:
@@ -327,6 +347,7 @@ _EVENTS = {
 
 
 _EFFECTS = {
+    "Assigned": _Reading._assigned,
     "Create": _Reading._create,
     "Form": _Reading._form,
     "Leave": _Reading._leave,

@@ -13,6 +13,8 @@ from enum import StrEnum
 from typing import Any
 
 from edl.contract.steps import Steps
+from edl.report.pace import Pace
+from edl.report.servers import Server
 
 Entry = Mapping[str, Any]
 
@@ -36,6 +38,7 @@ class Worker:
     intervals: list[tuple[State, float, float]] = field(default_factory=list)  # the last one may be open
     state: State = State.STARTING
     since: float = 0.0
+    runs_since: float | None = None  # None: no process or pod of it was seen
     ended: float | None = None  # None: it lives
     why: str = ""  # how it ended
     failed: str = ""  # what it has reported of its own failure
@@ -43,7 +46,14 @@ class Worker:
     lost: bool = False  # whether it ended without being asked to, before the end of the job
     speed: float | None = None  # records/s of its own steps, as last reported
 
+    def runs(self, now: float) -> None:
+        """Note that its process runs, or its pod is placed."""
+        if self.runs_since is None:
+            self.runs_since = now
+
     def become(self, state: State, now: float) -> None:
+        if state is not State.DRAINING:  # a pod that was never placed may be stopped, too
+            self.runs(now)
         if self.ended is None and state is not self.state:
             self.intervals.append((self.state, self.since, now))
             self.state, self.since = state, now
@@ -114,6 +124,9 @@ class Timeline:
     checkpoints: list[tuple[float, int, int]] = field(default_factory=list)  # time, step, bytes
     notices: list[tuple[float, str, str]] = field(default_factory=list)  # time, reason, text: important ones
     masters: int = 0
+    servers: dict[int, Server] = field(default_factory=dict)  # parameter servers, by index
+    paces: dict[int, Pace] = field(default_factory=dict)  # by worker
+    redone_seconds: float = 0.0  # of all workers, in steps that were trained again
 
     @property
     def writes_checkpoints(self) -> bool:

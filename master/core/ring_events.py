@@ -71,7 +71,9 @@ def progress(job: State, event: ev.Progress) -> None:
         return
     for worker, speed in event.speeds.items():
         if w := job.pool.get(worker):
-            w.speed, job.judge_at = speed, job.now
+            w.speed = speed
+            if job.config.training.load_balancing == "speed":
+                job.judge_at = job.now
     job.step = max(job.step, event.step)
     job.loss = event.loss if event.loss is not None else job.loss
     job.epoch_loss = training.latest_loss(job.epoch_loss, event.epoch_loss)

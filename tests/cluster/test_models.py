@@ -175,8 +175,8 @@ def test_in_an_image(release: Release, images: Images, shared: Path) -> None:
     (shared / "requirements.txt").write_text("humanize==4.9.0\n")
     image = f"{images.registry}/team/my-models:{images.tag}"
 
-    def zoo(*words: object) -> str:
-        command = [sys.executable, "-m", "edl.cli", "zoo", *map(str, words)]
+    def edl_image(*words: object) -> str:
+        command = [sys.executable, "-m", "edl.cli", "image", *map(str, words)]
         done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
@@ -184,10 +184,10 @@ def test_in_an_image(release: Release, images: Images, shared: Path) -> None:
     subprocess.run(
         [ROOT / "scripts" / "images", "build", "--only", "worker", "--tag", images.tag], check=True
     )
-    zoo("init", shared, "--image", image, "--base-image", f"edl-worker:{images.tag}")
-    said = zoo("build", "--image", image, shared)
+    edl_image("init", shared, "--image", image, "--base-image", f"edl-worker:{images.tag}")
+    said = edl_image("build", "--image", image, shared)
     assert f"worker.image.repository={images.registry}/team/my-models,worker.image.tag={images.tag}" in said
-    zoo("push", image, *(["--plain-http"] if release.namespace.cluster.own else []))
+    edl_image("push", image, *(["--plain-http"] if release.namespace.cluster.own else []))
     del release.values["image.registry"]
     release.values["master.image.repository"] = f"{images.registry}/edl-master"
     release.install("-f", str(shared / "values.yaml"))

@@ -233,7 +233,7 @@ class Exporter:
         """The warning about files that were not verified."""
         names = " and ".join(path.name for path in paths)
         verb = "is" if len(paths) == 1 else "are"
-        return f"{names} {verb} kept, but not verified: {why}; `edl export {self.output}` does it later"
+        return f"{names} {verb} kept, but not verified: {why}; `edl model export {self.output}` does it later"
 
     def _list(self, exports: dict[str, Path], verified: Collection[str]) -> bytes:
         """Write the list of the exports beside them; returns its SHA-256, empty without room for it."""

@@ -149,7 +149,7 @@ def a_tampered_journal_is_found_out(output: Path) -> None:
 
 def test_the_model_of_a_running_job_is_exported_from_a_checkpoint_that_it_is_asked_for() -> None:
     with a_long_job("checkpoint.dir=checkpoints,checkpoint.seconds=0") as (_, output):
-        done = edl("export", str(output), "--output", "early.keras")
+        done = edl("model", "export", str(output), "--output", "early.keras")
         edl("stop", str(output))
     assert done.returncode == 0, done.stderr
     found = re.search(r"early.keras: the model of step ([\d,]+) .* as keras, loaded again", done.stdout)
@@ -157,7 +157,7 @@ def test_the_model_of_a_running_job_is_exported_from_a_checkpoint_that_it_is_ask
     step = int(found[1].replace(",", ""))
     (counts,) = saved_weights(Path("early.keras"))
     assert counts.sum() == Steps(20_000, 32).begins_at(step) > 0
-    refused = edl("export", "job", "--output", "early.keras")
+    refused = edl("model", "export", "job", "--output", "early.keras")
     assert (refused.returncode, refused.stderr) == (
         1,
         "edl: early.keras already exists; choose another --output\n",

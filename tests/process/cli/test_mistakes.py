@@ -205,7 +205,7 @@ def test_a_name_that_is_too_long_is_told_in_a_line(refused: Callable[..., Refuse
         ("stop", name),
         ("wait", name),
         ("audit", name),
-        ("export", name),
+        ("model", "export", name),
         ("report", name),
         ("rm", name),
         ("status", "--release", name),

@@ -147,7 +147,7 @@ async def test_stop_with_a_checkpoint_waits_until_the_job_ends_or_says_why_it_go
 
 async def test_a_checkpoint_is_asked_of_a_release(cluster: Cluster) -> None:
     says(cluster, "Training")
-    none = await cluster.edl("checkpoint", "--release", "edl")
+    none = await cluster.edl("checkpoint", "create", "--release", "edl")
     assert none.code == 1 and "its checkpoint.dir is empty" in none.err
     install(cluster, "edl", "checkpoint.dir=s3://bucket/here")
     says(cluster, "Training")
@@ -156,7 +156,9 @@ async def test_a_checkpoint_is_asked_of_a_release(cluster: Cluster) -> None:
         asked = asks(cluster, overrides.CHECKPOINT)
         return {"checkpointStep": "1200"} if asked is not None and asked.run == RUN else None
 
-    done, _ = await asyncio.gather(cluster.edl("checkpoint", "--release", "edl"), answering(cluster, written))
+    done, _ = await asyncio.gather(
+        cluster.edl("checkpoint", "create", "--release", "edl"), answering(cluster, written)
+    )
     assert (done.code, done.out) == (0, "the checkpoint of step 1,200 is in s3://bucket/here\n")
 
 

@@ -203,7 +203,7 @@ def test_a_job_is_resumed_after_a_stop_and_after_a_kill_of_everything_with_other
     sets = f"workers=3,training.epochs=2,local.startMethod=fork,checkpoint.dir={where},checkpoint.seconds=0"
     with jobs.run(model, "--set", sets) as (job, first):
         read_until(job, "ring 0 -> ")
-        assert "a checkpoint is written to" in jobs.command("checkpoint", str(first)).stdout
+        assert "a checkpoint is written to" in jobs.command("checkpoint", "create", str(first)).stdout
         read_until(job, "the checkpoint of step")
         assert json.loads(jobs.command("status", str(first), "-o", "json").stdout)["checkpoint"]["step"] > 0
         stopped = jobs.command("stop", str(first), "--checkpoint")
@@ -267,14 +267,16 @@ def test_a_job_is_resumed_after_a_stop_and_after_a_kill_of_everything_with_other
     # Of checkpoints alone, by their step; and the trained model in another format.
     late = tmp_path / "late.keras"
     last = Store.open(str(where)).checkpoints()[-1].step
-    done = jobs.command("export", str(where), "--step", str(last), "--output", str(late))
+    done = jobs.command("model", "export", str(where), "--step", str(last), "--output", str(late))
     assert (done.returncode, check_weights(late, RECORDS, 3)) == (0, ""), done.stderr
     served = tmp_path / "served"
-    done = jobs.command("export", str(fourth), "--format", "savedmodel", "--output", str(served))
+    done = jobs.command("model", "export", str(fourth), "--format", "savedmodel", "--output", str(served))
     assert f"{served}: the trained model as savedmodel, loaded again" in done.stdout, done.stderr
-    refused = jobs.command("export", str(fourth), "--format", "savedmodel", "--output", str(served))
+    refused = jobs.command("model", "export", str(fourth), "--format", "savedmodel", "--output", str(served))
     assert (refused.returncode, "already exists; choose another" in refused.stderr) == (1, True)
-    refused = jobs.command("export", str(where), "--step", "7", "--output", str(tmp_path / "7.keras"))
+    refused = jobs.command(
+        "model", "export", str(where), "--step", "7", "--output", str(tmp_path / "7.keras")
+    )
     assert "neither a job's output directory nor a whole checkpoint of step 7" in refused.stderr
 
 

@@ -235,7 +235,7 @@ def test_a_model_that_could_not_be_looked_at_is_kept_and_the_job_does_not_say_th
         assert failed.part == exporter.VERIFICATION
         assert failed.why.startswith("model.keras is kept, but not verified: ")
         assert why in failed.why
-        assert f"`edl export {tmp_path}`" in failed.why
+        assert f"`edl model export {tmp_path}`" in failed.why
         assert finished.model == "model.keras"
         (listed,) = json.loads((tmp_path / artifacts.EXPORTS).read_text())["exports"]
         assert listed["verified"] is False

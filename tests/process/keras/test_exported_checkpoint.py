@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`edl export` of a checkpoint: the model that the module builds, with what is in it."""
+"""`edl model export` of a checkpoint: the model that the module builds, with what is in it."""
 
 from __future__ import annotations
 

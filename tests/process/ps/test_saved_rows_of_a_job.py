@@ -80,7 +80,9 @@ def test_a_model_with_rows_on_servers_is_evaluated_and_predicts_with_and_without
     assert f"the prediction begins with the weights of the checkpoint of step {newest.step}" in said
 
     exported = tmp_path / "exported.keras"
-    done = jobs.command("export", str(trained), "--step", str(newest.step), "--output", str(exported))
+    done = jobs.command(
+        "model", "export", str(trained), "--step", str(newest.step), "--output", str(exported)
+    )
     assert done.returncode == 0, done.stderr
     again: Any = keras.models.load_model(exported)
     np.testing.assert_array_equal(again.predict(ids, verbose=0), outputs)
@@ -100,7 +102,7 @@ def test_a_checkpoint_of_a_job_with_all_weights_on_servers_is_exported(tmp_path:
         "evaluation.epochs=0",
     )
     exported = tmp_path / "exported.keras"
-    done = jobs.command("export", str(where), "--output", str(exported))
+    done = jobs.command("model", "export", str(where), "--output", str(exported))
     assert done.returncode == 0, done.stderr
     trained: Any = keras.models.load_model(output / artifacts.MODEL)
     again: Any = keras.models.load_model(exported)

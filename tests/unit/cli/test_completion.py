@@ -22,7 +22,7 @@ def test_bash_completes_commands_options_and_values() -> None:
     script = """
         eval "$(edl completion bash)"
         complete -p edl
-        for typed in "st" "run --work" "run --set training.ep"; do
+        for typed in "st" "checkpoint cr" "model ex" "run --work" "run --set training.ep"; do
             COMP_WORDS=(edl $typed); COMP_CWORD=$((${#COMP_WORDS[@]} - 1))
             _edl_completion edl && echo "${COMPREPLY[@]}"
         done
@@ -37,6 +37,8 @@ def test_bash_completes_commands_options_and_values() -> None:
     assert done.stdout.splitlines() == [
         "complete -o default -F _edl_completion edl",
         "status stop",
+        "create",
+        "export",
         "--workers",
         "training.epochs=",
     ], done.stderr

@@ -398,7 +398,7 @@ def test_the_zoo_of_the_documents(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         return 0
 
     monkeypatch.setattr(subprocess, "call", call)
-    monkeypatch.setattr("edl.cli.zoo._tool", lambda: "docker")
+    monkeypatch.setattr("edl.cli.image._tool", lambda: "docker")
     elasticdl.elasticdl(Context("zoo build --image=gcr.io/project/elasticdl:mnist ."))  # type: ignore[arg-type]
     elasticdl.elasticdl(Context("zoo push gcr.io/project/elasticdl:mnist"))  # type: ignore[arg-type]
     assert called[0][-3:] == ["-t", "gcr.io/project/elasticdl:mnist", "."]

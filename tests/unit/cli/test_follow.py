@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import io
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -72,6 +73,19 @@ def told(*news: tuple[str, str]) -> list[str]:
 )
 def test_an_epoch_is_one_line(news: list[tuple[str, str]], lines: list[str]) -> None:
     assert told(*news) == lines
+
+
+def test_places_below_the_current_directory_are_relative(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = "the checkpoint of step 5 is in {} (0.1 MiB)"
+    monkeypatch.chdir(tmp_path)
+    below = ("Checkpointed", text.format(tmp_path / "runs" / "a" / "checkpoints"))
+    beside = ("Checkpointed", text.format(f"{tmp_path}-2/runs"))
+    within = ("Checkpointed", text.format(f"/mnt{tmp_path}/runs"))
+    assert told(below, beside, within) == [text.format("runs/a/checkpoints"), beside[1], within[1]]
+    monkeypatch.chdir("/")
+    assert told(below) == [below[1]]
 
 
 def test_an_evaluation_is_added_to_the_epoch_of_an_earlier_status() -> None:

@@ -109,16 +109,16 @@ def test_items_of_lists_have_the_fields_of_the_page(
     assert row["reason"] in (told := capsys.readouterr().out) and str(tmp_path) in told
 
     write(Store.open(str(tmp_path / "checkpoints")), 100, metrics={}, config={})
-    done = CliRunner().invoke(app, ["checkpoints", str(tmp_path / "checkpoints"), "100", "-o", "json"])
+    done = CliRunner().invoke(app, ["checkpoint", "list", str(tmp_path / "checkpoints"), "100", "-o", "json"])
     found = json.loads(done.stdout)
     assert found["kind"] == "CheckpointList"
     assert found["items"][0].keys() == documented("CheckpointList")
-    done = CliRunner().invoke(app, ["checkpoints", str(tmp_path / "checkpoints"), "-o", "wide"])
+    done = CliRunner().invoke(app, ["checkpoint", "list", str(tmp_path / "checkpoints"), "-o", "wide"])
     assert done.stdout.splitlines()[0].split()[-3:] == ["parts", "edl", "directory"]
 
 
 def test_the_old_option_says_where_it_went(tmp_path: Path) -> None:
-    for command in (["list"], ["status", str(tmp_path)], ["checkpoints", str(tmp_path)]):
+    for command in (["list"], ["status", str(tmp_path)], ["checkpoint", "list", str(tmp_path)]):
         refused = CliRunner().invoke(app, [*command, "--json"])
         assert "-o json" in str(refused.exception), command
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`edl checkpoints`: list and verify the checkpoints of a directory."""
+"""`edl checkpoint`: make a job write one; list and verify those of a directory."""
 
 from __future__ import annotations
 
@@ -11,28 +11,71 @@ from rich.table import Table
 
 from edl.checkpoints import Checkpoint, CheckpointError, Manifest, Store
 from edl.checkpoints.manifest import encode
-from edl.cli import display, output
+from edl.cli import display, moved, output
+from edl.cli.jobs import JobHandle
+from edl.cli.target import about_a_job
 from edl.errors import EdlError
 
+app = typer.Typer(
+    name="checkpoint",
+    help="Create, list and verify checkpoints.",
+    cls=moved.CheckpointGroup,
+    no_args_is_help=True,
+)
 
-def checkpoints(
-    directory: Annotated[
-        str,
-        typer.Argument(metavar="DIR", help="The checkpoint directory: a path, or an address like s3://..."),
-    ],
+Directory = Annotated[
+    str,
+    typer.Argument(metavar="DIR", help="The checkpoint directory: a path, or an address like s3://..."),
+]
+
+
+@app.command()
+@about_a_job
+def create(job: JobHandle) -> None:
+    """Make a running job write a checkpoint now."""
+    job.announce()
+    display.line(job.checkpoint())
+
+
+@app.command("list")
+def list_checkpoints(
+    directory: Directory,
     step: Annotated[
         int | None, typer.Argument(metavar="[STEP]", help="Show what is in the checkpoint of this step.")
     ] = None,
-    verify: Annotated[
-        bool, typer.Option("--verify", help="Read all bytes and compare their SHA-256.")
-    ] = False,
     form: output.FormOption = output.Form.table,
     old: output.OldJson = False,
 ) -> None:
     """List the checkpoints in a directory, or show one.
 
+    Only manifests and sizes are compared. Exit code: 1 if a completed checkpoint is damaged, or if the
+    directory has none, not even unfinished ones.
+    """
+    _report(directory, step, False, form)
+
+
+@app.command()
+def verify(
+    directory: Directory,
+    step: Annotated[
+        int | None, typer.Argument(metavar="[STEP]", help="Verify only the checkpoint of this step.")
+    ] = None,
+    form: output.FormOption = output.Form.table,
+) -> None:
+    """Read all bytes of checkpoints and compare their SHA-256.
+
     Exit code: 0 if all completed ones are intact, 1 if one is damaged, or if the directory has none, not even
-    unfinished ones. Without --verify only manifests and sizes are compared.
+    unfinished ones.
+    """
+    _report(directory, step, True, form)
+
+
+def _report(directory: str, step: int | None, verify: bool, form: output.Form) -> None:
+    """List the checkpoints in a directory, or show one.
+
+    Raises:
+        EdlError: the directory has no checkpoint, or none of this step.
+        Exit: a completed checkpoint is damaged.
     """
     store = Store.open(directory)
     found = sorted([*store.checkpoints(), *store.unfinished()], key=lambda c: c.step)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`edl zoo`: what it writes beside a user's models, what it calls, what it refuses."""
+"""`edl image`: what it writes beside a user's models, what it calls, what it refuses."""
 
 import sys
 from pathlib import Path
@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from edl import config
-from edl.cli import zoo
+from edl.cli import image
 from edl.config import values
 from edl.errors import EdlError
 
@@ -21,7 +21,7 @@ def run(*words: object) -> str:
     Raises:
         EdlError: as `edl` would print it.
     """
-    result = CliRunner().invoke(zoo.app, [str(word) for word in words])
+    result = CliRunner().invoke(image.app, [str(word) for word in words])
     if result.exception and not isinstance(result.exception, SystemExit):
         raise result.exception
     assert result.exit_code == 0, result.output
@@ -66,7 +66,7 @@ def tool(folder: Path, name: str, code: str = "") -> Path:
 def test_init_writes_what_build_and_helm_need(models: Path) -> None:
     said = run("init", models, "--base-image", "registry.example.org/edl-worker:9")
     assert f"wrote {models / 'Dockerfile'}" in said
-    assert f"next: edl zoo build --image my-models:1 {models}" in said
+    assert f"next: edl image build --image my-models:1 {models}" in said
     dockerfile = (models / "Dockerfile").read_text()
     assert "ARG BASE=registry.example.org/edl-worker:9\n" in dockerfile
     assert "\nUSER 10001:10001\n" in dockerfile
@@ -160,7 +160,7 @@ def test_the_build_reaches_the_index_as_this_machine_does(
 
 def test_build_refuses_a_model_that_is_none_before_it_builds(models: Path, tools: Path) -> None:
     called = tool(tools, "buildah")
-    with pytest.raises(EdlError, match=r"no Dockerfile found; create one with `edl zoo init"):
+    with pytest.raises(EdlError, match=r"no Dockerfile found; create one with `edl image init"):
         run("build", "--image", "net:2", models)
     run("init", models)
     (models / "alpha.py").write_text("def model(size):\n    return size\ndef data(split):\n    return 1\n")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`edl checkpoints`: what it lists, what it shows, and what it says of damage."""
+"""`edl checkpoint`: what it lists, what it shows, and what it says of damage."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def directory(tmp_path: Path) -> Path:
 
 
 def edl(*arguments: object) -> Result:
-    return CliRunner().invoke(app, ["checkpoints", *map(str, arguments)])
+    return CliRunner().invoke(app, ["checkpoint", *map(str, arguments)])
 
 
 def damage(directory: Path, step: int) -> None:
@@ -37,7 +37,7 @@ def damage(directory: Path, step: int) -> None:
 
 
 def test_all_are_listed_the_newest_last(directory: Path) -> None:
-    found = edl(directory)
+    found = edl("list", directory)
     rows = found.stdout.splitlines()[1:]
     assert [row.split()[0] for row in rows] == ["100", "200", "1,300", "1,400"]
     assert "complete (not verified)" in rows[0] and "auc nan, loss 0.3" in rows[0]
@@ -47,8 +47,8 @@ def test_all_are_listed_the_newest_last(directory: Path) -> None:
 
 def test_damage_is_named(directory: Path) -> None:
     damage(directory, 200)
-    assert edl(directory).exit_code == 0  # of the same size
-    found = edl(directory, "--verify")
+    assert edl("list", directory).exit_code == 0  # of the same size
+    found = edl("verify", directory)
     assert found.exit_code == 1
     states = found.stdout.splitlines()[1:]
     assert "whole" in states[0] and "whole" in states[2]
@@ -57,10 +57,10 @@ def test_damage_is_named(directory: Path) -> None:
 
 def test_json_says_the_same(directory: Path) -> None:
     damage(directory, 1300)
-    found = json.loads(edl(directory, "--verify", "-o", "json").stdout, parse_constant=pytest.fail)["items"]
+    found = json.loads(edl("verify", directory, "-o", "json").stdout, parse_constant=pytest.fail)["items"]
     assert [each["usable"] for each in found] == [True, True, False, False]
     assert found[0]["metrics"] == {"auc": "nan", "loss": 0.3}
-    [one] = json.loads(edl(directory, 200, "-o", "json").stdout)["items"]
+    [one] = json.loads(edl("list", directory, 200, "-o", "json").stdout)["items"]
     assert one["manifest"]["variables"][1] == {
         "name": "dense/bias",
         "dtype": "bfloat16",
@@ -70,7 +70,7 @@ def test_json_says_the_same(directory: Path) -> None:
 
 
 def test_one_is_shown_with_its_variables(directory: Path) -> None:
-    found = edl(directory, 200)
+    found = edl("list", directory, 200)
     lines = [" ".join(line.split()) for line in found.stdout.splitlines()]
     assert lines[0] == "step 200, attempt 1: complete (not verified)"
     assert {"epoch 2", "records 6,400", "skipped steps 3-4", "bad records 2 in epoch 1"} <= set(lines)
@@ -82,5 +82,5 @@ def test_a_directory_without_checkpoints_is_told(tmp_path: Path, directory: Path
         ((tmp_path,), "no checkpoints found"),
         ((directory, 7), "no checkpoint of step 7"),
     ):
-        error = edl(*arguments).exception
+        error = edl("list", *arguments).exception
         assert isinstance(error, EdlError) and words in str(error)
