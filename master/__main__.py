@@ -127,7 +127,7 @@ async def _by_hand(spec: JobSpec, output: Path, listen: str, salvage: Path | Non
         output,
         listen,
         token,
-        partial(External, master.emit),
+        lambda address: External(master.emit, "" if attached else address),
         workers_stay=not attached,  # no other master replaces one that ends with its parent process
         salvage=salvage,
         servers=servers_of(master, output, listen, token),

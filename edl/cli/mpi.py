@@ -69,6 +69,7 @@ def mpi(
             raise ConfigError(
                 f"workers: {typed.workers}, but mpiexec has started {len(hosts)} ranks, each for one worker"
             )
+        os.environ.setdefault("TTY_COMPATIBLE", "0")  # lines, as mpiexec mixes the output of its ranks
         more = ["--backend", "external", "--listen", _listen(hosts)]
         code = run_job(directory, merged, salvage, more=more, begun=begun)
     finally:
