@@ -15,11 +15,14 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory  # 
 from tensorflow.core.framework import tensor_pb2  # noqa: F401  ElasticDL's messages refer to it
 
 from edl.checkpoints import CheckpointError
-from edl.errors import ModelError
+from edl.cli.job_values import check_checkpoints
+from edl.config import parse, values
+from edl.errors import ConfigError, ModelError
 from edl.trainer.checkpoint.warm_start import WarmStart
 from edl.trainer.step.learner import KerasLearner
 from tests.process.keras.models import plain
 from tests.process.keras.rings import Case, Meeting, learner_of
+from tests.process.keras.test_warm_rows import TABLE, on_servers
 
 pytestmark = pytest.mark.process
 
@@ -75,7 +78,7 @@ def write(
                 model.dense_parameters[name].CopyFrom(tf.make_tensor_proto(value))
         for name, rows in tables.items():
             own = {i: row for i, row in rows.items() if i % servers == server}
-            values = np.array([*own.values()], np.float32).reshape(len(own), DIM)
+            values = np.array([*own.values()], np.float32).reshape(len(own), len(next(iter(rows.values()))))
             model.embedding_tables[name].concat_tensors.CopyFrom(tf.make_tensor_proto(values))
             model.embedding_tables[name].ids.extend(own)
         (where / f"variables-{server}-of-{servers}.ckpt").write_bytes(model.SerializeToString())
@@ -123,13 +126,13 @@ def dense(of: KerasLearner, first: int) -> dict[str, np.ndarray]:
 def test_weights_and_rows_of_two_servers_are_taken_by_names_and_ids(
     learner: KerasLearner, tmp_path: Path
 ) -> None:
-    values = dense(learner, first=9)
+    stored = dense(learner, first=9)
     users = {i: np.full(DIM, 100.0 + i, np.float32) for i in (0, 3, 9)}
     items = {i: np.full(DIM, 200.0 + i, np.float32) for i in range(ITEMS)}
     tables = {"embedding_7": users, "embedding_8": items}
-    write(tmp_path, 30, dict(values), tables)
-    write(tmp_path, 200, {name: value + 1 for name, value in values.items()}, tables)
-    (write(tmp_path, 300, values, tables) / "variables-1-of-2.ckpt").unlink()  # still being written
+    write(tmp_path, 30, stored, tables)
+    write(tmp_path, 200, {name: value + 1 for name, value in stored.items()}, tables)
+    (write(tmp_path, 300, stored, tables) / "variables-1-of-2.ckpt").unlink()  # still being written
     before, told = weights(learner), list[str]()
     start = warm(learner, tmp_path, told=told.append)
     start.check()
@@ -138,8 +141,8 @@ def test_weights_and_rows_of_two_servers_are_taken_by_names_and_ids(
     assert told == [f"the training begins with the weights of version 200 of ElasticDL in {tmp_path}"]
     after = weights(learner)
     for name in ("kernel", "bias"):
-        np.testing.assert_array_equal(after[f"dense/{name}"], values[f"dense_9/{name}:0"] + 1)
-        np.testing.assert_array_equal(after[f"dense_1/{name}"], values[f"dense_10/{name}:0"] + 1)
+        np.testing.assert_array_equal(after[f"dense/{name}"], stored[f"dense_9/{name}:0"] + 1)
+        np.testing.assert_array_equal(after[f"dense_1/{name}"], stored[f"dense_10/{name}:0"] + 1)
     moving = "batch_normalization/moving_variance"
     np.testing.assert_array_equal(after[moving], before[moving])  # ElasticDL did not store it
     ours = before["embedding/embeddings"]
@@ -148,18 +151,43 @@ def test_weights_and_rows_of_two_servers_are_taken_by_names_and_ids(
     np.testing.assert_array_equal(after["embedding_1/embeddings"], [*items.values()])
 
 
+def test_rows_of_a_layer_on_servers_are_sent_to_the_servers(tmp_path: Path) -> None:
+    learner, start, servers = on_servers(tmp_path)
+    rows = {i: np.array([i, -i], np.float32) for i in (4, 7, 1 << 40)}
+    kernel = np.array([[3.0], [5.0]], np.float32)
+    write(tmp_path, 8, {"dense_1/kernel:0": kernel, "dense_1/bias:0": np.ones(1, np.float32)}, {TABLE: rows})
+    start.check()
+    assert not servers.starts
+    start.begin()
+    ids, values = servers.starts[0].rows[0]
+    assert {int(i): [*row] for i, row in zip(ids, values, strict=True)} == {i: [i, -i] for i in rows}
+    np.testing.assert_array_equal(learner.model.get_layer("dense").kernel, kernel)
+    write(tmp_path, 9, {"dense_1/kernel:0": kernel, "dense_1/bias:0": np.ones(1, np.float32)}, {})
+    with pytest.raises(ModelError, match="the rows of 'counts' are of length 2 here, and missing there"):
+        start.check()
+
+
+def test_a_job_is_refused_before_its_start_if_a_file_is_missing(tmp_path: Path) -> None:
+    where = write(tmp_path, 1, {"dense/bias:0": np.ones(1, np.float32)}, {})
+    typed = parse(values.load([], [f"model.module=digits,initFrom.path={tmp_path}"], [], []))
+    check_checkpoints(typed, None)
+    (where / "variables-0-of-2.ckpt").unlink()
+    with pytest.raises(ConfigError, match=r"initFrom\.path: .*: variables-0-of-2\.ckpt is missing"):
+        check_checkpoints(typed, None)
+
+
 def test_what_does_not_fit_or_is_missing_is_refused_by_name(learner: KerasLearner, tmp_path: Path) -> None:
-    values = dense(learner, first=0)
+    stored = dense(learner, first=0)
     tables = {f"embedding{end}": {0: np.zeros(DIM)} for end in ("", "_1")}
-    values["dense_0/kernel:0"] = np.zeros((5, 4), np.float32)
-    whole = write(tmp_path / "a", 1, values, tables)
+    stored["dense_0/kernel:0"] = np.zeros((5, 4), np.float32)
+    whole = write(tmp_path / "a", 1, stored, tables)
     with pytest.raises(ModelError, match=r"dense/kernel is \[6, 4\] here, and \[5, 4\] there"):
         warm(learner, whole).check()
     with pytest.raises(ModelError, match=r"no state of an optimizer: set initFrom.state=weights"):
         warm(learner, whole, everything=True).check()
-    del values["dense_0/kernel:0"]
+    del stored["dense_0/kernel:0"]
     with pytest.raises(ModelError, match=r"dense/kernel is \[6, 4\] here, and missing there"):
-        warm(learner, write(tmp_path / "b", 1, values, tables)).check()
+        warm(learner, write(tmp_path / "b", 1, stored, tables)).check()
     far = write(tmp_path / "c", 1, dense(learner, first=0), tables | {"embedding_1": {ITEMS: np.zeros(DIM)}})
     with pytest.raises(ModelError, match=r"embedding_1/embeddings is \[6, 3\] here, and rows 6 to 6 of"):
         warm(learner, far).check()
