@@ -22,9 +22,6 @@ def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("edl.data.index_file.BESIDE", 0)
 
 
-# --- images
-
-
 @pytest.fixture
 def pictures(tmp_path: Path) -> Path:
     """Images of two classes, of different sizes and formats."""

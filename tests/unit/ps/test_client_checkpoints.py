@@ -33,9 +33,6 @@ def make() -> Iterator[Callable[..., Job]]:
         job.end()
 
 
-# --- checkpoints
-
-
 def test_servers_take_their_parts_before_the_next_step_and_write_them_beside_it(
     make: Callable[..., Job], tmp_path: Path
 ) -> None:

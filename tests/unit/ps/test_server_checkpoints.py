@@ -36,9 +36,6 @@ def start(tmp_path: Path) -> Callable[..., Server]:
     return make
 
 
-# --- checkpoints
-
-
 def test_a_whole_checkpoint_replaces_the_log_before_it(start: Callable[..., Server], tmp_path: Path) -> None:
     server = begin(start())
     train(server, 0, 3)

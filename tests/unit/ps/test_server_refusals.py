@@ -25,9 +25,6 @@ def start(tmp_path: Path) -> Callable[..., Server]:
     return make
 
 
-# --- what is refused
-
-
 def test_other_tables_than_the_declared_ones_are_refused_by_what_differs(
     start: Callable[..., Server],
 ) -> None:

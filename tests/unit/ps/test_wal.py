@@ -160,7 +160,7 @@ def segment(directory: Path) -> Path:
     return sorted(directory.glob("log-*"))[-1]
 
 
-# --- a full disk
+# --- a full disk, and a log that grows
 
 
 def test_a_full_disk_refuses_with_words_and_changes_nothing(
