@@ -186,7 +186,7 @@ def _prediction_of(
     files: PredictionFiles,
     computing: Compute,
 ) -> RingPrediction:
-    """Return the prediction of all records by the ring, each batch of which has a limit of time."""
+    """Return the prediction of all records by the ring. Each batch has a limit of time."""
     keep = partial(_kept, module, watch) if module.write is not None else lambda outputs, ids: outputs
 
     def limited(batch: Batch, following: Callable[[], Batch | None]) -> Mapping[str, np.ndarray]:
