@@ -326,7 +326,7 @@ class _Entering(Part):
         self._servers = async_loop.servers
 
     def entering(self, form: FormRing) -> None:
-        self._servers.enter(form.addresses, form.servers)
+        self._servers.enter(form.addresses, form.servers, form.released_from)
 
     def leaving(self) -> None:
         self._servers.leave()

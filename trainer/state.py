@@ -56,6 +56,7 @@ class State:
         self.ledger = Ledger()
         self.step, self.round, self.callbacks_done = 0, 0, 0  # which the ring makes next
         self.task = 0  # epochs to train, as the ring has agreed
+        self.ring_id = 0  # of the last ring that this worker was ordered into (edl/contract/ids.py)
         self.stop = 0  # number of epochs after which a callback ends the training; 0 if none does
         self.begun: Callable[[], int] = lambda: 0  # epochs that have begun elsewhere, and must be ended
         # What servers of rows must know of a step, before it is applied; None without servers.
@@ -112,6 +113,10 @@ class State:
             found = Ledger.unpack(ledger)
             self.learner.take_over(self.learner.prepared(parts))
             self.set_ledger(found)
+
+    def begin_history(self) -> None:
+        """Record that the present ring begins with this state, which is a checkpoint's or a new model's."""
+        self.ledger = replace(self.ledger, made_in=self.ring_id)
 
     def mark_synced(self, generation: int) -> None:
         """Record that this is the state of that ring, at the ring's step."""
@@ -266,15 +271,15 @@ class State:
         """Apply one update to model and ledger; nothing that can fail comes between the two."""
         if isinstance(update, CallbackUpdate):
             self.change(update)
-            self.ledger = replace(self.ledger, callbacks_done=1)
+            self.ledger = replace(self.ledger, callbacks_done=1, made_in=self.ring_id)
             return None
         if isinstance(update, RoundResult):
-            self.ledger = update.put(self.ledger)
+            self.ledger = replace(update.put(self.ledger), made_in=self.ring_id)
             return None
         agreed, commit = update.agreed, self.commit_of(self.ledger.step, update)
         if not agreed.nonfinite and agreed.records:
             self.learner.apply(update)
-        self.ledger = self.ledger.after(agreed, self.steps.epoch(self.ledger.step), commit)
+        self.ledger = self.ledger.after(agreed, self.steps.epoch(self.ledger.step), commit, self.ring_id)
         if not self.steps.ends_epoch(self.ledger.step):
             return None
         metrics = self.learner.take_metrics()

@@ -58,6 +58,7 @@ from functools import partial
 import numpy as np
 
 from edl.config import Config
+from edl.contract.ids import ring_id
 from edl.contract.layout import Part as Share
 from edl.contract.proto import edl_pb2 as pb
 from edl.errors import EdlError
@@ -143,7 +144,7 @@ class Worker:
         here = RingSlot(
             form.generation, form.members[0], form.members.index(session.worker), len(form.members)
         )
-        state.task, self.has_joined = form.epochs, False
+        state.task, state.ring_id, self.has_joined = form.epochs, ring_id(form.generation, form.root), False
         self.report.ring_formed()
         if form.untrusted_up_to and state.synced_generation <= form.untrusted_up_to:
             state.forget()
@@ -209,9 +210,11 @@ class Worker:
             begun = self.restore(form.step)
             if form.untrusted_reason and not begun:
                 raise ReplicaDivergence(f"{form.untrusted_reason}. No checkpoint exists to roll back to")
+            state.begin_history()
         back = "; ".join(why for part in self.parts if (why := part.before_sync(form, begun)))
         if back:
             self.report.rolled_back()
+            state.begin_history()  # the root's; the others receive it
             form = replace(form, sync=True, joining=())  # the other members' states are obsolete
         if form.sync:
             state.sync(self.ring, form.members.index(form.root), here.rank)

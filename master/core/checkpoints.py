@@ -15,12 +15,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from edl.config import Config
-from edl.contract.ids import Generation, WorkerId
+from edl.contract.ids import NO_RING, Generation, WorkerId
 from edl.contract.phases import Phase
 from edl.master.core import effects as ef
 from edl.master.core import events as ev
 from edl.master.core.ring import Ring
-from edl.master.core.workers import NO_RING, Pool, WorkerRecord
+from edl.master.core.workers import Pool, WorkerRecord
 
 MOST_DOUBLINGS = 5
 LONGEST_PAUSE_SECONDS = 300.0

@@ -15,6 +15,7 @@ from edl.formatting import how_many
 from edl.master.core import consistency, facts, membership
 from edl.master.core import effects as ef
 from edl.master.core import events as ev
+from edl.master.core.quorum import is_state_of
 from edl.master.core.state import State
 from edl.master.core.training import in_words, reach
 from edl.master.core.workers import WorkerRecord
@@ -25,7 +26,7 @@ SAVING = "saving"  # the part of the end in `PartFailed`
 def export(job: State, root: WorkerRecord) -> None:
     """Order one worker in sync to evaluate and save the complete state. The others keep theirs."""
     job.ring.dissolve()
-    same = [w for w in job.pool if w.has_state and w.progress == root.progress and w.digest]
+    same = [w for w in job.pool if is_state_of(w, root) and w.digest]
     digests = job.result.digests = {w.id: w.digest for w in same}
     if not consistency.at_the_end(job, root.step, digests):
         return

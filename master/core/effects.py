@@ -51,6 +51,7 @@ class Form:
     ] = ()  # of these servers, and of those with rows now; empty: as the workers know them
     untrusted_up_to: int = 0  # states of this ring and of earlier rings are void
     untrusted_reason: str = ""  # why they are void
+    released_from: int = 0  # servers from this index on are released and have no rows; 0: unknown
 
 
 @dataclass(frozen=True, slots=True)

@@ -251,6 +251,7 @@ class LeftRing:
     callbacks_done: int = 0  # 1: callbacks have been called after that step
     stop: int = 0  # number of epochs after which a callback ends the training; 0: no callback does
     stopped_by: str = ""  # that callback
+    made_in: int = 0  # id of the ring that made the last change to the state
 
 
 @dataclass(frozen=True, slots=True)

@@ -71,7 +71,6 @@ class Failover:
         if back.left_ring is not None:
             self._pool.left(w, back.left_ring)
         if not back.generation:
-            w.from_copy = w.has_state
             return []
         self._pool.change(w, "placed", has_state=w.has_state or back.joined)
         other = back.generation == self._ring.generation and back.members != self._ring.members

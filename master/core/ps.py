@@ -69,7 +69,7 @@ def ready(job: State, event: ev.ServersReady) -> None:
     elif forming and not before:  # the ring forms with the servers its members know, and some may have ended
         known.due = ""
         job.close(_change(known.have, event.servers), BREAK)
-    elif known.have == event.servers and not forming and not _moves_later(job):
+    elif known.have == event.servers and not forming and not _may_move(job):
         # A different number was requested in between.
         known.due = ""
         _assigned(job, event.servers, event.servers)
@@ -77,9 +77,12 @@ def ready(job: State, event: ev.ServersReady) -> None:
         known.due = _change(known.have, event.servers)
 
 
-def _moves_later(job: State) -> bool:
-    """True if a ring that is up may still move the rows (mode=ps: at a boundary)."""
-    return job.config.asynchronous and job.servers.ordered not in (0, job.servers.have)
+def _may_move(job: State) -> bool:
+    """True if the ring may still move the rows, or the last one may have done so before it broke.
+
+    Members report where the rows are when they have the state. With mode=ps rows move later, at a boundary.
+    """
+    return job.servers.ordered not in (0, job.servers.have)
 
 
 def listens(job: State, event: ev.ServerListens) -> None:
@@ -117,11 +120,11 @@ def have_rows(job: State, event: ev.JoinedRing) -> None:
         if known.answered.get(server, 0.0) >= formed:
             known.due = f"parameter server {server} is back"
     before, known.have = known.have, event.servers
-    if event.stay:
+    if event.stay or not job.config.asynchronous:
         known.ordered = event.servers
     if event.stay and known.wanted != event.servers:
         _stay(job, known.wanted, event.servers, event.stay)
-    elif known.wanted == event.servers != known.arranged and not _moves_later(job):
+    elif known.wanted == event.servers != known.arranged and not _may_move(job):
         if before and before != event.servers:
             job.notice(Reason.Resharded, f"the rows are on {_servers(event.servers)}, {before} before")
         _assigned(job, event.servers, event.servers)

@@ -74,12 +74,12 @@ def plan_ring(workers: Sequence[WorkerRecord], old: Sequence[WorkerId], limits: 
         return RingPlan((), None, False, (), too_few(len(stay), limits))
     staying = {w.id for w in stay}
     holders = [w for w in workers if w.has_state and (w.id in staying or w.state == DRAINING)]
-    root = max(holders, key=lambda w: (w.progress, w.id in staying, -w.id), default=None)
+    root = max(holders, key=lambda w: (w.progress, w.made_in, w.id in staying, -w.id), default=None)
     members = stay if root is None or root.id in staying else [root, *stay]
     reason = how_many(len(stay), "worker")
     if root is not None and root.state == DRAINING:
         reason += f"; worker {root.id} transfers the state before it leaves"
-    lack = tuple(w.id for w in members if root is None or not _same(w, root))
+    lack = tuple(w.id for w in members if root is None or not is_state_of(w, root))
     few = len(lack) <= MOST_TAKERS * (len(members) - len(lack))
     return RingPlan(
         members=tuple(w.id for w in members),
@@ -90,11 +90,6 @@ def plan_ring(workers: Sequence[WorkerRecord], old: Sequence[WorkerId], limits: 
     )
 
 
-def _same(w: WorkerRecord, root: WorkerRecord) -> bool:
-    """True if the worker holds the same state as the root.
-
-    The ring of an in-memory snapshot is unknown. After a rollback, two different states of one step exist, so
-    snapshots do not count as equal.
-    """
-    copies = w.from_copy or root.from_copy
-    return w is root or (w.has_state and w.progress == root.progress and not copies)
+def is_state_of(w: WorkerRecord, root: WorkerRecord) -> bool:
+    """True if the worker holds the same state as the root: of the same step, made by the same ring."""
+    return w is root or (w.has_state and (w.progress, w.made_in) == (root.progress, root.made_in))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from edl.contract.ids import WorkerId
+from edl.contract.ids import NO_RING, WorkerId
 from edl.contract.phases import Phase, WorkerState
 from edl.contract.reasons import Reason
 from edl.master.core import balance, completion, join_policy, membership, ps, training
@@ -17,7 +17,7 @@ from edl.master.core import effects as ef
 from edl.master.core.quorum import Limits, RingPlan, candidates, plan_ring, too_few
 from edl.master.core.ring import CHANGE
 from edl.master.core.state import State
-from edl.master.core.workers import DRAINING, IN, NO_RING, OUT, Kind, WorkerRecord
+from edl.master.core.workers import DRAINING, IN, OUT, Kind, WorkerRecord
 
 MOST_NAMED = 8  # workers in the cause of a change
 
@@ -176,7 +176,7 @@ def _count_snapshots(job: State) -> bool:
     """Use in-memory snapshots if no worker holds the state. Returns whether there are any."""
     copies = job.pool.snapshots.usable(job.checkpoints.step)
     for worker, copy in copies.items():
-        job.pool.take_copy(job.pool[worker], copy)
+        job.pool.left(job.pool[worker], copy)
     if copies:
         step = max(copy.step for copy in copies.values())
         job.notice(
@@ -195,7 +195,7 @@ def count_a_late_copy(job: State, w: WorkerRecord) -> None:
     copy, holders = job.pool.snapshots.held[w.id], job.pool.where(_holds)
     known = [o.step for o in holders] + [job.step if job.ring.members else 0, job.checkpoints.step]
     if holders and copy.step > max(known):
-        job.pool.take_copy(w, copy)
+        job.pool.left(w, copy)
 
 
 def _survives(kind: Kind) -> bool:
@@ -292,6 +292,7 @@ def _publish(job: State, plan: RingPlan, root: WorkerRecord) -> None:
             job.servers.addresses,
             job.divergence.untrusted_up_to,
             job.divergence.why,
+            job.servers.arranged,
         )
     )
     if job.ring.ranks.keys() != {w.id for w in candidates(list(job.pool), plan.members, job.limits)}:

@@ -14,12 +14,12 @@ from collections import Counter
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from edl.contract.ids import Generation, WorkerId
+from edl.contract.ids import NO_RING, Generation, WorkerId
 from edl.contract.reasons import Reason
 from edl.master.core import effects as ef
 from edl.master.core import events as ev
 from edl.master.core.tables import Table
-from edl.master.core.workers import IN, NO_RING, Pool, WorkerRecord
+from edl.master.core.workers import IN, Pool, WorkerRecord
 
 KEPT_CHANGES = 100  # a job that runs for a month has ten thousand
 MOST_ERRORS = 3  # errors of a broken ring that are shown to users

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from edl.config import Config
 from edl.contract.evaluation import EvaluationPlan
 from edl.contract.heartbeats import Staleness
-from edl.contract.ids import Generation, WorkerId
+from edl.contract.ids import NO_RING, Generation, WorkerId
 from edl.contract.layout import Layout
 from edl.contract.phases import Phase
 from edl.contract.ranges import RangeSet
@@ -27,7 +27,7 @@ from edl.master.core.goodput import Goodput
 from edl.master.core.quorum import Limits
 from edl.master.core.ring import Ring
 from edl.master.core.timeouts import Timeouts
-from edl.master.core.workers import NO_RING, OUT, Pool
+from edl.master.core.workers import OUT, Pool
 
 SUSPENDED = "suspended"
 SUSPENDED_AT_ZERO = (

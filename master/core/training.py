@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from edl.contract.evaluation import FINAL
+from edl.contract.ids import NO_RING
 from edl.contract.layout import Layout
 from edl.contract.reasons import Reason
 from edl.contract.steps import Steps
@@ -18,7 +19,7 @@ from edl.master.core import effects as ef
 from edl.master.core import events as ev
 from edl.master.core import facts
 from edl.master.core.state import State, TrainTask
-from edl.master.core.workers import NO_RING, WorkerRecord
+from edl.master.core.workers import WorkerRecord
 
 BAD_TOLD = 20  # bad records that are reported one by one
 

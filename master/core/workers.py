@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple
 
-from edl.contract.ids import Generation, WorkerId
+from edl.contract.ids import WorkerId
 from edl.contract.phases import WorkerState
 from edl.contract.ranges import RangeSet
 from edl.master.core import events as ev
@@ -46,8 +46,6 @@ WORKER = Table(
         (WorkerState.DRAINING, "gone"): WorkerState.GONE,
     },
 )
-
-NO_RING = Generation(0)
 
 # Compared at each event; Python 3.11 needs 0.1 us to look up a member of an enum.
 PENDING, DRAINING = WorkerState.PENDING, WorkerState.DRAINING
@@ -103,10 +101,10 @@ class WorkerRecord:
     expected: bool = False  # a worker of an earlier master that has not reported its present state yet
     place: Place = OUT
     has_state: bool = False  # it has synced: its memory is a copy of the job's state
-    from_copy: bool = False  # its state is a snapshot of an unknown ring; equal steps may differ
     step: int = 0  # when it last joined or left a ring
     round: int = 0  # the evaluation batch after that step, at that time
     callbacks_done: int = 0  # 1: callbacks had been called after that step
+    made_in: int = 0  # id of the ring that made the last change to its state, when it last left a ring
     skipped: RangeSet = field(default_factory=RangeSet)  # steps, when it last left a ring
     bad: dict[int, int] = field(default_factory=dict)  # omitted records by epoch, at that time
     digest: str = ""
@@ -242,7 +240,6 @@ class Pool:
         self.snapshots.leaves(w, starting=bool(event), held=bool(has_state))
         w.state = WORKER.after(w.state, event) if event else w.state
         w.place = w.place if place is None else place
-        w.from_copy = w.from_copy and place != UP
         w.has_state = w.has_state if has_state is None else has_state
         w.stopped = w.stopped if stopped is None else stopped
         self._kinds.setdefault(w.kind, {})[w.id] = w
@@ -251,12 +248,7 @@ class Pool:
         """Record that a worker has left a ring, with the state that it reported."""
         self.change(w, place=OUT, has_state=w.has_state or out.has_state)
         w.step, w.round, w.callbacks_done = out.step, out.round, out.callbacks_done
-        w.skipped, w.bad, w.digest = out.skipped, out.bad, out.digest
-
-    def take_copy(self, w: WorkerRecord, copy: ev.LeftRing) -> None:
-        """Count a snapshot that was left to the worker as the state that it holds."""
-        self.left(w, copy)
-        w.from_copy = True
+        w.skipped, w.bad, w.digest, w.made_in = out.skipped, out.bad, out.digest, out.made_in
 
     def delay(self, w: WorkerRecord, why: str) -> bool:
         """Record why a worker does not run yet; empty if its delay has ended.

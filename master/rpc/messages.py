@@ -112,6 +112,7 @@ def message_of(effect: ef.ForWorkers) -> tuple[Sequence[WorkerId], pb.ToWorker] 
             addresses,
             untrusted_up_to,
             untrusted_reason,
+            released_from,
         ):
             form = pb.Form(
                 members=members,
@@ -128,6 +129,7 @@ def message_of(effect: ef.ForWorkers) -> tuple[Sequence[WorkerId], pb.ToWorker] 
                 addresses=addresses,
                 untrusted_up_to=untrusted_up_to,
                 untrusted_reason=untrusted_reason,
+                released_from=released_from,
             )
             return members, pb.ToWorker(generation=generation, form=form)
         case ef.Train(generation, members, epochs):
@@ -224,6 +226,7 @@ def _out(worker: WorkerId, g: Generation, o: pb.LeftRing) -> ev.LeftRing:
         o.callbacks_done,
         o.stop,
         o.stopped_by,
+        o.made_in,
     )
 
 

@@ -370,9 +370,9 @@ class SimServers(PsClient):
         self._servers = servers
         self.restored = False  # whether this ring restored a checkpoint
 
-    def enter(self, addresses: Sequence[str] = (), servers: int = 0) -> None:
+    def enter(self, addresses: Sequence[str] = (), servers: int = 0, released_from: int = 0) -> None:
         self.restored = False
-        super().enter(addresses, servers)
+        super().enter(addresses, servers, released_from)
 
     def restore(self, step: int, attempt: str) -> None:
         self.restored = True

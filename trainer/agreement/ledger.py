@@ -23,7 +23,7 @@ from edl.trainer.agreement.metric_values import Value
 from edl.trainer.embedding.interfaces import Commit
 
 # Version of the packed form. A worker of a different version of edl must not read it.
-VERSION = 5
+VERSION = 6
 HEADER = 16  # bytes: the version, and the length of the text that follows
 
 
@@ -54,15 +54,21 @@ class Ledger:
     callbacks_done: int = 0  # 1 if callbacks were called after that step, for the next epoch to begin
     epochs: Epochs = field(default_factory=Epochs)
     commit: Commit | None = None  # of the last step, for servers; None without servers or steps
+    # The ring that made the last change. States of one step are equal only if one ring has made them: after a
+    # roll-back, and after a sum that came back to a lost member alone, another ring makes the step once more.
+    made_in: int = 0
 
-    def after(self, agreed: Agreed, epoch: int, commit: Commit | None = None) -> Ledger:
+    def after(self, agreed: Agreed, epoch: int, commit: Commit | None = None, made_in: int = 0) -> Ledger:
         """Add the next step.
 
         Args:
             epoch: the epoch of the step.
             commit: what the servers need to know of the step; None if there are no servers.
+            made_in: the ring that has made it.
         """
-        next_ = replace(self, step=self.step + 1, round=0, totals=b"", callbacks_done=0, commit=commit)
+        next_ = replace(
+            self, step=self.step + 1, round=0, totals=b"", callbacks_done=0, commit=commit, made_in=made_in
+        )
         if agreed.records and not agreed.nonfinite:
             next_ = replace(next_, epochs=self.epochs.after(agreed.loss, agreed.records))
         if agreed.nonfinite:
@@ -114,6 +120,7 @@ class Ledger:
             "callbacks_done": self.callbacks_done,
             "totals": len(self.totals),
             "commit": asdict(self.commit) if self.commit is not None else None,
+            "made_in": self.made_in,
         }
         text = json.dumps(told).encode()
         header = np.array([VERSION, len(text)], np.int64).tobytes()
@@ -154,6 +161,7 @@ class Ledger:
             told["callbacks_done"],
             Epochs.unpack(memoryview(packed)[epochs:]),
             Commit(**told["commit"]) if told["commit"] is not None else None,
+            told["made_in"],
         )
 
     def left_ring(self, has_state: bool, broken: str, digest: str) -> pb.LeftRing:
@@ -169,6 +177,7 @@ class Ledger:
             stop=self.epochs.stop,
             stopped_by=self.epochs.stopped_by,
             bad=[pb.BadCount(epoch=epoch, records=count) for epoch, count in self.bad.items()],
+            made_in=self.made_in,
         )
 
 

@@ -67,7 +67,7 @@ class RowServers(Part):
 
     def entering(self, form: FormRing) -> None:
         """Allow calls to the servers, which from now on end when this ring is cut."""
-        self._servers.enter(form.addresses, form.servers)
+        self._servers.enter(form.addresses, form.servers, form.released_from)
 
     def leaving(self) -> None:
         """Allow calls to the servers outside of rings, however this ring has ended."""

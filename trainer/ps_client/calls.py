@@ -9,6 +9,7 @@ from typing import Any, Protocol, TypeAlias
 
 from edl.contract.proto import ps_pb2 as pb
 from edl.errors import EdlError
+from edl.trainer.ps_client.interfaces import PartNotWritten
 
 Request: TypeAlias = Any  # a message of ps.proto
 
@@ -107,3 +108,47 @@ class Link(Protocol):
     def tell(self, method: str, request: Request) -> None:
         """Start a call and ignore the answer."""
         ...
+
+
+class ReleasedServer:
+    """The link to a server that the master has released, and that will never answer.
+
+    A root that the master had already removed may have claimed other servers since, and have named this one
+    as a member. It has no rows, and waiting for it would never end.
+    """
+
+    def __init__(self, index: int):
+        self._index = index
+
+    def begin(self, method: str, request: Request, generation: int | None = None) -> Pending:
+        """Start a call, whose answer is that the server is empty."""
+        return _Released(self._index, method)
+
+    def write_part(self, request: pb.WritePartRequest) -> Writing:
+        """Refuse to write a shard.
+
+        Raises:
+            PartNotWritten: always; the server is no member of any assignment.
+        """
+        raise PartNotWritten(f"parameter server {self._index} is released")
+
+    def tell(self, method: str, request: Request) -> None:
+        """Ignore the message."""
+
+
+class _Released:
+    """A call of a released server."""
+
+    def __init__(self, index: int, method: str):
+        self._index, self._method = index, method
+
+    def result(
+        self, wait_forever: bool = False, look: Callable[[], None] = lambda: None, within: float = math.inf
+    ) -> pb.Position:
+        if self._method != "Declare":
+            raise ServerAway(f"parameter server {self._index} is released")
+        return pb.Position(empty=True)
+
+    def check(self) -> None: ...
+
+    def forget(self) -> None: ...

@@ -92,14 +92,15 @@ class PsClient(ServerGroup):
                 "waiting for the master to name the others"
             )
         last = self._last()
-        self._assignment, why = self._states.choose_assignment(step, self._wanted, last)
-        while not self._assignment.is_whole and self._states.away:
+        chosen, why = self._states.choose_assignment(step, self._wanted, last)
+        while not chosen.is_whole and self._states.away:
             # A server that is away may hold the missing rows.
             self._wait_for(self._states.away[:1])  # or know that later servers have ended
-            self._assignment, why = self._states.choose_assignment(step, self._wanted, last)
-        if not self._assignment.is_whole:
+            chosen, why = self._states.choose_assignment(step, self._wanted, last)
+        if not chosen.is_whole:
             return why
-        if not step and (lost := self._states.lost):
+        self._assignment = chosen  # not before: if this ring is cut meanwhile, this worker may save the model
+        if not step and (lost := [index for index in self._states.lost if index in self._members]):
             # It would start with default initial rows, and this job's are loaded from elsewhere.
             return f"parameter server {lost[0]} has lost its log and rows"
         request = pb.StartGenerationRequest(

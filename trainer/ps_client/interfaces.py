@@ -61,12 +61,13 @@ class Servers(Rows, Protocol):
         """
         ...
 
-    def enter(self, addresses: Sequence[str] = (), servers: int = 0) -> None:
+    def enter(self, addresses: Sequence[str] = (), servers: int = 0, released_from: int = 0) -> None:
         """This worker is about to enter a ring: from now on calls end when it is cut.
 
         Args:
             addresses: the servers' addresses, host:port by index; empty if unchanged.
             servers: the number of servers that shall hold the rows; 0: all.
+            released_from: servers from this index on are released and have no rows; 0: unknown.
         """
         ...
 
@@ -170,12 +171,13 @@ class AsyncServers(Protocol):
         """The assignment of rows to servers."""
         ...
 
-    def enter(self, addresses: Sequence[str] = (), servers: int = 0) -> None:
+    def enter(self, addresses: Sequence[str] = (), servers: int = 0, released_from: int = 0) -> None:
         """Prepare for a ring: from now on, calls end when the ring is cut.
 
         Args:
             addresses: the servers' addresses, host:port by index; empty if unchanged.
             servers: the number of servers that shall hold the rows; 0: all.
+            released_from: servers from this index on are released and have no rows; 0: unknown.
         """
         ...
 

@@ -15,7 +15,7 @@ from edl.contract.heartbeats import ServerWait
 from edl.contract.proto import ps_pb2 as pb
 from edl.contract.rows.placement import ShardAssignment
 from edl.trainer.embedding.interfaces import Commit, Start, Table
-from edl.trainer.ps_client.calls import Link, Pending, Request, ServerAway
+from edl.trainer.ps_client.calls import Link, Pending, ReleasedServer, Request, ServerAway
 from edl.trainer.ps_client.interrupt import Interrupt
 from edl.trainer.ps_client.messages import tables_to_proto
 from edl.trainer.ps_client.pending import Begun
@@ -82,9 +82,13 @@ class ServerGroup:
     def follow(self, tables: Sequence[Table], last: Callable[[], Commit | None]) -> None:
         self._tables, self._last = tuple(tables), last
 
-    def enter(self, addresses: Sequence[str] = (), servers: int = 0) -> None:
+    def enter(self, addresses: Sequence[str] = (), servers: int = 0, released_from: int = 0) -> None:
         self._interrupt.arm()
         self._know(addresses)
+        if released_from:
+            self._addresses = self._addresses[:released_from]
+            released = range(released_from, len(self._links))
+            self._links[released_from:] = [ReleasedServer(index) for index in released]
         self._is_said = servers > 0
         # If the number is unknown, keep the previous number; not every server that ever existed counts.
         self._wanted = ShardAssignment(servers or self._assignment.servers, self._wanted.replicas)

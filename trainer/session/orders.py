@@ -27,6 +27,7 @@ class FormRing:
     addresses: tuple[str, ...] = ()  # of these and of former servers, by index; empty: unchanged
     untrusted_up_to: int = 0  # states of this ring and of earlier ones are not to be used
     untrusted_reason: str = ""  # the reason
+    released_from: int = 0  # servers from this index on are released and have no rows; 0: unknown
 
 
 @dataclass(frozen=True, slots=True)

@@ -333,6 +333,7 @@ class Session:
                         tuple(form.addresses),
                         form.untrusted_up_to,
                         form.untrusted_reason,
+                        form.released_from,
                     )
                 )
             case "train" if generation == self.state.generation:

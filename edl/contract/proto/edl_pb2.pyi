@@ -318,7 +318,7 @@ class EpochEnded(_message.Message):
     def __init__(self, epochs: _Optional[int] = ..., loss: _Optional[_Union[EpochLoss, _Mapping]] = ..., metrics: _Optional[_Mapping[str, float]] = ...) -> None: ...
 
 class LeftRing(_message.Message):
-    __slots__ = ("step", "has_state", "skipped", "broken", "digest", "bad", "round", "callbacks_done", "stop", "stopped_by")
+    __slots__ = ("step", "has_state", "skipped", "broken", "digest", "bad", "round", "callbacks_done", "stop", "stopped_by", "made_in")
     STEP_FIELD_NUMBER: _ClassVar[int]
     HAS_STATE_FIELD_NUMBER: _ClassVar[int]
     SKIPPED_FIELD_NUMBER: _ClassVar[int]
@@ -329,6 +329,7 @@ class LeftRing(_message.Message):
     CALLBACKS_DONE_FIELD_NUMBER: _ClassVar[int]
     STOP_FIELD_NUMBER: _ClassVar[int]
     STOPPED_BY_FIELD_NUMBER: _ClassVar[int]
+    MADE_IN_FIELD_NUMBER: _ClassVar[int]
     step: int
     has_state: bool
     skipped: _containers.RepeatedCompositeFieldContainer[Range]
@@ -339,7 +340,8 @@ class LeftRing(_message.Message):
     callbacks_done: int
     stop: int
     stopped_by: str
-    def __init__(self, step: _Optional[int] = ..., has_state: _Optional[bool] = ..., skipped: _Optional[_Iterable[_Union[Range, _Mapping]]] = ..., broken: _Optional[str] = ..., digest: _Optional[str] = ..., bad: _Optional[_Iterable[_Union[BadCount, _Mapping]]] = ..., round: _Optional[int] = ..., callbacks_done: _Optional[int] = ..., stop: _Optional[int] = ..., stopped_by: _Optional[str] = ...) -> None: ...
+    made_in: int
+    def __init__(self, step: _Optional[int] = ..., has_state: _Optional[bool] = ..., skipped: _Optional[_Iterable[_Union[Range, _Mapping]]] = ..., broken: _Optional[str] = ..., digest: _Optional[str] = ..., bad: _Optional[_Iterable[_Union[BadCount, _Mapping]]] = ..., round: _Optional[int] = ..., callbacks_done: _Optional[int] = ..., stop: _Optional[int] = ..., stopped_by: _Optional[str] = ..., made_in: _Optional[int] = ...) -> None: ...
 
 class BadCount(_message.Message):
     __slots__ = ("epoch", "records")
@@ -581,7 +583,7 @@ class Welcome(_message.Message):
     def __init__(self, config: _Optional[str] = ..., output: _Optional[str] = ..., worker: _Optional[int] = ..., master_outage_timeout_seconds: _Optional[float] = ..., salvage: _Optional[str] = ..., preflight: _Optional[bool] = ..., servers: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Form(_message.Message):
-    __slots__ = ("members", "root", "sync", "epochs", "shares", "layout", "step", "joining", "round", "callbacks_done", "servers", "addresses", "untrusted_up_to", "untrusted_reason")
+    __slots__ = ("members", "root", "sync", "epochs", "shares", "layout", "step", "joining", "round", "callbacks_done", "servers", "addresses", "untrusted_up_to", "untrusted_reason", "released_from")
     MEMBERS_FIELD_NUMBER: _ClassVar[int]
     ROOT_FIELD_NUMBER: _ClassVar[int]
     SYNC_FIELD_NUMBER: _ClassVar[int]
@@ -596,6 +598,7 @@ class Form(_message.Message):
     ADDRESSES_FIELD_NUMBER: _ClassVar[int]
     UNTRUSTED_UP_TO_FIELD_NUMBER: _ClassVar[int]
     UNTRUSTED_REASON_FIELD_NUMBER: _ClassVar[int]
+    RELEASED_FROM_FIELD_NUMBER: _ClassVar[int]
     members: _containers.RepeatedScalarFieldContainer[int]
     root: int
     sync: bool
@@ -610,7 +613,8 @@ class Form(_message.Message):
     addresses: _containers.RepeatedScalarFieldContainer[str]
     untrusted_up_to: int
     untrusted_reason: str
-    def __init__(self, members: _Optional[_Iterable[int]] = ..., root: _Optional[int] = ..., sync: _Optional[bool] = ..., epochs: _Optional[int] = ..., shares: _Optional[_Iterable[int]] = ..., layout: _Optional[_Union[Layout, _Mapping]] = ..., step: _Optional[int] = ..., joining: _Optional[_Iterable[int]] = ..., round: _Optional[int] = ..., callbacks_done: _Optional[int] = ..., servers: _Optional[int] = ..., addresses: _Optional[_Iterable[str]] = ..., untrusted_up_to: _Optional[int] = ..., untrusted_reason: _Optional[str] = ...) -> None: ...
+    released_from: int
+    def __init__(self, members: _Optional[_Iterable[int]] = ..., root: _Optional[int] = ..., sync: _Optional[bool] = ..., epochs: _Optional[int] = ..., shares: _Optional[_Iterable[int]] = ..., layout: _Optional[_Union[Layout, _Mapping]] = ..., step: _Optional[int] = ..., joining: _Optional[_Iterable[int]] = ..., round: _Optional[int] = ..., callbacks_done: _Optional[int] = ..., servers: _Optional[int] = ..., addresses: _Optional[_Iterable[str]] = ..., untrusted_up_to: _Optional[int] = ..., untrusted_reason: _Optional[str] = ..., released_from: _Optional[int] = ...) -> None: ...
 
 class Train(_message.Message):
     __slots__ = ("epochs",)

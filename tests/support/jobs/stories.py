@@ -83,12 +83,24 @@ class Story:
         effects = [e for m in members for e in self.tell(ev.JoinedRing(m, g, step))]
         return effects + [e for m in members for e in self.tell(ev.Stepped(m, g, step + 1, 0.2, 0, 0.0))]
 
-    def out(self, *workers: int, step: int = 1, broken: str = "", digest: str = "") -> list[ef.Effect]:
+    def out(
+        self, *workers: int, step: int = 1, broken: str = "", digest: str = "", made_in: int = 0
+    ) -> list[ef.Effect]:
+        """Report that these workers have left the ring, with a state that `made_in` has made."""
+        generation = self.job.ring.generation
         return [
             e
             for w in workers
             for e in self.tell(
-                ev.LeftRing(WorkerId(w), self.job.ring.generation, step, True, broken=broken, digest=digest)
+                ev.LeftRing(
+                    WorkerId(w),
+                    generation,
+                    step,
+                    True,
+                    broken=broken,
+                    digest=digest,
+                    made_in=made_in,
+                )
             )
         ]
 

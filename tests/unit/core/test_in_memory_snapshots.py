@@ -5,6 +5,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from edl.contract.ids import Generation, WorkerId
 from edl.contract.layout import Layout
 from edl.contract.ranges import RangeSet
@@ -17,8 +19,15 @@ from tests.support.jobs.stories import Story, finish, of, only
 NEVER_SILENT: dict[str, Any] = {"heartbeatTimeoutSeconds": 10**6}
 
 
-def left_to(worker: int, step: int) -> ev.LeftRing:
-    return ev.LeftRing(WorkerId(worker), Generation(0), step, has_state=True, skipped=RangeSet.of([(1, 2)]))
+def left_to(worker: int, step: int, made_in: int) -> ev.LeftRing:
+    return ev.LeftRing(
+        WorkerId(worker),
+        Generation(0),
+        step,
+        has_state=True,
+        skipped=RangeSet.of([(1, 2)]),
+        made_in=made_in,
+    )
 
 
 def greets(story: Story, *workers: int) -> list[ef.Effect]:
@@ -26,8 +35,10 @@ def greets(story: Story, *workers: int) -> list[ef.Effect]:
     return [e for w in workers for e in story.tell(ev.Hello(WorkerId(w), brings_state=True))]
 
 
-def ready(story: Story, worker: int, step: int | None, checkpoint: int = 0) -> list[ef.Effect]:
-    held = None if step is None else left_to(worker, step)
+def ready(
+    story: Story, worker: int, step: int | None, checkpoint: int = 0, made_in: int = 1
+) -> list[ef.Effect]:
+    held = None if step is None else left_to(worker, step, made_in)
     return story.tell(ev.Ready(WorkerId(worker), Layout(100), checkpoint=checkpoint, held=held))
 
 
@@ -122,19 +133,19 @@ def test_a_copy_of_the_step_that_others_have_reached_again_is_not_taken_for_thei
     story.up(step=0)
     story.tell(ev.Hello(WorkerId(3), brings_state=True))
     only(ready(story, 3, 6), ef.Leave)
-    form = only(story.out(2, step=6), ef.Form)
+    form = only(story.out(2, step=6, made_in=story.job.ring.generation), ef.Form)
     assert (form.root, form.joining, form.sync) == (2, (3,), False)
-    story.up(step=6)
-    story.tell(ev.Scale(1))
-    assert not story.job.pool[WorkerId(3)].from_copy, "it has the ring's now"
 
 
-def test_copies_of_one_step_may_be_of_two_rings_so_one_of_them_is_the_state() -> None:
+@pytest.mark.parametrize(("made_in", "joining"), [(1, ()), (2, (2,))])
+def test_copies_of_one_step_are_one_state_only_if_one_ring_has_made_it(
+    made_in: int, joining: tuple[int, ...]
+) -> None:
     story = all_crash()
     greets(story, 2, 3)
     ready(story, 2, 6)
-    form = only(ready(story, 3, 6), ef.Form)
-    assert (form.root, form.joining) == (2, (3,))
+    form = only(ready(story, 3, 6, made_in=made_in), ef.Form)
+    assert (form.root, form.joining) == (3 if joining else 2, joining)
 
 
 def test_a_late_copy_is_nothing_where_parameter_servers_are_with_a_ring_that_trains() -> None:

@@ -273,6 +273,7 @@ WHEEL = [happening for often, happening in HAPPENINGS for _ in range(often)]
 
 
 @pytest.mark.thorough
+@pytest.mark.timeout(600)  # a minute of CPU
 @settings(max_examples=4_800, deadline=None, print_blob=True)
 @given(
     workers=st.integers(1, 5),

@@ -58,6 +58,19 @@ def test_a_number_that_is_asked_for_while_rows_move_is_the_next_one() -> None:
     assert only(story.out(0, step=5), ef.Form).servers == 3
 
 
+def test_no_server_is_released_while_a_broken_ring_may_have_moved_the_rows_to_it() -> None:
+    story, form = a_ring_with_two_servers()
+    story.tell(joined(form, 2), ev.ServersReady(3, ("a:1", "b:1", "c:1")))
+    form = only(story.out(0, step=5), ef.Form)
+    assert form.servers == 3
+    story.kill(0)  # perhaps after the rows had moved
+    assert not of(story.tell(ev.ServersReady(2, ("a:1", "b:1", "c:1"))), ef.Assigned)
+    form = only(story.ready(1), ef.Form)
+    assert (form.servers, form.released_from) == (2, 0)
+    there = ev.JoinedRing(WorkerId(1), form.generation, 0, servers=2)
+    assert only(story.tell(there), ef.Assigned) == ef.Assigned(2, wanted=2)
+
+
 def test_a_server_that_is_out_is_brought_in_when_it_is_back() -> None:
     story, form = a_ring_with_two_servers()
     effects = story.tell(joined(form, 2, out=(1,)))
@@ -94,7 +107,7 @@ def test_a_move_that_is_given_up_by_the_ring_leaves_no_address_that_nobody_is_at
     story.tell(joined(form, 1, stay="parameter server 1 (b:1) is away for 60 s"))
     story.tell(ev.Leaving(WorkerId(0), "SIGTERM"))
     form = only([*story.out(0, step=5), *story.ready(1)], ef.Form)
-    assert (form.servers, form.addresses) == (1, ("a:1",))
+    assert (form.servers, form.addresses, form.released_from) == (1, ("a:1",), 1)
 
 
 def test_no_ring_is_told_of_servers_that_have_ended() -> None:

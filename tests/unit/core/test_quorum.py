@@ -14,11 +14,18 @@ from edl.master.core.quorum import MOST_TAKERS, Limits, RingPlan, candidates, pl
 from edl.master.core.workers import WorkerRecord
 
 
-def a_worker(id: int, state: str = "member", step: int | None = None, stopped: bool = False) -> WorkerRecord:
-    """A worker; with a step it holds the state."""
-    has_state = step is not None
+def a_worker(
+    id: int, state: str = "member", step: int | None = None, stopped: bool = False, made_in: int = 1
+) -> WorkerRecord:
+    """A worker; with a step it holds the state that the ring `made_in` has made."""
     return WorkerRecord(
-        WorkerId(id), 0.0, WorkerState(state), has_state=has_state, step=step or 0, stopped=stopped
+        WorkerId(id),
+        0.0,
+        WorkerState(state),
+        has_state=step is not None,
+        step=step or 0,
+        made_in=made_in,
+        stopped=stopped,
     )
 
 
@@ -55,7 +62,15 @@ def test_the_most_advanced_holder_is_the_root() -> None:
 
 
 def test_equals_need_no_sync() -> None:
-    assert not plan([a_worker(0, step=5), a_worker(1, step=5)], (0, 1), ANY).sync
+    ring = plan([a_worker(0, step=5), a_worker(1, step=5)], (0, 1), ANY)
+    assert (ring.sync, ring.joining) == (False, ())
+
+
+def test_a_step_that_two_rings_have_made_is_two_states_and_the_later_one_is_sent() -> None:
+    """After a roll-back, workers outside the ring still hold the earlier state of the same step."""
+    workers = [a_worker(0, step=5, made_in=10), *(a_worker(w, step=5, made_in=12) for w in (1, 2))]
+    ring = plan(workers, (0, 1, 2), ANY)
+    assert (ring.root, ring.joining) == (1, (0,))
 
 
 def test_step_0_with_a_newcomer_is_not_equal() -> None:

@@ -194,6 +194,33 @@ def test_a_server_that_has_ended_after_its_rows_had_moved_is_not_waited_for(
     assert job.train(root, 2)
 
 
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_a_released_server_that_a_removed_root_has_claimed_is_not_waited_for(
+    tmp_path: Path, replicas: int
+) -> None:
+    """The rows go back to a checkpoint with the ring: that root has restored a part of them only."""
+    world = World(0, tmp_path, replicas, rate=0.0)
+    world.grow(3)
+    job = Job(world)
+    assert job.train(job.ring(3), 2)  # the removed root's; the master has released the third server
+    for node in (world.nodes[0], world.nodes[2]):
+        node.kill(lose=True)
+    world.nodes[2].start = lambda: pytest.fail("it is waited for")  # type: ignore[method-assign]
+    root = root_of(world)
+    root.follow(TABLES, lambda: job.commit)
+    root.enter(["0", "1"], 2, released_from=2)
+    root.speak_of(root.claim(99))
+    assert "parameter server 2 has lost its log and rows" in root.start_generation(job.step)
+    root.restore(0, "")
+    assert root.assignment == ShardAssignment(2, replicas)
+    world.nodes[2].start = type(world.nodes[2]).start.__get__(world.nodes[2])  # type: ignore[method-assign]
+    root.enter(["0", "1", "2"], 3)  # the master wants three again
+    root.speak_of(root.claim(99))
+    job.step, job.commit, job.counts = 0, None, np.zeros(IDS, np.float32)
+    root.restore(0, "")
+    assert root.assignment == ShardAssignment(3, replicas) and job.train(root, 2)
+
+
 def test_who_knows_fewer_servers_than_have_rows_does_not_go_back_and_is_told_by_others(
     tmp_path: Path,
 ) -> None:

@@ -165,7 +165,7 @@ def test_a_state_of_another_version_is_refused_in_words() -> None:
     ring_of(old, new)
     new.thread.join(10)
     assert isinstance(new.ended, LedgerBroken)
-    assert "the state to take over has version 1, expected 5" in str(new.ended)
+    assert "the state to take over has version 1, expected 6" in str(new.ended)
     assert not new.worker.state.has_state
 
 
