@@ -133,7 +133,7 @@ SERVERS = Page("docs/recommender.md")
 TRAIN = "edl run ./recommender.py --workers 2 --epochs 300 --batch-size 256 --set ps.servers=2"
 EXPORT = "edl rows export --output rows"
 NEWS = "edl rows export --output changed --since rows"
-EXPORTED = "edl export --output recommender.keras"  # by test_saved_rows_of_a_job.py
+EXPORTED = "edl model export --output recommender.keras"  # by test_saved_rows_of_a_job.py
 
 
 @pytest.mark.timeout(400)  # four starts of servers and ten commands, each in processes of its own
