@@ -16,6 +16,7 @@ import json
 import os
 import secrets
 import signal
+import time
 from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +30,7 @@ from edl.master.backends.base import Emit, Tasks, format_error
 from edl.master.core import events as ev
 
 MARK = "EDL_WORKER_MARK"  # in the environment of a worker, and of all processes that it starts
+EXEC_SECONDS = 0.5  # in which a process gets through `exec`, even on a busy machine
 PART = "fork server"  # the part of the job that `Degraded` names
 
 
@@ -120,10 +122,26 @@ def _end_marked(mark: bytes) -> None:
 
     All have inherited the mark in their environment.
     """
+    until = time.monotonic() + EXEC_SECONDS
+    while _kill_marked(mark) and time.monotonic() < until:
+        time.sleep(0.01)
+
+
+def _kill_marked(mark: bytes) -> bool:
+    """Kill the processes that have the mark. True if another look is due.
+
+    A process that was killed may just have started one more, and one within `exec` shows no environment yet.
+    """
+    again = False
     for path in Path("/proc").glob("[0-9]*/environ"):
         with contextlib.suppress(OSError):  # another user's, or it has ended
-            if mark in path.read_bytes().split(b"\0"):
+            environment = path.read_bytes()
+            if mark in environment.split(b"\0"):
                 os.kill(int(path.parent.name), signal.SIGKILL)
+                again = True
+            elif not environment and (path.parent / "exe").readlink():  # threads of the kernel have none
+                again = True
+    return again
 
 
 class ForkServer:
