@@ -74,10 +74,10 @@ def main(argv: list[str] | None = None) -> int:
         spec = JobSpec.parse(json.loads(args.values.read_text(encoding="utf-8")))
         log_at(spec.config.log_level)
         if args.backend == "external":
-            code = asyncio.run(_watched(_by_hand(spec, args.output, args.listen, args.salvage)))
+            job = _by_hand(spec, args.output, args.listen, args.salvage, args.attached)
         else:
             job = _processes(spec, args.output, args.listen, args.salvage, args.attached)
-            code = asyncio.run(_watched(job))
+        code = asyncio.run(_watched(job))
         if not args.attached and (told := write_report(args.output)):  # else `edl run` writes it
             print(f"edl master: {plain(told)}", file=sys.stderr)
         return code
@@ -111,7 +111,7 @@ async def _processes(spec: JobSpec, output: Path, listen: str, salvage: Path | N
     return MasterExit.SUCCEEDED if master.succeeded else MasterExit.NOT_SUCCEEDED
 
 
-async def _by_hand(spec: JobSpec, output: Path, listen: str, salvage: Path | None) -> int:
+async def _by_hand(spec: JobSpec, output: Path, listen: str, salvage: Path | None, attached: bool) -> int:
     known = journal.unfinished(output, spec)  # if its master was killed, this one continues the job
     run_id, adopted = known if known is not None else (RunId(secrets.token_hex(8)), None)
     if adopted is not None:
@@ -119,13 +119,16 @@ async def _by_hand(spec: JobSpec, output: Path, listen: str, salvage: Path | Non
         adopted = replace(adopted, active_seconds=since)
     master = Master(spec, run_id, adopted=adopted)
     _on_signals(lambda name: _stop(master, f"the master got {name}"))
+    if attached:
+        _on_end_of_input(lambda: _stop(master, "rank 0 of `edl mpi` was ended"))
     token = token_for(output)
     await serve(
         master,
         output,
         listen,
         token,
-        partial(External, master.emit),
+        lambda address: External(master.emit, "" if attached else address),
+        workers_stay=not attached,  # no other master replaces one that ends with its parent process
         salvage=salvage,
         servers=servers_of(master, output, listen, token),
     )

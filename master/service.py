@@ -69,8 +69,7 @@ async def serve(
     output.mkdir(parents=True, exist_ok=True)
     outage = master.spec.config.elastic.master_outage_timeout_seconds if workers_stay else 0.0
     tokens = Tokens.of_environment(token, log.warning)
-    host = listen.rpartition(":")[0]
-    host = "localhost" if host in ("", "0.0.0.0", "[::]") else host
+    host = _reachable_host(listen)
     loop = asyncio.get_running_loop()
 
     def degraded(why: str) -> None:
@@ -103,12 +102,7 @@ async def serve(
             artifacts.write_contact(output, artifacts.Contact(address, token, os.getpid(), ca))
             if not reached_at:
                 print(address, flush=True)  # the parent may connect now
-            master.servers = servers
-            try:
-                await servers.start()
-                await master.run(backend(address), server, journal)
-            finally:
-                await servers.close(ended=master.job.ended)
+            await _run(master, partial(backend, address), server, journal, servers)
         finally:
             journal.close()
             written = {"foreign_messages": server.foreign, "journal": asdict(journal.link)}
@@ -116,6 +110,28 @@ async def serve(
             _keep(journal, summary, output, salvage)
     finally:
         await server.close()
+
+
+def _reachable_host(listen: str) -> str:
+    """Return the host of host:port, and localhost if that is all addresses of this machine."""
+    host = listen.rpartition(":")[0]
+    return "localhost" if host in ("", "0.0.0.0", "[::]") else host
+
+
+async def _run(
+    master: Master,
+    backend: Callable[[], Backend],
+    server: Server,
+    journal: Journal,
+    servers: ParameterServers,
+) -> None:
+    """Run the job, and its parameter servers as long as it runs."""
+    master.servers = servers
+    try:
+        await servers.start()
+        await master.run(backend(), server, journal)
+    finally:
+        await servers.close(ended=master.job.ended)
 
 
 def _keep(journal: Journal, summary: dict[str, Any], output: Path, salvage: Path | None) -> None:

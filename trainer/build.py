@@ -118,7 +118,7 @@ def trainer_of(context: Context, memory: InMemorySnapshot | None) -> Worker:
     Args:
         memory: the memory of this worker's pod, for copies of the state.
     """
-    session, stream, module, doing = context.session, context.stream, context.module, context.doing
+    session, module, doing = context.session, context.module, context.doing
     doing.now(f"{context.name}: model()")
     model = model_of(context.config, module, context.warn)
     reader, records, samples = data_of(context)
@@ -155,19 +155,10 @@ def trainer_of(context: Context, memory: InMemorySnapshot | None) -> Worker:
     )
     sample_loss = first_steps(context, model, learner, records, samples)
     report = Telemetry(session, batches.steps, near_end=ahead.prepare if ahead is not None else None)
-    async_loop = None
-    if isinstance(servers, AsyncPsClient):
-        assert isinstance(learner, PsLearner)
-        async_loop = AsyncLoop(config, session, learner, servers, batches, report, computing=computing)
-        learner.use(async_loop, step)
-    elif servers is not None:
-        assert isinstance(learner, KerasLearner)
-        learner.use(servers, step, batches.following)
-    if servers is not None and stream.runs_preflight and stream.output and learner.missing():
-        session.warn(learner.missing())
+    async_loop = use_servers(context, learner, servers, batches, report, computing, step)
     checkpoints, begin = checkpoint_of(context, model, learner, servers, batches)
     if memory is not None:
-        memory.open(stream.run_id, learner.fingerprint(), [len(part) for part in learner.parts()])
+        memory.open(context.stream.run_id, learner.fingerprint(), [len(part) for part in learner.parts()])
     doing.now(f"{context.name}: callbacks()")
     callbacks = callbacks_of(config, module, learner, batches.steps, watch, context.warn)
     # Servers may lose their rows, and then the job may have to begin again with these weights.
@@ -248,6 +239,39 @@ def learner_and_servers_of(
         context.config = config = config.decided(modes.decided(config.mode, len(learner.tables)))
         context.session.say(built=pb.Built(tables=len(learner.tables)))
     return learner, servers_of(config, stream, ring, learner)
+
+
+def use_servers(
+    context: Context,
+    learner: KerasLearner | OwnStepLearner,
+    servers: PsClient | AsyncPsClient | None,
+    batches: Batches,
+    report: Telemetry,
+    computing: Computing,
+    step: Callable[[], int],
+) -> AsyncLoop | None:
+    """Let the learner use the job's parameter servers, if it has any.
+
+    Args:
+        step: returns the number of the present step.
+
+    Returns:
+        the loop that trains with asynchronous servers; None if the ring's loop trains.
+    """
+    stream, session = context.stream, context.session
+    async_loop = None
+    if isinstance(servers, AsyncPsClient):
+        assert isinstance(learner, PsLearner)
+        async_loop = AsyncLoop(
+            context.config, session, learner, servers, batches, report, computing=computing
+        )
+        learner.use(async_loop, step)
+    elif servers is not None:
+        assert isinstance(learner, KerasLearner)
+        learner.use(servers, step, batches.following)
+    if servers is not None and stream.runs_preflight and stream.output and learner.missing():
+        session.warn(learner.missing())
+    return async_loop
 
 
 def verification_of(context: Context) -> Ahead | None:

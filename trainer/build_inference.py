@@ -14,9 +14,10 @@ import numpy as np
 
 from edl.config import Config
 from edl.contract.artifacts import PREDICTIONS
-from edl.contract.evaluation import PREDICTED
+from edl.contract.evaluation import PREDICTED, EvaluationPlan
 from edl.contract.layout import Layout, Part
 from edl.contract.proto import edl_pb2 as pb
+from edl.data import Reader
 from edl.errors import ConfigError, DataError, ModelError
 from edl.trainer.agreement.ledger import Ledger
 from edl.trainer.assembly import assemble
@@ -93,23 +94,11 @@ def build_inference(
     """
     session, watch = stream.session, watchdog.watch
     split = PREDICTED if config.mode == "predict" else config.evaluation.split
-    reader = module.reader(split)
-    if reader is None or not len(reader):
-        raise DataError(
-            f"{module.name}: {module.source(split)} has no records, and mode is {config.mode} "
-            f"(data.{split} can name them)"
-        )
-    transform = module.transform_of(split)
-    records = Records(reader, module.feed_of(split), module.name, watch, transform=transform)
+    reader = _reader_of(config, module, split)
+    records = Records(reader, module.feed_of(split), module.name, watch, transform=module.transform_of(split))
     sample = records.these(range(min(SAMPLE_RECORDS, len(reader))))
     create_variables(model, sample)
-    lookups = Lookups(model, trained=False)
-    if servers is not None and not lookups.tables:
-        raise ModelError(
-            f"mode is {config.mode} and ps.servers is {config.servers}, and the model has no "
-            "edl.layers.Embedding, so nothing of it would be on parameter servers: set ps.servers=0"
-        )
-    lookups.rows = LocalRows(lookups.tables)
+    lookups = _lookups_of(config, model, servers)
     learner = InferenceLearner(model, ring.reduce, lookups.tables)
     batches = Batches(NoRecords(), config.training.batch_size)
     plan = config.evaluation_plan(batches.steps, {split: len(reader)})
@@ -120,15 +109,9 @@ def build_inference(
     files: PredictionFiles | None = None
     if config.mode == "predict":
         files = _files(config, stream, module, len(reader))
-        keep = partial(_kept, module, watch) if module.write is not None else lambda outputs, ids: outputs
         predict = Predictor(model, sample, lookups)
+        evaluation = _prediction_of(module, watch, plan, records, predict, files, computing)
         compared = partial(_predicted_norm, predict)
-
-        def limited(batch: Batch, following: Callable[[], Batch | None]) -> Mapping[str, np.ndarray]:
-            with computing("prediction", lambda: f"the prediction of the {batch}", len(batch)):
-                return predict(batch, following)
-
-        evaluation = RingPrediction(plan, records, limited, files, keep)
     else:
         ahead = config.data.buffer_mebibytes * MEBIBYTE
         source = source_of(config, module, reader, records, session.warn, split)
@@ -146,13 +129,7 @@ def build_inference(
             warm_start.begin()
         if files is None:
             return None
-        form = config.prediction.format if module.write is None else "done"
-        size = config.prediction.part_records
-        weights = learner.digest() + (f"/{rows.digest}" if rows is not None else "")
-        book = Book(len(reader), size, learner.fingerprint(), weights, form)
-        (whole,) = plan.after(0, 0)
-        first = files.begin(book) * size // plan.batch  # the first batch whose file is missing
-        return Ledger(round=min(first, whole.end))
+        return _first_missing(config, module, learner, rows, plan, files, len(reader))
 
     _meet_alone(config, ring, learner)
     report = Telemetry(session, batches.steps)
@@ -162,20 +139,80 @@ def build_inference(
         lookups.rows, lookups.at = servers, lambda: state.ledger.step
     end = partial(_end, session, files)
     worker = assemble(
-        config,
-        session,
-        ring,
-        state,
-        batches,
-        report,
-        restore,
-        end,
-        servers=servers,
-        evaluation=evaluation,
+        config, session, ring, state, batches, report, restore, end, servers=servers, evaluation=evaluation
     )
     if sample_loss is not None:
         worker.parts.append(SampleReport(sample_loss))
     return worker
+
+
+def _reader_of(config: Config, module: UserModel, split: str) -> Reader:
+    """Return the records that the model is evaluated on, or predicts.
+
+    Raises:
+        DataError: the split has no records.
+    """
+    reader = module.reader(split)
+    if reader is None or not len(reader):
+        raise DataError(
+            f"{module.name}: {module.source(split)} has no records, and mode is {config.mode} "
+            f"(data.{split} can name them)"
+        )
+    return reader
+
+
+def _lookups_of(config: Config, model: Any, servers: PsClient | None) -> Lookups:
+    """Return the lookups of the model's tables, which see local rows until the job begins.
+
+    Raises:
+        ModelError: servers are configured, and the model has no tables for them.
+    """
+    lookups = Lookups(model, trained=False)
+    if servers is not None and not lookups.tables:
+        raise ModelError(
+            f"mode is {config.mode} and ps.servers is {config.servers}, and the model has no "
+            "edl.layers.Embedding, so nothing of it would be on parameter servers: set ps.servers=0"
+        )
+    lookups.rows = LocalRows(lookups.tables)
+    return lookups
+
+
+def _prediction_of(
+    module: UserModel,
+    watch: Watch,
+    plan: EvaluationPlan,
+    records: Records,
+    predict: Predictor,
+    files: PredictionFiles,
+    computing: Compute,
+) -> RingPrediction:
+    """Return the prediction of all records by the ring. Each batch has a limit of time."""
+    keep = partial(_kept, module, watch) if module.write is not None else lambda outputs, ids: outputs
+
+    def limited(batch: Batch, following: Callable[[], Batch | None]) -> Mapping[str, np.ndarray]:
+        with computing("prediction", lambda: f"the prediction of the {batch}", len(batch)):
+            return predict(batch, following)
+
+    return RingPrediction(plan, records, limited, files, keep)
+
+
+def _first_missing(
+    config: Config,
+    module: UserModel,
+    learner: InferenceLearner,
+    rows: RememberedRows | None,
+    plan: EvaluationPlan,
+    files: PredictionFiles,
+    records: int,
+) -> Ledger:
+    """Begin the files of the predictions, and return the position of the first batch that they lack."""
+    form = config.prediction.format if module.write is None else "done"
+    size = config.prediction.part_records
+    weights = learner.digest() + (f"/{rows.digest}" if rows is not None else "")
+    book = Book(records, size, learner.fingerprint(), weights, form)
+    (whole,) = plan.after(0, 0)
+    first = files.begin(book) * size // plan.batch
+    return Ledger(round=min(first, whole.end))
 
 
 def create_variables(model: Any, sample: Batch) -> None:

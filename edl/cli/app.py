@@ -3,6 +3,7 @@
 
 run          edl run, master, worker: processes of this machine
 listing      edl list, rm: the jobs of this machine, the releases of a cluster
+mpi          edl mpi: a job whose workers mpiexec starts
 manage       edl status, logs, wait, scale, stop, token: a started job, here or in a cluster
 new          edl new: a model file to begin with
 check        edl check: a trial of a model file and its data
@@ -42,6 +43,7 @@ from edl.cli import (
     manage,
     model,
     moved,
+    mpi,
     new,
     report,
     rows,
@@ -72,6 +74,7 @@ for command in (
     manage.token,
     history.audit,
     history.replay,
+    mpi.mpi,
     run.master,
     run.worker,
 ):

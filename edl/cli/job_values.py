@@ -13,6 +13,7 @@ import typer
 
 from edl import config
 from edl.checkpoints import CheckpointError, Store, check_values, one_of
+from edl.checkpoints.elasticdl import files_in
 from edl.cli import completion
 from edl.cli.latest import VALUES
 from edl.config import values
@@ -130,7 +131,7 @@ def check_checkpoints(typed: config.Config, resume: Path | None) -> None:
     elif source := typed.init_from.path:
         try:
             if not source.endswith((".keras", ".weights.h5")):
-                one_of(source)
+                files_in(source) or one_of(source)
             elif "://" not in source and not Path(source).is_file():
                 raise ConfigError(f"{source}: no such file")
         except (CheckpointError, ConfigError) as error:

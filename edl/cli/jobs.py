@@ -186,3 +186,19 @@ class JobHandle(Protocol):
             force: stop the job even if the checkpoint fails. Otherwise the job continues in that case, and an
                 EdlError is raised.
         """
+
+
+def in_short(report: dict[str, Any]) -> dict[str, Any]:
+    """Reduce a status or a summary to phase, reason, progress and number of workers."""
+    task, workers = report.get("task") or {}, report.get("workers") or []
+    done, steps = task.get("step", task.get("steps_done")) or 0, task.get("steps")
+    if task.get("kind", "train") != "train":
+        progress = str(task["kind"])
+    else:
+        progress = f"step {done:,} of {steps:,}" if steps else report.get("reason", "")
+    return {
+        "phase": str(report["phase"]),
+        "reason": str(report.get("reason", "")),
+        "progress": progress,
+        "workers": sum(worker["state"] == "member" for worker in workers),
+    }

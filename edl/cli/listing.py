@@ -16,6 +16,7 @@ import typer
 from rich.table import Table
 
 from edl.cli import display, latest, output
+from edl.cli.jobs import in_short
 from edl.contract import artifacts
 from edl.errors import ConfigError, EdlError
 from edl.formatting import plain
@@ -76,22 +77,6 @@ def row_of(output: Path) -> dict[str, Any]:
 
 def _without_status(phase: str, why: str) -> dict[str, Any]:
     return {"phase": phase, "reason": why, "progress": why, "workers": 0}
-
-
-def in_short(report: dict[str, Any]) -> dict[str, Any]:
-    """Reduce a status or a summary to phase, reason, progress and number of workers."""
-    task, workers = report.get("task") or {}, report.get("workers") or []
-    done, steps = task.get("step", task.get("steps_done")) or 0, task.get("steps")
-    if task.get("kind", "train") != "train":
-        progress = str(task["kind"])
-    else:
-        progress = f"step {done:,} of {steps:,}" if steps else report.get("reason", "")
-    return {
-        "phase": str(report["phase"]),
-        "reason": str(report.get("reason", "")),
-        "progress": progress,
-        "workers": sum(worker["state"] == "member" for worker in workers),
-    }
 
 
 def rm(directory: Annotated[Path, typer.Argument(metavar="DIR", help="The job's output directory.")]) -> None:

@@ -8,6 +8,7 @@ import json
 import os
 import signal
 import subprocess
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -36,16 +37,23 @@ def run_job(
     salvage: Path | None = None,
     detach: bool = False,
     with_ui: bool = False,
+    more: Sequence[str] = (),
+    begun: Callable[[subprocess.Popen[bytes]], None] = lambda master: None,
 ) -> int:
-    """Run a job with these values, and show it until it ends. Return the exit code."""
+    """Run a job with these values, and show it until it ends. Return the exit code.
+
+    Args:
+        more: additional arguments of the master.
+        begun: is called with the master's process once the master listens.
+    """
     lock = prepare(output, merged, salvage)
     interrupts = Interrupts()
-    process = interrupts.process = _start(output, salvage, lock, detach)
+    process = interrupts.process = _start(output, salvage, lock, detach, more)
     if detach:
         return _detach(process, output, interrupts)
     with contextlib.ExitStack() as until_the_end:
         pages = until_the_end if with_ui else None
-        return _attend(display.Screen(), process, output, interrupts, pages)
+        return _attend(display.Screen(), process, output, interrupts, pages, begun)
 
 
 def prepare(output: Path, merged: dict[str, Any], salvage: Path | None, may_exist: bool = False) -> int:
@@ -108,7 +116,9 @@ def master_arguments(output: Path, salvage: Path | None) -> list[str]:
     return ["--values", str(output / VALUES), "--output", str(output), *own]
 
 
-def _start(output: Path, salvage: Path | None, lock: int, detached: bool) -> subprocess.Popen[bytes]:
+def _start(
+    output: Path, salvage: Path | None, lock: int, detached: bool, more: Sequence[str]
+) -> subprocess.Popen[bytes]:
     """Start the job's master.
 
     Unless it is detached, it ends the job when this process ends: in any case, the end of this process closes
@@ -118,7 +128,7 @@ def _start(output: Path, salvage: Path | None, lock: int, detached: bool) -> sub
     (output / artifacts.LOGS).mkdir(exist_ok=True)
     with open(output / artifacts.LOGS / "master.log", "wb") as log:
         return subprocess.Popen(
-            [*module_command("edl.master"), *arguments, *([] if detached else ["--attached"])],
+            [*module_command("edl.master"), *arguments, *([] if detached else ["--attached"]), *more],
             stdin=subprocess.DEVNULL if detached else subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=log,
@@ -145,17 +155,20 @@ def _attend(
     output: Path,
     interrupts: Interrupts,
     pages: contextlib.ExitStack | None,
+    begun: Callable[[subprocess.Popen[bytes]], None],
 ) -> int:
     """Show the job until it ends. Return the exit code.
 
     Args:
         pages: keeps the job's live page open; None: the job has no live page.
+        begun: is called once the master listens.
     """
     assert process.stdout is not None
     unread = False
     try:
         if process.stdout.readline():  # the master prints a line once it listens
             latest.remember(output)
+            begun(process)
             if pages is not None:
                 console.print(pages.enter_context(ui.beside(output)), soft_wrap=True)
             follow.show(console, Client(artifacts.read_contact(output)).follow())

@@ -22,8 +22,7 @@ import structlog
 from lightkube.config.kubeconfig import KubeConfig
 
 from edl.cli import pod_logs, release_model, release_status
-from edl.cli.jobs import ENDED, JobSnapshot, Journal, LogSource, Phase, unsaved
-from edl.cli.listing import in_short
+from edl.cli.jobs import ENDED, JobSnapshot, Journal, LogSource, Phase, in_short, unsaved
 from edl.cli.release_status import FoundRelease
 from edl.config import unscalable
 from edl.errors import EdlError

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -25,7 +26,7 @@ from edl.cli.job_values import (
     values_of,
 )
 from edl.cli.local_job import master_arguments, new_output, prepare, run_job
-from edl.config import values
+from edl.config import Config, values
 from edl.config.address import Address
 from edl.contract import artifacts
 from edl.contract.gpus import too_few_gpus
@@ -41,28 +42,50 @@ SalvageOption = Annotated[
         "directory is full, in a subdirectory with the job's name; default: a temporary directory.",
     ),
 ]
+WorkersOption = Annotated[int | None, typer.Option("--workers", help="Short for --set workers=N.")]
+EpochsOption = Annotated[int | None, typer.Option("--epochs", help="Short for --set training.epochs=N.")]
+BatchSizeOption = Annotated[
+    int | None, typer.Option("--batch-size", help="Short for --set training.batchSize=N.")
+]
+OutputOption = Annotated[
+    Path | None, typer.Option("--output", help="The output directory; default: a new directory in runs/.")
+]
+ResumeOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--resume",
+        metavar="DIR",
+        help="Resume the job of this output directory from its newest checkpoint, with its "
+        "values. Options such as --set override them, for example with more epochs.",
+    ),
+]
+ForceOption = Annotated[
+    bool,
+    typer.Option(
+        "--force",
+        help="With --resume: resume even if the seed, the order of the records or "
+        "the file of the model has changed. The differences are reported.",
+    ),
+]
+ModelArgument = Annotated[
+    str,
+    typer.Argument(
+        help="The model: a name from `edl zoo list`, a dotted module, or a Python file.",
+        autocompletion=completion.models,
+    ),
+]
 
 
 def run(
-    model: Annotated[
-        str,
-        typer.Argument(
-            help="The model: a name from `edl zoo list`, a dotted module, or a Python file.",
-            autocompletion=completion.models,
-        ),
-    ] = "",
+    model: ModelArgument = "",
     values_files: FileOption = [],  # noqa: B006
     sets: SetOption = [],  # noqa: B006
     set_strings: SetStringOption = [],  # noqa: B006
     set_files: SetFileOption = [],  # noqa: B006
-    workers: Annotated[int | None, typer.Option("--workers", help="Short for --set workers=N.")] = None,
-    epochs: Annotated[int | None, typer.Option("--epochs", help="Short for --set training.epochs=N.")] = None,
-    batch_size: Annotated[
-        int | None, typer.Option("--batch-size", help="Short for --set training.batchSize=N.")
-    ] = None,
-    output: Annotated[
-        Path | None, typer.Option("--output", help="The output directory; default: a new directory in runs/.")
-    ] = None,
+    workers: WorkersOption = None,
+    epochs: EpochsOption = None,
+    batch_size: BatchSizeOption = None,
+    output: OutputOption = None,
     salvage: SalvageOption = None,
     detach: Annotated[
         bool,
@@ -82,15 +105,7 @@ def run(
             "--dry-run", help="Check the values, print all of them as YAML for -f, and start nothing."
         ),
     ] = False,
-    resume: Annotated[
-        Path | None,
-        typer.Option(
-            "--resume",
-            metavar="DIR",
-            help="Resume the job of this output directory from its newest checkpoint, with its "
-            "values. Options such as --set override them, for example with more epochs.",
-        ),
-    ] = None,
+    resume: ResumeOption = None,
     script: Annotated[
         str,
         typer.Option(
@@ -102,31 +117,62 @@ def run(
         ),
     ] = "",
     arguments: Annotated[list[str] | None, typer.Argument(hidden=True)] = None,
-    force: Annotated[
-        bool,
-        typer.Option(
-            "--force",
-            help="With --resume: resume even if the seed, the order of the records or "
-            "the file of the model has changed. The differences are reported.",
-        ),
-    ] = False,
+    force: ForceOption = False,
 ) -> None:
     """Train a model on this machine, with workers as processes."""
-    if force and resume is None:
-        raise ConfigError("--force: only valid with --resume")
     if with_ui and detach:
         raise ConfigError("--ui and --detach are mutually exclusive; show a detached job with `edl ui DIR`")
-    if resume is not None:
-        values_files = [values_of(resume), *values_files]
-        sets = [*sets, f"checkpoint.resume=true,checkpoint.force={str(force).lower()}"]
-    short = {"workers": workers, "training.epochs": epochs, "training.batchSize": batch_size}
-    sets = [*sets, *(f"{key}={number}" for key, number in short.items() if number is not None)]
     if script:
         arguments, model = [model, *(arguments or [])] if model else [], ""
     elif arguments:
         raise ConfigError(f"{arguments[0]}: unexpected argument")
-    given = values.given(values_files, sets, set_strings, set_files)
-    merged, typed = complete(given, model, script, arguments or [])
+    short = {"workers": workers, "training.epochs": epochs, "training.batchSize": batch_size}
+    sets = [*sets, *(f"{key}={number}" for key, number in short.items() if number is not None)]
+    given = given_values(values_files, sets, set_strings, set_files, resume, force)
+    output, merged, typed = checked(given, model, output, resume, script, arguments or [])
+    if why := too_few_gpus(typed.local.gpus_per_worker, typed.workers, os.environ):
+        raise ConfigError(why)
+    if dry_run:
+        print(yaml.safe_dump(merged, sort_keys=False, allow_unicode=True), end="")
+        return
+    raise typer.Exit(run_job(output, merged, salvage, detach, with_ui))
+
+
+def given_values(
+    values_files: list[Path],
+    sets: list[str],
+    set_strings: list[str],
+    set_files: list[str],
+    resume: Path | None,
+    force: bool,
+) -> dict[str, Any]:
+    """Return the values that the user gave; with `resume`, on top of the values of that job.
+
+    Raises:
+        ConfigError: `force` without `resume`, or the values cannot be read.
+    """
+    if force and resume is None:
+        raise ConfigError("--force: only valid with --resume")
+    if resume is not None:
+        values_files = [values_of(resume), *values_files]
+        sets = [*sets, f"checkpoint.resume=true,checkpoint.force={str(force).lower()}"]
+    return values.given(values_files, sets, set_strings, set_files)
+
+
+def checked(
+    given: dict[str, Any],
+    model: str,
+    output: Path | None,
+    resume: Path | None,
+    script: str = "",
+    arguments: Sequence[str] = (),
+) -> tuple[Path, dict[str, Any], Config]:
+    """Check a job before its start. Return its output directory, its complete values and their typed form.
+
+    Raises:
+        ConfigError: a value, the model, an address of data or a checkpoint is invalid.
+    """
+    merged, typed = complete(given, model, script, arguments)
     if resume is not None and typed.mode == "predict" and not typed.prediction.dir:
         merged["prediction"]["dir"] = str((resume / artifacts.PREDICTIONS).resolve())
     check_checkpoints(typed, resume)
@@ -135,15 +181,10 @@ def run(
     elif not typed.model.source:
         models.check(typed.model.module, not typed.data.addresses, typed.model.functions)
     check_addresses(typed)
-    if why := too_few_gpus(typed.local.gpus_per_worker, typed.workers, os.environ):
-        raise ConfigError(why)
     output = output or new_output(Path(typed.model.name).stem.rsplit(".", 1)[-1])
     if typed.trains:
         merged = values.merge(merged, local_checkpoints(output, given.get("checkpoint") or {}))
-    if dry_run:
-        print(yaml.safe_dump(merged, sort_keys=False, allow_unicode=True), end="")
-        return
-    raise typer.Exit(run_job(output, merged, salvage, detach, with_ui))
+    return output, merged, typed
 
 
 class RunCommand(typer.core.TyperCommand):

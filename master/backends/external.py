@@ -20,7 +20,7 @@ class External:
 
     Args:
         emit: called with Gone.
-        address: the master's address, for the workers.
+        address: the master's address, for the workers; empty: print nothing, as programs start the workers.
     """
 
     def __init__(self, emit: Emit, address: str):
@@ -32,7 +32,7 @@ class External:
 
     def perform(self, effect: ef.ForBackend) -> None:
         match effect:
-            case ef.Create():
+            case ef.Create() if self._address:
                 print(f"start a worker: edl worker --master {self._address}", file=sys.stderr, flush=True)
             case ef.Delete(worker) if worker not in self._gone:
                 self._gone.add(worker)

@@ -20,7 +20,8 @@ from edl.master.core import events as ev
 from edl.master.core import facts, ps, silence, training
 from edl.master.core.job import Job
 from edl.master.core.ring import Change
-from edl.master.core.workers import OUT, UP
+from edl.master.core.state import TrainTask
+from edl.master.core.workers import OUT, UP, WorkerRecord
 
 MOST_NAMED = 5  # workers in a sentence
 
@@ -61,14 +62,7 @@ def status(
             "total": total,
             "applied": applied,
         },
-        "task": {
-            "kind": job.config.task,
-            "mode": job.mode,
-            "epoch": min(task.epochs_done + 1, task.last_epoch) if task else 0,
-            "epochs": task.last_epoch if task else job.epochs,
-            "step": task.done if task else 0,
-            "steps": task.end if task and not job.config.runs_horovod else None,
-        },
+        "task": _task(job, task),
         "rate": rate,
         "eta_seconds": (total - applied) / rate if rate > 0 and not job.config.runs_horovod else None,
         "step": max(job.step, ahead.step),
@@ -80,20 +74,7 @@ def status(
         "metrics": job.result.metrics,
         "generation": ring.generation,
         "target": job.target,
-        "workers": [
-            {
-                "id": w.id,
-                "handle": w.handle,
-                "rank": ring.ranks.get(w.id) if w.in_ring else None,
-                "state": w.state,
-                "delay": w.delay,
-                "step": here[w.id].step if w.id in here else w.step,
-                "rate": here[w.id].rate if w.id in here else 0.0,
-                "memory": beats[w.id].memory if w.id in beats else 0,
-                "gpu": asdict(gpu) if w.id in beats and (gpu := beats[w.id].gpu) is not None else None,
-            }
-            for w in job.pool
-        ],
+        "workers": [_worker(job, worker, beats.get(worker.id), here.get(worker.id)) for worker in job.pool],
         "began_with": job.began_with,
         "predictions": job.config.prediction.dir if job.config.mode == "predict" else "",
         "checkpoint": _checkpoint(job, now),
@@ -162,6 +143,40 @@ def summary(job: Job) -> dict[str, Any]:
 def _records(job: Job) -> int | None:
     """The number of records in an epoch; None if it is unknown, or if a script reads its own."""
     return job.train.steps.records if job.train is not None and not job.config.runs_horovod else None
+
+
+def _task(job: Job, task: TrainTask | None) -> dict[str, Any]:
+    """Describe the training as of now; `task` has the steps that the core does not know of yet."""
+    return {
+        "kind": job.config.task,
+        "mode": job.mode,
+        "epoch": min(task.epochs_done + 1, task.last_epoch) if task else 0,
+        "epochs": task.last_epoch if task else job.epochs,
+        "step": task.done if task else 0,
+        "steps": task.end if task and not job.config.runs_horovod else None,
+    }
+
+
+def _worker(
+    job: Job, worker: WorkerRecord, beat: facts.Heartbeat | None, in_ring: facts.Heartbeat | None
+) -> dict[str, Any]:
+    """Describe a worker.
+
+    Args:
+        beat: its last heartbeat.
+        in_ring: the same, if the worker is in the present ring and sent it there.
+    """
+    return {
+        "id": worker.id,
+        "handle": worker.handle,
+        "rank": job.ring.ranks.get(worker.id) if worker.in_ring else None,
+        "state": worker.state,
+        "delay": worker.delay,
+        "step": in_ring.step if in_ring else worker.step,
+        "rate": in_ring.rate if in_ring else 0.0,
+        "memory": beat.memory if beat else 0,
+        "gpu": asdict(beat.gpu) if beat and beat.gpu is not None else None,
+    }
 
 
 def _between_rings(job: Job) -> str:

@@ -30,42 +30,11 @@ def event_of(worker: WorkerId, message: pb.FromWorker) -> ev.Event | facts.Heart
         case "built":
             return ev.Built(worker, message.built.tables)
         case "ready":
-            r = message.ready
-            held = _out(worker, Generation(0), r.held) if r.HasField("held") else None
-            held_out, forced = dict(r.held_out), tuple(r.forced)
-            return ev.Ready(
-                worker,
-                _layout(r.layout),
-                r.model,
-                r.checkpoint,
-                held_out,
-                forced,
-                held,
-                r.tables,
-                _sample_loss(r),
-            )
+            return _ready(worker, message.ready)
         case "resume":
-            b = message.resume
-            members = tuple(WorkerId(m) for m in b.members)
-            # If it left an earlier ring, the message does not contain that ring's generation.
-            out = (
-                _out(worker, g if b.left else Generation(0), b.left_ring) if b.HasField("left_ring") else None
-            )
-            as_in_ready = b.model, dict(b.held_out), tuple(b.forced), b.tables, _sample_loss(b)
-            return ev.Resume(worker, _layout(b.layout), g, members, b.left, b.joined, out, *as_in_ready)
+            return _resume(worker, g, message.resume)
         case "joined_ring":
-            joined = message.joined_ring
-            return ev.JoinedRing(
-                worker,
-                g,
-                joined.step,
-                joined.round,
-                joined.callbacks_done,
-                joined.rolled_back,
-                joined.servers,
-                tuple(joined.out),
-                joined.servers_stay,
-            )
+            return _joined_ring(worker, g, message.joined_ring)
         case "stepped":
             s = message.stepped
             return ev.Stepped(worker, g, s.step, s.stall_seconds, s.redone_records, s.wasted_seconds)
@@ -80,28 +49,7 @@ def event_of(worker: WorkerId, message: pb.FromWorker) -> ev.Event | facts.Heart
             records = {r.index: r.why for r in message.bad_records.records}
             return ev.BadRecords(worker, g, message.bad_records.epoch, records)
         case "heartbeat":
-            beat = message.heartbeat
-            loss = _finite(beat.loss) if beat.HasField("loss") else None
-            epoch = _epoch_loss(beat.epoch_loss) if beat.HasField("epoch_loss") else None
-            s, waits = beat.staleness, beat.waits
-            aged = Staleness(s.steps, s.median, s.most, s.repeated) if beat.HasField("staleness") else None
-            waited = None
-            if beat.HasField("waits"):
-                waited = ServerWait(waits.server, waits.call, waits.seconds, waits.why)
-            return facts.Heartbeat(
-                worker,
-                g,
-                beat.step,
-                beat.rate,
-                loss,
-                beat.memory,
-                epoch,
-                beat.speed,
-                beat.round,
-                aged,
-                waited,
-                _gpu(beat.gpu) if beat.HasField("gpu") else None,
-            )
+            return _heartbeat(worker, g, message.heartbeat)
         case "left_ring":
             return _out(worker, g, message.left_ring)
         case "leaving":
@@ -199,6 +147,68 @@ def message_of(effect: ef.ForWorkers) -> tuple[Sequence[WorkerId], pb.ToWorker] 
         case ef.Stop(worker, why):
             return (worker,), pb.ToWorker(stop=pb.Stop(why=why))
     return None
+
+
+def _ready(worker: WorkerId, r: pb.Ready) -> ev.Ready:
+    held = _out(worker, Generation(0), r.held) if r.HasField("held") else None
+    held_out, forced = dict(r.held_out), tuple(r.forced)
+    return ev.Ready(
+        worker,
+        _layout(r.layout),
+        r.model,
+        r.checkpoint,
+        held_out,
+        forced,
+        held,
+        r.tables,
+        _sample_loss(r),
+    )
+
+
+def _resume(worker: WorkerId, g: Generation, b: pb.Resume) -> ev.Resume:
+    members = tuple(WorkerId(m) for m in b.members)
+    # If it left an earlier ring, the message does not contain that ring's generation.
+    out = _out(worker, g if b.left else Generation(0), b.left_ring) if b.HasField("left_ring") else None
+    as_in_ready = b.model, dict(b.held_out), tuple(b.forced), b.tables, _sample_loss(b)
+    return ev.Resume(worker, _layout(b.layout), g, members, b.left, b.joined, out, *as_in_ready)
+
+
+def _joined_ring(worker: WorkerId, g: Generation, joined: pb.JoinedRing) -> ev.JoinedRing:
+    return ev.JoinedRing(
+        worker,
+        g,
+        joined.step,
+        joined.round,
+        joined.callbacks_done,
+        joined.rolled_back,
+        joined.servers,
+        tuple(joined.out),
+        joined.servers_stay,
+    )
+
+
+def _heartbeat(worker: WorkerId, g: Generation, beat: pb.Heartbeat) -> facts.Heartbeat:
+    loss = _finite(beat.loss) if beat.HasField("loss") else None
+    epoch = _epoch_loss(beat.epoch_loss) if beat.HasField("epoch_loss") else None
+    s, waits = beat.staleness, beat.waits
+    aged = Staleness(s.steps, s.median, s.most, s.repeated) if beat.HasField("staleness") else None
+    waited = None
+    if beat.HasField("waits"):
+        waited = ServerWait(waits.server, waits.call, waits.seconds, waits.why)
+    return facts.Heartbeat(
+        worker,
+        g,
+        beat.step,
+        beat.rate,
+        loss,
+        beat.memory,
+        epoch,
+        beat.speed,
+        beat.round,
+        aged,
+        waited,
+        _gpu(beat.gpu) if beat.HasField("gpu") else None,
+    )
 
 
 def _out(worker: WorkerId, g: Generation, o: pb.LeftRing) -> ev.LeftRing:

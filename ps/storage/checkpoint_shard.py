@@ -254,61 +254,121 @@ def _read(
     Raises:
         CheckpointDamaged: the file is not one of a parameter server, or its tensors do not fit these tables.
     """
-    digest = hashlib.sha256()
-
-    def take(size: int) -> bytearray:
-        room = bytearray(size)
-        filled = 0
-        while filled < size:
-            count = cast(int, file.readinto(memoryview(room)[filled:]))  # type: ignore[attr-defined]
-            if not count:
-                raise CheckpointDamaged(f"{where}: it ends before its last tensor")
-            filled += count
-        digest.update(room)
-        return room
-
-    try:
-        entries = json.loads(bytes(take(int.from_bytes(take(8), "little"))))
-        entries.pop("__metadata__", None)
-        in_order = sorted(entries.items(), key=lambda item: cast(int, item[1]["data_offsets"][0]))
-    except (ValueError, LookupError, TypeError, AttributeError, MemoryError) as error:
-        raise CheckpointDamaged(f"{where}: not a file of tensors: {error}") from error
-    if only is not None and f"ps.{only}.about" not in entries:
+    source = _Hashed(file, where)
+    in_order = _entries(source)
+    if only is not None and f"ps.{only}.about" not in dict(in_order):
         return ""
     begun: dict[int, dict[str, np.ndarray]] = {}
     taken: dict[int, np.ndarray] = {}
     for name, entry in in_order:
-        try:
-            dtype, shape = np.dtype(_DTYPES[entry["dtype"]]), tuple(entry["shape"])
-            start, stop = entry["data_offsets"]
-            *_, number, what = name.split(".")
-        except (LookupError, ValueError, TypeError) as error:
-            raise CheckpointDamaged(f"{where}: tensor {name!r} is not one of a parameter server") from error
-        if stop - start != int(np.prod(shape, dtype=np.int64)) * dtype.itemsize:
-            raise CheckpointDamaged(f"{where}: tensor {name!r} has {stop - start} bytes for {list(shape)}")
+        number, what, dtype, shape, nbytes = _checked_entry(name, entry, where)
         if what == "about":
-            about = bytes(take(stop - start))
+            about = bytes(source.take(nbytes))
             if of_another is None:
                 said(_checked_about(about, where, [tables[n] for n in sorted(tables)]))
             continue
         table = int(number)
         if of_another is not None and (table not in tables or what in of_another.skips):
-            for at in range(start, stop, ROOM):
-                take(min(ROOM, stop - at))
-            continue
-        if what == "ids":
-            ids = np.frombuffer(take(stop - start), dtype)
+            source.skip(nbytes)
+        elif what == "ids":
+            ids = np.frombuffer(source.take(nbytes), dtype)
             taken[table] = mine(ids)
             if table in tables:
                 room(tables[table], int(taken[table].sum()))
             begun.setdefault(table, {})["ids"] = ids[taken[table]]
         elif what == "seen":
-            seen = np.frombuffer(take(stop - start), dtype).reshape(shape)
+            seen = np.frombuffer(source.take(nbytes), dtype).reshape(shape)
             begun.setdefault(table, {})["seen"] = seen[mine(np.ascontiguousarray(seen[:, 0]))]
         else:
-            begun[table][what] = _filtered(take, dtype, shape, taken[table])
+            begun[table][what] = _filtered(source.take, dtype, shape, taken[table])
     if file.read(1):
         raise CheckpointDamaged(f"{where}: something follows its last tensor")
+    _fill(tables, begun, where, room, of_another)
+    return source.digest.hexdigest()
+
+
+class _Hashed:
+    """An open file that is read from its beginning to its end, and hashed meanwhile."""
+
+    def __init__(self, file: BinaryIO, where: str):
+        self.where, self.digest = where, hashlib.sha256()
+        self._file = file
+
+    def take(self, size: int) -> bytearray:
+        """Read that many bytes.
+
+        Raises:
+            CheckpointDamaged: the file ends before.
+        """
+        room = bytearray(size)
+        filled = 0
+        while filled < size:
+            count = cast(int, self._file.readinto(memoryview(room)[filled:]))  # type: ignore[attr-defined]
+            if not count:
+                raise CheckpointDamaged(f"{self.where}: it ends before its last tensor")
+            filled += count
+        self.digest.update(room)
+        return room
+
+    def skip(self, size: int) -> None:
+        """Hash that many bytes without keeping them."""
+        for at in range(0, size, ROOM):
+            self.take(min(ROOM, size - at))
+
+
+def _entries(source: _Hashed) -> list[tuple[str, Any]]:
+    """Read the header of a file: the name and the entry of each tensor, in the order of their bytes.
+
+    Raises:
+        CheckpointDamaged: it is not the header of a file of tensors.
+    """
+    try:
+        entries = json.loads(bytes(source.take(int.from_bytes(source.take(8), "little"))))
+        entries.pop("__metadata__", None)
+        return sorted(entries.items(), key=lambda item: cast(int, item[1]["data_offsets"][0]))
+    except (ValueError, LookupError, TypeError, AttributeError, MemoryError) as error:
+        raise CheckpointDamaged(f"{source.where}: not a file of tensors: {error}") from error
+
+
+class _Entry(NamedTuple):
+    """A tensor of a file.
+
+    Args:
+        table: the number of its table.
+        what: which data of the table it holds, such as "rows".
+    """
+
+    table: str
+    what: str
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    nbytes: int
+
+
+def _checked_entry(name: str, entry: Any, where: str) -> _Entry:
+    try:
+        dtype, shape = np.dtype(_DTYPES[entry["dtype"]]), tuple(entry["shape"])
+        start, stop = entry["data_offsets"]
+        *_, number, what = name.split(".")
+    except (LookupError, ValueError, TypeError) as error:
+        raise CheckpointDamaged(f"{where}: tensor {name!r} is not one of a parameter server") from error
+    if stop - start != int(np.prod(shape, dtype=np.int64)) * dtype.itemsize:
+        raise CheckpointDamaged(f"{where}: tensor {name!r} has {stop - start} bytes for {list(shape)}")
+    return _Entry(number, what, dtype, shape, stop - start)
+
+
+def _fill(
+    tables: Mapping[int, Table],
+    begun: Mapping[int, Mapping[str, np.ndarray]],
+    where: str,
+    room: Room,
+    of_another: OfAnother | None,
+) -> None:
+    """Fill tables with the tensors that were read for them, both by the tables' numbers.
+
+    Raises:
+        CheckpointDamaged: the tensors are not those of the table.
+    """
     for number, parts in begun.items():
         try:
             room(tables[number], len(parts["ids"]))
@@ -318,7 +378,6 @@ def _read(
                 tables[number].begin_with(parts["ids"], parts["rows"], parts["counts"], parts.get("slots"))
         except (LookupError, TypeError, ValueError) as error:
             raise CheckpointDamaged(f"{where}: the tensors of table {number} do not fit: {error}") from error
-    return digest.hexdigest()
 
 
 def _filtered(

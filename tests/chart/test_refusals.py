@@ -12,7 +12,7 @@ from edl.config import model_check, values
 from edl.config.paths import keys
 from edl.config.renamed import RENAMED
 from tests.chart.conftest import CHART, Helm, Refused
-from tests.unit.config.test_config import IMPOSSIBLE, POSSIBLE, TAKEN, WRONG
+from tests.unit.config.refused_values import IMPOSSIBLE, POSSIBLE, TAKEN, WRONG
 
 
 @pytest.mark.parametrize(("text", "key"), [(w[0], w[1]) for w in WRONG], ids=[w[0][:60] for w in WRONG])

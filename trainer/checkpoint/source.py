@@ -10,6 +10,7 @@ from pathlib import Path
 
 from edl import scratch
 from edl.checkpoints import CheckpointError, Manifest, one_of
+from edl.checkpoints.elasticdl import files_in
 from edl.errors import ConfigError, EdlError
 from edl.trainer.embedding.saved_rows import counted, counted_in_file
 from edl.trainer.runtime.error_report import format_error
@@ -54,7 +55,7 @@ def saved_counts(where: str) -> dict[str, int]:
         ConfigError: the file or checkpoint does not exist.
         CheckpointError: it cannot be read.
     """
-    if not where:
+    if not where or files_in(where):  # ElasticDL had no layers that learn which ids there are
         return {}
     if not is_file(where):
         return counted(one_of(where))

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Warm start: begin a new training with the weights of an earlier training.
 
-`initFrom.path` names the checkpoints of an earlier training, one of its checkpoints, or a file saved by
-Keras. `initFrom.state` selects the weights (with moving averages; the optimizer starts afresh), or
-everything. The job counts its own records from the first one, whatever records those weights have seen.
+`initFrom.path` names the checkpoints of an earlier training, one of its checkpoints, a file saved by Keras,
+or checkpoints of ElasticDL. `initFrom.state` selects the weights (with moving averages; the optimizer starts
+afresh), or everything. The job counts its own records from the first one, whatever those weights have seen.
 
 Only the root of a training's first ring reads the source, once. It first checks every variable; if a variable
 does not fit, nothing is changed.
@@ -29,10 +29,12 @@ import numpy as np
 
 from edl import scratch
 from edl.checkpoints import Checkpoint, CheckpointError, Tensor, one_of
+from edl.checkpoints.elasticdl import files_in
 from edl.config import Config
 from edl.errors import ModelError
 from edl.layers.embedding import Embedding
 from edl.trainer.agreement.epochs import without_memory
+from edl.trainer.checkpoint import elasticdl
 from edl.trainer.checkpoint.comparison import kind_of, refuse_rows, refuse_variables, stored_in
 from edl.trainer.checkpoint.source import is_file, local_file, place_of
 from edl.trainer.embedding.interfaces import Start, Table
@@ -119,6 +121,8 @@ class WarmStart:
         if is_file(self.where):
             with local_file(self.where) as path:
                 self._compare_file(path)
+        elif files := files_in(self.where):
+            self._of_elasticdl(elasticdl.read(files))
         else:
             self._compare(one_of(self.where))
 
@@ -127,7 +131,10 @@ class WarmStart:
 
         Raises as `check` does, and changes nothing then.
         """
-        what = self._take_file() if is_file(self.where) else self._take_checkpoint()
+        if files := files_in(self.where):
+            what = self._take_elasticdl(files)
+        else:
+            what = self._take_file() if is_file(self.where) else self._take_checkpoint()
         if self.everything:
             self.learner.take_metrics()  # what it had counted of an epoch that was not over
         self.tell(f"the {self.work} begins with {what}")
@@ -305,6 +312,57 @@ class WarmStart:
                 "With initFrom.state=weights the optimizer begins anew"
             )
 
+    # --- from a checkpoint of ElasticDL
+
+    def _take_elasticdl(self, files: Sequence[Path]) -> str:
+        stored = elasticdl.read(files)
+        parts, rows = self._of_elasticdl(stored)
+        self.learner.take_over(self.learner.prepared(parts))
+        if self.servers is not None:
+            self.servers.begin_with(Start(rows=rows))
+        return f"the weights of version {stored.version:,} of ElasticDL in {self.where}"
+
+    def _of_elasticdl(
+        self, stored: elasticdl.Stored
+    ) -> tuple[list[np.ndarray], dict[int, tuple[np.ndarray, np.ndarray]]]:
+        """Return the learner's parts with these weights, and the rows of its tables, by their numbers.
+
+        Raises:
+            ModelError: they do not fit the model, or all of the state is wanted.
+        """
+        place = f"initFrom.path: version {stored.version:,} of ElasticDL in {self.where}"
+        if self.everything:
+            raise ModelError(f"{place} has no state of an optimizer: set initFrom.state=weights")
+        embeddings = [layer for layer in self.model._flatten_layers() if hasattr(layer, "embeddings")]
+        tables = elasticdl.matched([layer.name for layer in embeddings], stored.tables)
+        rows, variables = dict[int, tuple[np.ndarray, np.ndarray]](), dict[str, str]()
+        for number, (table, layer) in enumerate(self._tables()):
+            there = stored.tables.get(tables.get(layer.name, ""))
+            refuse_rows(place, table, None if there is None else there[1].shape[1])
+            assert there is not None
+            rows[number] = there
+        on_servers = {layer.name for _, layer in self._tables()}
+        for layer in embeddings:
+            if layer.name in tables and layer.name not in on_servers:
+                variables[_variable(layer)] = tables[layer.name]
+        trained = {v.path for v in self.model.trainable_variables}
+        specs = [d for d in self.learner.variable_specs() if d.of_model]
+        dense = elasticdl.matched([d.name for d in specs if d.name not in variables], stored.dense)
+        refuse_variables(
+            place,
+            {d.name: str([*d.shape]) for d in specs if d.name in dense or d.name in trained - {*variables}},
+            {name: str([*stored.dense[other].shape]) for name, other in dense.items()},
+        )
+        parts = []
+        for d, part in zip(self.learner.variable_specs(), self.learner.parts(), strict=True):
+            if d.of_model and d.name in variables:
+                part = elasticdl.with_rows(place, d, part, *stored.tables[variables[d.name]])
+            elif d.of_model and d.name in dense:
+                value = stored.dense[dense[d.name]].astype(d.dtype)
+                part = np.ascontiguousarray(value).reshape(-1).view(np.uint8)
+            parts.append(part)
+        return parts, rows
+
     # --- from a file of Keras
 
     def _take_file(self) -> str:
@@ -375,6 +433,6 @@ def of_job(
     return WarmStart(source.path, everything, model, learner, tell, work, servers)
 
 
-def _variable(layer: Embedding) -> str:
+def _variable(layer: Any) -> str:
     """The name that the rows' variable would have."""
     return f"{layer.path}/embeddings"

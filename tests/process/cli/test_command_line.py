@@ -12,83 +12,26 @@ import re
 import signal
 import struct
 import subprocess
-import sys
 import termios
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import grpc
 import psutil
 import pytest
 
-from edl import __version__
 from edl.checkpoints import Store
 from edl.contract import artifacts
-from edl.contract.proto import edl_pb2 as pb
-from edl.contract.proto import edl_pb2_grpc as rpc
 from edl.contract.steps import Steps
-from edl.errors import Unauthenticated
 from edl.net.master_client import Client
+from tests.support.jobs.commands import EDL, a_long_job, all_gone, edl, processes_of
 from tests.support.jobs.evidence import saved_weights
-
-ROOT = Path(__file__).parents[3]
-EDL = [str(Path(sys.executable).with_name("edl"))]
-LONG = ["counting", "--set", "local.startMethod=fork,workers=2,training.epochs=1000"]
-
-
-def edl(*arguments: str, check: bool = False, **options: Any) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [*EDL, *arguments], capture_output=True, text=True, check=check, timeout=170, **options
-    )
 
 
 @pytest.fixture(autouse=True)
 def own_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.chdir(tmp_path)
-
-
-@contextlib.contextmanager
-def a_long_job(*sets: str) -> Iterator[tuple[subprocess.Popen[str], Path]]:
-    """`edl run` of a job that does not end by itself, once its ring trains."""
-    job = subprocess.Popen(
-        [*EDL, "run", *LONG, *[f"--set={s}" for s in sets], "--output", "job"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-    assert job.stdout is not None
-    try:
-        for line in job.stdout:
-            if "ring 0 -> " in line:
-                break
-        yield job, Path("job")
-    finally:
-        job.terminate()
-        job.communicate(timeout=60)
-
-
-def processes_of(output: Path) -> list[int]:
-    """The master and the workers of a job, as the journal names them."""
-    pids = [artifacts.read_contact(output).pid]
-    for line in (output / artifacts.JOURNAL).read_text().splitlines():
-        event = json.loads(line).get("event", {})
-        if event.get("type") == "Seen":
-            pids.append(int(event["handle"]))
-    return pids
-
-
-def all_gone(pids: list[int], seconds: float = 20) -> bool:
-    _, alive = psutil.wait_procs([p for pid in pids if (p := _process(pid))], timeout=seconds)
-    return not alive
-
-
-def _process(pid: int) -> psutil.Process | None:
-    with contextlib.suppress(psutil.NoSuchProcess):
-        return psutil.Process(pid)
-    return None
 
 
 def ranks(status: dict[str, Any]) -> list[int]:
@@ -226,18 +169,6 @@ def test_status_scale_and_stop_from_another_terminal() -> None:
     assert edl("logs", "evaluator").returncode == 2
 
 
-def test_scale_takes_the_directory_and_the_number_in_any_order_and_either_number_alone() -> None:
-    for asked in (("job", "--servers", "3"), ("job", "3"), ("3", "job")):
-        assert edl("scale", *asked).stderr.startswith("edl: job: "), asked
-    assert "expected a number of workers ('job' is none), or --servers" in edl("scale", "job").stderr
-    assert "neither 'job' nor 'other' is a number" in " ".join(edl("scale", "job", "other").stderr.split())
-
-
-def test_local_commands_import_nothing_of_a_cluster() -> None:
-    program = "import sys, edl.cli.app; sys.exit('lightkube' in sys.modules or 'httpx2' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", program]).returncode == 0
-
-
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_an_interrupted_job_leaves_no_process(number: signal.Signals) -> None:
     with a_long_job() as (job, output):
@@ -306,96 +237,6 @@ def test_on_a_terminal_it_draws_a_bar_and_a_table() -> None:
         assert expected in text, expected
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (
-            ["digits", "--set", "training.epoch=3"],
-            "training.epoch: unknown key; did you mean training.epochs?",
-        ),
-        (["digits", "--set", "workers=0.5"], "workers: invalid value 0.5 (expected an integer, at least 0"),
-        (["digits", "-f", "nowhere.yaml"], "nowhere.yaml: cannot read"),
-        (["./nowhere.py"], "file nowhere.py not found"),
-        ([__file__], f"{__file__}: has no function model()."),
-    ],
-)
-def test_what_is_wrong_is_refused_before_anything_starts(arguments: list[str], words: str) -> None:
-    done = edl("run", *arguments, "--output", "job")
-    assert done.returncode == 2
-    assert words in done.stderr
-    assert "Traceback" not in done.stderr
-    assert not Path("job").exists()
-
-
-def test_an_output_directory_is_never_used_twice() -> None:
-    Path("job").mkdir()
-    Path("job/events.jsonl").touch()
-    done = edl("run", "digits", "--output", "job")
-    assert done.returncode == 1
-    assert "already holds a job" in done.stderr
-
-
-def test_two_jobs_never_run_in_one_directory() -> None:
-    with a_long_job() as (_, output):
-        values = (output / "values.json").read_text()
-        second = edl("run", "digits", "--output", str(output))
-        assert second.returncode == 1
-        assert second.stderr == "edl: job: another job runs in this directory; choose another --output\n"
-        assert (output / "values.json").read_text() == values, "it has changed nothing"
-
-
-@pytest.mark.parametrize(
-    ("model", "words"),
-    [
-        (
-            "digit",
-            "unknown model 'digit'; did you mean digits? (the zoo has counting, dcn_v2, deepfm, digits,",
-        ),
-        ("mine", "unknown model 'mine'; did you mean ./mine.py? (the zoo has"),
-        ("nonsense", "unknown model 'nonsense'; a file is given by its path, such as ./my_model.py"),
-        ("somewhere.else", "module 'somewhere.else' not found on the Python path"),
-        ("package.model", "module 'package.model' not found on the Python path"),
-        ("json.decoder.more", "module 'json.decoder.more' not found"),
-    ],
-)
-def test_an_unknown_model_is_refused_before_anything_is_imported(model: str, words: str) -> None:
-    Path("mine.py").touch()
-    Path("package").mkdir()
-    Path("package/__init__.py").write_text("raise SystemExit('this was imported')\n")
-    done = edl("run", model, "--output", "job")
-    assert done.returncode == 2
-    assert f"edl: model.module: {words}" in done.stderr
-    assert not Path("job").exists()
-
-
-def test_a_dotted_module_is_found_without_importing_it() -> None:
-    Path("package").mkdir()
-    Path("package/__init__.py").write_text("raise SystemExit('this was imported')\n")
-    Path("package/model.py").touch()
-    code = "from edl.cli import models; models.check('package.model'); models.check('json.decoder')"
-    subprocess.run([sys.executable, "-c", code], check=True)
-
-
-def test_the_zoo_is_listed_without_tensorflow() -> None:
-    listed = edl("zoo", "list", check=True).stdout.splitlines()
-    assert (
-        "digits      Handwritten digits, 8x8 pixels: 1,797 real images that come with scikit-learn." in listed
-    )
-    code = "import sys; from edl.cli import models; models.zoo(); sys.exit('keras' in sys.modules)"
-    subprocess.run([sys.executable, "-c", code], check=True)
-
-
-def test_version_and_a_status_without_a_job_say_what_to_do() -> None:
-    assert edl("--version", check=True).stdout == f"edl {__version__}\n"
-    none = edl("status")
-    assert none.returncode == 2
-    assert none.stderr.startswith(
-        "edl: no job has been started on this machine; start one with `edl run MODEL`"
-    )
-    empty = edl("status", ".")
-    assert empty.stderr == "edl: .: not the output directory of a job (master.json not found)\n"
-
-
 def test_both_sides_by_hand() -> None:
     master = subprocess.Popen(
         [*EDL, "master", "counting", "--set", "workers=2,training.epochs=1", "--output", "job"],
@@ -444,38 +285,6 @@ def test_a_worker_by_hand_leaves_on_ctrl_c_in_one_line_and_the_others_go_on() ->
         for process in (master, *workers):
             process.terminate()
             process.communicate(timeout=60)
-
-
-def test_calls_without_the_token_or_of_another_run_are_refused() -> None:
-    with a_long_job() as (_, output):
-        contact = artifacts.read_contact(output)
-        assert oct((output / artifacts.CONTACT).stat().st_mode)[-3:] == "600"
-        with pytest.raises(Unauthenticated, match="token is missing or wrong"):
-            Client(artifacts.Contact(contact.address, "guess", 0)).stop("no")
-        with grpc.insecure_channel(contact.address) as channel:
-            stub = rpc.MasterStub(channel)
-            calls = {
-                "Work": lambda m: list(
-                    stub.Work(iter([pb.FromWorker(hello=pb.Hello(worker=9))]), metadata=m)
-                ),
-                "Watch": lambda m: list(stub.Watch(pb.WatchRequest(), metadata=m)),
-                "Scale": lambda m: stub.Scale(pb.ScaleRequest(workers=1), metadata=m),
-                "Stop": lambda m: stub.Stop(pb.StopRequest(), metadata=m),
-            }
-            for metadata in ((), (("authorization", "Bearer guess"),)):
-                for name, call in calls.items():
-                    with pytest.raises(grpc.RpcError) as refused:
-                        call(metadata)
-                    assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED, name
-            ours = (("authorization", f"Bearer {contact.token}"),)
-            foreign = pb.FromWorker(run_id="another", hello=pb.Hello(worker=0, version="0.2.0"))
-            with pytest.raises(grpc.RpcError) as refused:
-                list(stub.Work(iter([foreign]), metadata=ours))
-            assert refused.value.code() is grpc.StatusCode.FAILED_PRECONDITION
-        before = Client(contact).status()["step"]
-        deadline = time.monotonic() + 20
-        while Client(contact).status()["step"] == before:
-            assert time.monotonic() < deadline, "the job should go on undisturbed"
 
 
 def test_a_model_comes_with_the_values_and_files_of_the_folder_replace_nothing(tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ from edl.contract.phases import WorkerState
 from edl.contract.workers import MALLOC
 from edl.kubernetes.client import Api
 from edl.kubernetes.timing import Timing
-from tests.process.cli.test_command_line import EDL, LONG, a_long_job, all_gone, edl, processes_of
+from tests.support.jobs.commands import EDL, LONG, a_long_job, all_gone, edl, processes_of
 from tests.support.kubernetes.small_server import PLACE
 
 A_Job = Callable[..., Any]

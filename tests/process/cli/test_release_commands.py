@@ -11,7 +11,8 @@ import pytest
 import yaml
 
 from edl.kubernetes import overrides
-from tests.support.fakes.kubernetes_api import NAMESPACE, KubernetesApi
+from tests.support.fakes.kubernetes_api import KubernetesApi
+from tests.support.fakes.kubernetes_cluster import NAMESPACE
 from tests.support.kubernetes import master
 from tests.support.kubernetes.release_commands import RUN, SECONDS, Cluster, data, install, pod, says
 

@@ -9,7 +9,7 @@ import re
 import pytest
 import yaml
 
-from tests.support.fakes.kubernetes_api import NAMESPACE
+from tests.support.fakes.kubernetes_cluster import NAMESPACE
 from tests.support.kubernetes.release_commands import Cluster, Done, pod, says
 
 pytestmark = pytest.mark.waits

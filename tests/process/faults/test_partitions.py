@@ -22,7 +22,8 @@ import pytest
 
 from edl.kubernetes.names import MASTER_PORT
 from tests.process.conftest import ROOT
-from tests.support.fakes.kubernetes_api import NAMESPACE, KubernetesApi
+from tests.support.fakes.kubernetes_api import KubernetesApi
+from tests.support.fakes.kubernetes_cluster import NAMESPACE
 from tests.support.jobs.session_worker import Told, check_terms, told_in
 from tests.support.kubernetes.master import TOKEN, command
 from tests.support.kubernetes.small_release import Release, until

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Callable
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -18,111 +17,10 @@ from keras import callbacks as k
 from edl import config
 from edl.config import values
 from edl.errors import ModelError, UserCodeError
-from edl.trainer.agreement.epochs import CallbackUpdate, Epochs, columns
-from edl.trainer.callbacks.callbacks import Callbacks
+from edl.trainer.agreement.epochs import columns
 from edl.trainer.callbacks.rules import accepted
-from edl.trainer.step.learner import KerasLearner
-from tests.process.keras.models import X, Y, dense, plain
-from tests.process.keras.rings import Case, Meeting, learner_of, parts_of, ring_step
-
-EPOCHS, BATCH = 6, 12
-STEPS = ((0, 12), (12, 24), (24, 30))
-HELD_OUT = (X[::3] + 0.1, -Y[::3])  # so that it gets worse
-CONFIG = config.parse(values.defaults())
-
-
-def model() -> keras.Model:
-    return dense(keras.optimizers.SGD(0.1, momentum=0.5), metrics=["mae"])
-
-
-def used(*given: k.Callback) -> list[k.Callback]:
-    return accepted(list(given), CONFIG, lambda text: None)
-
-
-class Ours:
-    """A job of one learner, which plays all ranks; the worker with the callbacks may be replaced."""
-
-    def __init__(
-        self,
-        make: Callable[[], list[k.Callback]],
-        size: int,
-        build: Callable[[], keras.Model] = model,
-    ):
-        self.make, self.build = make, build
-        self.case, self.meeting = Case(build, plain), Meeting()
-        self.learner = learner_of(self.case, self.meeting)
-        self.first = self.learner.state()
-        self.begin(size)
-
-    def begin(self, size: int) -> None:
-        """Another job, with the same first weights."""
-        self.learner.load(self.first)
-        self.size, self.epochs, self.turns = size, Epochs(), 0
-        self.here = self.worker()
-
-    def worker(self) -> Callbacks:
-        return Callbacks(used(*self.make()), self.learner, len(STEPS), EPOCHS)
-
-    @property
-    def whole(self) -> int:
-        return len(self.epochs.history)
-
-    def turn(self) -> None:
-        """Between two epochs, as far as one is due."""
-        more = self.whole < self.epochs.limit(EPOCHS)
-        if not self.epochs.due(self.whole, more):
-            return
-        self.turns += 1
-        before = self.learner.digest()
-        turn = self.here.run(self.epochs, self.whole, EPOCHS, {"ring_size": float(self.size)})
-        assert self.learner.digest() == before, "a turn changes nothing"
-        told = CallbackUpdate.unpack(turn.pack())  # as the other ranks get it
-        assert told.after == turn.after
-        assert {i: v.tobytes() for i, v in told.changed.items()} == {
-            i: v.tobytes() for i, v in turn.changed.items()
-        }
-        self.learner.change(turn.changed)
-        self.epochs = turn.after
-
-    def train(self, between: Callable[[Ours], None] = lambda job: None) -> Ours:
-        """All epochs; `between` is done before each turn."""
-        self.turn()
-        while self.whole < self.epochs.limit(EPOCHS):
-            for nth, ends in enumerate(STEPS):
-                step = self.whole * len(STEPS) + nth
-                agreed = ring_step(self.learner, self.meeting, parts_of(self.case, self.size, *ends), step)
-                self.epochs = self.epochs.after(agreed.loss, agreed.records)
-            self.epochs = self.epochs.whole(self.learner.take_metrics())
-            held = self.learner.model.evaluate(*HELD_OUT, batch_size=BATCH, verbose=0, return_dict=True)
-            self.learner.model.reset_metrics()
-            self.epochs = self.epochs.evaluated(held)
-            between(self)
-            self.turn()
-        self.learner.finish_training()
-        self.here.end(self.epochs)
-        return self
-
-    @property
-    def weights(self) -> list[np.ndarray]:
-        return list(self.learner.model.get_weights())
-
-
-def fitted(like: Ours) -> tuple[dict[str, list[float]], list[np.ndarray]]:
-    """What `fit` makes of a model with the same first weights: its history, and the weights."""
-    reference = like.build()
-    reference.set_weights(like.weights)
-    history = reference.fit(
-        X,
-        Y,
-        batch_size=BATCH,
-        shuffle=False,
-        epochs=EPOCHS,
-        validation_data=HELD_OUT,
-        validation_batch_size=BATCH,
-        callbacks=like.make(),
-        verbose=0,
-    )
-    return dict(history.history), list(reference.get_weights())
+from tests.process.keras.callback_jobs import EPOCHS, Ours, fitted, model, same, used
+from tests.process.keras.models import X, Y
 
 
 class Halving(k.Callback):
@@ -159,16 +57,6 @@ CASES: dict[str, Callable[[], list[k.Callback]]] = {
         k.History(),
     ],
 }
-
-
-def same(job: Ours, expected: tuple[dict[str, list[float]], list[np.ndarray]]) -> None:
-    history, weights = expected
-    found = columns(job.epochs.history)
-    assert found.keys() == history.keys()
-    for name, column in history.items():
-        assert found[name] == pytest.approx(column, rel=2e-5, abs=1e-6), name
-    for ours, theirs in zip(job.weights, weights, strict=True):
-        np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -288,105 +176,6 @@ def test_one_that_raises_is_named_with_its_hook_and_epoch() -> None:
     assert isinstance(told.value.__cause__, ValueError)
 
 
-def compiles(job_model: keras.Model) -> None:
-    job_model.compile("adam", "mae")
-
-
-def freezes(job_model: keras.Model) -> None:
-    job_model.layers[1].trainable = False
-
-
-def tunes(job_model: keras.Model) -> None:
-    job_model.optimizer.momentum = 0.9
-
-
-@pytest.mark.parametrize("change", [compiles, freezes, tunes])
-def test_what_is_in_the_graph_cannot_be_changed(change: Callable[[keras.Model], None]) -> None:
-    job = Ours(lambda: [k.LambdaCallback(on_epoch_end=lambda *_: change(job.learner.model))], 1)
-    with pytest.raises(ModelError, match="has compiled the model anew, or has changed what is trained"):
-        job.train()
-
-
-@cache
-def beta() -> keras.Variable:
-    """A variable of the loss, which no layer has. (Made late: it initializes TensorFlow.)"""
-    return keras.Variable(0.0, trainable=False, name="beta")
-
-
-def annealed(y_true: Any, y_pred: Any) -> Any:
-    return keras.ops.mean(keras.ops.square(y_true - y_pred), -1) + beta() * keras.ops.mean(abs(y_pred), -1)
-
-
-class Scale(keras.layers.Layer):
-    def __init__(self, read_by: str):
-        super().__init__()
-        self.factor, self.read_by = tf.Variable(0.0, trainable=False, name="factor"), read_by
-
-    def call(self, x: Any) -> Any:
-        if self.read_by == "numpy":
-            factor = tf.numpy_function(lambda: self.factor.numpy(), [], tf.float32)
-            return x * (1 + tf.ensure_shape(factor, []))
-        return x * (1 + self.factor)
-
-
-class Anneals(k.Callback):
-    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        beta().assign(0.1 * epoch)
-
-
-class Raises(k.Callback):
-    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        for layer in self.model.layers:
-            if isinstance(layer, Scale):
-                layer.factor.assign(0.1 * epoch)
-
-
-def with_beta() -> keras.Model:
-    beta()
-    return dense(loss=annealed, metrics=["mae"])
-
-
-UNLISTED: dict[str, tuple[type[k.Callback], Callable[[], keras.Model]]] = {
-    "a keras.Variable of the loss": (Anneals, with_beta),
-    "a tf.Variable of a layer": (Raises, lambda: dense(layers=[Scale("graph")], metrics=["mae"])),
-    "eager": (Raises, lambda: dense(layers=[Scale("eager")], metrics=["mae"], run_eagerly=True)),
-}
-
-
-@pytest.mark.parametrize("name", UNLISTED)
-def test_a_variable_that_no_model_lists_changes_on_all_workers(name: str) -> None:
-    callback, build = UNLISTED[name]
-    job = Ours(lambda: [callback()], 2, build)
-    expected = fitted(job)
-    job.learner.load(job.first)
-    raised = [v for v in job.learner.variables if v.name.partition(":")[0] in ("beta", "factor")]
-    same(job.train(), expected)
-    final = [v.numpy() for v in raised]
-    assert final == [pytest.approx(0.1 * (EPOCHS - 1))]
-    turn = job.here.run(job.epochs, job.whole, EPOCHS + 1, {})
-    assert [v.numpy() for v in raised] == final  # unchanged, until all members apply the callback update
-    job.learner.change(turn.changed)
-    assert [v.numpy() for v in raised] == [pytest.approx(0.1 * EPOCHS)]
-
-
-class Counts(k.Callback):
-    def __init__(self) -> None:
-        super().__init__()
-        self.times, self.mean = tf.Variable(0), keras.metrics.Mean()
-
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        self.mean.update_state(epoch)  # a metric of its own may change: it is made anew in each process
-        self.times.assign_add(1)
-
-
-def test_a_variable_that_no_step_reads_cannot_be_changed_by_a_callback() -> None:
-    with pytest.raises(ModelError, match=r"callbacks have changed Counts.times, a variable that no"):
-        Ours(lambda: [Counts()], 1).train()
-    by_numpy = Ours(lambda: [Raises()], 1, lambda: dense(layers=[Scale("numpy")], metrics=["mae"]))
-    with pytest.raises(ModelError, match=r"callbacks have changed scale\w*.factor, a variable that no"):
-        by_numpy.train()
-
-
 class Odd(k.Callback):
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None: ...
 
@@ -457,12 +246,3 @@ def test_what_edl_does_itself_is_left_to_it_with_a_word() -> None:
     skips = config.parse(values.load([], ["training.onNonFinite=skip"]))
     with pytest.raises(ModelError, match="TerminateOnNaN contradicts"):
         accepted(k.TerminateOnNaN(), skips, told.append)
-
-
-def test_the_learner_is_made_of_what_the_callbacks_change() -> None:
-    learner = learner_of(Case(model, plain), Meeting())
-    assert isinstance(learner, KerasLearner)
-    rate = learner.model.optimizer.learning_rate
-    place = [d.name for d in learner.variable_specs()].index(rate.path)
-    learner.change({place: np.array([0.25], np.float32).view(np.uint8)})
-    assert float(rate) == 0.25

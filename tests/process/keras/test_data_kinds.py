@@ -3,11 +3,8 @@
 
 from __future__ import annotations
 
-import json
 import re
 import struct
-import subprocess
-import sys
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -23,7 +20,6 @@ from PIL import Image
 import edl
 from edl import config
 from edl.config import values
-from edl.contract import artifacts
 from edl.contract.layout import Part
 from edl.data.conversion import convert
 from edl.errors import DataError, ModelError
@@ -31,12 +27,10 @@ from edl.trainer.model import user_model
 from edl.trainer.model.records import Records
 
 PAGE = Path(__file__).parents[3] / "docs" / "data.md"
-README = Path(__file__).parents[3] / "README.md"
 EXAMPLES = dict(
     re.findall(r"\n## ([^\n]+)\n(?:(?!\n## ).)*?```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
 )
 STREAM = re.findall(r"\n## Streams\n.*?```python.*?```.*?```python\n(.*?)```", PAGE.read_text(), re.DOTALL)[0]
-EDL = str(Path(sys.executable).with_name("edl"))
 
 
 @pytest.fixture
@@ -120,20 +114,6 @@ def test_a_file_of_the_page_learns_from_its_records(title: str, folder: Path) ->
     assert np.mean(losses[-4:]) < 0.9 * np.mean(losses[:4]), losses
     if (test := module.reader("test")) is not None:
         assert 0 < len(test) <= size
-
-
-def test_the_first_example_of_the_readme_trains_as_pasted(folder: Path) -> None:
-    readme = README.read_text()
-    (example,) = re.findall(r"```python\n(.*?)```", readme, re.DOTALL)
-    (folder / "my_model.py").write_text(example)
-    (command,) = re.findall(r"^\$ edl (run \./my_model\.py .*)$", readme, re.MULTILINE)
-    words = [*command.split(), "--set", "workers=2,training.epochs=3,local.threads=1", "--output", "job"]
-    ended = subprocess.run([EDL, *words], capture_output=True, text=True, timeout=170)
-    assert ended.returncode == 0, ended.stdout + ended.stderr
-    summary = json.loads((folder / "job" / artifacts.SUMMARY).read_text())
-    assert summary["records"]["applied"] == 3 * 20_000
-    assert summary["metrics"]["mae"] < 1.0, "the sum of eight normal numbers has a mean deviation of 2.3"
-    assert "held out" in ended.stdout
 
 
 class Pairs(keras.utils.PyDataset):

@@ -15,11 +15,11 @@ import tensorflow as tf
 from edl.layers.row_location import rows_elsewhere
 from tests.process.keras import (
     embedding_models,
+    own_step_cases,
     test_inputs,
     test_layers,
     test_losses,
     test_optimizers,
-    test_own_steps,
     test_precision,
     test_published,
 )
@@ -38,7 +38,7 @@ def compared() -> str:
         "Inputs and ways to run": test_inputs.CASES,
         "`edl.layers.Embedding`, rows on servers": embedding_models.CASES,
         "Precision": test_precision.CASES,
-        "Your own `train_step`": test_own_steps.MEANS,
+        "Your own `train_step`": own_step_cases.MEANS,
         "Examples of keras.io, as files of `edl run`": [example.stem for example in test_published.EXAMPLES],
     }
     table = "".join(f"| {title} | {'; '.join(cases)} |\n" for title, cases in rows.items())

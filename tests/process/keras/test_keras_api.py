@@ -17,8 +17,8 @@ from edl import config
 from edl.config import flat, values
 from edl.errors import ModelError
 from edl.trainer.callbacks.rules import BATCHES, HOOKS, TESTS, accepted
+from tests.process.keras.callback_jobs import BATCH, EPOCHS, HELD_OUT, Ours, model
 from tests.process.keras.models import X, Y
-from tests.process.keras.test_callbacks import BATCH, EPOCHS, HELD_OUT, Ours, model
 
 ROOT = Path(__file__).parents[3]
 ROWS = tomllib.loads((ROOT / "scripts" / "dev" / "keras_api.toml").read_text())

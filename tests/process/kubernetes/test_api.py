@@ -24,7 +24,8 @@ from edl.kubernetes.timing import Timing
 from edl.master.backends.kubernetes import Place
 from edl.master.core import effects as ef
 from edl.master.core import events as ev
-from tests.support.fakes.kubernetes_api import NAMESPACE, KubernetesApi, serving
+from tests.support.fakes.kubernetes_api import KubernetesApi, serving
+from tests.support.fakes.kubernetes_cluster import NAMESPACE
 from tests.support.kubernetes.driver import Driven
 from tests.support.kubernetes.small_server import SECOND, a_status, driving, install
 

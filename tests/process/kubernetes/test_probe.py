@@ -23,7 +23,7 @@ from edl.contract.proto import edl_pb2_grpc as rpc
 from edl.errors import EdlError, MasterUnavailable, Unauthenticated
 from edl.net.master_client import Client
 from edl.net.probe import probe
-from tests.process.cli.test_command_line import ROOT, a_long_job
+from tests.support.jobs.commands import ROOT, a_long_job
 
 pytestmark = pytest.mark.waits
 

@@ -7,7 +7,6 @@ import asyncio
 import time
 from collections import Counter
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
@@ -15,11 +14,9 @@ from edl.contract.ids import WorkerId
 from edl.contract.workers import worker_environment
 from edl.errors import ConfigError
 from edl.kubernetes.timing import Timing
-from edl.master.backends.kubernetes import backend
-from edl.master.backends.kubernetes.labels import Labels
 from edl.master.core import events as ev
 from tests.support.fakes.kubernetes_api import KubernetesApi
-from tests.support.kubernetes.driver import Driven, job_values
+from tests.support.kubernetes.driver import job_values
 from tests.support.kubernetes.small_server import PACE, SECOND, a_status, driving, install
 
 pytestmark = pytest.mark.waits
@@ -181,96 +178,6 @@ async def test_a_worker_that_is_not_wanted_any_more_is_not_left_behind(server: K
         await job.until(lambda: not server.objects["pods"])
 
 
-async def test_a_node_that_never_answers_does_not_hold_its_worker_for_ever(server: KubernetesApi) -> None:
-    async with driving(server) as job:
-        await job.running(0)
-        server._finish = lambda *_: asyncio.sleep(0)  # type: ignore[method-assign]  # no kubelet ends it
-        server.delete_pod("edl-worker-0", 2)
-        await asyncio.sleep(10 * SECOND)
-        assert job.of(ev.Gone) == []
-        assert (await job.gone(0)).why == "its node does not answer, and it should have ended long ago"
-
-
-async def runs_on(job: Driven, server: KubernetesApi, worker: int, node: str) -> None:
-    job.create(worker)
-    await job.until(lambda: f"edl-worker-{worker}" in server.objects["pods"])
-    server.bind_pod(f"edl-worker-{worker}", node)
-    server.run_pod(f"edl-worker-{worker}")
-    await job.until(lambda: worker in job.seen)
-
-
-async def test_what_is_put_on_a_node_that_is_lost_is_made_anew_elsewhere(server: KubernetesApi) -> None:
-    server.autorun = False
-    async with driving(server) as job:
-        await runs_on(job, server, 0, "n1")
-        await runs_on(job, server, 1, "n2")
-        job.create(2, 3)
-        await job.until(lambda: len(server.objects["pods"]) == 4)
-        server.bind_pod("edl-worker-2", "n1")  # before its worker 0 is missed
-        job.give_up(0)
-        server.bind_pod("edl-worker-3", "n1")  # and after
-        for worker in (2, 3):
-            gone = await job.gone(worker)
-            assert (gone.free, gone.why) == (True, "node n1 does not answer")
-        await job.until(lambda: {"edl-worker-2", "edl-worker-3"}.isdisjoint(server.objects["pods"]))
-        avoided = [e for e in server.objects["events"].values() if e["reason"] == "NodeAvoided"]
-        assert [e["message"] for e in avoided] == ["node n1 does not answer: workers are made elsewhere"]
-
-        job.create(4)
-        await job.until(lambda: "edl-worker-4" in server.objects["pods"])
-        assert not_on(server.pod("edl-worker-4")) == ["n1"]
-        server.hold_pod("edl-worker-4", "Unschedulable", "0/2 nodes are available: 1 Insufficient cpu.")
-        await job.until(lambda: job.delays(4))
-        # By the time it is trusted again it is back, or Kubernetes itself puts nothing there.
-        assert (await job.gone(4)).why == "it was pending, and its pod was outdated"
-        job.create(5)
-        await job.until(lambda: "edl-worker-5" in server.objects["pods"])
-        assert not_on(server.pod("edl-worker-5")) == []
-        assert job.of(ev.Gone, 1) == []
-
-
-async def test_a_node_on_which_others_are_heard_of_is_not_lost(server: KubernetesApi) -> None:
-    server.autorun = False
-    async with driving(server) as job:
-        await runs_on(job, server, 0, "n1")
-        await runs_on(job, server, 1, "n1")
-        job.create(2)
-        await job.until(lambda: "edl-worker-2" in server.objects["pods"])
-        server.bind_pod("edl-worker-2", "n1")
-        job.give_up(0)
-        await asyncio.sleep(3 * PACE.untaken)
-        assert job.of(ev.Gone, 2) == []
-        job.give_up(1)
-        assert (await job.gone(2)).why == "node n1 does not answer"
-
-
-async def test_a_node_that_takes_its_pods_up_is_not_avoided_for_a_silent_worker(
-    server: KubernetesApi,
-) -> None:
-    server.autorun = False
-    async with driving(server) as job:
-        await runs_on(job, server, 0, "n1")
-        job.give_up(0)
-        job.create(1, 2)
-        await job.until(lambda: {"edl-worker-1", "edl-worker-2"} <= set(server.objects["pods"]))
-        server.bind_pod("edl-worker-1", "n1")
-        server.take_up_pod("edl-worker-1")
-        server.bind_pod("edl-worker-2", "n2")  # slow, and in no doubt
-        await asyncio.sleep(3 * PACE.untaken)
-        assert job.of(ev.Gone, 1) == job.of(ev.Gone, 2) == []
-        job.create(3)
-        await job.until(lambda: "edl-worker-3" in server.objects["pods"])
-        assert not_on(server.pod("edl-worker-3")) == []
-
-
-def not_on(pod: dict[str, Any]) -> list[str]:
-    """The nodes on which a pod must not be."""
-    required = "requiredDuringSchedulingIgnoredDuringExecution"
-    affinity = pod["spec"].get("affinity", {}).get("nodeAffinity", {}).get(required, {})
-    (term,) = affinity.get("nodeSelectorTerms", [{}])
-    return [node for asked in term.get("matchFields", []) for node in asked["values"]]
-
-
 async def test_ended_pods_do_not_pile_up(server: KubernetesApi) -> None:
     async with driving(server) as job:
         await job.running(*range(24))
@@ -278,59 +185,6 @@ async def test_ended_pods_do_not_pile_up(server: KubernetesApi) -> None:
             server.end_pod(f"edl-worker-{worker}", 0)
         await job.until(lambda: len(server.objects["pods"]) == 20)
         assert "edl-worker-23" in server.objects["pods"]
-
-
-# --- why a worker does not run yet
-
-
-async def test_a_quota_is_named_and_asked_again_seldom(server: KubernetesApi) -> None:
-    server.quota = 2
-    async with driving(server) as job:
-        job.create(0, 1, 2, 3)
-        await job.until(lambda: len(job.of(ev.Seen)) == 2)
-        waiting = sorted({0, 1, 2, 3} - set(job.seen))
-        for worker in waiting:
-            await job.until(lambda worker=worker: job.delays(worker))
-            assert job.delays(worker)[0].startswith("exceeded quota: few, requested: pods=1")
-        before = len(server.requests)
-        await asyncio.sleep(60 * SECOND)
-        assert server.count(before)["create", "pods"] <= 12
-        server.delete_pod(f"edl-worker-{job.seen[0]}")
-        await job.until(lambda: len(job.of(ev.Seen)) == 3)
-        server.quota = 4
-        await job.until(lambda: job.seen == [0, 1, 2, 3])
-        assert all(job.delays(worker)[-1] == "" for worker in waiting)
-
-
-async def test_a_missing_right_is_named(server: KubernetesApi) -> None:
-    why = 'pods is forbidden: User "edl" cannot create resource "pods" in API group ""'
-    refusal = server.refuse("create", "pods", 403, "Forbidden", why, times=1000)
-    async with driving(server) as job:
-        job.create(0, 1)
-        await job.until(lambda: job.delays(0) and job.delays(1))
-        assert why in job.delays(0)[0] and "Role" in job.delays(0)[0]
-        before = len(server.requests)
-        await asyncio.sleep(60 * SECOND)
-        assert server.count(before)["create", "pods"] <= 12
-        refusal.times = 0
-        await job.until(lambda: job.seen == [0, 1])
-
-
-async def test_no_room_and_no_image_are_named_and_cleared(server: KubernetesApi) -> None:
-    server.autorun = False
-    async with driving(server) as job:
-        job.create(0, 1)
-        await job.until(lambda: len(server.objects["pods"]) == 2)
-        server.hold_pod("edl-worker-0", "Unschedulable", "0/2 nodes are available: 2 Insufficient cpu.")
-        server.hold_pod("edl-worker-1", "ImagePullBackOff", "Back-off pulling image edl-worker")
-        await job.until(lambda: job.delays(0) and job.delays(1))
-        assert job.delays(0) == ["no node has room for it: 0/2 nodes are available: 2 Insufficient cpu."]
-        assert job.delays(1) == ["ImagePullBackOff: Back-off pulling image edl-worker"]
-        server.hold_pod("edl-worker-0", "ContainerCreating", "")
-        await job.until(lambda: job.delays(0)[-1] == "")
-        server.run_pod("edl-worker-1")
-        await job.until(lambda: job.seen == [1])
-        assert server.count()["create", "pods"] == 2, "a pod that waits is not made again"
 
 
 # --- workers that exist already
@@ -382,80 +236,3 @@ async def test_workers_stay_when_the_master_goes(server: KubernetesApi) -> None:
     async with driving(server) as job:
         await job.running(0, 1)
     assert ("delete", "pods") not in server.count()
-
-
-async def test_what_cannot_be_started_is_said(server: KubernetesApi) -> None:
-    server.drop("configmaps", "edl-job")
-    with pytest.raises(ConfigError, match="configmap edl-job: not found in namespace test"):
-        async with driving(server):
-            pass
-    install(server, **{"values.json": "nonsense"})
-    with pytest.raises(ConfigError, match=r"configmap edl-job: values\.json is not valid JSON"):
-        async with driving(server):
-            pass
-    server.refuse("list", "pods", 403, "Forbidden", 'User "edl" cannot list resource "pods"')
-    install(server)
-    with pytest.raises(ConfigError, match='cannot list resource "pods"'):
-        async with driving(server):
-            pass
-
-
-# --- failures beside the workers are reported, too
-
-
-async def test_a_mistake_of_our_own_is_the_workers_end(
-    server: KubernetesApi, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def mistaken(*_: Any, **__: Any) -> None:
-        raise TypeError("unhashable type: 'dict'")
-
-    monkeypatch.setattr(backend, "render", mistaken)
-    async with driving(server) as job:
-        job.create(0)
-        gone = await job.gone(0)
-        assert (gone.free, gone.why) == (False, "internal error: TypeError: unhashable type: 'dict'")
-
-
-@pytest.mark.parametrize("status", [403, 422])
-async def test_a_status_that_cannot_be_written_is_told_and_when_it_can_again(
-    server: KubernetesApi, status: int
-) -> None:
-    refusal = server.refuse("patch", "configmaps", status, "Refused", "cannot patch edl-status", times=1000)
-    async with driving(server) as job:
-        job.told = a_status()
-        job.backend.observe(0.0, ev.Tick(), [])
-        (degraded,) = await job.until(lambda: job.of(ev.Degraded))
-        assert degraded.part == "status"
-        assert "edl-status cannot be written" in degraded.why and "cannot patch edl-status" in degraded.why
-        refusal.times = 0
-        await job.until(lambda: job.of(ev.Degraded)[-1] == ev.Degraded("status", ""))
-        assert server.objects["configmaps"]["edl-status"]["data"]["phase"] == "Training"
-
-
-async def test_a_deletion_that_is_refused_is_told_and_when_it_is_not_any_more(server: KubernetesApi) -> None:
-    refusal = server.refuse("delete", "pods", 403, "Forbidden", "cannot delete resource pods", times=1000)
-    async with driving(server) as job:
-        await job.running(0)
-        job.delete(0)
-        (degraded,) = await job.until(lambda: job.of(ev.Degraded))
-        assert degraded.part == "pod deletion" and "cannot delete resource pods" in degraded.why
-        refusal.times = 0
-        await job.gone(0)
-        await job.until(lambda: job.of(ev.Degraded)[-1] == ev.Degraded("pod deletion", ""))
-
-
-async def test_what_goes_on_for_all_is_started_again_when_it_fails(
-    server: KubernetesApi, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    labels, failures = Labels.run, iter([RuntimeError("dictionary changed size")])
-
-    async def once(self: Labels) -> None:
-        if (failure := next(failures, None)) is not None:
-            raise failure
-        await labels(self)
-
-    monkeypatch.setattr(Labels, "run", once)
-    async with driving(server) as job:
-        (degraded,) = await job.until(lambda: job.of(ev.Degraded))
-        assert (degraded.part, "dictionary changed size" in degraded.why) == ("labels", True)
-        await job.until(lambda: job.of(ev.Degraded)[-1] == ev.Degraded("labels", ""))

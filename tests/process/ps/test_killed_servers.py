@@ -25,7 +25,7 @@ from edl.contract.proto import ps_pb2 as pb
 from edl.contract.proto import ps_pb2_grpc
 from edl.ps.server import Server
 from tests.support.ps.requests import RUN, commit, pull, stage, start_generation, tables
-from tests.unit.ps.test_wal import begin, content, train
+from tests.support.ps.server_states import begin, content, train
 
 pytestmark = pytest.mark.waits
 STEPS = 60

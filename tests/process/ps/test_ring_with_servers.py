@@ -22,9 +22,9 @@ import pytest
 
 from edl.checkpoints import Store
 from edl.trainer.ps_client.client import PsClient
+from tests.support.jobs.checkpoint_writers import configured
 from tests.support.jobs.workers import BATCH, POSITIONS, STEPS, come_to_sum, ring_of
 from tests.unit.ps.test_worker_with_servers import W, end, stop, write
-from tests.unit.trainer.test_checkpointing import configured
 
 RUN_ID = "run-1"
 

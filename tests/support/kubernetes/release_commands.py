@@ -21,7 +21,8 @@ from typing import Any
 
 import yaml
 
-from tests.support.fakes.kubernetes_api import NAMESPACE, KubernetesApi, Object
+from tests.support.fakes.kubernetes_api import KubernetesApi
+from tests.support.fakes.kubernetes_cluster import NAMESPACE, Object
 from tests.support.kubernetes.driver import job_values
 
 EDL = str(Path(sys.executable).with_name("edl"))

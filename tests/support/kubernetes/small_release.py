@@ -18,7 +18,8 @@ from edl.contract.proto import edl_pb2 as pb
 from edl.contract.proto import edl_pb2_grpc as rpc
 from edl.kubernetes import pods
 from edl.kubernetes.names import MASTER_PORT
-from tests.support.fakes.kubernetes_api import NAMESPACE, KubernetesApi
+from tests.support.fakes.kubernetes_api import KubernetesApi
+from tests.support.fakes.kubernetes_cluster import NAMESPACE
 from tests.support.kubernetes.driver import job_values
 from tests.support.kubernetes.master import TOKEN, MasterProcess, master
 

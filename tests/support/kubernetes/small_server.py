@@ -20,7 +20,8 @@ from lightkube.config.models import Cluster, User
 from edl.kubernetes.client import Api
 from edl.kubernetes.timing import Timing
 from edl.master.backends.kubernetes import Installed, Place
-from tests.support.fakes.kubernetes_api import NAMESPACE, KubernetesApi
+from tests.support.fakes.kubernetes_api import KubernetesApi
+from tests.support.fakes.kubernetes_cluster import NAMESPACE
 from tests.support.kubernetes import driver
 from tests.support.kubernetes.driver import Driven, job_values
 

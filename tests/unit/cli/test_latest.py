@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from edl.cli import job_values, latest, listing
-from edl.cli.jobs import unsaved
+from edl.cli.jobs import in_short, unsaved
 from edl.cli.local import Local
 from edl.cli.output import Form
 from edl.contract import artifacts
@@ -135,14 +135,14 @@ def test_all_jobs_are_listed_the_newest_first(tmp_path: Path, capsys: pytest.Cap
 def test_a_running_job_is_listed_with_its_progress_and_members() -> None:
     story = Story(workers=2).running()
     status = view.status(story.job, story.now)
-    assert listing.in_short(status) == {
+    assert in_short(status) == {
         "phase": "Training",
         "reason": status["reason"],
         "progress": "step 0 of 10",
         "workers": len(story.job.ring.members),
     }
     fresh = Story(workers=2)
-    told = listing.in_short(view.status(fresh.job, fresh.now))
+    told = in_short(view.status(fresh.job, fresh.now))
     assert (told["phase"], told["workers"]) == ("Starting", 0)
 
 

@@ -25,8 +25,8 @@ from edl.master.parameter_servers.base import NoServers
 from edl.master.parameter_servers.deferred import DeferredServers
 from edl.master.spec import JobSpec
 from tests.support.jobs.invariants import replayed
+from tests.support.jobs.new_master import NewMaster
 from tests.support.jobs.stories import Story, of, only
-from tests.unit.core.test_failover import NewMaster
 from tests.unit.kubernetes.test_plan import MODEL, found
 
 TWO = ev.ServersReady(2, ("a:1", "b:1"))

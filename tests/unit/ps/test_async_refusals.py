@@ -17,7 +17,7 @@ from tests.support.models import counting_steps as counting
 from tests.support.ps.async_server import Start, begun, content, copied, push, steps, take
 from tests.support.ps.requests import RUN, stage
 from tests.support.ps.requests import tables as ring_tables
-from tests.unit.ps.test_wal import write_part
+from tests.support.ps.server_states import write_part
 
 
 def test_an_async_server_refuses_synchronous_calls_and_a_sync_server_asynchronous_ones(start: Start) -> None:

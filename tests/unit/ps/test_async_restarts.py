@@ -28,7 +28,7 @@ from tests.support.ps.async_server import (
     take,
 )
 from tests.support.ps.requests import RUN
-from tests.unit.ps.test_wal import commit_manifest, write_part
+from tests.support.ps.server_states import commit_manifest, write_part
 
 # --- restart
 

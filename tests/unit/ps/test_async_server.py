@@ -31,7 +31,7 @@ from tests.support.ps.async_server import (
     steps,
 )
 from tests.support.ps.requests import RUN
-from tests.unit.ps.test_wal import commit_manifest, write_part
+from tests.support.ps.server_states import commit_manifest, write_part
 
 # --- a job begins with the rows of another
 

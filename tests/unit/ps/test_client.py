@@ -6,74 +6,19 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import grpc
 import numpy as np
 import pytest
 
-from edl.checkpoints import CheckpointError, Store
 from edl.contract.proto import ps_pb2 as pb
-from edl.trainer.embedding.interfaces import Commit, Table
+from edl.trainer.embedding.interfaces import Commit
 from edl.trainer.ps_client import link
 from edl.trainer.ps_client.calls import ServerAway, ServerRefused, TokenRefused
-from edl.trainer.ps_client.client import PsClient
-from edl.trainer.ps_client.interfaces import PartNotWritten
-from edl.trainer.ps_client.interrupt import Interrupt
-from edl.trainer.ps_client.link import ServerLink
 from edl.trainer.ring.base import RingBroken
-from tests.support.fakes.parameter_server import FakeServer, Listening, Refused
-
-WORDS, PLACES = Table("words", 2, "{}", "{}"), Table("places", 3, "{}", "{}", min_count=4, ttl_steps=5)
-SECONDS = 30.0
-
-
-class Job:
-    """Servers that listen, and one worker's view of them."""
-
-    def __init__(self, servers: int, store: Store | None = None):
-        self.store = store
-        self.there = [Listening(FakeServer(index, servers, store)) for index in range(servers)]
-        self.last: Commit | None = None
-        self.threads = ThreadPoolExecutor(4)
-        self.client = self.another()
-
-    def another(self, token: str = "token") -> PsClient:
-        client = PsClient.at([s.address for s in self.there], token, "a-run", 7)
-        client.follow((WORDS, PLACES), lambda: self.last)
-        client.enter()
-        return client
-
-    def begin(self) -> None:
-        """A ring at step 0."""
-        self.client.speak_of(self.client.claim(1))
-        self.client.restore(0, "")
-
-    def takes_a_step(self, step: int, ids: list[int], skipped: bool = False) -> None:
-        """Add one to the rows of these words."""
-        some = np.array(ids, np.int64)
-        self.client.pull(step, [some])
-        self.client.stage(step, 0, [(some, -np.ones((len(ids), 2), np.float32))])
-        self.last = Commit(step, skipped, 0.5, 0.1, step, self.client.generation)
-
-    def kill(self, index: int) -> None:
-        self.there[index].kill()
-
-    def comes_back(self, index: int, lost: bool = False) -> None:
-        before = self.there[index]
-        server = FakeServer(index, len(self.there), self.store) if lost else before.server
-        self.there[index] = Listening(server, before.port)
-
-    def beside(self, act: Callable[[], Any]) -> Future[Any]:
-        return self.threads.submit(act)
-
-    def end(self) -> None:
-        self.client.cut()
-        for server in self.there:
-            server.kill()
-        self.threads.shutdown()
+from tests.support.fakes.parameter_server import FakeServer, Refused
+from tests.support.ps.client_jobs import PLACES, SECONDS, Job
 
 
 @pytest.fixture
@@ -415,93 +360,6 @@ def test_who_is_not_waited_for_any_more_leaves_nothing_behind(make: Callable[...
     assert len(job.client.pull(0, [np.arange(4)])[0]) == 4
 
 
-# --- checkpoints
-
-
-def test_servers_take_their_parts_before_the_next_step_and_write_them_beside_it(
-    make: Callable[..., Job], tmp_path: Path
-) -> None:
-    job = make(2, Store.open(str(tmp_path)))
-    job.begin()
-    job.takes_a_step(0, [1, 2, 3])
-    may = threading.Event()
-    for server in job.there:
-        server.before = lambda method: may.wait(SECONDS) if method == "written" else None
-    with job.client.take_parts(1, "an-attempt", 3) as written:
-        job.takes_a_step(1, [1, 2, 3])  # while they write
-        job.client.pull(2, ())
-        may.set()
-        parts = written()
-    assert [part.name.split("-")[1] for part in parts] == ["00003", "00004"]
-    job.client.speak_of(job.client.claim(1))
-    sizes = job.store.place.sizes("step-000000000001-an-attempt")
-    assert sizes == {part.name: part.nbytes for part in parts}
-
-
-def test_parts_that_are_not_waited_for_are_given_up(
-    make: Callable[..., Job], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    job = make(2, Store.open(str(tmp_path)))
-    job.begin()
-    job.takes_a_step(0, [1])
-    goes_on = threading.Event()
-    for server in job.there:
-        server.before = lambda method: goes_on.wait(SECONDS) if method == "written" else None
-    begun: list[Any] = []
-    monkeypatch.setattr(Interrupt, "begins", lambda _, call: begun.append(call))
-    with pytest.raises(OSError, match="disk full"), job.client.take_parts(1, "an-attempt", 1):
-        raise OSError("disk full")
-    assert [call.code() for call in begun] == [grpc.StatusCode.CANCELLED] * 2
-    goes_on.set()
-
-
-def test_a_part_is_not_waited_for_when_another_part_is_not_taken(
-    make: Callable[..., Job], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    job = make(2, Store.open(str(tmp_path)))
-    job.begin()
-    job.takes_a_step(0, [1])
-    goes_on = threading.Event()
-    job.there[1].before = lambda method: goes_on.wait(SECONDS) if method == "written" else None
-    job.kill(0)
-    begun: list[Any] = []
-    monkeypatch.setattr(Interrupt, "begins", lambda _, call: begun.append(call))
-    with pytest.raises(PartNotWritten, match="parameter server 0"):
-        job.client.take_parts(1, "another", 1)
-    assert begun[-1].code() is grpc.StatusCode.CANCELLED, "the part of server 1, which writes it"
-    goes_on.set()
-
-
-def test_a_part_that_cannot_be_written_fails_the_attempt_and_nothing_else(
-    make: Callable[..., Job], tmp_path: Path
-) -> None:
-    job = make(2, Store.open(str(tmp_path)))
-    job.begin()
-    job.takes_a_step(0, [1])
-    job.kill(1)
-    with (
-        pytest.raises(PartNotWritten, match=r"parameter server 1 .* did not write its part: UNAVAILABLE"),
-        job.client.take_parts(1, "an-attempt", 1) as written,
-    ):
-        written()
-    assert not job.client.answer_within(0.1)
-    back = job.beside(lambda: job.client.answer_within(SECONDS))
-    job.comes_back(1)
-    assert back.result()
-    with job.client.take_parts(1, "another", 1) as written:
-        assert len(written()) == 2
-    job.takes_a_step(1, [1])
-    job.kill(1)
-    job.comes_back(1, lost=True)
-    assert job.client.answer_within(SECONDS)  # a connection that is being tried again fails at once
-    with (
-        pytest.raises(CheckpointError, match="did not write its part: ") as refused,
-        job.client.take_parts(2, "a third", 1) as written,
-    ):
-        written()
-    assert refused.type is CheckpointError, "which it would say again"
-
-
 def test_a_request_says_of_which_step_the_worker_has_the_state(make: Callable[..., Job]) -> None:
     job = make(1)
     job.begin()
@@ -511,27 +369,6 @@ def test_a_request_says_of_which_step_the_worker_has_the_state(make: Callable[..
     job.client.pull(1, ())
     asked = [request for method, request in job.there[0].calls if method == "Pull"][-1]
     assert asked.last == pb.Commit(step=0, skipped=False, scale=0.5, learning_rate=0.1, iteration=0)
-
-
-def test_a_checkpoint_that_a_server_cannot_read_is_asked_for_again_and_then_refused(
-    make: Callable[..., Job],
-) -> None:
-    job = make(1)
-    job.begin()
-    words = "there is no checkpoint of step 3, attempt 'a'"
-    tries = list[float]()
-
-    def refuses(request: Any) -> None:
-        tries.append(0.0)
-        raise Refused(grpc.StatusCode.DATA_LOSS, words)
-
-    connection = job.client._links[0]
-    assert isinstance(connection, ServerLink)
-    job.there[0].server._restore = refuses  # type: ignore[method-assign]
-    connection._clock = lambda: 25.0 * len(tries)
-    with pytest.raises(ServerRefused, match=words):
-        job.client.restore(3, "a")
-    assert len(tries) == 4, "it is asked again until a minute is over"
 
 
 @pytest.mark.parametrize("servers", [1, 3])

@@ -19,10 +19,10 @@ from edl.trainer.ps_client.client import PsClient
 from edl.trainer.ring.base import RingBroken
 from edl.trainer.session.telemetry import Telemetry
 from tests.support.fakes.parameter_server import FakeServer, Listening, rows_of
+from tests.support.jobs.checkpoint_writers import LAYOUT, Queue, configured
 from tests.support.jobs.workers import BATCH, CONFIG, POSITIONS, SIZE, STEPS, A, Held, come_to_sum, ring_of
 from tests.support.models.counting import AtOnce, Positions
 from tests.support.models.counting_rows import CountingRows, counts
-from tests.unit.trainer.test_checkpointing import LAYOUT, Queue, configured
 
 
 class Servers:

@@ -4,9 +4,16 @@
 from __future__ import annotations
 
 import re
+import shlex
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer
+
+from edl import config
+from edl.cli.app import app
+from edl.config import values
 
 ROOT = Path(__file__).parents[3]
 PAGES = [
@@ -69,3 +76,45 @@ def test_no_page_or_message_has_a_user_install_the_package_of_another_project() 
         f"{file.relative_to(ROOT)}: {hit[0]}" for file in texts for hit in foreign.finditer(file.read_text())
     ]
     assert found == []
+
+
+def parsed(words: list[str]) -> Any:
+    """The context that the command line of edl makes of these words, without running the command."""
+    command: Any = typer.main.get_command(app)
+    name, context, rest = "edl", None, words
+    while True:
+        context = command.make_context(name, rest, parent=context)
+        if not hasattr(command, "commands"):
+            return context
+        name, command, rest = command.resolve_command(context, [*context._protected_args, *context.args])
+
+
+def edl_commands(page: Path) -> list[str]:
+    """The words after `$ edl` in the console blocks of a page, up to a pipe."""
+    blocks = re.findall(r"^```console\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
+    text = "\n".join(blocks).replace("\\\n", " ")
+    return re.findall(r"^\$ (?:[A-Z_]+=\S+ )*edl ([^|\n]*)", text, re.MULTILINE)
+
+
+@pytest.mark.parametrize(
+    "page",
+    sorted(
+        page for page in PAGES if page.name != "commands.md" and edl_commands(page)
+    ),  # which has [OPTIONS]
+    ids=lambda page: page.relative_to(ROOT).as_posix(),
+)
+def test_each_edl_command_of_a_page_has_arguments_and_values_that_exist(page: Path) -> None:
+    for command in edl_commands(page):
+        try:
+            context = parsed(shlex.split(command, comments=True))
+            config.parse(values.load([], context.params.get("sets") or []))
+        except Exception as error:
+            raise AssertionError(f"$ edl {command}: {error}") from error
+
+
+def test_the_figures_of_the_readme_are_those_of_the_results() -> None:
+    def figures(page: str) -> list[str]:
+        return re.findall(r"^\|.*`scripts/bench .*\|$", (ROOT / page).read_text(), re.MULTILINE)
+
+    assert len(figures("README.md")) == 3
+    assert set(figures("README.md")) < set(figures("docs/benchmark.md"))

@@ -18,6 +18,7 @@ from edl.master.core import effects as ef
 from edl.master.core import events as ev
 from edl.trainer.agreement.epochs import CallbackUpdate, Epochs
 from edl.trainer.parts.callbacks import CallbackCalls
+from tests.support.jobs.checkpoint_writers import Writer, write
 from tests.support.jobs.stories import Story, of, only
 from tests.support.jobs.workers import (
     BATCH,
@@ -30,7 +31,6 @@ from tests.support.jobs.workers import (
     joining_at_step_2,
     ring_of,
 )
-from tests.unit.trainer.test_checkpointing import Writer, write
 
 PER_EPOCH = SIZE // BATCH
 

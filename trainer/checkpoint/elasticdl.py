@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The weights in a checkpoint of ElasticDL, for a warm start (`warm_start`).
+
+A file holds weights by name and rows of embedding tables by id. It holds no state of an optimizer and no
+moving averages. ElasticDL's Keras numbered layers by their creation, and so does Keras 3, but it may begin
+elsewhere: `dense_2/kernel:0` there may be `dense/kernel` here. So weights whose names differ in such numbers
+only are matched in the order of their numbers.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import tensorflow as tf
+from tensorflow.core.framework import tensor_pb2
+
+from edl.contract.proto import elasticdl_pb2 as pb
+from edl.errors import CheckpointError, ModelError
+from edl.trainer.model.variable_spec import VariableSpec
+
+_NUMBER = re.compile(r"_([0-9]{1,9})$")
+
+
+@dataclass(frozen=True)
+class Stored:
+    """The contents of a checkpoint.
+
+    Args:
+        version: of the model: the updates that it had seen.
+        dense: the weights by their names, without the `:0` of TensorFlow.
+        tables: the rows of embedding layers by the names of the layers: ids, int64 [rows], and values,
+            float32 [rows, dim].
+    """
+
+    version: int
+    dense: Mapping[str, np.ndarray]
+    tables: Mapping[str, tuple[np.ndarray, np.ndarray]]
+
+
+def read(files: Sequence[Path]) -> Stored:
+    """Read the files of all servers.
+
+    Raises:
+        CheckpointError: a file cannot be read, or is damaged.
+    """
+    version, dense = 0, dict[str, np.ndarray]()
+    rows: dict[str, list[tuple[np.ndarray, np.ndarray]]] = {}
+    for file in files:
+        try:
+            model = pb.Model.FromString(file.read_bytes())
+            version = max(version, model.version)
+            for name, tensor in model.dense.items():
+                dense[name.removesuffix(":0")] = _array(tensor)
+            for name, table in model.tables.items():
+                ids, values = np.array(table.ids, np.int64), _array(table.tensor).astype(np.float32)
+                rows.setdefault(name, []).append((ids, values))
+        except OSError as error:
+            raise CheckpointError(f"{file}: {error.strerror}") from error
+        except Exception as error:  # whatever protobuf and TensorFlow raise for a damaged message
+            raise CheckpointError(f"{file}: damaged checkpoint of ElasticDL: {error}") from error
+    tables = {}
+    for name, parts in rows.items():
+        if any(
+            values.shape != (len(ids), *parts[0][1].shape[1:]) or values.ndim != 2 for ids, values in parts
+        ):
+            shapes = [(len(ids), *values.shape) for ids, values in parts]
+            raise CheckpointError(
+                f"{files[0].parent}: table {name}: expected one id and one row each, all rows of one length, "
+                f"found by file (ids, rows, length): {shapes}"
+            )
+        tables[name] = np.concatenate([i for i, _ in parts]), np.concatenate([v for _, v in parts])
+    return Stored(version, dense, tables)
+
+
+def with_rows(
+    place: str, spec: VariableSpec, part: np.ndarray, ids: np.ndarray, values: np.ndarray
+) -> np.ndarray:
+    """Return the bytes of a variable of rows with these rows; other rows stay as they are.
+
+    Raises:
+        ModelError: the variable has no such rows.
+    """
+    size, dim = spec.shape
+    if len(ids) and (values.shape[1] != dim or ids.min() < 0 or ids.max() >= size):
+        raise ModelError(
+            f"{place} does not fit this model: {spec.name} is {[size, dim]} here, and rows {ids.min()} to "
+            f"{ids.max()} of length {values.shape[1]} there"
+        )
+    table = part.view(spec.dtype).reshape(size, dim).copy()
+    table[ids] = values
+    return table.reshape(-1).view(np.uint8)
+
+
+def _array(tensor: bytes) -> np.ndarray:
+    return np.asarray(tf.make_ndarray(tensor_pb2.TensorProto.FromString(tensor)))
+
+
+def matched(here: Iterable[str], there: Iterable[str]) -> dict[str, str]:
+    """Map names here to names there, which may differ in the numbers that Keras gives to layers.
+
+    Names are only matched if both sides have as many names that differ in nothing else.
+    """
+    ours, theirs = _grouped(here), _grouped(there)
+    return {
+        name: other
+        for group, names in ours.items()
+        if len(names) == len(others := theirs.get(group, []))
+        for name, other in zip(names, others, strict=True)
+    }
+
+
+def _grouped(names: Iterable[str]) -> dict[str, list[str]]:
+    """The names by what they are without numbers, in the order of these numbers."""
+    found: dict[str, list[tuple[list[int], str]]] = {}
+    for name in names:
+        parts = name.split("/")
+        numbers = [int(number[1]) if (number := _NUMBER.search(part)) else 0 for part in parts]
+        group = "/".join(_NUMBER.sub("", part) for part in parts)
+        found.setdefault(group, []).append((numbers, name))
+    return {group: [name for _, name in sorted(numbered)] for group, numbered in found.items()}
