@@ -61,7 +61,7 @@ def test_every_command_of_a_page_installs_what_a_cluster_accepts(
         sys.executable,
         "-m",
         "edl.cli",
-        "zoo",
+        "image",
         "init",
         "--image",
         f"{REGISTRY}/my-models:1",
@@ -89,7 +89,7 @@ def test_every_value_that_a_page_names_is_valid(page: Path) -> None:
     sections = {key.partition(".")[0] for key in known if "." in key} - NO_SECTIONS
     text = re.sub(r"^```(?!console).*?^```", "", page.read_text(), flags=re.M | re.S)
     named = set(re.findall(rf"`((?:{'|'.join(sections)})\.[a-zA-Z][\w.]*?)(?:=[^`]*)?`", text))
-    named = {name for name in named if not name.endswith((".py", ".yaml", ".json"))}
+    named = {name for name in named if not name.endswith((".py", ".yaml", ".json", ".html"))}
     unknown = [name for name in named - known if not config.job.OPEN & set(prefixes(name))]
     assert unknown == [], "values that do not exist"
     for said in set(re.findall(r"`(?:--set )?([a-zA-Z][\w.]*=[^`\s]*)`", text)):
