@@ -91,7 +91,7 @@ def _of_job(output: Path, step: int | None) -> dict[str, Any]:
     Raises:
         EdlError: the job has neither a trained model nor checkpoints.
     """
-    kept = values.load_file(output / VALUES)
+    kept = values.load([output / VALUES])  # with the defaults of values that the job's edl did not have
     where = config.parse(kept).checkpoint.dir
     ended = artifacts.has_ended(output)
     trained = output / artifacts.MODEL

@@ -39,7 +39,7 @@ class Local:
     def _given(self) -> str:
         """The model as the user has given it; "" if the values cannot be read."""
         with suppress(EdlError, OSError):
-            return config.parse(values.load_file(self._output / latest.VALUES)).model.name
+            return config.parse(values.load([self._output / latest.VALUES])).model.name
         return ""
 
     def announce(self) -> None:
