@@ -286,6 +286,30 @@ def test_a_server_that_was_away_when_a_generation_was_claimed_hears_what_is_said
     np.testing.assert_array_equal(rows[:, 0], job.counts)
 
 
+def test_a_root_whose_ring_is_cut_while_it_waits_for_servers_can_still_save_the_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World(0, tmp_path, replicas=2, rate=0.0)
+    world.grow(2)
+    world.random.random = lambda: 0.0  # type: ignore[method-assign]  # dead servers are not needed
+    job = Job(world)
+    root = job.ring(2)
+    assert job.train(root, 3)
+    world.nodes[1].kill(lose=True)
+    world.nodes[1].start()
+    world.nodes[0].kill()  # which may have all rows
+
+    def is_cut() -> None:
+        raise RingBroken("the ring was cut")
+
+    root.enter(["0", "1"], 2)
+    root.speak_of(root.claim(9))
+    with monkeypatch.context() as waiting, pytest.raises(RingBroken):
+        waiting.setattr(root, "_wait_for", lambda servers: is_cut())
+        root.start_generation(job.step)
+    assert root.assignment == ShardAssignment(2, 2)
+
+
 def test_a_further_server_that_ends_after_it_has_answered_is_not_waited_for(tmp_path: Path) -> None:
     world = World(0, tmp_path, replicas=2, rate=0.0)
     world.grow(2)
