@@ -299,13 +299,13 @@ def test_a_root_whose_ring_is_cut_while_it_waits_for_servers_can_still_save_the_
     world.nodes[1].start()
     world.nodes[0].kill()  # which may have all rows
 
-    def is_cut() -> None:
+    def is_cut(servers: object) -> None:
         raise RingBroken("the ring was cut")
 
     root.enter(["0", "1"], 2)
     root.speak_of(root.claim(9))
-    with monkeypatch.context() as waiting, pytest.raises(RingBroken):
-        waiting.setattr(root, "_wait_for", lambda servers: is_cut())
+    monkeypatch.setattr(root, "_wait_for", is_cut)
+    with pytest.raises(RingBroken):
         root.start_generation(job.step)
     assert root.assignment == ShardAssignment(2, 2)
 
