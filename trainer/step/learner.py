@@ -115,7 +115,7 @@ class KerasLearner:
                 if wire != "float32":
                     raise ModelError(
                         "training.compression must be none for this model, because its gradients and what is "
-                        "counted travel as one vector (docs/ring.md, A step)"
+                        "counted travel as one vector (docs/ring.md, Other kinds of steps)"
                     ) from None
                 self._step = vector = VectorStep(*made_from, reduce=reduce, dense=at_once)
                 if pieces > 1 and vector.indivisible:
