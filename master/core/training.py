@@ -165,7 +165,11 @@ def go_back(job: State, why: str, step: int) -> None:
 def restored(job: State, step: int) -> None:
     """Record the step of the checkpoint that the root has read; 0 if it found no checkpoint."""
     assert job.train is not None
-    job.checkpoints.restoring, job.checkpoints.step = NO_RING, step
+    job.checkpoints.restoring = NO_RING
+    # If it is lower than the one that the ring was formed with, the later ones are damaged. But members of the
+    # ring before may have completed a later one while the root read.
+    if job.checkpoints.step <= job.train.done:
+        job.checkpoints.step = step
     job.step = step
     if step != job.train.done:
         go_on_from(job, step, checkpoint=True)

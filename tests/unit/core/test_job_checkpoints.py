@@ -171,6 +171,25 @@ def test_what_the_root_has_read_is_the_truth() -> None:
     ]
 
 
+def test_a_checkpoint_that_is_completed_while_the_root_reads_an_earlier_one_is_the_newest() -> None:
+    story = a_story().running()
+    whole(story, 4)
+    story.waits(SECONDS)
+    assert of(parts(story, 6, last=1, attempt="b"), ef.Commit)
+    story.kill(0)
+    story.kill(1)
+    story.waits(60)
+    story.tell(*[e for w in (2, 3) for e in _ready(w, checkpoint=4)])
+    whole(story, 6, worker=2, attempt="b")  # it was under way
+    story.up(step=4)
+    assert story.job.train is not None and (story.job.train.done, story.job.checkpoints.step) == (4, 6)
+    story.kill(2)
+    story.kill(3)
+    story.waits(60)
+    form = only(story.tell(*[e for w in (4, 5) for e in _ready(w, checkpoint=4)]), ef.Form)
+    assert form.step == 6
+
+
 def test_a_job_that_resumes_begins_where_the_other_one_has_ended() -> None:
     story = a_story()
     (form,) = of([e for w in (0, 1) for e in story.tell(*_ready(w, checkpoint=6))], ef.Form)
