@@ -166,8 +166,8 @@ def restored(job: State, step: int) -> None:
     """Record the step of the checkpoint that the root has read; 0 if it found no checkpoint."""
     assert job.train is not None
     job.checkpoints.restoring = NO_RING
-    # If it is lower than the one that the ring was formed with, the later ones are damaged. But members of the
-    # ring before may have completed a later one while the root read.
+    # If it is lower than the one that the ring was formed with, the later ones are damaged. But members of
+    # the ring before may have completed a later one while the root read.
     if job.checkpoints.step <= job.train.done:
         job.checkpoints.step = step
     job.step = step
