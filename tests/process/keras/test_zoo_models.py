@@ -15,7 +15,7 @@ def test_a_model_of_clicks_learns(name: str, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setenv("EDL_CLICKS_RECORDS", "4000")
     monkeypatch.setenv("EDL_CLICKS_IDS", "1000")
     monkeypatch.setenv("EDL_CLICKS_BUCKETS", "20000")
-    module = importlib.import_module(f"model_zoo.{name}")
+    module = importlib.import_module(f"edl.zoo.{name}")
     keras.utils.set_random_seed(1)
     model = module.model()
     x, y = module.feed(module.data("train").read(0, 4000))
