@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Many small CSV files as one text: parsing each by itself costs a millisecond, whatever its size."""
+"""Many small CSV files as one text: parsing even a tiny one by itself costs a millisecond."""
 
 from __future__ import annotations
 

@@ -101,7 +101,7 @@ class WorkerPod:
 
     @property
     def ended(self) -> bool:
-        """True if the core was told that the pod has ended."""
+        """True if the end of the pod was reported to the core."""
         return self.state is ENDED
 
     @property

@@ -8,7 +8,7 @@
     scripts/cluster kwok N                add fake nodes f1..fN
     scripts/cluster node cut|join NAME    take a node (n1, n2) off the network, put it back
     scripts/cluster node off|on NAME      power a node off (all it runs is killed), and on
-    scripts/cluster part [A=B ...]        cut these addresses off from each other, and nobody else
+    scripts/cluster part [A=B ...]        cut these addresses off from each other only
     scripts/cluster build                 only install and build
     scripts/cluster image-base            localhost/python:3.11-slim for buildah, where it cannot be pulled
 
@@ -252,7 +252,7 @@ def change_node(change: str, name: str) -> None:
 
 
 def part(pairs: list[str]) -> None:
-    """Cut off from each other those of these pairs, and nobody else.
+    """Cut the addresses of these pairs off from each other, and no others.
 
     Raises:
         ClusterError: something is no pair of addresses, or there is no cluster.

@@ -142,10 +142,10 @@ def apply(*objects: dict[str, Any]) -> None:
 
 
 def answers(url: str) -> bool:
-    """Whether somebody says 200 there.
+    """Whether a server there answers with status 200.
 
     Raises:
-        OSError: nobody does.
+        OSError: no server answers.
     """
     context = None
     if url.startswith("https:"):
