@@ -24,6 +24,7 @@ from edl.report.at_end import write_report
 from edl.signals import to_handle
 
 MOST_NAME = 80  # greatest length of the model's name in the name of an output directory
+LAST_LINES = 10  # of the log of a master that exited unexpectedly, for the error
 
 
 def new_output(name: str) -> Path:
@@ -201,8 +202,9 @@ def _ended(
             console.print("the job was killed" if begun else "stopped before the job had begun")
             return code
         log = (output / artifacts.LOGS / "master.log").read_text(encoding="utf-8", errors="replace")
+        last = "\n".join(log.strip().splitlines()[-LAST_LINES:])
         raise EdlError(
-            f"the master exited unexpectedly ({_how(process.returncode)}): {log.strip()[-2000:]}"
+            f"the master exited unexpectedly ({_how(process.returncode)}); its last lines:\n{last}"
         ) from None
     with contextlib.suppress(OSError):  # the terminal is closed
         told = display.result(summary, str(kept), str(kept / summary["model"]))
