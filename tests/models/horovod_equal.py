@@ -29,16 +29,34 @@ targets = features.sum(1, keepdims=True)
 BATCH, STEPS = 32, 6
 
 
-def make_model() -> keras.Model:
-    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3), keras.layers.Dense(1)])
+def make_model(*layers: keras.layers.Layer) -> keras.Model:
+    layers = layers or (keras.layers.Dense(3), keras.layers.Dense(1))
+    model = keras.Sequential([keras.Input((4,)), *layers])
     for number, weight in enumerate(model.weights):
         weight.assign(np.random.default_rng(number).normal(size=weight.shape) * 0.3)
     return model
 
 
-def gradients(model: keras.Model, records: slice) -> list[tf.Tensor]:
+def make_rows() -> keras.Model:
+    """A model with sparse gradients: of the rows for positive and for negative numbers."""
+    rows = (keras.layers.Discretization([0.0]), keras.layers.Embedding(3, 2), keras.layers.Flatten())
+    return make_model(*rows, keras.layers.Dense(1))
+
+
+def make_line() -> keras.Model:
+    return make_model(keras.layers.Dense(1))
+
+
+def gradients(model: keras.Model, records: slice, scale: float = 1.0) -> list[tf.Tensor]:
     with tf.GradientTape() as tape:
-        loss = tf.reduce_mean((model(features[records]) - targets[records]) ** 2)
+        loss = scale * tf.reduce_mean((model(features[records]) - targets[records]) ** 2)
+    return tape.gradient(loss, model.trainable_variables)
+
+
+def exact(model: keras.Model, records: slice, scale: float = 1.0) -> list[tf.Tensor]:
+    """Gradients that half precision holds without rounding: means of small whole numbers."""
+    with tf.GradientTape() as tape:
+        loss = scale * tf.reduce_mean(model(np.round(features[records] * 2)))
     return tape.gradient(loss, model.trainable_variables)
 
 
@@ -52,7 +70,10 @@ def check(name: str, model: keras.Model, expected: keras.Model) -> None:
     print(f"{name}: equal")
 
 
-def train(make: Any, passes: int = 1, **options: Any) -> None:
+def train(
+    make: Any, passes: int = 1, make_model: Any = make_model, gradients: Any = gradients, **options: Any
+) -> None:
+    scale = size if options.get("op") == hvd.Sum else 1
     optimizer = hvd.DistributedOptimizer(
         make(), backward_passes_per_step=passes, average_aggregated_gradients=True, **options
     )
@@ -61,7 +82,11 @@ def train(make: Any, passes: int = 1, **options: Any) -> None:
     for step in range(STEPS):
         start = step * BATCH % len(features)
         alone.apply_gradients(
-            zip(gradients(expected, slice(start, start + BATCH)), expected.trainable_variables, strict=True)
+            zip(
+                gradients(expected, slice(start, start + BATCH), scale),
+                expected.trainable_variables,
+                strict=True,
+            )
         )
         for number in range(passes):
             mine = start + (number * size + rank) * part
@@ -75,6 +100,13 @@ train(lambda: keras.optimizers.SGD(0.05, momentum=0.9))
 train(lambda: keras.optimizers.Adam(0.01), groups=2)
 train(lambda: keras.optimizers.AdamW(0.01))
 train(lambda: keras.optimizers.Adam(0.01), passes=4)
+train(lambda: keras.optimizers.SGD(0.05), passes=4, op=hvd.Sum)
+train(lambda: keras.optimizers.Adam(0.01), op=hvd.Sum)
+half = hvd.Compression.fp16
+train(lambda: keras.optimizers.AdamW(0.01), make_model=make_line, gradients=exact, compression=half)
+train(lambda: keras.optimizers.SGD(0.05), make_model=make_rows)
+train(lambda: keras.optimizers.SGD(0.05), make_model=make_rows, sparse_as_dense=True)
+assert isinstance(gradients(make_rows(), slice(4))[0], tf.IndexedSlices)
 
 # By `fit`, with the callbacks, from different weights on each rank.
 model, expected = make_model(), make_model()

@@ -5,6 +5,9 @@
 
 NAME is of tests/process/jobs/horovod_examples. The first worker whose state commits for the COMMITS-th time
 sends itself SIGNAL, once in a job, and the training is slow until it has ended. COMMITS 0: none does.
+
+The scripts have 10,000 and 12,000 steps. EDL_TEST_SHORTER=100 makes a hundredth of these, by shorter data
+and epochs.
 """
 
 import contextlib
@@ -33,6 +36,14 @@ def load_data(path: str) -> Any:
 
 
 tf.keras.datasets.mnist.load_data = load_data
+if times := int(os.environ.get("EDL_TEST_SHORTER", "0")):
+    take, fit = tf.data.Dataset.take, tf.keras.Model.fit
+
+    def fit_shorter(model: Any, *args: Any, steps_per_epoch: int, **options: Any) -> Any:
+        return fit(model, *args, steps_per_epoch=max(steps_per_epoch // times, 1), **options)
+
+    tf.data.Dataset.take = lambda dataset, count: take(dataset, max(count // times, 1))
+    tf.keras.Model.fit = fit_shorter
 name, number, commits = sys.argv[1], signal.Signals[sys.argv[2]], int(sys.argv[3])
 if commits:
     from horovod.tensorflow.elastic import State

@@ -30,6 +30,7 @@ class State:
 
     def __init__(self, bcast_object: Any = None, get_rank: Any = None):
         self._reset_callbacks: list[Callable[[], None]] = []
+        self._host_messages = _HostMessages()
 
     def register_reset_callbacks(self, callbacks: Iterable[Callable[[], None]]) -> None:
         """Call these functions after each change of the ring, before the state is synchronized."""
@@ -72,6 +73,14 @@ class State:
 
     def reset(self) -> None:
         """Prepare for a changed ring; called before the reset callbacks."""
+
+
+class _HostMessages:
+    """Stands for the private queue in which Horovod's driver announces changes; scripts await the first one."""
+
+    def empty(self) -> bool:
+        """Whether no change of the ring is due."""
+        return not member.current().must_leave
 
 
 class ObjectState(State):

@@ -83,6 +83,11 @@ class Member:
     def check(self, save: Callable[[], None]) -> None:
         """Leave the ring here if its members change; save the state then."""
 
+    @property
+    def must_leave(self) -> bool:
+        """Whether the master wants the members of this worker's ring to leave it."""
+        return False
+
     def broadcast_arrays(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
         """Return the arrays of rank 0. All ranks know their shapes and types."""
         tensors = [hvd.broadcast(tf.constant(a), 0, f"HorovodBroadcast_{i}") for i, a in enumerate(arrays)]
@@ -180,7 +185,7 @@ class Worker(Member):
         if not self._generation:
             return
         self._commits += 1
-        leave = self._must_leave()
+        leave = self._all_leave()
         self._report()
         if leave:
             raise HostsUpdatedInterrupt(False)
@@ -191,11 +196,16 @@ class Worker(Member):
         Raises:
             HostsUpdatedInterrupt: the ring changes.
         """
-        if self._generation and self._must_leave():
+        if self._generation and self._all_leave():
             # All members leave here, and a member that the ring broke for has one commit less.
             save()
             self._commits += 1
             raise HostsUpdatedInterrupt(False)
+
+    @property
+    def must_leave(self) -> bool:
+        """Whether the master wants the members of this worker's ring to leave it."""
+        return bool(self._generation) and self._session.must_leave(self._generation)
 
     def broadcast_arrays(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
         """Return the arrays of rank 0, with the shapes and dtypes of these."""
@@ -294,10 +304,9 @@ class Worker(Member):
         self._session.progress = Progress(form.generation, self._commits)
         self._session.say(form.generation, joined_ring=pb.JoinedRing(step=self._commits))
 
-    def _must_leave(self) -> bool:
+    def _all_leave(self) -> bool:
         """Whether the master wants a member to leave; all members agree on it."""
-        asked = self._session.must_leave(self._generation)
-        total = self._ring.reduce(tf.constant([float(asked)]))
+        total = self._ring.reduce(tf.constant([float(self.must_leave)]))
         return float(np.asarray(total)[0]) > 0
 
     def _report(self) -> None:

@@ -19,7 +19,6 @@ from tests.support.jobs.by_commit import of_this_commit
 from tests.support.jobs.evidence import check_weights
 
 SCRIPTS = Path(__file__).parents[2] / "models"
-EXAMPLES = Path(__file__).with_name("horovod_examples")
 # A busy machine may keep a worker from sending heartbeats for seconds.
 SETTINGS = "local.startMethod=fork,elastic.heartbeatTimeoutSeconds=60"
 EDL = str(Path(sys.executable).with_name("edl"))
@@ -57,6 +56,30 @@ def test_survivors_of_a_kill_restore_the_last_commit_and_a_new_worker_joins() ->
     assert len(survivors) == 1 and "ended in a ring of" in survivors[0]
 
 
+MOBILE = "--model MobileNet --batch-size 1 --num-batches-per-iter 1 --num-iters 2"
+# Horovod's examples, the last words of rank 0, and their arguments.
+TO_THE_END = (
+    ("tensorflow2_mnist.py", "Step #40", ""),
+    ("tensorflow2_keras_mnist.py", "Epoch 24/24", ""),
+    ("tensorflow2_synthetic_benchmark.py", "on 2 GPU(s)", f"{MOBILE} --num-warmup-batches 1"),
+    ("tensorflow2_keras_synthetic_benchmark.py", "on 2 GPU(s)", MOBILE),
+    ("tensorflow2_keras_mnist_elastic.py", "Epoch 24/24", ""),
+    ("tensorflow2_synthetic_benchmark_elastic.py", "on 2 GPU(s)", f"{MOBILE} --num-warmup-batches 1"),
+)
+
+
+@pytest.mark.parametrize(("name", "words", "arguments"), of_this_commit(TO_THE_END))
+def test_an_example_of_horovod_runs_to_its_end(
+    name: str, words: str, arguments: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EDL_TEST_SHORTER", "100")
+    flags = ["--min-np", "2"] if "elastic" in name else []
+    wrapper = [str(SCRIPTS / "horovod_example.py"), name, "SIGKILL", "0"]
+    summary, logs = run("-np", "2", *flags, *wrapper, *arguments.split())
+    assert (summary["reason"], summary["failures"]) == ("the script has ended on all workers", [])
+    assert [words in log for log in logs] == [True, False]
+
+
 def an_example_of_horovod_goes_on_when_a_worker_leaves_and_too_few_are_left() -> None:
     """Horovod's issue 3494: the others do not synchronize their state, and a new worker waits for ever."""
     example = [str(SCRIPTS / "horovod_example.py"), "tensorflow2_mnist_elastic.py", "SIGTERM", "10"]
@@ -67,21 +90,6 @@ def an_example_of_horovod_goes_on_when_a_worker_leaves_and_too_few_are_left() ->
     assert {len(ring) for ring in rings} == {2} and 2 in rings[-1]
     assert any("Step #40" in log for log in logs), "50 steps on two workers"
     assert Path("checkpoints-1.index").exists()
-
-
-def the_script_of_horovods_elastic_tests_survives_the_death_of_a_rank() -> None:
-    script, exits = str(EXAMPLES / "elastic_tensorflow2_main.py"), json.dumps({"(1, 0)": [0]})
-    arguments = ["--logfile", "epochs", "--exit-schedule", exits, "--exit-mode", "kill"]
-    summary, _ = run("-np", "2", "--min-np", "2", script, *arguments)
-    assert summary["failures"] == [] and summary["workers_created"] == 3
-    epochs = [json.loads(line) for line in Path("epochs").read_text().splitlines()]
-    keys = ("epoch", "commits", "start_rank", "rank", "size")
-    assert [tuple(epoch[key] for key in keys) for epoch in epochs] == [
-        (0, 10, 0, 0, 2),
-        (1, 21, 1, 0, 2),
-        (2, 32, 1, 0, 2),
-    ]
-    assert [epoch["rendezvous"] for epoch in epochs] == [1, 2, 2]
 
 
 def outlives_its_master(sets: str) -> Path:
@@ -143,7 +151,6 @@ def an_own_loop_outlives_its_master() -> None:
 
 SCENARIOS = (
     an_example_of_horovod_goes_on_when_a_worker_leaves_and_too_few_are_left,
-    the_script_of_horovods_elastic_tests_survives_the_death_of_a_rank,
     an_elastic_script_outlives_its_master,
     an_own_loop_outlives_its_master,
 )

@@ -5,13 +5,15 @@ from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TypeVar
 
 ROOT = Path(__file__).parents[3]
+Case = TypeVar("Case")
 
 
-def of_this_commit(tests: Sequence[Callable[[], None]]) -> list[Callable[[], None]]:
+def of_this_commit(tests: Sequence[Case]) -> list[Case]:
     """The test of this commit; all of them with EDL_STORMS=all, or where the tree is no clone."""
     head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True)
     if os.environ.get("EDL_STORMS") == "all" or head.returncode != 0:
