@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Stock Elastic Horovod as its users write it: run by horovodrun, told by files what happens when.
+"""An elastic script as users of Horovod write it, run by horovodrun or by `edl horovod`.
 
-Writes one line per step, `monotonic-seconds step size`, to $BENCH_DIR/steps.PID.
+Writes one line per step to $BENCH_DIR/steps.PID: `monotonic-seconds step size`, and the seconds of the step
+and of its commit.
 """
 
 import itertools
@@ -12,7 +13,6 @@ from pathlib import Path
 os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
 import horovod.tensorflow as hvd
 import tensorflow as tf
-from horovod.common.elastic import ObjectState
 
 tf.config.threading.set_intra_op_parallelism_threads(1)
 tf.config.threading.set_inter_op_parallelism_threads(1)
@@ -37,7 +37,7 @@ def one_step() -> tf.Tensor:
     return loss
 
 
-class State(ObjectState):
+class State(hvd.elastic.ObjectState):
     """The weights and the step, as TensorFlowKerasState keeps a model.
 
     Neither of Horovod's own states will do: TensorFlowKerasState fails with Keras 3, and
@@ -70,10 +70,13 @@ class State(ObjectState):
 @hvd.elastic.run
 def train(state: State) -> None:
     while not (Path(os.environ["BENCH_DIR"]) / "end").exists():
+        began = time.monotonic()
         one_step()
         state.step += 1
+        made = time.monotonic()
         state.commit()
-        out.write(f"{time.monotonic()} {state.step} {hvd.size()}\n")
+        now = time.monotonic()
+        out.write(f"{now} {state.step} {hvd.size()} {made - began} {now - made}\n")
         time.sleep(pace)
 
 

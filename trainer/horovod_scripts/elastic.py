@@ -76,7 +76,7 @@ class State:
 
 
 class _HostMessages:
-    """Stands for the private queue in which Horovod's driver announces changes; scripts await the first one."""
+    """Stands for the queue in which Horovod's driver announces changes: some scripts wait for it."""
 
     def empty(self) -> bool:
         """Whether no change of the ring is due."""

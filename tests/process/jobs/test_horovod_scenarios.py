@@ -93,7 +93,7 @@ def hosts_added_and_removed() -> None:
 
 
 def single_rank_failure_and_min_hosts_timeout() -> None:
-    """Rank 0 is killed. Stock goes on with the hosts that are left, or fails below --min-np; edl replaces it."""
+    """Rank 0 is killed. Stock goes on with fewer ranks, or fails below --min-np; edl replaces it."""
     flags = "-np 2 --min-np 2 --host-discovery-script ./discover.sh --elastic-timeout 1"
     summary, epochs = replay(flags, {(1, 0): [0]}, mode="kill")
     assert summary["phase"] == "Succeeded" and summary["failures"] == []
