@@ -17,7 +17,7 @@ from edl.contract import artifacts
 
 ROOT = Path(__file__).parents[3]
 EDL = [str(Path(sys.executable).with_name("edl"))]
-LONG = ["counting", "--set", "local.startMethod=fork,workers=2,training.epochs=1000"]
+LONG = ["counting", "--set", "workers=2,training.epochs=1000"]
 
 
 def edl(*arguments: str, check: bool = False, **options: Any) -> subprocess.CompletedProcess[str]:
