@@ -16,6 +16,7 @@ import zipfile
 from collections.abc import Iterator
 from email import message_from_bytes
 from pathlib import Path
+from typing import Any
 
 import cyclonedx.schema
 import jsonschema
@@ -40,7 +41,7 @@ WHEEL, PACKAGE, SBOM = (
 
 
 def released(folder: Path, key: Path) -> Path:
-    command = [ROOT / "scripts" / "release", "--python", PYTHON, folder]
+    command: list[str | Path] = [ROOT / "scripts" / "release", "--python", PYTHON, folder]
     env = os.environ | {"EDL_SIGNING_KEY": str(key)}
     done = subprocess.run(command, capture_output=True, text=True, env=env)
     assert done.returncode == 0, done.stderr
@@ -82,10 +83,11 @@ def test_the_checksums_are_signed(dist: Path, key: Path, tmp_path: Path) -> None
     signers = tmp_path / "signers"
     signers.write_text(f"edl {key.with_suffix('.pub').read_text()}")
     sums = (dist / "SHA256SUMS").read_bytes()
-    command = ["ssh-keygen", "-Y", "verify", "-f", signers, "-I", "edl", "-n", "edl-release", "-s"]
+    command: list[str | Path] = ["ssh-keygen", "-Y", "verify", "-f", signers]
+    command += ["-I", "edl", "-n", "edl-release", "-s", dist / "SHA256SUMS.sig"]
 
     def verifies(text: bytes) -> bool:
-        done = subprocess.run([*command, dist / "SHA256SUMS.sig"], input=text, stdout=subprocess.DEVNULL)
+        done = subprocess.run(command, input=text, stdout=subprocess.DEVNULL)
         return done.returncode == 0
 
     assert verifies(sums)
@@ -140,7 +142,7 @@ def test_the_list_of_parts_is_valid_and_names_all_that_is_locked(dist: Path, hor
     edl, version = found["metadata"]["component"]["bom-ref"], parse_wheel_filename(horovod.name)[1]
     assert edl == f"pkg:pypi/edl-trainer@{__version__}"
     refs = {part["bom-ref"] for part in found["components"]}
-    command = [sys.executable, ROOT / "scripts" / "dev" / "requirements", "worker"]
+    command: list[str | Path] = [sys.executable, ROOT / "scripts" / "dev" / "requirements", "worker"]
     lock = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     pins = [line.split()[0].replace("==", "@") for line in lock.splitlines() if "==" in line]
     assert {f"pkg:pypi/{pin}" for pin in pins} < refs
@@ -154,7 +156,7 @@ def test_the_list_of_parts_is_valid_and_names_all_that_is_locked(dist: Path, hor
     assert reached == refs | {edl}
 
 
-def without_references(schema: object) -> object:
+def without_references(schema: Any) -> Any:
     """The schema without its references to other files: of licences and signatures, which no part has."""
     if isinstance(schema, dict):
         if not str(schema.get("$ref", "#")).startswith("#"):
