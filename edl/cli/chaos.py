@@ -162,13 +162,14 @@ class _Storm:
             name = _name(fault, victim)
             at = time.monotonic()
             _say(f"{len(self.hits) + 1}: {fault.kind} {name}")
+            # Unless the recovery is seen, because it takes too long, or the job ends or Ctrl-C comes before.
+            self.hits.append(Hit(fault, name, None))
             if self._faults.inflict(fault, victim):
                 break
+            self.hits.pop()
             gone.append(victim)
         else:
             return False
-        # Unless the recovery is seen, because it takes too long, or the job ends before or is interrupted.
-        self.hits.append(Hit(fault, name, None))
         if self._until(storm.Recovery(before, fault.kind, victim), RECOVERY_SECONDS):
             took = time.monotonic() - at
             stayed = (

@@ -218,7 +218,7 @@ def lines(told: Mapping[str, Any]) -> list[str]:
     if told["workers"] is not None:
         text["workers"] = f"{told['workers']} of {told['target']} in the ring"
     if told["unrecovered"]:
-        text["warning"] = f"workers or servers are not back after {', '.join(told['unrecovered'])}"
+        text["warning"] = f"no recovery was seen from the faults on {', '.join(told['unrecovered'])}"
     undisturbed = told.get("undisturbed", {})
     for name in sorted({*told["metrics"], *undisturbed}):
         values = [

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`edl chaos`: the faults of a seed, the moment at which a job has recovered, and the arithmetic of the report."""
+"""`edl chaos`: the faults of a seed, when a job has recovered, and the arithmetic of the report."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def test_the_report_adds_up_what_the_storm_has_cost() -> None:
         "audit     exactly once: all",
         "job       Training: because",
         "workers   2 of 3 in the ring",
-        "warning   workers or servers are not back after worker 5",
+        "warning   no recovery was seen from the faults on worker 5",
         "loss      0.5",
     ]
 
