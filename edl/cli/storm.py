@@ -90,8 +90,8 @@ def is_over(status: Mapping[str, Any]) -> bool:
 class Recovery:
     """Notices from the status of a job that it has recovered from a fault.
 
-    It has once the victim is out of the ring, as many workers as before are in it, all servers run, and a
-    step is made after that. A stopped worker may stay in the ring.
+    It has once the victim is out of the ring, the ring has its size again, all servers run, and a step is
+    made after that. A stopped worker may stay in the ring.
 
     Args:
         before: the status before the fault.

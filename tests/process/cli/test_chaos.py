@@ -117,7 +117,7 @@ async def test_pods_of_the_release_are_deleted_and_evicted_and_no_others(
                 "target": 3,
                 "checkpoint": None,
             }
-            status |= {"servers": [], "task": TOLD["task"] | {"mode": "train"}}
+            status |= {"servers": [], "task": {"kind": "train", "mode": "train", "step": step}}
             says(cluster, "Training", **{"status.json": json.dumps(status)})
             await asyncio.sleep(0.02)
 
