@@ -161,7 +161,8 @@ class _Storm:
             victim = fault.choose(self._victims(before, fault, gone))
             name = _name(fault, victim)
             at = time.monotonic()
-            _say(f"{len(self.hits) + 1}: {fault.kind} {name}")
+            how = Kind.kill if fault.kind is Kind.server else fault.kind
+            _say(f"{len(self.hits) + 1}: {how} {name}")
             # Unless the recovery is seen, because it takes too long, or the job ends or Ctrl-C comes before.
             self.hits.append(Hit(fault, name, None))
             if self._faults.inflict(fault, victim):
@@ -169,6 +170,7 @@ class _Storm:
             self.hits.pop()
             gone.append(victim)
         else:
+            _say("the job is over" if storm.is_over(self._status) else "no worker or server is left to hit")
             return False
         if self._until(storm.Recovery(before, fault.kind, victim), RECOVERY_SECONDS):
             took = time.monotonic() - at
@@ -214,10 +216,11 @@ def _report(job: JobHandle, hits: list[Hit], first: int, to_its_end: bool) -> di
     from edl.cli.proof import prove  # imported late: with NumPy
     from edl.report import reading
 
-    if to_its_end and job.snapshot().data["phase"] not in ENDED:
+    phase = job.snapshot().data["phase"]
+    if to_its_end and phase not in ENDED:
         _say("waiting for the end of the job")
-    if to_its_end or job.snapshot().data["phase"] == Phase.Ending:
-        job.wait(Phase.Succeeded, None)
+    if to_its_end or storm.is_over({"phase": phase}):
+        job.until(lambda _: False, None)  # the summary is written last
     with job.journal() as found:
         changes = [change for change in reading.read(found.directory).changes if change.generation > first]
         try:

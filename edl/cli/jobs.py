@@ -156,11 +156,12 @@ class JobHandle(Protocol):
     def wait(self, phase: Phase, seconds: float | None) -> tuple[str, str]:
         """Wait until the job is in that phase, has ended, or the time is up. Return its phase and reason."""
 
-    def until(self, reached: Callable[[dict[str, Any]], bool], seconds: float) -> bool:
+    def until(self, reached: Callable[[dict[str, Any]], bool], seconds: float | None) -> bool:
         """Wait until the job's status meets a condition. False: the time is up, or the job has ended.
 
         Args:
             reached: called with the present status and with each later one.
+            seconds: None: without limit.
         """
 
     def faults(self) -> Faults:

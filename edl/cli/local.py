@@ -75,7 +75,7 @@ class Local:
             return last
         raise EdlError(f"{self._output}: the master exited without writing {artifacts.SUMMARY}")
 
-    def until(self, reached: Callable[[dict[str, Any]], bool], seconds: float) -> bool:
+    def until(self, reached: Callable[[dict[str, Any]], bool], seconds: float | None) -> bool:
         return self._summary() is None and any(map(reached, self._client().follow(seconds)))
 
     def faults(self) -> ProcessFaults:

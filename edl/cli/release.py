@@ -124,11 +124,11 @@ class Release:
         found = self._loop.run(self._until(lambda now: now.ended or now.phase == phase, seconds))
         return found.phase, found.reason
 
-    def until(self, reached: Callable[[dict[str, Any]], bool], seconds: float) -> bool:
+    def until(self, reached: Callable[[dict[str, Any]], bool], seconds: float | None) -> bool:
         def met(now: FoundRelease) -> bool:
             return now.ended or reached(now.report)
 
-        self._found = self._loop.run(self._until(met, max(seconds, 0.0)))
+        self._found = self._loop.run(self._until(met, seconds))
         return not self._found.ended and reached(self._found.report)
 
     def faults(self) -> PodFaults:

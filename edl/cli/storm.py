@@ -181,7 +181,7 @@ def report(
         "audit": audit,
         "phase": str(data["phase"]),
         "reason": str(data["reason"]),
-        "workers": len(members(data)) if "workers" in data else None,
+        "workers": None if data["phase"] in ENDED else len(members(data)),
         "target": data.get("target"),
         "metrics": final_metrics(data),
     }
@@ -217,7 +217,7 @@ def lines(told: Mapping[str, Any]) -> list[str]:
     }
     if told["workers"] is not None:
         text["workers"] = f"{told['workers']} of {told['target']} in the ring"
-    if told["unrecovered"]:
+    if told["unrecovered"] and told["phase"] not in ENDED:
         text["warning"] = f"no recovery was seen from the faults on {', '.join(told['unrecovered'])}"
     undisturbed = told.get("undisturbed", {})
     for name in sorted({*told["metrics"], *undisturbed}):
