@@ -53,6 +53,8 @@ class Records:
     ):
         self._transform = transform
         self._reader, self._watch, self._feed, self._name = reader, watch, feed, name
+        # Found once: isinstance of a Protocol looks at each of its members, which is too slow for each batch.
+        self._random_access = reader if isinstance(reader, RandomAccess) else None
         self._seed, self._shuffle, self._lenient = seed, shuffle, lenient
         self._open: dict[int, tuple[int, Any]] = {}  # by shard: its present block, as (number, records)
         self._part = Part.even(0, 1)
@@ -70,7 +72,7 @@ class Records:
             ranks: the number of ranks of the expected ring.
         """
         size = self.layout.records
-        if self._shuffle and size and not isinstance(self._reader, RandomAccess):
+        if self._shuffle and size and self._random_access is None:
             sample = self.first(SAMPLE)
             record_bytes = nbytes(self._joined(sample)) / len(sample)
             together = getattr(self._reader, "records_per_read", 1)
@@ -134,8 +136,8 @@ class Records:
             return self._good(indices, self.epoch(start))
 
     def _raw(self, indices: np.ndarray, shards: np.ndarray, part: Part) -> Any:
-        if isinstance(self._reader, RandomAccess):
-            return self._take(self._reader, indices)
+        if self._random_access is not None:
+            return self._take(self._random_access, indices)
         if not self._shuffle:
             return self._read(int(indices[0]), int(indices[-1]) + 1)
         if part != self._part:  # the blocks of the shards that others read now
