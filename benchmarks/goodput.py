@@ -73,7 +73,7 @@ class Outcome:
 
 
 class Job(Protocol):
-    """`benchmarks.ring.OurJob`."""
+    """`benchmarks.jobs.OurJob`."""
 
     client: Any
     journal: Any

@@ -232,22 +232,8 @@ def _started(dim: int, directory: Path, stack: contextlib.ExitStack) -> Iterator
         stack.callback(opened.close)
         return opened
 
-    (directory / "token").write_text("bench")
-    ours = process(
-        sys.executable,
-        "-m",
-        "edl.ps",
-        "--run-id",
-        "bench",
-        "--token-file",
-        directory / "token",
-        "--log-level",
-        "warning",
-        "--log-dir",
-        directory / "log",
-        "--address-file",
-        directory / "address",
-    )
+    (directory / "token").write_text(ps_recovery.RUN)
+    ours = process(*ps_recovery.server_command(directory))
     yield Ours(ours.pid, channel(_until(lambda: (directory / "address").read_text())), dim)
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     peer = process(sys.executable, "-m", "benchmarks.peer_rows", str(dim), **pipes)
