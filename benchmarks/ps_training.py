@@ -8,7 +8,7 @@
     quality   AUC with workers that come and go, against fixed ones: 3 seeds each
 
 A round measures both sides one after the other, on the same machine, with the same records in memory. All
-take whatever cores there are: on few of them, more workers are no faster. These are rows of
+use all cores of the machine: on few cores, more workers are no faster. These are rows of
 `scripts/bench ps`; `python -m benchmarks.ps_training` measures nothing else.
 """
 
@@ -41,7 +41,7 @@ WORKERS = (1, 2, 4)
 SEEDS = (1, 2, 3)
 LIMIT_SECONDS = 300.0
 SIZES = {"EDL_CLICKS_RECORDS": "200000", "EDL_CLICKS_IDS": "200000", "EDL_CLICKS_BUCKETS": str(1 << 18)}
-# Of the quality: long enough that a worker comes, and one goes, while there is something to train.
+# For `quality`: long enough that a worker joins and one leaves during the training.
 QUALITY = {"EDL_CLICKS_RECORDS": "150000", "EDL_CLICKS_IDS": "20000", "EDL_CLICKS_BUCKETS": "0"}
 QUALITY_BATCH = 128
 
@@ -215,7 +215,7 @@ def keras_fit() -> None:
 
 
 def auc(directory: Path, seed: int, disturbed: bool, mode: str) -> float:
-    """Of the held-out records, after a training."""
+    """Train once, and return the AUC on the held-out records."""
     records = int(QUALITY["EDL_CLICKS_RECORDS"])
     steps = records // QUALITY_BATCH
     with Training(

@@ -150,7 +150,7 @@ podAntiAffinity:
 {{- mergeOverwrite $pod $over | toYaml -}}
 {{- end -}}
 
-{{/* A list of maps with another one laid over it; items with the same `key` are merged. Takes (dict "there" "over" "key"). */}}
+{{/* A list of maps with a second list laid over it; items with the same `key` are merged. Takes (dict "there" "over" "key"). */}}
 {{- define "edl.merged" -}}
 {{- $merged := list -}}
 {{- $keys := list -}}

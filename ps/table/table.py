@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The rows of one table on one server: read rows, apply a step, undo the last step, copy all.
 
-Promise: two servers that received the same updates of an id have the same row of it, bit for bit, whatever
-other updates they received.
+Promise: two servers that received the same updates of an id have the same row of it, bit for bit. Updates
+of other ids have no influence on it.
 
 This module does not handle steps in flight, logs and calls. It is not thread-safe, except that several
 threads may read and copy rows while nothing is changed.

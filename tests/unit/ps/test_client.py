@@ -123,7 +123,7 @@ def test_a_cut_ends_the_waiting_for_a_server_that_is_away(make: Callable[..., Jo
     job.client.cut()
     with pytest.raises(RingBroken, match=r"the ring was cut while waiting for parameter server 0 \(.*\)"):
         pulling.result(SECONDS)
-    with pytest.raises(RingBroken):  # and whatever is asked later in this ring
+    with pytest.raises(RingBroken):  # as every later call in this ring
         job.client.pull(0, [np.arange(9)])
 
 

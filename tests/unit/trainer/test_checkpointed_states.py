@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Digests of the states in a checkpoint, and members whose state counts no longer."""
+"""Digests of the states in a checkpoint, and members whose state is not trusted."""
 
 from __future__ import annotations
 
