@@ -1,3 +1,4 @@
+{{- /* SPDX-License-Identifier: Apache-2.0 */ -}}
 {{/* Names, labels and images, each defined once.
 
 Every name is quoted where it is written: a release or a namespace may be called no, 42 or null. */}}

@@ -1,3 +1,4 @@
+{{- /* SPDX-License-Identifier: Apache-2.0 */ -}}
 {{/* What all pods of edl have in common.
 
 The whole pod as YAML (metadata and spec) of a component. Takes a dict:
