@@ -156,7 +156,7 @@ def less_was_safe(entries: Entries) -> None:
 
 
 def a_holder_more(entries: Entries) -> None:
-    entries[0]["proof"]["holders"].append(1000)
+    entries[0]["proof"]["synced"].append(1000)
 
 
 def test_what_is_not_kept_counts_for_what_comes(month: Path) -> None:
