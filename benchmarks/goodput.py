@@ -73,7 +73,7 @@ class Outcome:
 
 
 class Job(Protocol):
-    """`benchmarks.ring.OurJob`."""
+    """`benchmarks.jobs.OurJob`."""
 
     client: Any
     journal: Any
@@ -104,7 +104,7 @@ def offered(plan: list[Change], seconds: float) -> float:
 
 
 def with_notice(plan: list[Change]) -> list[bool]:
-    """Of each change: whether it is a loss that is announced. Every second loss is."""
+    """For each change, return whether it is an announced loss. Every second loss is announced."""
     losses = [b.workers < a.workers for a, b in pairwise(plan)]
     return [loss and sum(losses[: n + 1]) % 2 == 0 for n, loss in enumerate(losses)]
 
@@ -136,7 +136,7 @@ def newest(directory: Path) -> Checkpoint | None:
 
 
 def records_in(directory: Path) -> int:
-    """That the newest checkpoint has been trained on."""
+    """Return how many records the newest checkpoint has been trained on."""
     found = newest(directory)
     return found.manifest.records if found else 0
 

@@ -16,8 +16,8 @@ from pathlib import Path
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from benchmarks.jobs import ROOT, OurJob
 from benchmarks.journal import Entry, Journal
-from benchmarks.ring import ROOT, OurJob
 from edl.report import pictures, svg
 from edl.report.tables import COLOURS
 

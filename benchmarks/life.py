@@ -24,9 +24,9 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks import checkpoints, goodput, large_joins, report
+from benchmarks.jobs import OurJob
 from benchmarks.large_joins import until
 from benchmarks.report import Row
-from benchmarks.ring import OurJob
 from edl.checkpoints import Store, Tensor
 from tests.support.checkpoints.checkpoints import write
 

@@ -60,7 +60,7 @@ SAMPLE_SECONDS = 1.0  # between two looks at the memory
 
 @dataclass(frozen=True)
 class Core:
-    """Of the core with so many workers. Microseconds of one event, milliseconds of the rest."""
+    """Costs of the core with so many workers: microseconds of one event, milliseconds of the rest."""
 
     workers: int
     heartbeat_us: float
@@ -72,7 +72,7 @@ class Core:
 
 @dataclass(frozen=True)
 class Streams:
-    """Of a master with so many workers: CPU milliseconds of its process, or seconds of CPU a second."""
+    """Costs of a master with so many workers: CPU milliseconds of its process, or CPU seconds a second."""
 
     workers: int
     start_ms: float  # from the first stream to a ring that is up

@@ -205,7 +205,7 @@ def _command(name: bytes, parts: list[bytes]) -> bytes:
 
 
 def cpu_seconds(pid: int) -> float:
-    """Of all threads of a process, those that have ended left out."""
+    """Return the CPU seconds of all live threads of a process."""
     total = 0
     for task in os.listdir(f"/proc/{pid}/task"):
         with contextlib.suppress(FileNotFoundError):
@@ -232,22 +232,8 @@ def _started(dim: int, directory: Path, stack: contextlib.ExitStack) -> Iterator
         stack.callback(opened.close)
         return opened
 
-    (directory / "token").write_text("bench")
-    ours = process(
-        sys.executable,
-        "-m",
-        "edl.ps",
-        "--run-id",
-        "bench",
-        "--token-file",
-        directory / "token",
-        "--log-level",
-        "warning",
-        "--log-dir",
-        directory / "log",
-        "--address-file",
-        directory / "address",
-    )
+    (directory / "token").write_text(ps_recovery.RUN)
+    ours = process(*ps_recovery.server_command(directory))
     yield Ours(ours.pid, channel(_until(lambda: (directory / "address").read_text())), dim)
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     peer = process(sys.executable, "-m", "benchmarks.peer_rows", str(dim), **pipes)
@@ -312,7 +298,7 @@ def measure_servers(only: list[str], rounds: int) -> Iterable[list[Row]]:
 
 
 def _rows(all_of_them: list[Server], dim: int, kind: str, steps: list[np.ndarray], rounds: int) -> list[Row]:
-    """In turn, round by round: whatever slows the machine down slows all."""
+    """Measure all servers in turn, round by round, so that other load on the machine affects all of them."""
     costs: dict[tuple[str, str], list[float]] = {}
     walls: list[float] = []
     for _ in range(rounds):

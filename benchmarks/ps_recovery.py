@@ -38,6 +38,13 @@ SECONDS = 120.0
 RUN = "bench"
 
 
+def server_command(directory: Path) -> list[str]:
+    """A server whose token, log and address are in this directory."""
+    files = {"token-file": "token", "log-dir": "log", "address-file": "address"}
+    options = [word for option, name in files.items() for word in (f"--{option}", str(directory / name))]
+    return [sys.executable, "-m", "edl.ps", "--run-id", RUN, "--log-level", "warning", *options]
+
+
 class Process:
     """`python -m edl.ps`, with a log of its own."""
 
@@ -46,23 +53,7 @@ class Process:
         address = directory / "address"
         address.unlink(missing_ok=True)
         self.began_at = time.perf_counter()
-        self.process = subprocess.Popen(
-            [
-                sys.executable,
-                "-m",
-                "edl.ps",
-                "--run-id",
-                RUN,
-                "--token-file",
-                directory / "token",
-                "--log-level",
-                "warning",
-                "--log-dir",
-                directory / "log",
-                "--address-file",
-                address,
-            ],
-        )
+        self.process = subprocess.Popen(server_command(directory))
         stack.callback(self.process.wait)
         stack.callback(self.process.kill)
         until = time.monotonic() + SECONDS

@@ -8,7 +8,7 @@
     quality   AUC with workers that come and go, against fixed ones: 3 seeds each
 
 A round measures both sides one after the other, on the same machine, with the same records in memory. All
-take whatever cores there are: on few of them, more workers are no faster. These are rows of
+use all cores of the machine: on few cores, more workers are no faster. These are rows of
 `scripts/bench ps`; `python -m benchmarks.ps_training` measures nothing else.
 """
 
@@ -25,14 +25,13 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from benchmarks import report
+from benchmarks.jobs import Job
 from benchmarks.report import Row, say
-from edl.config import values
 from edl.contract import artifacts
 from edl.errors import EdlError
-from edl.net.master_client import Client
 
 ROOT = Path(__file__).resolve().parents[1]
 PARTS = ("fit", "redis", "ring", "servers", "quality")
@@ -42,55 +41,27 @@ WORKERS = (1, 2, 4)
 SEEDS = (1, 2, 3)
 LIMIT_SECONDS = 300.0
 SIZES = {"EDL_CLICKS_RECORDS": "200000", "EDL_CLICKS_IDS": "200000", "EDL_CLICKS_BUCKETS": str(1 << 18)}
-# Of the quality: long enough that a worker comes, and one goes, while there is something to train.
+# For `quality`: long enough that a worker joins and one leaves during the training.
 QUALITY = {"EDL_CLICKS_RECORDS": "150000", "EDL_CLICKS_IDS": "20000", "EDL_CLICKS_BUCKETS": "0"}
 QUALITY_BATCH = 128
 
 
-class Training:
-    """A job under measurement, ended when the `with` is left."""
+class Training(Job):
+    """A job under measurement."""
 
     def __init__(self, directory: Path, module: str, sizes: dict[str, str], *sets: str):
-        self.output = directory / f"job-{time.monotonic_ns()}"
-        self.stamps = self.output / "stamps"
+        output = directory / f"job-{time.monotonic_ns()}"
+        self.stamps = output / "stamps"
         self.stamps.mkdir(parents=True)
-        merged = values.load(
-            [],
-            [
-                f"model.module={module}",
-                "elastic.maxFailures=1000",
-                "export.verify=false",
-                "evaluation.epochs=0",
-                *sets,
-            ],
+        given = (
+            f"model.module={module}",
+            "elastic.maxFailures=1000",
+            "export.verify=false",
+            "evaluation.epochs=0",
+            *sets,
         )
-        (self.output / "values.json").write_text(json.dumps(merged))
-        environment = {
-            **os.environ,
-            "TF_CPP_MIN_LOG_LEVEL": "3",
-            "EDL_BENCH_STAMPS": str(self.stamps),
-            **sizes,
-        }
-        self._log = open(self.output / "master.log", "wb")
-        self.master = subprocess.Popen(
-            [
-                sys.executable,
-                "-m",
-                "edl.master",
-                "--values",
-                str(self.output / "values.json"),
-                "--output",
-                str(self.output),
-            ],
-            stdout=subprocess.PIPE,
-            stderr=self._log,
-            env=environment,
-            cwd=ROOT,
-            start_new_session=True,
-        )
-        assert self.master.stdout is not None
-        self.master.stdout.readline()
-        self.client = Client(artifacts.read_contact(self.output))
+        stamps = {"TF_CPP_MIN_LOG_LEVEL": "3", "EDL_BENCH_STAMPS": str(self.stamps)}
+        super().__init__(output, given, stamps | sizes)
 
     def until_step(self, step: int, workers: int = 0) -> dict[str, Any]:
         """The status as soon as the ring is at that step, and has so many workers.
@@ -133,18 +104,6 @@ class Training:
             raise EdlError(f"{found['phase']}: {found['reason']} {found['traceback']}; see {self.output}")
         return found
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.master.terminate()
-        try:
-            self.master.wait(30)
-        except subprocess.TimeoutExpired:
-            self.master.kill()
-            self.master.wait()
-        self._log.close()
-
 
 def in_ring(status: dict[str, Any]) -> list[dict[str, Any]]:
     return [worker for worker in status["workers"] if worker["rank"] is not None]
@@ -173,8 +132,20 @@ def rate(directory: Path, workers: int, *sets: str) -> float:
 
 def fit_rate() -> float:
     """Samples a second of keras.fit, in a process of its own."""
+    return printed_rate("keras.fit", "benchmarks.ps_training", "keras-fit")
+
+
+def redis_rate(directory: Path) -> float:
+    """Samples a second of one process with its rows in Redis."""
+    path = directory / "redis"
+    with started_redis(path):
+        return printed_rate("rows in Redis", "benchmarks.redis_rows", str(path))
+
+
+def printed_rate(name: str, *module: str) -> float:
+    """The samples a second that a Python module prints last."""
     done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.ps_training", "keras-fit"],
+        [sys.executable, "-m", *module],
         stdout=subprocess.PIPE,
         env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", **SIZES},
         cwd=ROOT,
@@ -182,24 +153,7 @@ def fit_rate() -> float:
         check=True,
     )
     found = float(done.stdout.split()[-1])
-    say(f"keras.fit: {found:,.0f} samples/s")
-    return found
-
-
-def redis_rate(directory: Path) -> float:
-    """Samples a second of one process with its rows in Redis."""
-    path = directory / "redis"
-    with started_redis(path):
-        done = subprocess.run(
-            [sys.executable, "-m", "benchmarks.redis_rows", str(path)],
-            stdout=subprocess.PIPE,
-            env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", **SIZES},
-            cwd=ROOT,
-            text=True,
-            check=True,
-        )
-    found = float(done.stdout.split()[-1])
-    say(f"rows in Redis: {found:,.0f} samples/s")
+    say(f"{name}: {found:,.0f} samples/s")
     return found
 
 
@@ -261,7 +215,7 @@ def keras_fit() -> None:
 
 
 def auc(directory: Path, seed: int, disturbed: bool, mode: str) -> float:
-    """Of the held-out records, after a training."""
+    """Train once, and return the AUC on the held-out records."""
     records = int(QUALITY["EDL_CLICKS_RECORDS"])
     steps = records // QUALITY_BATCH
     with Training(

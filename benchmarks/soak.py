@@ -31,8 +31,8 @@ from typing import Any
 import psutil
 
 from benchmarks.goodput import until
+from benchmarks.jobs import OurJob
 from benchmarks.report import say
-from benchmarks.ring import OurJob
 
 MODEL = Path(__file__).parents[1] / "tests" / "models" / "soaked.py"
 MINUTES, QUICK = 30.0, 3.0

@@ -200,7 +200,7 @@ class Master:
 
         A change of other values is refused, and the status shows this refusal until the change is reverted.
         """
-        self.spec, refused = self.spec.taking(wanted)
+        self.spec, refused = self.spec.with_live_values(wanted)
         new = self.spec.config
         log_at(new.log_level)
         deadline = new.active_deadline_seconds

@@ -50,7 +50,7 @@ class JobSpec:
         """
         return config_module.frozen_changes(self.config, other.config, ended)
 
-    def taking(self, wanted: Wanted) -> tuple[JobSpec, str]:
+    def with_live_values(self, wanted: Wanted) -> tuple[JobSpec, str]:
         """Return this spec with the live values of `wanted`, and a description of the refused values.
 
         Each key is checked by itself: a frozen value that differs, or is invalid, does not prevent a live

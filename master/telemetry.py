@@ -28,7 +28,7 @@ from edl.master.core.facts import Heartbeat
 from edl.master.core.training import latest_loss
 
 PROGRESS_SECONDS = 10.0  # between two reports to the core
-NOBODY = WorkerId(-1)
+NO_WORKER = WorkerId(-1)
 NOTABLE = 0.1  # relative change of a speed that is reported
 # Before one of these events the core needs the ring's progress, because the ring may end with it.
 TURNS = (ev.LeftRing, ev.Failed, ev.Closed, ev.Gone, ev.Live, ev.StopAsked)
@@ -55,7 +55,7 @@ class Telemetry:
     def hears(self, said: ev.Event | Heartbeat, now: float) -> Iterator[ev.Event]:
         """Process an event or a heartbeat; yield the events for the core, in order."""
         self._listens(now)
-        speaker: WorkerId = getattr(said, "worker", NOBODY)
+        speaker: WorkerId = getattr(said, "worker", NO_WORKER)
         if speaker in self._silent and isinstance(said, SAID) and not isinstance(said, ev.Closed):
             self._silent.discard(speaker)
             self._heard[speaker] = now

@@ -2,7 +2,7 @@
 """A model whose weights count: proof, from the weights themselves, of what was trained.
 
 Weight i is raised by one each time record i is applied. So after a job of E epochs every
-weight must be exactly E, whatever happened to the workers; and a weight that is not names
+weight must be exactly E, with any faults of the workers; and a weight that is not names
 the record that was lost or counted twice. float32 counts exactly up to 2^24.
 
 EDL_COUNTING_RECORDS sets the number of records, EDL_COUNTING_SLEEP seconds of work per batch.

@@ -44,9 +44,10 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     _tests[report.nodeid] += report.duration
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     """Print the seconds of each file, fixtures included."""
-    if not _seconds:
+    # pytest-xdist calls this in its workers too, but the controller has received the reports of all of them.
+    if not _seconds or hasattr(config, "workerinput"):
         return
     if file := os.environ.get("EDL_DURATIONS"):
         with open(file, "a") as lines:

@@ -77,7 +77,7 @@ def main(argv: list[str] | None = None) -> int:
     except NoMaster as error:
         print(f"edl worker {args.worker}: {error}", file=sys.stderr)
         code = _lost(str(error))
-    except BaseException as error:  # SystemExit too: whatever the user's code raises is its last word
+    except BaseException as error:  # SystemExit too: every error of the user's code ends the worker
         _fail(stream, error, start.starts)
         _exit(WorkerExit.FAILED)
     stream.close()

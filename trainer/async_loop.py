@@ -135,7 +135,7 @@ class AsyncLoop:
         self.reached = 0  # all steps below it are in all weights, as of the last report
         self.furthest = 0  # one more than the last step that any server has accepted, as agreed in the ring
         self.at_boundary = True  # whether its weights are those of a boundary
-        # Of the step in progress:
+        # About the step in progress:
         self._versions: Mapping[int, int] = {}  # of the weights that the step uses, by server
         self._with_rows = False  # pull the dense weights together with the rows of the step
         self._staged: Sequence[tuple[np.ndarray, np.ndarray]] = ()

@@ -45,7 +45,7 @@ from edl.trainer.runtime.termination import (
 
 CRASH_LOOP_SECONDS = 5.0  # a worker that does not live longer has crashed at its start
 CRASH_LOOP = 3  # so often in a row, and the pod ends: its master judges what comes next
-# Of the container, with a line `oom_kill N`: cgroup v2, and v1.
+# Files of the container with a line `oom_kill N`: cgroup v2, and v1.
 OOM_KILLS = (Path("/sys/fs/cgroup/memory.events"), Path("/sys/fs/cgroup/memory/memory.oom_control"))
 
 

@@ -19,8 +19,8 @@ model. Model and ledger are one state: they are always copied together, so they 
 receives the state knows the next step without asking. That is why no record is lost or counted twice,
 whichever worker dies.
 
-**Each rank's part of a step** is arithmetic, too. The parts of all ranks are the whole step, whatever the
-ring's size. The all-reduce counts the records, and the loop stops if one is missing.
+**Each rank's part of a step** is arithmetic, too. The parts of all ranks are the whole step, for every
+size of the ring. The all-reduce counts the records, and the loop stops if one is missing.
 
 **If a worker dies in the middle of a step**, the all-reduce fails on the others (`RingBroken`). Computing
 gradients changes nothing, so a survivor whose all-reduce failed still has the state before the step. All sums

@@ -1,3 +1,4 @@
+{{- /* SPDX-License-Identifier: Apache-2.0 */ -}}
 {{/* Names, labels and images, each defined once.
 
 Every name is quoted where it is written: a release or a namespace may be called no, 42 or null. */}}
@@ -16,7 +17,7 @@ Every name is quoted where it is written: a release or a namespace may be called
 {{- end -}}
 {{- end -}}
 
-{{/* Something if these values request the run that the release has, and not another one. Takes (dict "root" $ "status" the
+{{/* Not empty if these values request the run that the release has, and not a different run. Takes (dict "root" $ "status" the
      data of the status ConfigMap). */}}
 {{- define "edl.sameRun" -}}
 {{- $state := .status.state | default "{}" | fromJson -}}
@@ -24,7 +25,7 @@ Every name is quoted where it is written: a release or a namespace may be called
 {{- end -}}
 
 {{/* The keys that differ from the values of the release's run, which the run keeps (files/frozen.json has them all);
-     nothing if there are none. The master judges this, too: it also sees what is only rendered. Takes the same. */}}
+     empty without them. The master judges this, too: it also sees what is only rendered. Takes the same. */}}
 {{- define "edl.refused" -}}
 {{- $refused := list -}}
 {{- $began := .status.values | default "{}" | fromJson -}}
@@ -168,7 +169,7 @@ annotations:
 {{- end -}}
 {{- end -}}
 
-{{/* Who calls the master does not see its key. */}}
+{{/* Clients of the master do not see its key. */}}
 {{- define "edl.tlsVolume" -}}
 {{- with .Values.tls.existingSecret -}}
 - name: edl-tls
@@ -180,7 +181,7 @@ annotations:
 {{ include "edl.fullname" . }}-master.{{ .Release.Namespace }}.svc:8500
 {{- end -}}
 
-{{/* How many parameter servers the job has, as in edl/contract/modes.py; nothing if there are none. */}}
+{{/* How many parameter servers the job has, as in edl/contract/modes.py; empty for a job without servers. */}}
 {{- define "edl.servers" -}}
 {{- $asked := int .Values.ps.servers -}}
 {{- if has .Values.mode (list "hybrid" "ps") -}}
@@ -195,7 +196,7 @@ annotations:
 {{- if or (eq .Values.mode "auto") (include "edl.servers" .) -}}yes{{- end -}}
 {{- end -}}
 
-{{/* Where the parameter server of an index, which stands for {}, is reached; nothing if there are none. */}}
+{{/* Where the parameter server of an index, which stands for {}, is reached; empty for a job without servers. */}}
 {{- define "edl.serverAddress" -}}
 {{- if include "edl.mayHaveServers" . -}}
 {{- $name := printf "%s-ps" (include "edl.fullname" .) -}}

@@ -1,3 +1,4 @@
+{{- /* SPDX-License-Identifier: Apache-2.0 */ -}}
 {{/* What all pods of edl have in common.
 
 The whole pod as YAML (metadata and spec) of a component. Takes a dict:
@@ -150,7 +151,7 @@ podAntiAffinity:
 {{- mergeOverwrite $pod $over | toYaml -}}
 {{- end -}}
 
-{{/* A list of maps with another one laid over it; items with the same `key` are merged. Takes (dict "there" "over" "key"). */}}
+{{/* A list of maps with a second list laid over it; items with the same `key` are merged. Takes (dict "there" "over" "key"). */}}
 {{- define "edl.merged" -}}
 {{- $merged := list -}}
 {{- $keys := list -}}

@@ -1,3 +1,4 @@
+{{- /* SPDX-License-Identifier: Apache-2.0 */ -}}
 {{/* The whole worker Pod; the master only adds which worker it is. Takes (dict "root" $ "priorityClass" "name"). */}}
 {{- define "edl.workerPod" -}}
 {{- $v := .root.Values -}}

@@ -178,7 +178,7 @@ class Store:
         named = [(DIRECTORY.fullmatch(name), files) for name, files in there.items()]
         found = [Checkpoint(self.place, int(name[1]), name[2], files) for name, files in named if name]
         times = Counter(c.step for c in found)
-        # Of two checkpoints of the same step, the later is the newer. Manifests are read only if necessary.
+        # If two checkpoints have the same step, the later one is newer. Manifests are read only if necessary.
         return sorted(found, key=lambda c: (c.step, c.created if times[c.step] > 1 else "", c.attempt))
 
 

@@ -329,7 +329,17 @@ def result(summary: dict[str, Any], kept: str, model: str) -> str:
 
 
 def _as_given(place: str, directory: str) -> str:
-    """Write a path below `directory` as `directory` was given; return other paths unchanged."""
+    """Write a path below `directory` as `directory` was given, and other paths as `below_here` does."""
     whole = Path(directory).resolve()
     inside = Path(place)
-    return str(Path(directory) / inside.relative_to(whole)) if inside.is_relative_to(whole) else place
+    return (
+        str(Path(directory) / inside.relative_to(whole))
+        if inside.is_relative_to(whole)
+        else below_here(place)
+    )
+
+
+def below_here(place: str) -> str:
+    """Write a path below the current directory relative to it; return other paths and addresses unchanged."""
+    here = Path.cwd()
+    return str(Path(place).relative_to(here)) if Path(place).is_relative_to(here) else place

@@ -22,7 +22,7 @@ def explain(
 ) -> None:
     """Explain a value of --set and of values files: type, default, meaning.
 
-    Of a section, all values are listed; without KEY, those of all sections of a job.
+    For a section, all its values are listed; without KEY, those of all sections of a job.
     """
     for line in explained(key):
         if sys.stdout.isatty() and "  " not in line:

@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import glob
+import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -136,6 +138,14 @@ def check_checkpoints(typed: config.Config, resume: Path | None) -> None:
                 raise ConfigError(f"{source}: no such file")
         except (CheckpointError, ConfigError) as error:
             raise ConfigError(f"initFrom.path: {error}") from error
+
+
+def has_checkpoint(output: Path) -> bool:
+    """Return whether the job of this output directory has written a complete checkpoint."""
+    with contextlib.suppress(EdlError, OSError, ValueError):
+        where = json.loads((output / VALUES).read_text())["checkpoint"]["dir"]
+        return bool(where) and any(not found.wrong() for found in Store.open(where).checkpoints())
+    return False
 
 
 def local_checkpoints(output: Path, given: dict[str, Any]) -> dict[str, Any]:

@@ -19,7 +19,6 @@ from edl.cli import display, latest, output
 from edl.cli.jobs import in_short
 from edl.contract import artifacts
 from edl.errors import ConfigError, EdlError
-from edl.formatting import plain
 from edl.net.master_client import Client
 
 NO_MASTER = "NoMaster"  # shown in place of a phase: the master exited without writing a summary
@@ -156,13 +155,7 @@ def _print(rows: Sequence[dict[str, Any]], wide: bool = False) -> None:
         if "release" in row:
             where = f"{row['namespace']}/{row['release']}"
         else:
-            where = row["directory"] if wide else _short(Path(row["directory"]))
+            where = row["directory"] if wide else display.below_here(row["directory"])
         why = [row["reason"]] if wide else []
         table.add_row(row["phase"], str(row["workers"] or ""), began, row["progress"], *why, where)
     console.print(table)
-
-
-def _short(job: Path) -> str:
-    """The path of a job as a command in this folder would name it."""
-    here = Path.cwd()
-    return plain(str(job.relative_to(here) if job.is_relative_to(here) else job))

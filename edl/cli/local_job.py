@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shlex
 import signal
 import subprocess
 from collections.abc import Callable, Sequence
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from edl.cli import display, follow, latest, ui
+from edl.cli.job_values import has_checkpoint
 from edl.cli.latest import RUNS, VALUES
 from edl.contract import artifacts
 from edl.contract.own_modules import module_command
@@ -225,11 +227,7 @@ def _ended(
             begun = (output / artifacts.JOURNAL).exists()
             console.print("the job was killed" if begun else "stopped before the job had begun")
             return code
-        log = (output / artifacts.LOGS / "master.log").read_text(encoding="utf-8", errors="replace")
-        last = "\n".join(log.strip().splitlines()[-LAST_LINES:])
-        raise EdlError(
-            f"the master exited unexpectedly ({_how(process.returncode)}); its last lines:\n{last}"
-        ) from None
+        raise EdlError(exited(output, process.returncode)) from None
     with contextlib.suppress(OSError):  # the terminal is closed
         told = display.result(summary, str(kept), str(kept / summary["model"]))
         console.print(display.ended(summary["phase"], told), soft_wrap=True)
@@ -240,5 +238,12 @@ def _ended(
     return 0 if summary["phase"] == Phase.Succeeded else code
 
 
-def _how(code: int) -> str:
-    return f"exit code {code}" if code >= 0 else signal.Signals(-code).name
+def exited(output: Path, code: int) -> str:
+    """Describe an unexpected end of the master: its cause, the end of its log, and how to resume the job."""
+    how = f"exit code {code}" if code >= 0 else signal.Signals(-code).name
+    log = (output / artifacts.LOGS / "master.log").read_text(encoding="utf-8", errors="replace")
+    last = "\n".join(log.strip().splitlines()[-LAST_LINES:])
+    resume = (
+        f"\nresume the job: edl run --resume {shlex.quote(str(output))}" if has_checkpoint(output) else ""
+    )
+    return f"the master exited unexpectedly ({how}); its last lines:\n{last}{resume}"

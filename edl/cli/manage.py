@@ -62,7 +62,7 @@ def status(job: JobHandle, form: output.FormOption = output.Form.table, old: out
 def logs(
     job: JobHandle,
     source: Annotated[
-        str, typer.Argument(metavar="[all|master|worker|worker-N|ps|ps-N]", help="Whose logs to show.")
+        str, typer.Argument(metavar="[all|master|worker|worker-N|ps|ps-N]", help="Which logs to show.")
     ] = "all",
     follow: Annotated[
         bool,

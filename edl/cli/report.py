@@ -33,7 +33,7 @@ def report(
 ) -> None:
     """Write a report with pictures of a job: one HTML file that needs no network.
 
-    Of a running job, the report shows what has happened so far.
+    For a running job, the report shows what has happened so far.
     """
     if svg and png:
         raise ConfigError("--svg and --png are mutually exclusive")

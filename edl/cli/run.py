@@ -67,6 +67,32 @@ ForceOption = Annotated[
         "the file of the model has changed. The differences are reported.",
     ),
 ]
+DetachOption = Annotated[
+    bool,
+    typer.Option(
+        "--detach",
+        help="Return once the job has started, and leave it running. Without this "
+        "option the job ends with this command.",
+    ),
+]
+UiOption = Annotated[
+    bool, typer.Option("--ui", help="Serve the live page of the job on this machine, and print its address.")
+]
+DryRunOption = Annotated[
+    bool,
+    typer.Option("--dry-run", help="Check the values, print all of them as YAML for -f, and start nothing."),
+]
+ScriptOption = Annotated[
+    str,
+    typer.Option(
+        "--script",
+        metavar="FILE [ARGS]",
+        help="Run this Python file in each worker, "
+        "instead of a model: a training loop that calls edl.join(). What follows FILE are its "
+        "arguments, so other options come before it.",
+    ),
+]
+ScriptArguments = Annotated[list[str] | None, typer.Argument(hidden=True)]
 ModelArgument = Annotated[
     str,
     typer.Argument(
@@ -87,36 +113,12 @@ def run(
     batch_size: BatchSizeOption = None,
     output: OutputOption = None,
     salvage: SalvageOption = None,
-    detach: Annotated[
-        bool,
-        typer.Option(
-            "--detach",
-            help="Return once the job has started, and leave it running. Without this "
-            "option the job ends with this command.",
-        ),
-    ] = False,
-    with_ui: Annotated[
-        bool,
-        typer.Option("--ui", help="Serve the live page of the job on this machine, and print its address."),
-    ] = False,
-    dry_run: Annotated[
-        bool,
-        typer.Option(
-            "--dry-run", help="Check the values, print all of them as YAML for -f, and start nothing."
-        ),
-    ] = False,
+    detach: DetachOption = False,
+    with_ui: UiOption = False,
+    dry_run: DryRunOption = False,
     resume: ResumeOption = None,
-    script: Annotated[
-        str,
-        typer.Option(
-            "--script",
-            metavar="FILE [ARGS]",
-            help="Run this Python file in each worker, "
-            "instead of a model: a training loop that calls edl.join(). What follows FILE are its "
-            "arguments, so other options come before it.",
-        ),
-    ] = "",
-    arguments: Annotated[list[str] | None, typer.Argument(hidden=True)] = None,
+    script: ScriptOption = "",
+    arguments: ScriptArguments = None,
     force: ForceOption = False,
 ) -> None:
     """Train a model on this machine, with workers as processes."""

@@ -20,7 +20,7 @@ def module_command(module: str) -> list[str]:
     edl.py or logging.py of the user that lies there would run instead. The variable PYTHONSAFEPATH would do
     the same, but programs that user code starts would inherit it and would not find the modules beside them.
 
-    Paths and text are UTF-8 in all processes that edl starts on one machine, whatever the locale is
+    Paths and text are UTF-8 in all processes that edl starts on one machine, in every locale
     (-X utf8): with the ASCII of LC_ALL=C and PYTHONUTF8=0, the path of a folder could not be sent to another
     process.
 

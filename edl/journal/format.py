@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """File format of a journal: segments in one chain of hashes, each with a head and a line for each event.
 
-    {"journal": "edl", "version": 9, "run_id": ..., "number": 7, "oldest": 3, "after": "5f0e...",
+    {"journal": "edl", "version": 12, "run_id": ..., "number": 7, "oldest": 3, "after": "5f0e...",
      "values": {...}, "proof": {...}, "state": {...}, "chain": "77ab..."}
     {"now": ..., "event": {...}, "effects": [...], "chain": "09c1..."}
 

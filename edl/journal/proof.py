@@ -76,7 +76,7 @@ class JournalProof:
     skipped: RangeSet = field(default_factory=RangeSet)  # steps that are not in the model
     bad: dict[int, int] = field(default_factory=dict)  # number of omitted records by epoch
     named: set[tuple[int, int]] = field(default_factory=set)  # epoch and record of reported ones
-    holders: set[int] = field(default_factory=set)
+    synced: set[int] = field(default_factory=set)
     copies: dict[int, Out] = field(default_factory=dict)  # by worker: copy of the state in its memory
     exported: int | None = None  # step of the worker that saved the model
     kept: int = 0  # step of a copy of the model in a file
@@ -157,12 +157,12 @@ class JournalProof:
                 if event["left_ring"] is not None:
                     self._note({"event": {**event["left_ring"], "type": "LeftRing"}, "effects": []}, where)
                 if event["joined"]:
-                    self.holders.add(event["worker"])
+                    self.synced.add(event["worker"])
                 if event["generation"] and not self.rings:
                     self.inherited = True
                 self.generation = max(self.generation, event["generation"])
             case "JoinedRing":
-                self.holders.add(event["worker"])
+                self.synced.add(event["worker"])
                 self._joined(event, where)
             case "LeftRing":
                 self.out[event["worker"]] = Out.of(event)
@@ -170,9 +170,9 @@ class JournalProof:
                     self.stopped = min(self.stopped or stop, stop)
                     self.epochs = min(self.epochs, self.stopped)
                 if event["has_state"]:
-                    self.holders.add(event["worker"])
+                    self.synced.add(event["worker"])
             case "Gone":  # for good: this worker cannot be a root any more
-                self.holders.discard(event["worker"])
+                self.synced.discard(event["worker"])
                 self.out.pop(event["worker"], None)
                 self.copies.pop(event["worker"], None)
             # Events of an older ring come too late: the reports of its members on leaving it are newer.
@@ -270,7 +270,7 @@ class JournalProof:
             raise AuditFailed(f"{where}: {form['shares']} does not divide a step over {form['members']}")
         if (copy := self.copies.get(form["root"])) is not None and copy.step == form.get("step", 0):
             self._count(form["root"])
-        self.begins = form["root"] not in self.holders or self.on_servers
+        self.begins = form["root"] not in self.synced or self.on_servers
         self.root_step = 0 if self.on_servers else self._goes_on(form["root"], lost, where)
         if self.inherited and self.rings == 1 and not self.unseen:
             self.unseen = self.root_step
@@ -281,18 +281,18 @@ class JournalProof:
         Raises:
             AuditFailed: the states had not differed.
         """
-        ends = {(out.step, out.digest) for w, out in self.out.items() if w in self.holders and out.digest}
+        ends = {(out.step, out.digest) for w, out in self.out.items() if w in self.synced and out.digest}
         if not self.differ and len(ends) == len({step for step, _ in ends}):
             raise AuditFailed(f"{where}: the states of all members are given up, though none has differed")
         self.untrusted_up_to, self.differ = untrusted_up_to, False
-        self.holders.clear()
+        self.synced.clear()
         self.out.clear()
         self.copies.clear()
 
     def _count(self, root: int) -> None:
         """Set the root's state to its copy in memory, unless the root holds a state already."""
-        if root in self.copies and root not in self.holders:
-            self.holders.add(root)
+        if root in self.copies and root not in self.synced:
+            self.synced.add(root)
             self.out[root] = self.copies[root]
 
     def _goes_on(self, root: int, lost: bool, where: str) -> int:
@@ -304,8 +304,8 @@ class JournalProof:
         Raises:
             AuditFailed: steps that were in the model are lost, and no loss was reported.
         """
-        out = self.out[root] if root in self.holders else Out()
-        if root in self.holders and out.step < self.safe and not lost:
+        out = self.out[root] if root in self.synced else Out()
+        if root in self.synced and out.step < self.safe and not lost:
             raise AuditFailed(
                 f"{where}: step {self.safe} was in the model and is lost: it goes on from {out.step}"
             )

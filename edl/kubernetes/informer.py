@@ -4,10 +4,10 @@
 Its rules avoid known failures of other watch loops:
     - An object that is missing in a list was deleted while no watch ran: report it like a deletion.
     - Objects are distinguished by UID: a new object may have the name of a deleted one.
-    - A watch that is silent for 75 s is dead (bookmarks come every minute), whatever the state of TCP.
+    - A watch that is silent for 75 s is dead (bookmarks come every minute), in any state of TCP.
     - After 410, as an HTTP status or inside the stream: list anew, after a pause.
     - A watch that repeatedly ends at once is a failure, too.
-    - Make a full list every five minutes, whatever the watches reported.
+    - Make a full list every five minutes, independently of the watches.
 
 A notified consumer must look at the current object: the number of notifications means nothing.
 """

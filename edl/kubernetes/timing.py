@@ -16,7 +16,7 @@ class Timing:
     answer: float = 15.0  # timeout of one request
     silence: float = 75.0  # timeout of a silent watch: a live one sends a bookmark every minute
     watch: float = 300.0  # longest watch; the shortest is 4/5 of it, so that their ends spread
-    relist: float = 300.0  # longest time between two full lists, whatever the watches reported
+    relist: float = 300.0  # longest time between two full lists, independently of the watches
     first_pause: float = 0.5  # pause after the first failure; it doubles with each failure
     most_pause: float = 30.0
     outage: float = 1.0  # between any two requests during an outage of the API

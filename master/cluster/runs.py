@@ -115,7 +115,7 @@ def plan(found: Found, wanted: Wanted, new_id: RunId) -> Plan:
     if found.ended:
         return Rest()
     if found.earlier is not None:
-        spec, _ = found.earlier.taking(wanted)
+        spec, _ = found.earlier.with_live_values(wanted)
     elif isinstance(wanted, Invalid):  # the values of the run are unknown
         return Refuse(wanted.why)
     else:
@@ -254,7 +254,7 @@ class ReleaseMaster:
         run = TrainingRun(master)
         backend = Kubernetes(installed, run)
         master.observers = [self._metrics.observe, backend.observe]
-        if todo.spec.taking(wanted)[1]:
+        if todo.spec.with_live_values(wanted)[1]:
             run.take(wanted)  # reports refused changes as if they were made now
         self._master = master
         over = asyncio.create_task(self._candidate.until(run.another))
@@ -324,7 +324,7 @@ class ReleaseMaster:
         found, wanted = installed.found, installed.wanted()
         if found.earlier is None or found.run_id is None or not found.earlier.config.servers:
             return None
-        now, _ = found.earlier.taking(wanted)  # their number may have changed while the run trained
+        now, _ = found.earlier.with_live_values(wanted)  # their number may have changed while the run trained
         count = now.config.servers or found.earlier.config.servers
         return count, partial(end_servers, self._addresses(count), self._token, found.run_id)
 

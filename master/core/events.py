@@ -30,7 +30,7 @@ class Seen:
 
 @dataclass(frozen=True, slots=True)
 class Gone:
-    """The worker's process has ended, for whatever reason."""
+    """The worker's process has ended, for any reason."""
 
     worker: WorkerId
     code: int | None = None  # exit code; None when a signal or an unknown cause ended it

@@ -62,7 +62,7 @@ def ready(job: State, event: ev.ServersReady) -> None:
     """Handle that the requested servers listen: move the rows to them."""
     known = job.servers
     before = known.wanted
-    known.wanted, known.addresses, known.stay, known.arranged = event.servers, event.addresses, "", 0
+    known.wanted, known.addresses, known.stay, known.assigned = event.servers, event.addresses, "", 0
     forming = job.ring.running and not job.ring.up
     if known.awaited:  # the first servers: a ring of an earlier master, if any, knows them
         known.awaited = False
@@ -124,7 +124,7 @@ def have_rows(job: State, event: ev.JoinedRing) -> None:
         known.ordered = event.servers
     if event.stay and known.wanted != event.servers:
         _stay(job, known.wanted, event.servers, event.stay)
-    elif known.wanted == event.servers != known.arranged and not _may_move(job):
+    elif known.wanted == event.servers != known.assigned and not _may_move(job):
         if before and before != event.servers:
             job.notice(Reason.Resharded, f"the rows are on {_servers(event.servers)}, {before} before")
         _assigned(job, event.servers, event.servers)
@@ -146,7 +146,7 @@ def _stay(job: State, wanted: int, servers: int, why: str) -> None:
 def _assigned(job: State, servers: int, wanted: int) -> None:
     """Release all servers that do not hold the rows."""
     known = job.servers
-    known.arranged, known.addresses = servers, known.addresses[:servers]
+    known.assigned, known.addresses = servers, known.addresses[:servers]
     known.away = {index: one for index, one in known.away.items() if index < servers}
     known.waited = tuple(index for index in known.waited if index < servers)
     job.do(ef.Assigned(servers, wanted))

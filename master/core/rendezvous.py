@@ -115,11 +115,8 @@ def form(job: State) -> None:
     elif pause := job.pause:
         _wait(job, pause)
         return
-    plan = _plan(job, limits)
-    if job.ring.members:
-        job.do(*job.ring.changes[-1].tell())
+    plan = _plan_or_wait(job, limits)
     if plan.root is None:
-        _wait(job, plan.reason)
         return
     root = job.pool[plan.root]
     if root.has_state:
@@ -152,11 +149,8 @@ def _form_at_servers(job: State) -> None:
     elif pause := job.pause:
         _wait(job, pause)
         return
-    plan = _plan(job, limits)
-    if job.ring.members:
-        job.do(*job.ring.changes[-1].tell())
+    plan = _plan_or_wait(job, limits)
     if plan.root is None:
-        _wait(job, plan.reason)
         return
     last = max(ended, key=lambda w: (w.progress, -w.id), default=None)
     if last is not None:
@@ -201,6 +195,16 @@ def count_a_late_copy(job: State, w: WorkerRecord) -> None:
 def _survives(kind: Kind) -> bool:
     """True if the worker got its state in a ring, and not from a snapshot."""
     return _holds(kind) and kind.state != WorkerState.READY
+
+
+def _plan_or_wait(job: State, limits: Limits) -> RingPlan:
+    """Plan the next ring, and report the end of the last one. Wait if the plan has no root."""
+    plan = _plan(job, limits)
+    if job.ring.members:
+        job.do(*job.ring.changes[-1].tell())
+    if plan.root is None:
+        _wait(job, plan.reason)
+    return plan
 
 
 def _plan(job: State, limits: Limits) -> RingPlan:
@@ -292,7 +296,7 @@ def _publish(job: State, plan: RingPlan, root: WorkerRecord) -> None:
             job.servers.addresses,
             job.divergence.untrusted_up_to,
             job.divergence.why,
-            job.servers.arranged,
+            job.servers.assigned,
         )
     )
     if job.ring.ranks.keys() != {w.id for w in candidates(list(job.pool), plan.members, job.limits)}:

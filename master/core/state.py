@@ -124,7 +124,7 @@ class Servers:
     waited: tuple[int, ...] = ()  # of these, the ones that were reported as awaited
     waited_at: float = 0.0  # since when the ring has waited for a server
     stay: str = ""  # why the last reshard failed; empty: it did not
-    arranged: int = (
+    assigned: int = (
         0  # number of servers that were reported to hold the rows since the last change of `wanted`
     )
 

@@ -198,8 +198,8 @@ def _newcomers(job: Job, now: float) -> str:
     if not ready or job.join_at is None or job.join_at <= now or not job.ring.up:
         return ""
     within = 5 * math.ceil((job.join_at - now) / 5)  # in words that stay the same for a while
-    who = numbered("worker", [w.id for w in ready], MOST_NAMED)
-    return f"{job.reason}; {who} will join within {within} s, or when the ring changes before"
+    names = numbered("worker", [w.id for w in ready], MOST_NAMED)
+    return f"{job.reason}; {names} will join within {within} s, or when the ring changes before"
 
 
 def _checkpoint(job: Job, now: float) -> dict[str, Any] | None:

@@ -128,7 +128,7 @@ class RemoteServers:
         if not (self._have or self._resized) or self._told == self._wanted:
             return
         there = self._running() if self._begins else 0
-        if self._have == self._wanted and not self._asked and there is None:
+        if self._have == self._wanted and not self._asked and None is there:
             return
         if self._have == self._wanted and not self._asked and (there or 0) <= self._wanted:
             self._begins = False

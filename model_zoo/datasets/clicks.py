@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Click logs of a known process: SYNTHETIC, drawn from the formulas below, and not from anybody's log.
+"""Click logs of a known process: SYNTHETIC, drawn from the formulas below, and not from a real log.
 
 Promise: record i depends on (seed, ids, i) alone. Nothing is stored and any record is as near as the next
 one, so a log of 10^9 records costs no more than one of a thousand; and as the process is known, so is the
@@ -92,7 +92,7 @@ class Clicks:
     def __str__(self) -> str:
         return (
             f"synthetic click log: {self._records:,} records of a known process (seed {self._seed}), "
-            f"{sum(self.sizes):,} ids in {len(FIELDS)} fields by power laws; not anybody's real data"
+            f"{sum(self.sizes):,} ids in {len(FIELDS)} fields by power laws; no real data"
         )
 
     def read(self, start: int, stop: int) -> dict[str, np.ndarray]:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Serialization of `AppliedSteps`: in log records, at the head of the log, in checkpoint shards, in messages.
 
-The JSON keys are a file format: checkpoints of earlier releases have them. So they differ from the names in
-code.
+The JSON keys are a file format. Those of earlier releases (`EARLIER`) are read, too, so checkpoints and logs
+outlive an upgrade.
 """
 
 from __future__ import annotations
@@ -21,6 +21,14 @@ from edl.ps.asynchronous.applied_steps import AppliedSteps, Kept
 from edl.ps.errors import Invalid, Unavailable
 
 _LENGTH = struct.Struct("<I")
+EARLIER = {
+    "line": "incarnation",
+    "taken": "accepted",
+    "reopened": "rescheduled",
+    "still": "quiesced",
+    "arranged": "assigned_in",
+}
+"""Keys of earlier releases, with today's names."""
 
 
 def decided(**said: Any) -> bytes:
@@ -63,10 +71,10 @@ def applied_to_json(applied: AppliedSteps) -> dict[str, Any]:
     ledger = kept and [kept.step, kept.order, base64.b64encode(kept.ledger).decode()]
     return {
         "asynchronous": {
-            "line": applied.incarnation,
+            "incarnation": applied.incarnation,
             "version": applied.version,
-            "taken": [*applied.accepted],
-            "reopened": [*applied.rescheduled],
+            "accepted": [*applied.accepted],
+            "rescheduled": [*applied.rescheduled],
             "repeated": applied.repeated,
             "loss": applied.loss,
             "records": applied.records,
@@ -74,8 +82,8 @@ def applied_to_json(applied: AppliedSteps) -> dict[str, Any]:
             "restored": [*applied.restored],
             "others": applied.others,
             "generation": applied.generation,
-            "still": applied.quiesced,
-            "arranged": applied.assigned_in,
+            "quiesced": applied.quiesced,
+            "assigned_in": applied.assigned_in,
         }
     }
 
@@ -86,14 +94,14 @@ def applied_from_json(about: Mapping[str, Any]) -> AppliedSteps:
     Raises:
         LookupError, TypeError, ValueError: it is not the result of `applied_to_json`.
     """
-    said = about["asynchronous"]
+    said = {EARLIER.get(key, key): value for key, value in about["asynchronous"].items()}
     generation, step, attempt = said["restored"]
     kept = said["kept"]
     return AppliedSteps(
-        incarnation=said["line"],
+        incarnation=said["incarnation"],
         version=said["version"],
-        accepted=RangeSet.of((a, b) for a, b in said["taken"]),
-        rescheduled=RangeSet.of((a, b) for a, b in said["reopened"]),
+        accepted=RangeSet.of((a, b) for a, b in said["accepted"]),
+        rescheduled=RangeSet.of((a, b) for a, b in said["rescheduled"]),
         repeated=said["repeated"],
         loss=said["loss"],
         records=said["records"],
@@ -101,8 +109,8 @@ def applied_from_json(about: Mapping[str, Any]) -> AppliedSteps:
         restored=(generation, step, attempt),
         others=tuple((server, incarnation) for server, incarnation in said["others"]),
         generation=said.get("generation", 0),
-        quiesced=said.get("still", False),
-        assigned_in=said.get("arranged", 0),
+        quiesced=said.get("quiesced", False),
+        assigned_in=said.get("assigned_in", 0),
     )
 
 

@@ -2,7 +2,7 @@
 """Asynchronous SGD (mode=ps): all weights are rows of servers, and each worker pushes its own steps.
 
 Promise: a call is rejected and changes nothing, or is logged and takes full effect. A step counts once in
-every row of this server, however often it is pushed and whatever process dies. `applied_steps` decides what
+every row of this server, even if it is pushed twice or any process dies. `applied_steps` decides what
 counts, and `state` has the changes that the log repeats after a restart.
 """
 

@@ -4,7 +4,7 @@
 A separate gRPC call costs three to four times as much as a message of a stream: headers, thread wake-ups and
 call state.
 
-Promise: a call is answered as if it were a separate call, whatever other calls of its stream wait for.
+Promise: a call is answered as if it were a separate call, even if other calls of its stream wait.
 """
 
 from __future__ import annotations

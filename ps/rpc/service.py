@@ -6,8 +6,8 @@ executed one after the other, in the order of arrival. A call whose generation h
 
 A caller may disappear at any moment: gRPC then cancels its call at the current `await`, while the work on the
 native thread runs to completion. So nothing that other calls depend on may follow an `await`: captures are
-copied, calls waiting for a generation are woken, and snapshots are used or dropped, whatever becomes of the
-call (tests/unit/ps/test_calls_that_end.py).
+copied, calls waiting for a generation are woken, and snapshots are used or dropped, even if the call is
+cancelled (tests/unit/ps/test_calls_that_end.py).
 
 Statuses:
     UNAUTHENTICATED: no token of the job.

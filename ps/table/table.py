@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The rows of one table on one server: read rows, apply a step, undo the last step, copy all.
 
-Promise: two servers that received the same updates of an id have the same row of it, bit for bit, whatever
-other updates they received.
+Promise: two servers that received the same updates of an id have the same row of it, bit for bit. Updates
+of other ids have no influence on it.
 
 This module does not handle steps in flight, logs and calls. It is not thread-safe, except that several
 threads may read and copy rows while nothing is changed.
@@ -197,6 +197,10 @@ class Table:
         if self._ttl:
             live = numbers[:, 1] >= oldest
             rows, numbers, seen = rows[live], numbers[live], seen[seen[:, 1] >= oldest]
+        return self._copied(numbers, rows, seen)
+
+    def _copied(self, numbers: np.ndarray, rows: np.ndarray, seen: np.ndarray) -> Copy:
+        """Copy these columns of ids and steps, rows with their optimizer's slots, and seen ids."""
         return Copy(
             numbers[:, 0].copy(),
             numbers[:, 1].copy(),
@@ -250,14 +254,7 @@ class Table:
         counted = np.flatnonzero(self._live[1])[seen] if self._ttl else seen
         numbers = self._store.numbers()[slots]
         rows = self._store.rows[: self.stride * self._store.n].reshape(-1, self.stride)[slots]
-        return Copy(
-            numbers[:, 0].copy(),
-            numbers[:, 1].copy(),
-            numbers[:, 2].copy(),
-            rows[:, : self.dim].copy(),
-            rows[:, self.dim :].copy(),
-            self._seen.numbers()[counted].copy(),
-        )
+        return self._copied(numbers, rows, self._seen.numbers()[counted])
 
     def reserve(self, more: int) -> None:
         """Make room for `more` rows that will be loaded."""

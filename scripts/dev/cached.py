@@ -3,7 +3,7 @@
 """What is made once and kept: all that lies in a cache is made here.
 
 An entry, a file or a folder, is whole or not there. It is made aside, in a fresh folder beside it, and
-renamed into its place; who wants it meanwhile waits at its lock. A builder that fails or is killed
+renamed into its place; other processes that want it wait at its lock. A builder that fails or is killed
 leaves nothing but its log: what it had begun is removed by the next builder in that cache.
 
     whole ──────────────────────────────────────────▶ its path
@@ -115,7 +115,7 @@ def builder(
 def locked(entry: Path, say: Callable[[str], None] = lambda text: None) -> Iterator[None]:
     """The only one to have this entry's lock, whether or not there is such an entry.
 
-    It is not inherited: what outlives a killed builder holds up nobody.
+    It is not inherited: processes that outlive a killed builder block no other builder.
     """
     entry.parent.mkdir(parents=True, exist_ok=True)
     with open(_lock_of(entry), "w", encoding="utf-8") as file:
@@ -132,9 +132,9 @@ def _lock_of(entry: Path) -> Path:
 
 
 def _remove_leftovers(entry: Path) -> None:
-    """Remove what dead builders have left beside the entry, also of entries that nobody wants any more.
+    """Remove what dead builders have left beside the entry, also of unused entries.
 
-    Whose lock can be taken has no builder that lives; ours we have.
+    An entry whose lock can be acquired has no live builder; our own lock is held.
     """
     for left in entry.parent.glob(f"*{ASIDE}*"):
         other = left.with_name(left.name.rpartition(ASIDE)[0])
@@ -157,7 +157,7 @@ def main(words: list[str]) -> int:
         description="Make ENTRY with BUILDER unless it is there, and print its path.",
         epilog="BUILDER makes what $made names; what it prints goes to ENTRY.log.",
     )
-    parser.add_argument("--say", default="", metavar="TEXT", help="who speaks: what is being made")
+    parser.add_argument("--say", default="", metavar="TEXT", help="a message: SCRIPT: what is being made")
     parser.add_argument("--whole", metavar="COMMAND", help="exits 0 when ENTRY need not be made anew")
     parser.add_argument("--group", type=Path, metavar="NAME", help="of what one alone may be made at a time")
     parser.add_argument("entry", type=Path, metavar="ENTRY")
@@ -165,10 +165,10 @@ def main(words: list[str]) -> int:
     args = parser.parse_args(words)
     entry = args.entry.absolute()
     log = entry.with_name(entry.name + ".log")
-    who = args.say.partition(":")[0] or entry.name
+    script = args.say.partition(":")[0] or entry.name
 
     def say(text: str) -> None:
-        print(f"{who}: {text}", file=sys.stderr, flush=True)
+        print(f"{script}: {text}", file=sys.stderr, flush=True)
 
     def whole() -> bool:
         return entry.exists() and (

@@ -31,7 +31,7 @@ find_python() {
 
 # The path of an entry of a cache, made by a function unless it is there: scripts/dev/cached.py says how.
 #
-#   cached [--whole FUNCTION] [--group NAME] ENTRY "who: what is being made" FUNCTION [ARGUMENT...]
+#   cached [--whole FUNCTION] [--group NAME] ENTRY "SCRIPT: what is being made" FUNCTION [ARGUMENT...]
 #
 # The function makes $made, may leave in $work what it likes, and runs in a shell of its own, in which any error is
 # the end. It has this script's functions, the variables of this file and its arguments, else only what is exported.

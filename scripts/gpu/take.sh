@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# On the GPU machine: put aside a part that came with this call, since the next call brings another one.
+# On the GPU machine: put aside a part that came with this call, since the next call brings a different one.
 #
 #   scripts/gpu/take.sh runs/gpu-part-1
 set -euo pipefail

@@ -35,7 +35,7 @@ def rules(helm: Helm) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def rules_alone(helm: Helm) -> dict[str, Any]:
-    """Of a release without a monitor."""
+    """Return the rules of a release without a monitor."""
     release = helm.template("metrics.prometheusRule.enabled=true", release="vision", namespace="team")
     return dict(release.one("PrometheusRule")["spec"])
 

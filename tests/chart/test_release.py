@@ -27,7 +27,7 @@ from edl import __version__
 from tests.chart.conftest import CHART, ROOT, Helm
 
 PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
-# Of the test cluster: the path of the registry's program, which is compiled once.
+# The path of the test cluster's registry program, which is compiled once.
 REGISTRY = """
 . scripts/dev/lib.sh
 export EDL_CACHE=$cache EDL_QUICK_CACHE=$quick_cache PYTHONPATH=tools/test_cluster:scripts/dev

@@ -158,8 +158,8 @@ def test_the_masters_policy_allows_what_the_releases_own_workers_have(helm: Helm
     assert binding["spec"]["matchResources"]["namespaceSelector"] == {
         "matchLabels": {"kubernetes.io/metadata.name": "team"}
     }
-    [who] = policy["spec"]["matchConditions"]
-    assert who["expression"] == 'request.userInfo.username == "system:serviceaccount:team:edl-master"'
+    [condition] = policy["spec"]["matchConditions"]
+    assert condition["expression"] == 'request.userInfo.username == "system:serviceaccount:team:edl-master"'
     said = " ".join(v["expression"] for v in policy["spec"]["validations"])
     for words in (
         'secretName.orValue("") in ["mine"]',

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every object is valid to the oldest and to the newest Kubernetes, whatever the release is called."""
+"""Every object is valid to the oldest and to the newest Kubernetes, with any name of the release."""
 
 from __future__ import annotations
 

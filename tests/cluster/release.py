@@ -109,7 +109,7 @@ class Release:
         ]
 
     def reshaped(self) -> list[str]:
-        """What was told of each change of the ring, oldest first."""
+        """Return the Events about changes of the ring, oldest first."""
         return [event for event in self.events() if event.startswith(Reason.RingReshaped)]
 
     def master(self) -> Object:

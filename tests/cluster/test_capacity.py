@@ -157,7 +157,7 @@ def test_a_deployment_takes_the_capacity_and_gives_it_back(
 
 
 def told_id(job: Release) -> str:
-    """Of the run."""
+    """Return the id of the run from the job's status."""
     return str(json.loads(job.status["state"])["runId"])
 
 

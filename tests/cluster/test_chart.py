@@ -256,9 +256,9 @@ def rights(namespace: Namespace, account: str) -> list[Object]:
         "kind": "SelfSubjectRulesReview",
         "spec": {"namespace": namespace.name},
     }
-    who = f"--as=system:serviceaccount:{namespace.name}:{account}"
+    account_of = f"--as=system:serviceaccount:{namespace.name}:{account}"
     said = namespace.cluster.kubectl(
-        "create", "--validate=false", "-f", "-", "-o", "json", who, text=json.dumps(review)
+        "create", "--validate=false", "-f", "-", "-o", "json", account_of, text=json.dumps(review)
     )
     return list(json.loads(said)["status"]["resourceRules"])
 

@@ -184,9 +184,9 @@ def test_what_an_account_asks_of_the_api_server_is_written_down(
         pytest.skip("the audit log of a given cluster is not ours to read")
     token = namespace.kubectl("create", "token", "default").strip()
     server = cluster.kubectl("config", "view", "--minify", "-o", "jsonpath={.clusters[0].cluster.server}")
-    nobody = tmp_path / "kubeconfig"
-    nobody.write_text("")
-    as_account = ["--kubeconfig", nobody, "--server", server, "--token", token, "--insecure-skip-tls-verify"]
+    empty = tmp_path / "kubeconfig"
+    empty.write_text("")
+    as_account = ["--kubeconfig", empty, "--server", server, "--token", token, "--insecure-skip-tls-verify"]
     path = f"/api/v1/namespaces/{namespace.name}/pods"
     said = cluster.kubectl(*as_account, "get", "--raw", path, ok=False)
     assert "Forbidden" in said

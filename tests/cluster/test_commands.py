@@ -43,8 +43,8 @@ def edl(job: Release, *words: object, code: int = 0, config: Path | None = None)
 def somebody_who_may_look(namespace: Namespace, folder: Path) -> Path:
     """The kubeconfig of an account with the rights of the ClusterRole `view`."""
     namespace.kubectl("create", "serviceaccount", "jane")
-    who = f"--serviceaccount={namespace.name}:jane"
-    namespace.kubectl("create", "rolebinding", "jane", "--clusterrole=view", who)
+    account = f"--serviceaccount={namespace.name}:jane"
+    namespace.kubectl("create", "rolebinding", "jane", "--clusterrole=view", account)
     config = yaml.safe_load(Path(namespace.cluster.kubeconfig).read_text())
     token = namespace.kubectl("create", "token", "jane").strip()
     config["users"] = [{"name": user["name"], "user": {"token": token}} for user in config["users"]]

@@ -133,7 +133,7 @@ def test_a_start_asks_the_api_server_for_little_and_training_for_nothing(
 
     about_pods = asked("pods")
     about_pods.pop(("patch", "pods"), None)  # the labels, for people
-    # Of the workers, and of the masters.
+    # For the workers and for the masters.
     assert about_pods == {("create", "pods"): 4, ("list", "pods"): 2, ("watch", "pods"): 2}
     maps = asked("configmaps")
     assert (maps["list", "configmaps"], maps["watch", "configmaps"], maps["get", "configmaps"]) == (1, 1, 1)
@@ -146,7 +146,7 @@ def test_a_start_asks_the_api_server_for_little_and_training_for_nothing(
 
 
 def kind_of(request: Object) -> tuple[str, str]:
-    """Of an audit event: the verb, and of what."""
+    """Return the verb and the kind of resource of an audit event."""
     kind = re.search(r"/namespaces/[^/]+/(\w+)", request["requestURI"])
     return request["verb"], kind[1] if kind else request["requestURI"]
 
@@ -385,7 +385,7 @@ def test_when_all_workers_are_killed_at_once_no_step_is_lost(job: Release) -> No
 
 
 def members(data: dict[str, str]) -> list[int]:
-    """Of the last ring, by the status ConfigMap."""
+    """Return the members of the last ring, from the status ConfigMap."""
     return list(json.loads(data["status.json"])["last_change"]["members"])
 
 

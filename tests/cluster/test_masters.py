@@ -224,7 +224,7 @@ def test_masters_workers_and_the_api_server_are_cut_off_from_each_other(
     chance, told = random.Random(SEED), obeyed(job)
     parties = ("acting", "standby", "API server", "worker", "other worker")
     rounds: list[list[tuple[str, str]]] = [[] for _ in range(ROUNDS)]
-    for pair in combinations(parties, 2):  # each as often, whatever the seed
+    for pair in combinations(parties, 2):  # each equally often, for every seed
         for number in chance.sample(range(ROUNDS), max(1, round(0.4 * ROUNDS))):
             rounds[number].append(pair)
     has_masters(job, 2)
@@ -239,7 +239,7 @@ def test_masters_workers_and_the_api_server_are_cut_off_from_each_other(
             where = dict(zip(parties, [*addresses, nodes.machine, *alive[:2]], strict=True))
             seconds = chance.uniform(2, 9)
             nodes.part((where[a], where[b]) for a, b in cuts)
-            time.sleep(seconds)  # for whatever happens meanwhile
+            time.sleep(seconds)  # the masters and workers react meanwhile
             nodes.part()
             healed = time.monotonic()
             until(lambda since=healed: told.train_together(2, since))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`scripts/cluster` itself: what it starts it also ends, whatever state it was left in.
+"""`scripts/cluster` itself: what it starts it also ends, from every state.
 
 Looked at from outside, with nothing of the script's own: a bug in how it finds its things would
 be blind in both places.
@@ -142,12 +142,12 @@ def test_the_machine_gets_its_settings_back(cluster: Cluster, ours: None) -> Non
 
 
 def test_without_root_it_says_so_in_a_code_of_its_own() -> None:
-    nobody = ["setpriv", "--reuid=65534", "--clear-groups"]
+    as_a_user = ["setpriv", "--reuid=65534", "--clear-groups"]
     with tempfile.TemporaryDirectory() as place:  # that user may not read a tree of root's
         Path(place).chmod(0o755)
         for folder in ("scripts", "tools/test_cluster"):
             shutil.copytree(ROOT / folder, Path(place, folder))
-        said = subprocess.run([*nobody, f"{place}/scripts/cluster", "up"], capture_output=True, text=True)
+        said = subprocess.run([*as_a_user, f"{place}/scripts/cluster", "up"], capture_output=True, text=True)
     assert (said.returncode, said.stderr[:23]) == (77, "cluster: root is needed")
 
 

@@ -44,7 +44,7 @@ def write_down() -> None:
 
     @wraps(done)
     def noted(self: Telemetry, generation: int, rank: int, step: int, trained: int, agreed: Any) -> None:
-        log.write(f"{time.monotonic()} {generation} {agreed.holders}\n")
+        log.write(f"{time.monotonic()} {generation} {agreed.synced_ranks}\n")
         done(self, generation, rank, step, trained, agreed)
 
     Telemetry.step_done = noted  # type: ignore[method-assign]

@@ -9,15 +9,16 @@
     world     one run: what chance has chosen for it, from its begin to its judgement
     clock     simulated time
     master    the real core, and what lies between it and its workers: inbox, timer, streams, its death
-    masters   two of them, one stands by, and all that ships between Lease, masters and workers; on
-              processes (asyncio's loops), network (gRPC) and cluster (the API server) in simulated time
+    masters   two of them, one stands by, and all that ships between Lease, masters (master_process) and
+              workers (worker_stream); on processes (asyncio's loops), network (gRPC) and cluster (the API
+              server) in simulated time
     fleet     the workers' processes: they start, send, receive, and end
     worker    one of them: the real loop of the trainer, on a main thread that waits in virtual time
     servers   parameter servers, which one in ten runs has: rows (hybrid), all weights (ps), rows that move to
               more servers and fewer, two copies of each, jobs that lose everything at once, so that only
               checkpoints are left (gone), servers that hang until they are restarted (stuck, stuck_servers);
               their processes, on disks in memory (server_processes, disk), the calls of workers
-              (server_calls), what must be so (server_checks)
+              (server_calls), the master's view of them (remote_servers), what must be so (server_checks)
     rings     the network between members: when a collective returns, and at which member
     faults    what goes wrong, and when
     checks    what must be so

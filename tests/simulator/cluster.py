@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 API = "api"  # the host of the API server
 SERVICE = f"edl-master:{MASTER_PORT}"
+TOKEN = "token"  # of the job
 NAMES = Names("edl")
 HOSTS = ("10.0.0.1", "10.0.0.2")  # of the masters
 logging.getLogger("httpx2").setLevel(logging.WARNING)  # it logs each request

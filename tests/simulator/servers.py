@@ -2,33 +2,27 @@
 """The parameter servers of a simulated job: their master's view, users' requests, faults and checks.
 
 The servers (server_processes.py), the calls of workers (server_calls.py) and their handling of the answers
-are the shipped code. So is the master's handling of servers on a cluster (RemoteServers), except that it
-polls them in virtual time.
+are the shipped code. So is the master's handling of servers on a cluster (remote_servers.py).
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import grpc
-
-from edl.contract.proto import ps_pb2 as pb
 from edl.contract.reasons import Reason
 from edl.contract.rows.placement import ShardAssignment
 from edl.master.core import effects as ef
 from edl.master.core import events as ev
-from edl.master.parameter_servers.base import ANSWER_SECONDS, LOOK_SECONDS
-from edl.master.parameter_servers.monitor import Watch
-from edl.master.parameter_servers.remote import RemoteServers
 from edl.trainer.ps_client.async_client import AsyncPsClient
 from edl.trainer.ps_client.client import PsClient
 from edl.trainer.ps_client.multiplex import Failed
 from tests.simulator import server_checks
+from tests.simulator.remote_servers import SimRemoteServers, at_once
 from tests.simulator.server_calls import SimInterrupt, SimLink
-from tests.simulator.server_processes import LATENCY, RUN, Place
+from tests.simulator.server_processes import RUN, Place
 from tests.simulator.stuck_servers import StuckServers
 
 if TYPE_CHECKING:
@@ -86,6 +80,11 @@ class Servers:
     @property
     def moves(self) -> bool:
         return self.kind in ("moves", "copies", "ps-copies", *GONES)
+
+    @property
+    def restarts(self) -> bool:
+        """Whether the master restarts the processes of servers that hang."""
+        return self.kind in STUCKS
 
     def place(self, index: int) -> Place:
         """The place of the server with this number; created on first use."""
@@ -378,82 +377,3 @@ class SimServers(PsClient):
         self.restored = True
         self._servers.rolled_back.append(step)
         super().restore(step, attempt)
-
-
-# --- a master's side
-
-
-def at_once(coroutine: Coroutine[Any, Any, Any]) -> Any:
-    """Run a coroutine that never waits, and return its result."""
-    try:
-        coroutine.send(None)
-    except StopIteration as end:
-        return end.value
-    raise AssertionError("it waits")
-
-
-class SimRemoteServers(RemoteServers):
-    """A master's handling of its servers."""
-
-    def __init__(self, servers: Servers, hear: Callable[[ev.Event], None], acts: Callable[[], bool]):
-        running = lambda: sum(place.wanted for place in servers.places)  # noqa: E731
-        super().__init__(hear, str, "ps-{}".format, servers.wanted, servers.scale, running=running)
-        self._watch = SimWatch(servers, hear, self._looked, acts)
-        self._places = servers
-
-    def perform(self, effect: ef.ForServers) -> None:
-        if isinstance(effect, ef.RestartServer):
-            self._places.stuck.restart(effect.server)
-        super().perform(effect)
-
-
-class SimWatch(Watch):
-    """The master's polling of its servers, while it is the leader."""
-
-    def __init__(
-        self,
-        servers: Servers,
-        hear: Callable[[ev.Event], None],
-        looked: Callable[[], None],
-        acts: Callable[[], bool],
-    ):
-        super().__init__(hear, str, servers.wanted, looked, restarts=servers.kind in STUCKS)
-        self._places, self._acts = servers, acts
-
-    def find(self, index: int, address: str) -> None:
-        server = self._servers[index]
-        if server.address != address:
-            server.address = address
-            self._question(server)
-
-    def _question(self, server: Any) -> None:
-        clock, chance, place = self._places.clock, self._places.random, self._places.at(server.address)
-        asked, answered = clock.now, False
-
-        def hears(answer: bytes | Failed) -> None:
-            nonlocal answered
-            if not answered and self._goes_on(server):
-                answered = True
-                self._hears(server, answer, asked)
-                clock.later(LOOK_SECONDS, lambda: self._question(server) if self._goes_on(server) else None)
-
-        def comes_back(answer: bytes | Failed) -> None:
-            clock.later(chance.expovariate(LATENCY), lambda: hears(answer))
-
-        raw = pb.DescribeRequest().SerializeToString()
-        clock.later(chance.expovariate(LATENCY), lambda: place.ask("Describe", raw, comes_back))
-        late = Failed(grpc.StatusCode.DEADLINE_EXCEEDED, "deadline exceeded")
-        clock.later(ANSWER_SECONDS, lambda: hears(late))
-
-    def _goes_on(self, server: Any) -> bool:
-        return self._acts() and server in self._servers
-
-    def _hears(self, server: Any, answer: bytes | Failed, asked: float) -> None:
-        now = self._places.clock.now
-        if isinstance(answer, Failed):
-            if answer.code() is grpc.StatusCode.DEADLINE_EXCEEDED:  # else it is known that no process listens
-                self._left_unanswered(server)
-            self._unanswered(server, asked)
-        else:
-            self._answered(server, pb.Description.FromString(answer), now)
-        self._tell_of_silent(now)

@@ -22,11 +22,12 @@ from tests.simulator.clock import Clock
 from tests.simulator.faults import Faults
 from tests.simulator.fleet import Fleet
 from tests.simulator.master import Master
-from tests.simulator.masters import Crew, Masters
+from tests.simulator.masters import Masters
 from tests.simulator.rings import Rings
 from tests.simulator.servers import GONE_COPIES, GONES, KINDS_OF_JOBS, STUCK_PS, STUCKS, Servers
 from tests.simulator.store import Memory, stands_for
 from tests.simulator.worker import MOST_EPOCHS
+from tests.simulator.worker_stream import Crew
 from tests.support.jobs.invariants import Watchdog
 
 BASE = values.defaults()

@@ -37,7 +37,7 @@ from edl.trainer.runtime.error_report import format_error
 from edl.trainer.runtime.serialization import NotPlain, decode, encode
 from edl.trainer.runtime.watchdog import Watch, unwatched
 
-# Of a process, and not of the job: what the model and the file are there.
+# Attributes that belong to a process and not to the job: its model and its file.
 NOT_KEPT = {"_model", "params", "model"}
 # Keras turns the sign of it when it first compares, and remembers that in an attribute which is no value.
 SIGNED = (k.EarlyStopping, k.ReduceLROnPlateau, k.ModelCheckpoint)

@@ -60,7 +60,7 @@ def read(files: Sequence[Path]) -> Stored:
                 rows.setdefault(name, []).append((ids, values))
         except OSError as error:
             raise CheckpointError(f"{file}: {error.strerror}") from error
-        except Exception as error:  # whatever protobuf and TensorFlow raise for a damaged message
+        except Exception as error:  # protobuf and TensorFlow raise many types for a damaged message
             raise CheckpointError(f"{file}: damaged checkpoint of ElasticDL: {error}") from error
     tables = {}
     for name, parts in rows.items():

@@ -31,7 +31,7 @@ OF_WHAT = slice(0, 32)  # SHA-256 of run, model and sizes
 # Bytes for a ledger, in addition to the size of the state: EarlyStopping remembers weights. They take no
 # memory before they are written.
 LEDGER = 1 << 22
-# Of each of the two entries, as uint64: where they are, in units of 8 bytes.
+# Positions of the two entries, and of the fields of an entry (uint64), in units of 8 bytes.
 ENTRIES = (8, 16)
 SEQUENCE, LEDGER_BYTES = 0, 1
 

@@ -42,7 +42,7 @@ def local_file(where: str) -> Iterator[Path]:
             yield path
     except EdlError:
         raise
-    except Exception as error:  # whatever the client of a store says
+    except Exception as error:  # clients of stores raise errors of their own types
         raise CheckpointError(f"initFrom.path: {where}: {format_error(error)}") from error
 
 

@@ -3,7 +3,7 @@
 
 `initFrom.path` names the checkpoints of an earlier training, one of its checkpoints, a file saved by Keras,
 or checkpoints of ElasticDL. `initFrom.state` selects the weights (with moving averages; the optimizer starts
-afresh), or everything. The job counts its own records from the first one, whatever those weights have seen.
+afresh), or everything. The job counts its own records from the first one, independently of the source's.
 
 Only the root of a training's first ring reads the source, once. It first checks every variable; if a variable
 does not fit, nothing is changed.
@@ -337,10 +337,10 @@ class WarmStart:
         tables = elasticdl.matched([layer.name for layer in embeddings], stored.tables)
         rows, variables = dict[int, tuple[np.ndarray, np.ndarray]](), dict[str, str]()
         for number, (table, layer) in enumerate(self._tables()):
-            there = stored.tables.get(tables.get(layer.name, ""))
-            refuse_rows(place, table, None if there is None else there[1].shape[1])
-            assert there is not None
-            rows[number] = there
+            found = stored.tables.get(tables.get(layer.name, ""))
+            refuse_rows(place, table, None if found is None else found[1].shape[1])
+            assert found is not None
+            rows[number] = found
         on_servers = {layer.name for _, layer in self._tables()}
         for layer in embeddings:
             if layer.name in tables and layer.name not in on_servers:
@@ -375,7 +375,7 @@ class WarmStart:
                     with self._collecting(rows):
                         self.model.load_weights(path)
                 taken, error = self.learner.parts(), None
-            except Exception as raised:  # whatever a damaged file makes Keras and h5py raise
+            except Exception as raised:  # Keras and h5py raise many types for a damaged file
                 taken, error = before, raised
         # Keras loads the optimizer, too, or a part of what a damaged file has.
         parts = [

@@ -27,7 +27,7 @@ class Overrides:
     elasticdl_metrics: Mapping[str, tuple[str, keras.metrics.Metric]]  # name: output ("": all), metric
 
     def __call__(self, x: Any, *args: Any, **named: Any) -> Any:
-        # Keras 2 took a dict of one feature for a model with one input, whatever its name.
+        # Keras 2 accepted a dict of one feature, with any name, for a model with one input.
         inputs = getattr(self, "inputs", None)
         if isinstance(x, dict) and len(x) == 1 and isinstance(inputs, list) and len(inputs) == 1:
             x = next(iter(x.values()))

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import zipfile
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -114,12 +115,7 @@ def dims(checkpoint: Checkpoint) -> dict[str, int]:
     Raises:
         CheckpointError: it cannot be read.
     """
-    found: dict[str, int] = {}
-    for part in _parts(checkpoint):
-        with part.opened(checkpoint) as file:
-            for number, name in enumerate(part.tables(file)):
-                found[name] = part.entry(number, "rows").shape[1]
-    return found
+    return {name: shape[1] for name, shape in _shapes(checkpoint, "rows")}
 
 
 def counted(checkpoint: Checkpoint) -> dict[str, int]:
@@ -128,12 +124,18 @@ def counted(checkpoint: Checkpoint) -> dict[str, int]:
     Raises:
         CheckpointError: it cannot be read.
     """
-    found: dict[str, int] = {}
+    found = Counter[str]()
+    for name, shape in _shapes(checkpoint, "ids"):
+        found[name] += shape[0]
+    return dict(found)
+
+
+def _shapes(checkpoint: Checkpoint, entry: str) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Yield the name of each table in each servers' part, and the shape of its entry."""
     for part in _parts(checkpoint):
         with part.opened(checkpoint) as file:
             for number, name in enumerate(part.tables(file)):
-                found[name] = found.get(name, 0) + part.entry(number, "ids").shape[0]
-    return found
+                yield name, part.entry(number, entry).shape
 
 
 def tables(checkpoint: Checkpoint) -> dict[str, SavedTable]:

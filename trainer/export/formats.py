@@ -72,7 +72,7 @@ def signature(model: keras.Model, sample: Any) -> list[Any]:
         return [_spec(tensor) for tensor in model.inputs]
     if isinstance(model, keras.models.Model) and hasattr(model, "_inputs_struct"):
         return [keras.tree.map_structure(_spec, model._inputs_struct)]
-    # Of its own class: it takes what it is given. A shape that varies is that of these records.
+    # A model of its own class declares no inputs, so the specs are those of these records.
     names = iter(range(len(keras.tree.flatten(sample))))
     return [keras.tree.map_structure(lambda array: _named(arrays.spec(array), next(names)), sample)]
 

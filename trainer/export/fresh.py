@@ -8,7 +8,7 @@ standard input, which says that the request is there. If its standard input ends
 ends. Nothing of the parent, which has trained the model, is here, not even TensorFlow's settings.
 
 A `.keras` file is loaded with Keras alone; and with the user's module, where the file's note says that it
-needs custom objects. Where Keras cannot load it so (which was told before the training), the module builds
+needs custom objects. Where Keras cannot load it so (a warning says so before the training), the module builds
 the model, which then loads the file's weights. SavedModel and ONNX are loaded with their own libraries alone.
 """
 

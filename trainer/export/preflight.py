@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The preflight check: before the first step, try the end of the job with a few real records.
 
-Promise: whatever would certainly fail at the end fails now, in the first seconds, and not after days of
+Promise: all that would certainly fail at the end fails now, in the first seconds, and not after days of
 training. A failing evaluation ends the job. A model that cannot be saved whole, or loaded again, can still be
 trained, and its weights can be saved; this is only a warning. The check may change the model's state.
 """

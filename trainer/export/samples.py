@@ -146,7 +146,7 @@ def packed(sample: Sample, about: dict[str, Any]) -> bytes:
     """The sample and a JSON map as one block of bytes.
 
     Args:
-        about: whatever else the other side has to know.
+        about: further values that the other process needs.
     """
     found: list[np.ndarray] = []
     structure = _pack(sample.features, found)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Whether two workers have made the same model: a hash of how it is made, not of its weights.
 
-A ring sums vectors by position. Two models that differ, but happen to have as many weights, would train on
-without a word, and wrongly.
+A ring sums vectors by position. Two different models with the same number of weights would train on,
+wrongly and without an error.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import keras
 def fingerprint(model: keras.Model) -> str:
     """A hash of the model's variables, layers, loss and optimizer.
 
-    Of a configuration, only numbers, texts and lists of these count: a function's code holds the path of its
+    Only numbers, texts and lists of these in a configuration count: a function's code holds the path of its
     file, and an object's name its address, which differ from worker to worker. Seeds may differ.
     """
     layers = [(type(layer).__name__, _plain(layer)) for layer in model._flatten_layers(include_self=False)]

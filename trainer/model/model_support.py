@@ -12,7 +12,7 @@ from edl.layers import Embedding
 
 # Operations of keras.ops that a functional model may have and that take each value by itself.
 BY_VALUE = frozenset({"Add", "Multiply", "NotEqual", "Subtract"})
-# Of fit(); a model that has its own is trained by it and not by the ring.
+# The methods of fit(); a model that overrides one is trained by it and not by the ring.
 LOOP = ("fit", "train_on_batch", "make_train_function", "_make_function")
 
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The sources of a job's splits: data(split), data() for all records, or addresses in the values.
 
-A split that a value names (data.train, data.test, ...) comes from that address, whatever the module's data()
-returns. With data.train, data() is never called. Records that are not divided yet (those of data() without a
+A split that a value names (data.train, data.test, ...) comes from that address, and not from the module's
+data(). With data.train, data() is never called. Records that are not divided yet (those of data() without a
 split, or of data.train without data.test) are divided by data.testFraction, with training.seed: so each
 worker, and each job with this seed, draws the same ones.
 """

@@ -248,8 +248,8 @@ class AsyncServerGroup(PsClient):
     def restart_as(self, servers: int) -> None:
         """Assign shards to as many servers as wrote the checkpoint to restore, if there are as many.
 
-        Called when no server holds current rows. Each server then loads its own shard, whatever steps are in
-        it. The rows move to the wanted assignment, and to replicas, afterwards.
+        Called when no server holds current rows. Each server then loads its own shard, with all the steps
+        in it. The rows move to the wanted assignment, and to replicas, afterwards.
         """
         if 0 < servers <= len(self._links):
             self.adopt(ShardAssignment(servers))

@@ -129,7 +129,7 @@ class ServerStates:
     def _whole(self) -> ShardAssignment | None:
         """The newest assignment, if all its servers have answered and are in it.
 
-        No further servers are needed then, whatever assignment was prepared before.
+        No further servers are needed then, even if a different assignment was prepared before.
         """
         if (newest := self.newest) is None or not newest.is_whole:
             return None

@@ -22,7 +22,7 @@ OVERDUE = 10  # times the longest graph so far: parts grow when a ring shrinks
 class GraphAllReduce:
     """Sums over the ring by operations of a graph, while the graph continues to compute.
 
-    Promise: each sum is made, whatever TensorFlow's optimizer does with the graph. The operation is not
+    Promise: TensorFlow's graph optimizer removes no sum. The operation is not
     marked as having an effect. So two operations with equal inputs would be merged, and one with a constant
     input would be computed while the graph is optimized: on some ranks, and the other ranks would wait for
     ever. Therefore each operation carries its name as an attribute, by which it differs from all others. The

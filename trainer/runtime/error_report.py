@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Errors of the user's code, as text that can be sent, printed and written, whatever the error is.
+"""Errors of the user's code, of any kind, as text that can be sent, printed and written.
 
 Promise: no function here raises. An error may have a `__str__` that fails, characters that no encoding has,
 or many megabytes of text; the result is valid UTF-8, and short enough to read.

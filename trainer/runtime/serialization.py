@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Plain values as bytes, and back: numbers, texts, arrays, and what Python puts them in.
 
-Promise: unpacking returns values only, whatever the bytes are: it runs no code, as unpickling would.
+Promise: unpacking any bytes returns values only: it runs no code, as unpickling would.
 What comes out equals what went in, in type and value; arrays are new ones, and may be changed.
 """
 

@@ -109,7 +109,7 @@ def prctl(option: int, value: int) -> None:
 
 
 def end_children(except_for: Container[int] = ()) -> None:
-    """Kill whatever this process has started: data loaders, subprocesses of the user's code, and theirs.
+    """Kill all that this process has started: data loaders, subprocesses of the user's code, and theirs.
 
     A killed process may have started a further process meanwhile. If this process is a subreaper, that
     process becomes its child. So the children are listed again until none is left.

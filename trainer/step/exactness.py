@@ -11,7 +11,7 @@ it, and what the ring would make of the two is compared with what the whole one 
     a counter that the forward pass raises      once for each step, or for each record?
     the gradient                                is it the one of the whole batch?
 
-Of a model made of Keras' own code only the first is asked, in three forward passes of a few records
+For a model made of Keras' own code, only the first is checked, in three forward passes of a few records
 (`tried_forward`). A user's code can change a gradient alone, so its gradients are compared (`tried`).
 
 So that a difference means something, random layers draw the same for every record meanwhile, and

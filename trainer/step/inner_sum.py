@@ -33,7 +33,7 @@ class InnerSum:
     """Sums over the ring, made by a graph or by code that runs eagerly.
 
     Args:
-        reduce: of the ring (trainer/ring/base.py), in whatever generation it then is.
+        reduce: of the ring (trainer/ring/base.py), in its generation at the time of the call.
     """
 
     WIRES: tuple[str, ...] = ("float32",)

@@ -62,12 +62,12 @@ class MeanGradients:
         self.not_finite = tf.Variable(0.0, trainable=False, name="gradients_of_this_rank_that_are_not_finite")
         self.spoiled = tf.Variable(0.0, trainable=False, name="sums_that_are_not_finite")
         self.calls: list[Call] = []  # of the step that runs, or has run last
-        self.called = False  # in whatever step
+        self.called = False  # in any step
         self.theirs: list[
             Any
         ] = []  # variables of the optimizers and those that they update; found in a dry run
         self.expected: list[int] | None = None  # lengths of the calls that each step must make
-        # Of gradients of tables, that an optimizer takes row by row (trainer/step/sparse_gradients.py):
+        # About gradients of tables that an optimizer applies row by row (trainer/step/sparse_gradients.py):
         self.rows: list[int | None] = []  # how many of each, of the step that has run last eagerly
         # Those, counted over a step, that are added up all the same.
         self.added_up: frozenset[int] = frozenset()

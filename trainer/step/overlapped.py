@@ -6,8 +6,8 @@
     rest     [ small gradients | averages | counters | metrics | control ]
     update   the optimizer's, of one variable after the other      when Python has read what was agreed
 
-The graph of the sums has no side effect: they are its results, and nothing else. So whatever breaks in it,
-and wherever, the step has not happened. `apply` is a second graph, of the sums and the variables alone: the
+The graph of the sums has no side effect: they are its results, and nothing else. So if anything in it
+fails, the step has not happened. `apply` is a second graph, of the sums and the variables alone: the
 same for a rank with a batch and for one without, which takes part in the sums with zeros; at once or later,
 as a member that is catching up must. In memory the gradients are there twice at most,
 and neither weights nor slots are (trainer/step/fused_updates.py).
@@ -38,7 +38,7 @@ from edl.trainer.step.step_graphs import HasRows, Layout, NeedsTotals, StepGraph
 
 SMALL = 1 << 16  # bytes: a gradient of fewer travels with the others of its kind
 LATE = 1 << 22  # bytes: the last gradient, if smaller, is handed to Horovod together with the rest
-SAFE = 1e30  # of the square of a float32: whatever was rounded, the number itself is far from the largest
+SAFE = 1e30  # for the square of a float32: with any rounding, the number itself is far from the largest
 
 
 class CannotOverlap(Exception):
@@ -248,7 +248,7 @@ class OverlappedStep(StepGraphs):
         flattened = [tf.reshape(g, [-1]) for i, g in enumerate(dense) if i not in self._large]
         small = tf.concat([*flattened, *self._changes(forward, layout), tf.zeros([0])], 0)
         added = self._added(forward, layout, totals)
-        # Each rank looks at its own part and all hear of it: they agree, in whatever order each adds up.
+        # Each rank checks its own part, and the sum reports it to all: they agree in any order of additions.
         seen = [finite_as(g) for g in large]
         bad = 1.0 - tf.cast(tf.math.is_finite(told + tf.add_n([tf.reduce_sum(small), *seen])), tf.float32)
         large = [_after(n, g) if _factors(g) else g for n, g in zip(seen, large, strict=True)]

@@ -24,7 +24,7 @@ The copy costs little: TensorFlow's variables copy on write, so to keep a value 
 when the optimizer changes it.
 
 **What the step assigns outside of its optimizers** differs between ranks, since each has seen other records.
-Of floating-point variables the changes are averaged by records, as in any model; whole numbers count steps
+Changes of floating-point variables are averaged by records, as in any model; whole numbers count steps
 or calls, and must change equally on all ranks. Seeds are set for each step from (job seed, step, rank), and
 stay what they are. Metrics begin anew in each step, so that the losses that `train_step` returns are this
 step's.

@@ -72,8 +72,8 @@ class OwnStepGraphs:
         self._shapes: list[tuple[int, ...]] = []  # of what the step returns by these names
         self._whole_epoch: list[bool] = []  # whether it is a metric's result over the steps of an epoch
         self._graphs: dict[tuple[tf.TypeSpec, ...], Any] = {}  # of the step, by the types of the records
-        # Of what the steps returned since it was taken last: the sums over their records, the number of these
-        # records, and what the last step returned.
+        # Losses that the steps returned since the last read: the sums over their records, the number of these
+        # records, and the losses of the last step.
         self._told = tf.Variable(tf.zeros([1], tf.float64), shape=[None], trainable=False, name="losses_told")
         self._sample = sample
         if sample is not None:

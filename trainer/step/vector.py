@@ -73,7 +73,7 @@ class VectorStep(StepGraphs):
 
     Args:
         reduce: the ring's (trainer/ring/base.py).
-        dense: the gradients of tables are not rows, whatever the optimizer.
+        dense: the gradients of tables are not rows, for any optimizer.
         others: see StepGraphs.
     """
 

@@ -65,7 +65,7 @@ class MasterServicer:
     """Missing associated documentation comment in .proto file."""
 
     def Work(self, request_iterator, context):
-        """A worker's life line, opened once, by the worker.
+        """The stream of a worker, which the worker opens once.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -80,7 +80,7 @@ class MasterServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Scale(self, request, context):
-        """Ask for another number of workers.
+        """Request a different number of workers.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -94,7 +94,7 @@ class MasterServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Checkpoint(self, request, context):
-        """Have a checkpoint written now.
+        """Request a checkpoint now.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -276,7 +276,7 @@ class Master:
 
 
 class StandbyStub:
-    """Of a master that stands by for the one that acts. It refuses the calls of `Master`.
+    """The service of a standby master. It refuses the calls of `Master`.
     """
 
     def __init__(self, channel):
@@ -298,18 +298,18 @@ class StandbyStub:
 
 
 class StandbyServicer:
-    """Of a master that stands by for the one that acts. It refuses the calls of `Master`.
+    """The service of a standby master. It refuses the calls of `Master`.
     """
 
     def ReportMasterLost(self, request_iterator, context):
-        """A worker says whether it has lost the acting master. Answered once, and ended: when this one acts.
+        """A worker reports whether it has lost the acting master. Answered once, when this master acts, and then ended.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ConfirmLease(self, request, context):
-        """The acting master asks whether it may go on. For when neither of them has the API server.
+        """The acting master asks whether it may continue. Used when neither master can reach the API server.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -337,7 +337,7 @@ def add_StandbyServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Standby:
-    """Of a master that stands by for the one that acts. It refuses the calls of `Master`.
+    """The service of a standby master. It refuses the calls of `Master`.
     """
 
     @staticmethod

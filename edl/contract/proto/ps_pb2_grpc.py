@@ -220,7 +220,7 @@ class ParameterServerServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Committed(self, request, context):
-        """The checkpoint of this step is complete: the log before it is no longer needed.
+        """The checkpoint of this step is complete, so the log before it may be removed.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -230,7 +230,7 @@ class ParameterServerServicer:
         """Move the rows to another shard assignment (edl/contract/rows/placement.py), between two steps. Each server that
         gains rows copies them from their present servers (`Fetch`, which calls `Page` there) and keeps the copy beside
         its tables. When all servers have done so, they switch to the new assignment (`Assign`) and drop the rows that
-        they no longer own. So one assignment is complete on all its servers at every moment, whatever process dies: the
+        others own. So one assignment is complete on all its servers at every moment, even if any process dies: the
         next root resumes in the old one or completes the switch.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -281,7 +281,7 @@ class ParameterServerServicer:
     def Begin(self, request, context):
         """--- asynchronous SGD: all weights are on servers (mode=ps), and no all-reduce orders the steps
 
-        A server accepts each step once, in whatever order and from whichever worker the steps arrive, and remembers which
+        A server accepts each step once, in any order and from any worker, and remembers which
         steps it has accepted. One mechanism therefore handles a worker that dies within a step, a duplicate message, and a
         server that has lost its last minutes: the step is computed again, and counts on the servers that lack it.
 

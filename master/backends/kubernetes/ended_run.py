@@ -80,7 +80,7 @@ class EndedRun:
         """The run's values, with the present live values; None if they are unknown."""
         wanted, earlier = self._installed.wanted(), self._found.earlier
         if earlier is not None:
-            return earlier.taking(wanted)[0]
+            return earlier.with_live_values(wanted)[0]
         return wanted if isinstance(wanted, JobSpec) else None
 
     @property

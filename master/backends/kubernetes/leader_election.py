@@ -95,9 +95,9 @@ def why_take(rival: Rival, pace: Timing) -> str:
     if rival.where is Whereabouts.LEAVING and rival.leaving_for >= pace.handover:
         return f"{rival.holder} is being deleted"
     if rival.lost_by and rival.silent_for >= pace.stale:
-        who = ", ".join(map(str, rival.lost_by[:5])) + (", ..." if len(rival.lost_by) > 5 else "")
+        workers = ", ".join(map(str, rival.lost_by[:5])) + (", ..." if len(rival.lost_by) > 5 else "")
         silent = f"{rival.holder} has not renewed the Lease for {rival.silent_for:.1f} s"
-        return f"{silent}, and was lost by worker {who}"
+        return f"{silent}, and was lost by worker {workers}"
     return ""
 
 

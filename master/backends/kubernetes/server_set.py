@@ -57,7 +57,7 @@ class ServerSet:
         if self._between is None:
             self._tasks.keep(PART, self._informer.run, self._emit, self._api.pace.status)
         self._between = least, most
-        self._settle()
+        self._write_if_needed()
 
     async def close(self) -> None:
         """Stop watching and changing the number."""
@@ -66,7 +66,7 @@ class ServerSet:
     def _changed(self, thing: Object, gone: bool) -> None:
         self._sightings += 1
         self._there = None if gone else int(thing["spec"].get("replicas") or 0)
-        self._settle()
+        self._write_if_needed()
 
     @property
     def _wanted(self) -> int | None:
@@ -76,7 +76,7 @@ class ServerSet:
         wanted = min(max(self._there, self._between[0]), self._between[1])
         return wanted if wanted != self._there else None
 
-    def _settle(self) -> None:
+    def _write_if_needed(self) -> None:
         if self._wanted is not None and not self._writes:
             self._writes = True
             self._tasks.start(self._write(), lambda error: self._emit(ev.Degraded(PART, str(error))))

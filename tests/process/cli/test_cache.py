@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A cache holds whole things only, each made once, however many ask for it at once, whatever is killed.
+"""A cache holds whole things only, each made once, even if many ask for it at once and some are killed.
 
 Each kind of thing is asked for through its own script, in an empty cache. What is quick is really made; of
 what takes minutes, its makers are stand-ins, and each stops half-way until the test lets it go on.

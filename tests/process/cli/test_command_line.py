@@ -127,8 +127,8 @@ def test_status_scale_and_stop_from_another_terminal() -> None:
         pids = processes_of(output)
         following = subprocess.Popen([*EDL, "logs", "--follow"], stdout=subprocess.PIPE, text=True)
         assert following.stdout is not None
-        for who in ("master", "worker-0", "worker-1"):
-            assert any(line.startswith(f"{who}: ") for line in following.stdout)
+        for process in ("master", "worker-0", "worker-1"):
+            assert any(line.startswith(f"{process}: ") for line in following.stdout)
         assert edl("wait", "--for", "training").returncode == 0
         late = edl("wait", "--timeout", "3s")
         assert late.returncode == 124

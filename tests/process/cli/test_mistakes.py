@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Mistakes as they happen: a job that is left alone, called off at once, or started with nonsense.
 
-Whatever it is, it ends in words, and no process is left.
+Each of them ends in a clear message, and no process is left.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.waits, pytest.mark.timeout(600)]
 
 ROOT = Path(__file__).parents[3]
 MILLISECONDS = 300_000  # for a machine under load; nothing waits that long otherwise
-# Of the widths at which people read: a small phone, and a screen of 1280 pixels at 400 % (WCAG 1.4.10).
+# Narrow widths at which people read: a small phone, and a screen of 1280 pixels at 400 % (WCAG 1.4.10).
 NARROW = (360, 320)
 
 

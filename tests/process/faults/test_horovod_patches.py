@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""That the patched Horovod is the one installed: by what it does, not by what it says.
+"""The installed Horovod is the patched one: by its behaviour, not by its version.
 
 Each test runs real ranks in processes of their own, and a real rendezvous store here.
 """

@@ -150,7 +150,7 @@ async def test_who_stands_by_takes_over_from_a_master_that_is_silent(
             first.process.resume()
             await until(lambda: "superseded" in first.log)
             await until(lambda: "stands by" in first.log)
-            # And back again: now the first one is the standby.
+            # The same again with exchanged roles: now the first one is the standby.
             await until(lambda: workers.told()[-1]["what"] == "active_master")
             second.process.send_signal(signal.SIGKILL)
             await until(lambda: workers.formed(2, 3))

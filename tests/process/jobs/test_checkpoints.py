@@ -264,7 +264,7 @@ def test_a_job_is_resumed_after_a_stop_and_after_a_kill_of_everything_with_other
     assert check_weights(fifth / artifacts.MODEL, RECORDS, 4) == ""
     summary = artifacts.read_summary(fifth)
     assert summary["records"]["applied"] == RECORDS and str(where) in summary["began_with"]
-    # Of checkpoints alone, by their step; and the trained model in another format.
+    # From checkpoints alone, by their step; and the trained model in a different format.
     late = tmp_path / "late.keras"
     last = Store.open(str(where)).checkpoints()[-1].step
     done = jobs.command("model", "export", str(where), "--step", str(last), "--output", str(late))

@@ -153,7 +153,7 @@ async def test_who_only_pings_for_long_keeps_its_connection() -> None:
 
 
 class Reign(Alone):
-    """Of one master of this term, and what happens to it."""
+    """The authority of a master of this term, with a record of what happens to it."""
 
     def __init__(self, term: int):
         self.term = term

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The steps of a job are the same for any ring, whatever happens to it: from the weights."""
+"""The steps of a job are the same for every ring and every fault, as the final weights show."""
 
 from __future__ import annotations
 

@@ -131,7 +131,7 @@ class InFunctions(zoo.VAE):
 
 
 class Plain(zoo.VAE):
-    """Of a loss that every weight has a part in."""
+    """A model with a loss that depends on every weight."""
 
     def loss_of(self, data: Any) -> Any:
         z_mean, z_log_var, _ = self.encoder(data)

@@ -25,7 +25,7 @@ from edl.trainer.model.data import Batch
 from edl.trainer.step.learner import KerasLearner
 
 STEPS = ((0, 12), (12, 23), (23, 30))  # of 30 records
-# Of rings of 1, 2 and 3: where the parts of a step's records end. Equal ends: a rank without records.
+# For rings of 1, 2 and 3: where the shards of a step's records end. Equal ends: a rank without records.
 RINGS = {1: (0.0, 1.0), 2: (0.0, 0.4, 1.0), 3: (0.0, 0.1, 0.7, 1.0)}
 IDLE = {3: (0.0, 0.35, 0.35, 1.0)}  # in the second step
 

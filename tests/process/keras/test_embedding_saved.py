@@ -110,7 +110,7 @@ def test_rows_that_were_asked_for_in_another_ring_are_not_taken() -> None:
 
 
 class OwnTest(keras.Model):
-    """Whose test looks up other ids than its forward pass."""
+    """A model whose test step looks up other ids than its forward pass."""
 
     def test_step(self, data: Any) -> Any:
         x, y = data[:2]
@@ -195,7 +195,7 @@ def test_a_saved_model_gives_zeros_for_an_id_that_was_never_trained() -> None:
 
 @keras.saving.register_keras_serializable("tests")
 class OfItsOwn(keras.Model):
-    """Whose tables no file describes: its class makes them."""
+    """A model whose tables no file describes, because its class creates them."""
 
     def __init__(self, **others: Any) -> None:
         super().__init__(**others)

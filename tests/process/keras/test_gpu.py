@@ -18,7 +18,7 @@ from edl.trainer.ring.horovod import HorovodRing
 
 @pytest.fixture
 def with_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keras sees a GPU and decides by itself, whatever ran in this process before; the changes are undone."""
+    """Keras sees a GPU and decides by itself, after any test in this process; the changes are undone."""
     devices = [*tf.config.list_physical_devices(), tf.config.PhysicalDevice("/physical_device:GPU:0", "GPU")]
     monkeypatch.setattr(tf.config, "list_physical_devices", lambda *_: devices)
     monkeypatch.setattr(keras.Model, "_resolve_auto_jit_compile", Trainer._resolve_auto_jit_compile)

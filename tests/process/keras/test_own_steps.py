@@ -61,7 +61,7 @@ def two_with_a_step_behind_them(case: Case) -> list[Rank]:
 
 @pytest.mark.parametrize("name", ["DCGAN that draws", "contrastive learning"])
 def test_a_ring_that_breaks_in_any_sum_of_a_step_leaves_the_model_as_it_was(name: str) -> None:
-    """And the step that is made again is the same one, with the same random numbers."""
+    """The repeated step is the same one, with the same random numbers."""
     unbroken = two_with_a_step_behind_them(DRAWING[name])
     train(unbroken, [0, 5, 12])
     expected = unbroken[0].learner.digest()

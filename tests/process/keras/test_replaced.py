@@ -34,7 +34,7 @@ def functional() -> keras.Model:
 
 
 def sequential() -> keras.Model:
-    """Whose ids are floats, as those of an Input without a dtype."""
+    """A model whose ids are floats, as those of an Input without a dtype."""
     table = layers.Embedding(input_dim=WORDS, output_dim=4, embeddings_initializer=ROWS)
     return keras.Sequential([keras.Input((LENGTH,)), table, layers.Flatten(), layers.Dense(1)])
 

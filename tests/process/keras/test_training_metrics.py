@@ -110,7 +110,7 @@ def counts() -> keras.Model:
 
 
 def same_values(found: Any, keras_has: Any, absolute: float = 1e-6) -> bool:
-    """Whether each value is the one that Keras shows, of whatever shape."""
+    """Return whether each value, of any shape, is the one that Keras shows."""
     expected = pythonify_logs(keras_has)
     return found.keys() == expected.keys() and all(
         np.shape(found[k]) == np.shape(v) and np.allclose(found[k], v, rtol=1e-5, atol=absolute)

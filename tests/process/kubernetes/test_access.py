@@ -55,13 +55,13 @@ class Server:
         authority = base64.b64encode((self.folder / "ca.crt").read_bytes()).decode()
         key = base64.b64encode((self.folder / "jane.key").read_bytes()).decode()
         at = {"server": f"https://127.0.0.1:{self.port}", "certificate-authority-data": authority, **cluster}
-        who = {"client-certificate": "jane.crt", "client-key-data": key, **user}
+        credentials = {"client-certificate": "jane.crt", "client-key-data": key, **user}
         path = self.folder / "kubeconfig"
         path.write_text(
             yaml.safe_dump(
                 {
                     "clusters": [{"name": "c", "cluster": at}],
-                    "users": [{"name": "u", "user": who}],
+                    "users": [{"name": "u", "user": credentials}],
                     "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u"}}],
                     "current-context": "x",
                 }

@@ -110,7 +110,7 @@ async def test_pods_of_another_job_of_the_release_are_left_alone(server: Kuberne
     async with driving(server) as job:
         assert job.found.next_id == 1, "its numbers are the other's"
         await job.running(1)
-        other["metadata"]["labels"] = {**labels, "edl.dev/run-id": "run-1"}  # whatever its labels say
+        other["metadata"]["labels"] = {**labels, "edl.dev/run-id": "run-1"}  # despite its labels
         server.put("pods", other)
         server.put(
             "pods", {**other, "metadata": {**other["metadata"], "name": "edl-two-worker-8", "uid": ""}}
@@ -216,7 +216,7 @@ async def test_the_pods_of_an_earlier_master_are_adopted_and_those_of_other_runs
         assert await second.gone(4) == ev.Gone(WorkerId(4), code=1)
         second.delete(5)
         await second.gone(5)
-        assert second.of(ev.Gone, 2) == [], "that was told already"
+        assert second.of(ev.Gone, 2) == [], "that was reported already"
 
 
 async def test_a_release_that_is_installed_again_at_once_takes_nothing_over(server: KubernetesApi) -> None:

@@ -47,7 +47,7 @@ async def kill_server(job: Running, index: int) -> None:
 
 
 async def lose_log(job: Running, index: int) -> int:
-    """Of a server that is killed next: it writes nothing meanwhile. Returns its process."""
+    """Stop a server, so that it writes nothing, and lose its log. Return its process; the caller kills it."""
     pid = int(await job.until(lambda: started(job, index)))
     os.kill(pid, signal.SIGSTOP)
     await job.until(lambda: stands_still(pid))

@@ -107,7 +107,7 @@ async def test_all_weights_move_while_steps_are_made_in_any_order_and_servers_ar
 
 
 async def process(job: Running, index: int) -> int:
-    """Of a server that listens."""
+    """Return the process id of a server, once it listens."""
     return int(await job.until(lambda: started(job, index)))
 
 

@@ -109,7 +109,7 @@ class KubernetesApi(KubernetesCluster):
         await self.down()
 
     def cut(self) -> None:
-        """Break every watch off, in the middle of whatever it says."""
+        """Break off every watch, also in the middle of a message."""
         for task in list(self._watching):
             task.cancel()
 

@@ -197,7 +197,7 @@ class Watchdog:
             out_now = isinstance(event, ev.LeftRing) and event.worker == w and self.outs.get(w) is event
             assert not in_ring or out_now or job.pool.get(w) is None, f"formed while {w} was in the old ring"
         members = [job.pool[m] for m in form.members]  # all of them live
-        assert not any(w.stopped for w in members), "a member that was told to end"
+        assert not any(w.stopped for w in members), "a member was ordered to end"
         assert all(w.state == "member" or (w.state == "draining" and w.has_state) for w in members)
         assert job.train is not None
         # Only evaluation is left, or the end of a script.
@@ -282,7 +282,7 @@ class Watchdog:
         for failure in self.job.failures[before:]:
             if failure.worker != getattr(event, "worker", None) or failure.worker in overdue:
                 continue  # not caused by this event, but by the time of the event
-            assert not was_stopped, f"worker {failure.worker} was told to end, and is charged for it"
+            assert not was_stopped, f"worker {failure.worker} was ordered to end, and is charged for it"
             assert isinstance(event, ev.Gone | ev.Failed | ev.Ready), f"{event} is charged"
             if isinstance(event, ev.Gone):
                 assert not event.free and event.signal not in OUTSIDE_SIGNALS, f"{event} is charged"

@@ -28,7 +28,7 @@ ROOT = Path(__file__).parents[3]
 
 
 Order = tuple[asyncio.AbstractEventLoop, asyncio.Future[int], asyncio.Future[int]]
-"""Of one worker: the loop that waits for it, its process id, its exit code."""
+"""The loop that waits for one worker, its process id, and its exit code."""
 
 
 class SharedForkServer:

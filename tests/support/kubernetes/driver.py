@@ -49,7 +49,7 @@ class Driven:
         asyncio.get_running_loop().call_soon(self.backend.observe, 0.0, event, [])
 
     def take(self, wanted: Wanted) -> None:
-        self.spec, refused = self.spec.taking(wanted)
+        self.spec, refused = self.spec.with_live_values(wanted)
         self.taken.append(self.spec.values)
         if refused:
             self.emit(ev.Refused(refused))

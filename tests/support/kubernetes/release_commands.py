@@ -56,7 +56,7 @@ def says(server: KubernetesApi, phase: str, **more: str) -> None:
 
 
 def data(server: KubernetesApi) -> dict[str, str]:
-    """Of the job's ConfigMap."""
+    """Return the data of the job's ConfigMap."""
     return dict(server.objects["configmaps"]["edl-job"]["data"])
 
 

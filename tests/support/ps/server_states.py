@@ -18,7 +18,7 @@ Content = tuple[Any, ...]
 
 
 def content(server: Server) -> Content:
-    """All that is in a server, bit for bit, whatever the order."""
+    """Return the whole state of a server, bit for bit, in an order of its own."""
     found: list[Any] = [
         server.position().SerializeToString(),
         server.incarnation,

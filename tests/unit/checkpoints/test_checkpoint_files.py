@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checkpoints in a directory: whatever is done to their files, the disk or their writers, whole or none."""
+"""Checkpoints in a directory are read whole or not at all, after any damage to files, disk or writers."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def files_of(store: Store, checkpoint: Checkpoint) -> list[Path]:
 
 
 def newest(store: Store) -> int:
-    """The step of the newest whole one; whatever is passed over is reported."""
+    """The step of the newest whole checkpoint; all that are skipped are reported."""
     said: list[str] = []
     found = store.newest(said.append)
     assert found is not None
@@ -65,7 +65,7 @@ def is_damaged(store: Store) -> bool:
 
 
 def sealed(body: dict[str, Any]) -> bytes:
-    """A manifest that anybody could have made."""
+    """A manifest that any program could have written."""
 
     def text(body: dict[str, Any]) -> bytes:
         return json.dumps(body, sort_keys=True, separators=(",", ":")).encode()

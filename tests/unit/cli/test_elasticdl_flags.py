@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from edl.cli import elasticdl, elasticdl_flags
+from edl.cli import elasticdl, elasticdl_flags, elasticdl_names
 from edl.config import parse, values
 from edl.errors import ConfigError, EdlError
 
@@ -272,7 +272,7 @@ def test_what_cannot_be_honoured_is_refused_with_the_reason(line: str, why: str)
 
 def test_each_known_flag_has_a_rule() -> None:
     """Flags that a command line may have are translated, refused, or said to have no meaning."""
-    for flag in elasticdl_flags.KNOWN:
+    for flag in elasticdl_names.KNOWN:
         try:
             found = elasticdl_flags.parse("train", [*shlex.split(LEAST), f"{flag}=7"])
         except ConfigError:

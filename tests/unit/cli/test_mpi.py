@@ -43,6 +43,6 @@ def test_the_manifest_of_the_page_starts_one_rank_per_pod_with_valid_values() ->
     assert starts["image"] == runs["image"]
     sets, output = (arguments[arguments.index(option) + 1] for option in ("--set", "--output"))
     merged = values.load([], [sets, f"workers={worker['replicas']}"], [], [])
-    assert parse(merged).min_workers < worker["replicas"]  # else --with-ft would be in vain
+    assert parse(merged).min_workers < worker["replicas"]  # else --with-ft would have no effect
     (mount,), (volume,) = runs["volumeMounts"], worker["template"]["spec"]["volumes"]
     assert mount["name"] == volume["name"] and output.startswith(f"{mount['mountPath']}/")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The report's stragglers, parameter servers, and hours of workers: compared with what the job was told."""
+"""The report's stragglers, parameter servers, and hours of workers: compared with the events of the job."""
 
 from __future__ import annotations
 

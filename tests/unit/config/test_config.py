@@ -280,7 +280,7 @@ def test_live_values_may_change_and_the_others_may_not() -> None:
 def test_values_that_do_nothing_any_more_are_accepted_and_change_nothing() -> None:
     for key in REMOVED:
         section, last = key.split(".")
-        for value in (7, None, "x"):  # whatever an older chart allowed
+        for value in (7, None, "x"):  # an older chart allowed all of these
             old = merged(f"{{{section}: {{{last}: {json.dumps(value)}}}}}")
             assert config.parse(old) == config.parse(values.defaults())
             jsonschema.validate(old, SCHEMA)

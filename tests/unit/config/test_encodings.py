@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Paths and texts are UTF-8 in every process of a job, whatever the locale is."""
+"""Paths and texts are UTF-8 in every process of a job, in every locale."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from tests.support.jobs.stories import Story, finish, of, only
 
 
 def a_story(workers: int = 3, **named: Any) -> Story:
-    """Of workers that are in one ring, and never silent."""
+    """A job of workers that are in one ring and never silent."""
     named = {"checkpoint": {"dir": "d", "seconds": 10}, **named}
     story = Story(workers=workers, heartbeatTimeoutSeconds=10**6, joinDelaySeconds=1, **named)
     story.ready(*range(workers))

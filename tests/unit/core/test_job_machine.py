@@ -98,9 +98,9 @@ class Machine:
             if r.generation and self.job.pool.get(worker) is None:  # dead, or given up: its peers notice
                 r.generation, self.broken = NO_RING, True
 
-    def somebody(self, whom: int) -> Replica:
+    def replica(self, pick: int) -> Replica:
         """One of the last six that were made, dead or alive."""
-        return list(self.replicas.values())[-1 - whom % min(len(self.replicas), 6)]
+        return list(self.replicas.values())[-1 - pick % min(len(self.replicas), 6)]
 
     def inside(self) -> list[Replica]:
         return [r for r in self.replicas.values() if self.form and r.generation == self.form.generation]
@@ -116,31 +116,31 @@ class Machine:
 
     # --- what may happen
 
-    def seen(self, whom: int) -> None:
-        self.tell(ev.Seen(self.somebody(whom).id, "pid"))
+    def seen(self, pick: int) -> None:
+        self.tell(ev.Seen(self.replica(pick).id, "pid"))
 
-    def hello(self, whom: int) -> None:
-        self.tell(ev.Hello(self.somebody(whom).id))
+    def hello(self, pick: int) -> None:
+        self.tell(ev.Hello(self.replica(pick).id))
 
-    def ready(self, whom: int) -> None:
+    def ready(self, pick: int) -> None:
         """Each finds the same records, and would have them in blocks of its own size."""
-        self.tell(ev.Ready(self.somebody(whom).id, Layout(self.layout.records, 1 + whom % 3, 64)))
+        self.tell(ev.Ready(self.replica(pick).id, Layout(self.layout.records, 1 + pick % 3, 64)))
 
-    def wrong_data(self, whom: int) -> None:
-        self.tell(ev.Ready(self.somebody(whom).id, Layout(self.layout.records + 1)))
+    def wrong_data(self, pick: int) -> None:
+        self.tell(ev.Ready(self.replica(pick).id, Layout(self.layout.records + 1)))
 
-    def synchronise(self, whom: int) -> None:
+    def synchronise(self, pick: int) -> None:
         """Members take the root's state: all, or only some before it breaks."""
         if not self.whole:
             return
         assert self.form is not None
         root = self.replicas[self.form.root]
         for i, r in enumerate(self.inside()):
-            if not r.up and r.generation and (whom % 4 or whom >> i + 2 & 1):
+            if not r.up and r.generation and (pick % 4 or pick >> i + 2 & 1):
                 r.step, r.has_state, r.up = root.step, True, True
                 self.tell(ev.JoinedRing(r.id, r.generation, r.step))
 
-    def collective(self, whom: int) -> None:
+    def collective(self, pick: int) -> None:
         """A step of all, or the sum after the last one; perhaps they tell how far they are."""
         if not self.stepping:
             return
@@ -159,16 +159,16 @@ class Machine:
         for r in members:
             self.tell(ev.Stepped(r.id, generation, r.step, 0.1, 1, 0.01))
         for i, r in enumerate(members):
-            if r.generation and whom >> i & 1:
+            if r.generation and pick >> i & 1:
                 loss = facts.EpochLoss(self.steps.epoch(max(r.step - 1, 0)), r.step, 0.5)
-                self.tell(ev.Progress(generation, r.step, 0.5, loss, {r.id: 1.0 + whom % 5}))
+                self.tell(ev.Progress(generation, r.step, 0.5, loss, {r.id: 1.0 + pick % 5}))
 
-    def part_of_a_collective(self, whom: int) -> None:
+    def part_of_a_collective(self, pick: int) -> None:
         """The ring breaks in a step: some have it, the others not."""
         if not self.stepping:
             return
         for i, r in enumerate(self.inside()):
-            if whom >> i & 1:
+            if pick >> i & 1:
                 self.commit(r)
         self.broken = True
 
@@ -181,67 +181,67 @@ class Machine:
     def to_train(self, r: Replica) -> bool:
         return not self.steps.ended(r.step, r.epochs)
 
-    def out(self, whom: int) -> None:
+    def out(self, pick: int) -> None:
         """Members leave the ring, if it is broken or they were asked to: all, or one."""
-        for r in self.inside() if whom % 3 else self.inside()[:1]:
+        for r in self.inside() if pick % 3 else self.inside()[:1]:
             if r.generation and (self.broken or (self.leaving and r.up)):
                 generation, r.generation = r.generation, NO_RING
                 digest = "same" if r.has_state and not self.to_train(r) else ""
                 broken = "cut" if self.broken else ""
                 self.tell(ev.LeftRing(r.id, generation, r.step, r.has_state, broken=broken, digest=digest))
 
-    def killed(self, whom: int) -> None:
-        self.tell(ev.Gone(self.somebody(whom).id, signal="SIGKILL"))
+    def killed(self, pick: int) -> None:
+        self.tell(ev.Gone(self.replica(pick).id, signal="SIGKILL"))
 
-    def exits(self, whom: int) -> None:
+    def exits(self, pick: int) -> None:
         ways = ((0, "", False), (1, "", False), (75, "", True), (None, "SIGSEGV", False), (None, "", False))
-        self.tell(ev.Gone(self.somebody(whom).id, *ways[whom // 6 % len(ways)]))
+        self.tell(ev.Gone(self.replica(pick).id, *ways[pick // 6 % len(ways)]))
 
-    def closed(self, whom: int) -> None:
-        self.tell(ev.Closed(self.somebody(whom).id, "its stream ended"))
+    def closed(self, pick: int) -> None:
+        self.tell(ev.Closed(self.replica(pick).id, "its stream ended"))
 
-    def failed(self, whom: int) -> None:
-        self.tell(ev.Failed(self.somebody(whom).id, "ValueError: no", "Traceback"))
+    def failed(self, pick: int) -> None:
+        self.tell(ev.Failed(self.replica(pick).id, "ValueError: no", "Traceback"))
 
-    def leaves(self, whom: int) -> None:
-        self.tell(ev.Leaving(self.somebody(whom).id, "SIGTERM"))
+    def leaves(self, pick: int) -> None:
+        self.tell(ev.Leaving(self.replica(pick).id, "SIGTERM"))
 
-    def finished(self, whom: int) -> None:
-        r = self.somebody(whom) if whom % 2 or self.job.exporter is None else self.replicas[self.job.exporter]
+    def finished(self, pick: int) -> None:
+        r = self.replica(pick) if pick % 2 or self.job.exporter is None else self.replicas[self.job.exporter]
         self.tell(ev.Finished(r.id, {"accuracy": 1.0}, "model.keras"))
 
-    def silence(self, whom: int) -> None:
+    def silence(self, pick: int) -> None:
         """Nothing is heard of a worker any more; or one that is waited for is heard again."""
-        worker = self.somebody(whom).id
+        worker = self.replica(pick).id
         if worker in self.job.silences:
             self.tell(ev.Heard(worker))
         else:
             self.tell(ev.Silent(worker, 3.0), after=3.0)
 
-    def time_passes(self, whom: int) -> None:
+    def time_passes(self, pick: int) -> None:
         """Up to the next deadline, or further."""
-        for _ in range(whom % 4):
+        for _ in range(pick % 4):
             deadline = self.job.next_deadline()
             if deadline is not None:
                 self.tell(ev.Tick(), after=max(deadline - self.now, 0.0))
 
-    def scaled(self, whom: int) -> None:
-        self.tell(ev.Scale(max(self.job.config.min_workers, whom % 6)))
+    def scaled(self, pick: int) -> None:
+        self.tell(ev.Scale(max(self.job.config.min_workers, pick % 6)))
 
-    def other_epochs(self, whom: int) -> None:
+    def other_epochs(self, pick: int) -> None:
         """People change `training.epochs`, once in a while together with `suspend`."""
         job = self.job
-        self.tell(ev.Live(job.target, job.min_size, whom % 16 == 15, 1 + whom // 16 % 4))
+        self.tell(ev.Live(job.target, job.min_size, pick % 16 == 15, 1 + pick // 16 % 4))
 
-    def of_an_old_ring(self, whom: int) -> None:
-        r, old = self.somebody(whom), Generation(max(0, self.job.ring.generation - 1 - whom // 6 % 2))
-        self.tell(ev.LeftRing(r.id, old, r.step + 1, True, broken="late" if whom % 2 else ""))
+    def of_an_old_ring(self, pick: int) -> None:
+        r, old = self.replica(pick), Generation(max(0, self.job.ring.generation - 1 - pick // 6 % 2))
+        self.tell(ev.LeftRing(r.id, old, r.step + 1, True, broken="late" if pick % 2 else ""))
         self.tell(ev.JoinedRing(r.id, old, r.step + 1))
         self.tell(ev.Stepped(r.id, old, r.step + 1, 9.0, 9, 9.0))
         self.tell(ev.Progress(old, r.step + 1))
 
-    def never_heard_of(self, whom: int) -> None:
-        stranger = WorkerId(1000 + whom)
+    def never_heard_of(self, pick: int) -> None:
+        stranger = WorkerId(1000 + pick)
         self.tell(ev.Hello(stranger))
         self.tell(ev.Ready(stranger, self.layout))
         self.tell(ev.Gone(stranger, code=1))
@@ -318,8 +318,8 @@ def test_no_order_of_events_breaks_a_promise(
         machine.tell(ev.Ready(worker, machine.layout))
     machine.synchronise(1)
     machine.collective(0)
-    for what, whom in zip(program[::2], program[1::2], strict=False):
-        WHEEL[what % len(WHEEL)](machine, whom)
+    for what, pick in zip(program[::2], program[1::2], strict=False):
+        WHEEL[what % len(WHEEL)](machine, pick)
         if machine.job.ended:
             break
 
@@ -349,11 +349,11 @@ class JobRules(RuleBasedStateMachine):
 def _as_rule(happening: Callable[[Machine, int], None]) -> object:
     name = happening.__name__
 
-    def body(self: JobRules, whom: int) -> None:
-        happening(self.machine, whom)
+    def body(self: JobRules, pick: int) -> None:
+        happening(self.machine, pick)
 
     body.__name__ = name
-    made = rule(whom=st.integers(0, 255))(body)
+    made = rule(pick=st.integers(0, 255))(body)
     if name in ("collective", "part_of_a_collective"):
         made = precondition(lambda self: self.machine.stepping)(made)
     elif name == "synchronise":

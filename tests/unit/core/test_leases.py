@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The book of leases: what is to do, held and done is everything, whatever happens."""
+"""The book of leases: to do, held and done are together all records, after every event."""
 
 from __future__ import annotations
 

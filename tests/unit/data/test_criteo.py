@@ -86,7 +86,7 @@ def test_it_says_that_it_is_synthetic(capsys: pytest.CaptureFixture[str]) -> Non
     train, test = clicks.data("train"), clicks.data("test")
     assert clicks.data("predict") is None
     said = capsys.readouterr().err
-    assert "synthetic click log: 20,000 records" in said and "not anybody's real data" in said
+    assert "synthetic click log: 20,000 records" in said and "no real data" in said
     assert train is not None and test is not None
     assert (len(train), len(test)) == (20_000, 3333)
     assert not np.array_equal(train.read(0, 100)["ids"], test.read(0, 100)["ids"])

@@ -52,7 +52,7 @@ def test_a_journal_in_segments_is_one_journal(whole_month: Path, capsys: pytest.
     assert told.startswith(
         "exactly once: 10,000 records x 10 epochs in 1,000 steps, 21 rings; 2 workers ended"
     )
-    assert "read here" not in told, "nothing is taken from anybody else"
+    assert "read here" not in told, "nothing is taken from a different job"
     assert replay.main(str(whole_month)) == 0
     assert capsys.readouterr().out == "the same end: Succeeded, 21 generations, step 1000\n"
 
@@ -156,7 +156,7 @@ def less_was_safe(entries: Entries) -> None:
 
 
 def a_holder_more(entries: Entries) -> None:
-    entries[0]["proof"]["holders"].append(1000)
+    entries[0]["proof"]["synced"].append(1000)
 
 
 def test_what_is_not_kept_counts_for_what_comes(month: Path) -> None:
@@ -209,7 +209,7 @@ def test_a_state_that_does_not_follow_from_the_lines_before_it_is_found_out(
 
 
 def test_a_forged_head_ends_in_words_too(month: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Of the oldest segment that is left, so that nothing can be compared with it."""
+    """Damage the oldest segment that is left, so that it can be compared with no other."""
     first = artifacts.journals(month)[-1]
     whole = [json.loads(line) for line in lines_of(first)]
     whole[0]["oldest"] = whole[0]["number"]

@@ -71,7 +71,7 @@ def test_files_are_meant_beside_the_kubeconfig(home: Path) -> None:
 
 
 def plugin(folder: Path, answer: str, **more: Any) -> dict[str, Any]:
-    """The `exec` of a user: it writes down what it was told, and prints the answer."""
+    """The `exec` of a user: it records its input, and prints the answer."""
     path = folder / "plugin"
     path.write_text(
         f"#!/bin/sh\nprintf '%s %s\\n' \"$A\" \"$KUBERNETES_EXEC_INFO\" >>{folder}/told\necho '{answer}'\n"
@@ -87,7 +87,7 @@ CREDENTIAL = '{"kind": "ExecCredential", "status": {"token": "from the plugin"}}
 
 
 async def answered(access: kubeconfig.Access, *statuses: int) -> list[str]:
-    """Whose requests a server saw that answered so."""
+    """Return the headers of the requests that a server with these answers received."""
     seen: list[str] = []
 
     def answer(request: httpx.Request) -> httpx.Response:

@@ -150,19 +150,21 @@ def test_only_another_run_id_starts_another_run(ended: str, change: str) -> None
 
 def test_each_key_of_a_change_is_judged_by_itself() -> None:
     run = spec("workers=2")
-    now, refused = run.taking(spec("workers=3", "suspend=true", "training.seed=9", "logLevel=debug"))
+    now, refused = run.with_live_values(
+        spec("workers=3", "suspend=true", "training.seed=9", "logLevel=debug")
+    )
     assert (now.config.workers, now.config.suspend, now.config.log_level) == (3, True, "debug")
     assert now.config.training.seed == 1
     assert refused.startswith("a running job keeps its values: training.seed 1 -> 9 refused")
     broken = checked({**job_values("workers=3"), "mode": "sideways"})
-    now, refused = run.taking(broken)
+    now, refused = run.with_live_values(broken)
     assert (now.config.workers, now.config.mode) == (3, "auto")
     assert "mode: invalid value" in refused
     wrong = checked({**job_values("training.seed=9"), "workers": "many"})
-    now, refused = run.taking(wrong)
+    now, refused = run.with_live_values(wrong)
     assert now == run and "workers: invalid value" in refused
-    assert run.taking(Invalid("values.json is not valid JSON"))[0] == run
-    assert run.taking(spec("workers=4")) == (spec("workers=4"), "")
+    assert run.with_live_values(Invalid("values.json is not valid JSON"))[0] == run
+    assert run.with_live_values(spec("workers=4")) == (spec("workers=4"), "")
 
 
 def test_the_state_in_the_status_says_which_run_was_requested() -> None:

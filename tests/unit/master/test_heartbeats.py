@@ -24,7 +24,7 @@ RING = Generation(1)
 
 
 def telemetry(*ready: int, at: float = 100.0, load_balancing: str = "none") -> Telemetry:
-    """Of workers that got ready; each may be silent for 4 seconds."""
+    """The heartbeats of ready workers; each may be silent for 4 seconds."""
     overrides = {"elastic": {"heartbeatTimeoutSeconds": 4}, "training": {"loadBalancing": load_balancing}}
     t = Telemetry(config.parse(values.merge(values.defaults(), overrides)))
     for worker in ready:

@@ -21,6 +21,7 @@ from edl.ps.asynchronous.applied_steps import (
     Rules,
     Update,
 )
+from edl.ps.asynchronous.records import EARLIER, applied_from_json, applied_to_json
 from edl.ps.errors import Invalid, Misplaced, Stale
 
 RULES = Rules()
@@ -294,3 +295,26 @@ def test_whatever_is_lost_and_comes_twice_each_step_counts_once_on_every_server(
             machine.apply(index, *applied.drain(30))
         assert machine.rows == [dict.fromkeys(range(30), 1)] * len(machine.servers), f"seed {seed}"
         assert all(applied.step == 30 and not applied.waiting for applied in machine.servers), f"seed {seed}"
+
+
+# --- files
+
+
+def test_files_with_the_keys_of_an_earlier_release_are_read() -> None:
+    applied = AppliedSteps(
+        incarnation="a",
+        version=3,
+        accepted=ranges((0, 4), (6, 7)),
+        rescheduled=ranges((2, 3)),
+        kept=Kept(4, 2, b"ledger"),
+        others=((1, "b"),),
+        generation=5,
+        quiesced=True,
+        assigned_in=4,
+    )
+    written = applied_to_json(applied)
+    assert applied_from_json(written) == applied
+    names = {today: earlier for earlier, today in EARLIER.items()}
+    earlier = {names.get(key, key): value for key, value in written["asynchronous"].items()}
+    assert {"line", "taken", "reopened", "still", "arranged"} <= earlier.keys()
+    assert applied_from_json({"asynchronous": earlier}) == applied

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import grpc
@@ -19,19 +19,6 @@ from edl.trainer.ps_client.calls import ServerAway, ServerRefused, TokenRefused
 from edl.trainer.ring.base import RingBroken
 from tests.support.fakes.parameter_server import FakeServer, Refused
 from tests.support.ps.client_jobs import PLACES, SECONDS, Job
-
-
-@pytest.fixture
-def make() -> Iterator[Callable[..., Job]]:
-    jobs: list[Job] = []
-
-    def one(*of: Any) -> Job:
-        jobs.append(Job(*of))
-        return jobs[-1]
-
-    yield one
-    for job in jobs:
-        job.end()
 
 
 @pytest.mark.parametrize("servers", [1, 3])
@@ -123,7 +110,7 @@ def test_a_cut_ends_the_waiting_for_a_server_that_is_away(make: Callable[..., Jo
     job.client.cut()
     with pytest.raises(RingBroken, match=r"the ring was cut while waiting for parameter server 0 \(.*\)"):
         pulling.result(SECONDS)
-    with pytest.raises(RingBroken):  # and whatever is asked later in this ring
+    with pytest.raises(RingBroken):  # as every later call in this ring
         job.client.pull(0, [np.arange(9)])
 
 

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,19 +18,6 @@ from edl.trainer.ps_client.interrupt import Interrupt
 from edl.trainer.ps_client.link import ServerLink
 from tests.support.fakes.parameter_server import Refused
 from tests.support.ps.client_jobs import SECONDS, Job
-
-
-@pytest.fixture
-def make() -> Iterator[Callable[..., Job]]:
-    jobs: list[Job] = []
-
-    def one(*of: Any) -> Job:
-        jobs.append(Job(*of))
-        return jobs[-1]
-
-    yield one
-    for job in jobs:
-        job.end()
 
 
 def test_servers_take_their_parts_before_the_next_step_and_write_them_beside_it(

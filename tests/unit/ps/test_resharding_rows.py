@@ -255,7 +255,7 @@ def test_who_saves_the_model_is_given_no_rows_by_servers_that_have_gone_over_mea
     saver.follow(TABLES, lambda: job.commit)
     world.grow(2)
     root = job.ring(2)
-    saver.speak_of(root.generation)  # it has heard of the ring, which broke before it was told of the move
+    saver.speak_of(root.generation)  # it has heard of the ring, which broke before it heard of the move
     with pytest.raises(RingBroken, match="the rows are on 2 servers now; expected by the caller: 1 server"):
         saver.all_rows(0)
     with pytest.raises(RingBroken, match="the rows are on 2 servers now; expected by the caller: 1 server"):

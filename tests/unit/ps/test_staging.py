@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which calls count, in whatever order they come: every step is applied once, with all of its gradients, or
+"""Which calls count, in any order of their arrival: every step is applied once, with all of its gradients, or
 not."""
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A fact is written once: whatever is generated from it is fresh."""
+"""A fact is written once: all files that are generated from it are fresh."""
 
 import shutil
 import subprocess

@@ -8,7 +8,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[3]
 LINE = "SPDX-License-Identifier: Apache-2.0"
-SUFFIXES = (".py", ".sh", ".proto")
+SUFFIXES = (".py", ".sh", ".proto", ".tpl", "Dockerfile")
+FOLDERS = ("chart/templates/", "scripts/")
+NO_COMMENTS = (".json", ".md", ".toml", "left-out.txt")
 FOREIGN = "tests/process/jobs/horovod_examples/"  # byte for byte, each with a licence of its own
 
 
@@ -17,7 +19,7 @@ def test_each_source_file_begins_with_its_licence() -> None:
     sources = [
         ROOT / name
         for name in files
-        if name.endswith(SUFFIXES)
+        if (name.endswith(SUFFIXES) or (name.startswith(FOLDERS) and not name.endswith(NO_COMMENTS)))
         and "_pb2" not in name
         and not name.startswith(FOREIGN)
         and (ROOT / name).is_file()

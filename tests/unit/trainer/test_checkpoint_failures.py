@@ -19,17 +19,6 @@ from tests.support.jobs.checkpoint_writers import LAYOUT, Writer, saves, write
 from tests.support.jobs.workers import come_to_sum, ring_of
 
 
-@pytest.fixture
-def pair(tmp_path: Path) -> Iterator[list[Writer]]:
-    """Two in a ring that holds each sum until the test goes on."""
-    workers = [Writer(0, tmp_path), Writer(1, tmp_path)]
-    ring_of(*workers)
-    yield workers
-    for w in workers:
-        w.ring.free()
-        w.stop()
-
-
 class OneServer:
     """A server that goes away so often before its part is written, and comes back unless it does not."""
 

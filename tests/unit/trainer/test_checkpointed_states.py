@@ -1,29 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Digests of the states in a checkpoint, and members whose state counts no longer."""
+"""Digests of the states in a checkpoint, and members whose state is not trusted."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
-
-import pytest
 
 from edl.contract.proto import edl_pb2 as pb
 from edl.trainer.ring.local import InProcessGroup
 from edl.trainer.worker import ReplicaDivergence
 from tests.support.jobs.checkpoint_writers import Writer, write
 from tests.support.jobs.workers import come_to_sum, ring_of
-
-
-@pytest.fixture
-def pair(tmp_path: Path) -> Iterator[list[Writer]]:
-    """Two in a ring that holds each sum until the test goes on."""
-    workers = [Writer(0, tmp_path), Writer(1, tmp_path)]
-    ring_of(*workers)
-    yield workers
-    for w in workers:
-        w.ring.free()
-        w.stop()
 
 
 def states(w: Writer) -> list[bytes]:

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,17 +25,6 @@ from edl.trainer.ring.base import RingSlot
 from tests.support.jobs.checkpoint_writers import LAYOUT, Writer, configured, part_of, saves, write
 from tests.support.jobs.workers import BATCH, POSITIONS, SIZE, come_to_sum, ring_of
 from tests.support.models.counting import AtOnce, CountingLearner, CountingMetrics, Positions
-
-
-@pytest.fixture
-def pair(tmp_path: Path) -> Iterator[list[Writer]]:
-    """Two in a ring that holds each sum until the test goes on."""
-    workers = [Writer(0, tmp_path), Writer(1, tmp_path)]
-    ring_of(*workers)
-    yield workers
-    for w in workers:
-        w.ring.free()
-        w.stop()
 
 
 def test_nothing_is_written_before_it_is_due_and_then_all_begin_after_the_same_step(

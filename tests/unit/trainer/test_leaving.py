@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A worker that is asked to end (SIGTERM) leaves within its grace period, whatever it is waiting for."""
+"""A worker that is asked to end (SIGTERM) leaves within its grace period, out of every wait."""
 
 from __future__ import annotations
 

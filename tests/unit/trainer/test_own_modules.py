@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files of the user replace no module of the product, whatever their names, and user code finds its own."""
+"""Files of the user replace no module of the product, with any name, and user code finds its own."""
 
 from __future__ import annotations
 

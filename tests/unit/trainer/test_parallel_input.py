@@ -41,7 +41,7 @@ MINE = Part.even(0, 1)
 
 
 class Readers:
-    """Parallel records of `tests.support.jobs.numbers_service`, and what was told of them."""
+    """Parallel records of `tests.support.jobs.numbers_service`, and the reports about them."""
 
     def __init__(self, count: int, layout: Layout, seconds: float, **spec: Any):
         self.told: list[str] = []

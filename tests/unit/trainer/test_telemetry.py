@@ -25,7 +25,7 @@ class Teller:
         self.now = 100.0
         self.messages: list[pb.FromWorker] = []
         self.session = Session(0, self.messages.append, Event())
-        self.near: list[float] = []  # when it was told that the end is near
+        self.near: list[float] = []  # times at which the end was reported to be near
         self.report = Telemetry(
             self.session, STEPS, lambda: self.now, near_end=lambda: self.near.append(self.now)
         )

@@ -95,7 +95,7 @@ def test_more_epochs_that_come_too_late_for_one_are_the_next_rings() -> None:
     ring_of(*pair, generation=2, epochs=2, sync=False)
     for w in pair:
         assert w.says("left_ring", 2).step == 6
-        assert w.session.task is None, "what the ring before was told is in the order"
+        assert w.session.task is None, "the order contains the task of the ring before"
         w.stop()
 
 

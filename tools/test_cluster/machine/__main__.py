@@ -170,7 +170,7 @@ def whole() -> bool:
 
 
 def born(pid: int) -> str:
-    """When a process began, which tells it from a later one of the same number; nothing if there is none."""
+    """When a process began, which distinguishes it from a later one of this id; "" without a process."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()[19]
     except OSError:
@@ -199,7 +199,7 @@ def tear_down() -> None:
     if SWITCHES.exists():
         for name, value in json.loads(SWITCHES.read_text()).items():
             Path("/proc/sys", name).write_text(value)
-    if LOGS.exists():  # of the last cluster, for who wonders why
+    if LOGS.exists():  # of the last cluster, to find out what went wrong
         shutil.rmtree(CACHE / "logs", ignore_errors=True)
         shutil.copytree(LOGS, CACHE / "logs")
     shutil.rmtree(STATE, ignore_errors=True)

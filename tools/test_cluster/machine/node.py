@@ -61,7 +61,7 @@ def boot(node: Node) -> None:
 
 
 def cut(node: Node) -> None:
-    """Take the cable out: everything on the node goes on, and reaches nobody."""
+    """Unplug the cable: everything on the node continues, and reaches no other machine."""
     _need_power(node)
     run("ip", "link", "set", node.on_machine, "down")
 
@@ -72,8 +72,8 @@ def join(node: Node) -> None:
 
 
 def part(node: Node, pairs: list[tuple[str, str]]) -> None:
-    """Lose all that these addresses send each other through the node, and nothing else: nobody is told, and
-    connections outlive it. Without pairs, nothing is lost any more.
+    """Drop all packets between these addresses at the node, and no others: no side gets an error, and
+    connections outlive it. Without pairs, no packets are dropped.
 
     An address is a pod's, or the machine's, where the API server and DNS are.
     """
@@ -103,7 +103,7 @@ def power_on(node: Node) -> None:
 
 
 def restore(node: Node) -> None:
-    """On and joined, whatever was done to it."""
+    """Switch the node on and join it to the network, from every state."""
     power_on(node)
     join(node)
 
@@ -125,7 +125,7 @@ def power_off(node: Node) -> None:
     Raises:
         ClusterError: something could not be killed or unmounted.
     """
-    # The cable before anything else: who loses power says goodbye to nobody, and a killed process does.
+    # The cable first: a machine without power closes no connections, but a killed process does.
     run("ip", "link", "set", node.on_machine, "down", ok=False)
     # The kubelet first, or it would start again what is killed.
     kill(lambda: [pid for pid, part in marked().items() if part == f"{node.name}/kubelet"])
@@ -171,7 +171,7 @@ def _processes_of(node: Node) -> list[int]:
 
 
 def _is_dead(pid: int) -> bool:
-    """Whether it has ended, though nobody has asked for its exit code yet (a zombie)."""
+    """Return whether it has ended, also if its exit code was not read yet (a zombie)."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0] in "ZX"
     except OSError:
@@ -182,7 +182,7 @@ def _unmount(directory: Path) -> None:
     """Unmount all under the directory.
 
     Raises:
-        ClusterError: something stayed. Who would delete the directory now might delete what is mounted there.
+        ClusterError: something is still mounted: deleting the directory now might delete its contents.
     """
 
     def mounts() -> list[str]:
@@ -227,7 +227,7 @@ def _plug_in(node: Node) -> None:
         run("nsenter", f"--net=/run/netns/{name}", "sh", "-c", f"echo 1 >/proc/sys/{switch}")
 
 
-# --- its cgroup: its own, since a kubelet removes whatever it finds in its cgroup and does not know
+# --- its cgroup: its own, since a kubelet removes everything in its cgroup that it does not know
 
 
 def _cgroups(node: Node) -> list[Path]:
@@ -253,11 +253,11 @@ def _make_cgroup(node: Node) -> None:
                     (above / "cgroup.subtree_control").write_text(" ".join(f"+{c}" for c in controllers))
                 except OSError as error:
                     raise CannotRun(f"cgroup controllers of {above} cannot be handed on: {error}") from error
-        # Of version 1, an empty cpuset lets nobody in.
+        # In version 1, an empty cpuset accepts no process.
         for name in ("cpuset.cpus", "cpuset.mems"):
             if (cgroup.parent / name).exists() and not (cgroup / name).read_text().strip():
                 (cgroup / name).write_text((cgroup.parent / name).read_text())
-        # Of a busy machine its pods together get as much as NODE_CPUS other processes, and not as one.
+        # On a busy machine, its pods together get as much as NODE_CPUS other processes, and not as one.
         for name, of_one in (("cpu.shares", 1024), ("cpu.weight", 100)):
             if (cgroup / name).exists():
                 (cgroup / name).write_text(str(of_one * NODE_CPUS))
@@ -330,7 +330,7 @@ disabled_plugins = [
   sandbox_image = "localhost/pause:1"
   stream_server_address = "127.0.0.1"
   disable_apparmor = true
-  # Without CAP_SYS_RESOURCE nobody may ask for a better OOM score than his own, and pods would not start.
+  # Without CAP_SYS_RESOURCE, no process may ask for a better OOM score than its own: no pod would start.
   restrict_oom_score_adj = {str(not may_raise).lower()}
   # With all its mounts below the node's folder, they are found when the node goes.
   netns_mounts_under_state_dir = true

@@ -116,7 +116,7 @@ def path(name: str) -> str:
 
 
 def fingerprint() -> str:
-    """Of all programs: a cluster of other programs is another cluster."""
+    """Identify all programs: a cluster of other programs is a different cluster."""
     return hashlib.sha256("\0".join(path(name) for name in PROGRAMS).encode()).hexdigest()[:16]
 
 

@@ -3,7 +3,7 @@
 
 A daemon carries its part's name in EDL_CLUSTER_PART, and what it starts inherits it (containerd's
 shims, network plugins). What runs is what /proc says: a cluster that was only half started, or
-whose starter was killed, is found whole, and no number can by now belong to somebody else.
+whose starter was killed, is found whole, and no process id can belong to an unrelated process.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from .settings import STATE, ClusterError
 
 MARK = "EDL_CLUSTER_PART"
 LOGS = STATE / "logs"
-START_SECONDS = 180  # for what takes a few; but a machine may have other work. What ends is told at once
+START_SECONDS = 180  # a start takes a few; but a machine may have other work. An exit is reported at once
 COMMAND_SECONDS = START_SECONDS + 60  # so that kubectl's own limit, whose message says more, comes first
 
 

@@ -2,7 +2,7 @@
 """Names, addresses and places of the test cluster, each said once.
 
 There is one cluster per machine, since bridges, routes and cgroups belong to the machine: so its
-state has one fixed place, and whoever says `down` finds it. What is built lies in the cache.
+state has one fixed place, where every `down` finds it. What is built lies in the cache.
 """
 
 from __future__ import annotations
@@ -21,9 +21,8 @@ ADMIN = STATE / "admin.conf"
 BIN = STATE / "bin"  # what a person or a test types: kubectl, helm
 
 BRIDGE = "edl0"  # the nodes' network; the machine forwards nothing, so nothing leaves it
-# An address of its own for each machine of this network, for good: a bridge would else take one of
-# its ports', another one when a node goes, and for up to half a minute nobody who knew the old one got
-# through.
+# A fixed MAC address: a bridge would else take that of one of its ports, and a different one when a node
+# is removed. For up to half a minute, machines that knew the old one could not reach it.
 BRIDGE_MAC = "02:ed:00:00:00:01"
 NODE_NET = "10.231.0.0/24"
 HOST = "10.231.0.1"  # where the control plane, DNS and the registry listen
@@ -93,7 +92,7 @@ def node(name: str) -> Node:
     """The node of this name.
 
     Raises:
-        ClusterError: there is none.
+        ClusterError: no range is free.
     """
     for candidate in NODES:
         if candidate.name == name:

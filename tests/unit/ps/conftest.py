@@ -1,0 +1,25 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Fixtures of the tests of parameter servers and their clients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from tests.support.ps.client_jobs import Job
+
+
+@pytest.fixture
+def make() -> Iterator[Callable[..., Job]]:
+    """Create jobs of a client and its servers, which are ended after the test."""
+    jobs: list[Job] = []
+
+    def one(*of: Any) -> Job:
+        jobs.append(Job(*of))
+        return jobs[-1]
+
+    yield one
+    for job in jobs:
+        job.end()
