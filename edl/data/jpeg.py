@@ -29,8 +29,8 @@ def decode(files: Sequence[File]) -> np.ndarray | None:
     """Decode local files to RGB.
 
     Returns:
-        uint8 [n, height, width, 3], read-only. None if TensorFlow is not imported, a file cannot be read or is
-        not an RGB or grey JPEG image, or sizes differ.
+        uint8 [n, height, width, 3], read-only. None if TensorFlow is not imported, a file cannot be read or
+        is not an RGB or grey JPEG image, or sizes differ.
 
     Raises:
         DataError: a file has changed since it was found.

@@ -25,8 +25,8 @@ ABORT_SECONDS = 5.0  # in which a process that hangs writes its stack
 # Variables of a worker that its readers must not see: they are not members of the job.
 OWN = frozenset({"EDL_TOKEN", "EDL_MASTER", "EDL_WORKER_ID", "TF_CONFIG"})
 # Readers compute on one thread each, because they may be as many as there are cores, and on no GPU. Only
-# independent TensorFlow operations, such as those that decode several images, have a thread for each core that a
-# reader has with data.workers=auto.
+# independent TensorFlow operations, such as those that decode several images, have a thread for each core
+# that a reader has with data.workers=auto.
 ENVIRONMENT = {
     "CUDA_VISIBLE_DEVICES": "-1",
     "TF_NUM_INTRAOP_THREADS": "1",
