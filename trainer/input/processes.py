@@ -17,20 +17,17 @@ from typing import Any
 from edl.contract.own_modules import module_command
 from edl.errors import DataError
 from edl.trainer.input.wire import Closed, Packet, pack, receive, send
-from edl.trainer.input.workers import CORES_EACH
 from edl.trainer.runtime.error_report import raise_relayed
 
 STARTS = 3  # of the fork server, for one reader
 ABORT_SECONDS = 5.0  # in which a process that hangs writes its stack
 # Variables of a worker that its readers must not see: they are not members of the job.
 OWN = frozenset({"EDL_TOKEN", "EDL_MASTER", "EDL_WORKER_ID", "TF_CONFIG"})
-# Readers compute on one thread each, because they may be as many as there are cores, and on no GPU. Only
-# independent TensorFlow operations, such as those that decode several images, have a thread for each core
-# that a reader has with data.workers=auto.
+# Readers compute on one thread each, because they are as many as there are cores for them, and on no GPU.
 ENVIRONMENT = {
     "CUDA_VISIBLE_DEVICES": "-1",
     "TF_NUM_INTRAOP_THREADS": "1",
-    "TF_NUM_INTEROP_THREADS": str(CORES_EACH),
+    "TF_NUM_INTEROP_THREADS": "1",
     "OMP_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",
 }

@@ -10,6 +10,7 @@ reader processes, and different ones in each epoch.
 from __future__ import annotations
 
 import contextlib
+import random
 from typing import Any
 
 import keras
@@ -61,7 +62,7 @@ class RecordsService:
                 f"{loaded.name}: {loaded.source(split)} has {found} records in a reader process, and had "
                 f"{count} in its worker; it must return the same records each time"
             )
-        self._seed = mix(seed)
+        self._seed, self._feeds = mix(seed), loaded.feed_of(split) is not None
         self._records = Records(
             reader,
             loaded.feed_of(split),
@@ -107,4 +108,11 @@ class RecordsService:
     def _begin(self, layout: Layout, start: int, part: Part) -> None:
         if layout != self._records.layout:
             self._records.lay_out(layout)
-        keras.utils.set_random_seed(mix(self._seed ^ mix(start) ^ part.rank) % SEEDS)
+        seed = mix(self._seed ^ mix(start) ^ part.rank) % SEEDS
+        if self._feeds:
+            keras.utils.set_random_seed(seed)
+        else:
+            # TensorFlow's seed is for `feed` only. Setting it makes TensorFlow prepare each tf.function, such
+            # as `transform`, again, which can take longer than the batch.
+            random.seed(seed)
+            np.random.seed(seed)
