@@ -19,6 +19,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
+from stat import S_ISDIR
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 from urllib.request import url2pathname
@@ -353,7 +354,7 @@ def _one(name: str) -> File:
     """
     if "://" not in name:
         status = os.stat(name)
-        if Path(name).is_dir():
+        if S_ISDIR(status.st_mode):
             raise IsADirectoryError(f"{name} is a directory")
         return _of_stat(name, status)
     with speaking():
