@@ -2,9 +2,9 @@
 """The records of the user's module in a reader process.
 
 The module is imported again, and `data(split)` called again, as each worker does it: nothing of a reader has
-to be pickled. Before each batch the random numbers of Python, NumPy and TensorFlow are seeded from the job's
-seed, the step and its first record. So an augmentation in `feed` gives the same values for any number of
-reader processes, and different ones in each epoch.
+to be pickled. Before each batch the random numbers of Python, NumPy and, for `feed`, TensorFlow are seeded
+from the job's seed, the step and its first record. So an augmentation in `feed` gives the same values for any
+number of reader processes, and different ones in each epoch.
 """
 
 from __future__ import annotations
