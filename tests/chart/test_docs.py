@@ -139,3 +139,16 @@ def test_the_page_on_data_mounts_a_claim_and_a_directory_and_gives_the_account_o
     [variable] = [v for v in container["env"] if v["name"] == "AWS_SHARED_CREDENTIALS_FILE"]
     assert variable["value"] == f"{mount['mountPath']}/credentials"
     assert {"name": "store", "secret": {"secretName": "store-credentials"}} in file["volumes"]
+
+
+def test_what_the_page_applies_has_no_pod_of_helms_tests(helm: Helm) -> None:
+    [shown] = re.findall(
+        r"^\$ helm template edl \./chart (.*) \| kubectl apply", (CHART / "README.md").read_text(), re.M
+    )
+    flags = shlex.split(shown.replace("-f my-values.yaml", ""))
+
+    def hooks(*flags: str) -> list[str]:
+        made = Rendered(helm("template", "edl", str(CHART), *flags)).objects
+        return [o["kind"] for o in made if "helm.sh/hook" in o["metadata"].get("annotations", {})]
+
+    assert "Pod" in hooks() and "Pod" not in hooks(*flags)

@@ -207,8 +207,9 @@ def test_who_does_not_speak_tls_is_told(job: Release) -> None:
         assert job.namespace.kubectl("exec", worker, "--", "ls", "/etc/edl/tls").split() == ["ca.crt"]
     said = job.upgrade("--set", "tls.existingSecret=", ok=False)
     assert "tls.existingSecret: the job is Training with TLS" in said
-    said = job.upgrade("--set", "fullnameOverride=other", ok=False)
-    assert "the job edl is Training, and would be deleted with its workers" in said
+    for name in ("fullnameOverride", "nameOverride"):
+        said = job.upgrade("--set", f"{name}=other", ok=False)
+        assert "the job edl is Training, and would be deleted with its workers" in said, name
 
 
 def test_the_master_can_make_no_pod_but_its_workers(job: Release) -> None:

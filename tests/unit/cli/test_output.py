@@ -130,3 +130,10 @@ async def test_a_wide_table_says_why_a_worker_is_pending(capsys: pytest.CaptureF
         display.snapshot(JobSnapshot(told, "", ""), wide=wide)
         shown = capsys.readouterr().out
         assert ("exceeded quota: small" in shown) is ("run: a run" in shown) is wide
+
+
+async def test_a_reason_that_is_the_phase_is_printed_once(capsys: pytest.CaptureFixture[str]) -> None:
+    told = await running()
+    for reason, first in (("starting", "Starting"), ("no worker is ready", "Starting, no worker is ready")):
+        display.snapshot(JobSnapshot(told | {"phase": "Starting", "reason": reason}, "", ""))
+        assert capsys.readouterr().out.splitlines()[0].removeprefix("digits: ") == first
