@@ -180,7 +180,7 @@ def images(folder: Path) -> Sides:
 
 
 def image_files(folder: Path, count: int) -> Path:
-    """Write images, of which 1024 differ, and a model file that reads them."""
+    """Write images, at most 1024 different ones, and a model file that reads them."""
     noise = np.random.default_rng(0)
     different = []
     for _ in range(min(count, IMAGES)):
@@ -265,16 +265,16 @@ def waiting(batches: Callable[[int], Iterator[Any]], steps: int) -> float:
 def compared(part: str, sides: Sides, rounds: int) -> list[Row]:
     """Measure all sides in turn."""
     ours, peers, steps = sides
-    everyone: dict[str, Ours | Peer] = {"edl": ours, **peers}
+    sides_by_name: dict[str, Ours | Peer] = {"edl": ours, **peers}
     found: dict[str, dict[str, list[float]]] = {
-        what: {name: [] for name in everyone} for what in ("seconds", "cpu", "waiting")
+        what: {name: [] for name in sides_by_name} for what in ("seconds", "cpu", "waiting")
     }
     try:
-        for side in everyone.values():
+        for side in sides_by_name.values():
             seconds(side, steps)  # opens the files
         for n in range(rounds):
             say(f"{part}: round {n + 1} of {rounds}")
-            for name, side in everyone.items():
+            for name, side in sides_by_name.items():
                 before = cpu_seconds()
                 found["seconds"][name].append(seconds(side, steps))
                 found["cpu"][name].append(cpu_seconds() - before)
