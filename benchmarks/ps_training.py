@@ -272,7 +272,6 @@ def auc(directory: Path, seed: int, disturbed: bool, mode: str) -> float:
         f"training.batchSize={QUALITY_BATCH}",
         "training.epochs=1",
         f"training.seed={seed}",
-        "local.startMethod=fork",
         *hybrid(2, mode),
     ) as job:
         if disturbed:

@@ -7,6 +7,7 @@ slowest tests.
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 from collections import defaultdict
@@ -30,6 +31,12 @@ def pytest_configure(config: pytest.Config) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup
     os.environ.setdefault("EDL_REPORT", "0")  # a test of the report asks for it; it takes seconds of each job
+
+
+def pytest_collection_finish() -> None:
+    """Exclude the objects of imports from garbage collection: TensorFlow's take a fifth of the time."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:

@@ -12,7 +12,6 @@ end, also a process that has a session of its own.
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import selectors
@@ -21,24 +20,16 @@ import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import aiohttp.web  # noqa: F401
-import grpc.aio  # noqa: F401
-
-from edl.config import Config
-from edl.config.types import prepare
 from edl.exit_announcements import Announcement, announce_to
 from edl.full_disk import log_file
 from edl.trainer import __main__ as worker_main
-from edl.trainer.runtime.keras_import import import_keras
+from edl.trainer.preimport import import_all
 from edl.trainer.runtime.termination import become_subreaper, end_children
 
 
 def main() -> None:
     """Fork workers as standard input orders, and report on standard output when they end."""
-    import_keras()
-    for module in ("horovod.tensorflow", "edl.trainer.build"):  # all that a worker needs
-        importlib.import_module(module)
-    prepare(Config)
+    import_all()
     become_subreaper()
     woken, waker = os.pipe()
     os.set_blocking(waker, False)

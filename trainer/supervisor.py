@@ -177,16 +177,10 @@ def main() -> int:
     for number in to_handle(ASKING):
         signal.signal(number, lambda *_: os._exit(WorkerExit.STOPPED))
     become_subreaper()
-    import aiohttp.web  # noqa: F401
-    import grpc.aio  # noqa: F401
-    import horovod.tensorflow  # noqa: F401
-
-    from edl.config import Config
-    from edl.config.types import prepare
     from edl.trainer import __main__ as worker
-    from edl.trainer import build  # noqa: F401  TensorFlow, Keras, and all of the worker
+    from edl.trainer.preimport import import_all
 
-    prepare(Config)
+    import_all()
     arguments: list[str] = []
     # It has no name, and is gone with this process and its workers.
     if os.environ.get("EDL_IN_MEMORY_SNAPSHOT"):

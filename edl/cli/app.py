@@ -11,6 +11,7 @@ data         edl data inspect: what is in files of data
 elasticdl    edl elasticdl: ElasticDL's command line
 history      edl audit, replay: a job's journal
 checkpoint   edl checkpoint: a job's checkpoint now, and the contents of a checkpoint directory
+chaos        edl chaos: a rehearsal of failures on a running job
 completion   edl completion: scripts with which a shell completes commands
 explain      edl explain: the meaning of a value
 report       edl report: pictures of a job
@@ -30,6 +31,7 @@ import typer
 
 import edl
 from edl.cli import (
+    chaos,
     check,
     checkpoint,
     completion,
@@ -92,6 +94,7 @@ app.command("list")(listing.list_jobs)
 app.command()(listing.rm)
 app.command()(report.report)
 app.command()(ui.ui)
+app.command()(chaos.chaos)
 app.command()(explain.explain)
 app.command()(completion.completion)
 app.add_typer(checkpoint.app)

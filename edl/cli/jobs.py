@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +16,7 @@ from edl.errors import ConfigError
 from edl.formatting import how_many
 
 if TYPE_CHECKING:
+    from edl.cli.storm import Fault, Kind
     from edl.journal.audit import Elsewhere
 
 NO_STATUS = "no status from the master yet"
@@ -118,6 +119,23 @@ def unsaved(status: Mapping[str, Any]) -> str:
     )
 
 
+class Faults(Protocol):
+    """The faults that can be inflicted on the workers and servers of a running job.
+
+    Args:
+        kinds: those that are possible where the job runs.
+    """
+
+    kinds: tuple[Kind, ...]
+
+    def inflict(self, fault: Fault, victim: Mapping[str, Any]) -> bool:
+        """Inflict a fault on a worker or a server of the status. False: it is already gone.
+
+        Raises:
+            EdlError: this victim must not be hit, or Kubernetes refuses.
+        """
+
+
 class JobHandle(Protocol):
     """The operations of the commands on a job.
 
@@ -137,6 +155,17 @@ class JobHandle(Protocol):
 
     def wait(self, phase: Phase, seconds: float | None) -> tuple[str, str]:
         """Wait until the job is in that phase, has ended, or the time is up. Return its phase and reason."""
+
+    def until(self, reached: Callable[[dict[str, Any]], bool], seconds: float | None) -> bool:
+        """Wait until the job's status meets a condition. False: the time is up, or the job has ended.
+
+        Args:
+            reached: called with the present status and with each later one.
+            seconds: None: without limit.
+        """
+
+    def faults(self) -> Faults:
+        """Prepare faults for this running job, which must be the user's own."""
 
     def logs(self, source: LogSource, tail: int | None, follow: bool) -> Generator[str, None, None]:
         """Yield the lines of its logs, each with its origin; with `follow`, also new ones until the job ends.

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from typing import Any
 from edl import config
 from edl.cli import latest, received
 from edl.cli.jobs import ENDED, NO_STATUS, JobSnapshot, Journal, LogSource, Phase, stop_failure, unsaved
+from edl.cli.process_faults import ProcessFaults
 from edl.config import values
 from edl.contract import artifacts
 from edl.errors import EdlError
@@ -73,6 +74,14 @@ class Local:
         if deadline is not None and time.monotonic() >= deadline:
             return last
         raise EdlError(f"{self._output}: the master exited without writing {artifacts.SUMMARY}")
+
+    def until(self, reached: Callable[[dict[str, Any]], bool], seconds: float | None) -> bool:
+        return self._summary() is None and any(map(reached, self._client().follow(seconds)))
+
+    def faults(self) -> ProcessFaults:
+        if (summary := self._summary()) is not None:
+            raise EdlError(f"{self._output}: the job has ended: {summary['phase']}")
+        return ProcessFaults(self._output)
 
     def logs(self, source: LogSource, tail: int | None, follow: bool) -> Generator[str, None, None]:
         logs: dict[Path, _Log] = {}

@@ -10,6 +10,7 @@ import signal
 import subprocess
 from collections.abc import Callable, Sequence
 from datetime import datetime
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +47,11 @@ def run_job(
     Args:
         more: additional arguments of the master.
         begun: is called with the master's process once the master listens.
+
+    Raises:
+        EdlError: a Horovod without edl's patches is installed, or `output` cannot be used.
     """
+    _refuse_stock_horovod()
     lock = prepare(output, merged, salvage)
     interrupts = Interrupts()
     process = interrupts.process = _start(output, salvage, lock, detach, more)
@@ -55,6 +60,25 @@ def run_job(
     with contextlib.ExitStack() as until_the_end:
         pages = until_the_end if with_ui else None
         return _attend(display.Screen(), process, output, interrupts, pages, begun)
+
+
+def _refuse_stock_horovod() -> None:
+    """Refuse to run where a Horovod without edl's patches is installed.
+
+    It has the same files as edl-horovod, so whichever of the two came last has overwritten the other's.
+
+    Raises:
+        EdlError: the package `horovod` is installed, and was not compiled by edl.
+    """
+    try:
+        found = version("horovod")
+    except PackageNotFoundError:  # edl-horovod may be
+        return
+    if "+edl." not in found:  # scripts/setup installs 0.28.1+edl.6
+        raise EdlError(
+            f"horovod {found} is installed, which lacks edl's patches and shares its files with edl-horovod; "
+            "remove both (pip uninstall horovod edl-horovod), and install edl again"
+        )
 
 
 def prepare(output: Path, merged: dict[str, Any], salvage: Path | None, may_exist: bool = False) -> int:

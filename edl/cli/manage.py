@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import functools
-import re
 import sys
 from collections.abc import Callable
 from contextlib import closing
@@ -15,23 +14,11 @@ import typer
 
 from edl.cli import display, output
 from edl.cli.jobs import ENDED, JobHandle, LogSource, Phase
-from edl.cli.target import about_a_job
+from edl.cli.target import about_a_job, seconds
 from edl.contract.tokens import for_reading
 from edl.errors import ConfigError
 
 TIMED_OUT = 124  # like the command `timeout`
-
-
-def _seconds(text: str) -> float:
-    """Parse a duration such as 90s, 30m or 2h to seconds; a number without a unit is in seconds.
-
-    Raises:
-        BadParameter: the text is no duration.
-    """
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)([smh]?)", text)
-    if not match:
-        raise typer.BadParameter(f"invalid duration {text!r} (expected e.g. 90s, 30m, 2h)")
-    return float(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[match[2]]
 
 
 def _workers(text: str) -> int | str:
@@ -104,7 +91,7 @@ def wait(
     timeout: Annotated[
         float | None,
         typer.Option(
-            "--timeout", parser=_seconds, metavar="DURATION", help="E.g. 90s, 30m, 2h; default: no limit."
+            "--timeout", parser=seconds, metavar="DURATION", help="E.g. 90s, 30m, 2h; default: no limit."
         ),
     ] = None,
 ) -> None:

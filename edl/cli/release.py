@@ -23,6 +23,7 @@ from lightkube.config.kubeconfig import KubeConfig
 
 from edl.cli import pod_logs, release_model, release_status
 from edl.cli.jobs import ENDED, JobSnapshot, Journal, LogSource, Phase, in_short, unsaved
+from edl.cli.pod_faults import PodFaults
 from edl.cli.release_status import FoundRelease
 from edl.config import unscalable
 from edl.errors import EdlError
@@ -122,6 +123,18 @@ class Release:
         _log("info")  # it continues while the API is unavailable, and logs that
         found = self._loop.run(self._until(lambda now: now.ended or now.phase == phase, seconds))
         return found.phase, found.reason
+
+    def until(self, reached: Callable[[dict[str, Any]], bool], seconds: float | None) -> bool:
+        def met(now: FoundRelease) -> bool:
+            return now.ended or reached(now.report)
+
+        self._found = self._loop.run(self._until(met, seconds))
+        return not self._found.ended and reached(self._found.report)
+
+    def faults(self) -> PodFaults:
+        if self._found.ended:
+            raise EdlError(f"release {self._found.release}: the job has ended: {self._found.phase}")
+        return PodFaults(self._loop, self._api, self._found)
 
     def logs(self, source: LogSource, tail: int | None, follow: bool) -> Generator[str, None, None]:
         path, selector = self._path("pods"), self._found.selector(*source.components)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import re
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -63,6 +64,18 @@ def target(
     from edl.cli.release import connect  # imported late, because the Kubernetes client is slow to import
 
     return connect(release, namespace, kubeconfig, context)
+
+
+def seconds(text: str) -> float:
+    """Parse a duration such as 90s, 30m or 2h to seconds; a number without a unit is in seconds.
+
+    Raises:
+        BadParameter: the text is no duration.
+    """
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([smh]?)", text)
+    if not match:
+        raise typer.BadParameter(f"invalid duration {text!r} (expected e.g. 90s, 30m, 2h)")
+    return float(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[match[2]]
 
 
 def about_a_job(command: Callable[..., None]) -> Callable[..., None]:

@@ -225,7 +225,7 @@ class WorkerProcess(Section):
 class Local(Section):
     """`local`: how `edl run` starts processes on this machine."""
 
-    start_method: Literal["spawn", "fork"]
+    start_method: Literal["fork", "spawn"]
     threads: Count = Field(ge=0)
     gpus_per_worker: GpuShare = Field(json_schema_extra=GPU_SHARE)
 

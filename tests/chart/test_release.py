@@ -1,75 +1,208 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`scripts/release`: the same commit gives the same files, and its wheel works without this tree."""
+"""`scripts/release`: the same commit gives the same files, which are what they say.
+
+A job in an environment that was installed from them: tests/process/jobs/test_pythons.py.
+"""
 
 from __future__ import annotations
 
 import hashlib
+import json
 import os
+import socket
 import subprocess
 import sys
-import sysconfig
+import zipfile
+from collections.abc import Iterator
+from email import message_from_bytes
 from pathlib import Path
+from typing import Any
 
+import cyclonedx.schema
+import jsonschema
 import pytest
+from packaging.utils import parse_wheel_filename
 
 from edl import __version__
-from tests.chart.conftest import ROOT, Helm
+from tests.chart.conftest import CHART, ROOT, Helm
 
-WHEEL, CHART = f"edl_trainer-{__version__}-py3-none-any.whl", f"edl-{__version__}.tgz"
+PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
+# Of the test cluster: the path of the registry's program, which is compiled once.
+REGISTRY = """
+. scripts/dev/lib.sh
+export EDL_CACHE=$cache EDL_QUICK_CACHE=$quick_cache PYTHONPATH=tools/test_cluster:scripts/dev
+"$0" -c "from machine import parts; parts.build('registry'); print(parts.path('registry'))"
+"""
+WHEEL, PACKAGE, SBOM = (
+    f"edl_trainer-{__version__}-py3-none-any.whl",
+    f"edl-{__version__}.tgz",
+    f"edl-{__version__}.cdx.json",
+)
 
 
-def released(folder: Path) -> Path:
-    done = subprocess.run([ROOT / "scripts" / "release", folder], capture_output=True, text=True)
+def released(folder: Path, key: Path) -> Path:
+    command: list[str | Path] = [ROOT / "scripts" / "release", "--python", PYTHON, folder]
+    env = os.environ | {"EDL_SIGNING_KEY": str(key)}
+    done = subprocess.run(command, capture_output=True, text=True, env=env)
     assert done.returncode == 0, done.stderr
     return folder
 
 
 @pytest.fixture(scope="module")
-def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return released(tmp_path_factory.mktemp("release") / "dist")
+def key(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A private key of SSH."""
+    file = tmp_path_factory.mktemp("key") / "key"
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", file], check=True)
+    return file
 
 
-def test_the_same_commit_gives_the_same_files(dist: Path, tmp_path: Path, helm: Helm) -> None:
-    assert {path.name for path in dist.iterdir()} == {WHEEL, CHART, "SHA256SUMS"}
-    again = released(tmp_path / "again")
+@pytest.fixture(scope="module")
+def dist(key: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return released(tmp_path_factory.mktemp("release") / "dist", key)
+
+
+@pytest.fixture(scope="module")
+def horovod(dist: Path) -> Path:
+    """The wheel of edl-horovod."""
+    [wheel] = dist.glob("edl_horovod-*.whl")
+    return wheel
+
+
+def test_the_same_commit_gives_the_same_files(dist: Path, key: Path, horovod: Path, tmp_path: Path) -> None:
+    files = sorted([WHEEL, PACKAGE, SBOM, horovod.name])
+    assert {path.name for path in dist.iterdir()} == {*files, "SHA256SUMS", "SHA256SUMS.sig"}
+    again = released(tmp_path / "again", key)
     for path in dist.iterdir():
         assert path.read_bytes() == (again / path.name).read_bytes(), path.name
-    digests = {name: hashlib.sha256((dist / name).read_bytes()).hexdigest() for name in (CHART, WHEEL)}
-    lines = [f"{digest}  {name}\n" for name, digest in digests.items()]
-    assert (dist / "SHA256SUMS").read_text() == "".join(lines)
-    assert "kind: Deployment" in helm("template", "edl", str(dist / CHART), "--set", "token.value=x")
+    digests = {name: hashlib.sha256((dist / name).read_bytes()).hexdigest() for name in files}
+    sums = {name: digest for digest, name in map(str.split, (dist / "SHA256SUMS").read_text().splitlines())}
+    assert sums == digests
 
 
-def test_the_wheel_works_in_an_environment_without_a_compiler(dist: Path, tmp_path: Path) -> None:
-    home = tmp_path / "environment"
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", home], check=True)
-    python = home / "bin" / "python"
-    pip = [sys.executable, "-m", "pip", "--python", str(python), "--disable-pip-version-check"]
-    offline = ["--no-index", "--find-links", str(dist), "--no-deps", "edl-trainer"]
-    done = subprocess.run([*pip, "install", *offline], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    # Its dependencies are those of this environment: a test loads nothing from an index.
-    code = "import sysconfig; print(sysconfig.get_path('purelib'))"
-    own = subprocess.run([python, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
-    (Path(own) / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
+def test_the_checksums_are_signed(dist: Path, key: Path, tmp_path: Path) -> None:
+    signers = tmp_path / "signers"
+    signers.write_text(f"edl {key.with_suffix('.pub').read_text()}")
+    sums = (dist / "SHA256SUMS").read_bytes()
+    command: list[str | Path] = ["ssh-keygen", "-Y", "verify", "-f", signers]
+    command += ["-I", "edl", "-n", "edl-release", "-s", dist / "SHA256SUMS.sig"]
 
-    def edl(*words: str) -> str:
-        bare = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
-        ran = subprocess.run(
-            [home / "bin" / "edl", *words],
-            cwd=tmp_path,
-            env=bare | {"PATH": str(home / "bin"), "XDG_STATE_HOME": str(tmp_path / "state")},
-            capture_output=True,
-            text=True,
-        )
-        assert ran.returncode == 0, ran.stdout + ran.stderr
-        return ran.stdout
+    def verifies(text: bytes) -> bool:
+        done = subprocess.run(command, input=text, stdout=subprocess.DEVNULL)
+        return done.returncode == 0
 
-    assert "Train a model on this machine" in edl("--help")
-    assert "next: edl run" in edl("new", "mine.py")
-    assert "batchSize: 64" in edl("run", "mine.py", "--batch-size", "64", "--dry-run")
-    code = "import edl; print(edl.__file__)"
-    where = subprocess.run(
-        [python, "-P", "-c", code], capture_output=True, text=True, check=True, cwd=tmp_path
+    assert verifies(sums)
+    assert not verifies(sums + b"\n")
+
+
+def test_a_key_that_cannot_be_read_is_refused_in_words(tmp_path: Path) -> None:
+    env = os.environ | {"EDL_SIGNING_KEY": str(tmp_path / "key")}
+    command = [ROOT / "scripts" / "release", tmp_path / "dist"]
+    done = subprocess.run(command, capture_output=True, text=True, env=env)
+    assert (done.returncode, done.stderr) == (2, f"EDL_SIGNING_KEY: cannot read {tmp_path / 'key'}\n")
+
+
+def test_the_wheel_of_horovod_is_not_mistaken_for_stock_horovod(dist: Path, horovod: Path) -> None:
+    name, version, _, tags = parse_wheel_filename(horovod.name)
+    assert (name, version.is_postrelease) == ("edl-horovod", True)
+    [tag] = tags
+    assert tag.interpreter == f"cp{PYTHON.replace('.', '')}"
+    assert tag.platform.startswith("manylinux_2_")
+
+    def metadata(wheel: Path) -> dict[str, list[str]]:
+        with zipfile.ZipFile(wheel) as archive:
+            [file] = [name for name in archive.namelist() if name.endswith(".dist-info/METADATA")]
+            about = message_from_bytes(archive.read(file))
+        return {key: about.get_all(key, []) for key in about}
+
+    about = metadata(horovod)
+    assert about["Version"] == [str(version)]
+    assert "with edl's patches" in about["Summary"][0]
+    assert any(need.startswith("tensorflow-cpu==") for need in about["Requires-Dist"])
+    assert f"edl-horovod=={version}" in metadata(dist / WHEEL)["Requires-Dist"]
+
+
+def test_horovod_refuses_a_tensorflow_for_which_it_was_not_compiled(horovod: Path, tmp_path: Path) -> None:
+    with zipfile.ZipFile(horovod) as archive:
+        archive.extractall(tmp_path)
+    (tmp_path / "tensorflow").mkdir()
+    (tmp_path / "tensorflow" / "__init__.py").write_text('__version__ = "2.20.0"\n')
+    env = os.environ | {"PYTHONPATH": str(tmp_path)}
+    command = [sys.executable, "-c", "import horovod.tensorflow.keras"]
+    done = subprocess.run(command, capture_output=True, text=True, env=env)
+    assert done.returncode == 1
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith("ImportError: edl-horovod")
+    assert "but TensorFlow 2.20.0 is installed; install the other: pip install tensorflow-cpu==2" in last
+
+
+def test_the_list_of_parts_is_valid_and_names_all_that_is_locked(dist: Path, horovod: Path) -> None:
+    found = json.loads((dist / SBOM).read_text())
+    schema = Path(cyclonedx.schema.__file__).parent / "_res" / "bom-1.6.SNAPSHOT.schema.json"
+    jsonschema.Draft7Validator(without_references(json.loads(schema.read_text()))).validate(found)
+    edl, version = found["metadata"]["component"]["bom-ref"], parse_wheel_filename(horovod.name)[1]
+    assert edl == f"pkg:pypi/edl-trainer@{__version__}"
+    refs = {part["bom-ref"] for part in found["components"]}
+    command: list[str | Path] = [sys.executable, ROOT / "scripts" / "dev" / "requirements", "worker"]
+    lock = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    pins = [line.split()[0].replace("==", "@") for line in lock.splitlines() if "==" in line]
+    assert {f"pkg:pypi/{pin}" for pin in pins} < refs
+    assert not any("pytest" in ref for ref in refs), "tools of development are not part of a release"
+    needs = {entry["ref"]: entry.get("dependsOn", []) for entry in found["dependencies"]}
+    assert f"pkg:pypi/edl-horovod@{version}" in needs[edl]
+    reached, todo = set(), {edl}
+    while todo:
+        reached |= (new := todo)
+        todo = {ref for one in new for ref in needs[one]} - reached
+    assert reached == refs | {edl}
+
+
+def without_references(schema: Any) -> Any:
+    """The schema without its references to other files: of licences and signatures, which no part has."""
+    if isinstance(schema, dict):
+        if not str(schema.get("$ref", "#")).startswith("#"):
+            return {}
+        return {name: without_references(part) for name, part in schema.items()}
+    return [without_references(part) for part in schema] if isinstance(schema, list) else schema
+
+
+@pytest.fixture
+def registry(tmp_path: Path) -> Iterator[str]:
+    """The address of an OCI registry on this machine."""
+    program = subprocess.check_output(["bash", "-c", REGISTRY, sys.executable], cwd=ROOT, text=True).strip()
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    described = {
+        "version": 0.1,
+        "log": {"level": "info"},
+        "storage": {"filesystem": {"rootdirectory": str(tmp_path / "store")}},
+        "http": {"addr": address},
+    }
+    (tmp_path / "registry.json").write_text(json.dumps(described))
+    process = subprocess.Popen(
+        [program, "serve", tmp_path / "registry.json"],
+        env=os.environ | {"OTEL_TRACES_EXPORTER": "none"},
+        stderr=subprocess.PIPE,
+        text=True,
     )
-    assert where.stdout.startswith(str(home)), "the test must not find the edl of this tree"
+    try:
+        assert process.stderr is not None
+        said = []
+        for line in process.stderr:
+            said.append(line)
+            if "listening on" in line:
+                break
+        else:
+            pytest.fail("".join(said))
+        yield address
+    finally:
+        process.terminate()
+        process.communicate()
+
+
+@pytest.mark.timeout(1800)  # the registry is compiled once, which takes minutes
+def test_the_chart_installs_from_a_registry(dist: Path, registry: str, helm: Helm) -> None:
+    place, http = f"oci://{registry}/charts", "--plain-http"
+    helm("push", str(dist / PACKAGE), place, http)
+    flags = ("--set", "token.value=x")
+    pulled = helm("template", "edl", f"{place}/edl", "--version", __version__, http, *flags)
+    assert pulled == helm("template", "edl", str(CHART), *flags)

@@ -256,7 +256,6 @@ def a_job(
             [
                 f"workers={workers}",
                 f"model.module={module}",
-                "local.startMethod=fork",
                 "elastic.heartbeatTimeoutSeconds=2.5",
                 "elastic.gracePeriodSeconds=4",
                 "export.verify=false",  # takes seconds; tests of exported models enable it

@@ -117,6 +117,8 @@ class Batches:
         ready: Callable[[Batch], Batch] = lambda batch: batch,
     ):
         self._source, self._ahead_bytes, self._ready = source, ahead_bytes, ready
+        # Found once: isinstance of a Protocol looks at each of its members, which is too slow for each step.
+        self._parallel = source if isinstance(source, ParallelSource) else None
         self._reading = reading or ThreadPoolExecutor(1, thread_name_prefix="read")
         self.steps = Steps(source.layout.records, batch)
         self._part = Part.even(0, 1)
@@ -166,7 +168,7 @@ class Batches:
         self.begin(step)
         batch = self._read[0][1].result()
         size = batch.nbytes if batch else 0
-        least = self._source.count if isinstance(self._source, ParallelSource) else 1
+        least = 1 if self._parallel is None else self._parallel.count
         most = min(max(int(self._ahead_bytes // max(size, 1)), least), MOST_AHEAD)
         while len(self._read) <= most and (following := self._read[-1][0] + 1) < end:
             self._submit(following)
@@ -198,8 +200,8 @@ class Batches:
     def _begun(self, step: int) -> Future[Batch | None]:
         part = self._then[1] if self._then is not None and step >= self._then[0] else self._part
         positions = self.steps.positions(step)
-        if isinstance(self._source, ParallelSource):
-            return self._source.submit(*positions, part, self._ready)
+        if self._parallel is not None:
+            return self._parallel.submit(*positions, part, self._ready)
         return self._reading.submit(self._read_one, *positions, part)
 
     def _read_one(self, start: int, stop: int, part: Part) -> Batch | None:

@@ -53,6 +53,7 @@ class Records:
     ):
         self._transform = transform
         self._reader, self._watch, self._feed, self._name = reader, watch, feed, name
+        # Found once: isinstance of a Protocol looks at each of its members, which is too slow for each batch.
         self._random_access = reader if isinstance(reader, RandomAccess) else None
         self._seed, self._shuffle, self._lenient = seed, shuffle, lenient
         # By shard: its present block, as (number, records, their arrays).

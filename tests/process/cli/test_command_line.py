@@ -208,7 +208,7 @@ def test_on_a_terminal_it_draws_a_bar_and_a_table() -> None:
             "--output",
             "job",
             "--set",
-            "local.startMethod=fork,workers=2,training.epochs=3,export.verify=false",
+            "local.startMethod=spawn,workers=2,training.epochs=3,export.verify=false",
         ],
         stdin=follower,
         stdout=follower,

@@ -55,7 +55,7 @@ def test_a_detached_job_goes_on_and_no_proxy_is_in_its_way(monkeypatch: pytest.M
         monkeypatch.setenv(name, value)
     for name in ("no_proxy", "NO_PROXY"):
         monkeypatch.delenv(name, raising=False)
-    sets = "--set=local.startMethod=fork,workers=2,training.epochs=100000000"
+    sets = "--set=workers=2,training.epochs=100000000"
     begun = edl("run", "counting", sets, "--output", "job", "--detach", check=True)
     assert begun.stdout == (
         "the job has begun and goes on by itself; its output directory is job\n"
@@ -96,7 +96,7 @@ def test_a_job_ends_when_nobody_reads_what_edl_run_says() -> None:
     errors = Path("errors")
     with open(errors, "wb") as log:
         job = subprocess.Popen(
-            [*EDL, "run", *LONG, "--output", "job"], stdout=subprocess.PIPE, stderr=log, text=True
+            [*EDL, "run", "counting", *LONG, "--output", "job"], stdout=subprocess.PIPE, stderr=log, text=True
         )
     assert job.stdout is not None
     assert job.stdout.readline()  # `| head -1`
@@ -111,7 +111,10 @@ def test_a_job_ends_when_nobody_reads_what_edl_run_says() -> None:
 @pytest.mark.parametrize("seconds", [0.0, 0.5, 1.2])
 def test_ctrl_c_in_the_first_second_is_quiet(seconds: float) -> None:
     job = subprocess.Popen(
-        [*EDL, "run", *LONG, "--output", "job"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [*EDL, "run", "counting", *LONG, "--output", "job"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
     )
     maps = Path(f"/proc/{job.pid}/maps")
     while "cygrpc" not in maps.read_text():  # it imports what it needs

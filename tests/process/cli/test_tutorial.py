@@ -19,7 +19,7 @@ import pytest
 
 ROOT = Path(__file__).parents[3]
 # Workers that are forked start sooner; nothing else differs. A busy machine delays heartbeats.
-SETS = ["--set", "local.startMethod=fork,elastic.heartbeatTimeoutSeconds=60"]
+SETS = ["--set", "elastic.heartbeatTimeoutSeconds=60"]
 
 
 class Page:

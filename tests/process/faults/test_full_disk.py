@@ -75,7 +75,7 @@ def test_without_room_everything_is_salvaged_and_the_words_say_where(
         "EDL_COUNTING_RECORDS": str(RECORDS),
         "XDG_STATE_HOME": str(tmp_path / "state"),
     }
-    sets = "workers=2,local.startMethod=fork,training.epochs=1,elastic.diskFullTimeoutSeconds=1"
+    sets = "workers=2,training.epochs=1,elastic.diskFullTimeoutSeconds=1"
     job = subprocess.Popen(
         [
             *EDL,

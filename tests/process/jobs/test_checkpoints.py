@@ -200,7 +200,7 @@ def test_a_job_is_resumed_after_a_stop_and_after_a_kill_of_everything_with_other
     jobs, where = Jobs(tmp_path), tmp_path / "checkpoints"
     jobs.idle(True)
     model = str(ROOT / "tests" / "models" / "counting_faulty.py")
-    sets = f"workers=3,training.epochs=2,local.startMethod=fork,checkpoint.dir={where},checkpoint.seconds=0"
+    sets = f"workers=3,training.epochs=2,checkpoint.dir={where},checkpoint.seconds=0"
     with jobs.run(model, "--set", sets) as (job, first):
         read_until(job, "ring 0 -> ")
         assert "a checkpoint is written to" in jobs.command("checkpoint", "create", str(first)).stdout
@@ -255,7 +255,7 @@ def test_a_job_is_resumed_after_a_stop_and_after_a_kill_of_everything_with_other
     assert check_weights(fourth / artifacts.MODEL, RECORDS, 3) == ""
 
     # A training of its own begins with these weights: they say how often each record is in them, in all.
-    begins = f"workers=2,training.epochs=1,training.seed=9,local.startMethod=fork,initFrom.path={where}"
+    begins = f"workers=2,training.epochs=1,training.seed=9,initFrom.path={where}"
     with jobs.run(model, "--set", begins) as (job, fifth):
         assert job.stdout is not None
         said = job.stdout.read()

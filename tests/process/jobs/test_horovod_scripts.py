@@ -21,7 +21,7 @@ from tests.support.jobs.evidence import check_weights
 SCRIPTS = Path(__file__).parents[2] / "models"
 EXAMPLES = Path(__file__).with_name("horovod_examples")
 # A busy machine may keep a worker from sending heartbeats for seconds.
-SETTINGS = "local.startMethod=fork,elastic.heartbeatTimeoutSeconds=60"
+SETTINGS = "elastic.heartbeatTimeoutSeconds=60"
 EDL = str(Path(sys.executable).with_name("edl"))
 
 

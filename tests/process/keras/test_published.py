@@ -21,7 +21,7 @@ from tests.process.keras.rings import Case, assert_same
 
 EXAMPLES = sorted((Path(__file__).parents[3] / "examples").glob("*/*.py"))
 EDL = str(Path(sys.executable).with_name("edl"))
-SETS = "workers=2,minWorkers=2,local.startMethod=fork,local.threads=1"
+SETS = "workers=2,minWorkers=2,local.threads=1"
 STEPS = "training.epochs=2,training.batchSize=16"
 SECONDS = 170
 AT_ONCE = 2  # jobs: starting up is most of their time, and does not use two cores

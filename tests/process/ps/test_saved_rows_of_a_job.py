@@ -26,7 +26,6 @@ def ends(jobs: Jobs, *sets: str) -> tuple[str, Path]:
     said = (
         "training.epochs=1",
         "training.batchSize=100",
-        "local.startMethod=fork",
         "export.verify=false",
         *sets,
     )

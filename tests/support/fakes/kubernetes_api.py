@@ -87,6 +87,8 @@ class KubernetesApi(KubernetesCluster):
         for part in ("log", "exec"):
             path = f"/api/v1/namespaces/{NAMESPACE}/{{resource:pods}}/{{name}}/{part}"
             app.router.add_get(path, self._handle)
+        path = f"/api/v1/namespaces/{NAMESPACE}/{{resource:pods}}/{{name}}/eviction"
+        app.router.add_post(path, self._handle)
         path = f"/apis/apps/v1/namespaces/{NAMESPACE}/{{resource:statefulsets}}/{{name}}/scale"
         app.router.add_route("*", path, self._handle)
         self._runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
@@ -138,7 +140,7 @@ class KubernetesApi(KubernetesCluster):
     async def _handle(self, http: web.Request) -> web.StreamResponse:
         resource, name = http.match_info["resource"], http.match_info.get("name", "")
         verb = {"GET": "get" if name else "list", "POST": "create"}.get(http.method, http.method.lower())
-        if http.path.endswith(("/log", "/exec")):
+        if http.path.endswith(("/log", "/exec", "/eviction")):
             verb = http.path.rpartition("/")[2]
         if verb == "list" and http.query.get("watch") == "true":
             verb = "watch"
@@ -196,6 +198,10 @@ class KubernetesApi(KubernetesCluster):
         if verb == "patch":
             assert http.content_type == "application/merge-patch+json"
             return web.json_response(self.put(resource, _merged(copy.deepcopy(thing), said)))
+        if verb == "eviction":
+            assert said["kind"] == "Eviction" and said["metadata"]["name"] == name
+            self.delete_pod(name)
+            return web.json_response(said, status=201)
         assert verb == "delete"
         running = thing.get("status", {}).get("containerStatuses", [{}])[0].get("state", {}).get("running")
         if resource != "pods" or running is None or said.get("gracePeriodSeconds") == 0:

@@ -17,7 +17,7 @@ from edl.contract import artifacts
 
 ROOT = Path(__file__).parents[3]
 EDL = [str(Path(sys.executable).with_name("edl"))]
-LONG = ["counting", "--set", "local.startMethod=fork,workers=2,training.epochs=1000"]
+LONG = ["--set", "workers=2,training.epochs=1000"]
 
 
 def edl(*arguments: str, check: bool = False, **options: Any) -> subprocess.CompletedProcess[str]:
@@ -27,10 +27,10 @@ def edl(*arguments: str, check: bool = False, **options: Any) -> subprocess.Comp
 
 
 @contextlib.contextmanager
-def a_long_job(*sets: str) -> Iterator[tuple[subprocess.Popen[str], Path]]:
+def a_long_job(*sets: str, model: str = "counting") -> Iterator[tuple[subprocess.Popen[str], Path]]:
     """`edl run` of a job that does not end by itself, once its ring trains."""
     job = subprocess.Popen(
-        [*EDL, "run", *LONG, *[f"--set={s}" for s in sets], "--output", "job"],
+        [*EDL, "run", model, *LONG, *[f"--set={s}" for s in sets], "--output", "job"],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

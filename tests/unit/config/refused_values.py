@@ -51,7 +51,7 @@ elastic: {startupTimeoutSeconds: 0} | elastic.startupTimeoutSeconds | more than 
 elastic: {gracePeriodSeconds: soon} | elastic.gracePeriodSeconds | a number
 elastic: {maxFailures: -1} | elastic.maxFailures | at least 0
 logLevel: loud | logLevel | debug, info, warning, error
-local: {startMethod: thread} | local.startMethod | spawn, fork
+local: {startMethod: thread} | local.startMethod | fork, spawn
 local: {gpusPerWorker: 2} | local.gpusPerWorker | auto, or a number from 0 to 1
 local: {gpusPerWorker: -0.5} | local.gpusPerWorker | auto, or a number from 0 to 1
 local: {gpusPerWorker: '1.5'} | local.gpusPerWorker | auto, or a number from 0 to 1

@@ -270,7 +270,7 @@ def test_the_schema_and_the_types_accept_the_same(changes: dict[str, Any]) -> No
 def test_live_values_may_change_and_the_others_may_not() -> None:
     old = config.parse(values.defaults())
     new = config.parse(
-        merged("{workers: 2, logLevel: debug, training: {epochs: 3}, local: {startMethod: fork}}")
+        merged("{workers: 2, logLevel: debug, training: {epochs: 3}, local: {startMethod: spawn}}")
     )
     assert config.frozen_changes(old, new) == ["local.startMethod"]
     other = config.parse(merged("{training: {epochs: 3, batchSize: 64, loadBalancing: speed}}"))

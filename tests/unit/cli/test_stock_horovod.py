@@ -1,0 +1,22 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A job is refused where a Horovod without edl's patches is installed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from edl.cli.local_job import run_job
+from edl.errors import EdlError
+
+
+def test_a_job_beside_stock_horovod_is_refused_in_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (installed := tmp_path / "site" / "horovod-0.28.1.dist-info").mkdir(parents=True)
+    (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: horovod\nVersion: 0.28.1\n")
+    monkeypatch.syspath_prepend(tmp_path / "site")
+    with pytest.raises(EdlError, match=r"horovod 0\.28\.1 is installed, .*pip uninstall horovod edl-horovod"):
+        run_job(tmp_path / "job", {})
+    assert not (tmp_path / "job").exists()
