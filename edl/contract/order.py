@@ -35,7 +35,7 @@ import numpy as np
 
 from edl.contract.layout import WHOLE, Layout, Part
 
-WINDOW, MOST_WINDOWS = 1024, 4  # places that are looked up together; number of such windows in the cache
+WINDOW, MOST_WINDOWS = 16384, 4  # places that are looked up together; number of such windows in the cache
 GOLDEN = (5**0.5 - 1) / 2
 _ROUNDS = 6
 _GOLDEN_64 = 0x9E3779B97F4A7C15
@@ -131,7 +131,7 @@ class Order:
     def _window(self, epoch: int, number: int) -> Found:
         """Compute `_at` for the places of one window of an epoch. The last few windows are cached.
 
-        NumPy takes as long for a few records as for some hundreds, and a step may have only a few.
+        NumPy takes as long for a few records as for some thousands, and a step may have only a few.
         """
         if (kept := self._windows.get((epoch, number))) is not None:
             return kept

@@ -19,6 +19,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
+from stat import S_ISDIR
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 from urllib.request import url2pathname
@@ -74,13 +75,13 @@ class File:
             opened = _Local(self) if self.is_local else _Remote(self)
             yield opened
         except OSError as error:
-            self._refuse_changed(what)  # the likely cause of a failed read
+            self.refuse_changed(what)  # the likely cause of a failed read
             raise DataError(f"{self._named(what)}: cannot be read: {_reason(error)}") from error
         except Exception:
-            self._refuse_changed(what)
+            self.refuse_changed(what)
             raise
         else:
-            self._refuse_changed(what, opened)
+            self.refuse_changed(what, opened)
         finally:
             if opened is not None:
                 opened.close()
@@ -94,7 +95,18 @@ class File:
         with self.open(what) as file:
             return file.read_at(start, stop)
 
-    def _refuse_changed(self, what: str, opened: Opened | None = None) -> None:
+    def refuse_changed(self, what: str = "", opened: Opened | None = None) -> None:
+        """Compare the version of the file with the one that was found when the job began.
+
+        Args:
+            what: see `open`.
+            opened: this file, if it is open; otherwise a failure to look it up is ignored, because the caller
+                reports its own error.
+
+        Raises:
+            DataError: the file has changed.
+            OSError: `opened` cannot be looked up.
+        """
         try:
             found = opened.current() if opened is not None else _one(self.name)
         except FileNotFoundError:
@@ -342,7 +354,7 @@ def _one(name: str) -> File:
     """
     if "://" not in name:
         status = os.stat(name)
-        if Path(name).is_dir():
+        if S_ISDIR(status.st_mode):
             raise IsADirectoryError(f"{name} is a directory")
         return _of_stat(name, status)
     with speaking():

@@ -48,6 +48,7 @@ class Parquet:
             raise DataError(f"{self.path}: cannot be read as Parquet: {error}") from error
         sizes = [self._metadata.row_group(n).num_rows for n in range(self._metadata.num_row_groups)]
         self._ends = np.cumsum(sizes, dtype=np.int64)
+        self.records_per_read = max(sizes, default=1) or 1  # a row group is decoded as a whole
         self.schema = self._metadata.schema.to_arrow_schema()
         self.names = list(self.schema.names)
         self._wanted = Wanted(self.path, dtype or {}, fill or {})
@@ -167,12 +168,14 @@ def parquet(
     first = opened(0)
     records: Reader = first
     if len(files) > 1:
-        expected, counts = _kinds(first, kept, types), [len(first)]
+        expected, counts, together = _kinds(first, kept, types), [len(first)], first.records_per_read
         for nth in range(1, len(files)):
             other = opened(nth)
             same_columns(expected, _kinds(other, kept, types), other.path, first.path)
             counts.append(len(other))
-        records = Joined(counts, opened.read, names=[file.name for file in files])
+            together = max(together, other.records_per_read)
+        names = [file.name for file in files]
+        records = Joined(counts, opened.read, records_per_read=together, names=names)
     return with_roles(records, features, label, weight, first.path)
 
 

@@ -2,14 +2,15 @@
 """The records of the user's module in a reader process.
 
 The module is imported again, and `data(split)` called again, as each worker does it: nothing of a reader has
-to be pickled. Before each batch the random numbers of Python, NumPy and TensorFlow are seeded from the job's
-seed, the step and its first record. So an augmentation in `feed` gives the same values for any number of
-reader processes, and different ones in each epoch.
+to be pickled. Before each batch the random numbers of Python, NumPy and, for `feed`, TensorFlow are seeded
+from the job's seed, the step and its first record. So an augmentation in `feed` gives the same values for any
+number of reader processes, and different ones in each epoch.
 """
 
 from __future__ import annotations
 
 import contextlib
+import random
 from typing import Any
 
 import keras
@@ -61,7 +62,7 @@ class RecordsService:
                 f"{loaded.name}: {loaded.source(split)} has {found} records in a reader process, and had "
                 f"{count} in its worker; it must return the same records each time"
             )
-        self._seed = mix(seed)
+        self._seed, self._feeds = mix(seed), loaded.feed_of(split) is not None
         self._records = Records(
             reader,
             loaded.feed_of(split),
@@ -107,4 +108,11 @@ class RecordsService:
     def _begin(self, layout: Layout, start: int, part: Part) -> None:
         if layout != self._records.layout:
             self._records.lay_out(layout)
-        keras.utils.set_random_seed(mix(self._seed ^ mix(start) ^ part.rank) % SEEDS)
+        seed = mix(self._seed ^ mix(start) ^ part.rank) % SEEDS
+        if self._feeds:
+            keras.utils.set_random_seed(seed)
+        else:
+            # TensorFlow's seed is for `feed` only. Setting it makes TensorFlow prepare each tf.function, such
+            # as `transform`, again, which can take longer than the batch.
+            random.seed(seed)
+            np.random.seed(seed)

@@ -56,7 +56,8 @@ class Records:
         # Found once: isinstance of a Protocol looks at each of its members, which is too slow for each batch.
         self._random_access = reader if isinstance(reader, RandomAccess) else None
         self._seed, self._shuffle, self._lenient = seed, shuffle, lenient
-        self._open: dict[int, tuple[int, Any]] = {}  # by shard: its present block, as (number, records)
+        # By shard: its present block, as (number, records, their arrays).
+        self._open: dict[int, tuple[int, Any, list[np.ndarray]]] = {}
         self._part = Part.even(0, 1)
         self.lay_out(Layout(len(reader)))
 
@@ -278,19 +279,25 @@ class Records:
         """The records at `indices`, out of their blocks. The last block of each shard stays open."""
         size = self._order.layout.block
         blocks = indices // size
-        _, firsts, which = np.unique(blocks, return_index=True, return_inverse=True)
-        parts, grouped = [], np.argsort(which, kind="stable")
-        for first in np.sort(firsts).tolist():  # as the shards go on
-            number, shard = int(blocks[first]), int(shards[first])
+        numbers, firsts, which = np.unique(blocks, return_index=True, return_inverse=True)
+        grouped = np.argsort(which, kind="stable")
+        within = np.split(indices[grouped] % size, np.cumsum(np.bincount(which))[:-1])
+        picked: list[list[np.ndarray]] = [[] for _ in numbers]  # by block, in the order of `numbers`
+        records: Any = None
+        for nth in np.argsort(firsts).tolist():  # as the shards go on
+            number, shard = int(numbers[nth]), int(shards[firsts[nth]])
             if shard not in self._open or self._open[shard][0] != number:
                 start = number * size
-                self._open[shard] = number, self._read(start, min(start + size, self._order.layout.records))
-            records, within = self._open[shard][1], indices[blocks == number] - number * size
-            parts.append((number, keras.tree.map_structure(lambda a, i=within: np.asarray(a)[i], records)))
-        parts.sort(key=lambda part: part[0])  # as they are grouped
+                read = self._read(start, min(start + size, self._order.layout.records))
+                if self._open:
+                    keras.tree.assert_same_structure(next(iter(self._open.values()))[1], read)
+                self._open[shard] = number, read, list(map(np.asarray, keras.tree.flatten(read)))
+            _, records, arrays = self._open[shard]
+            picked[nth] = [array[within[nth]] for array in arrays]
         back = np.argsort(grouped)
-        whole = lambda *arrays: self._whole(*arrays)[back]  # noqa: E731
-        return keras.tree.map_structure(whole, *(records for _, records in parts))
+        return keras.tree.pack_sequence_as(
+            records, [self._whole(*arrays)[back] for arrays in zip(*picked, strict=True)]
+        )
 
     def _whole(self, *arrays: Any) -> np.ndarray:
         """The arrays of several reads as one.

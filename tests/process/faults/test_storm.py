@@ -59,7 +59,17 @@ def of_servers_that_have_all_weights() -> None:
     )
 
 
-STORMS = of_steps_with_several_sums, of_workers_and_servers, of_servers_that_have_all_weights
+def of_workers_and_their_readers() -> None:
+    """Processes that read TFRecord files are killed, too, and the process that they are forked from."""
+    storm("--workers", "3", "--model", "counting_tfrecord.py", "--set", "data.workers=2")
+
+
+STORMS = (
+    of_steps_with_several_sums,
+    of_workers_and_servers,
+    of_servers_that_have_all_weights,
+    of_workers_and_their_readers,
+)
 
 
 @pytest.mark.timeout(400)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,11 @@ import fsspec
 import numpy as np
 import pandas
 import pytest
+import tensorflow as tf
 from PIL import Image
 
 import edl
+from edl.data import image_files
 from edl.errors import DataError
 
 
@@ -94,3 +97,60 @@ def test_a_bad_image_is_named(pictures: Path) -> None:
     (pictures / "alone.png").write_bytes((pictures / "cat" / "png.png").read_bytes())
     with pytest.raises(DataError, match=r"alone\.png: is in no folder of a class"):
         edl.images(pictures)
+
+
+def jpegs(folder: Path, mode: str, **options: Any) -> Any:
+    """Write as many JPEG files as TensorFlow decodes together, and return their reader."""
+    chance = np.random.default_rng(5)
+    for nth in range(image_files.FEW):
+        small = Image.fromarray(chance.integers(0, 256, (9, 7, 3), np.uint8))
+        small.resize((83, 61)).convert(mode).save(folder / f"{nth}.jpg", quality=20 + 10 * nth, **options)
+    return edl.images(folder)
+
+
+def by_pillow(folder: Path) -> list[np.ndarray]:
+    return [np.asarray(Image.open(path).convert("RGB")) for path in sorted(folder.glob("*.jpg"))]
+
+
+@pytest.mark.parametrize(
+    ("mode", "options"),
+    [
+        ("RGB", {"subsampling": "4:2:0"}),
+        ("RGB", {"subsampling": "4:2:2"}),
+        ("RGB", {"subsampling": "4:4:4"}),
+        ("RGB", {"progressive": True}),
+        ("L", {}),
+    ],
+)
+def test_tensorflow_decodes_jpeg_files_to_the_values_of_pillow(
+    mode: str, options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert tf.__version__  # the process has imported it
+    reader = jpegs(tmp_path, mode, **options)
+    with monkeypatch.context() as context:
+        context.setattr(Image, "open", lambda *_: pytest.fail("Pillow was asked"))
+        decoded = reader.take(np.arange(image_files.FEW)[::-1])
+    assert np.array_equal(decoded[::-1], by_pillow(tmp_path))
+
+
+def test_what_tensorflow_could_decode_differently_is_left_to_pillow(tmp_path: Path) -> None:
+    reader = jpegs(tmp_path, "RGB")
+    Image.open(tmp_path / "3.jpg").convert("CMYK").save(tmp_path / "3.jpg")
+    Image.open(tmp_path / "5.jpg").save(tmp_path / "5.jpg", format="png")
+    with pytest.raises(DataError, match=r"3\.jpg: the file was changed or replaced since the job began"):
+        reader.read(0, len(reader))
+    assert np.array_equal(edl.images(tmp_path).read(0, len(reader)), by_pillow(tmp_path))
+    data = (tmp_path / "6.jpg").read_bytes()
+    (tmp_path / "6.jpg").write_bytes(data[: len(data) // 2])
+    with pytest.raises(DataError, match=r"6\.jpg: cannot be decoded as an image: image file is truncated"):
+        edl.images(tmp_path).read(0, len(reader))
+
+
+def test_jpeg_files_that_change_while_tensorflow_reads_them_are_refused(tmp_path: Path) -> None:
+    reader = jpegs(tmp_path, "RGB")
+    os.utime(tmp_path / "2.jpg", (1, 1))
+    with pytest.raises(DataError, match=r"2\.jpg: the file was changed .* another time of change"):
+        reader.read(0, len(reader))
+    (tmp_path / "2.jpg").unlink()
+    with pytest.raises(DataError, match=r"2\.jpg: the file has been removed since the job began"):
+        reader.read(0, len(reader))

@@ -14,9 +14,11 @@ import pytest
 from pyarrow import parquet as pa_parquet
 
 import edl
+from edl.contract.layout import Part
 from edl.data.files import find
 from edl.data.lines import EVERY, Lines
 from edl.errors import DataError
+from edl.trainer.model.records import Records
 
 RECORDS = 3 * EVERY + 17
 
@@ -190,6 +192,35 @@ def test_a_parquet_file_is_a_dict_of_its_columns(tmp_path: Path) -> None:
     assert list(edl.parquet(tmp_path / "t.parquet", ["x"]).read(0, 1)) == ["x"]
     with pytest.raises(DataError, match="column 'y' is missing; there are x, text, vector"):
         edl.parquet(tmp_path / "t.parquet", ["y"])
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_the_workers_of_a_ring_decode_each_row_group_once_in_an_epoch(
+    ranks: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    groups, size, step = 100, 50, 40
+    for name in ("a", "b"):
+        table = pyarrow.table({"x": np.arange(groups * size), "y": np.zeros(groups * size)})
+        pa_parquet.write_table(table, tmp_path / f"{name}.parquet", row_group_size=size)
+    decode, decoded = pa_parquet.ParquetFile.read_row_group, []
+
+    def counted(self: Any, group: int, **options: Any) -> Any:
+        decoded.append(group)
+        return decode(self, group, **options)
+
+    ring = []
+    for _ in range(ranks):
+        ring.append(Records(edl.parquet(tmp_path, label="y"), None, "mine", seed=3, shuffle=True))
+        ring[-1].fit(1 << 20, ranks)
+    monkeypatch.setattr(pa_parquet.ParquetFile, "read_row_group", counted)
+    read: list[int] = []
+    for rank, records in enumerate(ring):
+        for start in range(0, 2 * groups * size, step):
+            batch = records.batch(start, start + step, Part.even(rank, ranks))
+            read += batch.indices.tolist() if batch else []
+    assert sorted(read) == list(range(2 * groups * size))
+    # The first row group may be there since `fit` has measured a record.
+    assert 2 * groups - ranks <= len(decoded) <= 2 * groups
 
 
 def test_a_value_that_is_missing_in_a_parquet_file_is_named(tmp_path: Path) -> None:
