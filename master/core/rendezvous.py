@@ -275,7 +275,7 @@ def _publish(job: State, plan: RingPlan, root: WorkerRecord) -> None:
     members = [job.pool[m] for m in plan.members]
     for w in members:
         job.pool.change(w, "placed" if w.state == WorkerState.READY else "", place=IN)
-    job.reason = f"{plan.reason} (ring {job.ring.generation})"
+    job.reason = f"{plan.reason} (generation {job.ring.generation})"
     job.goodput.turn("starting" if first else "re-forming", job.now)
     job.ring.shares = balance.shares(members, job.config.training.load_balancing == "speed")
     job.servers.due, job.servers.ordered, job.servers.lost = "", job.servers.wanted, False

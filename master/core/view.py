@@ -187,9 +187,10 @@ def _between_rings(job: Job) -> str:
     if not inside or job.ending is not None or (not ring.closing and any(w.place == UP for w in inside)):
         return ""
     said = numbered("worker", [w.id for w in inside], MOST_NAMED)
+    name = f"the ring of generation {ring.generation}"
     if ring.closing:
-        return f"ring {ring.generation} is being left by {said}: {ring.cause}"
-    return f"ring {ring.generation} is being formed and waits for {said} ({ring.changes[-1].cause})"
+        return f"{name} is being left by {said}: {ring.cause}"
+    return f"{name} is being formed and waits for {said} ({ring.changes[-1].cause})"
 
 
 def _newcomers(job: Job, now: float) -> str:

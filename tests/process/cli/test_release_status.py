@@ -21,7 +21,7 @@ pytestmark = pytest.mark.waits
 TOLD = {
     "model": "digits",
     "phase": "Training",
-    "reason": "2 workers (ring 1)",
+    "reason": "2 workers (generation 1)",
     "rate": 3899.0,
     "eta_seconds": 13.0,
     "loss": 0.5,
@@ -52,7 +52,7 @@ TOLD = {
 
 
 async def test_status_tells_of_the_job_its_workers_and_what_has_happened(cluster: Cluster) -> None:
-    says(cluster, "Training", reason="2 workers (ring 1)", **{"status.json": json.dumps(TOLD)})
+    says(cluster, "Training", reason="2 workers (generation 1)", **{"status.json": json.dumps(TOLD)})
     pod(cluster, "worker", 0, rank="0", state="member")
     waiting = pod(cluster, "worker", 1, state="starting")
     cluster.hold_pod(waiting, "Unschedulable", "0/2 nodes are available")
@@ -70,7 +70,7 @@ async def test_status_tells_of_the_job_its_workers_and_what_has_happened(cluster
     )
     done = await cluster.edl("status", "--release", "edl")
     assert done.code == 0, done.err
-    assert "digits: Training, 2 workers (ring 1)\n" in done.out
+    assert "digits: Training, 2 workers (generation 1)\n" in done.out
     assert "step 911 of 2,500, 3,899 records/s, ETA 13 s" in done.out
     assert re.search(r"0 +edl-worker-0 +0 +member +913 +1,404 +315 MiB +n1", done.out), done.out
     assert "worker 1 is pending: no node has room for it: 0/2 nodes are available" in done.out
@@ -88,7 +88,7 @@ async def test_status_tells_of_the_job_its_workers_and_what_has_happened(cluster
 
 
 async def test_releases_are_listed_of_all_namespaces_or_of_one(cluster: Cluster) -> None:
-    says(cluster, "Training", reason="2 workers (ring 1)", **{"status.json": json.dumps(TOLD)})
+    says(cluster, "Training", reason="2 workers (generation 1)", **{"status.json": json.dumps(TOLD)})
     for words in ((), ("-n", NAMESPACE)):
         done = await cluster.edl("list", "-A", "-o", "json", *words)
         assert done.code == 0, done.err

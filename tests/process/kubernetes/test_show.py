@@ -52,7 +52,7 @@ async def test_the_status_is_written_when_it_changes_and_not_more_often_than_onc
         left_out = ("updated", "values", "state", "past", "status.json")
         assert {k: v for k, v in data().items() if k not in left_out} == {
             "phase": "Training",
-            "reason": "2 workers (ring 1)",
+            "reason": "2 workers (generation 1)",
             "progress": "31%",
             "etaSeconds": "1200",
             "ringSize": "2",

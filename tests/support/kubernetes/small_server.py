@@ -79,7 +79,7 @@ def a_status(**changes: Any) -> dict[str, Any]:
     """A job as `view.status` tells it."""
     return {
         "phase": "Training",
-        "reason": "2 workers (ring 1)",
+        "reason": "2 workers (generation 1)",
         "target": 2,
         "loss": 0.12345,
         "eta_seconds": 1234.0,

@@ -22,7 +22,7 @@ def a_status(*news: tuple[str, str], **fields: Any) -> dict[str, Any]:
     status: dict[str, Any] = {
         "model": "digits",
         "phase": "Training",
-        "reason": "2 workers (ring 1)",
+        "reason": "2 workers (generation 1)",
         "seconds": 3.0,
         "records": {"total": 200, "applied": 50},
         "task": {"kind": "train", "epoch": 1, "epochs": 4, "step": 5, "steps": 20},

@@ -147,7 +147,7 @@ def test_a_moment_shows_the_newest_checkpoint_of_that_time(tmp_path: Path) -> No
 def test_an_event_is_shown_within_a_second(shown: Shown) -> None:
     shown.status = {"phase": "Starting", "reason": "starting"}
     assert "starting" in shown.now()["now"]
-    shown.status = {"phase": "Training", "reason": "2 workers (ring 1)"}
+    shown.status = {"phase": "Training", "reason": "2 workers (generation 1)"}
     began = time.monotonic()
     while "Training" not in shown.now()["now"]:
         assert time.monotonic() < began + 1.0

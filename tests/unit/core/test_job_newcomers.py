@@ -58,7 +58,7 @@ def test_a_newcomer_is_taken_in_when_it_has_waited_as_long_as_the_change_costs_t
     assert not of(story.ready(4), ef.Leave)
     assert not of(story.waits(3.9), ef.Leave)
     told = view.status(story.job, story.now)["reason"]
-    assert told == "4 workers (ring 2); worker 4 will join within 5 s, or when the ring changes before"
+    assert told == "4 workers (generation 2); worker 4 will join within 5 s, or when the ring changes before"
     assert only(story.waits(0.2), ef.Leave).members == (0, 1, 2, 3)
 
 
@@ -107,7 +107,7 @@ def test_a_newcomer_that_is_lost_while_it_waits_changes_nothing() -> None:
     story = growing(4, workers=5)
     story.ready(4)
     story.kill(4)
-    assert view.status(story.job, story.now)["reason"] == "4 workers (ring 2)"
+    assert view.status(story.job, story.now)["reason"] == "4 workers (generation 2)"
     assert not of(story.waits(10), ef.Leave)
     assert story.job.ring.running
     assert (story.job.join_at, story.job.regroup_at) == (None, None), "no change is planned again"

@@ -51,15 +51,17 @@ def test_a_killed_member_is_cut_out_replaced_and_never_charged() -> None:
     effects = story.kill(1)
     assert only(effects, ef.Cut).members == (0, 2)
     assert only(effects, ef.Create).worker == 3
-    assert reason(story) == "ring 1 is being left by workers 0 and 2: worker 1 is lost (SIGKILL)"
+    assert (
+        reason(story)
+        == "the ring of generation 1 is being left by workers 0 and 2: worker 1 is lost (SIGKILL)"
+    )
     assert not of(story.out(0, step=4, broken="reset"), ef.Form), "worker 2 is still in the old ring"
     form = only(story.out(2, step=5, broken="reset"), ef.Form)
     assert (form.members, form.root, form.joining) == ((0, 2), 2, (0,)), "worker 2 alone has step 5"
-    assert (
-        reason(story) == "ring 2 is being formed and waits for workers 0 and 2 (worker 1 is lost (SIGKILL))"
-    )
+    waits = "is being formed and waits for workers 0 and 2 (worker 1 is lost (SIGKILL))"
+    assert reason(story) == f"the ring of generation 2 {waits}"
     story.tell(ev.JoinedRing(WorkerId(2), form.generation, 5))
-    assert reason(story) == "2 workers (ring 2)", "it trains, and worker 0 receives the state"
+    assert reason(story) == "2 workers (generation 2)", "it trains, and worker 0 receives the state"
     assert story.job.train.done == 5
     assert story.job.failures == []
 

@@ -61,7 +61,7 @@ def test_a_silent_worker_that_alone_holds_the_state_is_waited_for_and_goes_on() 
     assert story.noticed(Reason.WorkerUnreachable) == [said]
     effects = story.tell(facts.Heartbeat(WorkerId(0), story.job.ring.generation, 7), after=0)
     assert story.noticed(Reason.WorkerRecovered) == ["worker 0 is heard again after 4.5 s; its state is kept"]
-    assert reason(story) == "1 worker (ring 1)"
+    assert reason(story) == "1 worker (generation 1)"
     assert [type(e) for e in effects] == [ef.Notice]
     assert story.noticed(Reason.StateLost) == []
     quiet(story, SILENCE)
