@@ -142,8 +142,10 @@ def _exports(output: Path, summary: dict[str, Any], list_sha256: str, elsewhere:
     if elsewhere is not None and elsewhere.no_exports:
         return f"; exported files not verified: {elsewhere.no_exports}"
     model = Path(str(summary.get("model", "")))
-    # A later run has a directory of its own.
-    beside = output if model.is_absolute() else output / model.parent
+    # A later run has a directory of its own. A master whose disk was full has written its summary to another
+    # directory than the model's, and names the model by its absolute path.
+    fetched = model.is_absolute() and (output / artifacts.EXPORTS).exists()
+    beside = output if fetched else output / model.parent
     path = beside / artifacts.EXPORTS
     try:
         text = path.read_bytes()

@@ -336,6 +336,22 @@ def test_an_exported_model_that_was_changed_or_removed_is_found_out(tmp_path: Pa
         audit.audit(output)
 
 
+def test_the_model_of_a_job_whose_summary_is_elsewhere_is_checked(tmp_path: Path) -> None:
+    """The master's disk was full when the job ended."""
+    (output := tmp_path / "job").mkdir()
+    (kept := tmp_path / "kept").mkdir()
+    (output / artifacts.MODEL).write_bytes(b"the model")
+    digest = catalog.write(output, {"keras": output / artifacts.MODEL}, ["keras"])
+    keep(whole_story(exports={"keras": artifacts.MODEL}, list_sha256=digest), kept)
+    summary = json.loads((kept / artifacts.SUMMARY).read_text())
+    summary["model"] = str(output / artifacts.MODEL)
+    (kept / artifacts.SUMMARY).write_text(json.dumps(summary))
+    assert "; 1 exported file as written (SHA-256)" in audit.audit(kept)
+    (output / artifacts.MODEL).write_bytes(b"the Model")
+    with pytest.raises(audit.AuditFailed, match=r"model.keras: its SHA-256 is not the one in exports.json"):
+        audit.audit(kept)
+
+
 def numbers(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     """The places of all numbers in a summary."""
     if isinstance(value, dict | list):
