@@ -58,7 +58,7 @@ def test_a_job_from_its_install_to_its_end(release: Callable[..., Release], tmp_
     job.install()
     waited = edl(job, "wait", "--for", "training", "--timeout", "2m")
     # Training means that there is a ring, which may not have made its first step.
-    assert re.match(r"Training: (\d workers? \(ring \d+\)|ring \d+ is being )", waited), waited
+    assert re.match(r"Training: (\d workers? \(generation \d+\)|the ring of generation \d+ is )", waited), waited
     job.ring_of(3)
     jane = somebody_who_may_look(job.namespace, tmp_path)
 
@@ -68,7 +68,7 @@ def test_a_job_from_its_install_to_its_end(release: Callable[..., Release], tmp_
     labelled = f"{WORKERS},edl.dev/state=member,edl.dev/rank"
     job.namespace.until("pods", lambda pods: len(pods) == 3, labelled)
     told = edl(job, "status", config=jane)
-    assert re.match(r"counting: Training, 3 workers \(ring \d+\)", told), told
+    assert re.match(r"counting: Training, 3 workers \(generation \d+\)", told), told
     for n in range(3):
         assert re.search(rf"{n} +edl-worker-{n} +[012] +member +\d.* n[12]", told), told
     assert "RingFormed: ring 0 -> " in told

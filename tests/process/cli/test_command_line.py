@@ -132,7 +132,7 @@ def test_status_scale_and_stop_from_another_terminal() -> None:
         assert edl("wait", "--for", "training").returncode == 0
         late = edl("wait", "--timeout", "3s")
         assert late.returncode == 124
-        assert re.match(r"Training: \d workers? \(ring \d+\)", late.stdout), late.stdout
+        assert re.match(r"Training: \d workers? \(generation \d+\)", late.stdout), late.stdout
         waiting = subprocess.Popen([*EDL, "wait", "job"], stdout=subprocess.PIPE, text=True)
         refused = edl("stop")
         assert (refused.returncode, refused.stdout) == (2, "")
