@@ -58,7 +58,8 @@ def test_a_job_from_its_install_to_its_end(release: Callable[..., Release], tmp_
     job.install()
     waited = edl(job, "wait", "--for", "training", "--timeout", "2m")
     # Training means that there is a ring, which may not have made its first step.
-    assert re.match(r"Training: (\d workers? \(generation \d+\)|the ring of generation \d+ is )", waited), waited
+    trains = r"Training: (\d workers? \(generation \d+\)|the ring of generation \d+ is being )"
+    assert re.match(trains, waited), waited
     job.ring_of(3)
     jane = somebody_who_may_look(job.namespace, tmp_path)
 
