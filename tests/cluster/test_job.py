@@ -373,7 +373,9 @@ def test_when_all_workers_are_killed_at_once_no_step_is_lost(job: Release) -> No
     """There is no checkpoint to begin from: at the end of this job no state was lost."""
     job.ring_of(4)
     job.until(lambda data: json.loads(data["status.json"])["step"] > 0)  # there is something to be kept
-    workers = job.namespace.get("pods", "-l", WORKERS)
+    workers = [
+        job.namespace.get("pod", name) for name in job.workers()
+    ]  # those that have ended may still be listed
     had = json.loads(job.status["status.json"])
     for worker in [process(pod, "edl.trainer.supervisor", forked=True) for pod in workers]:
         os.kill(worker, signal.SIGKILL)
@@ -381,7 +383,7 @@ def test_when_all_workers_are_killed_at_once_no_step_is_lost(job: Release) -> No
     job.until(lambda data: set(members(data)).isdisjoint(members({"status.json": json.dumps(had)})))
     now = job.ring_of(4)
     assert json.loads(now["status.json"])["step"] >= had["step"]
-    there = job.namespace.get("pods", "-l", WORKERS)
+    there = [job.namespace.get("pod", name) for name in job.workers()]
     assert {p["metadata"]["uid"] for p in there} == {p["metadata"]["uid"] for p in workers}, "no pod was made"
 
 
