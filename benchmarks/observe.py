@@ -25,7 +25,6 @@ from playwright.sync_api import Browser, Page, sync_playwright
 from benchmarks import life, report
 from benchmarks.month import BATCH, CHANGES, EPOCHS, EVALUATIONS, RECORDS, WORKERS
 from benchmarks.report import Row
-from edl.cli.job_values import LOCAL_SECONDS
 from edl.config import values
 from edl.contract import artifacts
 from edl.contract.own_modules import module_command
@@ -165,9 +164,10 @@ def _page_server(output: Path) -> Iterator[tuple[str, psutil.Process]]:
 def _browser() -> Iterator[Browser]:
     path = subprocess.check_output([ROOT / "scripts" / "dev" / "chromium"], text=True).strip()
     sandbox = ["--no-sandbox"] if os.geteuid() == 0 else []
-    with sync_playwright() as playwright, closing(
-        playwright.chromium.launch(executable_path=path, args=sandbox)
-    ) as browser:
+    with (
+        sync_playwright() as playwright,
+        closing(playwright.chromium.launch(executable_path=path, args=sandbox)) as browser,
+    ):
         yield browser
 
 

@@ -17,7 +17,6 @@ from pathlib import Path
 
 from benchmarks import master as masters
 from edl.config import values
-from edl.contract import artifacts
 from edl.contract.ids import RunId, WorkerId
 from edl.log import log_at
 from edl.master.backends.base import Emit
@@ -79,7 +78,9 @@ class Talking:
 
 
 async def main(output: Path, workers: int) -> None:
-    given = values.merge(masters.a_spec(workers), {"elastic": {"joinDelaySeconds": 1.0, "maxFailures": 10_000}})
+    given = values.merge(
+        masters.a_spec(workers), {"elastic": {"joinDelaySeconds": 1.0, "maxFailures": 10_000}}
+    )
     (output / "values.json").write_text(json.dumps(given))
     master = Master(JobSpec.parse(given), RunId("bench"))
     await serve(
