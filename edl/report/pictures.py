@@ -144,8 +144,12 @@ def metrics(timeline: Timeline) -> Figure | None:
     grid = figure.subplots(rows, min(len(names), 2), squeeze=False)
     for axes in grid.flat[len(names) :]:
         axes.set_axis_off()
+    labels: dict[str, Any] = {}
     for axes, name in zip(grid.flat, names, strict=False):
         _metric(axes, timeline, name)
+        lines, said = axes.get_legend_handles_labels()
+        labels |= dict(zip(said, lines, strict=True))
+    figure.legend(labels.values(), labels.keys(), ncols=min(len(labels), 4), loc="outside upper left")
     return figure
 
 
@@ -157,13 +161,12 @@ def _metric(axes: Axes, timeline: Timeline, name: str) -> None:
             *_columns(points), look, color=COLOURS["grey"], linewidth=0.9, label="training, single steps"
         )
     trained = sorted(timeline.trained.get(name, {}).items())
-    lines: list[tuple[str, list[tuple[int, float]]]] = (
-        [("training, mean of the epoch", trained)] if trained else []
-    )
-    for (split, metric), values in timeline.held_out.items():
-        if metric == name:
-            lines.append((f"held out ({split})", sorted(values.items())))
-    for (label, points), colour in zip(lines, LINES, strict=False):
+    lines = [("training, mean of the epoch", LINES[0], trained)] if trained else []
+    splits = list(dict.fromkeys(split for split, _ in timeline.held_out))
+    for split, colour in zip(splits, LINES[1:], strict=False):
+        if values := timeline.held_out.get((split, name)):
+            lines.append((f"held out ({split})", colour, sorted(values.items())))
+    for label, colour, points in lines:
         marker = "o" if len(points) <= 60 else ""
         axes.plot(
             *_columns(_thinned(points)),
@@ -175,7 +178,6 @@ def _metric(axes: Axes, timeline: Timeline, name: str) -> None:
         )
     axes.set_title(name)
     axes.set_xlabel("step")
-    axes.legend(loc="best")
 
 
 def slowest(timeline: Timeline) -> list[tuple[int, Pace]]:

@@ -111,12 +111,23 @@ class _Reading:
                 act(self, effect, now)
 
     def timeline_now(self) -> Timeline:
-        """Return the timeline with open intervals closed now. Later lines change none of its workers."""
-        now = self._now
+        """Return the timeline with open intervals closed now.
+
+        Other threads may show a moment of it (`edl.report.moment`) while later lines are read.
+        """
+        now, found = self._now, self.timeline
         self._paces.settle()
         workers = {number: worker.until(now) for number, worker in self._workers.items()}
         servers = {index: server.until(now) for index, server in self._servers.servers.items()}
-        return replace(self.timeline, ends=now, workers=workers, servers=servers)
+        return replace(
+            found,
+            ends=now,
+            workers=workers,
+            servers=servers,
+            changes=[*found.changes],
+            checkpoints=[*found.checkpoints],
+            notices=[*found.notices],
+        )
 
     def _restore(self, kept: Any) -> None:
         """Begin with the state at a head: the time, the ring and its workers."""
