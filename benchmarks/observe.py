@@ -140,7 +140,7 @@ def watched(work: Path, rounds: int) -> Iterator[Row]:
                 served.append((_used(page_server) - before) / (time.monotonic() - began))
     title = f"live page, {MANY:,} workers"
     yield Row(f"{title}: the master with a viewer; without", viewed, alone, "cores", "")
-    # The difference above also has the heartbeats, of which a busy machine sends fewer.
+    # The difference above also contains the heartbeats, and a busy machine sends fewer of them.
     added = [cpu * STATUSES_A_SECOND for cpu in asked]
     met = statistics.median(added) <= 0.05
     yield Row(f"{title}: added by a viewer's requests", added, [], "cores", "<= 0.05 cores", met)
