@@ -86,7 +86,7 @@ def running(output: Path, merged: dict[str, Any]) -> Iterator[None]:
             yield
         finally:
             with contextlib.suppress(EdlError):
-                Client(artifacts.read_contact(output)).stop("its user has seen enough")
+                Client(artifacts.read_contact(output)).stop("its short run is over")
             process.stdin.close()
 
 

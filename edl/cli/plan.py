@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
-from edl.cli import display, output, sizing, storm
+from edl.cli import completion, display, models, output, sizing, storm
 from edl.cli.job_values import (
     FileOption,
     SetFileOption,
@@ -40,7 +40,11 @@ EPOCHS = 10**6  # more than are trained
 NEVER = 10**6  # seconds between checkpoints that are not asked for
 
 ModelArgument = Annotated[
-    str, typer.Argument(help="The model: a name from `edl zoo list`, a dotted module, or a Python file.")
+    str,
+    typer.Argument(
+        help="The model: a name from `edl zoo list`, a dotted module, or a Python file.",
+        autocompletion=completion.models,
+    ),
 ]
 
 
@@ -97,8 +101,9 @@ def plan(
 ) -> None:
     """Measure a job in a short run on this machine, and print values for it, each with its reason.
 
-    Trains with 1, 2, 4, ... workers, writes checkpoints, kills a worker. The values are the number of workers,
-    the time between checkpoints and the memory of a worker, as a file for `edl run -f` and `helm install -f`.
+    Trains with 1, 2, 4, ... workers, writes checkpoints, kills a worker. The values are the number of
+    workers, the time between checkpoints and the memory of a worker, as a file for `edl run -f` and
+    `helm install -f`. The model's callbacks are called; nothing is evaluated, and no model is saved.
 
     For example: `edl plan my_model.py > plan.yaml`, `edl plan my_model.py -f values.yaml --mtbf 12h
     --preemptions-per-hour 4 --replacement 3m`, `edl plan digits --max-workers 4 --seconds 30s -o json`.
@@ -135,11 +140,14 @@ def _checked(given: dict[str, Any], model: str) -> Config:
 
     Raises:
         ConfigError: a value is invalid, or the job does not train in a ring.
+        ModelError: the model's file has a mistake.
     """
     _, typed = complete(given, model)
     if typed.model.script or typed.mode in ("horovod", "ps", "evaluate", "predict"):
         what = "model.script" if typed.model.script else f"mode={typed.mode}"
         raise ConfigError(f"{what}: cannot be planned; expected a model that is trained by a ring")
+    if not typed.model.source:
+        models.check(typed.model.module, not typed.data.addresses, typed.model.functions)
     check_addresses(typed)
     return typed
 

@@ -177,7 +177,7 @@ def step_time(speeds: Sequence[Speed]) -> StepTime | None:
 
 
 def paying(speeds: Sequence[Speed]) -> int:
-    """Return the largest measured ring up to which each further worker adds `LEAST_GAIN` of the first's speed."""
+    """Return the largest measured ring up to which each further worker pays, as `LEAST_GAIN` defines it."""
     best, one = speeds[0], speeds[0].steps_per_second / speeds[0].workers
     for speed in speeds[1:]:
         gain = (speed.steps_per_second - best.steps_per_second) / (speed.workers - best.workers)
@@ -274,21 +274,25 @@ def _reasons(told: Mapping[str, Any], measured: Measured) -> dict[str, str]:
     largest, workers = measured.speeds[-1].workers, values["workers"]
     rule = f"adds at least {LEAST_GAIN:.0%} of the speed of a single worker"
     reasons = {
-        "workers": f"the largest measured ring in which each further worker {rule}"
+        "workers": f"up to it, each further worker {rule}; a larger ring of {largest} was measured"
         if workers < largest
-        else f"the largest measured ring; each further worker {rule}",
+        else f"the largest ring that was measured; each further worker {rule}",
         "checkpoint.seconds": _interval_reason(checkpoint, assumed["mtbf_seconds"]),
         "worker.resources.requests.memory": f"{REQUEST} times the {_size(told['worker_bytes'])} that the "
         "largest worker held" + (", and two copies of the state" if measured.snapshot else ""),
-        "worker.resources.limits.memory": f"likewise, {LIMIT} times: the memory of different records, callbacks "
-        "and the saved model is not measured",
+        "worker.resources.limits.memory": f"likewise, {LIMIT} times: the memory of different records, "
+        "callbacks and the saved model is not measured",
     }
     if most := values.get("maxWorkers"):
         step = told["step"]
         fixed = max(step["fixed_seconds"], 0.0)
         why = f"beyond it, a further worker would not have {rule.replace('adds', 'added')}"
         if most == min(measured.batch, FARTHEST * largest):
-            why = "the batch has no more records" if most == measured.batch else f"{FARTHEST} times what was measured"
+            why = (
+                "the batch has no more records"
+                if most == measured.batch
+                else f"{FARTHEST} times what was measured"
+            )
         reasons["maxWorkers"] = (
             f"extrapolated: {1000 * fixed:.3g} ms of a step do not shrink with more workers, and "
             f"{1000 * step['divided_seconds']:.3g} ms are divided among them; {why}"
@@ -306,7 +310,7 @@ def _interval_reason(checkpoint: Mapping[str, Any], mtbf: float) -> str:
     if best < max(LEAST_INTERVAL, took):
         least = "the time in which one is written" if took > LEAST_INTERVAL else "the chart's default"
         law += f"; not less than {least}"
-    return law
+    return f"{law}. A release also needs checkpoint.dir"
 
 
 def header(told: Mapping[str, Any]) -> list[str]:
@@ -319,8 +323,8 @@ def header(told: Mapping[str, Any]) -> list[str]:
             f"{speed['records_per_second']:,.4g} records/s, efficiency {speed['efficiency']:.2f}"
         )
     lines.append(
-        f"a killed worker of {preemption['workers']}: {preemption['stall_seconds']:.2f} s of pauses, a replacement "
-        f"in the ring after {preemption['recovered_seconds']:.1f} s, "
+        f"a killed worker of {preemption['workers']}: {preemption['stall_seconds']:.2f} s of pauses, a "
+        f"replacement in the ring after {preemption['recovered_seconds']:.1f} s, "
         f"{how_many(preemption['redone_records'], 'record')} trained again; costs "
         f"{preemption['lost_seconds']:.2f} s of training"
     )

@@ -121,10 +121,10 @@ def _used(callback: Any, config: Config, notify: Callable[[str], None]) -> k.Cal
     tracker, attribute, setting = _tracker(callback)
     if tracker is not None and (value := getattr(callback, attribute)) is not None:
         raise ModelError(
-            f"callbacks(): {name}({attribute}={value!r}) cannot be honoured over a ring: callbacks are called "
-            f"between epochs; use {setting}"
+            f"callbacks(): {name}({attribute}={value!r}) cannot be honoured over a ring: callbacks are "
+            f"called between epochs; use {setting}"
         )
-    idle = tracker if tracker is not None else k.ModelCheckpoint
+    idle = tracker if tracker is not None else k.ModelCheckpoint  # with save_freq="epoch"
     for hook in (*BATCHES, *TESTS):
         if is_overridden(callback, hook) and not _is_idle(callback, hook, idle):
             raise ModelError(
@@ -143,7 +143,7 @@ def _tracker(callback: k.Callback) -> tuple[type | None, str, str]:
 
 
 def _is_idle(callback: k.Callback, hook: str, kind: type) -> bool:
-    """Whether it is the hook of ModelCheckpoint or of a tracker, which does nothing where epochs are logged."""
+    """Whether the hook is that of `kind`, a callback whose hooks of batches and tests do nothing."""
     return (
         isinstance(callback, kind)
         and getattr(type(callback), hook) is getattr(kind, hook)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Keras callbacks of Weights & Biases and MLflow, offline, as docs/callbacks.md shows them, in a real job."""
+"""The Keras callbacks of W&B and MLflow, offline, in a real job, as docs/callbacks.md shows them."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ import mlflow
 from wandb.proto.wandb_internal_pb2 import Record
 
 def rows(log):
-    """The rows of an offline run: a log in blocks of 32 KiB, as LevelDB writes it, after a header of 7 bytes."""
+    """The rows of an offline run: a log of LevelDB, in blocks of 32 KiB, with a header of 7 bytes."""
     at, record = 7, b""
     while at + 7 <= len(log):
         if 32768 - at % 32768 < 7:
