@@ -118,6 +118,7 @@ def plan(
         raise ConfigError(f"--max-workers: {why}")
     where = directory or new_output(f"plan-{Path(typed.model.name).stem.rsplit('.', 1)[-1]}")
     merged, _ = complete(values.merge(given, _short(where, sizes[-1])), model)
+    load = os.getloadavg()[0]
     _say(f"a short run in {where}; `edl rm {where}` removes it")
     with running(where, merged):
         run = _Run(where, lasts)
@@ -128,7 +129,7 @@ def plan(
     snapshot, batch = typed.elastic.in_memory_snapshot, typed.training.batch_size
     measured = sizing.Measured(speeds, preemption, checkpoint, run.worker_bytes, batch, snapshot)
     told = sizing.plan(measured, sizing.Assumed(preemptions, mtbf, replacement))
-    told = {"model": typed.model.name, "run": str(where), "cores": cores, **told}
+    told = {"model": typed.model.name, "run": str(where), "cores": cores, "load": load, **told}
     if form.is_document:
         output.write("Plan", told, form)
     else:
@@ -192,10 +193,8 @@ class _Run:
         found = []
         for size in sizes:
             self._job.scale(size, None)
-            self._until(lambda status, size=size: len(storm.members(status)) == size, "workers in the ring")
-            ends = time.monotonic() + WARM_UP_SECONDS
-            self._until(lambda _, ends=ends: time.monotonic() >= ends, "a step")
-            began, first = self._next_step()
+            self._until(_has_workers(size), f"ring of {how_many(size, 'worker')}")
+            began, first = self._next_step(time.monotonic() + WARM_UP_SECONDS)
             ended, last = self._next_step(began + self._lasts, first + LEAST_STEPS)
             found.append(sizing.Speed(size, (last - first) / (ended - began)))
             _say(f"{how_many(size, 'worker')}: {found[-1].steps_per_second:,.4g} steps/s")
@@ -210,9 +209,9 @@ class _Run:
         began, first = self._next_step()
         writing, count = 0.0, 0
         while not count or time.monotonic() < began + self._lasts:
-            newest, asked = self._status["checkpoint"]["step"], time.monotonic()
+            asked = time.monotonic()
             self._job.checkpoint()
-            self._until(lambda status, newest=newest: status["checkpoint"]["step"] > newest, "a checkpoint")
+            self._until(_has_checkpoint_after(self._status["checkpoint"]["step"]), "checkpoint")
             writing, count = writing + time.monotonic() - asked, count + 1
         ended, last = self._next_step()
         cost = sizing.delay(ended - began, last - first, count, speed.steps_per_second)
@@ -227,7 +226,7 @@ class _Run:
         victim = fault.choose(storm.members(before))
         killed = time.monotonic()
         self._job.faults().inflict(fault, victim)
-        self._until(storm.Recovery(before, Kind.kill, victim), "a replacement of the killed worker")
+        self._until(storm.Recovery(before, Kind.kill, victim), "replacement of the killed worker")
         _say(f"killed worker {victim['id']}, recovered after {time.monotonic() - killed:.1f} s")
         return int(before["generation"]), time.monotonic() - killed
 
@@ -245,7 +244,7 @@ class _Run:
             before, step = step, int(status["step"])
             return before is not None and step > before and step >= least and time.monotonic() >= after
 
-        self._until(reached, "a step")
+        self._until(reached, "step")
         return time.monotonic(), int(self._status["step"])
 
     def _until(self, reached: Callable[[dict[str, Any]], bool], what: str) -> None:
@@ -267,6 +266,14 @@ class _Run:
             raise EdlError(f"{self._where}: no {what} within {WITHIN_SECONDS:.0f} s")
         phase, reason = self._job.wait(Phase.Failed, WITHIN_SECONDS)
         raise EdlError(f"the run has ended before all was measured: {phase}: {reason} (logs: {self._where})")
+
+
+def _has_workers(size: int) -> Callable[[dict[str, Any]], bool]:
+    return lambda status: len(storm.members(status)) == size
+
+
+def _has_checkpoint_after(step: int) -> Callable[[dict[str, Any]], bool]:
+    return lambda status: int(status["checkpoint"]["step"]) > step
 
 
 def _preemption(where: Path, workers: int, generation: int, recovered: float) -> sizing.Preemption:

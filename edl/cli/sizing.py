@@ -16,6 +16,7 @@ FARTHEST = 8  # times the largest measured ring: an extrapolation beyond says no
 LEAST_INTERVAL = 10.0  # seconds between checkpoints: the chart's default, at which they cost no step
 REQUEST, LIMIT = 1.2, 1.5  # times the largest resident memory that was measured
 MEBIBYTES_STEP = 64  # memory is rounded up to a multiple of it
+BUSY = 0.5  # of the cores: the load above which other programs slow a run down
 COLUMNS = 100
 
 
@@ -317,6 +318,11 @@ def header(told: Mapping[str, Any]) -> list[str]:
     """Describe the measurements for people, in lines."""
     preemption, checkpoint, assumed = told["preemption"], told["checkpoint"], told["assumed"]
     lines = [f"{told['model']}, measured on this machine ({how_many(told['cores'], 'core')})."]
+    if told["load"] > BUSY * told["cores"]:
+        lines.append(
+            f"The machine was busy before the run (load {told['load']:.1f}), so the speeds are those of a "
+            "slower one: measure again when it is idle."
+        )
     for speed in told["speeds"]:
         lines.append(
             f"{how_many(speed['workers'], 'worker')}: {speed['steps_per_second']:,.4g} steps/s, "
@@ -332,9 +338,11 @@ def header(told: Mapping[str, Any]) -> list[str]:
         f"a checkpoint of {_size(checkpoint['bytes'])}: written in {checkpoint['write_seconds']:.2f} s, "
         f"delays training by {checkpoint['cost_seconds']:.3f} s (mean of {checkpoint['count']})"
     )
+    replaced = assumed["replacement_seconds"]
     lines.append(
-        f"assumed: {assumed['preemptions_per_hour']:g} preemptions in an hour (--preemptions-per-hour), all "
+        f"assumed: preemptions in an hour {assumed['preemptions_per_hour']:g} (--preemptions-per-hour), all "
         f"workers lost every {assumed['mtbf_seconds'] / 3600:,.3g} h (--mtbf)"
+        + ("" if replaced is None else f", a replacement after {replaced:g} s (--replacement)")
     )
     shares = told["lost_shares"]
     lines.append(

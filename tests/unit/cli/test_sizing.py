@@ -48,7 +48,7 @@ def test_no_other_interval_loses_less_time() -> None:
 def test_steps_that_follow_amdahls_law_give_it_back() -> None:
     fitted = sizing.step_time(speeds(1.0, 1 / 0.55, 1 / 0.325))  # 0.1 s + 0.9 s / workers
     assert fitted is not None
-    assert (fitted.fixed, fitted.divided) == (pytest.approx(0.1), pytest.approx(0.9))
+    assert [fitted.fixed, fitted.divided] == pytest.approx([0.1, 0.9])
     assert sizing.step_time(speeds(1.0)) is None
 
 
@@ -149,7 +149,13 @@ def test_checkpoints_are_not_closer_than_they_can_be_written(
 
 @pytest.mark.parametrize("found", [measured(10.0), measured(10.0, 11.0), measured(10.0, 20.0, 38.0)])
 def test_the_text_is_a_values_file_with_a_reason_for_each_value(found: Measured) -> None:
-    told = {"model": "my_model.py", "run": "there", "cores": 4, **sizing.plan(found, Assumed(1.0, HOUR))}
+    told = {
+        "model": "my_model.py",
+        "run": "there",
+        "cores": 4,
+        "load": 0.1,
+        **sizing.plan(found, Assumed(1.0, HOUR)),
+    }
     text = sizing.values_file(told)
     parsed = yaml.safe_load(text)
     assert parsed == told["values"]
@@ -163,3 +169,4 @@ def test_the_text_is_a_values_file_with_a_reason_for_each_value(found: Measured)
         if line and not line.lstrip().startswith("#") and not line.endswith(":"):
             assert before.lstrip().startswith("# "), line
     assert max(map(len, lines)) <= 110
+    assert "busy" not in text and "busy" in sizing.values_file({**told, "load": 2.1})
