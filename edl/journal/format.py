@@ -179,7 +179,7 @@ class JournalReader:
             )
 
     def _file(self) -> BinaryIO:
-        """Open the file; the segment has a different name if the master has begun another one since."""
+        """Open the file; the segment has a different name if the master has begun the next one since."""
         file = open(self.path, "rb")
         first = file.readline()
         seal = _SEAL.fullmatch(first, max(len(first) - _SEAL_LENGTH, 0))

@@ -16,12 +16,12 @@ from tests.support.jobs import month
 from tests.support.jobs.month import BusyMonth, Month
 from tests.unit.cli.test_report import Page
 
-MOST_BYTES = 500_000  # of a page about 1,000 workers, of which a few are lost
+MOST_BYTES = 500_000  # of a page about 1,000 workers, a few of them lost
 
 
 @pytest.fixture(scope="module")
 def thousand(tmp_path_factory: pytest.TempPathFactory) -> tuple[Month, Path]:
-    """A job with 1,000 workers, one of which is lost and replaced; then a second one is lost."""
+    """A job with 1,000 workers: one is lost and replaced, then a second one is lost."""
     output = tmp_path_factory.mktemp("thousand")
     lived = Month(1000, 4, most=1 << 30)
     kept = month.journal(lived, output)
