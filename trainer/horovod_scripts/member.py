@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """This process as a member of rings, while it runs a script that was written for Horovod.
 
-`current()` is a `Member`, whose ring is the one that its environment describes, or a `Worker` of a job.
+`current()` is the `Worker` that this process is.
 
 An elastic worker is in a ring of one outside of the function that `hvd.elastic.run` decorates. So imports,
 building, a first `fit` and the reset callbacks cannot wait for other workers. It is ready when it enters that
@@ -18,9 +18,9 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any, NoReturn, Protocol
 
-import horovod.tensorflow as hvd
 import numpy as np
 import tensorflow as tf
 from horovod.common.exceptions import HorovodInternalError, HostsUpdatedInterrupt
@@ -29,6 +29,7 @@ from edl.config import Config
 from edl.contract.exit_codes import WorkerExit
 from edl.contract.layout import Layout
 from edl.contract.proto import edl_pb2 as pb
+from edl.trainer.model import snapshot
 from edl.trainer.ring.base import RingBroken, broadcast_parts
 from edl.trainer.ring.horovod import HorovodRing
 from edl.trainer.runtime.termination import end_children, leave
@@ -39,6 +40,7 @@ from edl.trainer.session.state import Progress
 COMMITS = Layout(records=1 << 50)  # more than any script makes: the master counts each commit as one step
 CUT_SECONDS = 1.0  # within which the master cuts a ring that has lost a member
 AGAIN_SECONDS = 2.0
+QUICK_SECONDS = 0.2  # commits that follow each other within this time do not wait for a vote
 HEARTBEATS = 6  # in the time after which the master takes a worker for dead
 
 
@@ -60,41 +62,7 @@ class Stopped(BaseException):
         self.end = end
 
 
-class Member:
-    """A process whose ring is fixed: its environment says where the other members are."""
-
-    def init(self) -> None:
-        """Form the ring, once."""
-        if not hvd.is_initialized():
-            engine_init()
-
-    def shutdown(self) -> None:
-        """Leave the ring."""
-        engine_shutdown()
-
-    def run(self, state: Shared, call: Callable[[], Any]) -> Any:
-        """Call a function with a state that all members share."""
-        state.sync()
-        return call()
-
-    def committed(self) -> None:
-        """Record that the state was saved, and leave the ring here if its members change."""
-
-    def check(self, save: Callable[[], None]) -> None:
-        """Leave the ring here if its members change; save the state then."""
-
-    @property
-    def must_leave(self) -> bool:
-        """Whether the master wants the members of this worker's ring to leave it."""
-        return False
-
-    def broadcast_arrays(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """Return the arrays of rank 0. All ranks know their shapes and types."""
-        tensors = [hvd.broadcast(tf.constant(a), 0, f"HorovodBroadcast_{i}") for i, a in enumerate(arrays)]
-        return [np.asarray(tensor) for tensor in tensors]
-
-
-class Worker(Member):
+class Worker:
     """A worker of a job.
 
     Args:
@@ -120,6 +88,10 @@ class Worker(Member):
         self._began = self._is_ready = self._has_state = False
         self._commits = 0
         self._committed_at: float | None = None
+        # Of this ring: the vote that is under way, its thread, and whether commits follow each other quickly.
+        self._vote: Future[tf.Tensor] | None = None
+        self._voter = ThreadPoolExecutor(1, "vote")
+        self._voted_at, self._quick = 0.0, False
         self._stall: float | None = None  # a ring was formed, and has not committed yet
         self._session.cuts(self._ring.cut if self.elastic else self._end_process)
 
@@ -143,14 +115,12 @@ class Worker(Member):
             self._end_process()
         self._joined(form)
 
-    def shutdown(self) -> None:
-        """Nothing: the worker leaves its ring when its process ends."""
-
     def run(self, state: Shared, call: Callable[[], Any]) -> Any:
         """Call the training function in ring after ring, until it returns: `hvd.elastic.run`."""
         self.init()
         if not self.elastic:
-            return super().run(state, call)
+            state.sync()
+            return call()
         self._ready()
         while True:
             form = self._next_ring()
@@ -169,6 +139,9 @@ class Worker(Member):
                 broken = (str(error).splitlines() or [type(error).__name__])[0][:200]
                 self._ring.cut()  # so that all other ranks notice at once
             self._generation = 0
+            if self._vote is not None:
+                wait([self._vote])  # it ends: all members have voted, or the ring is cut
+                self._vote = None
             self._ring.close()
             if broken:
                 state.restore()
@@ -207,11 +180,10 @@ class Worker(Member):
         """Whether the master wants the members of this worker's ring to leave it."""
         return bool(self._generation) and self._session.must_leave(self._generation)
 
-    def broadcast_arrays(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """Return the arrays of rank 0, with the shapes and dtypes of these."""
-        parts = [np.ascontiguousarray(array).reshape(-1).view(np.uint8) for array in arrays]
-        received = broadcast_parts(self._ring, parts, 0, self.rank)
-        return [p.view(a.dtype).reshape(a.shape) for p, a in zip(received, arrays, strict=True)]
+    def broadcast(self, variables: Sequence[Any], root: int = 0) -> None:
+        """Give the variables the values that they have on rank `root`."""
+        parts = broadcast_parts(self._ring, snapshot.parts(variables), root, self.rank)
+        snapshot.take_over(variables, snapshot.prepared(variables, parts))
 
     def place(self, name: str) -> int:
         """This worker's planned or present place: its rank, size, cross_rank or cross_size.
@@ -299,15 +271,34 @@ class Worker(Member):
 
     def _joined(self, form: FormRing) -> None:
         self._generation, self._has_state = form.generation, True
-        now = time.monotonic()
+        self._quick = False
+        now = self._voted_at = time.monotonic()
         self._stall = 0.0 if self._committed_at is None else now - self._committed_at
         self._session.progress = Progress(form.generation, self._commits)
         self._session.say(form.generation, joined_ring=pb.JoinedRing(step=self._commits))
 
     def _all_leave(self) -> bool:
-        """Whether the master wants a member to leave; all members agree on it."""
-        total = self._ring.reduce(tf.constant([float(self.must_leave)]))
-        return float(np.asarray(total)[0]) > 0
+        """Whether the master wants a member to leave; all members agree on it.
+
+        They vote by an all-reduce. Where commits follow each other quickly, it runs beside the next step, and
+        the next commit acts on its result. Where they are rare, the commit waits for the result.
+        """
+        if self._vote is not None:
+            vote, self._vote = self._vote, None
+            if self._wanted(vote.result()):
+                return True
+        now = time.monotonic()
+        mine = tf.constant([float(self.must_leave), now - self._voted_at])
+        self._voted_at = now
+        if self._quick and self.size > 1:
+            self._vote = self._voter.submit(self._ring.reduce, mine)
+            return False
+        return self._wanted(self._ring.reduce(mine))
+
+    def _wanted(self, votes: tf.Tensor) -> bool:
+        leave, seconds = np.asarray(votes)
+        self._quick = bool(seconds < QUICK_SECONDS * self.size)  # the same on all members
+        return bool(leave > 0)
 
     def _report(self) -> None:
         now, self._committed_at = time.monotonic(), time.monotonic()
@@ -352,16 +343,14 @@ class Worker(Member):
         leave(code)
 
 
-engine_init, engine_shutdown = hvd.init, hvd.shutdown  # a script's are others (modules.py)
-_current: Member = Member()
+_worker: list[Worker] = []
 
 
-def current() -> Member:
-    """The member that this process is."""
-    return _current
+def current() -> Worker:
+    """The worker that this process is."""
+    return _worker[0]
 
 
-def become(member: Member) -> None:
-    """Set the member that this process is."""
-    global _current
-    _current = member
+def become(worker: Worker) -> None:
+    """Set the worker that this process is."""
+    _worker[:] = [worker]

@@ -80,20 +80,20 @@ class _Refusing(MetaPathFinder):
 
 
 def install() -> None:
-    """Install the modules. Call `member.become` to set the ring that they use."""
+    """Install the modules. Call `member.become` first: they use the worker's ring."""
     if "horovod.keras" in sys.modules:
         return
     sys.meta_path.insert(0, _Refusing())
     keras3.install(optimizer.refuse_compile)
     made = {
         "init": _init,
-        "shutdown": lambda: member.current().shutdown(),
-        "rank": _planned("rank", hvd.rank),
-        "size": _planned("size", hvd.size),
-        "local_rank": _planned("local_rank", hvd.local_rank),
-        "local_size": _planned("local_size", hvd.local_size),
-        "cross_rank": _planned("cross_rank", hvd.cross_rank),
-        "cross_size": _planned("cross_size", hvd.cross_size),
+        "shutdown": lambda: None,  # the worker leaves its ring when its process ends
+        "rank": _planned("rank"),
+        "size": _planned("size"),
+        "local_rank": _planned("local_rank"),
+        "local_size": _planned("local_size"),
+        "cross_rank": _planned("cross_rank"),
+        "cross_size": _planned("cross_size"),
         "broadcast_object": objects.broadcast_object,
         "allgather_object": objects.allgather_object,
         "broadcast_variables": broadcast_variables(hvd.broadcast_variables),
@@ -122,14 +122,11 @@ def install() -> None:
     sys.modules["horovod._keras"] = private
 
 
-def _planned(name: str, engines: Any) -> Any:
+def _planned(name: str) -> Any:
     """A function that returns this worker's place in its next or present ring."""
 
     def place() -> int:
-        worker = member.current()
-        if not isinstance(worker, member.Worker):
-            return int(engines())
-        return worker.place(name)
+        return member.current().place(name)
 
     place.__name__ = name
     return place
@@ -155,7 +152,10 @@ def broadcast_variables(engines: Any) -> Any:
 
     def broadcast(variables: Any, root_rank: int, **options: Any) -> Any:
         held = [v._value if isinstance(v, keras.Variable) else v for v in variables]
-        return engines(held, root_rank, **options) if held else None
+        if held and (options or not tf.executing_eagerly()):
+            return engines(held, root_rank, **options)
+        # Horovod traces a graph in each process, and the running workers wait for that of a new one.
+        return member.current().broadcast(held, root_rank)
 
     return broadcast
 
