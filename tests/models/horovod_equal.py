@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A plain Horovod script: each optimizer on several ranks, against one process with the whole batch.
 
+`keras` is Keras 3, or Keras 2 with --legacy-keras.
 Rank 1 dies in the first attempt, so that all ranks start again from the top.
 """
 
@@ -9,11 +10,11 @@ import signal
 from typing import Any
 
 import horovod.tensorflow.keras as hvd
-import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
+keras = tf.keras
 hvd.init()
 attempt = f"attempt-{hvd.rank()}"
 first = not os.path.exists(attempt)
@@ -93,7 +94,7 @@ def train(
             optimizer.apply_gradients(
                 zip(gradients(model, slice(mine, mine + part)), model.trainable_variables, strict=True)
             )
-    check(f"{alone.name} {passes} {sorted(options)}", model, expected)
+    check(f"{type(alone).__name__} {passes} {sorted(options)}", model, expected)
 
 
 train(lambda: keras.optimizers.SGD(0.05, momentum=0.9))
@@ -106,6 +107,10 @@ half = hvd.Compression.fp16
 train(lambda: keras.optimizers.AdamW(0.01), make_model=make_line, gradients=exact, compression=half)
 train(lambda: keras.optimizers.SGD(0.05), make_model=make_rows)
 train(lambda: keras.optimizers.SGD(0.05), make_model=make_rows, sparse_as_dense=True)
+if "tf_keras" in keras.Model.__module__:
+    train(lambda: keras.optimizers.legacy.SGD(0.05, momentum=0.9, decay=0.1))
+    train(lambda: keras.optimizers.legacy.Adam(0.01), passes=4)
+    print("on Keras 2")
 assert isinstance(gradients(make_rows(), slice(4))[0], tf.IndexedSlices)
 
 # By `fit`, with the callbacks, from different weights on each rank.

@@ -12,12 +12,12 @@ import functools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ParamSpec, TypeVar
 
-import keras
 import tensorflow as tf
 
 from edl.trainer.horovod_scripts import member, objects
 from edl.trainer.model import snapshot
 
+keras = tf.keras
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -143,14 +143,17 @@ class TensorFlowKerasState(TensorFlowState):
     def __init__(self, model: Any, optimizer: Any = None, backend: Any = None, **kwargs: Any):
         self.model = model
         self.optimizer = optimizer or model.optimizer
-        if model.built and not getattr(self.optimizer, "built", True):
-            self.optimizer.build(model.trainable_variables)  # as on the members that have trained
+        # As on the members that have trained. Legacy optimizers of Keras 2 have an own name for it.
+        of_keras2 = getattr(self.optimizer, "_create_all_weights", None)
+        build = getattr(self.optimizer, "build", of_keras2)
+        if model.built and build is not None and not getattr(self.optimizer, "built", False):
+            build(model.trainable_variables)
         super().__init__(**kwargs)
 
     @property
     def _variables(self) -> Sequence[Any]:
         optimizer = getattr(self.optimizer, "variables", ())
-        return [*self.model.variables, *optimizer]
+        return [*self.model.variables, *(optimizer() if callable(optimizer) else optimizer)]
 
 
 def run(func: Callable[P, R]) -> Callable[P, R]:

@@ -18,7 +18,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any, NoReturn, Protocol
 
 import numpy as np
@@ -40,7 +39,7 @@ from edl.trainer.session.state import Progress
 COMMITS = Layout(records=1 << 50)  # more than any script makes: the master counts each commit as one step
 CUT_SECONDS = 1.0  # within which the master cuts a ring that has lost a member
 AGAIN_SECONDS = 2.0
-QUICK_SECONDS = 0.2  # commits that follow each other within this time do not wait for a vote
+VOTE_SECONDS, MOST_COMMITS = 0.25, 10  # between two votes whether the ring changes
 HEARTBEATS = 6  # in the time after which the master takes a worker for dead
 
 
@@ -88,10 +87,9 @@ class Worker:
         self._began = self._is_ready = self._has_state = False
         self._commits = 0
         self._committed_at: float | None = None
-        # Of this ring: the vote that is under way, its thread, and whether commits follow each other quickly.
-        self._vote: Future[tf.Tensor] | None = None
-        self._voter = ThreadPoolExecutor(1, "vote")
-        self._voted_at, self._quick = 0.0, False
+        # Commits from one vote to the next, and until the next; the same on all members of a ring.
+        self._each = self._until_vote = 1
+        self._voted_at = 0.0
         self._stall: float | None = None  # a ring was formed, and has not committed yet
         self._session.cuts(self._ring.cut if self.elastic else self._end_process)
 
@@ -139,9 +137,6 @@ class Worker:
                 broken = (str(error).splitlines() or [type(error).__name__])[0][:200]
                 self._ring.cut()  # so that all other ranks notice at once
             self._generation = 0
-            if self._vote is not None:
-                wait([self._vote])  # it ends: all members have voted, or the ring is cut
-                self._vote = None
             self._ring.close()
             if broken:
                 state.restore()
@@ -271,7 +266,7 @@ class Worker:
 
     def _joined(self, form: FormRing) -> None:
         self._generation, self._has_state = form.generation, True
-        self._quick = False
+        self._each = self._until_vote = 1
         now = self._voted_at = time.monotonic()
         self._stall = 0.0 if self._committed_at is None else now - self._committed_at
         self._session.progress = Progress(form.generation, self._commits)
@@ -280,24 +275,18 @@ class Worker:
     def _all_leave(self) -> bool:
         """Whether the master wants a member to leave; all members agree on it.
 
-        They vote by an all-reduce. Where commits follow each other quickly, it runs beside the next step, and
-        the next commit acts on its result. Where they are rare, the commit waits for the result.
+        They vote by an all-reduce, which takes milliseconds. So commits that follow each other quickly share
+        a vote. How many do is agreed upon in the vote before.
         """
-        if self._vote is not None:
-            vote, self._vote = self._vote, None
-            if self._wanted(vote.result()):
-                return True
-        now = time.monotonic()
-        mine = tf.constant([float(self.must_leave), now - self._voted_at])
-        self._voted_at = now
-        if self._quick and self.size > 1:
-            self._vote = self._voter.submit(self._ring.reduce, mine)
+        self._until_vote -= 1
+        if self._until_vote > 0:
             return False
-        return self._wanted(self._ring.reduce(mine))
-
-    def _wanted(self, votes: tf.Tensor) -> bool:
-        leave, seconds = np.asarray(votes)
-        self._quick = bool(seconds < QUICK_SECONDS * self.size)  # the same on all members
+        seconds = time.monotonic() - self._voted_at
+        votes = self._ring.reduce(tf.constant([float(self.must_leave), seconds / self._each]))
+        leave, of_one_commit = np.asarray(votes)
+        commits = int(VOTE_SECONDS * self.size / max(float(of_one_commit), VOTE_SECONDS / MOST_COMMITS))
+        self._each = self._until_vote = min(max(commits, 1), MOST_COMMITS)
+        self._voted_at = time.monotonic()
         return bool(leave > 0)
 
     def _report(self) -> None:

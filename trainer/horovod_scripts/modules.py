@@ -84,7 +84,8 @@ def install() -> None:
     if "horovod.keras" in sys.modules:
         return
     sys.meta_path.insert(0, _Refusing())
-    keras3.install(optimizer.refuse_compile)
+    if not optimizer.is_keras2():
+        keras3.install(optimizer.refuse_compile)
     made = {
         "init": _init,
         "shutdown": lambda: None,  # the worker leaves its ring when its process ends
@@ -180,7 +181,7 @@ def load_model(
 ) -> Any:
     """Load a Keras model, and distribute its optimizer."""
     known = {kind.__name__: kind for kind in custom_optimizers or ()} | (custom_objects or {})
-    model = keras.saving.load_model(filepath, custom_objects=known)
+    model = tf.keras.models.load_model(filepath, custom_objects=known)
     model.optimizer = optimizer.distributed_optimizer(model.optimizer, compression=compression)
     return model
 
