@@ -33,8 +33,8 @@ def horovod(context: typer.Context) -> None:
         raise ConfigError(why)
     if horovod_flags.LEGACY_KERAS in call.environment and find_spec("tf_keras") is None:
         raise ConfigError(
-            "edl horovod --legacy-keras: tf-keras is not installed: "
-            "pip install --no-deps tf-keras (the version of your TensorFlow)"
+            "edl horovod --legacy-keras: tf-keras is not installed; install the version of your TensorFlow: "
+            "pip install --no-deps tf-keras==VERSION"
         )
     os.environ.update(call.environment)
     raise typer.Exit(local_job.run_job(call.output or local_job.new_output(script.stem), merged))

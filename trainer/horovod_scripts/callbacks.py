@@ -9,7 +9,7 @@ from typing import Any
 import horovod.tensorflow as hvd
 import tensorflow as tf
 
-keras = tf.keras
+keras: Any = tf.keras
 
 
 class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):

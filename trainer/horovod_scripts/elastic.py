@@ -17,7 +17,7 @@ import tensorflow as tf
 from edl.trainer.horovod_scripts import member, objects
 from edl.trainer.model import snapshot
 
-keras = tf.keras
+keras: Any = tf.keras
 P = ParamSpec("P")
 R = TypeVar("R")
 

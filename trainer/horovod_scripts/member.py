@@ -185,18 +185,12 @@ class Worker:
 
         All workers of a machine count as one host: each has a machine or container of its own elsewhere.
         """
+        mine = (self.rank, self.size)
         one_host = os.environ.get("EDL_RING_INTERFACE", "lo") == "lo"
-        local, across = (self.rank, self.size), (0, 1)
-        if not one_host:
-            local, across = across, local
-        return {
-            "rank": self.rank,
-            "size": self.size,
-            "local_rank": local[0],
-            "local_size": local[1],
-            "cross_rank": across[0],
-            "cross_size": across[1],
-        }[name]
+        local, across = (mine, (0, 1)) if one_host else ((0, 1), mine)
+        of, _, which = name.rpartition("_")
+        rank, size = {"": mine, "local": local, "cross": across}[of]
+        return rank if which == "rank" else size
 
     def finished(self) -> None:
         """Report that the script has ended by itself, until the master has ended this worker."""

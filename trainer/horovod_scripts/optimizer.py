@@ -146,7 +146,11 @@ class Keras3(Distributed):
         if not me.built:
             with backend.name_scope(me.name, caller=me):
                 me.build(variables)
-        self._train(list(grads), variables, lambda due: super(Keras3, me).apply(due, variables))
+
+        def update(due: list[Any]) -> None:
+            super(Keras3, me).apply(due, variables)  # type: ignore[misc]
+
+        self._train(list(grads), variables, update)
 
 
 class Keras2(Distributed):
@@ -159,7 +163,8 @@ class Keras2(Distributed):
         variables = [variable for _, variable in pairs]
 
         def update(due: list[Any]) -> None:
-            super(Keras2, me).apply_gradients(zip(due, variables, strict=True), *args, **options)
+            pairs = zip(due, variables, strict=True)
+            super(Keras2, me).apply_gradients(pairs, *args, **options)  # type: ignore[misc]
 
         self._train([grad for grad, _ in pairs], variables, update)
         return me.iterations
