@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import typer
@@ -30,5 +31,10 @@ def horovod(context: typer.Context) -> None:
     typed = parse(merged)
     if why := too_few_gpus(typed.local.gpus_per_worker, typed.workers, os.environ | call.environment):
         raise ConfigError(why)
+    if horovod_flags.LEGACY_KERAS in call.environment and find_spec("tf_keras") is None:
+        raise ConfigError(
+            "edl horovod --legacy-keras: tf-keras is not installed; install the version of your TensorFlow: "
+            "pip install --no-deps tf-keras==VERSION"
+        )
     os.environ.update(call.environment)
     raise typer.Exit(local_job.run_job(call.output or local_job.new_output(script.stem), merged))

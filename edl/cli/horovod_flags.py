@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 
 from edl.errors import ConfigError
 
+LEGACY_KERAS = "TF_USE_LEGACY_KERAS"  # TensorFlow then takes tf-keras as `tf.keras`
 VERSION = "0.28.1"  # of Horovod
 BUILD = f"""Horovod v{VERSION}, patched by edl:
 
@@ -42,7 +43,6 @@ REFUSED = {
     "--config-file": "use flags, or --values FILE with values of edl",
     "--spark": "workers are started by edl, not by Spark",
     "--ray": "workers are started by edl, not by Ray",
-    "--legacy-keras": "edl has Keras 3, and no tf-keras; a script that needs Keras 2 can use edl.join",
 }
 # Flags without an effect: how many values each takes, and the line that says why.
 IGNORED = {
@@ -97,6 +97,7 @@ SWITCHES = {
     "--log-without-timestamp": ("HOROVOD_LOG_HIDE_TIME", "1"),
     "--no-log-hide-timestamp": ("HOROVOD_LOG_HIDE_TIME", "0"),
     "--log-hide-timestamp": ("HOROVOD_LOG_HIDE_TIME", "1"),
+    "--legacy-keras": (LEGACY_KERAS, "1"),
 }
 
 
@@ -207,6 +208,7 @@ are refused, and flags without an effect are ignored, each with the reason.
   --start-timeout SECONDS   until a worker has entered hvd.init(), or hvd.elastic.run
   --output-filename DIR     the output directory, with a log of each worker
   --set KEY=VALUE, -f FILE  values of edl; repeatable
+  --legacy-keras            tf.keras is Keras 2, from the package tf-keras
   --check-build, --version  what edl's Horovod has"""
 
 

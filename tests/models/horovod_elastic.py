@@ -43,6 +43,7 @@ def train(state: hvd.elastic.TensorFlowKerasState) -> None:
 
 
 def reset() -> None:
+    hvd.broadcast_variables(model.variables, root_rank=0)  # in a ring of one: to this worker
     optimizer.lr.assign(0.001 * hvd.size())
     # Horovod's issues 2285 and 2652: a new worker does not make this call, and the others hang.
     assert float(hvd.allreduce(tf.constant(1.0), op=hvd.Sum, name="reset")) == 1

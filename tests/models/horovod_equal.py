@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A plain Horovod script: each optimizer on several ranks, against one process with the whole batch.
 
+`keras` is Keras 3, or Keras 2 with --legacy-keras.
 Rank 1 dies in the first attempt, so that all ranks start again from the top.
 """
 
@@ -9,11 +10,11 @@ import signal
 from typing import Any
 
 import horovod.tensorflow.keras as hvd
-import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
+keras: Any = tf.keras
 hvd.init()
 attempt = f"attempt-{hvd.rank()}"
 first = not os.path.exists(attempt)
@@ -29,7 +30,7 @@ targets = features.sum(1, keepdims=True)
 BATCH, STEPS = 32, 6
 
 
-def make_model(*layers: keras.layers.Layer) -> keras.Model:
+def make_model(*layers: Any) -> Any:
     layers = layers or (keras.layers.Dense(3), keras.layers.Dense(1))
     model = keras.Sequential([keras.Input((4,)), *layers])
     for number, weight in enumerate(model.weights):
@@ -37,30 +38,30 @@ def make_model(*layers: keras.layers.Layer) -> keras.Model:
     return model
 
 
-def make_rows() -> keras.Model:
+def make_rows() -> Any:
     """A model with sparse gradients: of the rows for positive and for negative numbers."""
     rows = (keras.layers.Discretization([0.0]), keras.layers.Embedding(3, 2), keras.layers.Flatten())
     return make_model(*rows, keras.layers.Dense(1))
 
 
-def make_line() -> keras.Model:
+def make_line() -> Any:
     return make_model(keras.layers.Dense(1))
 
 
-def gradients(model: keras.Model, records: slice, scale: float = 1.0) -> list[tf.Tensor]:
+def gradients(model: Any, records: slice, scale: float = 1.0) -> list[tf.Tensor]:
     with tf.GradientTape() as tape:
         loss = scale * tf.reduce_mean((model(features[records]) - targets[records]) ** 2)
     return tape.gradient(loss, model.trainable_variables)
 
 
-def exact(model: keras.Model, records: slice, scale: float = 1.0) -> list[tf.Tensor]:
+def exact(model: Any, records: slice, scale: float = 1.0) -> list[tf.Tensor]:
     """Gradients that half precision holds without rounding: means of small whole numbers."""
     with tf.GradientTape() as tape:
         loss = scale * tf.reduce_mean(model(np.round(features[records] * 2)))
     return tape.gradient(loss, model.trainable_variables)
 
 
-def check(name: str, model: keras.Model, expected: keras.Model) -> None:
+def check(name: str, model: Any, expected: Any) -> None:
     values = np.concatenate([np.ravel(weight) for weight in model.get_weights()])
     alone = np.concatenate([np.ravel(weight) for weight in expected.get_weights()])
     on_all = hvd.allgather_object(values.tobytes().hex())
@@ -93,7 +94,7 @@ def train(
             optimizer.apply_gradients(
                 zip(gradients(model, slice(mine, mine + part)), model.trainable_variables, strict=True)
             )
-    check(f"{alone.name} {passes} {sorted(options)}", model, expected)
+    check(f"{type(alone).__name__} {passes} {sorted(options)}", model, expected)
 
 
 train(lambda: keras.optimizers.SGD(0.05, momentum=0.9))
@@ -106,6 +107,10 @@ half = hvd.Compression.fp16
 train(lambda: keras.optimizers.AdamW(0.01), make_model=make_line, gradients=exact, compression=half)
 train(lambda: keras.optimizers.SGD(0.05), make_model=make_rows)
 train(lambda: keras.optimizers.SGD(0.05), make_model=make_rows, sparse_as_dense=True)
+if "tf_keras" in keras.Model.__module__:
+    train(lambda: keras.optimizers.legacy.SGD(0.05, momentum=0.9, decay=0.1))
+    train(lambda: keras.optimizers.legacy.Adam(0.01), passes=4)
+    print("on Keras 2")
 assert isinstance(gradients(make_rows(), slice(4))[0], tf.IndexedSlices)
 
 # By `fit`, with the callbacks, from different weights on each rank.

@@ -64,5 +64,6 @@ if commits:
         commit(state)
 
     State.commit = counted
+print("Keras is", tf.keras.Model.__module__.partition(".")[0], flush=True)
 sys.argv = [str(SCRIPTS / name), *sys.argv[4:]]
 runpy.run_path(sys.argv[0], run_name="__main__")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""hvd.callbacks for Keras 3."""
+"""hvd.callbacks, for the Keras that `tf.keras` is."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from collections.abc import Callable
 from typing import Any
 
 import horovod.tensorflow as hvd
-import keras
 import tensorflow as tf
+
+keras: Any = tf.keras
 
 
 class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
@@ -120,11 +121,11 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
         """Set the learning rate of this time, in epochs."""
         optimizer, before = self.model.optimizer, self._rate
         optimizer.learning_rate = self.initial_lr * self.multiplier(epoch)
-        # A step on Keras 3 is a compiled graph, which has the momentum as a constant.
+        # A compiled step has the momentum as a constant.
         compiled = not self.model.run_eagerly
         if self.momentum_correction and not compiled and getattr(optimizer, "momentum", None) and before:
-            self._usual_momentum = optimizer.momentum
-            optimizer.momentum *= self._rate / before
+            self._usual_momentum = float(optimizer.momentum)
+            optimizer.momentum = self._usual_momentum * self._rate / before
 
 
 class LearningRateWarmupCallback(LearningRateScheduleCallback):

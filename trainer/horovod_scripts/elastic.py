@@ -12,11 +12,12 @@ import functools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ParamSpec, TypeVar
 
-import keras
-import numpy as np
+import tensorflow as tf
 
 from edl.trainer.horovod_scripts import member, objects
+from edl.trainer.model import snapshot
 
+keras: Any = tf.keras
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -112,7 +113,7 @@ class TensorFlowState(ObjectState):
 
     def __init__(self, variables: Iterable[Any] | None = None, session: Any = None, **kwargs: Any):
         self._listed = None if variables is None else list(variables)
-        self._arrays: dict[Any, np.ndarray] = {}  # by reference to the variable
+        self._values: dict[Any, Any] = {}  # by reference to the variable
         super().__init__(**kwargs)
         self.save()
 
@@ -122,21 +123,17 @@ class TensorFlowState(ObjectState):
 
     def save(self) -> None:
         super().save()
-        self._arrays = {variable.ref(): _array(variable) for variable in self._variables}
+        self._values = {variable.ref(): snapshot.in_host_memory(variable) for variable in self._variables}
 
     def restore(self) -> None:
         super().restore()
         for variable in self._variables:
             # An optimizer makes its variables at its first update, of zeros.
-            saved = self._arrays.get(variable.ref())
-            variable.assign(np.zeros_like(_array(variable)) if saved is None else saved)
+            saved = self._values.get(variable.ref())
+            variable.assign(tf.zeros(variable.shape, variable.dtype) if saved is None else saved)
 
     def sync(self) -> None:
-        variables = self._variables
-        arrays = [_array(variable) for variable in variables]
-        received = member.current().broadcast_arrays(arrays)
-        for variable, array in zip(variables, received, strict=True):
-            variable.assign(array)
+        member.current().broadcast(self._variables)
         super().sync()
 
 
@@ -146,19 +143,17 @@ class TensorFlowKerasState(TensorFlowState):
     def __init__(self, model: Any, optimizer: Any = None, backend: Any = None, **kwargs: Any):
         self.model = model
         self.optimizer = optimizer or model.optimizer
-        if model.built and not getattr(self.optimizer, "built", True):
-            self.optimizer.build(model.trainable_variables)  # as on the members that have trained
+        # As on the members that have trained. Legacy optimizers of Keras 2 have an own name for it.
+        of_keras2 = getattr(self.optimizer, "_create_all_weights", None)
+        build = getattr(self.optimizer, "build", of_keras2)
+        if model.built and build is not None and not getattr(self.optimizer, "built", False):
+            build(model.trainable_variables)
         super().__init__(**kwargs)
 
     @property
     def _variables(self) -> Sequence[Any]:
         optimizer = getattr(self.optimizer, "variables", ())
-        return [*self.model.variables, *optimizer]
-
-
-def _array(variable: Any) -> np.ndarray:
-    """A copy of the variable's value."""
-    return np.array(variable.numpy())
+        return [*self.model.variables, *(optimizer() if callable(optimizer) else optimizer)]
 
 
 def run(func: Callable[P, R]) -> Callable[P, R]:

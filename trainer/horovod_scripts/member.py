@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """This process as a member of rings, while it runs a script that was written for Horovod.
 
-`current()` is a `Member`, whose ring is the one that its environment describes, or a `Worker` of a job.
+`current()` is the `Worker` that this process is.
 
 An elastic worker is in a ring of one outside of the function that `hvd.elastic.run` decorates. So imports,
 building, a first `fit` and the reset callbacks cannot wait for other workers. It is ready when it enters that
@@ -20,7 +20,6 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn, Protocol
 
-import horovod.tensorflow as hvd
 import numpy as np
 import tensorflow as tf
 from horovod.common.exceptions import HorovodInternalError, HostsUpdatedInterrupt
@@ -29,6 +28,7 @@ from edl.config import Config
 from edl.contract.exit_codes import WorkerExit
 from edl.contract.layout import Layout
 from edl.contract.proto import edl_pb2 as pb
+from edl.trainer.model import snapshot
 from edl.trainer.ring.base import RingBroken, broadcast_parts
 from edl.trainer.ring.horovod import HorovodRing
 from edl.trainer.runtime.termination import end_children, leave
@@ -39,6 +39,7 @@ from edl.trainer.session.state import Progress
 COMMITS = Layout(records=1 << 50)  # more than any script makes: the master counts each commit as one step
 CUT_SECONDS = 1.0  # within which the master cuts a ring that has lost a member
 AGAIN_SECONDS = 2.0
+VOTE_SECONDS, MOST_COMMITS = 0.25, 10  # between two votes whether the ring changes
 HEARTBEATS = 6  # in the time after which the master takes a worker for dead
 
 
@@ -60,41 +61,7 @@ class Stopped(BaseException):
         self.end = end
 
 
-class Member:
-    """A process whose ring is fixed: its environment says where the other members are."""
-
-    def init(self) -> None:
-        """Form the ring, once."""
-        if not hvd.is_initialized():
-            engine_init()
-
-    def shutdown(self) -> None:
-        """Leave the ring."""
-        engine_shutdown()
-
-    def run(self, state: Shared, call: Callable[[], Any]) -> Any:
-        """Call a function with a state that all members share."""
-        state.sync()
-        return call()
-
-    def committed(self) -> None:
-        """Record that the state was saved, and leave the ring here if its members change."""
-
-    def check(self, save: Callable[[], None]) -> None:
-        """Leave the ring here if its members change; save the state then."""
-
-    @property
-    def must_leave(self) -> bool:
-        """Whether the master wants the members of this worker's ring to leave it."""
-        return False
-
-    def broadcast_arrays(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """Return the arrays of rank 0. All ranks know their shapes and types."""
-        tensors = [hvd.broadcast(tf.constant(a), 0, f"HorovodBroadcast_{i}") for i, a in enumerate(arrays)]
-        return [np.asarray(tensor) for tensor in tensors]
-
-
-class Worker(Member):
+class Worker:
     """A worker of a job.
 
     Args:
@@ -120,6 +87,9 @@ class Worker(Member):
         self._began = self._is_ready = self._has_state = False
         self._commits = 0
         self._committed_at: float | None = None
+        # Commits from one vote to the next, and until the next; the same on all members of a ring.
+        self._each = self._until_vote = 1
+        self._voted_at = 0.0
         self._stall: float | None = None  # a ring was formed, and has not committed yet
         self._session.cuts(self._ring.cut if self.elastic else self._end_process)
 
@@ -143,14 +113,12 @@ class Worker(Member):
             self._end_process()
         self._joined(form)
 
-    def shutdown(self) -> None:
-        """Nothing: the worker leaves its ring when its process ends."""
-
     def run(self, state: Shared, call: Callable[[], Any]) -> Any:
         """Call the training function in ring after ring, until it returns: `hvd.elastic.run`."""
         self.init()
         if not self.elastic:
-            return super().run(state, call)
+            state.sync()
+            return call()
         self._ready()
         while True:
             form = self._next_ring()
@@ -207,29 +175,22 @@ class Worker(Member):
         """Whether the master wants the members of this worker's ring to leave it."""
         return bool(self._generation) and self._session.must_leave(self._generation)
 
-    def broadcast_arrays(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """Return the arrays of rank 0, with the shapes and dtypes of these."""
-        parts = [np.ascontiguousarray(array).reshape(-1).view(np.uint8) for array in arrays]
-        received = broadcast_parts(self._ring, parts, 0, self.rank)
-        return [p.view(a.dtype).reshape(a.shape) for p, a in zip(received, arrays, strict=True)]
+    def broadcast(self, variables: Sequence[Any], root: int = 0) -> None:
+        """Give the variables the values that they have on rank `root`."""
+        parts = broadcast_parts(self._ring, snapshot.parts(variables), root, self.rank)
+        snapshot.take_over(variables, snapshot.prepared(variables, parts))
 
     def place(self, name: str) -> int:
         """This worker's planned or present place: its rank, size, cross_rank or cross_size.
 
         All workers of a machine count as one host: each has a machine or container of its own elsewhere.
         """
+        mine = (self.rank, self.size)
         one_host = os.environ.get("EDL_RING_INTERFACE", "lo") == "lo"
-        local, across = (self.rank, self.size), (0, 1)
-        if not one_host:
-            local, across = across, local
-        return {
-            "rank": self.rank,
-            "size": self.size,
-            "local_rank": local[0],
-            "local_size": local[1],
-            "cross_rank": across[0],
-            "cross_size": across[1],
-        }[name]
+        local, across = (mine, (0, 1)) if one_host else ((0, 1), mine)
+        of, _, which = name.rpartition("_")
+        rank, size = {"": mine, "local": local, "cross": across}[of]
+        return rank if which == "rank" else size
 
     def finished(self) -> None:
         """Report that the script has ended by itself, until the master has ended this worker."""
@@ -299,15 +260,28 @@ class Worker(Member):
 
     def _joined(self, form: FormRing) -> None:
         self._generation, self._has_state = form.generation, True
-        now = time.monotonic()
+        self._each = self._until_vote = 1
+        now = self._voted_at = time.monotonic()
         self._stall = 0.0 if self._committed_at is None else now - self._committed_at
         self._session.progress = Progress(form.generation, self._commits)
         self._session.say(form.generation, joined_ring=pb.JoinedRing(step=self._commits))
 
     def _all_leave(self) -> bool:
-        """Whether the master wants a member to leave; all members agree on it."""
-        total = self._ring.reduce(tf.constant([float(self.must_leave)]))
-        return float(np.asarray(total)[0]) > 0
+        """Whether the master wants a member to leave; all members agree on it.
+
+        They vote by an all-reduce, which takes milliseconds. So commits that follow each other quickly share
+        a vote. How many do is agreed upon in the vote before.
+        """
+        self._until_vote -= 1
+        if self._until_vote > 0:
+            return False
+        seconds = time.monotonic() - self._voted_at
+        votes = self._ring.reduce(tf.constant([float(self.must_leave), seconds / self._each]))
+        leave, of_one_commit = np.asarray(votes)
+        commits = int(VOTE_SECONDS * self.size / max(float(of_one_commit), VOTE_SECONDS / MOST_COMMITS))
+        self._each = self._until_vote = min(max(commits, 1), MOST_COMMITS)
+        self._voted_at = time.monotonic()
+        return bool(leave > 0)
 
     def _report(self) -> None:
         now, self._committed_at = time.monotonic(), time.monotonic()
@@ -352,16 +326,14 @@ class Worker(Member):
         leave(code)
 
 
-engine_init, engine_shutdown = hvd.init, hvd.shutdown  # a script's are others (modules.py)
-_current: Member = Member()
+_worker: list[Worker] = []
 
 
-def current() -> Member:
-    """The member that this process is."""
-    return _current
+def current() -> Worker:
+    """The worker that this process is."""
+    return _worker[0]
 
 
-def become(member: Member) -> None:
-    """Set the member that this process is."""
-    global _current
-    _current = member
+def become(worker: Worker) -> None:
+    """Set the worker that this process is."""
+    _worker[:] = [worker]

@@ -25,6 +25,7 @@ RUNNER = (
     "is not part of edl: its servers run code that any sender gives them. Start scripts with "
     "`edl horovod -np N script.py`"
 )
+PLACES = ("rank", "size", "local_rank", "local_size", "cross_rank", "cross_size")
 MISSING = {
     "horovod.run": RUNNER,
     "horovod.runner": RUNNER,
@@ -33,41 +34,6 @@ MISSING = {
     "horovod.torch": "is not part of edl: its Horovod is built for TensorFlow",
     "horovod.mxnet": "is not part of edl: its Horovod is built for TensorFlow",
 }
-# What horovod.tensorflow.keras has of horovod.tensorflow.
-_SHARED = (
-    "init",
-    "shutdown",
-    "is_initialized",
-    "start_timeline",
-    "stop_timeline",
-    "size",
-    "local_size",
-    "cross_size",
-    "rank",
-    "local_rank",
-    "cross_rank",
-    "mpi_threads_supported",
-    "mpi_enabled",
-    "mpi_built",
-    "gloo_enabled",
-    "gloo_built",
-    "nccl_built",
-    "ddl_built",
-    "ccl_built",
-    "cuda_built",
-    "rocm_built",
-    "ProcessSet",
-    "global_process_set",
-    "add_process_set",
-    "remove_process_set",
-    "Average",
-    "Sum",
-    "Compression",
-    "allgather_object",
-    "broadcast_object",
-    "broadcast_variables",
-    "SyncBatchNormalization",
-)
 
 
 class _Refusing(MetaPathFinder):
@@ -80,24 +46,20 @@ class _Refusing(MetaPathFinder):
 
 
 def install() -> None:
-    """Install the modules. Call `member.become` to set the ring that they use."""
+    """Install the modules. Call `member.become` first: they use the worker's ring."""
     if "horovod.keras" in sys.modules:
         return
     sys.meta_path.insert(0, _Refusing())
-    keras3.install(optimizer.refuse_compile)
+    if not optimizer.is_keras2():
+        keras3.install(optimizer.refuse_compile)
     made = {
         "init": _init,
-        "shutdown": lambda: member.current().shutdown(),
-        "rank": _planned("rank", hvd.rank),
-        "size": _planned("size", hvd.size),
-        "local_rank": _planned("local_rank", hvd.local_rank),
-        "local_size": _planned("local_size", hvd.local_size),
-        "cross_rank": _planned("cross_rank", hvd.cross_rank),
-        "cross_size": _planned("cross_size", hvd.cross_size),
+        "shutdown": lambda: None,  # the worker leaves its ring when its process ends
+        **{name: _planned(name) for name in PLACES},
         "broadcast_object": objects.broadcast_object,
         "allgather_object": objects.allgather_object,
         "broadcast_variables": broadcast_variables(hvd.broadcast_variables),
-        "DistributedOptimizer": distributed_optimizer,
+        "DistributedOptimizer": optimizer.distributed_optimizer,
         "elastic": elastic,
     }
     for name, value in made.items():
@@ -107,29 +69,20 @@ def install() -> None:
     for name in ("horovod.tensorflow.keras", "horovod.keras"):
         module = types.ModuleType(name, "Horovod's interface to Keras, by edl.")
         module.__path__ = []
-        for shared in _SHARED:
-            setattr(module, shared, getattr(hvd, shared))
         parts = {"callbacks": callbacks, "elastic": elastic}
-        module.__dict__.update(parts, **_KERAS)
+        shared = {known: value for known, value in vars(hvd).items() if not known.startswith("_")}
+        module.__dict__.update(shared | parts | _KERAS)
         sys.modules[name] = module
         sys.modules |= {f"{name}.{part}": found for part, found in parts.items()}
         parent, _, last = name.rpartition(".")
         setattr(sys.modules[parent], last, module)
-    private = types.ModuleType("horovod._keras", "The part of Horovod's private module that others use.")
-    private.create_distributed_optimizer = lambda keras, optimizer, *args, **options: (  # type: ignore[attr-defined]
-        distributed_optimizer(optimizer, *args, **options)
-    )
-    sys.modules["horovod._keras"] = private
 
 
-def _planned(name: str, engines: Any) -> Any:
+def _planned(name: str) -> Any:
     """A function that returns this worker's place in its next or present ring."""
 
     def place() -> int:
-        worker = member.current()
-        if not isinstance(worker, member.Worker):
-            return int(engines())
-        return worker.place(name)
+        return member.current().place(name)
 
     place.__name__ = name
     return place
@@ -155,20 +108,12 @@ def broadcast_variables(engines: Any) -> Any:
 
     def broadcast(variables: Any, root_rank: int, **options: Any) -> Any:
         held = [v._value if isinstance(v, keras.Variable) else v for v in variables]
-        return engines(held, root_rank, **options) if held else None
+        if held and (options or not tf.executing_eagerly()):
+            return engines(held, root_rank, **options)
+        # Horovod traces a graph in each process, and the running workers wait for that of a new one.
+        return member.current().broadcast(held, root_rank)
 
     return broadcast
-
-
-def distributed_optimizer(wrapped: Any, *args: Any, **options: Any) -> Any:
-    """Return an optimizer that averages gradients over all ranks.
-
-    Raises:
-        ValueError: the optimizer is one of TensorFlow 1.
-    """
-    if isinstance(wrapped, tf.compat.v1.train.Optimizer):
-        raise ValueError("hvd.DistributedOptimizer: an optimizer of TensorFlow 1; use one of Keras")
-    return optimizer.distributed_optimizer(wrapped, *args, **options)
 
 
 def load_model(
@@ -180,41 +125,33 @@ def load_model(
 ) -> Any:
     """Load a Keras model, and distribute its optimizer."""
     known = {kind.__name__: kind for kind in custom_optimizers or ()} | (custom_objects or {})
-    model = keras.saving.load_model(filepath, custom_objects=known)
+    model = tf.keras.models.load_model(filepath, custom_objects=known)
     model.optimizer = optimizer.distributed_optimizer(model.optimizer, compression=compression)
     return model
 
 
-def _collective(name: str) -> Any:
-    """A collective that takes and returns NumPy arrays or numbers, as Keras' interface has it."""
+def _collective(name: str, *arguments: str) -> Any:
+    """A collective that takes and returns NumPy arrays or numbers, as Keras' interface has it.
 
-    def call(value: Any, *args: Any, **options: Any) -> Any:
+    Args:
+        arguments: the names of its arguments after the value, in the order of Keras' interface.
+    """
+
+    def call(value: Any, *given: Any, **options: Any) -> Any:
+        options |= zip(arguments, given, strict=False)
         if options.pop("average", None) is False:
             options["op"] = hvd.Sum
-        result = getattr(hvd, name)(tf.convert_to_tensor(value), *args, **options)
+        result = getattr(hvd, name)(tf.convert_to_tensor(value), **options)
         return result.numpy() if tf.executing_eagerly() else result
 
     return call
 
 
-def _broadcast_global_variables(root_rank: int) -> None:
-    raise RuntimeError(
-        "hvd.broadcast_global_variables: TensorFlow 2 has none; use hvd.broadcast_variables or "
-        "hvd.callbacks.BroadcastGlobalVariablesCallback"
-    )
-
-
 _KERAS = {
-    "DistributedOptimizer": distributed_optimizer,
     "PartialDistributedOptimizer": optimizer.partial_distributed_optimizer,
-    "broadcast_global_variables": _broadcast_global_variables,
     "load_model": load_model,
-    "allreduce": lambda value, name=None, average=None, **options: _collective("allreduce")(
-        value, name=name, average=average, **options
-    ),
-    "allgather": _collective("allgather"),
-    "broadcast": _collective("broadcast"),
-    "reducescatter": lambda value, name=None, **options: _collective("reducescatter")(
-        value, name=name, **options
-    ),
+    "allreduce": _collective("allreduce", "name", "average"),
+    "allgather": _collective("allgather", "name"),
+    "broadcast": _collective("broadcast", "root_rank", "name"),
+    "reducescatter": _collective("reducescatter", "name"),
 }

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""hvd.DistributedOptimizer for Keras 3.
+"""hvd.DistributedOptimizer for Keras 3, and for Keras 2 (tf-keras).
 
 Keras 3 calls `optimizer.apply(gradients)` for each batch. Horovod 0.28.1 overrides methods that Keras 3 does
-not call, so each rank would train by itself. Here `apply` itself averages the gradients over all ranks.
+not call, so each rank would train by itself. Here `apply` itself averages the gradients over all ranks. On
+Keras 2 `apply_gradients` does that: `fit`, `minimize` and loops of a script all call it.
 
 Horovod pairs operations by name. The names here are those of the optimizer and the variable's number, not of
 the graph: a new worker has traced its graphs in a different order than the others.
@@ -11,7 +12,7 @@ the graph: a new worker has traced its graphs in a different order than the othe
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,15 +61,10 @@ class Distributed:
         """Leave the gradients of a variable out of the all-reduce."""
         self.local_variables.add(var.ref())  # type: ignore[attr-defined]
 
-    def apply(self, grads: Sequence[Any], trainable_variables: Sequence[Any] | None = None) -> None:
-        """Average the gradients over all ranks, then update the variables."""
-        me: Any = self
-        variables = list(me._trainable_variables if trainable_variables is None else trainable_variables)
-        if not me.built:
-            with backend.name_scope(me.name, caller=me):
-                me.build(variables)
+    def _train(self, grads: list[Any], variables: list[Any], update: Callable[[list[Any]], Any]) -> None:
+        """Average the gradients over all ranks, and call `update` with them."""
         if self.horovod.passes == 1:
-            super().apply(self._reduced(list(grads), variables), variables)  # type: ignore[misc]
+            update(self._reduced(grads, variables))
             return
         # Variables must exist before the branch, and gradients that are None are so for each batch.
         sums, count = self._accumulators(variables)
@@ -77,15 +73,15 @@ class Distributed:
                 total.assign_add(tf.convert_to_tensor(grad))
         scale = 1.0 / self.horovod.passes if self.horovod.average_passes else 1.0
 
-        def update() -> tf.Tensor:
+        def reduce() -> tf.Tensor:
             due = [None if g is None else total * scale for total, g in zip(sums, grads, strict=True)]
-            super(Distributed, self).apply(self._reduced(due, variables), variables)  # type: ignore[misc]
+            update(self._reduced(due, variables))
             for total in sums:
                 total.assign(tf.zeros_like(total))
             return count.assign(0, read_value=True)
 
         now = count.assign_add(1, read_value=True)
-        tf.cond(now >= self.horovod.passes, update, lambda: tf.identity(now))
+        tf.cond(now >= self.horovod.passes, reduce, lambda: tf.identity(now))
 
     def _accumulators(self, variables: Sequence[Any]) -> tuple[list[tf.Variable], tf.Variable]:
         found = self.__dict__.get("_horovod_sums")
@@ -140,6 +136,40 @@ class Distributed:
         return list(hvd.grouped_allreduce(grads, **arguments)) if grads else []
 
 
+class Keras3(Distributed):
+    """The methods that Keras 3 calls."""
+
+    def apply(self, grads: Sequence[Any], trainable_variables: Sequence[Any] | None = None) -> None:
+        """Average the gradients over all ranks, then update the variables."""
+        me: Any = self
+        variables = list(me._trainable_variables if trainable_variables is None else trainable_variables)
+        if not me.built:
+            with backend.name_scope(me.name, caller=me):
+                me.build(variables)
+
+        def update(due: list[Any]) -> None:
+            super(Keras3, me).apply(due, variables)  # type: ignore[misc]
+
+        self._train(list(grads), variables, update)
+
+
+class Keras2(Distributed):
+    """The methods that Keras 2 calls, of its new and of its legacy optimizers."""
+
+    def apply_gradients(self, grads_and_vars: Iterable[tuple[Any, Any]], *args: Any, **options: Any) -> Any:
+        """Average the gradients over all ranks, then update the variables; returns `iterations`."""
+        me: Any = self
+        pairs = list(grads_and_vars)
+        variables = [variable for _, variable in pairs]
+
+        def update(due: list[Any]) -> None:
+            pairs = zip(due, variables, strict=True)
+            super(Keras2, me).apply_gradients(pairs, *args, **options)  # type: ignore[misc]
+
+        self._train([grad for grad, _ in pairs], variables, update)
+        return me.iterations
+
+
 class _Hidden:
     """Keeps variables from being tracked as the optimizer's own: they are no part of a saved model."""
 
@@ -176,11 +206,14 @@ def distributed_optimizer(
     Raises:
         ModelError: an argument is not supported; the message names it.
     """
-    if not isinstance(optimizer, keras.optimizers.Optimizer):
+    of_keras3 = isinstance(optimizer, keras.optimizers.Optimizer)
+    if not of_keras3 and not isinstance(optimizer, optimizers_of_keras2()):
         raise ModelError(
-            f"hvd.DistributedOptimizer: expected an optimizer of Keras 3, found {type(optimizer).__module__}."
+            f"hvd.DistributedOptimizer: expected an optimizer of Keras, found {type(optimizer).__module__}."
             f"{type(optimizer).__name__}"
         )
+    if not of_keras3 and tf.keras.mixed_precision.global_policy().name == "mixed_float16":
+        raise ModelError("hvd.DistributedOptimizer: mixed_float16 is not supported on Keras 2; use Keras 3")
     if op not in (hvd.Average, hvd.Sum):
         raise ModelError(
             "hvd.DistributedOptimizer(op=): expected hvd.Average or hvd.Sum; Adasum needs MPI or NCCL"
@@ -192,7 +225,7 @@ def distributed_optimizer(
         raise ModelError(
             f"hvd.DistributedOptimizer(groups={chosen}): expected a number, at least 0, or a list"
         )
-    if optimizer.gradient_accumulation_steps and backward_passes_per_step > 1:
+    if getattr(optimizer, "gradient_accumulation_steps", None) and backward_passes_per_step > 1:
         raise ModelError(
             "hvd.DistributedOptimizer(backward_passes_per_step=): not with gradient_accumulation_steps"
         )
@@ -200,8 +233,13 @@ def distributed_optimizer(
     if issubclass(kind, Distributed):
         raise ModelError("hvd.DistributedOptimizer: the optimizer is distributed already")
     # Saved models name the optimizer's own class, and load without Horovod.
-    made: Any = type(kind.__name__, (Distributed, kind), {"__module__": kind.__module__})
-    result = made.from_config(optimizer.get_config())
+    added = Keras3 if of_keras3 else Keras2
+    made: Any = type(kind.__name__, (added, kind), {"__module__": kind.__module__})
+    if of_keras3:
+        result = made.from_config(optimizer.get_config())
+    else:  # it keeps its slots: an optimizer of Keras 2 does not know the variables that it was built for
+        result = optimizer
+        object.__setattr__(result, "__class__", made)
     fixed = result.__dict__
     fixed["local_variables"] = set()
     fixed["horovod"] = Options(
@@ -215,11 +253,23 @@ def distributed_optimizer(
         average_aggregated_gradients,
         scale_local_gradients,
     )
-    if optimizer.built:
+    if of_keras3 and optimizer.built:
         result.build(optimizer._trainable_variables)
         for mine, known in zip(result.variables, optimizer.variables, strict=True):
             mine.assign(known)
     return result
+
+
+def optimizers_of_keras2() -> tuple[type, ...]:
+    """The classes of optimizers of tf-keras; none where `tf.keras` is Keras 3."""
+    if not is_keras2():
+        return ()
+    return tf.keras.optimizers.Optimizer, tf.keras.optimizers.legacy.Optimizer
+
+
+def is_keras2() -> bool:
+    """Whether `tf.keras` is tf-keras (TF_USE_LEGACY_KERAS=1)."""
+    return tf.keras.Model is not keras.Model
 
 
 def partial_distributed_optimizer(
@@ -227,7 +277,7 @@ def partial_distributed_optimizer(
 ) -> Any:
     """Return a distributed optimizer that leaves the variables of `local_layers` out of the all-reduce."""
     result = distributed_optimizer(optimizer, *args, **options)
-    layers = [local_layers] if isinstance(local_layers, keras.layers.Layer) else local_layers or []
+    layers = [local_layers] if isinstance(local_layers, tf.keras.layers.Layer) else local_layers or []
     for layer in layers:
         for variable in layer.trainable_weights:
             result.register_local_var(variable)

@@ -31,6 +31,15 @@ def parts(variables: Sequence[Any]) -> list[np.ndarray]:
     return [array(_value(v)).reshape(-1).view(np.uint8) for v in variables]
 
 
+def in_host_memory(variable: Any) -> Any:
+    """The variable's value now, as a tensor in host memory. Only that of a GPU's variable is copied."""
+    value = _value(variable)
+    if value.device.endswith("CPU:0"):
+        return value
+    with tf.device("CPU:0"):
+        return tf.identity(value)
+
+
 def variable_specs(variables: Sequence[Any], model: keras.Model) -> list[VariableSpec]:
     """Describe the variables, Keras' or TensorFlow's; later ones of the same name are numbered.
 

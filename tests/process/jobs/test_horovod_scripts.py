@@ -39,12 +39,18 @@ def run(*arguments: str) -> tuple[dict[str, Any], list[str]]:
     return json.loads(Path("job/summary.json").read_text()), logs
 
 
-def test_ranks_of_a_plain_script_train_as_one_process_and_start_again_when_one_dies() -> None:
-    summary, logs = run("-np", "2", "--gloo", "python", str(SCRIPTS / "horovod_equal.py"))
+def check_ranks(*flags: str) -> None:
+    """Ranks of a plain script train as one process, and start again when one dies."""
+    summary, logs = run(*flags, "-np", "2", "--gloo", "python", str(SCRIPTS / "horovod_equal.py"))
     assert summary["reason"] == "the script has ended on all workers"
     assert summary["workers_created"] == 4, "both workers must start again"
     assert [len(Path(f"attempt-{rank}").read_text()) for rank in (0, 1)] == [2, 2]
     assert ["all are right" in log for log in logs] == [False, False, True, True]
+    assert ["on Keras 2" in log for log in logs[2:]] == ["--legacy-keras" in flags] * 2
+
+
+def test_ranks_of_a_plain_script_train_as_one_process_and_start_again_when_one_dies() -> None:
+    check_ranks()
 
 
 def test_survivors_of_a_kill_restore_the_last_commit_and_a_new_worker_joins() -> None:
@@ -91,6 +97,20 @@ def an_example_of_horovod_goes_on_when_a_worker_leaves_and_too_few_are_left() ->
     assert {len(ring) for ring in rings} == {2} and 2 in rings[-1]
     assert any("Step #40" in log for log in logs), "50 steps on two workers"
     assert Path("checkpoints-1.index").exists()
+
+
+def ranks_of_a_script_of_keras_2_train_as_one_process() -> None:
+    check_ranks("--legacy-keras")
+
+
+def an_example_of_horovod_goes_on_with_keras_2_when_a_worker_is_killed() -> None:
+    example = [str(SCRIPTS / "horovod_example.py"), "tensorflow2_keras_mnist_elastic.py", "SIGKILL", "10"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("EDL_TEST_SHORTER", "100")
+        summary, logs = run("--legacy-keras", "-np", "2", "--min-np", "1", *example)
+    assert (summary["reason"], summary["failures"]) == ("the script has ended on all workers", [])
+    assert [change["planned"] for change in summary["generations"]][:2] == [True, False]
+    assert all("Keras is tf_keras" in log for log in logs[:2])
 
 
 def outlives_its_master(sets: str) -> Path:
@@ -151,6 +171,8 @@ def an_own_loop_outlives_its_master() -> None:
 
 
 SCENARIOS = (
+    ranks_of_a_script_of_keras_2_train_as_one_process,
+    an_example_of_horovod_goes_on_with_keras_2_when_a_worker_is_killed,
     an_example_of_horovod_goes_on_when_a_worker_leaves_and_too_few_are_left,
     an_elastic_script_outlives_its_master,
     an_own_loop_outlives_its_master,

@@ -8,8 +8,10 @@ import re
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from edl.cli import horovod_check, horovod_flags
+from edl.cli.app import app
 from edl.config import parse, values
 from edl.errors import ConfigError
 
@@ -56,12 +58,13 @@ def test_a_plain_script_has_a_ring_of_all_workers() -> None:
 
 def test_flags_of_the_engine_become_its_variables() -> None:
     sizes = "-np 2 --fusion-threshold-mb 32 --cycle-time-ms 2.5"
-    others = "--autotune --no-stall-check --network-interface eth0"
+    others = "--legacy-keras --autotune --no-stall-check --network-interface eth0"
     assert horovod_flags.parse(f"{sizes} {others} train.py".split()).environment == {
         "HOROVOD_FUSION_THRESHOLD": str(32 << 20),
         "HOROVOD_CYCLE_TIME": "2.5",
         "HOROVOD_AUTOTUNE": "1",
         "HOROVOD_STALL_CHECK_DISABLE": "1",
+        "TF_USE_LEGACY_KERAS": "1",
         "EDL_RING_INTERFACE": "eth0",
     }
 
@@ -109,6 +112,15 @@ def test_mistakes_are_named(line: str, words: str) -> None:
     with pytest.raises(ConfigError) as refused:
         horovod_flags.parse(line.split())
     assert words in str(refused.value)
+
+
+def test_keras_2_that_is_not_installed_is_named_before_a_worker_starts(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (script := tmp_path / "train.py").touch()
+    monkeypatch.setattr("edl.cli.horovod.find_spec", lambda name: None)
+    done = CliRunner().invoke(app, ["horovod", "--legacy-keras", "-np", "2", str(script)])
+    assert "pip install --no-deps tf-keras" in str(done.exception)
 
 
 def test_texts_need_no_script() -> None:
