@@ -6,12 +6,14 @@ listing      edl list, rm: the jobs of this machine, the releases of a cluster
 mpi          edl mpi: a job whose workers mpiexec starts
 manage       edl status, logs, wait, scale, stop, token: a started job, here or in a cluster
 new          edl new: a model file to begin with
+example      edl example: whole examples, to look at and to change
 check        edl check: a trial of a model file and its data
 data         edl data inspect: what is in files of data
 elasticdl    edl elasticdl: ElasticDL's command line
 history      edl audit, replay: a job's journal
 checkpoint   edl checkpoint: a job's checkpoint now, and the contents of a checkpoint directory
 chaos        edl chaos: a rehearsal of failures on a running job
+plan         edl plan: values for a job, from a short run of it
 completion   edl completion: scripts with which a shell completes commands
 explain      edl explain: the meaning of a value
 report       edl report: pictures of a job
@@ -37,6 +39,7 @@ from edl.cli import (
     completion,
     data,
     elasticdl,
+    example,
     explain,
     history,
     horovod,
@@ -47,6 +50,7 @@ from edl.cli import (
     moved,
     mpi,
     new,
+    plan,
     report,
     rows,
     run,
@@ -95,10 +99,12 @@ app.command()(listing.rm)
 app.command()(report.report)
 app.command()(ui.ui)
 app.command()(chaos.chaos)
+app.command()(plan.plan)
 app.command()(explain.explain)
 app.command()(completion.completion)
 app.add_typer(checkpoint.app)
 app.add_typer(data.app)
+app.add_typer(example.app)
 app.add_typer(image.app)
 app.add_typer(model.app)
 app.add_typer(rows.app)
