@@ -38,7 +38,7 @@ from edl.trainer.evaluation.prediction import (
     RingPrediction,
 )
 from edl.trainer.model.batch_types import tensor_tree
-from edl.trainer.model.data import Batch, Batches
+from edl.trainer.model.data import Batch, Batches, Source
 from edl.trainer.model.model_support import refuse_unless_compiled
 from edl.trainer.model.records import Records
 from edl.trainer.model.user_model import UserModel
@@ -107,14 +107,14 @@ def build_inference(
     evaluation: Evaluation
     compared: Callable[[Batch], float]
     files: PredictionFiles | None = None
+    source = source_of(config, module, reader, records, session.warn, split)
     if config.mode == "predict":
         files = _files(config, stream, module, len(reader))
         predict = Predictor(model, sample, lookups)
-        evaluation = _prediction_of(module, watch, plan, records, predict, files, computing)
+        evaluation = _prediction_of(module, watch, plan, source, predict, files, computing)
         compared = partial(_predicted_norm, predict)
     else:
         ahead = config.data.buffer_mebibytes * MEBIBYTE
-        source = source_of(config, module, reader, records, session.warn, split)
         held_out = {split: Batches(source, config.evaluation.batch_size, ahead)}
         metrics = metrics_of(model, sample, lookups)
         evaluation, compared = RingEvaluation(plan, held_out, metrics, watched=computing), metrics.loss
@@ -181,7 +181,7 @@ def _prediction_of(
     module: UserModel,
     watch: Watch,
     plan: EvaluationPlan,
-    records: Records,
+    source: Source,
     predict: Predictor,
     files: PredictionFiles,
     computing: Compute,
@@ -193,7 +193,7 @@ def _prediction_of(
         with computing("prediction", lambda: f"the prediction of the {batch}", len(batch)):
             return predict(batch, following)
 
-    return RingPrediction(plan, records, limited, files, keep)
+    return RingPrediction(plan, source, limited, files, keep)
 
 
 def _first_missing(

@@ -170,12 +170,12 @@ class Order:
         # After the short block, a shard continues as if that block were as long as the others.
         index = index + turns.missing * ((shard == turns.short_shard) & (index >= turns.short_ends_at))
         slot: np.ndarray = index // block * self._shards + shard
-        place = index % block
-        slots, which = np.unique(slot, return_inverse=True)
-        blocks = permute(slots, self._blocks, key)[which]
+        first = int(slot.min())  # the slots of a window follow one another, nearly without gaps
+        blocks = permute(np.arange(first, int(slot.max()) + 1), self._blocks, key)
         length = np.minimum(block, self.layout.records - blocks * block)
-        shuffled = permute(place, length, _mix(blocks.astype(np.uint64) ^ np.uint64(key)))
-        records: np.ndarray = blocks * block + shuffled
+        which = slot - first
+        shuffled = permute(index % block, length, _mix(blocks.astype(np.uint64) ^ np.uint64(key)), which)
+        records: np.ndarray = (blocks * block)[which] + shuffled
         return records
 
 
@@ -239,50 +239,67 @@ def record_seeds(seed: int, epoch: int, records: Integers) -> Integers:
 
 def _mix(x: Words) -> Words:
     x = x + np.uint64(_GOLDEN_64)  # wraps, as it should
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    mixed: Words = x ^ (x >> np.uint64(31))
-    return mixed
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+        x ^= x >> np.uint64(shift)
+        x *= np.uint64(factor)
+    x ^= x >> np.uint64(31)
+    return x
 
 
-def permute(index: Integers, size: Integers | int, key: Integers | int) -> Integers:
+def permute(
+    index: Integers, size: Integers | int, key: Integers | int, which: Integers | None = None
+) -> Integers:
     """Apply the pseudo-random permutation `key` of range(size) to each of `index`.
 
     Args:
         index: int64 [n], each in range(size).
-        size, key: a number for all indices, or [n].
+        size, key: a number for all indices, or [k].
+        which: int64 [n], the size and key of each index; None if there is one of each, or if k is n.
 
     Raises:
         ValueError: an index is out of range.
     """
-    return _network(index, size, key, forward=True)
+    return _network(index, size, key, which, forward=True)
 
 
 def unpermute(index: Integers, size: Integers | int, key: Integers | int) -> Integers:
     """Apply the inverse of `permute` to each of `index`."""
-    return _network(index, size, key, forward=False)
+    return _network(index, size, key, None, forward=False)
 
 
-def _network(index: Integers, size: Integers | int, key: Integers | int, forward: bool) -> Integers:
-    sizes = np.broadcast_to(np.asarray(size, np.uint64), index.shape)
-    keys = np.broadcast_to(np.asarray(key, np.uint64), index.shape)
-    value = index.astype(np.uint64)
-    if (index < 0).any() or (value >= sizes).any():
-        raise ValueError(f"not all of {index} are in range({size})")
+def _network(
+    index: Integers, size: Integers | int, key: Integers | int, which: Integers | None, forward: bool
+) -> Integers:
+    sizes, keys = np.broadcast_arrays(np.atleast_1d(np.asarray(size, np.uint64)), np.asarray(key, np.uint64))
     # Half of the bits of size - 1, rounded up: the network permutes [0, 4^half).
     bits = np.frexp((sizes - np.uint64(1)).astype(np.float64))[1]
     half = np.maximum((bits + 1) // 2, 1).astype(np.uint64)
     mask = (np.uint64(1) << half) - np.uint64(1)
-    outside = np.arange(len(index))  # cycle walking: leave the network only inside [0, size)
-    rounds = [_mix(keys + np.uint64(r)) for r in range(_ROUNDS)]
+    rounds = [_mix(keys + np.uint64(r)) for r in (range(_ROUNDS) if forward else reversed(range(_ROUNDS)))]
+    every = len(sizes) == 1  # all indices have the same size and key
+    of = which if which is not None else np.arange(0 if every else len(index))
+    value = index.astype(np.uint64)
+    if (index < 0).any() or (value >= (sizes if every else sizes[of])).any():
+        raise ValueError(f"not all of {index} are in range({size})")
+    width = 1 << int(half.max(initial=1))
+    tabled = len(sizes) * width <= len(index)  # a round has fewer arguments than there are indices
+    if tabled:
+        halves = np.arange(width, dtype=np.uint64)
+        rounds = [(_mix(halves ^ k[:, None]) & mask[:, None]).ravel() for k in rounds]
+    outside, last = np.arange(len(index)), value  # cycle walking: leave the network only inside [0, size)
     while len(outside):
-        h, m = half[outside], mask[outside]
-        left, right = value[outside] >> h, value[outside] & m
-        for r in range(_ROUNDS):
-            if forward:
-                left, right = right, left ^ (_mix(right ^ rounds[r][outside]) & m)
+        h, m, limit = (half, mask, sizes) if every else (half[of], mask[of], sizes[of])
+        left, right = last >> h, last & m
+        row = 0 if every else of * width
+        for keys_or_table in rounds:
+            kept = right if forward else left
+            if tabled:
+                mixed = keys_or_table[kept.view(np.int64) + row]
             else:
-                left, right = right ^ (_mix(left ^ rounds[_ROUNDS - 1 - r][outside]) & m), left
-        value[outside] = (left << h) | right
-        outside = outside[value[outside] >= sizes[outside]]
+                mixed = _mix(kept ^ (keys_or_table if every else keys_or_table[of])) & m
+            left, right = (right, left ^ mixed) if forward else (right ^ mixed, left)
+        last = (left << h) | right
+        value[outside] = last
+        again = last >= limit
+        outside, last, of = outside[again], last[again], of if every else of[again]
     return value.astype(np.int64)

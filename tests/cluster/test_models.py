@@ -38,6 +38,22 @@ IN_MEMORY = 'edl.arrays(numpy.ones((size, 4), "float32"), numpy.ones(size, "floa
 BESIDE, ALONE = "from sizes import size", f"size = {RECORDS}"
 
 
+# An S3 server that checks credentials; the account goes to the log.
+STORE = f"""
+import json, os, threading
+import fsspec
+from tests.support.checkpoints.s3 import serving
+
+with serving("0.0.0.0") as account:
+    os.environ.update(account.variables)
+    with fsspec.open(account.url + "/train.csv", "w") as file:
+        file.write("a,b,c,d,y\\n" + "1.0,1.0,1.0,1.0,1.0\\n" * {RECORDS})
+    print(json.dumps([account.url, account.variables]), flush=True)
+    open("/tmp/ready", "w").close()
+    threading.Event().wait()
+"""
+
+
 @pytest.fixture
 def release(namespace: Namespace, images: Images) -> Release:
     return Release(namespace, {**images.values, "workers": "1", "training.epochs": "1"})
@@ -81,6 +97,64 @@ def test_from_a_claim_with_its_data_from_another(
         data__existingClaim="my-data",
     )
     assert trained(release)["records"]["size"] == RECORDS
+
+
+def test_with_its_data_from_an_object_store_and_the_account_from_a_secret(
+    release: Release, images: Images, tmp_path: Path
+) -> None:
+    if not release.namespace.cluster.own:
+        pytest.skip("a given cluster's nodes do not see the folders of this machine")
+    release.namespace.apply(store_pod(images))
+    release.namespace.wait("pod/store", "condition=Ready")
+    folder, account = json.loads(release.namespace.kubectl("logs", "store").splitlines()[-1])
+    address = release.namespace.get("pod", "store")["status"]["podIP"]
+    account["AWS_ENDPOINT_URL"] = account["AWS_ENDPOINT_URL"].replace("0.0.0.0", address)
+    release.namespace.apply(
+        {
+            "apiVersion": "v1",
+            "kind": "Secret",
+            "metadata": {"name": "store-account"},
+            "stringData": account,
+        }
+    )
+    file = tmp_path / "my_model.py"
+    file.write_text(MODEL.partition("def data")[0].format(size=""))
+    release.values["worker.envFrom[0].secretRef.name"] = "store-account"
+    release.install(
+        model__source=file,
+        data__train=f"{folder}/train.csv",
+        data__label="y",
+        data__workers=1,
+        data__testFraction=0.5,
+    )
+    assert trained(release)["records"]["size"] == RECORDS // 2
+
+
+def store_pod(images: Images) -> Object:
+    """A pod with `STORE`, run by the Python of this machine: the image's has no S3 server."""
+    folders = {"repository": ROOT, "packages": sys.prefix, "python": sys.base_prefix}
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": "store"},
+        "spec": {
+            "volumes": [{"name": name, "hostPath": {"path": str(path)}} for name, path in folders.items()],
+            "containers": [
+                {
+                    "name": "store",
+                    "image": images["worker"],
+                    "command": [sys.executable, "-c", STORE],
+                    "workingDir": str(ROOT),
+                    "securityContext": {"runAsUser": 0},
+                    "volumeMounts": [
+                        {"name": name, "mountPath": str(path), "readOnly": True}
+                        for name, path in folders.items()
+                    ],
+                    "readinessProbe": {"exec": {"command": ["cat", "/tmp/ready"]}, "periodSeconds": 1},
+                }
+            ],
+        },
+    }
 
 
 def test_from_a_folder_of_the_nodes(release: Release, shared: Path, tmp_path: Path) -> None:

@@ -16,12 +16,13 @@ from __future__ import annotations
 import io
 import json
 import os
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -30,9 +31,10 @@ from edl.contract.evaluation import EvaluationPlan, Pass
 from edl.contract.layout import Part
 from edl.errors import DataError, EdlError
 from edl.trainer.agreement.metric_values import Value
-from edl.trainer.model.data import Batch
+from edl.trainer.model.data import Batch, ParallelSource, Source
 
 BOOK = "predictions.json"
+WHOLE = Part.even(0, 1)  # of the records of a part: one rank has all of them
 Outputs = Mapping[str, np.ndarray]
 
 
@@ -41,14 +43,6 @@ class PredictionError(EdlError):
 
 
 Predict = Callable[[Batch, Callable[[], Batch | None]], Outputs]
-
-
-class Source(Protocol):
-    """The records."""
-
-    def plain(self, start: int, stop: int) -> Batch:
-        """Read the records [start, stop), without labels and in their own order."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -181,7 +175,7 @@ class PredictionFiles:
         write_whole(path, json.dumps({**book, "complete": True}) + "\n")
 
 
-def _if_done(read: Future[Batch] | None) -> Batch | None:
+def _if_done(read: Future[Batch | None] | None) -> Batch | None:
     """Return the result if the read is done without an error, else None.
 
     An error is raised when the records are needed.
@@ -198,7 +192,7 @@ class RingPrediction:
         predict: returns the outputs of a batch, by name. Its second argument returns the next batch, or None
             if that is not read yet.
         keep: returns what is stored of a part, from the user's write(); None if write() has stored it itself.
-        reading: reads one part ahead; None to use a separate thread.
+        reading: reads one part ahead; None to use a separate thread. A parallel source reads by itself.
     """
 
     is_whole = True
@@ -213,6 +207,7 @@ class RingPrediction:
         reading: Executor | None = None,
     ):
         self._plan, self._source, self._predict, self._files, self._keep = plan, source, predict, files, keep
+        self._parallel = source if isinstance(source, ParallelSource) else None
         self._reading = reading or ThreadPoolExecutor(1, thread_name_prefix="read")
         self._part = Part.even(0, 1)
 
@@ -268,13 +263,20 @@ class RingPrediction:
     def _ahead(self, parts: range) -> Iterator[tuple[int, Batch, Callable[[], Batch | None]]]:
         """Yield each part's number and records, and a function that returns the next part's records, if read.
 
-        The next part is read while a part is predicted.
+        The next part is read while a part is predicted; by a parallel source, as many parts as it reads at a
+        time.
         """
-        read: Future[Batch] | None = None
+        most = 1 if self._parallel is None else self._parallel.count
+        reads: deque[Future[Batch | None]] = deque()
         for number in parts:
-            batch = (read or self._submit(number)).result()
-            read = self._submit(number + 1) if number + 1 in parts else None
-            yield number, batch, partial(_if_done, read)
+            while len(reads) <= most and (following := number + len(reads)) in parts:
+                reads.append(self._submit(following))
+            batch = reads.popleft().result()
+            assert batch is not None, "no part is empty"
+            yield number, batch, partial(_if_done, reads[0] if reads else None)
 
-    def _submit(self, number: int) -> Future[Batch]:
-        return self._reading.submit(self._source.plain, *self._files.ends(number))
+    def _submit(self, number: int) -> Future[Batch | None]:
+        positions = self._files.ends(number)
+        if self._parallel is not None:
+            return self._parallel.submit(*positions, WHOLE, lambda batch: batch)
+        return self._reading.submit(self._source.batch, *positions, WHOLE)

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A job's records, read and fed in reader processes (data.workers).
 
-Which records a step has is arithmetic, so a request is a function of its arguments: the positions of a step
-and this rank's part. It can be made again in any process, and batches are returned in the order in which they
-were asked for.
+Which records a step has is arithmetic. The worker computes it, and a request names its records. So a request
+can be made again in any process, and batches are returned in the order in which they were asked for.
 
 **Random access.** One request makes a batch: it reads the records and feeds them. Any idle process answers
 it.
@@ -36,6 +35,7 @@ from edl.contract.layout import Layout, Part
 from edl.contract.order import Order
 from edl.errors import DataError
 from edl.trainer.input.processes import ForkServer, ReaderDied, ReaderProcess
+from edl.trainer.input.step_part import StepPart
 from edl.trainer.input.wire import Packet
 from edl.trainer.model.data import BadRecord, Batch, named, with_place
 from edl.trainer.runtime.log import log
@@ -71,21 +71,15 @@ class _Wanted:
     """A batch that was asked for."""
 
     number: int
-    request: tuple[Layout, int, int, Part]
-    indices: np.ndarray
+    step: StepPart
+    indices: np.ndarray  # its records
+    shards: np.ndarray  # of each record
     ready: Callable[[Batch], Batch]
     future: Future[Batch | None]
-    owners: list[int] = field(default_factory=list)  # processes that read pieces of it
+    picked: dict[int, np.ndarray] = field(default_factory=dict)  # by process: places of the records it reads
     pieces: dict[int, Packet] = field(default_factory=dict)
     error: Exception | None = None
     pending: int = 0
-    running: bool = False
-
-    @property
-    def epoch(self) -> int:
-        """The epoch of the batch."""
-        layout, start = self.request[:2]
-        return start // max(layout.records, 1)
 
 
 class ParallelRecords:
@@ -171,15 +165,18 @@ class ParallelRecords:
         if not len(indices):
             future.set_result(None)
             return future
-        request = self.layout, start, stop, part
-        wanted = _Wanted(next(self._numbers), request, indices, ready, future)
+        step = StepPart(self.layout, start, part)
+        wanted = _Wanted(next(self._numbers), step, indices, shards, ready, future)
         whole = self._random_access or self.count == 1
         if whole or self._is_deadly(indices):
             self._put(_Task(wanted.number, lambda slot: self._finish(slot, wanted, self._read)))
             return future
-        wanted.owners = np.unique(shards % self.count).tolist()
-        wanted.pending = len(wanted.owners)
-        for owner in wanted.owners:
+        owners = shards % self.count
+        wanted.picked = {
+            slot: found for slot in range(self.count) if len(found := np.flatnonzero(owners == slot))
+        }
+        wanted.pending = len(wanted.picked)
+        for owner in wanted.picked:
             self._put(_Task(wanted.number, lambda slot: self._pick(slot, wanted)), owner)
         return future
 
@@ -225,7 +222,8 @@ class ParallelRecords:
         error: Exception | None = None
         piece: Packet | None = None
         if not wanted.future.cancelled():
-            arguments = (*wanted.request, slot, self.count)
+            places = wanted.picked[slot]
+            arguments = wanted.step, wanted.indices[places], wanted.shards[places]
             try:
                 piece = self._call(slot, "pick", arguments, wanted.indices)
             except Exception as caught:
@@ -245,8 +243,10 @@ class ParallelRecords:
             return
         try:
             batch = make(slot, wanted)
-            found = np.sort([*batch.indices.tolist(), *(bad.index for bad in batch.bad)])
-            if np.array_equal(found, np.sort(wanted.indices)):
+            found = batch.indices
+            if batch.bad:
+                found = np.sort([*found.tolist(), *(bad.index for bad in batch.bad)])
+            if np.array_equal(found, np.sort(wanted.indices) if batch.bad else wanted.indices):
                 wanted.future.set_result(wanted.ready(batch))
             else:
                 what = f"a reader process returned the {named(found)} for the {named(wanted.indices)}"
@@ -257,9 +257,9 @@ class ParallelRecords:
     def _read(self, slot: int, wanted: _Wanted) -> Batch:
         """Read and feed a batch in one process."""
         if self._is_deadly(wanted.indices):
-            return self._alive(slot, wanted.indices, wanted.epoch)
+            return self._alive(slot, wanted.indices, wanted.step.epoch)
         try:
-            return self._unpacked(slot, "batch", wanted.request, wanted.indices)
+            return self._unpacked(slot, "batch", (wanted.step, wanted.indices, wanted.shards), wanted.indices)
         except Killed as killed:
             return self._one_by_one(slot, wanted, killed.how)
 
@@ -271,11 +271,11 @@ class ParallelRecords:
         if wanted.error is not None:
             if not self._lenient:
                 raise wanted.error
-            return self._unpacked(slot, "good", (indices, wanted.epoch), indices)
-        pieces = [wanted.pieces[owner] for owner in wanted.owners]
-        arguments = *wanted.request, wanted.owners, self.count
+            return self._unpacked(slot, "good", (indices, wanted.step.epoch), indices)
+        pieces = [wanted.pieces[owner] for owner in wanted.picked]
+        back = np.argsort(np.concatenate(list(wanted.picked.values())))
         try:
-            return self._unpacked(slot, "feed", arguments, indices, pieces)
+            return self._unpacked(slot, "feed", (wanted.step, indices, back), indices, pieces)
         except Killed as killed:
             return self._one_by_one(slot, wanted, killed.how)
 
@@ -339,7 +339,7 @@ class ParallelRecords:
         Raises:
             DataError: bad records are not allowed; or no record kills its process alone, and all of them do.
         """
-        indices, epoch = wanted.indices, wanted.epoch
+        indices, epoch = wanted.indices, wanted.step.epoch
         if len(indices) == 1:
             self._set_aside(int(indices[0]), how)
             return self._alive(slot, indices, epoch)
@@ -386,7 +386,9 @@ class ParallelRecords:
 
     def _is_deadly(self, indices: np.ndarray) -> bool:
         """Whether some of the records are known to kill their process, or lie in blocks that do."""
-        blocks = set((indices // self.layout.block).tolist()) if self._deadly_blocks else set()
+        if not self._deadly and not self._deadly_blocks:
+            return False
+        blocks = set((indices // self.layout.block).tolist())
         return not (
             self._deadly_blocks.isdisjoint(blocks) and self._deadly.keys().isdisjoint(indices.tolist())
         )
@@ -415,18 +417,16 @@ class ParallelRecords:
 class Service(Protocol):
     """The methods that are called in reader processes."""
 
-    def batch(self, layout: Layout, start: int, stop: int, part: Part) -> Batch:
-        """Read and feed a batch."""
+    def batch(self, step: StepPart, indices: np.ndarray, shards: np.ndarray) -> Batch:
+        """Read and feed the records at `indices`, which lie in these shards."""
         ...
 
-    def pick(self, layout: Layout, start: int, stop: int, part: Part, owner: int, owners: int) -> Any:
-        """Read the raw records of a batch whose shards belong to `owner`."""
+    def pick(self, step: StepPart, indices: np.ndarray, shards: np.ndarray) -> Any:
+        """Read raw records of a batch, in the order of `indices`."""
         ...
 
-    def feed(
-        self, layout: Layout, start: int, stop: int, part: Part, owners: list[int], count: int, *pieces: Any
-    ) -> Batch:
-        """Feed the raw records that `owners` have picked."""
+    def feed(self, step: StepPart, indices: np.ndarray, back: np.ndarray, *pieces: Any) -> Batch:
+        """Feed raw records that several processes have picked; `back` has the place of each in the pieces."""
         ...
 
     def good(self, indices: np.ndarray, epoch: int) -> Batch:

@@ -130,7 +130,9 @@ class ForkServer:
                 stdin=subprocess.DEVNULL,
                 env=environment,
                 pass_fds=[theirs.fileno()],
-                start_new_session=True,  # a Ctrl-C in the terminal is the worker's to handle
+                # A Ctrl-C in the terminal is the worker's to handle. A session of its own would do that, too,
+                # but Linux schedules sessions against each other (autogroups), and readers would starve.
+                process_group=0,
             )
         self._connection = ours
 

@@ -17,9 +17,9 @@ import keras
 import numpy as np
 
 from edl.config.job import Data
-from edl.contract.layout import Layout, Part
 from edl.contract.order import mix
 from edl.errors import DataError
+from edl.trainer.input.step_part import StepPart
 from edl.trainer.model import user_model
 from edl.trainer.model.data import Batch
 from edl.trainer.model.records import Records
@@ -73,28 +73,24 @@ class RecordsService:
             transform=loaded.transform_of(split),
         )
 
-    def batch(self, layout: Layout, start: int, stop: int, part: Part) -> Batch:
+    def batch(self, step: StepPart, indices: np.ndarray, shards: np.ndarray) -> Batch:
         """Read and feed a batch.
 
         Raises:
             DataError, or what the reader or `feed` raises.
         """
-        self._begin(layout, start, part)
-        batch = self._records.batch(start, stop, part)
-        assert batch is not None, "the worker asks for no empty batch"
-        return batch
+        self._begin(step)
+        return self._records.batch_of(indices, shards, step.part, step.epoch)
 
-    def pick(self, layout: Layout, start: int, stop: int, part: Part, owner: int, owners: int) -> Any:
-        """Read the raw records of a batch whose shards belong to `owner`."""
-        self._begin(layout, start, part)
-        return self._records.pick(start, stop, part, owner, owners)
+    def pick(self, step: StepPart, indices: np.ndarray, shards: np.ndarray) -> Any:
+        """Read raw records of a batch, in the order of `indices`."""
+        self._begin(step)
+        return self._records.pick(indices, shards, step.part)
 
-    def feed(
-        self, layout: Layout, start: int, stop: int, part: Part, owners: list[int], count: int, *pieces: Any
-    ) -> Batch:
-        """Feed the raw records that `owners` have picked."""
-        self._begin(layout, start, part)
-        return self._records.feed(start, stop, part, owners, count, pieces)
+    def feed(self, step: StepPart, indices: np.ndarray, back: np.ndarray, *pieces: Any) -> Batch:
+        """Feed the raw records that several processes have picked."""
+        self._begin(step)
+        return self._records.feed(indices, back, step.epoch, pieces)
 
     def good(self, indices: np.ndarray, epoch: int) -> Batch:
         """Read and feed records, without those that are bad if the job allows bad records."""
@@ -105,10 +101,10 @@ class RecordsService:
         with contextlib.suppress(Exception):  # a record that raises is found where its batch is made
             self._records.plain(start, stop)
 
-    def _begin(self, layout: Layout, start: int, part: Part) -> None:
-        if layout != self._records.layout:
-            self._records.lay_out(layout)
-        seed = mix(self._seed ^ mix(start) ^ part.rank) % SEEDS
+    def _begin(self, step: StepPart) -> None:
+        if step.layout != self._records.layout:
+            self._records.lay_out(step.layout)
+        seed = mix(self._seed ^ mix(step.start) ^ step.part.rank) % SEEDS
         if self._feeds:
             keras.utils.set_random_seed(seed)
         else:

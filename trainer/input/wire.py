@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Messages between a worker and its reader processes, over a pair of sockets.
 
-A message is a list of packets, and a packet is one pickled value. The memory of its arrays is not in the
-pickled bytes: it lies in anonymous shared memory (memfd), whose descriptor travels with the message. So
-arrays are not copied through the socket. Such memory has no name, is not limited by the size of /dev/shm, and
-is freed by the kernel with the last process that uses it, however that process ends.
+A message is a list of packets, and a packet is one pickled value. The memory of its large arrays is not in
+the pickled bytes: it lies in anonymous shared memory (memfd), whose descriptor travels with the message. So
+such arrays are not copied through the socket. The memory has no name, is not limited by the size of /dev/shm,
+and is freed by the kernel with the last process that uses it, however that process ends.
 
 A packet can be forwarded without being unpacked.
 """
@@ -23,8 +23,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 ALIGNED = 64  # bytes: TensorFlow takes such arrays without a copy
+SMALL = 16384  # bytes of an array that is pickled: mapping shared memory takes longer than a copy
 MOST_DESCRIPTORS = 250  # in one message of Linux
-_HEADER, _PACKET, _SIZE = struct.Struct("<I"), struct.Struct("<QI?"), struct.Struct("<Q")
+AT_ONCE = 65536  # bytes that are received by one call at least
+_HEADER, _PACKET = struct.Struct("<QI"), struct.Struct("<QI?")
 
 
 class Closed(Exception):
@@ -49,7 +51,7 @@ class Packet:
             _close(self.memory)
 
     def unpack(self) -> Any:
-        """Return the value. Its arrays are read-only views of the shared memory."""
+        """Return the value. Its large arrays are read-only views of the shared memory."""
         if self.memory is None:
             return pickle.loads(self.data)
         view = memoryview(mmap.mmap(self.memory, _length(self.sizes), access=mmap.ACCESS_READ))
@@ -61,16 +63,20 @@ class Packet:
 
 
 def pack(value: Any) -> Packet:
-    """Pickle a value, with its arrays in shared memory."""
-    buffers: list[pickle.PickleBuffer] = []
+    """Pickle a value, with its large arrays in shared memory."""
+    views: list[memoryview] = []
+
+    def is_small(buffer: pickle.PickleBuffer) -> bool:
+        view = buffer.raw()
+        if view.nbytes > SMALL:
+            views.append(view)
+        return view.nbytes <= SMALL
+
     written = io.BytesIO()
-    _Pickler(written, 5, buffer_callback=buffers.append).dump(value)
-    views = [buffer.raw() for buffer in buffers]
+    _Pickler(written, 5, buffer_callback=is_small).dump(value)
+    if not views:
+        return Packet(written.getvalue())
     sizes = [view.nbytes for view in views]
-    if not any(sizes):
-        if not sizes:
-            return Packet(written.getvalue())
-        return Packet(pickle.dumps(value, 5))  # empty arrays have no memory to be mapped
     memory = os.memfd_create("edl-batch")
     packet = Packet(written.getvalue(), sizes, memory)
     os.ftruncate(memory, _length(sizes))
@@ -132,12 +138,12 @@ def send(connection: socket.socket, packets: Sequence[Packet]) -> None:
     descriptors = [packet.memory for packet in packets if packet.memory is not None]
     if len(descriptors) > MOST_DESCRIPTORS:
         raise ValueError(f"a message cannot have {len(descriptors)} packets with memory")
-    parts = [_HEADER.pack(len(packets))]
+    parts = []
     for packet in packets:
         parts.append(_PACKET.pack(len(packet.data), len(packet.sizes), packet.memory is not None))
-        parts += map(_SIZE.pack, packet.sizes)
+        parts.append(struct.pack(f"<{len(packet.sizes)}Q", *packet.sizes))
     parts += [packet.data for packet in packets]
-    data = b"".join(parts)
+    data = b"".join([_HEADER.pack(sum(map(len, parts)), len(packets)), *parts])
     try:
         sent = socket.send_fds(connection, [data], descriptors)
         connection.sendall(memoryview(data)[sent:])
@@ -148,7 +154,7 @@ def send(connection: socket.socket, packets: Sequence[Packet]) -> None:
 def receive(
     connection: socket.socket, dead: int | None = None, deadline: float = float("inf")
 ) -> list[Packet]:
-    """Receive a message.
+    """Receive a message. Nothing may be sent after it before it is answered.
 
     Args:
         dead: a descriptor that becomes readable when the other side has ended (a pidfd).
@@ -159,38 +165,43 @@ def receive(
         TimeoutError: the message has not come until the deadline.
     """
     descriptors: list[int] = []
-    received = bytearray()
-
-    def read(size: int) -> memoryview:
-        start = len(received)
-        while len(received) < start + size:
-            _wait(connection, dead, deadline)
+    try:
+        received, size = bytearray(), _HEADER.size
+        while len(received) < size:
+            if dead is not None or deadline != float("inf"):
+                _wait(connection, dead, deadline)
             try:
                 data, found, _, _ = socket.recv_fds(
-                    connection, start + size - len(received), MOST_DESCRIPTORS
+                    connection, max(size - len(received), AT_ONCE), MOST_DESCRIPTORS
                 )
             except ConnectionResetError as error:
                 raise Closed from error
-            descriptors.extend(found)
+            descriptors += found
             if not data:
                 raise Closed
-            received.extend(data)
-        return memoryview(bytes(received[start:]))
-
-    try:
-        (count,) = _HEADER.unpack(read(_HEADER.size))
-        heads = []
-        for _ in range(count):
-            length, buffers, has_memory = _PACKET.unpack(read(_PACKET.size))
-            heads.append((length, [_SIZE.unpack(read(_SIZE.size))[0] for _ in range(buffers)], has_memory))
-        packets = []
-        for length, sizes, has_memory in heads:
-            data = bytes(read(length))
-            packets.append(Packet(data, sizes, descriptors.pop(0) if has_memory else None))
-        return packets
+            received += data
+            if size == _HEADER.size and len(received) >= size:
+                size += _HEADER.unpack_from(received)[0]
+        return _packets(received, descriptors)
     finally:
         for descriptor in descriptors:
             os.close(descriptor)
+
+
+def _packets(message: bytearray, descriptors: list[int]) -> list[Packet]:
+    """The packets of a message. They take their descriptors out of the list."""
+    at, heads = _HEADER.size, []
+    for _ in range(_HEADER.unpack_from(message)[1]):
+        length, buffers, has_memory = _PACKET.unpack_from(message, at)
+        at += _PACKET.size
+        heads.append((length, struct.unpack_from(f"<{buffers}Q", message, at), has_memory))
+        at += 8 * buffers
+    packets = []
+    for length, sizes, has_memory in heads:
+        memory = descriptors.pop(0) if has_memory else None
+        packets.append(Packet(bytes(memoryview(message)[at : at + length]), sizes, memory))
+        at += length
+    return packets
 
 
 def _wait(connection: socket.socket, dead: int | None, deadline: float) -> None:

@@ -102,6 +102,8 @@ def nbytes(tree: Any) -> int:
 
 
 def _nbytes(array: Any) -> int:
+    if isinstance(array, np.ndarray) and not array.dtype.hasobject:
+        return int(array.nbytes)
     if isinstance(array, tf.RaggedTensor):
         array = array.flat_values
     if isinstance(array, tf.SparseTensor):

@@ -91,52 +91,55 @@ class Records:
             DataError: the reader gave something else than it promised.
         """
         indices, shards = self._order.part(start, stop, part)
-        if not len(indices):
-            return None
+        return self.batch_of(indices, shards, part, self.epoch(start)) if len(indices) else None
+
+    def batch_of(self, indices: np.ndarray, shards: np.ndarray, part: Part, epoch: int) -> Batch:
+        """Read the records at `indices`, a part of a step.
+
+        Args:
+            shards: int64 [records], the shard of each record.
+
+        Raises:
+            DataError: the reader gave something else than it promised.
+        """
         try:
-            return self._as_batch(self._raw(indices, shards, part), indices, self.epoch(start))
+            return self._as_batch(self.pick(indices, shards, part), indices, epoch)
         except Exception:
             if not self._lenient:
                 raise
-            return self._good(indices, self.epoch(start))
+            return self._good(indices, epoch)
 
     def epoch(self, position: int) -> int:
         """The epoch of a position."""
         return position // max(self.layout.records, 1)
 
-    def pick(self, start: int, stop: int, part: Part, owner: int, owners: int) -> Any:
-        """Read the raw records of this part that belong to `owner`, from 0.
+    def feed(self, indices: np.ndarray, back: np.ndarray, epoch: int, pieces: Sequence[Any]) -> Batch:
+        """Make the batch of the records at `indices` of raw records that several processes have picked.
 
-        The owners share the shards, so that each block is read by one of them.
-
-        Raises:
-            DataError: the reader gave something else than it promised.
-        """
-        indices, shards = self._order.part(start, stop, part)
-        ours = shards % owners == owner
-        return self._raw(indices[ours], shards[ours], part)
-
-    def feed(
-        self, start: int, stop: int, part: Part, owners: Sequence[int], count: int, pieces: Sequence[Any]
-    ) -> Batch:
-        """Make the batch of this part of the raw records that some of `count` owners have picked.
+        Args:
+            back: int64 [records], the place of each record in all pieces together.
 
         Raises:
             DataError: the reader or `feed` gave something else than it promised.
         """
-        indices, shards = self._order.part(start, stop, part)
-        places = np.concatenate([np.flatnonzero(shards % count == owner) for owner in owners])
-        back = np.argsort(places)
         try:
             whole = lambda *arrays: self._whole(*arrays)[back]  # noqa: E731
             records = keras.tree.map_structure(whole, *pieces) if len(pieces) > 1 else pieces[0]
-            return self._as_batch(records, indices, self.epoch(start))
+            return self._as_batch(records, indices, epoch)
         except Exception:
             if not self._lenient:
                 raise
-            return self._good(indices, self.epoch(start))
+            return self._good(indices, epoch)
 
-    def _raw(self, indices: np.ndarray, shards: np.ndarray, part: Part) -> Any:
+    def pick(self, indices: np.ndarray, shards: np.ndarray, part: Part) -> Any:
+        """Read the raw records at `indices`, all or some of this part of a step.
+
+        Args:
+            shards: int64 [records], the shard of each record.
+
+        Raises:
+            DataError: the reader gave something else than it promised.
+        """
         if self._random_access is not None:
             return self._take(self._random_access, indices)
         if not self._shuffle:
@@ -281,7 +284,7 @@ class Records:
         blocks = indices // size
         numbers, firsts, which = np.unique(blocks, return_index=True, return_inverse=True)
         grouped = np.argsort(which, kind="stable")
-        within = np.split(indices[grouped] % size, np.cumsum(np.bincount(which))[:-1])
+        within, ends = indices[grouped] % size, np.cumsum(np.bincount(which)).tolist()
         picked: list[list[np.ndarray]] = [[] for _ in numbers]  # by block, in the order of `numbers`
         records: Any = None
         for nth in np.argsort(firsts).tolist():  # as the shards go on
@@ -293,8 +296,10 @@ class Records:
                     keras.tree.assert_same_structure(next(iter(self._open.values()))[1], read)
                 self._open[shard] = number, read, list(map(np.asarray, keras.tree.flatten(read)))
             _, records, arrays = self._open[shard]
-            picked[nth] = [array[within[nth]] for array in arrays]
-        back = np.argsort(grouped)
+            here = within[ends[nth - 1] if nth else 0 : ends[nth]]
+            picked[nth] = [array.take(here, axis=0) for array in arrays]
+        back = np.empty_like(grouped)
+        back[grouped] = np.arange(len(grouped))
         return keras.tree.pack_sequence_as(
             records, [self._whole(*arrays)[back] for arrays in zip(*picked, strict=True)]
         )

@@ -11,9 +11,11 @@ import pytest
 
 from edl.config import values
 from edl.contract.layout import Layout, Part
+from edl.contract.order import Order
 from edl.errors import DataError, EdlError
 from edl.trainer.input import wire
 from edl.trainer.input.records_service import RecordsService
+from edl.trainer.input.step_part import StepPart
 from edl.trainer.model import user_model
 from edl.trainer.model.data import Batch
 from edl.trainer.model.records import Records
@@ -109,14 +111,16 @@ def test_pieces_of_several_processes_make_the_batch_that_one_process_reads(path:
     assert reader is not None
     plain = Records(reader, at_home.feed_of("train"), "fed", seed=3, shuffle=True, lenient=True)
     plain.lay_out(LAYOUT)
+    order = Order(LAYOUT, 3)
     draws = []
     for start in (0, 20, 80, 100):
-        request = LAYOUT, start, start + 20, MINE
-        whole = shown(through(one.batch(*request)))
-        shards = plain._order.part(start, start + 20, MINE)[1]
-        owners = np.unique(shards % OWNERS).tolist()
-        pieces = [through(several[i].pick(*request, i, OWNERS)) for i in owners]
-        assert shown(through(several[0].feed(*request, owners, OWNERS, *pieces))) == whole
+        step = StepPart(LAYOUT, start, MINE)
+        indices, shards = order.part(start, start + 20, MINE)
+        whole = shown(through(one.batch(step, indices, shards)))
+        picked = {i: np.flatnonzero(shards % OWNERS == i) for i in np.unique(shards % OWNERS).tolist()}
+        pieces = [through(several[i].pick(step, indices[at], shards[at])) for i, at in picked.items()]
+        back = np.argsort(np.concatenate(list(picked.values())))
+        assert shown(through(several[0].feed(step, indices, back, *pieces))) == whole
         draws.append(whole.pop(4))
         expected = shown(plain.batch(start, start + 20, MINE))
         assert [*expected[:4], *expected[5:]] == whole, "without reader processes"
@@ -152,10 +156,12 @@ def test_a_record_is_transformed_alike_by_any_number_of_workers_and_again(tmp_pa
     path = str(tmp_path / "fed.py")
     reads, loaded = service(path, count=30), user_model.load(path)
     layout = Layout(30)
+    order = Order(layout, 3)
     epochs = []
     for epoch in range(2):
         start = 30 * epoch
-        whole = through(reads.batch(layout, start, start + 30, Part.even(0, 1)))
+        indices, shards = order.part(start, start + 30, Part.even(0, 1))
+        whole = through(reads.batch(StepPart(layout, start, Part.even(0, 1)), indices, shards))
         assert [record.index for record in whole.bad] == [13]
         assert "transform() of the records 13: assertion failed: [an unlucky number]" in whole.bad[0].why
         epochs.append(cuts(whole))
@@ -189,5 +195,6 @@ def test_a_transform_that_workers_could_not_share_is_refused(tmp_path: Path, bod
         "def data(split): return np.zeros(9), np.arange(9)\n"
         f"def transform({body}\n"
     )
+    step, indices = StepPart(Layout(9), 0, Part.even(0, 1)), np.arange(9)
     with pytest.raises(EdlError, match=f"fed.py: .*{words}"):
-        service(str(file), count=9, lenient=False).batch(Layout(9), 0, 9, Part.even(0, 1))
+        service(str(file), count=9, lenient=False).batch(step, indices, np.zeros_like(indices))

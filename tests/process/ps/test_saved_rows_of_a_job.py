@@ -73,7 +73,7 @@ def test_a_model_with_rows_on_servers_is_evaluated_and_predicts_with_and_without
 
     (newest,) = Store.open(str(where)).checkpoints()[-1:]
     begun = f"initFrom.path={where / newest.directory}"
-    said, output = ends(jobs, "mode=predict", "ps.servers=1", "workers=1", begun)
+    said, output = ends(jobs, "mode=predict", "ps.servers=1", "workers=1", "data.workers=2", begun)
     np.testing.assert_allclose(predicted(output), outputs, rtol=1e-6, atol=1e-6)
     assert sample_losses(output)[0] > 0
     assert f"the prediction begins with the weights of the checkpoint of step {newest.step}" in said

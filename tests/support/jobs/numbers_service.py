@@ -11,9 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from edl.contract.layout import Layout, Part
-from edl.contract.order import Order
 from edl.errors import DataError
+from edl.trainer.input.step_part import StepPart
 from edl.trainer.model.data import BadRecord, Batch
 
 
@@ -21,7 +20,7 @@ class Numbers:
     """Reads numbers.
 
     Args:
-        seed, shuffle: the order.
+        seed, shuffle: unused; the worker computes the order.
         read: a file to which the number of each block that is read is appended; empty for none.
         deadly: the records that end their process, and how: "exit", "crash", "kill", "hang".
         raising: records whose `feed` raises.
@@ -39,33 +38,26 @@ class Numbers:
         lenient: bool = False,
         slow: float = 0.0,
     ):
-        self._seed, self._shuffle, self._read, self._slow = seed, shuffle, read, slow
+        self._read, self._slow = read, slow
         self._deadly = {int(record): how for record, how in (deadly or {}).items()}
         self._raising, self._lenient = set(raising), lenient
         self._blocks: dict[int, int] = {}  # by shard, as in `Records`
-        self._order: Order | None = None
 
-    def batch(self, layout: Layout, start: int, stop: int, part: Part) -> Batch:
-        indices, _ = self._ordered(layout).part(start, stop, part)
+    def batch(self, step: StepPart, indices: np.ndarray, shards: np.ndarray) -> Batch:
         return self._fed(indices, indices)
 
-    def pick(self, layout: Layout, start: int, stop: int, part: Part, owner: int, owners: int) -> Any:
-        indices, shards = self._ordered(layout).part(start, stop, part)
-        ours = shards % owners == owner
-        for index, shard in zip(indices[ours].tolist(), shards[ours].tolist(), strict=True):
-            if self._blocks.get(shard) != index // layout.block:
-                self._blocks[shard] = index // layout.block
-                self.alone(index // layout.block * layout.block, (index // layout.block + 1) * layout.block)
+    def pick(self, step: StepPart, indices: np.ndarray, shards: np.ndarray) -> Any:
+        size = step.layout.block
+        for index, shard in zip(indices.tolist(), shards.tolist(), strict=True):
+            if self._blocks.get(shard) != index // size:
+                self._blocks[shard] = index // size
+                self.alone(index // size * size, (index // size + 1) * size)
                 with open(self._read, "a", encoding="utf-8") as file:
-                    file.write(f"{index // layout.block}\n")
-        return indices[ours]
+                    file.write(f"{index // size}\n")
+        return indices
 
-    def feed(
-        self, layout: Layout, start: int, stop: int, part: Part, owners: list[int], count: int, *pieces: Any
-    ) -> Batch:
-        indices, shards = self._ordered(layout).part(start, stop, part)
-        places = np.concatenate([np.flatnonzero(shards % count == owner) for owner in owners])
-        return self._fed(np.concatenate(pieces)[np.argsort(places)], indices)
+    def feed(self, step: StepPart, indices: np.ndarray, back: np.ndarray, *pieces: Any) -> Batch:
+        return self._fed(np.concatenate(pieces)[back], indices)
 
     def good(self, indices: np.ndarray, epoch: int) -> Batch:
         return self._fed(indices, indices)
@@ -73,11 +65,6 @@ class Numbers:
     def alone(self, start: int, stop: int) -> None:
         for index in range(start, stop):
             self._end(index)
-
-    def _ordered(self, layout: Layout) -> Order:
-        if self._order is None or self._order.layout != layout:
-            self._order = Order(layout, self._seed, self._shuffle)
-        return self._order
 
     def _fed(self, records: np.ndarray, indices: np.ndarray) -> Batch:
         time.sleep(self._slow)

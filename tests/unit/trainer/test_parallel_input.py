@@ -272,7 +272,8 @@ def test_processes_do_not_outlive_their_worker(monkeypatch: pytest.MonkeyPatch, 
 
 def test_arrays_travel_in_shared_memory_and_hold_it_until_they_are_gone() -> None:
     value = {
-        "x": np.arange(12.0).reshape(3, 4),
+        "x": np.arange(4096.0).reshape(1024, 4),
+        "small": np.arange(3),
         "text": np.array(["a", "b"], object),
         "none": np.zeros((0, 3)),
     }
@@ -285,6 +286,7 @@ def test_arrays_travel_in_shared_memory_and_hold_it_until_they_are_gone() -> Non
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.fstat(descriptor)
     assert (found["x"] == value["x"]).all()
+    assert found["small"].tolist() == [0, 1, 2]
     assert found["text"].tolist() == ["a", "b"]
     assert found["none"].shape == (0, 3)
     with pytest.raises(ValueError, match="read-only"):

@@ -16,7 +16,7 @@ import pytest
 from edl import config
 from edl.config import values
 from edl.contract.ids import Generation, WorkerId
-from edl.contract.layout import Layout
+from edl.contract.layout import Layout, Part
 from edl.contract.steps import Steps
 from edl.master.core import effects as ef
 from edl.master.core import events as ev
@@ -46,7 +46,12 @@ CONFIG = config.parse(
 class Numbers:
     """Records that are their places."""
 
-    def plain(self, start: int, stop: int) -> Batch:
+    layout = Layout(RECORDS)
+
+    def lay_out(self, layout: Layout) -> None:
+        assert layout == self.layout
+
+    def batch(self, start: int, stop: int, part: Part) -> Batch:
         places = np.arange(start, stop)
         return Batch(places, places, None, None)
 
@@ -107,7 +112,8 @@ def test_who_dies_in_a_round_leaves_neither_holes_nor_doubles(tmp_path: Path) ->
 
         def part(self, now: Any, round: int) -> tuple[np.ndarray, int]:
             for number in list(self._ours(now, round))[: chance.randrange(8)]:
-                batch = self._source.plain(*self._files.ends(number))
+                batch = self._submit(number).result()
+                assert batch is not None
                 self._files.write(number, batch.indices, self._predict(batch, lambda: None))
             raise ValueError("gone")
 
