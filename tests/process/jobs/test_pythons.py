@@ -117,7 +117,7 @@ def test_a_job_trains_where_a_release_was_installed(
 ) -> None:
     """Where there is no compiler, and none of this tree."""
     dist = tmp_path / "dist"
-    run(ROOT / "scripts" / "release", "--python", version, dist)
+    run(ROOT / "scripts" / "release", "--python", version, "--without-images", dist)
     with place(version, tmp_path, run("bash", "-c", ". scripts/dev/lib.sh; find_uv").strip()) as (uv, within):
         found = within("python", "-c", f"import shutil; print([*filter(shutil.which, {COMPILERS})])")
         assert found.splitlines()[-1] == "[]"
