@@ -206,7 +206,7 @@ def test_an_archive_of_an_image_is_the_image_and_has_one_time(images: Any, tmp_p
     pulled = subprocess.check_output(["buildah", "pull", "-q", f"oci-archive:{file}"], text=True)
     form = ["--type", "image", "--format", "{{.FromImageID}}"]
     built = subprocess.check_output(["buildah", "inspect", *form, f"edl-master:{images.tag}"], text=True)
-    assert pulled == built
+    assert pulled.strip() == built.strip()
 
 
 @pytest.mark.parametrize(
