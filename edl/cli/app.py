@@ -6,6 +6,7 @@ listing      edl list, rm: the jobs of this machine, the releases of a cluster
 mpi          edl mpi: a job whose workers mpiexec starts
 manage       edl status, logs, wait, scale, stop, token: a started job, here or in a cluster
 new          edl new: a model file to begin with
+example      edl example: whole examples, to look at and to change
 check        edl check: a trial of a model file and its data
 data         edl data inspect: what is in files of data
 elasticdl    edl elasticdl: ElasticDL's command line
@@ -37,6 +38,7 @@ from edl.cli import (
     completion,
     data,
     elasticdl,
+    example,
     explain,
     history,
     horovod,
@@ -99,6 +101,7 @@ app.command()(explain.explain)
 app.command()(completion.completion)
 app.add_typer(checkpoint.app)
 app.add_typer(data.app)
+app.add_typer(example.app)
 app.add_typer(image.app)
 app.add_typer(model.app)
 app.add_typer(rows.app)

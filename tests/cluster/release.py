@@ -196,9 +196,11 @@ def in_ring(pods: list[Object]) -> list[Object]:
     return [p for p in pods if "edl.dev/rank" in p["metadata"]["labels"]]
 
 
-def on(namespace: Namespace, node: str) -> set[str]:
-    """The names of the living workers on a node."""
-    pods = namespace.get("pods", "-l", WORKERS, f"--field-selector=spec.nodeName={node},status.phase=Running")
+def on(namespace: Namespace, node: str, selector: str = WORKERS) -> set[str]:
+    """The names of the living workers, or other pods of the selector, on a node."""
+    pods = namespace.get(
+        "pods", "-l", selector, f"--field-selector=spec.nodeName={node},status.phase=Running"
+    )
     return {p["metadata"]["name"] for p in pods if "deletionTimestamp" not in p["metadata"]}
 
 

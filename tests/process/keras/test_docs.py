@@ -39,7 +39,7 @@ def compared() -> str:
         "`edl.layers.Embedding`, rows on servers": embedding_models.CASES,
         "Precision": test_precision.CASES,
         "Your own `train_step`": own_step_cases.MEANS,
-        "Examples of keras.io, as files of `edl run`": [example.stem for example in test_published.EXAMPLES],
+        "Examples of keras.io": test_published.CASES,
     }
     table = "".join(f"| {title} | {'; '.join(cases)} |\n" for title, cases in rows.items())
     return f"\n| | |\n| --- | --- |\n{table}"

@@ -9,7 +9,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[3]
 LINE = "SPDX-License-Identifier: Apache-2.0"
 SUFFIXES = (".py", ".sh", ".proto", ".tpl", "Dockerfile")
-FOLDERS = ("chart/templates/", "scripts/")
+FOLDERS = ("chart/templates/", "docker/", "scripts/")
 NO_COMMENTS = (".json", ".md", ".toml", "left-out.txt")
 FOREIGN = "tests/process/jobs/horovod_examples/"  # byte for byte, each with a licence of its own
 

@@ -16,7 +16,14 @@ import yaml
 import edl
 
 ROOT = Path(__file__).parents[3]
-LINKS = {"chart": "chart", "master": "master", "ps": "ps", "trainer": "trainer", "zoo": "model_zoo"}
+LINKS = {
+    "chart": "chart",
+    "examples": "examples",
+    "master": "master",
+    "ps": "ps",
+    "trainer": "trainer",
+    "zoo": "model_zoo",
+}
 BUILD = "import sys; from setuptools.build_meta import build_wheel; build_wheel(sys.argv[1])"
 
 
@@ -59,6 +66,11 @@ def test_the_wheel_has_the_default_values_and_its_types(wheel: dict[str, str]) -
     assert wheel["edl/chart/values.yaml"] == (ROOT / "chart" / "values.yaml").read_text()
     assert wheel["edl/py.typed"] == ""
     assert not [name for name in wheel if name.startswith("edl/chart/templates")]
+
+
+def test_the_wheel_has_the_examples(wheel: dict[str, str]) -> None:
+    files = subprocess.check_output(["git", "ls-files", "examples/*/*"], cwd=ROOT, text=True).splitlines()
+    assert {f"edl/{name}" for name in files} <= wheel.keys()
 
 
 def test_wheel_chart_and_program_have_one_version(wheel: dict[str, str]) -> None:
