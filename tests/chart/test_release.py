@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """`scripts/release`: the same commit gives the same files, which are what they say.
 
-A job where they were installed: tests/process/jobs/test_pythons.py. The archives of images, which take minutes
-to write: tests/cluster/test_images.py.
+A job where they were installed: tests/process/jobs/test_pythons.py.
+The archives of images, which take minutes to write: tests/cluster/test_images.py.
 """
 
 from __future__ import annotations
