@@ -18,7 +18,7 @@ from matplotlib.ticker import MaxNLocator
 
 from benchmarks.jobs import ROOT, OurJob
 from benchmarks.journal import Entry, Journal
-from edl.report import pictures, svg
+from edl.report import lanes, pictures, svg
 from edl.report.tables import COLOURS
 
 WORKERS, EPOCHS, WAIT = 4, 4, 120.0  # EPOCHS are trained before a kill; WAIT: seconds for them
@@ -61,7 +61,7 @@ def drawn(entries: Sequence[Entry], kills: Sequence[tuple[float, int]]) -> Figur
     forms = [(x["now"], effect) for x in entries for effect in x["effects"] if effect["type"] == "Form"]
     losses = [(x["now"], x["event"]["loss"]["mean"]) for x in entries if x["event"]["type"] == "EpochEnded"]
     begin, end = forms[0][0], losses[-1][0]
-    figure = Figure((pictures.WIDTH, 3.6), layout="constrained")
+    figure = Figure((lanes.WIDTH, 3.6), layout="constrained")
     above, below = figure.subplots(2, 1, sharex=True, height_ratios=(2, 3))
     sizes = [len(form["members"]) for _, form in forms]
     times = [now - begin for now, _ in forms]

@@ -54,31 +54,45 @@ class Window:
         return self.longest - self.median
 
 
-def written(work: Path, rounds: int) -> Iterator[Row]:
-    """In one job, ten seconds with a checkpoint at their beginning and ten without, in turns."""
+def windows(directory: Path, kept: Path, rounds: int) -> tuple[list[Window], list[Window]]:
+    """In one job, ten seconds with a checkpoint at their beginning and ten without, in turns.
+
+    Args:
+        kept: where the checkpoints are written.
+
+    Returns:
+        The windows without a checkpoint and those with one.
+    """
     plain: list[Window] = []
     writing: list[Window] = []
+    marks = directory / "marks"
+    marks.mkdir()
+    os.environ.update(EDL_BENCH=str(marks), EDL_LARGE=str(MILLIONS))
+    sets = (
+        f"model.module={large_joins.MODEL}",
+        "training.batchSize=64",
+        "local.threads=1",
+        "elastic.heartbeatTimeoutSeconds=20",
+        f"checkpoint.dir={kept}",
+        "checkpoint.seconds=0",
+    )
+    with OurJob(directory, RANKS, *sets, start="spawn") as job:
+        pid = job.pid(job.journal.ring(RANKS, seconds=SECONDS).members[0])
+        until(lambda: len(large_joins.steps(marks, pid)) > large_joins.STEPS)
+        goodput.keep(job, kept, SECONDS)  # the first one makes room for itself
+        while len(plain) < rounds:
+            one, two = _window(job, marks / str(pid), False), _window(job, marks / str(pid), True)
+            if one is not None and two is not None:
+                plain.append(one)
+                writing.append(two)
+    return plain, writing
+
+
+def written(work: Path, rounds: int) -> Iterator[Row]:
+    """The steps with a checkpoint and without, and a save that blocks."""
     with tempfile.TemporaryDirectory(dir=work) as directory:
-        marks, kept = Path(directory) / "marks", Path(directory) / "kept"
-        marks.mkdir()
-        os.environ.update(EDL_BENCH=str(marks), EDL_LARGE=str(MILLIONS))
-        sets = (
-            f"model.module={large_joins.MODEL}",
-            "training.batchSize=64",
-            "local.threads=1",
-            "elastic.heartbeatTimeoutSeconds=20",
-            f"checkpoint.dir={kept}",
-            "checkpoint.seconds=0",
-        )
-        with OurJob(Path(directory), RANKS, *sets, start="spawn") as job:
-            pid = job.pid(job.journal.ring(RANKS, seconds=SECONDS).members[0])
-            until(lambda: len(large_joins.steps(marks, pid)) > large_joins.STEPS)
-            goodput.keep(job, kept, SECONDS)  # the first one makes room for itself
-            while len(plain) < rounds:
-                one, two = _window(job, marks / str(pid), False), _window(job, marks / str(pid), True)
-                if one is not None and two is not None:
-                    plain.append(one)
-                    writing.append(two)
+        kept = Path(directory) / "kept"
+        plain, writing = windows(Path(directory), kept, rounds)
         newest = goodput.newest(kept)
         assert newest is not None
         tensors = newest.read()

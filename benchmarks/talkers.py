@@ -3,8 +3,8 @@
 
     python -m benchmarks.talkers HOST:PORT FIRST COUNT BEATS
 
-Each says what a worker says, at once, and BEATS heartbeats a second. A line of standard input with a worker's
-number ends that worker's stream, as its death would.
+Each sends a worker's messages, at once, and BEATS heartbeats a second. A line of standard input with a
+worker's number ends that worker's stream, as its death would; `+NUMBER` starts a further worker.
 """
 
 from __future__ import annotations
@@ -92,8 +92,13 @@ async def main(address: str, first: int, count: int, beats: float) -> None:
     async with asyncio.TaskGroup() as talking:
         for talker in talkers.values():
             talking.create_task(talker.talk())
-        while line := await orders.readline():
-            talkers[int(line)].die()
+        while line := (await orders.readline()).decode():
+            number = int(line)
+            if line.startswith("+"):
+                talkers[number] = Talker(number, channels[number % len(channels)], beats)
+                talking.create_task(talkers[number].talk())
+            else:
+                talkers.pop(number).die()
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ elasticdl    edl elasticdl: ElasticDL's command line
 history      edl audit, replay: a job's journal
 checkpoint   edl checkpoint: a job's checkpoint now, and the contents of a checkpoint directory
 chaos        edl chaos: a rehearsal of failures on a running job
+plan         edl plan: values for a job, from a short run of it
 completion   edl completion: scripts with which a shell completes commands
 explain      edl explain: the meaning of a value
 report       edl report: pictures of a job
@@ -49,6 +50,7 @@ from edl.cli import (
     moved,
     mpi,
     new,
+    plan,
     report,
     rows,
     run,
@@ -97,6 +99,7 @@ app.command()(listing.rm)
 app.command()(report.report)
 app.command()(ui.ui)
 app.command()(chaos.chaos)
+app.command()(plan.plan)
 app.command()(explain.explain)
 app.command()(completion.completion)
 app.add_typer(checkpoint.app)

@@ -9,7 +9,7 @@ import os
 import shlex
 import signal
 import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -62,6 +62,32 @@ def run_job(
     with contextlib.ExitStack() as until_the_end:
         pages = until_the_end if with_ui else None
         return _attend(display.Screen(), process, output, interrupts, pages, begun)
+
+
+@contextlib.contextmanager
+def running(output: Path, merged: dict[str, Any]) -> Iterator[None]:
+    """Run a job with these values while the context is open, without showing it; stop it at the end.
+
+    The job also ends with this process.
+
+    Raises:
+        EdlError: as `run_job`, or the master has exited at its start.
+    """
+    _refuse_stock_horovod()
+    lock = prepare(output, merged, None)
+    process = _start(output, None, lock, False, ())
+    os.close(lock)
+    assert process.stdout is not None and process.stdin is not None
+    with process:
+        if not process.stdout.readline():
+            raise EdlError(exited(output, process.wait()))
+        latest.remember(output)
+        try:
+            yield
+        finally:
+            with contextlib.suppress(EdlError):
+                Client(artifacts.read_contact(output)).stop("its short run is over")
+            process.stdin.close()
 
 
 def _refuse_stock_horovod() -> None:

@@ -33,7 +33,7 @@ from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 from types import NoneType
-from typing import Any
+from typing import Any, BinaryIO
 
 from edl.contract import artifacts
 from edl.errors import EdlError
@@ -108,7 +108,7 @@ class Head:
 
 
 class JournalReader:
-    """A reader that reads a segment once, from its first line to its last.
+    """A reader that reads each line of a segment once, also while a master appends to it.
 
     Args:
         path: the file. Its head is read at once.
@@ -137,20 +137,24 @@ class JournalReader:
         self.begins = said["state"] is None  # whether a master begins with this segment
         self.link = Link(0, self.after)
         self._open_line(first)
+        self._read = len(first)  # bytes
 
     def __iter__(self) -> Iterator[tuple[int, dict[str, Any]]]:
-        """Yield every further line as (number, content).
+        """Yield every complete line that was not read before, as (number, content).
 
         Raises:
             JournalDamaged: a line differs from what the master wrote.
+            OSError: the segment was deleted.
         """
-        with open(self.path, "rb") as lines:
-            next(lines)
+        self.torn = False
+        with self._file() as lines:
+            lines.seek(self._read)
             for line in lines:
                 if not line.endswith(b"\n"):
                     self.torn = True
                     return
                 body = self._open_line(line)
+                self._read += len(line)
                 if not isinstance(body.get("event"), dict) or not isinstance(body.get("effects"), list):
                     raise JournalDamaged(self.path, self.link.lines, "holds no event with its effects")
                 yield self.link.lines, body
@@ -173,6 +177,17 @@ class JournalReader:
                 number,
                 f"{what}: {artifacts.SUMMARY} says that line {said.get('lines')} is the last",
             )
+
+    def _file(self) -> BinaryIO:
+        """Open the file; the segment has a different name if the master has begun another one since."""
+        file = open(self.path, "rb")
+        first = file.readline()
+        seal = _SEAL.fullmatch(first, max(len(first) - _SEAL_LENGTH, 0))
+        if seal is not None and seal[1].decode() != self.head["chain"]:
+            file.close()
+            self.path = artifacts.segment(self.path.parent, self.number)
+            file = open(self.path, "rb")
+        return file
 
     def _open_line(self, line: bytes) -> dict[str, Any]:
         """Check that the chain holds, and return the content of the line.
@@ -219,6 +234,24 @@ def segments(output: Path) -> list[JournalReader]:
         if (said := found[-1].number) != number:
             raise JournalDamaged(path, 1, f"it is segment {said} of the journal")
     return [*found, newest]
+
+
+def next_segment(reader: JournalReader) -> JournalReader | None:
+    """Open the segment after that of `reader`; None if the master has not begun it yet.
+
+    Raises:
+        EdlError: it cannot be read, or the journal has begun anew.
+        JournalDamaged: it is missing, or damaged at its head.
+    """
+    output, number = reader.path.parent, reader.number + 1
+    if not (output / artifacts.JOURNAL).exists():  # a master without links was killed between two segments
+        return None
+    newest = JournalReader(output / artifacts.JOURNAL)
+    if newest.number == reader.number and newest.head["chain"] == reader.head["chain"]:
+        return None
+    if newest.number < number or newest.head["run_id"] != reader.head["run_id"]:
+        raise JournalDamaged(newest.path, 1, f"it does not continue segment {reader.number} of the journal")
+    return newest if newest.number == number else JournalReader(artifacts.segment(output, number))
 
 
 def last_chain(path: Path) -> str:

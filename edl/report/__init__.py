@@ -7,6 +7,7 @@ servers    the parameter servers over time
 hours      the hours of all workers by what they were spent on, and their price
 reading    the timeline, read from the journal
 pictures   the timeline drawn with Matplotlib, as SVG or PNG
+lanes      the pictures with a row for each worker or server
 page       the HTML page around the pictures
 write      the report as a file
 live       the same pages while the job trains, served on loopback

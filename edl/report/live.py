@@ -20,21 +20,24 @@ import re
 import secrets
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from html import escape
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib import resources
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from edl.contract import artifacts
 from edl.errors import EdlError
-from edl.formatting import one_line, plain
-from edl.report.moment import moment
+from edl.formatting import how_many, one_line, plain
+from edl.report.moment import by_state, moment
 from edl.report.tables import style, table, text_of
 from edl.report.timeline import Timeline, duration
+
+if TYPE_CHECKING:
+    from edl.report.reading import Following
 
 STATUS_SECONDS = 0.4  # a status that is younger is not asked for again, however many browsers ask
 WATCHED_SECONDS = 10.0  # after the last request, pictures are drawn no more
@@ -86,6 +89,8 @@ class Job:
         self._drawn: tuple[tuple[int, str], ...] = ()  # the state of the journal that was drawn last
         self.pictures, self.version, self._final = "", 0, False
         self._timeline: Timeline | None = None  # of the pictures
+        self._following: Following | None = None  # the journal that was read last
+        self._directory: Path | None = None  # of that journal
         self._hurry = threading.Event()  # set: draw without a pause
         self._seen = threading.Event()  # set once a browser has been told that the pictures are final
 
@@ -164,10 +169,15 @@ class Job:
         self._final = ended
 
     def _picture(self, found: Reading, ended: bool) -> str:
-        from edl.report import write  # imported late: with NumPy and Matplotlib, which take a second
+        from edl.report import reading, write  # imported late: with NumPy, which takes a while
 
-        self._timeline, pictures = write.sections(found.directory, found.told, with_verdict=ended)
-        return pictures
+        following, self._following = self._following, None  # after an error, read it all again
+        if following is None or self._directory != found.directory:
+            following = reading.Following(found.directory)
+        self._timeline = following.read()
+        self._following, self._directory = following, found.directory
+        verdict = write.verdict(found.directory) if ended else ""
+        return write.sections(self._timeline, found.told, verdict)
 
 
 def now(told: Mapping[str, Any]) -> str:
@@ -192,7 +202,7 @@ def now(told: Mapping[str, Any]) -> str:
         for part, why in (told.get("degraded") or {}).items()
     ]
     news = [
-        f"<li>{item['seconds']:,.1f} s: {text_of(item['text'])}</li>"
+        f"<li>{duration(item['seconds'])}: {text_of(item['text'])}</li>"
         for item in (told.get("news") or [])[-MOST_NEWS:]
     ]
     if news:
@@ -202,7 +212,12 @@ def now(told: Mapping[str, Any]) -> str:
     return "".join(parts)
 
 
-def _workers(rows: list[Mapping[str, Any]]) -> str:
+def _workers(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Count the workers by state. If they are many, list those that need a look first."""
+    ordered, title = list(rows), f"{how_many(len(rows), 'worker')} now"
+    if len(rows) > MOST_WORKERS:
+        ordered.sort(key=lambda worker: (worker["rank"] is not None, worker["rate"]))
+        title += f": the {MOST_WORKERS} that are not in the ring or are the slowest"
     shown = [
         (
             w["id"],
@@ -212,11 +227,11 @@ def _workers(rows: list[Mapping[str, Any]]) -> str:
             w["step"],
             _number(w["rate"]),
         )
-        for w in rows[:MOST_WORKERS]
+        for w in ordered[:MOST_WORKERS]
     ]
-    some = f": the first {MOST_WORKERS}" if len(rows) > MOST_WORKERS else ""
     columns = ("#worker", "pid or pod", "#rank", "state", "#step", "#records/s")
-    return table(f"{len(rows):,} workers now{some}", columns, shown)
+    states = by_state(worker["state"] for worker in rows)
+    return f"<p>{text_of(states)}</p>{table(title, columns, shown)}"
 
 
 def page(name: str) -> str:

@@ -7,6 +7,8 @@ Nothing here needs Matplotlib.
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections import Counter
+from collections.abc import Iterable
 
 from edl.formatting import how_many
 from edl.report.tables import table, text_of
@@ -29,14 +31,27 @@ def moment(timeline: Timeline, seconds: float) -> str:
         lines.append(_checkpoint(timeline, now))
     past = [(at, text) for at, _, text in timeline.notices if at <= now]
     lines += [f"{duration(at)}: {text}" for at, text in past[-MOST_NOTICES:]]
-    rows = []
-    for worker in sorted(timeline.workers.values(), key=lambda worker: worker.id):
-        if (found := _state(worker, now)) is not None:
-            rows.append((worker.id, worker.handle, found[0], duration(found[1])))
-    some = f": the first {MOST_WORKERS}" if len(rows) > MOST_WORKERS else ""
+    found = [
+        (worker, *state)
+        for worker in sorted(timeline.workers.values(), key=lambda worker: worker.id)
+        if (state := _state(worker, now)) is not None
+    ]
+    if found:
+        lines.append(by_state(state for _, state, _ in found))
+    title = f"{how_many(len(found), 'worker')} then"
+    if len(found) > MOST_WORKERS:
+        found = sorted(found, key=lambda each: each[2])[:MOST_WORKERS]
+        title += f": the {MOST_WORKERS} that had changed last"
+    rows = [(worker.id, worker.handle, state, duration(age)) for worker, state, age in found]
     columns = ("#worker", "pid or pod", "state", "#for")
-    shown = table(f"{how_many(len(rows), 'worker')} then{some}", columns, rows[:MOST_WORKERS])
+    shown = table(title, columns, rows)
     return "".join(f"<p>{text_of(line)}</p>" for line in lines) + shown
+
+
+def by_state(states: Iterable[str]) -> str:
+    """Count the workers in each state: "workers: member 998, starting 2"."""
+    counts = Counter(map(str, states))
+    return "workers: " + ", ".join(f"{state} {count:,}" for state, count in counts.most_common())
 
 
 def _ring(timeline: Timeline, now: float) -> str:

@@ -103,16 +103,16 @@ def workers(timeline: Timeline, told: Mapping[str, Any]) -> str:
     """The section about the workers' states and speeds."""
     found = list(timeline.workers.values())
     rates = {w["id"]: w["rate"] for w in told.get("workers") or () if w.get("rank") is not None}
-    newest = sorted(found, key=lambda worker: worker.id)[-MOST_TABLE_ROWS:]
+    kept = sorted(found, key=lambda worker: (worker.lost, worker.id))[-MOST_TABLE_ROWS:]
     rows = []
-    for worker in newest:
+    for worker in sorted(kept, key=lambda worker: worker.id):
         speed = rates.get(worker.id, worker.speed)
         end = f"lost: {worker.why}" if worker.lost else "left" if worker.ended is not None else "lives"
         seconds = [
             duration(worker.seconds(state)) for state in (State.STARTING, State.INITIALIZING, State.MEMBER)
         ]
         rows.append((worker.id, worker.handle, *seconds, "" if speed is None else f"{speed:,.0f}", end))
-    some = f": the newest {len(rows):,}" if len(rows) < len(found) else ""
+    some = f": {len(rows):,} of them, first those that were lost" if len(rows) < len(found) else ""
     columns = ("#worker", "pid or pod", "#starting", "#initializing", "#member", "#records/s", "end")
     lost = sum(worker.lost for worker in found)
     text = f"{how_many(len(found), 'worker')}, {lost:,} of them lost."

@@ -3,50 +3,36 @@
 
 Each function returns a figure, or None if the job has nothing to show there. The colours are those of the
 light theme. In the HTML page they become CSS variables (`edl.report.svg`), so that the page can be dark.
-Long jobs are reduced to what can be seen: a line with at most `MOST_POINTS` points, a row for each slot
-instead of each worker, and a histogram of changes instead of a mark for each.
+Long jobs are reduced to what can be seen: a line with at most `MOST_POINTS` points, and a histogram of
+changes instead of a mark for each.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.patches import Patch, PathPatch
-from matplotlib.path import Path
 from matplotlib.ticker import MaxNLocator
 
 from edl.report import hours as paid
+from edl.report.lanes import WIDTH, unit
+from edl.report.lanes import servers as servers
+from edl.report.lanes import workers as workers
 from edl.report.pace import Pace
-from edl.report.servers import ServerState
 from edl.report.tables import COLOURS
-from edl.report.timeline import PHASES, Change, State, Timeline, Worker, duration
+from edl.report.timeline import PHASES, Change, Timeline, duration
 
-WIDTH = 9.0  # inches
 MOST_POINTS = 1000  # of a line
 MOST_MARKS = 400  # changes that get a mark of their own
 MOST_NUMBERS = 40  # changes whose marks are numbered as in the table
-MOST_ROWS = 64  # workers that get a row of their own
 MOST_STALLS = 10
 MOST_SLOW = 20  # workers in the picture of stragglers
 MOST_METRICS = 6
 BINS = 120  # of a histogram
 
-STATES = {
-    State.STARTING: "grey",
-    State.INITIALIZING: "orange",
-    State.READY: "sky",
-    State.MEMBER: "blue",
-    State.DRAINING: "purple",
-}
-SERVER_STATES = {
-    ServerState.ANSWERS: "blue",
-    ServerState.NOT_ANSWERING: "orange",
-    ServerState.RESTARTING: "red",
-}
 KINDS = {"start": "grey", "lost": "red", "left": "purple", "joined": "green", "broken": "orange"}
 GOODPUT = {
     "useful": "blue",
@@ -59,7 +45,6 @@ GOODPUT = {
     "leaving": "grey",
 }
 LINES = ("blue", "orange", "green", "purple", "red", "sky")
-UNITS = ((2 * 86400.0, "days", 86400.0), (2 * 3600.0, "hours", 3600.0), (120.0, "minutes", 60.0))
 
 _STYLE: Any = {
     "svg.fonttype": "none",
@@ -94,11 +79,6 @@ def styled() -> Any:
     return matplotlib.rc_context(_STYLE)
 
 
-def unit(seconds: float) -> tuple[str, float]:
-    """Choose the unit of a time axis of this length: its name, and its seconds."""
-    return next(((name, size) for least, name, size in UNITS if seconds >= least), ("seconds", 1.0))
-
-
 def ring(timeline: Timeline) -> Figure | None:
     """Draw the size of the ring over time, with each change and its kind."""
     if not timeline.changes:
@@ -130,19 +110,24 @@ def ring(timeline: Timeline) -> Figure | None:
             xs = [change.formed / size for _, change in changes]
             ys = [len(change.members) for _, change in changes]
             axes.plot(xs, ys, "o", color=COLOURS[KINDS[kind]], markersize=6, label=kind)
-            for (number, _), x, y in zip(changes, xs, ys, strict=True):
-                if len(timeline.changes) <= MOST_NUMBERS:
-                    axes.annotate(
-                        str(number),
-                        (x, y),
-                        xytext=(0, 6),
-                        textcoords="offset points",
-                        ha="center",
-                        fontsize=8,
-                    )
+        _number(axes, list(zip(times, sizes, strict=False)))
         axes.legend(ncols=len(by_kind), loc="lower right")
     (more[0] if many else axes).set_xlabel(f"{name} since the start")
     return figure
+
+
+def _number(axes: Axes, points: Sequence[tuple[float, float]]) -> None:
+    """Number the points of a few changes, but none so close to the one before that the numbers overlap."""
+    if len(points) > MOST_NUMBERS:
+        return
+    last = (float("-inf"), 0.0)
+    width, height = (high - low for low, high in (axes.get_xlim(), axes.get_ylim()))
+    for number, (x, y) in enumerate(points, 1):
+        if x - last[0] >= 0.025 * width or abs(y - last[1]) >= 0.08 * height:
+            last = x, y
+            axes.annotate(
+                str(number), last, xytext=(0, 6), textcoords="offset points", ha="center", fontsize=8
+            )
 
 
 def metrics(timeline: Timeline) -> Figure | None:
@@ -159,8 +144,12 @@ def metrics(timeline: Timeline) -> Figure | None:
     grid = figure.subplots(rows, min(len(names), 2), squeeze=False)
     for axes in grid.flat[len(names) :]:
         axes.set_axis_off()
+    labels: dict[str, Any] = {}
     for axes, name in zip(grid.flat, names, strict=False):
         _metric(axes, timeline, name)
+        lines, said = axes.get_legend_handles_labels()
+        labels |= dict(zip(said, lines, strict=True))
+    figure.legend(labels.values(), labels.keys(), ncols=min(len(labels), 4), loc="outside upper left")
     return figure
 
 
@@ -172,13 +161,12 @@ def _metric(axes: Axes, timeline: Timeline, name: str) -> None:
             *_columns(points), look, color=COLOURS["grey"], linewidth=0.9, label="training, single steps"
         )
     trained = sorted(timeline.trained.get(name, {}).items())
-    lines: list[tuple[str, list[tuple[int, float]]]] = (
-        [("training, mean of the epoch", trained)] if trained else []
-    )
-    for (split, metric), values in timeline.held_out.items():
-        if metric == name:
-            lines.append((f"held out ({split})", sorted(values.items())))
-    for (label, points), colour in zip(lines, LINES, strict=False):
+    lines = [("training, mean of the epoch", LINES[0], trained)] if trained else []
+    splits = list(dict.fromkeys(split for split, _ in timeline.held_out))
+    for split, colour in zip(splits, LINES[1:], strict=False):
+        if values := timeline.held_out.get((split, name)):
+            lines.append((f"held out ({split})", colour, sorted(values.items())))
+    for label, colour, points in lines:
         marker = "o" if len(points) <= 60 else ""
         axes.plot(
             *_columns(_thinned(points)),
@@ -190,59 +178,6 @@ def _metric(axes: Axes, timeline: Timeline, name: str) -> None:
         )
     axes.set_title(name)
     axes.set_xlabel("step")
-    axes.legend(loc="best")
-
-
-def workers(timeline: Timeline) -> Figure | None:
-    """Draw the states of all workers over time: a row for each, or for each slot if there are many."""
-    if not timeline.workers:
-        return None
-    rows = _rows(list(timeline.workers.values()))
-    height = min(max(0.24 * len(rows), 0.6), 12.0)
-    figure = Figure((WIDTH, height + 1.0), layout="constrained")
-    axes = figure.subplots()
-    name, size = unit(timeline.ends - timeline.begins)
-    least = (timeline.ends - timeline.begins) / 3000  # what is shorter cannot be seen
-    for state, colour in STATES.items():
-        spans = [
-            (start, end, y)
-            for y, row in enumerate(rows)
-            for worker in row
-            for kind, start, end in worker.intervals
-            if kind is state and end - start > least
-        ]
-        thick = 72 * height / len(rows) * 0.7
-        _segments(axes, [((a / size, y), (b / size, y)) for a, b, y in spans], COLOURS[colour], thick)
-    ends = [(w.ended / size, y) for y, row in enumerate(rows) for w in row if w.lost and w.ended is not None]
-    _segments(axes, [((x, y - 0.45), (x, y + 0.45)) for x, y in ends], COLOURS["red"], 1.6)
-    axes.set_xlim(timeline.begins / size, max(timeline.ends, timeline.begins + 1e-6) / size)
-    axes.set_ylim(len(rows) - 0.4, -0.6)
-    if len(rows) <= MOST_ROWS and all(len(row) == 1 for row in rows):
-        axes.set_yticks(range(len(rows)), [f"worker {row[0].id}" for row in rows])
-    else:
-        axes.set_ylabel("workers, successors in one row")
-        axes.yaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.grid(axis="y", visible=False)
-    axes.set_xlabel(f"{name} since the start")
-    handles = [Patch(color=COLOURS[colour], label=str(state)) for state, colour in STATES.items()]
-    handles.append(Patch(color=COLOURS["red"], label="lost"))
-    figure.legend(handles=handles, ncols=len(handles), loc="outside upper left")
-    return figure
-
-
-def _rows(found: Sequence[Worker]) -> list[list[Worker]]:
-    """Put each worker in a row of its own, or, if there are many, in the row of one that has ended."""
-    if len(found) <= MOST_ROWS:
-        return [[worker] for worker in sorted(found, key=lambda worker: worker.id)]
-    rows: list[list[Worker]] = []
-    for worker in sorted(found, key=lambda worker: worker.intervals[0][1] if worker.intervals else 0.0):
-        began = worker.intervals[0][1] if worker.intervals else worker.since
-        free = next((row for row in rows if row[-1].ended is not None and row[-1].ended <= began), None)
-        if free is None:
-            rows.append([worker])
-        else:
-            free.append(worker)
-    return rows
 
 
 def slowest(timeline: Timeline) -> list[tuple[int, Pace]]:
@@ -270,38 +205,6 @@ def stragglers(timeline: Timeline) -> Figure | None:
     axes.grid(axis="y", visible=False)
     axes.set_xlabel("milliseconds of a step")
     figure.legend(ncols=2, loc="outside upper left")
-    return figure
-
-
-def servers(timeline: Timeline) -> Figure | None:
-    """Draw the states of the parameter servers over time, with a row for each."""
-    if not timeline.servers:
-        return None
-    found = [timeline.servers[index] for index in sorted(timeline.servers)]
-    height = min(max(0.24 * len(found), 0.6), 12.0)
-    figure = Figure((WIDTH, height + 1.0), layout="constrained")
-    axes = figure.subplots()
-    name, size = unit(timeline.ends - timeline.begins)
-    least = (timeline.ends - timeline.begins) / 500  # shorter spans are drawn longer, as they matter here
-    for state, colour in SERVER_STATES.items():
-        grown = 0.0 if state is ServerState.ANSWERS else least
-        spans = [
-            ((start / size, y), (max(end, start + grown) / size, y))
-            for y, server in enumerate(found)
-            for kind, start, end in server.intervals
-            if kind is state
-        ]
-        _segments(axes, spans, COLOURS[colour], 72 * height / len(found) * 0.7)
-    axes.set_xlim(timeline.begins / size, max(timeline.ends, timeline.begins + 1e-6) / size)
-    axes.set_ylim(len(found) - 0.4, -0.6)
-    if len(found) <= MOST_ROWS:
-        axes.set_yticks(range(len(found)), [f"server {server.index}" for server in found])
-    else:
-        axes.set_ylabel("servers")
-    axes.grid(axis="y", visible=False)
-    axes.set_xlabel(f"{name} since the start")
-    handles = [Patch(color=COLOURS[colour], label=str(state)) for state, colour in SERVER_STATES.items()]
-    figure.legend(handles=handles, ncols=len(handles), loc="outside upper left")
     return figure
 
 
@@ -390,17 +293,6 @@ def ages(timeline: Timeline) -> list[tuple[float, float]]:
 
 
 # --- helpers
-
-
-def _segments(
-    axes: Axes, lines: Iterable[tuple[tuple[float, float], tuple[float, float]]], colour: str, width: float
-) -> None:
-    """Draw many straight lines as one path, which keeps the file small."""
-    points = [point for line in lines for point in line]
-    if points:
-        codes = [Path.MOVETO, Path.LINETO] * (len(points) // 2)
-        path = Path(points, codes)
-        axes.add_patch(PathPatch(path, edgecolor=colour, facecolor="none", linewidth=width, capstyle="butt"))
 
 
 def _thinned(points: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:

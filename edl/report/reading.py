@@ -4,13 +4,14 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from edl.contract.phases import WorkerState
 from edl.contract.steps import Steps
 from edl.formatting import one_line
-from edl.journal.format import JournalReader, segments
+from edl.journal.format import JournalReader, next_segment, segments
 from edl.report.pace import Paces
 from edl.report.servers import ServerReading
 from edl.report.timeline import Change, Entry, State, Timeline, Worker
@@ -31,12 +32,36 @@ def read(output: Path) -> Timeline:
     Raises:
         EdlError: a segment cannot be read, or is damaged.
     """
-    reading = _Reading()
-    for reader in segments(output):
-        reading.head(reader)
-        for _, entry in reader:
-            reading.note(entry)
-    return reading.done()
+    return Following(output).read()
+
+
+class Following:
+    """A journal that grows: each call of `read` reads only the lines that are new.
+
+    Args:
+        output: the output directory of the job.
+
+    Raises (also `read`):
+        EdlError: a segment cannot be read, or is damaged. Then begin anew with a different `Following`.
+    """
+
+    def __init__(self, output: Path):
+        self._reading = _Reading()
+        self._segments = segments(output)  # the first one is being read, the last one may grow
+        self._reading.head(self._segments[0])
+
+    def read(self) -> Timeline:
+        """Return the timeline up to the last line that is written."""
+        while True:
+            # The master appends no more to a segment that has a successor, so ask for this before reading.
+            if len(self._segments) == 1 and (following := next_segment(self._segments[0])) is not None:
+                self._segments.append(following)
+            for _, entry in self._segments[0]:
+                self._reading.note(entry)
+            if len(self._segments) == 1:
+                return self._reading.timeline_now()
+            del self._segments[0]
+            self._reading.head(self._segments[0])
 
 
 class _Reading:
@@ -55,8 +80,7 @@ class _Reading:
         self._batch = 1
         self._seen: Entry = {}  # the newest head's state
         self._paces, self._servers = Paces(), ServerReading()
-        self.timeline.workers = self._workers
-        self.timeline.paces, self.timeline.servers = self._paces.by_worker, self._servers.servers
+        self.timeline.paces = self._paces.by_worker
         self._now = 0.0
 
     def head(self, reader: JournalReader) -> None:
@@ -86,15 +110,24 @@ class _Reading:
             if act is not None:
                 act(self, effect, now)
 
-    def done(self) -> Timeline:
-        """Close what is open, and return the timeline."""
-        self.timeline.ends = self._now
+    def timeline_now(self) -> Timeline:
+        """Return the timeline with open intervals closed now.
+
+        Other threads may show a moment of it (`edl.report.moment`) while later lines are read.
+        """
+        now, found = self._now, self.timeline
         self._paces.settle()
-        self._servers.close(self._now)
-        for worker in self._workers.values():
-            if worker.ended is None:
-                worker.intervals.append((worker.state, worker.since, self._now))
-        return self.timeline
+        workers = {number: worker.until(now) for number, worker in self._workers.items()}
+        servers = {index: server.until(now) for index, server in self._servers.servers.items()}
+        return replace(
+            found,
+            ends=now,
+            workers=workers,
+            servers=servers,
+            changes=[*found.changes],
+            checkpoints=[*found.checkpoints],
+            notices=[*found.notices],
+        )
 
     def _restore(self, kept: Any) -> None:
         """Begin with the state at a head: the time, the ring and its workers."""
@@ -220,8 +253,9 @@ class _Reading:
                 broken=self._broken,
             )
         )
+        stays = set(members)  # a ring may have thousands
         for number in self._ring:
-            if number not in members and (worker := self._workers.get(number)) is not None:
+            if number not in stays and (worker := self._workers.get(number)) is not None:
                 worker.become(State.READY if worker.state is State.MEMBER else worker.state, now)
         if self.timeline.values.get("mode") != "ps":  # there, workers do not wait for each other
             self._paces.form(members, tuple(effect["shares"]), self._batch, effect.get("step", 0))

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
@@ -37,6 +37,11 @@ class Server:
         if self.state is not None:
             self.intervals.append((self.state, self.since, now))
         self.state, self.since = state, now
+
+    def until(self, now: float) -> Server:
+        """Return a copy whose open interval is closed at this time."""
+        open_one = [] if self.state is None else [(self.state, self.since, now)]
+        return replace(self, intervals=[*self.intervals, *open_one])
 
     @property
     def unavailable(self) -> list[float]:
@@ -84,12 +89,6 @@ class ServerReading:
         for server in self.servers.values():
             if server.index >= count:
                 server.become(None, now)
-
-    def close(self, now: float) -> None:
-        """Close the last intervals."""
-        for server in self.servers.values():
-            if server.state is not None:
-                server.intervals.append((server.state, server.since, now))
 
     def _server(self, index: int) -> Server:
         return self.servers.setdefault(index, Server(index))

@@ -8,7 +8,7 @@ of the journal were deleted, the timeline begins with the oldest existing one (`
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
@@ -62,6 +62,11 @@ class Worker:
         if self.ended is None:
             self.intervals.append((self.state, self.since, now))
             self.ended = now
+
+    def until(self, now: float) -> Worker:
+        """Return a copy whose open interval is closed at this time."""
+        open_one = [] if self.ended is not None else [(self.state, self.since, now)]
+        return replace(self, intervals=[*self.intervals, *open_one])
 
     def seconds(self, state: State) -> float:
         """Seconds that this worker has spent in a state."""
@@ -136,10 +141,11 @@ class Timeline:
         """Name the kind of a change (start, lost, left, joined, broken), and its cause as text."""
         if not change.before:
             return "start", "start"
-        gone = [self._worker(w) for w in change.before if w not in change.members]
+        before, members = set(change.before), set(change.members)  # a ring may have thousands
+        gone = [self._worker(w) for w in change.before if w not in members]
         lost = [f"worker {w.id} lost ({w.why})" if w.why else f"worker {w.id} lost" for w in gone if w.lost]
         left = [f"worker {w.id} left" for w in gone if not w.lost]
-        new = [w for w in change.members if w not in change.before]
+        new = [w for w in change.members if w not in before]
         joined = [f"worker {w} joined" if len(new) < 5 else "" for w in new]
         if len(new) >= 5:
             joined = [f"{len(new)} workers joined"]

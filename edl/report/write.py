@@ -11,6 +11,7 @@ from typing import Any
 from edl.contract import artifacts
 from edl.errors import EdlError
 from edl.journal.audit import Elsewhere, audit
+from edl.report import reading
 from edl.report.timeline import Timeline
 
 MOST_AUDITED = 16 << 20  # bytes of a journal; a larger one is not audited for a report
@@ -32,8 +33,8 @@ def html(output: Path, told: Mapping[str, Any], name: str = "", elsewhere: Elsew
         NoPlots: Matplotlib is not installed.
         EdlError: the journal cannot be read, or is damaged.
     """
-    timeline, pictures = _drawing(output)
-    assert pictures is not None
+    timeline = reading.read(output)
+    _pictures()
     from edl.report.page import page
 
     values = timeline.values.get("model", {})
@@ -42,22 +43,20 @@ def html(output: Path, told: Mapping[str, Any], name: str = "", elsewhere: Elsew
     return page(timeline, told, verdict(output, elsewhere), title)
 
 
-def sections(output: Path, told: Mapping[str, Any], with_verdict: bool) -> tuple[Timeline, str]:
-    """Return the timeline of a job, and the numbers, pictures and tables of its report as HTML.
+def sections(timeline: Timeline, told: Mapping[str, Any], verdict: str) -> str:
+    """Return the numbers, pictures and tables of a job's report as HTML.
 
     Args:
         told: as in `html`.
-        with_verdict: also audit the job.
+        verdict: the sentence of the audit; empty: the audit was not made.
 
     Raises:
         NoPlots: Matplotlib is not installed.
-        EdlError: the journal cannot be read, or is damaged.
     """
-    timeline, _ = _drawing(output)
+    _pictures()
     from edl.report import page
 
-    facts = page.facts(timeline, told, verdict(output) if with_verdict else "")
-    return timeline, facts + page.sections(timeline, told)
+    return page.facts(timeline, told, verdict) + page.sections(timeline, told)
 
 
 def picture(output: Path, name: str, kind: str, told: Mapping[str, Any]) -> bytes:
@@ -72,7 +71,7 @@ def picture(output: Path, name: str, kind: str, told: Mapping[str, Any]) -> byte
         NoPlots: Matplotlib is not installed.
         EdlError: the journal cannot be read or is damaged, or the job has nothing to show in this picture.
     """
-    timeline, pictures = _drawing(output)
+    timeline, pictures = reading.read(output), _pictures()
     from edl.report.svg import written
 
     with pictures.styled():
@@ -95,22 +94,19 @@ def main(output: Path) -> None:
     artifacts.write_whole(output / artifacts.REPORT, html(output, artifacts.read_summary(output)))
 
 
-def _drawing(output: Path) -> tuple[Timeline, Any]:
-    """Read the timeline, and import the module that draws.
+def _pictures() -> Any:
+    """Import the module that draws.
 
     Raises:
         NoPlots: Matplotlib is not installed.
     """
-    from edl.report import reading
-
-    found = reading.read(output)
     try:
         from edl.report import pictures  # imported late: Matplotlib is optional, and takes a second
     except ImportError as error:
         raise NoPlots(
             f"a report needs Matplotlib ({error}); install it with: pip install matplotlib"
         ) from error
-    return found, pictures
+    return pictures
 
 
 def verdict(output: Path, elsewhere: Elsewhere | None = None) -> str:

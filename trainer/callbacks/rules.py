@@ -35,6 +35,13 @@ INSTEAD: dict[type, str] = {
     k.OrbaxCheckpoint: "checkpoint.dir writes checkpoints, and the job goes on from them",
 }
 
+# Callbacks of experiment trackers, by package and class: the attribute that is None if they log only epochs,
+# and the setting that makes it so. Their hooks of batches do nothing then, and need not be called.
+TRACKERS = {
+    ("wandb", "WandbMetricsLogger"): ("log_freq", 'log_freq="epoch"'),
+    ("mlflow", "MlflowCallback"): ("log_every_n_steps", "log_every_epoch=True"),
+}
+
 
 def name_of(callback: Any) -> str:
     """Return the callback's class name, by which messages and memories identify it."""
@@ -111,8 +118,15 @@ def _used(callback: Any, config: Config, notify: Callable[[str], None]) -> k.Cal
             'callbacks are called between epochs, so save_freq must be "epoch" (checkpoint.steps writes '
             "checkpoints every so many steps)"
         )
+    tracker, attribute, setting = _tracker(callback)
+    if tracker is not None and (value := getattr(callback, attribute)) is not None:
+        raise ModelError(
+            f"callbacks(): {name}({attribute}={value!r}) cannot be honoured over a ring: callbacks are "
+            f"called between epochs; use {setting}"
+        )
+    idle = tracker if tracker is not None else k.ModelCheckpoint  # with save_freq="epoch"
     for hook in (*BATCHES, *TESTS):
-        if is_overridden(callback, hook) and not _is_of_checkpoints(callback, hook):
+        if is_overridden(callback, hook) and not _is_idle(callback, hook, idle):
             raise ModelError(
                 f"callbacks(): {name}.{hook}() cannot be honoured over a ring: callbacks are called between "
                 f"epochs, on one worker ({', '.join(HOOKS)})"
@@ -120,11 +134,19 @@ def _used(callback: Any, config: Config, notify: Callable[[str], None]) -> k.Cal
     return callback
 
 
-def _is_of_checkpoints(callback: k.Callback, hook: str) -> bool:
-    """Whether it is the hook of ModelCheckpoint, which does nothing with save_freq="epoch"."""
+def _tracker(callback: k.Callback) -> tuple[type | None, str, str]:
+    """The class of an experiment tracker that the callback has or is derived from, as in `TRACKERS`."""
+    for kind in type(callback).__mro__:
+        if found := TRACKERS.get((kind.__module__.partition(".")[0], kind.__name__)):
+            return kind, *found
+    return None, "", ""
+
+
+def _is_idle(callback: k.Callback, hook: str, kind: type) -> bool:
+    """Whether the hook is that of `kind`, a callback whose hooks of batches and tests do nothing."""
     return (
-        isinstance(callback, k.ModelCheckpoint)
-        and getattr(type(callback), hook) is getattr(k.ModelCheckpoint, hook)
+        isinstance(callback, kind)
+        and getattr(type(callback), hook) is getattr(kind, hook)
         and hook not in vars(callback)
     )
 

@@ -234,6 +234,28 @@ def test_a_class_derived_from_one_that_saves_files_is_called() -> None:
     assert [type(one) for one in used(Uploading("a.keras"))] == [Uploading]
 
 
+@pytest.mark.filterwarnings("default")  # of the packages while they are imported
+def test_a_tracker_of_experiments_may_log_epochs_and_not_batches() -> None:
+    import mlflow.keras
+    import wandb
+    from wandb.integration.keras import WandbMetricsLogger
+
+    class Often(mlflow.keras.MlflowCallback):
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None: ...
+
+    wandb.init(mode="disabled")
+    assert len(used([WandbMetricsLogger(), mlflow.keras.MlflowCallback()])) == 2
+    steps = mlflow.keras.MlflowCallback(log_every_epoch=False, log_every_n_steps=5)
+    refusals = {
+        WandbMetricsLogger("batch"): r'WandbMetricsLogger\(log_freq=1\) cannot .* log_freq="epoch"',
+        steps: r"MlflowCallback\(log_every_n_steps=5\) cannot .* log_every_epoch=True",
+        Often(): r"Often.on_train_batch_end\(\) cannot be honoured",
+    }
+    for refused, why in refusals.items():
+        with pytest.raises(ModelError, match=why):
+            used(refused)
+
+
 def test_what_edl_does_itself_is_left_to_it_with_a_word() -> None:
     told: list[str] = []
     kept = config.parse(values.load([], ["checkpoint.dir=there"]))

@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`edl plan` of a real job, compared with the journal of its short run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edl.contract import artifacts
+from edl.report import reading
+from tests.process.cli.test_chaos import events
+from tests.support.jobs.commands import all_gone, edl, processes_of
+from tests.unit.cli.test_output import documented, fields
+
+SECONDS = 1
+
+
+def effects(output: Path) -> list[dict[str, Any]]:
+    lines = (output / artifacts.JOURNAL).read_text().splitlines()
+    return [effect for line in lines for effect in json.loads(line).get("effects", ())]
+
+
+@pytest.fixture(autouse=True)
+def own_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.chdir(tmp_path)
+
+
+def test_a_plan_says_what_the_journal_of_its_run_says() -> None:
+    where = Path("job")
+    options = ["--max-workers=2", f"--seconds={SECONDS}s", "--mtbf=1h", f"--output={where}", "-o", "json"]
+    done = edl("plan", "counting", "--set=checkpoint.dir=elsewhere,training.epochs=1", *options)
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert (told["kind"], fields(told)) == ("Plan", documented("Plan"))
+    assert (told["model"], told["run"], told["assumed"]["mtbf_seconds"]) == ("counting", "job", 3600)
+    assert all_gone(processes_of(where))
+    assert artifacts.read_summary(where)["phase"] == "Stopped"
+    assert not Path("elsewhere").exists()
+
+    timeline = reading.read(where)
+    assert [len(change.members) for change in timeline.changes] == [1, 2, 1, 2]
+    formed = [effect for effect in effects(where) if effect["type"] == "Form"]
+    alone, both = (speed["steps_per_second"] for speed in told["speeds"])
+    begun = timeline.changes[0].stepped
+    assert begun is not None
+    mean = formed[1]["step"] / (timeline.changes[1].formed - begun)  # with the warm-up
+    assert mean / 3 < alone < 3 * mean
+    assert formed[2]["step"] - formed[1]["step"] >= SECONDS * both
+    assert [speed["workers"] for speed in told["speeds"]] == [1, 2]
+
+    killed = told["preemption"]
+    assert [event["signal"] for event in events(where, "Gone") if event["signal"] == "SIGKILL"] == ["SIGKILL"]
+    assert killed["stall_seconds"] == sum(change.stall for change in timeline.changes[2:]) > 0
+    assert killed["redone_records"] == sum(change.redone for change in timeline.changes[2:])
+    lasted = timeline.changes[3].formed - timeline.changes[2].noticed
+    assert lasted < killed["recovered_seconds"] < lasted + 30
+
+    written = events(where, "Checkpointed")
+    assert 1 <= told["checkpoint"]["count"] <= len(written)
+    assert told["checkpoint"]["bytes"] == written[-1]["nbytes"]
+    assert told["values"]["checkpoint"]["seconds"] >= 10
+    assert told["worker_bytes"] > 100 << 20, "a process with TensorFlow"
