@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """`scripts/release`: the same commit gives the same files, which are what they say.
 
-A job in an environment that was installed from them: tests/process/jobs/test_pythons.py.
+A job where they were installed: tests/process/jobs/test_pythons.py.
+The archives of images, which take minutes to write: tests/cluster/test_images.py.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ WHEEL, PACKAGE, SBOM = (
 
 
 def released(folder: Path, key: Path) -> Path:
-    command: list[str | Path] = [ROOT / "scripts" / "release", "--python", PYTHON, folder]
+    command: list[str | Path] = [ROOT / "scripts" / "release", "--python", PYTHON, "--without-images", folder]
     env = os.environ | {"EDL_SIGNING_KEY": str(key)}
     done = subprocess.run(command, capture_output=True, text=True, env=env)
     assert done.returncode == 0, done.stderr

@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
+import tarfile
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -185,10 +187,33 @@ def test_a_change_of_code_rebuilds_in_seconds_and_no_change_rebuilds_nothing(tre
     assert seconds < 5
 
 
+def test_an_archive_of_an_image_is_the_image_and_has_one_time(images: Any, tmp_path: Path) -> None:
+    command: list[str | Path] = [
+        ROOT / "scripts" / "images",
+        "build",
+        "--tag",
+        images.tag,
+        "--only",
+        "master",
+    ]
+    env = os.environ | {"EDL_BUILDER": "buildah", "SOURCE_DATE_EPOCH": "1700000000"}
+    subprocess.run([*command, "--archive", tmp_path], env=env, check=True)
+    file = tmp_path / f"edl-master-{images.tag}.oci.tar"
+    with tarfile.open(file) as archive:
+        members = archive.getmembers()
+    assert {(member.mtime, member.uid) for member in members} == {(1700000000, 0)}
+    assert [member.name for member in members] == sorted(member.name for member in members)
+    pulled = subprocess.check_output(["buildah", "pull", "-q", f"oci-archive:{file}"], text=True)
+    form = ["--type", "image", "--format", "{{.FromImageID}}"]
+    built = subprocess.check_output(["buildah", "inspect", *form, f"edl-master:{images.tag}"], text=True)
+    assert pulled.strip() == built.strip()
+
+
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
         (["--only", "ps"], "--only: ps is not an image; there are master and worker"),
+        (["--archive", "nowhere"], "--archive: there is no folder nowhere"),
         (["--model-zoo", "nowhere"], "--model-zoo: there is no folder nowhere"),
         (["--tga", "x"], "scripts/images build [--push REGISTRY]"),
         (["--tag"], "scripts/images build [--push REGISTRY]"),

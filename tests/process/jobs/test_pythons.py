@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """edl on each Python that it is made for, and not only on the one that these tests run on.
 
-A release is installed with that Python; then a job runs. With the Python of EDL_CHECK_PYTHON, scripts/check
-runs the unit tests: the job runs in its environment, which scripts/setup made.
+A release is installed with that Python; then a job runs. For the Python of the images, in an empty container.
 A version that is not found on this machine is no case here; the header of the tests says so (conftest.py).
 """
 
@@ -14,9 +13,11 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import pytest
 from packaging.utils import parse_wheel_filename
@@ -25,8 +26,13 @@ from tests.process.conftest import PYTHONS
 
 ROOT = Path(__file__).parents[3]
 HERE = f"{sys.version_info.major}.{sys.version_info.minor}"
-CHECKED = os.environ.get("EDL_CHECK_PYTHON", "")
-OTHERS = {version: path for version, path in PYTHONS.items() if path and version not in (HERE, CHECKED)}
+IMAGES = next(iter(PYTHONS))
+# scripts/dev/image-base makes the container's image, and installs what it needs where it can.
+CONTAINER = bool(
+    os.geteuid() == 0 and PYTHONS[IMAGES] and (shutil.which("apt-get") or shutil.which("buildah"))
+)
+OTHERS = [version for version, path in PYTHONS.items() if path and version != HERE]
+COMPILERS = ("gcc", "g++", "cc", "c++", "clang", "cmake", "make")
 
 
 @pytest.fixture
@@ -55,54 +61,75 @@ class Quiet(SimpleHTTPRequestHandler):
         pass
 
 
-@pytest.mark.timeout(1800)  # a busy machine takes minutes, and Horovod is compiled for that Python, once
-@pytest.mark.parametrize("version", OTHERS or [HERE])
-def test_a_job_trains_where_a_release_was_installed(
-    version: str, index: Callable[[Path], str], tmp_path: Path
-) -> None:
-    """In an empty environment, with no other program on its path: no compiler, and none of this tree."""
-
-    def run(*words: str | Path, cwd: Path = tmp_path, env: dict[str, str] | None = None) -> str:
-        done = subprocess.run(
-            words, cwd=cwd, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-        )
-        assert done.returncode == 0, done.stdout[-5000:]
-        return done.stdout
-
-    home, dist = tmp_path / "environment", tmp_path / "dist"
-    run(ROOT / "scripts" / "release", "--python", version, dist)
-    uv = run("bash", "-c", ". scripts/dev/lib.sh; find_uv", cwd=ROOT).strip()
-    run(uv, "venv", "--python", PYTHONS[version], home)
-    # Other packages come from the usual index or uv's cache, in the versions of the lock.
-    lock = ROOT / "requirements.lock"
-    run(uv, "pip", "install", "--python", home, "--index", index(dist), "--constraint", lock, "edl-trainer")
-    bare = {"PATH": str(home / "bin"), "HOME": str(tmp_path)}
-    modules = run(
-        "python", "-c", "import edl, horovod.tensorflow as h; print(edl.__file__, h.__file__)", env=bare
+def run(*words: str | Path, cwd: Path = ROOT, env: dict[str, str] | None = None) -> str:
+    done = subprocess.run(
+        words, cwd=cwd, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
-    assert [Path(file).is_relative_to(home) for file in modules.split()[-2:]] == [True, True]
-    run("edl", "run", "digits", "--set", "workers=2,training.epochs=2", "--output", "job", env=bare)
-    assert "exactly once: 1,438 records x 2 epochs" in run("edl", "audit", "job", env=bare)
-    shutil.rmtree(home)  # two gigabytes
+    assert done.returncode == 0, done.stdout[-5000:]
+    return done.stdout
 
 
-def test_a_job_trains_on_the_python_of_the_unit_tests(tmp_path: Path) -> None:
-    """In the environment that scripts/check has made for them; this one, where it uses no other."""
-    if CHECKED:
-        subprocess.run(["scripts/setup", "--python", CHECKED], cwd=ROOT, check=True)
-    edl = ROOT / f".venv{CHECKED and '-'}{CHECKED}" / "bin" / "edl"
-    job: list[str | Path] = [
-        edl,
-        "run",
-        "digits",
-        "--set",
-        "workers=2,training.epochs=5",
-        "--output",
-        tmp_path / "job",
-    ]
-    subprocess.run(job, cwd=tmp_path, check=True, stdout=subprocess.DEVNULL)
-    told = subprocess.check_output([edl, "audit", tmp_path / "job"], text=True)
-    assert "exactly once: 1,438 records x 5 epochs" in told
+Run = Callable[..., str]
+Place = tuple[Run, Run]
+
+
+@contextmanager
+def environment(version: str, home: Path, uv: str) -> Iterator[Place]:
+    """An empty environment, with no other program on its path: functions that run uv and a command in it."""
+    root = home / "environment"
+    run(uv, "venv", "--python", PYTHONS[version], root)
+    bare = {"PATH": str(root / "bin"), "HOME": str(home)}
+    yield partial(run, uv, env=os.environ | {"VIRTUAL_ENV": str(root)}), partial(run, cwd=home, env=bare)
+    shutil.rmtree(root)  # two gigabytes
+
+
+@contextmanager
+def container(version: str, home: Path, uv: str) -> Iterator[Place]:
+    """A container with Debian, Python and pip: functions that run uv and a command in it."""
+    run(ROOT / "scripts" / "dev" / "image-base")
+    store, lock = run(uv, "cache", "dir").strip(), ROOT / "requirements.lock"
+    settings = {name: value for name, value in os.environ.items() if name.startswith("UV_")}
+    settings |= {"UV_CACHE_DIR": store, "UV_LINK_MODE": "copy", "UV_BREAK_SYSTEM_PACKAGES": "1"}
+    mounts = [(uv, "/usr/local/bin/uv"), (store, store), (lock, lock)]
+    if certificates := os.environ.get("SSL_CERT_FILE"):
+        settings["SSL_CERT_FILE"] = "/certificates"
+        mounts.append((certificates, "/certificates"))
+    options = [f"--volume={here}:{there}" for here, there in mounts]
+    options += [f"--env={name}={value}" for name, value in settings.items()]
+    name = run("buildah", "from", "--pull-never", f"localhost/python:{version}-slim").strip()
+    try:
+        into = ["buildah", "run", "--isolation", "chroot", "--network", "host", "--workingdir", "/root"]
+        within = partial(run, *into, *options, name, "--")
+        yield partial(within, "uv"), within
+    finally:
+        run("buildah", "rm", name)
+
+
+@pytest.mark.timeout(1800)  # a busy machine takes minutes, and Horovod is compiled for that Python, once
+@pytest.mark.parametrize(
+    ("version", "place"),
+    [(version, environment) for version in OTHERS or [HERE] if not (CONTAINER and version == IMAGES)]
+    + [(IMAGES, container)] * CONTAINER,
+    ids=lambda value: value if isinstance(value, str) else value.__name__,
+)
+def test_a_job_trains_where_a_release_was_installed(
+    version: str, place: Any, index: Callable[[Path], str], tmp_path: Path
+) -> None:
+    """Where there is no compiler, and none of this tree."""
+    dist = tmp_path / "dist"
+    run(ROOT / "scripts" / "release", "--python", version, "--without-images", dist)
+    with place(version, tmp_path, run("bash", "-c", ". scripts/dev/lib.sh; find_uv").strip()) as (uv, within):
+        found = within("python", "-c", f"import shutil; print([*filter(shutil.which, {COMPILERS})])")
+        assert found.splitlines()[-1] == "[]"
+        # Other packages come from the usual index or uv's cache, in the versions of the lock.
+        lock = ROOT / "requirements.lock"
+        uv("pip", "install", "--system", "--index", index(dist), "--constraint", lock, "edl-trainer")
+        modules = within(
+            "python", "-c", "import edl, horovod.tensorflow as h; print(edl.__file__, h.__file__)"
+        )
+        assert [str(ROOT) in file for file in modules.split()[-2:]] == [False, False]
+        within("edl", "run", "digits", "--set", "workers=2,training.epochs=2", "--output", "job")
+        assert "exactly once: 1,438 records x 2 epochs" in within("edl", "audit", "job")
 
 
 @pytest.mark.parametrize(
