@@ -75,17 +75,17 @@ Place = tuple[Run, Run]
 
 @contextmanager
 def environment(version: str, home: Path, uv: str) -> Iterator[Place]:
-    """An empty environment, with no other program on its path: functions that run uv and a command in it."""
+    """An empty environment with no other program on its path: functions that install, and run, in it."""
     root = home / "environment"
     run(uv, "venv", "--python", PYTHONS[version], root)
     bare = {"PATH": str(root / "bin"), "HOME": str(home)}
-    yield partial(run, uv, env=os.environ | {"VIRTUAL_ENV": str(root)}), partial(run, cwd=home, env=bare)
+    yield partial(run, uv, "pip", "install", "--python", root), partial(run, cwd=home, env=bare)
     shutil.rmtree(root)  # two gigabytes
 
 
 @contextmanager
 def container(version: str, home: Path, uv: str) -> Iterator[Place]:
-    """A container with Debian, Python and pip: functions that run uv and a command in it."""
+    """A container with Debian, Python and pip: functions that install, and run, in it."""
     run(ROOT / "scripts" / "dev" / "image-base")
     store, lock = run(uv, "cache", "dir").strip(), ROOT / "requirements.lock"
     settings = {name: value for name, value in os.environ.items() if name.startswith("UV_")}
@@ -100,7 +100,7 @@ def container(version: str, home: Path, uv: str) -> Iterator[Place]:
     try:
         into = ["buildah", "run", "--isolation", "chroot", "--network", "host", "--workingdir", "/root"]
         within = partial(run, *into, *options, name, "--")
-        yield partial(within, "uv"), within
+        yield partial(within, "uv", "pip", "install", "--system"), within
     finally:
         run("buildah", "rm", name)
 
@@ -118,12 +118,15 @@ def test_a_job_trains_where_a_release_was_installed(
     """Where there is no compiler, and none of this tree."""
     dist = tmp_path / "dist"
     run(ROOT / "scripts" / "release", "--python", version, "--without-images", dist)
-    with place(version, tmp_path, run("bash", "-c", ". scripts/dev/lib.sh; find_uv").strip()) as (uv, within):
+    with place(version, tmp_path, run("bash", "-c", ". scripts/dev/lib.sh; find_uv").strip()) as (
+        install,
+        within,
+    ):
         found = within("python", "-c", f"import shutil; print([*filter(shutil.which, {COMPILERS})])")
         assert found.splitlines()[-1] == "[]"
         # Other packages come from the usual index or uv's cache, in the versions of the lock.
         lock = ROOT / "requirements.lock"
-        uv("pip", "install", "--system", "--index", index(dist), "--constraint", lock, "edl-trainer")
+        install("--index", index(dist), "--constraint", lock, "edl-trainer")
         modules = within(
             "python", "-c", "import edl, horovod.tensorflow as h; print(edl.__file__, h.__file__)"
         )
