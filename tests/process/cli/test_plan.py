@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from edl.cli.plan import LEAST_STEPS
 from edl.contract import artifacts
 from edl.report import reading
 from tests.process.cli.test_chaos import events
@@ -16,6 +17,8 @@ from tests.support.jobs.commands import all_gone, edl, processes_of
 from tests.unit.cli.test_output import documented, fields
 
 SECONDS = 1
+# The plan takes values of its own for the first two. A busy machine delays heartbeats.
+SETS = "checkpoint.dir=elsewhere,training.epochs=1,elastic.heartbeatTimeoutSeconds=10"
 
 
 def effects(output: Path) -> list[dict[str, Any]]:
@@ -32,7 +35,7 @@ def own_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_plan_says_what_the_journal_of_its_run_says() -> None:
     where = Path("job")
     options = ["--max-workers=2", f"--seconds={SECONDS}s", "--mtbf=1h", f"--output={where}", "-o", "json"]
-    done = edl("plan", "counting", "--set=checkpoint.dir=elsewhere,training.epochs=1", *options)
+    done = edl("plan", "counting", f"--set={SETS}", *options)
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)
     assert (told["kind"], fields(told)) == ("Plan", documented("Plan"))
@@ -47,8 +50,8 @@ def test_a_plan_says_what_the_journal_of_its_run_says() -> None:
     alone, both = (speed["steps_per_second"] for speed in told["speeds"])
     begun = timeline.changes[0].stepped
     assert begun is not None
-    mean = formed[1]["step"] / (timeline.changes[1].formed - begun)  # with the warm-up
-    assert mean / 3 < alone < 3 * mean
+    # It was measured between the first step and the next ring.
+    assert LEAST_STEPS / (timeline.changes[1].formed - begun) < alone <= formed[1]["step"] / SECONDS
     assert formed[2]["step"] - formed[1]["step"] >= SECONDS * both
     assert [speed["workers"] for speed in told["speeds"]] == [1, 2]
 
@@ -61,6 +64,7 @@ def test_a_plan_says_what_the_journal_of_its_run_says() -> None:
 
     written = events(where, "Checkpointed")
     assert 1 <= told["checkpoint"]["count"] <= len(written)
-    assert told["checkpoint"]["bytes"] == written[-1]["nbytes"]
+    # Not of the last one: their sizes differ by the digits of the step.
+    assert told["checkpoint"]["bytes"] in {checkpoint["nbytes"] for checkpoint in written}
     assert told["values"]["checkpoint"]["seconds"] >= 10
     assert told["worker_bytes"] > 100 << 20, "a process with TensorFlow"
