@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Self
 
@@ -46,6 +47,14 @@ class Watched:
             ]
         return found
 
+    def losses(self) -> list[tuple[float, float]]:
+        """(when, loss over all records), in order."""
+        found = []
+        for file in self.directory.glob("losses.*"):
+            whole = [line for line in file.read_text().splitlines(keepends=True) if line.endswith("\n")]
+            found += [(float(now), float(loss)) for now, loss in map(str.split, whole)]
+        return sorted(found)
+
     def wait(self, size: int, seconds: float = 90) -> list[int]:
         """Until every worker of a ring of that size steps; their process ids."""
         deadline = time.monotonic() + seconds
@@ -77,11 +86,18 @@ class Watched:
 
 
 class Stock(Watched):
-    """Stock Elastic Horovod on hosts that are all this machine."""
+    """Stock Elastic Horovod on hosts that are all this machine.
+
+    Args:
+        flags: more of horovodrun's.
+        environment: more variables of the workers.
+    """
 
     HOSTS = ("localhost", "127.0.0.1", os.uname().nodename)
 
-    def __init__(self, python: str, directory: Path, hosts: int, **environment: str):
+    def __init__(
+        self, python: str, directory: Path, hosts: int, flags: Sequence[str] = (), **environment: str
+    ):
         self.directory = directory / f"stock-{time.monotonic_ns()}"
         self.directory.mkdir(parents=True)
         self.hosts = self.directory / "hosts"
@@ -103,6 +119,7 @@ class Stock(Watched):
             str(script),
             "--network-interfaces",
             "lo",
+            *flags,
         ]
         paths = {
             "BENCH_DIR": str(self.directory),
@@ -134,11 +151,15 @@ class Stock(Watched):
 
 
 class OurScript(Watched):
-    """The same script under `edl horovod`, with new Python processes for new workers."""
+    """The same script under `edl horovod`, with new Python processes for new workers.
+
+    Args:
+        environment: more variables of the workers.
+    """
 
     SETTINGS = "local.startMethod=spawn,elastic.maxFailures=1000,elastic.heartbeatTimeoutSeconds=5"
 
-    def __init__(self, directory: Path, workers: int):
+    def __init__(self, directory: Path, workers: int, **environment: str):
         self.directory = directory / f"script-{time.monotonic_ns()}"
         self.directory.mkdir(parents=True)
         self.log, self.output = self.directory / "log", self.directory / "job"
@@ -146,7 +167,7 @@ class OurScript(Watched):
         with open(self.log, "wb") as log:
             self.process = subprocess.Popen(
                 [Path(sys.executable).with_name("edl"), "horovod", *flags, "--output", self.output, SCRIPT],
-                env=os.environ | {"BENCH_DIR": str(self.directory)},
+                env=os.environ | {"BENCH_DIR": str(self.directory)} | environment,
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
