@@ -6,9 +6,9 @@ from __future__ import annotations
 from typing import Any
 
 import keras
-import numpy as np
 import tensorflow as tf
 from keras import layers, ops
+from sklearn.datasets import load_digits
 
 import edl
 
@@ -16,8 +16,8 @@ TEMPERATURE = 0.1
 
 
 class ContrastiveModel(keras.Model):
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, **options: Any):
+        super().__init__(**options)
         flips = [layers.RandomFlip("horizontal", seed=1), layers.RandomTranslation(0.2, 0.2, seed=2)]
         self.augmenter = keras.Sequential(
             [keras.Input((8, 8, 1)), *flips, layers.RandomBrightness(0.3, value_range=(0, 1), seed=3)]
@@ -27,7 +27,7 @@ class ContrastiveModel(keras.Model):
         self.encoder = keras.Sequential([keras.Input((8, 8, 1)), *encoding])
         projections = [layers.Dense(8, activation="relu"), layers.Dense(8)]
         self.projection_head = keras.Sequential([keras.Input((8,)), *projections])
-        self.linear_probe = keras.Sequential([keras.Input((8,)), layers.Dense(3)])
+        self.linear_probe = keras.Sequential([keras.Input((8,)), layers.Dense(10)])
 
     def compile(self, contrastive_optimizer: Any, probe_optimizer: Any, **options: Any) -> None:
         super().compile(**options)
@@ -73,6 +73,6 @@ def model() -> keras.Model:
 
 
 def data(split: str) -> Any:
-    chance = np.random.default_rng(0)
-    images, labels = chance.uniform(size=(48, 8, 8, 1)).astype("f4"), chance.integers(0, 3, 48)
+    images = (load_digits().images[..., None] / 16).astype("f4")
+    labels = load_digits().target
     return edl.arrays(images, labels) if split == "train" else None

@@ -6,13 +6,13 @@ from __future__ import annotations
 from typing import Any
 
 import keras
-import numpy as np
 import tensorflow as tf
 from keras import layers, ops
+from sklearn.datasets import load_digits
 
 import edl
 
-LATENT = 4
+LATENT = 16
 
 
 class GAN(keras.Model):
@@ -53,7 +53,7 @@ class GAN(keras.Model):
 
 def discriminator() -> keras.Model:
     x = inputs = keras.Input((8, 8, 1))
-    for filters in (4, 8):
+    for filters in (16, 32):
         x = layers.LeakyReLU(negative_slope=0.2)(layers.Conv2D(filters, 4, strides=2, padding="same")(x))
     x = layers.Dropout(0.2)(layers.Flatten()(x))
     return keras.Model(inputs, layers.Dense(1, activation="sigmoid")(x))
@@ -61,8 +61,8 @@ def discriminator() -> keras.Model:
 
 def generator() -> keras.Model:
     inputs = keras.Input((LATENT,))
-    x = layers.Reshape((2, 2, 8))(layers.Dense(2 * 2 * 8)(inputs))
-    for filters in (8, 4):
+    x = layers.Reshape((2, 2, 32))(layers.Dense(2 * 2 * 32)(inputs))
+    for filters in (32, 16):
         x = layers.Conv2DTranspose(filters, 4, strides=2, padding="same")(x)
         x = layers.LeakyReLU(negative_slope=0.2)(x)
     return keras.Model(inputs, layers.Conv2D(1, 5, padding="same", activation="sigmoid")(x))
@@ -70,13 +70,13 @@ def generator() -> keras.Model:
 
 def model() -> keras.Model:
     made = GAN(discriminator(), generator())
-    first, second = (keras.optimizers.Adam(learning_rate=1e-4) for _ in range(2))
+    first, second = (keras.optimizers.Adam(learning_rate=5e-4, beta_1=0.5) for _ in range(2))
     made.compile(first, second, loss_fn=keras.losses.BinaryCrossentropy())
     return made
 
 
 def data(split: str) -> Any:
-    images = np.random.default_rng(0).uniform(size=(48, 8, 8, 1)).astype("f4")
+    images = (load_digits().images[..., None] / 16).astype("f4")
     return edl.arrays(images) if split == "train" else None
 
 

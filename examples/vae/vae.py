@@ -6,9 +6,9 @@ from __future__ import annotations
 from typing import Any
 
 import keras
-import numpy as np
 import tensorflow as tf
 from keras import layers, ops
+from sklearn.datasets import load_digits
 
 import edl
 
@@ -56,27 +56,27 @@ class VAE(keras.Model):
 
 def encoder() -> keras.Model:
     inputs = keras.Input((8, 8, 1))
-    x = layers.Conv2D(4, 3, strides=2, padding="same", activation="relu")(inputs)
-    x = layers.Dense(8, activation="relu")(layers.Flatten()(x))
+    x = layers.Conv2D(16, 3, strides=2, padding="same", activation="relu")(inputs)
+    x = layers.Dense(32, activation="relu")(layers.Flatten()(x))
     mean, log_variance = layers.Dense(LATENT)(x), layers.Dense(LATENT)(x)
     return keras.Model(inputs, [mean, log_variance, Sample()([mean, log_variance])])
 
 
 def decoder() -> keras.Model:
     inputs = keras.Input((LATENT,))
-    x = layers.Reshape((4, 4, 4))(layers.Dense(4 * 4 * 4, activation="relu")(inputs))
-    x = layers.Conv2DTranspose(4, 3, strides=2, padding="same", activation="relu")(x)
+    x = layers.Reshape((4, 4, 16))(layers.Dense(4 * 4 * 16, activation="relu")(inputs))
+    x = layers.Conv2DTranspose(16, 3, strides=2, padding="same", activation="relu")(x)
     return keras.Model(inputs, layers.Conv2DTranspose(1, 3, padding="same", activation="sigmoid")(x))
 
 
 def model() -> keras.Model:
     made = VAE(encoder(), decoder())
-    made.compile(optimizer=keras.optimizers.Adam())
+    made.compile(optimizer=keras.optimizers.Adam(0.005))
     return made
 
 
 def data(split: str) -> Any:
-    images = np.random.default_rng(0).uniform(size=(48, 8, 8, 1)).astype("f4")
+    images = (load_digits().images[..., None] / 16).astype("f4")
     return edl.arrays(images) if split == "train" else None
 
 

@@ -37,7 +37,7 @@ def on_files(files: Files, config: Any) -> Files:
         uri = f"examples/{readme.parent.name}.md"
         aside = InclusionLevel.NOT_IN_NAV
         files.append(File.generated(config, uri, abs_src_path=str(readme), inclusion=aside))
-        if (picture := readme.with_name("training.svg")).exists():
+        for picture in readme.parent.glob("*.svg"):
             files.append(File.generated(config, uri.replace(".md", ".svg"), abs_src_path=str(picture)))
     return files
 
