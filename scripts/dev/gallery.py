@@ -176,13 +176,24 @@ def several_inputs(job: Job) -> Figure:
     return figure
 
 
+def memorized(job: Job, accuracy: str) -> Figure:
+    """Draw the loss and the accuracy on the records of the training, the only ones there are."""
+    figure = Figure((WIDTH, 2.8), layout="constrained")
+    for axes, name, label in zip(figure.subplots(1, 2), ("loss", accuracy), ("loss", "accuracy"), strict=True):
+        draw_history(axes, job, {name: "training"})
+        axes.set_ylabel(label)
+    return figure
+
+
 DRAWN = {
     "contrastive": contrastive,
     "dcgan": dcgan,
+    "distillation": lambda job: memorized(job, "sparse_categorical_accuracy"),
     "fine_tuning": lambda job: classified("fine_tuning", job, 5),
     "image_folder": lambda job: classified("image_folder", job, 0),
     "segmentation": segmentation,
     "several_inputs": several_inputs,
+    "transformer": lambda job: memorized(job, "accuracy"),
     "vae": vae,
 }
 
