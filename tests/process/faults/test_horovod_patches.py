@@ -118,7 +118,7 @@ async def meeting() -> AsyncIterator[Meeting]:
 def test_the_wheel_is_ours_and_names_the_way_in_place_of_a_runner(line: str) -> None:
     assert "+edl." in version("horovod")
     name, *words = shlex.split(line)
-    command = [Path(sys.executable).with_name(name), *words]
+    command = [str(Path(sys.executable).with_name(name)), *words]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 1
     assert "Start scripts with `edl horovod`" in done.stderr.splitlines()[-1]
