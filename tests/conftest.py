@@ -30,6 +30,7 @@ def pytest_configure(config: pytest.Config) -> None:
     # inherit that. But the tests interrupt jobs as a terminal does.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup
+    gc.disable()  # until all tests are imported: collections take a sixth of TensorFlow's import
     os.environ.setdefault("EDL_REPORT", "0")  # a test of the report asks for it; it takes seconds of each job
 
 
@@ -37,6 +38,7 @@ def pytest_collection_finish() -> None:
     """Exclude the objects of imports from garbage collection: TensorFlow's take a fifth of the time."""
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:

@@ -81,20 +81,10 @@ def _names(node: ast.expr | ast.stmt, aliases: dict[str, str]) -> list[str]:
             aliases |= {alias.asname or alias.name: f"{module}.{alias.name}" for alias in names}
             return [f"{module}.{alias.name}" for alias in names]
         case ast.Attribute():
-            name = _dotted(node)
+            name = ast.unparse(node)
             first, _, rest = name.partition(".")
             return [f"{aliases[first]}.{rest}"] if first in aliases else []
     return []
-
-
-def _dotted(node: ast.expr) -> str:
-    match node:
-        case ast.Attribute(value=value, attr=attr):
-            before = _dotted(value)
-            return f"{before}.{attr}" if before else ""
-        case ast.Name(id=name):
-            return name
-    return ""
 
 
 def _unconditional(tree: ast.AST) -> Iterator[ast.expr | ast.stmt]:

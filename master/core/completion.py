@@ -167,18 +167,21 @@ def rows_lost(job: State, w: WorkerRecord, event: ev.RowsLost) -> None:
 def ends_without_holders(job: State) -> bool:
     """End the job if no worker holds the state and it must not be trained again; True if the job ends.
 
-    Either the model is in a file, or too many workers were lost while they saved it.
+    Either the model is in a file but no checkpoint has its state, so that it cannot be evaluated, or too many
+    workers were lost while they saved it.
     """
-    kept_at, task = job.result.kept_at, job.train
+    kept_at, task, lost = job.result.kept_at, job.train, job.result.lost_exporters
+    too_many = lost > job.config.elastic.max_failures
     if job.result.model and (kept_at is None or task is None or kept_at >= task.end):
+        if not too_many and task is not None and 0 < task.end <= job.checkpoints.step:
+            return False  # a ring restores the checkpoint, trains nothing and evaluates
         why = "every worker that held the state was lost before the evaluation was done"
         if kept_at is not None and task is not None:
             reach(job, task, max(kept_at, task.done))
             job.step = task.done
         job.result.failed = (*job.result.failed, facts.PartFailed("evaluation", why))
         job.end(Phase.Failed, f"evaluation failed: {why}; the trained model is kept: {job.result.model}")
-    elif job.result.lost_exporters > job.config.elastic.max_failures:
-        lost = job.result.lost_exporters
+    elif too_many:
         why = f"{lost} workers were lost while they saved the model (elastic.maxFailures is {lost - 1})"
         job.result.failed = (facts.PartFailed("saving", why),)
         job.end(Phase.Failed, f"saving failed: {why}")

@@ -134,6 +134,9 @@ def test_horovod_refuses_a_tensorflow_for_which_it_was_not_compiled(horovod: Pat
     last = done.stderr.splitlines()[-1]
     assert last.startswith("ImportError: edl-horovod")
     assert "but TensorFlow 2.20.0 is installed; install the other: pip install tensorflow-cpu==2" in last
+    command = [sys.executable, "-m", "horovod.runner"]
+    done = subprocess.run(command, capture_output=True, text=True, env=env)
+    assert done.returncode == 1 and "Start scripts with `edl horovod`" in done.stderr
 
 
 def test_the_list_of_parts_is_valid_and_names_all_that_is_locked(dist: Path, horovod: Path) -> None:

@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,6 +14,8 @@ import pytest
 from edl.contract.reasons import Reason
 from tests.cluster.cluster import ROOT
 from tests.cluster.release import Release
+from tests.cluster.test_job import process
+from tests.cluster.test_parameter_servers import takes_the_place_of_one_worker
 
 pytestmark = pytest.mark.timeout(420)
 HOROVOD = ROOT / "tests" / "models" / "horovod_idle.py"
@@ -47,18 +51,21 @@ job.save(save)
 
 
 def outlives_its_pods(job: Release, script: Path) -> None:
-    """A worker and the master are deleted, and the number of workers changes; the job trains on."""
+    """A worker is preempted, the master is killed, and the number of workers changes; the job trains on."""
     job.install("--set-file", f"model.script={script}", workers=3)
     job.ring_of(3)
-    job.namespace.kubectl("delete", "pod", job.workers()[0], "--grace-period=0", "--force")
+    job.namespace.apply(takes_the_place_of_one_worker(job.namespace, cpu_of_worker=0.4))
+    job.told("PreemptionByScheduler")
     job.told("ring 3 -> 2")
     before = job.status
-    job.namespace.kubectl("delete", "pod", job.master()["metadata"]["name"])
+    os.kill(process(job.master(), "edl.master"), signal.SIGKILL)
+    job.namespace.kubectl("delete", "pod", "urgent", "--grace-period=0", "--force")
     job.told("a new master took over, and the ring of", "trains on", reason=Reason.FailedOver)
     job.told("ring 2 -> 3")
     job.upgrade("--set-file", f"model.script={script}", workers=2)
     after = job.ring_of(2)
     assert json.loads(after["state"])["runId"] == json.loads(before["state"])["runId"]
+    assert json.loads(after["status.json"])["failures"] == 0, "what Kubernetes does is not charged"
 
 
 def test_a_loop_counts_each_record_once(release: Callable[..., Release], tmp_path: Path) -> None:

@@ -203,7 +203,11 @@ class Horovod:
         self._loop.close()
 
 
-@pytest.fixture(scope="module", params=[Local, pytest.param(Horovod, marks=pytest.mark.process)])
+# Most of the time, its members wait for each other.
+HOROVOD = pytest.param(Horovod, marks=[pytest.mark.process, pytest.mark.waits], id="Horovod")
+
+
+@pytest.fixture(scope="module", params=[Local, HOROVOD])
 def engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
     made: Engine = request.param()
     yield made
@@ -363,7 +367,7 @@ def test_a_ring_that_is_closed_is_not_cut(engine: Engine, members: list[Member])
     members[0].does("close", "closed")
 
 
-@pytest.mark.parametrize("engine", [Horovod], indirect=True)
+@pytest.mark.parametrize("engine", [HOROVOD], indirect=True)
 def test_a_graph_sums_over_it_and_a_ring_that_breaks_there_is_broken(
     engine: Engine, members: list[Member]
 ) -> None:
@@ -382,7 +386,7 @@ def test_a_graph_sums_over_it_and_a_ring_that_breaks_there_is_broken(
     leave(members)
 
 
-@pytest.mark.parametrize("engine", [Horovod], indirect=True)
+@pytest.mark.parametrize("engine", [HOROVOD], indirect=True)
 def test_sums_of_one_tensor_in_a_graph_are_as_many_as_others_have_of_several(
     engine: Engine, members: list[Member]
 ) -> None:
@@ -392,7 +396,7 @@ def test_sums_of_one_tensor_in_a_graph_are_as_many_as_others_have_of_several(
     leave(members)
 
 
-@pytest.mark.parametrize("engine", [Horovod], indirect=True)
+@pytest.mark.parametrize("engine", [HOROVOD], indirect=True)
 def test_a_sum_may_travel_in_half_the_bytes(engine: Engine, members: list[Member]) -> None:
     form(engine, members)
     found = all_do(members, ["half 4096", "half 1", "half 0.125"], "half")
@@ -404,7 +408,7 @@ def test_a_sum_may_travel_in_half_the_bytes(engine: Engine, members: list[Member
     leave(members[:1])
 
 
-@pytest.mark.parametrize("engine", [Horovod], indirect=True)
+@pytest.mark.parametrize("engine", [HOROVOD], indirect=True)
 def test_who_was_alone_sums_with_the_others_again(engine: Engine, members: list[Member]) -> None:
     one, *others = members
     for _ in range(2):

@@ -9,47 +9,21 @@ from __future__ import annotations
 
 import sys
 import types
-from collections.abc import Sequence
-from importlib.abc import MetaPathFinder
-from importlib.machinery import ModuleSpec
 from typing import Any
 
-import horovod
 import horovod.tensorflow as hvd
 import keras
 import tensorflow as tf
 
 from edl.trainer.horovod_scripts import callbacks, elastic, keras3, member, objects, optimizer
 
-RUNNER = (
-    "is not part of edl: its servers run code that any sender gives them. Start scripts with "
-    "`edl horovod -np N script.py`"
-)
 PLACES = ("rank", "size", "local_rank", "local_size", "cross_rank", "cross_size")
-MISSING = {
-    "horovod.run": RUNNER,
-    "horovod.runner": RUNNER,
-    "horovod.spark": "is not part of edl: it starts workers by Spark. Use `edl horovod -np N script.py`",
-    "horovod.ray": "is not part of edl: it starts workers by Ray. Use `edl horovod -np N script.py`",
-    "horovod.torch": "is not part of edl: its Horovod is built for TensorFlow",
-    "horovod.mxnet": "is not part of edl: its Horovod is built for TensorFlow",
-}
-
-
-class _Refusing(MetaPathFinder):
-    """Names the reason for which a module of Horovod cannot be imported."""
-
-    def find_spec(self, name: str, path: Sequence[str] | None, target: Any = None) -> ModuleSpec | None:
-        if why := MISSING.get(name):
-            raise ImportError(f"{name} {why}", name=name)
-        return None
 
 
 def install() -> None:
     """Install the modules. Call `member.become` first: they use the worker's ring."""
     if "horovod.keras" in sys.modules:
         return
-    sys.meta_path.insert(0, _Refusing())
     if not optimizer.is_keras2():
         keras3.install(optimizer.refuse_compile)
     made = {
@@ -64,7 +38,6 @@ def install() -> None:
     }
     for name, value in made.items():
         setattr(hvd, name, value)
-    horovod.run = _run
     sys.modules["horovod.tensorflow.elastic"] = elastic
     for name in ("horovod.tensorflow.keras", "horovod.keras"):
         module = types.ModuleType(name, "Horovod's interface to Keras, by edl.")
@@ -97,10 +70,6 @@ def _init(comm: Any = None, process_sets: Any = None) -> None:
     if comm is not None or process_sets:
         raise ValueError("hvd.init(comm=, process_sets=): not supported, because a ring can change")
     member.current().init()
-
-
-def _run(*args: Any, **options: Any) -> None:
-    raise RuntimeError(f"horovod.run {RUNNER}")
 
 
 def broadcast_variables(engines: Any) -> Any:

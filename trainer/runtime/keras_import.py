@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import sys
 
@@ -14,8 +15,12 @@ UNNEEDED = ("matplotlib", "sklearn")
 def import_keras() -> None:
     """Import `tensorflow` and `keras` so that Keras finds neither matplotlib nor scikit-learn.
 
-    Code that imports these packages itself, before or afterwards, finds them.
+    Code that imports these packages itself, before or afterwards, finds them. The imported objects live as
+    long as the process, so they are excluded from garbage collection.
     """
+    # Collections during the import free next to nothing, and take a sixth of its time.
+    collects = gc.isenabled()
+    gc.disable()
     hidden = [name for name in UNNEEDED if name not in sys.modules]
     for name in hidden:
         sys.modules[name] = None  # type: ignore[assignment]  # `import` raises ModuleNotFoundError
@@ -25,3 +30,6 @@ def import_keras() -> None:
     finally:
         for name in hidden:
             del sys.modules[name]
+        gc.freeze()
+        if collects:
+            gc.enable()

@@ -53,7 +53,7 @@ SLOW = (
     Kind("a Go program", (sys.executable, "-c", PROGRAM), r"/cluster/pause-\w+/pause$"),
     Kind("helm", ("scripts/dev/helm", "--where"), r"/helm-v[\d.]+-kubernetes-[\d.]+/helm$"),
     Kind("a schema", ("scripts/dev/kube-schema", "v1.29.0"), r"/kube-schema/v1.29.0.json$"),
-    Kind("Horovod", ("scripts/dev/build-horovod",), r"/horovod-\w+/horovod-0.whl$"),
+    Kind("Horovod", ("scripts/dev/build-horovod", "--compiled"), r"/horovod-\w+/horovod-0.whl$"),
     Kind("the peers", ("scripts/dev/bench-peer",), r"/peer-\w+/bin/python$"),
     Kind("the base image", ("scripts/dev/image-base",)),
     Kind("an image", ("scripts/images", "build", "--only", "master", "--build-arg", "WORKER_BASE=any")),

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import importlib.util
 import os
 import secrets
+import shlex
 import signal
+import subprocess
 import sys
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
@@ -104,9 +105,23 @@ async def meeting() -> AsyncIterator[Meeting]:
     await store.close()
 
 
-def test_the_wheel_is_ours_and_has_no_runner() -> None:
+@pytest.mark.parametrize(
+    "line",
+    [
+        "horovodrun -np 2 python train.py",
+        "python -m horovod.runner -np 2 python train.py",
+        "python -m horovod.run -np 2 python train.py",
+        "python -c 'from horovod import run'",
+        "python -c 'import horovod.runner.launch'",
+    ],
+)
+def test_the_wheel_is_ours_and_names_the_way_in_place_of_a_runner(line: str) -> None:
     assert "+edl." in version("horovod")
-    assert importlib.util.find_spec("horovod.runner") is None
+    name, *words = shlex.split(line)
+    command = [str(Path(sys.executable).with_name(name)), *words]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "Start scripts with `edl horovod`" in done.stderr.splitlines()[-1]
 
 
 def questions(store: KeyValueStore) -> list[str]:

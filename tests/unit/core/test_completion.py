@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from edl.contract.ids import WorkerId
+from edl.contract.layout import Layout
 from edl.contract.reasons import Reason
 from edl.master.core import effects as ef
 from edl.master.core import events as ev
@@ -102,6 +103,41 @@ def test_who_dies_of_evaluating_is_followed_by_another_holder_and_the_last_leave
     assert (summary["phase"], summary["model"]) == ("Failed", "model.keras")
     assert [f["part"] for f in summary["failed_parts"]] == ["evaluation"]
     assert summary["state_losses"] == 0
+
+
+@pytest.mark.parametrize("lost", [1, 3])
+def test_the_evaluation_is_repeated_from_a_checkpoint_of_the_last_step_if_all_holders_are_lost(
+    lost: int,
+) -> None:
+    story = Story(workers=1, joinDelaySeconds=0, checkpoint={"dir": "d"})  # maxFailures is 2
+    for worker in range(lost):
+        story.ready(worker) if worker == 0 else story.tell(
+            ev.Hello(WorkerId(worker)), ev.Ready(WorkerId(worker), Layout(100), checkpoint=10)
+        )
+        story.up(step=10 if worker else 0)
+        finish(story, ("d",), first=worker)
+        assert story.job.exporter == worker
+        # A worker writes a checkpoint before it saves the model.
+        story.tell(ev.Checkpointed(WorkerId(worker), 10, "whole", 100))
+        story.tell(ev.Saved(WorkerId(worker), "model.keras"))
+        story.kill(worker)
+        story.waits(1)
+    effects = story.tell(ev.Hello(WorkerId(lost)), ev.Ready(WorkerId(lost), Layout(100), checkpoint=10))
+    if lost > 2:
+        assert not of(effects, ef.Form)
+        summary = ended(story)
+        assert [f["part"] for f in summary["failed_parts"]] == ["evaluation"]
+        assert summary["reason"].endswith("the trained model is kept: model.keras")
+        return
+    assert only(effects, ef.Form).step == 10
+    story.up(step=10)
+    story.out(lost, step=10, digest="d")
+    story.tell(ev.Saved(WorkerId(lost), "model.keras"))
+    story.tell(ev.Finished(WorkerId(lost), {"accuracy": 0.9}, "model.keras"))
+    summary = ended(story)
+    assert (summary["phase"], summary["model"]) == ("Succeeded", "model.keras")
+    assert summary["state_losses"] == 0
+    assert summary["metrics"] == {"accuracy": 0.9}
 
 
 def test_a_model_that_is_not_saved_is_trained_again_when_all_its_holders_were_killed_from_outside() -> None:

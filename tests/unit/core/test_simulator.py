@@ -256,18 +256,18 @@ def test_a_job_that_does_not_end_is_noticed(monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize(
-    ("promise", "broken"),
+    ("promise", "broken", "first"),  # and the first seed of the 60: a run that shows it should come soon
     [
-        ("fresh", property(lambda election: not election.lost.is_set())),  # however old its renewal is
-        ("vouch", lambda election, term: True),  # though it may take the Lease itself
+        ("fresh", property(lambda election: not election.lost.is_set()), 0),  # however old its renewal is
+        ("vouch", lambda election, term: True, 50),  # though it may take the Lease itself
     ],
 )
 def test_two_masters_that_speak_at_a_time_are_noticed(
-    monkeypatch: pytest.MonkeyPatch, promise: str, broken: Any
+    monkeypatch: pytest.MonkeyPatch, promise: str, broken: Any, first: int
 ) -> None:
     monkeypatch.setattr(LeaderElection, promise, broken)
     noticed = []
-    for seed in range(60):
+    for seed in range(first, first + 60):
         try:
             World(seed, masters=2).run()
         except SimulationFailed as error:

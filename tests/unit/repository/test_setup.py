@@ -60,6 +60,7 @@ def test_a_package_that_a_user_has_installed_stays_when_the_lock_changes(tmp_pat
     build = tree / "scripts/dev/build-horovod"
     build.write_text(f"#!/bin/sh\necho {wheels}/horovod-1.0-py3-none-any.whl\n")
     build.chmod(0o755)
+    (tree / "scripts/dev/horovodrun").touch()
     texts = {"pyproject.toml": PROJECT, "backend.py": BACKEND, "setup.py": "", "patches/horovod/0.patch": ""}
     for name, text in (texts | {"requirements.lock": "# the first lock\n"}).items():
         (tree / name).write_text(text)
