@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -20,6 +21,7 @@ from edl.report import pictures, svg
 from edl.report.lanes import WIDTH
 from edl.report.tables import COLOURS
 
+FINE = re.compile(rb"(\.\d\d)\d+")
 LINES = ("blue", "orange", "green", "purple")
 Job = Path
 
@@ -30,7 +32,7 @@ def trained(name: str, job: Job) -> tuple[Any, Any]:
     model = module.model()
     weights = job / "model.weights.h5"
     if weights.exists():
-        model.built = True  # its networks are, and nobody calls the model itself
+        model.built = True  # its networks are built, which hold all weights
         model.load_weights(weights)
         return module, model
     import keras
@@ -179,7 +181,9 @@ def several_inputs(job: Job) -> Figure:
 def memorized(job: Job, accuracy: str) -> Figure:
     """Draw the loss and the accuracy on the records of the training, the only ones there are."""
     figure = Figure((WIDTH, 2.8), layout="constrained")
-    for axes, name, label in zip(figure.subplots(1, 2), ("loss", accuracy), ("loss", "accuracy"), strict=True):
+    for axes, name, label in zip(
+        figure.subplots(1, 2), ("loss", accuracy), ("loss", "accuracy"), strict=True
+    ):
         draw_history(axes, job, {name: "training"})
         axes.set_ylabel(label)
     return figure
@@ -200,4 +204,6 @@ DRAWN = {
 if __name__ == "__main__":
     name, job, picture = sys.argv[1:]
     with pictures.styled():
-        Path(picture).write_bytes(svg.written(DRAWN[name](Path(job)), "svg"))
+        drawn = svg.written(DRAWN[name](Path(job)), "svg")
+    # A hundredth of a point cannot be seen, and the digits after it are a third of a file with many points.
+    Path(picture).write_bytes(re.sub(rb"(?<=[ML] )[-\d. ]+", lambda at: FINE.sub(rb"\1", at[0]), drawn))
