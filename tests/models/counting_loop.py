@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The counting model as an own training loop: weight i is raised by one each time record i is applied.
 
-EDL_COUNTING_STATE is the library of its state: tf (a tf.Variable), tf-keras (weights and optimizer of Keras 2) or
-numpy (an array, and one behind functions, as a loop of JAX or PyTorch has it).
+EDL_COUNTING_STATE is the library of its state: tf (a tf.Variable), tf-keras (weights and optimizer of
+Keras 2) or numpy (an array, and one behind functions, as a loop of JAX or PyTorch has it).
 """
 
 import os
