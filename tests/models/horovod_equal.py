@@ -11,6 +11,7 @@ from typing import Any
 
 import horovod.tensorflow.keras as hvd
 import numpy as np
+import pytest
 import tensorflow as tf
 
 keras: Any = tf.keras
@@ -143,4 +144,7 @@ assert hvd.broadcast_object({"rank": rank, "of": (size,)}, 1) == {"rank": 1, "of
 assert hvd.allgather_object(np.float32(rank)) == [np.float32(0), np.float32(1)]
 model.save(f"model-{rank}.keras")
 assert hvd.load_model(f"model-{rank}.keras").optimizer.horovod.op == hvd.Average
+for module in ("horovod.torch", "horovod.spark", "horovod.runner"):
+    with pytest.raises(ImportError, match="not part of edl"):
+        __import__(module)
 print("all are right")

@@ -9,6 +9,9 @@ from __future__ import annotations
 
 import sys
 import types
+from collections.abc import Sequence
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
 from typing import Any
 
 import horovod.tensorflow as hvd
@@ -18,12 +21,28 @@ import tensorflow as tf
 from edl.trainer.horovod_scripts import callbacks, elastic, keras3, member, objects, optimizer
 
 PLACES = ("rank", "size", "local_rank", "local_size", "cross_rank", "cross_size")
+MISSING = {  # horovod.run and horovod.runner are in the wheel, and refuse themselves (scripts/dev/horovodrun)
+    "horovod.spark": "is not part of edl: it starts workers by Spark. Use `edl horovod -np N script.py`",
+    "horovod.ray": "is not part of edl: it starts workers by Ray. Use `edl horovod -np N script.py`",
+    "horovod.torch": "is not part of edl: its Horovod is built for TensorFlow",
+    "horovod.mxnet": "is not part of edl: its Horovod is built for TensorFlow",
+}
+
+
+class _Refusing(MetaPathFinder):
+    """Names the reason for which a module of Horovod cannot be imported."""
+
+    def find_spec(self, name: str, path: Sequence[str] | None, target: Any = None) -> ModuleSpec | None:
+        if why := MISSING.get(name):
+            raise ImportError(f"{name} {why}", name=name)
+        return None
 
 
 def install() -> None:
     """Install the modules. Call `member.become` first: they use the worker's ring."""
     if "horovod.keras" in sys.modules:
         return
+    sys.meta_path.insert(0, _Refusing())
     if not optimizer.is_keras2():
         keras3.install(optimizer.refuse_compile)
     made = {
