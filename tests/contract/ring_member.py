@@ -6,6 +6,7 @@ python -m tests.contract.ring_member STORE_PORT NAME STORE_SECRET
 
 from __future__ import annotations
 
+import functools
 import os
 import queue
 import re
@@ -51,6 +52,11 @@ def _obey(ring: Ring, order: list[str], say: Callable[[str], None]) -> str:
                 say("another")
         case ["twice", one, other]:  # two parallel sums in one graph; of the same tensor for equal values
             return f"twice {_two_sums(ring)(float(one), float(other))}"
+        case ["many"]:  # run graphs of many sums, which many threads begin, until the ring breaks
+            many = _many_sums(ring)
+            while True:
+                many()
+                say("another")
         case ["half", value]:  # a sum in a graph, of a float32 that is sent as float16
             return f"half {_half(ring)(float(value))}"
         case ["kept", value]:  # the input after a sum: after a sum by itself, and after one in a graph
@@ -112,6 +118,27 @@ def _two_sums(ring: Ring) -> Callable[[float, float], list[float]]:
         graph = concrete(sums, tf.TensorSpec([1], tf.float32))
         with total.ring_errors():
             return [float(found[0]) for found in graph(tf.constant([one]))]
+
+    return call
+
+
+@functools.cache
+def _many_sums(ring: Ring) -> Callable[[], None]:
+    import tensorflow as tf
+
+    from edl.trainer.model.graphs import concrete
+    from edl.trainer.ring.horovod import HorovodRing
+
+    assert isinstance(ring, HorovodRing)
+    total = ring.in_graph
+    assert total is not None
+    graph = concrete(
+        lambda x: [total(x + i, f"many_{i}") for i in range(100)], tf.TensorSpec([1], tf.float32)
+    )
+
+    def call() -> None:
+        with total.ring_errors():
+            graph(tf.constant([1.0]))
 
     return call
 
@@ -187,7 +214,7 @@ def _peak() -> int:
 
 def main() -> None:
     os.environ.update(TF_CPP_MIN_LOG_LEVEL="3", HOROVOD_GLOO_TIMEOUT_SECONDS="60")
-    os.environ["TF_NUM_INTEROP_THREADS"] = "1"  # the least that a job can have
+    os.environ.setdefault("TF_NUM_INTEROP_THREADS", "1")  # the least that a job can have
     from edl.trainer.ring.horovod import HorovodRing
 
     port, name, secret = int(sys.argv[1]), sys.argv[2], sys.argv[3]

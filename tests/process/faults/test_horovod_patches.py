@@ -54,6 +54,7 @@ class Meeting:
 
     store: KeyValueStore
     port: int
+    environment: dict[str, str]
     here: list[Rank] = field(default_factory=list)
 
     @contextlib.asynccontextmanager
@@ -87,8 +88,7 @@ class Meeting:
         member = ["-m", "tests.contract.ring_member", str(self.port), secrets.token_hex(4), self.store.secret]
         command = [sys.executable, *member]
         pipe = asyncio.subprocess.PIPE
-        # Longer than any test: so none needs that an idle rank asks the others now and then.
-        environment = {**os.environ, "HOROVOD_IDLE_CYCLE_TIME": "600000"}
+        environment = {**os.environ, **self.environment}
         return Rank(
             await asyncio.create_subprocess_exec(
                 *command, stdin=pipe, stdout=pipe, limit=1 << 20, cwd=ROOT, env=environment
@@ -96,13 +96,22 @@ class Meeting:
         )
 
 
+@contextlib.asynccontextmanager
+async def a_meeting(**environment: str) -> AsyncIterator[Meeting]:
+    store = KeyValueStore(lambda *_: None)
+    found = Meeting(store, await store.start(), environment)
+    try:
+        yield found
+    finally:
+        await found.end()
+        await store.close()
+
+
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def meeting() -> AsyncIterator[Meeting]:
-    store = KeyValueStore(lambda *_: None)
-    found = Meeting(store, await store.start())
-    yield found
-    await found.end()
-    await store.close()
+    # Longer than any test: so none needs that an idle rank asks the others now and then.
+    async with a_meeting(HOROVOD_IDLE_CYCLE_TIME="600000") as found:
+        yield found
 
 
 @pytest.mark.parametrize(
@@ -286,3 +295,24 @@ async def test_a_peer_that_dies_in_an_operation_aborts_nobody(meeting: Meeting) 
             await alive[-1].process.wait()
             for rank in alive[:-1]:
                 await rank.says("broken allreduce", 10)
+
+
+@in_one_loop
+async def test_a_sum_that_begins_while_the_engine_ends_is_broken() -> None:
+    # Many threads begin sums, and the engine does not wait until no further sum comes.
+    async with (
+        a_meeting(HOROVOD_IDLE_CYCLE_TIME="0", TF_NUM_INTEROP_THREADS="16") as meeting,
+        meeting.ranks(2) as (store, (one, other)),
+    ):
+        for generation in range(1, 101):
+            store.open(generation)
+            one.do("form 0 2")
+            other.do("form 1 2")
+            for rank in (one, other):
+                await rank.says("formed")
+                rank.do("many")
+            for rank in (one, other):
+                await rank.says("another")
+            one.do("cut")
+            for rank in (one, other):
+                await rank.says("broken allreduce")
