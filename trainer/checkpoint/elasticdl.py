@@ -68,8 +68,8 @@ def read(files: Sequence[ServerFile]) -> Stored:
         ):
             shapes = [(len(ids), *values.shape) for ids, values in parts]
             raise CheckpointError(
-                f"{files[0].place.where}: table {name}: expected one id and one row each, all rows of one length, "
-                f"found by file (ids, rows, length): {shapes}"
+                f"{files[0]} and others: table {name}: expected one id and one row each, all rows of one "
+                f"length, found by file (ids, rows, length): {shapes}"
             )
         tables[name] = np.concatenate([i for i, _ in parts]), np.concatenate([v for _, v in parts])
     return Stored(version, dense, tables)
