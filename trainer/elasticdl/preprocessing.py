@@ -7,9 +7,11 @@ some give other ids: the vocabulary of keras.layers.StringLookup begins at 1.
 
 from __future__ import annotations
 
+import operator
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 import keras
@@ -42,7 +44,8 @@ class _Layer(keras.layers.Layer):
         super().__init__(**others)
         self.autocast = False  # Keras would cast the inputs to float32
         self._arguments = tuple(arguments)
-        vars(self).update(arguments)
+        for name, value in arguments.items():
+            setattr(self, name, value)
 
     def get_config(self) -> dict[str, Any]:
         return {**super().get_config(), **{name: getattr(self, name) for name in self._arguments}}
@@ -268,7 +271,7 @@ class ConcatenateWithOffset(_Layer):
         if len(offsets) != len(inputs):
             raise ModelError(f"ConcatenateWithOffset: {len(offsets)} offsets for {len(inputs)} tensors")
         moved = [
-            _of_values(lambda ids, add=offset: ids + add, tensor) if offset else tensor
+            _of_values(partial(operator.add, offset), tensor) if offset else tensor
             for offset, tensor in zip(offsets, inputs, strict=True)
         ]
         if isinstance(moved[0], tf.SparseTensor):
