@@ -290,7 +290,7 @@ def test_a_stopped_job_has_the_steps_of_its_last_checkpoint(tmp_path: Path) -> N
         "out; 1 checkpoint as written (SHA-256); the journal ends with "
     ) in told
     damaged(store, last)
-    with pytest.raises(AuditFailed, match="^a checkpoint is damaged: "):
+    with pytest.raises(AuditFailed, match=r"^a checkpoint is damaged: "):
         audit.audit(tmp_path)
 
 
