@@ -127,9 +127,7 @@ class _Kept:
 
     checkpoints: set[tuple[int, str]] = field(default_factory=set)  # step and attempt
     newest: int = 0  # step of the last checkpoint since the newest ring was formed; 0: none
-    writer: Out = field(
-        default_factory=Out
-    )  # the state with which its writer has left that ring, if it had left it
+    writer: Out = field(default_factory=Out)  # its writer's state, if the writer had left that ring
     list_sha256: str = ""  # SHA-256 of exports.json; empty: not reported
 
 

@@ -108,7 +108,7 @@ def test_lines_are_in_the_order_of_their_times_during_a_long_evaluation() -> Non
         follow.show(Console(file=file, highlight=False, markup=False), iter(statuses))
         return file.getvalue().splitlines()
 
-    progress = follow.progress_line(a_status())
+    progress = display.progress_line(a_status())
     epoch = (9.0, EPOCH)
     assert lines(at(5.0), at(10.0, epoch), at(11.0, epoch, (10.5, HELD_OUT)), at(11.5)) == [
         f"[    5.0 s] {progress}",
