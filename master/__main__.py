@@ -56,7 +56,12 @@ def main(argv: list[str] | None = None) -> int:
         "--salvage", type=Path, help="where the model is saved when --output cannot be written"
     )
     parser.add_argument("--listen", default="127.0.0.1:0", metavar="HOST:PORT")
-    parser.add_argument("--attached", action="store_true", help="end the job when standard input ends")
+    parser.add_argument(
+        "--attached",
+        default="",
+        metavar="COMMAND",
+        help="end the job when standard input ends, which this command keeps open",
+    )
     parser.add_argument("--metrics", default="[::]:8501", metavar="HOST:PORT", help="of --backend kubernetes")
     parser.add_argument("--backend", choices=("processes", "external", "kubernetes"), default="processes")
     args = parser.parse_args(argv)
@@ -92,11 +97,11 @@ async def _watched(job: Coroutine[Any, Any, int]) -> int:
     return await job
 
 
-async def _processes(spec: JobSpec, output: Path, listen: str, salvage: Path | None, attached: bool) -> int:
+async def _processes(spec: JobSpec, output: Path, listen: str, salvage: Path | None, attached: str) -> int:
     master, token = Master(spec, RunId(secrets.token_hex(8))), token_for(output)
     _on_signals(lambda name: _stop(master, f"the master got {name}"))
     if attached:
-        _on_end_of_input(lambda: _stop(master, "`edl run` was ended"))
+        _on_end_of_input(lambda: _stop(master, f"`{attached}` was ended"))
     backend = processes(master, output, token)
     await serve(
         master,
@@ -111,7 +116,7 @@ async def _processes(spec: JobSpec, output: Path, listen: str, salvage: Path | N
     return MasterExit.SUCCEEDED if master.succeeded else MasterExit.NOT_SUCCEEDED
 
 
-async def _by_hand(spec: JobSpec, output: Path, listen: str, salvage: Path | None, attached: bool) -> int:
+async def _by_hand(spec: JobSpec, output: Path, listen: str, salvage: Path | None, attached: str) -> int:
     known = journal.unfinished(output, spec)  # if its master was killed, this one continues the job
     run_id, adopted = known if known is not None else (RunId(secrets.token_hex(8)), None)
     if adopted is not None:
@@ -120,7 +125,7 @@ async def _by_hand(spec: JobSpec, output: Path, listen: str, salvage: Path | Non
     master = Master(spec, run_id, adopted=adopted)
     _on_signals(lambda name: _stop(master, f"the master got {name}"))
     if attached:
-        _on_end_of_input(lambda: _stop(master, "rank 0 of `edl mpi` was ended"))
+        _on_end_of_input(lambda: _stop(master, f"rank 0 of `{attached}` was ended"))
     token = token_for(output)
     await serve(
         master,

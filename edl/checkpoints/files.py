@@ -61,11 +61,11 @@ class Files:
                 )
         return found
 
-    def sizes(self, directory: str) -> dict[str, int]:
-        """The files of a directory, with their sizes in bytes."""
+    def sizes(self, directory: str, prefix: str = "") -> dict[str, int]:
+        """The files of a directory whose name begins with `prefix`, with their sizes in bytes."""
         try:
             with self._open(directory) as inside:
-                return dict(_files(inside))
+                return {name: size for name, size in _files(inside) if name.startswith(prefix)}
         except (NotADirectoryError, FileNotFoundError):
             return {}
 

@@ -47,9 +47,10 @@ class Objects:
                 found.setdefault(directory, {})[names[0]] = size
         return found
 
-    def sizes(self, directory: str) -> dict[str, int]:
-        """The objects of a directory, with their sizes in bytes."""
-        return {name: size for (name, *more), size in self._list(self._path(directory)) if not more}
+    def sizes(self, directory: str, prefix: str = "") -> dict[str, int]:
+        """The objects of a directory whose name begins with `prefix`, with their sizes in bytes."""
+        found = self._list(self._path(directory), prefix)
+        return {name: size for (name, *more), size in found if not more and name.startswith(prefix)}
 
     def write(self, directory: str, name: str, pieces: Iterable[memoryview]) -> None:
         """Write a new object. It does not appear before it is complete."""
@@ -112,7 +113,7 @@ class Objects:
             self._client.rmdir(self._path(directory))
 
     def _path(self, *names: str) -> str:
-        return "/".join((self._root.rstrip("/"), *names))
+        return "/".join((self._root.rstrip("/"), *filter(None, names)))
 
     def _list(self, path: str, prefix: str = "") -> Iterator[tuple[list[str], int]]:
         """The objects below `path`: path components and sizes in bytes. Some may lack `prefix`.

@@ -32,8 +32,15 @@ class Place(Protocol):
         """The files of each wanted directory whose name begins with `prefix`, with their sizes in bytes."""
         ...
 
-    def sizes(self, directory: str) -> dict[str, int]:
-        """The files of a directory, with their sizes in bytes; empty if the directory does not exist."""
+    def sizes(self, directory: str, prefix: str = "") -> dict[str, int]:
+        """The files of a directory whose name begins with `prefix`, with their sizes in bytes.
+
+        Args:
+            directory: "" for the files beside the directories.
+
+        Returns:
+            The sizes by the names of the files; empty if the directory does not exist.
+        """
         ...
 
     def write(self, directory: str, name: str, pieces: Iterator[memoryview]) -> None:
@@ -70,8 +77,8 @@ class BoundedPlace:
     def all(self, prefix: str, wanted: Callable[[str], bool]) -> dict[str, dict[str, int]]:
         return self._call(partial(self._place.all, prefix, wanted))
 
-    def sizes(self, directory: str) -> dict[str, int]:
-        return self._call(partial(self._place.sizes, directory))
+    def sizes(self, directory: str, prefix: str = "") -> dict[str, int]:
+        return self._call(partial(self._place.sizes, directory, prefix))
 
     def write(self, directory: str, name: str, pieces: Iterator[memoryview]) -> None:
         self._call(partial(self._place.write, directory, name, pieces))

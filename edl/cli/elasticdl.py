@@ -67,7 +67,7 @@ def _job(job: Job) -> None:
         return
     if job.local:
         models.check(typed.model.module, not typed.data.addresses, typed.model.functions)
-        raise typer.Exit(local_job.run_job(output, merged))
+        raise typer.Exit(local_job.run_job(output, merged, command="edl elasticdl"))
     if shutil.which("helm") is None:
         raise EdlError(
             "helm is not installed; --local runs the job on this machine, --dry-run only prints it"

@@ -59,8 +59,16 @@ class Story:
                 yield from self.rest()
                 yield stamped(status["seconds"], now, "yellow")
 
+    def awaits_evaluation(self, now: float) -> bool:
+        """Whether an epoch of the last PLAIN_SECONDS waits for its evaluation.
+
+        Args:
+            now: seconds since the start of the job.
+        """
+        return self._epoch is not None and now < self._epoch[0] + PLAIN_SECONDS
+
     def rest(self) -> Iterator[Text]:
-        """Yield the line that still waits, at the end of the job."""
+        """Yield the line that still waits: at the end of the job, or before any other line."""
         if self._epoch is not None:
             yield stamped(*self._epoch)
             self._epoch = None
@@ -110,9 +118,11 @@ def _show_plain(console: Console, story: Story, statuses: Iterator[dict[str, Any
     for status in statuses:
         for line in story.lines(status):
             console.print(line, soft_wrap=True)
-        if status["phase"] == Phase.Training and status["seconds"] >= next_line:
-            next_line = status["seconds"] + PLAIN_SECONDS
-            console.print(stamped(status["seconds"], progress_line(status)), soft_wrap=True)
+        now = status["seconds"]
+        if status["phase"] == Phase.Training and now >= next_line and not story.awaits_evaluation(now):
+            next_line = now + PLAIN_SECONDS
+            for line in (*story.rest(), stamped(now, progress_line(status))):
+                console.print(line, soft_wrap=True)
 
 
 class Bar:

@@ -37,4 +37,5 @@ def horovod(context: typer.Context) -> None:
             "pip install --no-deps tf-keras==VERSION"
         )
     os.environ.update(call.environment)
-    raise typer.Exit(local_job.run_job(call.output or local_job.new_output(script.stem), merged))
+    output = call.output or local_job.new_output(script.stem)
+    raise typer.Exit(local_job.run_job(output, merged, command="edl horovod"))

@@ -43,12 +43,14 @@ def run_job(
     with_ui: bool = False,
     more: Sequence[str] = (),
     begun: Callable[[subprocess.Popen[bytes]], None] = lambda master: None,
+    command: str = "edl run",
 ) -> int:
     """Run a job with these values, and show it until it ends. Return the exit code.
 
     Args:
         more: additional arguments of the master.
         begun: is called with the master's process once the master listens.
+        command: the command that runs the job, for the job's reason if this process is killed.
 
     Raises:
         EdlError: a Horovod without edl's patches is installed, or `output` cannot be used.
@@ -56,7 +58,7 @@ def run_job(
     _refuse_stock_horovod()
     lock = prepare(output, merged, salvage)
     interrupts = Interrupts()
-    process = interrupts.process = _start(output, salvage, lock, detach, more)
+    process = interrupts.process = _start(output, salvage, lock, "" if detach else command, more)
     if detach:
         return _detach(process, output, interrupts)
     with contextlib.ExitStack() as until_the_end:
@@ -65,17 +67,20 @@ def run_job(
 
 
 @contextlib.contextmanager
-def running(output: Path, merged: dict[str, Any]) -> Iterator[None]:
+def running(output: Path, merged: dict[str, Any], command: str) -> Iterator[None]:
     """Run a job with these values while the context is open, without showing it; stop it at the end.
 
     The job also ends with this process.
+
+    Args:
+        command: as for `run_job`.
 
     Raises:
         EdlError: as `run_job`, or the master has exited at its start.
     """
     _refuse_stock_horovod()
     lock = prepare(output, merged, None)
-    process = _start(output, None, lock, False, ())
+    process = _start(output, None, lock, command, ())
     os.close(lock)
     assert process.stdout is not None and process.stdin is not None
     with process:
@@ -170,19 +175,20 @@ def master_arguments(output: Path, salvage: Path | None) -> list[str]:
 
 
 def _start(
-    output: Path, salvage: Path | None, lock: int, detached: bool, more: Sequence[str]
+    output: Path, salvage: Path | None, lock: int, command: str, more: Sequence[str]
 ) -> subprocess.Popen[bytes]:
     """Start the job's master.
 
-    Unless it is detached, it ends the job when this process ends: in any case, the end of this process closes
-    the master's standard input.
+    Args:
+        command: the command of this process. The master ends the job when this process ends, because that
+            closes the master's standard input. Empty: the job goes on by itself.
     """
     arguments = master_arguments(output, salvage)
     (output / artifacts.LOGS).mkdir(exist_ok=True)
     with open(output / artifacts.LOGS / "master.log", "wb") as log:
         return subprocess.Popen(
-            [*module_command("edl.master"), *arguments, *([] if detached else ["--attached"]), *more],
-            stdin=subprocess.DEVNULL if detached else subprocess.PIPE,
+            [*module_command("edl.master"), *arguments, "--attached", command, *more],
+            stdin=subprocess.PIPE if command else subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=log,
             start_new_session=True,

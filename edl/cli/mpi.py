@@ -74,7 +74,7 @@ def mpi(
             )
         os.environ.setdefault("TTY_COMPATIBLE", "0")  # lines, as mpiexec mixes the output of its ranks
         more = ["--backend", "external", "--listen", _listen(hosts)]
-        code = run_job(directory, merged, salvage, more=more, begun=begun)
+        code = run_job(directory, merged, salvage, more=more, begun=begun, command="edl mpi")
     finally:
         if not told:  # so that the other ranks do not wait for it
             _broadcast(world, None)

@@ -120,7 +120,7 @@ def plan(
     merged, _ = complete(values.merge(given, _short(where, sizes[-1])), model)
     load = os.getloadavg()[0]
     _say(f"a short run in {where}; `edl rm {where}` removes it")
-    with running(where, merged):
+    with running(where, merged, "edl plan"):
         run = _Run(where, lasts)
         speeds = run.speeds(sizes)
         checkpoint = run.checkpoints(speeds[-1])

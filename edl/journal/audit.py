@@ -37,7 +37,7 @@ from edl.contract.steps import Steps
 from edl.errors import CheckpointDamaged, CheckpointError, EdlError
 from edl.formatting import how_many, one_line
 from edl.journal.format import JournalDamaged, JournalReader, segments
-from edl.journal.proof import NOT_A_MASTERS, AuditFailed, JournalProof
+from edl.journal.proof import NOT_A_MASTERS, AuditFailed, JournalProof, Out
 
 AT_ONCE = 1 << 20  # positions of an order that are checked together
 WINDOW = 1 << 15  # positions that are computed together; each takes a fifth of its time in a step's window
@@ -84,11 +84,11 @@ def audit(output: Path, elsewhere: Elsewhere | None = None) -> str:
         _read(reader, proof, kept)
         chain = reader.link.chain
     if summary is None:
-        verdict = _unfinished(proof, "the job has not ended; so far,") + _reservations(proof, {})
+        verdict = _unfinished(proof, kept, "the job has not ended; so far,") + _reservations(proof, {})
         return f"{verdict}; the journal so far ends with {chain}"
     last.check_end(summary)
     try:
-        verdict = _verdict(proof, summary)
+        verdict = _verdict(proof, kept, summary)
     except (LookupError, TypeError, ValueError, AttributeError) as error:
         raise EdlError(
             f"{output / artifacts.SUMMARY}: not what a master writes ({type(error).__name__}: {error})"
@@ -126,6 +126,8 @@ class _Kept:
     """Files that the journal records: completed checkpoints and the digest of exports.json."""
 
     checkpoints: set[tuple[int, str]] = field(default_factory=set)  # step and attempt
+    newest: int = 0  # step of the last checkpoint since the newest ring was formed; 0: none
+    writer: Out = field(default_factory=Out)  # its writer's state, if the writer had left that ring
     list_sha256: str = ""  # SHA-256 of exports.json; empty: not reported
 
 
@@ -219,20 +221,26 @@ def _read(reader: JournalReader, proof: JournalProof, kept: _Kept) -> None:
         try:
             proof.note(entry, f"{reader.path}: line {number}")
             kept.checkpoints |= {(e["step"], e["attempt"]) for e in entry["effects"] if e["type"] == "Commit"}
-            if entry["event"]["type"] == "Finished":
-                kept.list_sha256 = entry["event"].get("list_sha256", "")
+            event = entry["event"]
+            if event["type"] == "Checkpointed":  # without Commit if one worker has written all of it
+                kept.checkpoints.add((event["step"], event["attempt"]))
+                kept.newest, kept.writer = event["step"], proof.out.get(event["worker"], Out())
+            elif event["type"] == "Finished":
+                kept.list_sha256 = event.get("list_sha256", "")
+            if any(effect["type"] == "Form" for effect in entry["effects"]):
+                kept.newest = 0  # the ring may have gone on from an earlier state
         except NOT_A_MASTERS as error:
             raise JournalDamaged(
                 reader.path, number, f"not what a master writes ({type(error).__name__}: {error})"
             ) from error
 
 
-def _verdict(proof: JournalProof, summary: dict[str, Any]) -> str:
+def _verdict(proof: JournalProof, kept: _Kept, summary: dict[str, Any]) -> str:
     if len(set(summary["digests"].values())) > 1:
         raise AuditFailed(f"the weights differ between workers: {summary['digests']}")
     if summary["phase"] != Phase.Succeeded and not _is_trained(proof):
         ended = f"{summary['phase']} ({one_line(summary['reason'])});"
-        return _unfinished(proof, ended) + _reservations(proof, summary)
+        return _unfinished(proof, kept, ended) + _reservations(proof, summary)
     if proof.layout is None:
         raise AuditFailed("no record was trained on, though the job has succeeded")
     if proof.mode != "train":
@@ -287,21 +295,22 @@ def _is_trained(proof: JournalProof) -> bool:
     return done > 0 and done >= Steps(proof.layout.records, proof.batch).end(done, proof.epochs)
 
 
-def _unfinished(proof: JournalProof, phase: str) -> str:
+def _unfinished(proof: JournalProof, kept: _Kept, phase: str) -> str:
     """The verdict on a job that runs, was stopped, or failed before all steps were made."""
     if proof.mode != "train":
         return _passed(proof) if proof.evaluated else f"{phase} no pass over all records was completed"
     if proof.layout is None:
         return f"{phase} no step was trained"
     steps = Steps(proof.layout.records, proof.batch)
-    done, end = max(proof.safe, proof.kept), steps.end(proof.safe, proof.epochs)
+    done, end = max(proof.safe, proof.kept, kept.newest), steps.end(proof.safe, proof.epochs)
+    state = kept.writer if kept.newest == kept.writer.step == done else proof
     if not done:
         return f"{phase} no step of {end:,} is known to be complete"
     order = Order(proof.layout, proof.seed, proof.shuffle, WINDOW)
     for epoch in range(steps.epoch(done - 1) + 1):
         _check_order(order, epoch)
     but = ""
-    if left_out := steps.records_of(proof.skipped) + sum(proof.bad.values()):
+    if left_out := steps.records_of(state.skipped) + sum(state.bad.values()):
         but = f", except {how_many(left_out, 'record')} that were left out"
     return f"{phase} {done:,} of {end:,} steps are trained: each of their records counted once{but}"
 

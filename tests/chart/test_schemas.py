@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import json
+import re
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +13,10 @@ import jsonschema
 import pytest
 import yaml
 
-from tests.chart.conftest import CHART, FILES, POLICY, Helm, Object, Rendered, script
+from tests.chart.conftest import CHART, FILES, POLICY, ROOT, Helm, Object, Rendered, script
 
 OLDEST, NEWEST = "v1.29.0", "v1.36.3"
+MPI_OPERATOR = "mpi-operator@v0.8.0"
 
 
 @pytest.mark.parametrize("file", [None, *FILES], ids=lambda f: f.name if f else "no file")
@@ -70,6 +73,41 @@ def test_the_schemas_find_a_misspelt_key(kubernetes: dict[tuple[str, str], Any],
     pod = helm.template("worker.podTemplate.spec.hostNetwrok=true").worker
     assert len(mistakes(kubernetes, pod)) == 1
     assert "hostNetwrok" in mistakes(kubernetes, pod)[0]
+
+
+def test_the_manifest_of_the_mpi_page_is_valid_to_the_operator() -> None:
+    [text] = re.findall(r"```yaml\n(.*?)```", (ROOT / "docs" / "coming-from-mpi.md").read_text(), re.S)
+    job = yaml.safe_load(text)
+    definition = yaml.load(Path(script("kube-schema", MPI_OPERATOR)).read_text(), yaml.CSafeLoader)["spec"]
+    schemas = {
+        (f"{definition['group']}/{version['name']}", definition["names"]["kind"]): jsonschema.Draft4Validator(
+            strict(version["schema"]["openAPIV3Schema"])
+        )
+        for version in definition["versions"]
+        if version["served"]
+    }
+    assert mistakes(schemas, job) == []
+
+    wrong = deepcopy(job)
+    replicas = wrong["spec"]["mpiReplicaSpecs"]
+    wrong["spec"]["slotsPerWorkers"] = wrong["spec"].pop("slotsPerWorker")
+    replicas["Launcher"]["restartPolicy"] = 1
+    replicas["Worker"]["template"]["spec"]["containers"][0]["comand"] = ["sshd"]
+    found = sorted(mistakes(schemas, wrong))
+    worker = "MPIJob: spec.mpiReplicaSpecs.Worker.template.spec.containers.0: Additional properties are not"
+    assert len(found) == 3
+    for mistake, expected in zip(
+        found,
+        (
+            r"MPIJob: spec.mpiReplicaSpecs.Launcher.restartPolicy: 1 is not of type 'string'",
+            rf"{worker} allowed \('comand' ",
+            r"MPIJob: spec: .*'slotsPerWorkers' ",
+        ),
+        strict=True,
+    ):
+        assert re.match(expected, mistake), mistake
+    del replicas["Worker"]["template"], replicas["Launcher"]["template"]["spec"]["containers"]
+    assert any("'containers' is a required property" in mistake for mistake in mistakes(schemas, wrong))
 
 
 @pytest.mark.parametrize("release", ["no", "y", "42", "null", "1e3"])

@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 
 from edl.checkpoints import Best, CheckpointDamaged, CheckpointError, Store, Tensor, one_of
+from edl.checkpoints.elasticdl import files_in
 from edl.errors import StoreUnavailable
 from tests.support.checkpoints.checkpoints import TENSORS, equal, manifest_of, of_size, unexpected, write
 from tests.support.checkpoints.s3 import BUCKET, Account, serving
@@ -71,6 +72,7 @@ def test_an_account_with_rights_below_the_address_alone_finds_that_nothing_is_th
     """This test must be the first one here, because later tests write to the store."""
     assert fsspec.filesystem("s3", skip_instance_cache=True).find(BUCKET) == []
     assert Store.open(s3.url).newest(unexpected) is None
+    assert files_in(s3.url) == []
 
 
 def test_what_is_read_is_what_was_written_bit_for_bit(place: Place) -> None:
@@ -287,6 +289,38 @@ def test_what_the_training_has_left_behind_is_set_aside(place: Place) -> None:
     write(place.store, 3, attempt="2")
     place.store.prune(1)
     assert place.store.unfinished() == []
+
+
+def test_files_of_elasticdl_are_those_of_its_newest_complete_version(place: Place) -> None:
+    assert files_in(place.url) == []
+    write(place.store, 1)
+    assert files_in(place.url) == [], "it is a checkpoint of edl"
+
+    def put(path: str, data: bytes) -> None:
+        if "://" not in place.url:
+            Path(place.root, path).parent.mkdir(exist_ok=True)
+        place.client.pipe_file(f"{place.root}/{path}", data)
+
+    for version in (9, 30):
+        for server in range(2):
+            put(f"version-{version}/variables-{server}-of-2.ckpt", f"{version} {server}".encode())
+    put("version-100/variables-1-of-2.ckpt", b"its other server is still writing")
+    put("version-30/variables-0-of-2.ckpt.tmp", b"of a copy")
+    assert [file.read() for file in files_in(place.url)] == [b"30 0", b"30 1"]
+    assert [file.read() for file in files_in(f"{place.url}/version-9/")] == [b"9 0", b"9 1"]
+    with pytest.raises(CheckpointError, match=r"/version-100: incomplete .*: variables-0-of-2.ckpt is miss"):
+        files_in(f"{place.url}/version-100")
+
+    found = files_in(place.url)
+    put("version-30/variables-1-of-2.ckpt", b"30")  # copied anew, and not yet complete
+    with pytest.raises(CheckpointDamaged, match=r"/version-30/variables-1-of-2.ckpt: truncated: 2 of 4 byte"):
+        found[1].read()
+    put("version-30/variables-1-of-2.ckpt", b"")
+    with pytest.raises(CheckpointDamaged, match=r"variables-1-of-2.ckpt: truncated: 0 of 0 bytes"):
+        files_in(place.url)[1].read()
+    place.client.rm_file(f"{place.root}/version-30/variables-1-of-2.ckpt")
+    with pytest.raises(CheckpointError, match=r"cannot read variables-1-of-2.ckpt of version-30: "):
+        found[1].read()
 
 
 @pytest.mark.usefixtures("s3")

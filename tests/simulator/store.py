@@ -40,8 +40,9 @@ class Memory:
     def all(self, prefix: str, wanted: Callable[[str], bool]) -> dict[str, dict[str, int]]:
         return {directory: self.sizes(directory) for directory in self._directories if wanted(directory)}
 
-    def sizes(self, directory: str) -> dict[str, int]:
-        return {name: len(data) for name, data in self._directories.get(directory, {}).items()}
+    def sizes(self, directory: str, prefix: str = "") -> dict[str, int]:
+        files = self._directories.get(directory, {})
+        return {name: len(data) for name, data in files.items() if name.startswith(prefix)}
 
     def write(self, directory: str, name: str, pieces: Iterable[memoryview]) -> None:
         self._refuse()

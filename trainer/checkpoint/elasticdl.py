@@ -12,12 +12,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import tensorflow as tf
 from tensorflow.core.framework import tensor_pb2
 
+from edl.checkpoints.elasticdl import ServerFile
 from edl.contract.proto import elasticdl_pb2 as pb
 from edl.errors import CheckpointError, ModelError
 from edl.trainer.model.variable_spec import VariableSpec
@@ -41,7 +41,7 @@ class Stored:
     tables: Mapping[str, tuple[np.ndarray, np.ndarray]]
 
 
-def read(files: Sequence[Path]) -> Stored:
+def read(files: Sequence[ServerFile]) -> Stored:
     """Read the files of all servers.
 
     Raises:
@@ -50,16 +50,15 @@ def read(files: Sequence[Path]) -> Stored:
     version, dense = 0, dict[str, np.ndarray]()
     rows: dict[str, list[tuple[np.ndarray, np.ndarray]]] = {}
     for file in files:
+        data = file.read()
         try:
-            model = pb.Model.FromString(file.read_bytes())
+            model = pb.Model.FromString(data)
             version = max(version, model.version)
             for name, tensor in model.dense.items():
                 dense[name.removesuffix(":0")] = _array(tensor)
             for name, table in model.tables.items():
                 ids, values = np.array(table.ids, np.int64), _array(table.tensor).astype(np.float32)
                 rows.setdefault(name, []).append((ids, values))
-        except OSError as error:
-            raise CheckpointError(f"{file}: {error.strerror}") from error
         except Exception as error:  # protobuf and TensorFlow raise many types for a damaged message
             raise CheckpointError(f"{file}: damaged checkpoint of ElasticDL: {error}") from error
     tables = {}
@@ -69,8 +68,8 @@ def read(files: Sequence[Path]) -> Stored:
         ):
             shapes = [(len(ids), *values.shape) for ids, values in parts]
             raise CheckpointError(
-                f"{files[0].parent}: table {name}: expected one id and one row each, all rows of one length, "
-                f"found by file (ids, rows, length): {shapes}"
+                f"{files[0]} and others: table {name}: expected one id and one row each, all rows of one "
+                f"length, found by file (ids, rows, length): {shapes}"
             )
         tables[name] = np.concatenate([i for i, _ in parts]), np.concatenate([v for _, v in parts])
     return Stored(version, dense, tables)

@@ -55,10 +55,11 @@ def saved_counts(where: str) -> dict[str, int]:
         ConfigError: the file or checkpoint does not exist.
         CheckpointError: it cannot be read.
     """
-    if not where or files_in(where):  # ElasticDL had no layers that learn which ids there are
+    if not where:
         return {}
     if not is_file(where):
-        return counted(one_of(where))
+        # ElasticDL had no layers that learn which ids there are.
+        return {} if files_in(where) else counted(one_of(where))
     with local_file(where) as path:
         try:
             return counted_in_file(path)

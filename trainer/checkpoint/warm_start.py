@@ -29,7 +29,7 @@ import numpy as np
 
 from edl import scratch
 from edl.checkpoints import Checkpoint, CheckpointError, Tensor, one_of
-from edl.checkpoints.elasticdl import files_in
+from edl.checkpoints.elasticdl import ServerFile, files_in
 from edl.config import Config
 from edl.errors import ModelError
 from edl.layers.embedding import Embedding
@@ -131,10 +131,12 @@ class WarmStart:
 
         Raises as `check` does, and changes nothing then.
         """
-        if files := files_in(self.where):
+        if is_file(self.where):
+            what = self._take_file()
+        elif files := files_in(self.where):
             what = self._take_elasticdl(files)
         else:
-            what = self._take_file() if is_file(self.where) else self._take_checkpoint()
+            what = self._take_checkpoint()
         if self.everything:
             self.learner.take_metrics()  # what it had counted of an epoch that was not over
         self.tell(f"the {self.work} begins with {what}")
@@ -314,7 +316,7 @@ class WarmStart:
 
     # --- from a checkpoint of ElasticDL
 
-    def _take_elasticdl(self, files: Sequence[Path]) -> str:
+    def _take_elasticdl(self, files: Sequence[ServerFile]) -> str:
         stored = elasticdl.read(files)
         parts, rows = self._of_elasticdl(stored)
         self.learner.take_over(self.learner.prepared(parts))

@@ -26,6 +26,7 @@ import tensorflow as tf
 from edl.data import Reader, open_files
 from edl.errors import ModelError
 from edl.layers import Embedding
+from edl.trainer.elasticdl import preprocessing
 from edl.trainer.elasticdl.operations import DenseFeatures, dispatched
 
 PACKAGES = ("elasticdl", "elasticdl_preprocessing")
@@ -192,6 +193,7 @@ MODULES: dict[str, dict[str, Any]] = {
     f"{_PYTHON}.data.reader.recordio_reader": {"RecordIODataReader": RecordIODataReader},
     f"{_PYTHON}.data.reader.text_reader": {"TextDataReader": TextDataReader},
     "elasticdl_preprocessing.utils.decorators": {"declare_model_inputs": declare_model_inputs},
+    **preprocessing.MODULES,
 }
 
 
@@ -211,13 +213,14 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        if fullname.partition(".")[0] not in PACKAGES:
+        package = fullname.partition(".")[0]
+        if package not in PACKAGES:
             return None
         is_package = any(name.startswith(f"{fullname}.") for name in MODULES)
         if not is_package and fullname not in MODULES:
             raise ModelError(
                 f"{fullname}: edl has no stand-in for this module of ElasticDL; a model can import "
-                f"{', '.join(MODULES)}"
+                f"{', '.join(name for name in MODULES if name.startswith(f'{package}.'))}"
             )
         return importlib.machinery.ModuleSpec(fullname, self, is_package=is_package)
 

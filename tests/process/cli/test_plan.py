@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import time
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,7 @@ from edl.cli.plan import LEAST_STEPS
 from edl.contract import artifacts
 from edl.report import reading
 from tests.process.cli.test_chaos import events
-from tests.support.jobs.commands import all_gone, edl, processes_of
+from tests.support.jobs.commands import EDL, all_gone, edl, processes_of
 from tests.unit.cli.test_output import documented, fields
 
 SECONDS = 1
@@ -68,3 +70,19 @@ def test_a_plan_says_what_the_journal_of_its_run_says() -> None:
     assert told["checkpoint"]["bytes"] in {checkpoint["nbytes"] for checkpoint in written}
     assert told["values"]["checkpoint"]["seconds"] >= 10
     assert told["worker_bytes"] > 100 << 20, "a process with TensorFlow"
+
+
+def test_the_short_run_ends_with_a_plan_that_is_killed() -> None:
+    plan = subprocess.Popen(
+        [*EDL, "plan", "counting", f"--set={SETS}", "--max-workers=1", "--output=job"],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    while not Path("job", artifacts.CONTACT).exists():  # its master listens
+        assert plan.poll() is None
+        time.sleep(0.02)
+    pids = processes_of(Path("job"))
+    plan.kill()
+    plan.wait()
+    assert all_gone(pids)
+    assert artifacts.read_summary(Path("job"))["reason"].startswith("`edl plan` was ended")

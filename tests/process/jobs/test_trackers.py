@@ -25,12 +25,20 @@ import numpy as np
 import edl
 
 class Dies(keras.callbacks.Callback):
-    """Kills the first worker that calls callbacks, in the middle of an epoch."""
+    """Kills two workers that call callbacks: after one has logged an epoch, and in the middle of one."""
+
+    def on_epoch_end(self, epoch, logs=None):
+        if epoch == 0 and self.is_first("logged"):
+            os.kill(os.getpid(), signal.SIGKILL)
 
     def on_epoch_begin(self, epoch, logs=None):
-        if epoch == 2 and not Path("killed").exists():
-            Path("killed").touch()
+        if epoch == 2 and self.is_first("training"):
             threading.Thread(target=self.die, args=[self.steps() + 2], daemon=True).start()
+
+    def is_first(self, name):
+        first = not Path(f"killed.{name}").exists()
+        Path(f"killed.{name}").touch()
+        return first
 
     def steps(self):
         return int(self.model.optimizer.iterations.numpy())
@@ -93,7 +101,7 @@ def program(*arguments: str) -> Any:
     return json.loads(done.stdout)
 
 
-def test_each_epoch_is_logged_once_though_the_worker_that_logs_is_killed(
+def test_each_epoch_is_logged_once_though_workers_that_log_are_killed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     section = (ROOT / "docs/callbacks.md").read_text().partition("## Experiment trackers")[2]
@@ -112,10 +120,10 @@ def test_each_epoch_is_logged_once_though_the_worker_that_logs_is_killed(
         monkeypatch.setenv(name, value)
     run = program("-m", "mlflow", "runs", "create", "--experiment-id", "0")["run_id"]
     monkeypatch.setenv("MLFLOW_RUN_ID", run)
-    values = f"workers=2,training.epochs={EPOCHS},export.verify=false"
+    values = f"workers=3,training.epochs={EPOCHS},export.verify=false"
     done = edl("run", "tracked.py", "--set", values, "--output", "job", env=dict(os.environ))
     assert done.returncode == 0, done.stdout + done.stderr
-    assert (tmp_path / "killed").exists() and "SIGKILL" in done.stdout
+    assert len([*tmp_path.glob("killed.*")]) == 2 and "SIGKILL" in done.stdout
     history = json.loads((tmp_path / "job" / artifacts.HISTORY).read_text())
     (tmp_path / "read.py").write_text(READ)
     found = program("read.py", run)

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import keras
 import numpy as np
 import pytest
@@ -18,11 +19,13 @@ from edl.checkpoints import CheckpointError
 from edl.cli.job_values import check_checkpoints
 from edl.config import parse, values
 from edl.errors import ConfigError, ModelError
+from edl.trainer.checkpoint.source import saved_counts
 from edl.trainer.checkpoint.warm_start import WarmStart
 from edl.trainer.step.learner import KerasLearner
 from tests.process.keras.models import plain
 from tests.process.keras.rings import Case, Meeting, learner_of
 from tests.process.keras.test_warm_rows import TABLE, on_servers
+from tests.support.checkpoints.s3 import serving
 
 pytestmark = pytest.mark.process
 
@@ -107,7 +110,7 @@ def weights(of: KerasLearner) -> dict[str, np.ndarray]:
     return {v.path: v.numpy() for v in of.model.variables}
 
 
-def warm(of: KerasLearner, where: Path, everything: bool = False, told: Any = print) -> WarmStart:
+def warm(of: KerasLearner, where: Path | str, everything: bool = False, told: Any = print) -> WarmStart:
     return WarmStart(str(where), everything, of.model, of, told)
 
 
@@ -149,6 +152,38 @@ def test_weights_and_rows_of_two_servers_are_taken_by_names_and_ids(
     expected = [users.get(i, ours[i]) for i in range(USERS)]
     np.testing.assert_array_equal(after["embedding/embeddings"], expected)
     np.testing.assert_array_equal(after["embedding_1/embeddings"], [*items.values()])
+
+
+def test_a_checkpoint_that_was_copied_to_an_object_store_is_read_there(
+    learner: KerasLearner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stored = dense(learner, first=9)
+    tables = {name: {2: np.full(DIM, 7.0, np.float32)} for name in ("embedding_7", "embedding_8")}
+    written = write(tmp_path, 200, stored, tables)
+    with serving() as account:
+        for name, text in account.variables.items():
+            monkeypatch.setenv(name, text)
+        url = f"{account.url}/deepfm"
+        typed = parse(values.load([], [f"model.module=digits,initFrom.path={url}"], [], []))
+        store, told = fsspec.filesystem("s3"), list[str]()
+        for file in written.iterdir():
+            store.pipe_file(f"{url}/{written.name}/{file.name}", file.read_bytes())
+        check_checkpoints(typed, None)
+        assert saved_counts(url) == {}, "no layer learns its rows from it"
+        start = warm(learner, url, told=told.append)
+        start.check()
+        start.begin()
+        assert told == [f"the training begins with the weights of version 200 of ElasticDL in {url}"]
+        np.testing.assert_array_equal(weights(learner)["dense/kernel"], stored["dense_9/kernel:0"])
+        assert weights(learner)["embedding_1/embeddings"][2].tolist() == [7.0] * DIM
+
+        part = f"{url}/version-200/variables-1-of-2.ckpt"
+        store.pipe_file(part, store.cat_file(part)[:-3])
+        with pytest.raises(CheckpointError, match=f"{part}: damaged checkpoint of ElasticDL"):
+            start.begin()
+        store.rm_file(part)
+        with pytest.raises(ConfigError, match=rf"initFrom\.path: {url}: .*: variables-1-of-2\.ckpt is miss"):
+            check_checkpoints(typed, None)
 
 
 def test_rows_of_a_layer_on_servers_are_sent_to_the_servers(tmp_path: Path) -> None:

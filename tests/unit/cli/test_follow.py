@@ -95,6 +95,34 @@ def test_an_evaluation_is_added_to_the_epoch_of_an_earlier_status() -> None:
     assert list(story.lines(a_status(EPOCH, HELD_OUT))) == []
 
 
+def test_lines_are_in_the_order_of_their_times_during_a_long_evaluation() -> None:
+    def at(seconds: float, *notices: tuple[float, tuple[str, str]]) -> dict[str, Any]:
+        news = [
+            {"number": number, "seconds": then, "reason": reason, "text": text}
+            for number, (then, (reason, text)) in enumerate(notices, 1)
+        ]
+        return a_status(seconds=seconds, news=news)
+
+    def lines(*statuses: dict[str, Any]) -> list[str]:
+        file = io.StringIO()
+        follow.show(Console(file=file, highlight=False, markup=False), iter(statuses))
+        return file.getvalue().splitlines()
+
+    progress = display.progress_line(a_status())
+    epoch = (9.0, EPOCH)
+    assert lines(at(5.0), at(10.0, epoch), at(11.0, epoch, (10.5, HELD_OUT)), at(11.5)) == [
+        f"[    5.0 s] {progress}",
+        f"[    9.0 s] {TOGETHER}",
+        f"[   11.0 s] {progress}",
+    ]
+    assert lines(at(5.0), at(13.9, epoch), at(14.0, epoch), at(17.0, epoch, (16.5, HELD_OUT))) == [
+        f"[    5.0 s] {progress}",
+        "[    9.0 s] epoch 1 of 4: loss 1.6670, accuracy 0.4520",
+        f"[   14.0 s] {progress}",
+        f"[   16.5 s] {HELD_OUT[1]}",
+    ]
+
+
 def test_a_job_without_workers_says_once_what_starts_the_training() -> None:
     story = follow.Story()
     idle = "workers=0: nothing trains until `edl scale N`"

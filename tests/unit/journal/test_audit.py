@@ -269,6 +269,41 @@ def test_a_stopped_job_has_its_steps_up_to_then(tmp_path: Path) -> None:
     )
 
 
+def test_a_stopped_job_has_the_steps_of_its_last_checkpoint(tmp_path: Path) -> None:
+    store = Store.open(str(tmp_path / "checkpoints"))
+    story = Story(workers=2, records=100, checkpoint={"dir": store.place.where}).running()
+    generation, skipped = story.job.ring.generation, RangeSet.of([(4, 5)])
+    story.tell(ev.Progress(generation, 3), ev.StopAsked("stopped by edl stop", checkpoint=True))
+    asked = [
+        effect
+        for worker in story.job.ring.members
+        for effect in story.tell(ev.LeftRing(worker, generation, 7, True, skipped, digest="d", bad={0: 2}))
+    ]
+    writer = only(asked, ef.WriteCheckpoint).worker
+    last = write(store, 7, attempt="of-one-worker")
+    story.tell(ev.Checkpointed(writer, 7, "of-one-worker", 1))
+    story.tell(*(ev.Gone(w.id, code=0) for w in list(story.job.pool)))
+    keep(story, tmp_path)
+    told = audit.audit(tmp_path)
+    assert (
+        "; 7 of 10 steps are trained: each of their records counted once, except 12 records that were left "
+        "out; 1 checkpoint as written (SHA-256); the journal ends with "
+    ) in told
+    damaged(store, last)
+    with pytest.raises(AuditFailed, match=r"^a checkpoint is damaged: "):
+        audit.audit(tmp_path)
+
+
+def test_a_checkpoint_that_a_later_ring_did_not_go_on_from_counts_no_steps(tmp_path: Path) -> None:
+    story = Story(workers=2, joinDelaySeconds=0.5).running()
+    generation = story.job.ring.generation
+    story.tell(ev.Progress(generation, 4), ev.Checkpointed(FIRST, 9, "a", 1))
+    story.kill(0)
+    only(story.out(1, step=4, broken="reset"), ef.Form)
+    story.up(4)
+    assert "; 4 of 10 steps are trained: " in stopped(story, tmp_path, step=5)
+
+
 def test_a_job_that_was_stopped_before_its_first_step_is_not_said_to_have_trained(tmp_path: Path) -> None:
     assert stopped(Story(workers=2), tmp_path, step=0).startswith(
         "Stopped (stopped by edl stop); no step was trained; the journal ends with "
