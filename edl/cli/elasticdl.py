@@ -29,7 +29,8 @@ ElasticDL's, of each of its versions; docs/coming-from-elasticdl.md has all of t
   --dry-run        only print
   --local          run processes on this machine: edl run, instead of helm install
   --chart PATH     edl's chart; default: chart
-  --set KEY=VALUE  values of edl; repeatable"""
+  --set KEY=VALUE  values of edl; repeatable
+  --plain-http     of zoo push: the registry has no HTTPS"""
 END = "EOF"  # of the values in the printed command
 
 
@@ -113,7 +114,9 @@ def _zoo(line: Sequence[str]) -> None:
         image.build(found.image, Path(found.path), found.extra_pypi_index)
     elif what == "push":
         parser.add_argument("image")
-        image.push(parser.parse_args([*rest]).image)
+        parser.add_argument("--plain-http", action="store_true")
+        found = parser.parse_args([*rest])
+        image.push(found.image, found.plain_http)
     else:
         raise ConfigError(f"edl elasticdl zoo: unknown command {what} (expected init, build or push)")
 

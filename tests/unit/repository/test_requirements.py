@@ -50,7 +50,8 @@ def test_a_side_installs_what_it_needs_and_no_more(side: str, extras: tuple[str,
 def test_the_master_has_nothing_heavy_and_nobody_has_the_tools() -> None:
     assert not names(subset("master")) & {"tensorflow-cpu", "keras", "pyarrow"}
     assert not names(subset("worker")) & {"pytest", "mypy", "ruff", "grpcio-tools", "pip", "moto", "boto3"}
-    assert "s3fs" in names(subset("worker")) - names(subset("master"))
+    # Workers and servers, which run in the master's image, write checkpoints to S3.
+    assert "s3fs" in names(subset("worker")) & names(subset("master"))
 
 
 def test_every_package_keeps_its_hashes() -> None:
