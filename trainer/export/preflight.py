@@ -14,15 +14,15 @@ from pathlib import Path
 from typing import Any
 
 import keras
-import numpy as np
 
 from edl import scratch
 from edl.contract import artifacts
 from edl.errors import DataError, EdlError, UserCodeError
 from edl.trainer.evaluation.local_evaluation import evaluate
-from edl.trainer.export import formats, room, saved_file
-from edl.trainer.export.model_saving import FAILURES, disk_error
-from edl.trainer.export.verification import BASE_BYTES, COPIES
+from edl.trainer.export import formats, samples, saved_file
+from edl.trainer.export.model_saving import disk_error
+from edl.trainer.export.saved_file import FAILURES
+from edl.trainer.export.verification import BASE_BYTES, COPIES, refuse_without
 from edl.trainer.model.user_model import UserModel
 from edl.trainer.runtime.error_report import format_error
 from edl.trainer.runtime.watchdog import Watch
@@ -66,7 +66,7 @@ def run_preflight(
             _saving(model, module, path, warn)
             if verifies:
                 try:
-                    room.refuse_without(BASE_BYTES + COPIES * path.stat().st_size)
+                    refuse_without(BASE_BYTES + COPIES * path.stat().st_size)
                 except EdlError as error:
                     warn(f"the model could not be verified at the end: {error}")
             for name in further:
@@ -107,7 +107,7 @@ def _saving(model: keras.Model, module: UserModel, path: Path, warn: Callable[[s
         warn(note)
     try:
         loaded = saved_file.load(path, module.names)
-        different = not _same(model, loaded)
+        different = samples.digests(model) != samples.digests(loaded)
     except FAILURES as error:
         why = f"cannot be loaded again: {format_error(error)}"
     else:
@@ -129,15 +129,6 @@ def _exporting(
             f"export.formats: the model cannot be written as {name}, tried out before the first step: "
             f"{format_error(error)}"
         ) from error
-
-
-def _same(one: Any, other: Any) -> bool:
-    """Whether two models have the same weights."""
-    ours, theirs = saved_file.weights(one), saved_file.weights(other)
-    pairs = zip(ours, theirs, strict=False)
-    return len(ours) == len(theirs) and all(
-        a.shape == b.shape and np.array_equal(np.asarray(a), np.asarray(b)) for a, b in pairs
-    )
 
 
 def refuse_empty(size: int, split: str, name: str, allowed: bool) -> None:
