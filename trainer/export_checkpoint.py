@@ -28,7 +28,7 @@ from edl.config import Config
 from edl.errors import CheckpointError, ConfigError, EdlError, ModelError
 from edl.layers.row_location import keep_rows_elsewhere
 from edl.trainer.agreement.epochs import without_memory
-from edl.trainer.build_learner import TRIED_RECORDS, learner_of
+from edl.trainer.build_learner import TRIED_RECORDS, Alone, learner_of
 from edl.trainer.embedding.replacement import replaced
 from edl.trainer.embedding.saved_rows import RowsOfCheckpoint, dims
 from edl.trainer.export import formats, samples, saved_file
@@ -63,15 +63,6 @@ class Request:
     step: int | None
     name: str
     output: str
-
-
-class Alone:
-    """A ring of one, as far as a learner is made with it."""
-
-    in_graph = None
-
-    def reduce(self, vector: Any) -> Any:
-        return vector
 
 
 def main() -> int:
@@ -112,7 +103,7 @@ def export(request: Request) -> str:
         )
         path = Path(request.output)
         try:
-            formats.put_at(path, partial(formats.write, model, request.name, sample=features), os.getpid())
+            formats.put(path, partial(formats.write, model, request.name, sample=features), os.getpid())
         except FAILURES as error:  # what Keras raises, or a disk
             raise ModelError(f"{path}: cannot be written as {request.name}: {format_error(error)}") from error
         if config.export.verify:

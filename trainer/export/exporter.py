@@ -187,16 +187,18 @@ class Exporter:
         if self.verification is None or not exports:
             return {}
         found = self.verification.result(lambda: self._must_end)
-        for name, path in exports.items():
-            if _is_verified(name, found):
-                log.info(f"{path.name} was loaded in a process of its own, and is as the model in memory")
+        for name in (name for name, f in found.items() if f.verified):
+            log.info(
+                f"{exports[name].name} was loaded in a process of its own, and is as the model in memory"
+            )
         return found
 
     def _not_verified(self, exports: Mapping[str, Path], found: Mapping[str, Found]) -> list[pb.PartFailed]:
         """The warning about files that could not be verified."""
+        names = [exports[name].name for name, f in found.items() if not f.verified]
+        verb = "is" if len(names) == 1 else "are"
         unseen = next((f.unseen for f in found.values() if f.unseen), "")
-        names = [path.name for name, path in exports.items() if not _is_verified(name, found)]
-        why = f"{' and '.join(names)} {'is' if len(names) == 1 else 'are'} kept, but not verified: {unseen}; "
+        why = f"{' and '.join(names)} {verb} kept, but not verified: {unseen}; "
         why += f"`edl model export {self.output}` does it later"
         return [pb.PartFailed(part=VERIFICATION, why=why)] if unseen else []
 
@@ -211,7 +213,7 @@ class Exporter:
         """Write the list of the exports beside them, and report the end of the job."""
         place, list_sha256 = self._place(kept), b""
         if self.output is not None and exports:
-            verified = [name for name in exports if _is_verified(name, found)]
+            verified = [name for name, f in found.items() if f.verified]
             try:
                 list_sha256 = formats.write_list(self.output, exports, verified)
             except OSError as error:
@@ -307,10 +309,6 @@ class Exporter:
         """A file as people find it: within the job's output directory, or the whole path of one elsewhere."""
         inside = self.output is not None and path.parent == self.output
         return str(path.relative_to(self.job_output or path.parent)) if inside else str(path)
-
-
-def _is_verified(name: str, found: Mapping[str, Found]) -> bool:
-    return name in found and not (found[name].wrong or found[name].unseen)
 
 
 def _trouble(kept: Kept) -> list[pb.PartFailed]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+import itertools
 import os
 import shutil
 import warnings
@@ -71,15 +72,22 @@ def write(model: keras.Model, name: str, path: Path, sample: Any) -> None:
 
 def signature(model: keras.Model, sample: Any) -> list[Any]:
     """The types of the model's inputs, as its exported function takes them; each has a name."""
-    declared = model.inputs if isinstance(model, keras.Sequential) else getattr(model, "_inputs_struct", None)
-    if declared is not None:
-        specs = keras.tree.map_structure(
-            lambda tensor: tf.TensorSpec((None, *tensor.shape[1:]), tensor.dtype, tensor.name), declared
-        )
-        return specs if isinstance(model, keras.Sequential) else [specs]
-    # A model of its own class declares no inputs, so the specs are those of these records.
-    names = iter(range(len(keras.tree.flatten(sample))))
-    return [keras.tree.map_structure(lambda array: _named(arrays.spec(array), next(names)), sample)]
+    if isinstance(model, keras.Sequential):
+        return [_declared(tensor) for tensor in model.inputs]
+    if (inputs := getattr(model, "_inputs_struct", None)) is not None:
+        return [keras.tree.map_structure(_declared, inputs)]
+    # A model of its own class declares no inputs, so the types are those of these records.
+    names = itertools.count()
+
+    def found(array: Any) -> tf.TypeSpec:
+        spec, name = arrays.spec(array), f"input_{next(names)}"
+        return tf.TensorSpec(spec.shape, spec.dtype, name) if isinstance(spec, tf.TensorSpec) else spec
+
+    return [keras.tree.map_structure(found, sample)]
+
+
+def _declared(tensor: Any) -> tf.TensorSpec:
+    return tf.TensorSpec((None, *tensor.shape[1:]), tensor.dtype, tensor.name)
 
 
 def input_names(model: keras.Model, sample: Any) -> list[str]:
@@ -87,25 +95,7 @@ def input_names(model: keras.Model, sample: Any) -> list[str]:
     return [str(getattr(spec, "name", "") or "") for spec in keras.tree.flatten(signature(model, sample))]
 
 
-def _named(spec: tf.TypeSpec, number: int) -> tf.TypeSpec:
-    return (
-        tf.TensorSpec(spec.shape, spec.dtype, f"input_{number}") if isinstance(spec, tf.TensorSpec) else spec
-    )
-
-
 def put(path: Path, write: Callable[[Path], object], writer: int) -> Path:
-    """Write a file or directory in a job's output directory, which is created: as `put_at` does.
-
-    What a worker has left that was lost while writing is deleted.
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    for left in path.parent.glob(f".*.{path.name}"):
-        _remove(left)
-    put_at(path, write, writer)
-    return path
-
-
-def put_at(path: Path, write: Callable[[Path], object], writer: int) -> None:
     """Write a file or directory whole or not at all: a reader sees the old one, none, or the new one.
 
     Args:
@@ -115,6 +105,9 @@ def put_at(path: Path, write: Callable[[Path], object], writer: int) -> None:
     Raises:
         what `write` raises, and OSError.
     """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    for left in path.parent.glob(f".[0-9]*.{path.name}"):  # of a writer that was lost
+        _remove(left)
     unfinished = path.with_name(f".{writer}.{path.name}")
     try:
         write(unfinished)
@@ -127,6 +120,7 @@ def put_at(path: Path, write: Callable[[Path], object], writer: int) -> None:
     except BaseException:
         _remove(unfinished)
         raise
+    return path
 
 
 def files_of(path: Path) -> list[Path]:

@@ -29,6 +29,7 @@ from edl.layers import rows_to_be_loaded
 from edl.trainer.export import samples, saved_file
 from edl.trainer.export.samples import KERAS_TOLERANCE, OTHER_TOLERANCE, Sample
 from edl.trainer.export.saved_file import FAILURES
+from edl.trainer.export.verification import Found
 from edl.trainer.model import user_model
 from edl.trainer.runtime import serialization
 from edl.trainer.runtime.error_report import format_error
@@ -55,25 +56,25 @@ def main(argv: Sequence[str]) -> None:
         json.dump(found, file)
 
 
-def look(name: str, path: Path, sample: Sample, request: Mapping[str, Any]) -> tuple[str, str, str]:
-    """Load an export and compare its outputs; return the fields of a `Found`."""
+def look(name: str, path: Path, sample: Sample, request: Mapping[str, Any]) -> Found:
+    """Load an export and compare its outputs."""
+
+    def wrong(look: Look) -> str:
+        try:
+            return look(path, sample, request)
+        except NO_MEMORY:
+            raise
+        except FAILURES as error:
+            return f"{path.name} cannot be loaded and run: {format_error(error)}"
+
     looks: dict[str, Look] = {"keras": _keras, "savedmodel": _saved_model, "onnx": _onnx}
     try:
-        wrong = _tried(looks[name], path, sample, request)
-        if wrong and name == "keras" and request["module"] and not _tried(_built, path, sample, request):
-            return "", wrong, ""
-        return wrong, "", ""
+        why = wrong(looks[name])
+        if why and name == "keras" and request["module"] and not wrong(_built):
+            return Found(needs_code=why)
+        return Found(why)
     except NO_MEMORY as error:
-        return "", "", f"the process that loads it has not had enough memory: {format_error(error)}"
-
-
-def _tried(look: Look, path: Path, sample: Sample, request: Mapping[str, Any]) -> str:
-    try:
-        return look(path, sample, request)
-    except NO_MEMORY:
-        raise
-    except FAILURES as error:
-        return f"{path.name} cannot be loaded and run: {format_error(error)}"
+        return Found(unseen=f"the process that loads it has not had enough memory: {format_error(error)}")
 
 
 def _keras(path: Path, sample: Sample, request: Mapping[str, Any]) -> str:

@@ -58,6 +58,11 @@ class Found(NamedTuple):
     needs_code: str = ""
     unseen: str = ""
 
+    @property
+    def verified(self) -> bool:
+        """Whether it was loaded again, and is as the model in memory."""
+        return not (self.wrong or self.unseen)
+
 
 class Verification:
     """One fresh process that verifies exports. Its methods raise nothing: `result` reports each trouble.
@@ -194,12 +199,11 @@ class Verification:
 
 def environment(threads: int) -> dict[str, str]:
     """The environment of a process that loads a model: without this job's variables and this worker's GPU."""
-    ours = {name for name in os.environ if name in OURS or name.startswith("HOROVOD_")}
-    kept = {name: value for name, value in os.environ.items() if name not in ours}
-    more = {"CUDA_VISIBLE_DEVICES": "-1", "TF_CPP_MIN_LOG_LEVEL": "2"}
+    kept = {k: v for k, v in os.environ.items() if k not in OURS and not k.startswith("HOROVOD_")}
+    kept |= {"CUDA_VISIBLE_DEVICES": "-1", "TF_CPP_MIN_LOG_LEVEL": "2"}
     if threads:
-        more |= {"TF_NUM_INTRAOP_THREADS": str(threads), "TF_NUM_INTEROP_THREADS": "1"}
-    return kept | more
+        kept |= {"TF_NUM_INTRAOP_THREADS": str(threads), "TF_NUM_INTEROP_THREADS": "1"}
+    return kept
 
 
 def refuse_without(nbytes: int) -> None:
