@@ -14,7 +14,7 @@ import contextlib
 import math
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -98,7 +98,7 @@ class Exporter:
                 self.verification.begin()  # first, for it takes seconds
             failed = self._completed(held)
             if self.module.callbacks is not None and self.output is not None:
-                self._report_secured(secure(self.model, self._directories, self.session.worker))
+                self._secure()
             try:
                 if self.finish():
                     worth = None
@@ -159,8 +159,7 @@ class Exporter:
             preparation of the verification.
         """
         exports = {"keras": kept.path} if kept.path is not None and kept.is_whole else {}
-        verification = self.verification if exports else None
-        if self.output is None or kept.path is None or not (self.further or verification):
+        if self.output is None or kept.path is None or not (self.further or (self.verification and exports)):
             return exports, []
         part, name = VERIFICATION, ""
         try:
@@ -172,12 +171,12 @@ class Exporter:
                     path = formats.put(self.output / artifacts.FORMATS[name], write, self.session.worker)
                 exports[name] = path
             part = VERIFICATION
-            if verification is not None:
+            if self.verification is not None and exports:
                 with self._limited("the outputs of the trained model for a few records"):
                     sample = samples.of(self.model, features)
                 if sample.why:
                     log.info(f"of the saved model, the weights are compared: {sample.why}")
-                verification.ask(self.model, sample, exports, self.module, self.source)
+                self.verification.ask(self.model, sample, exports, self.module, self.source)
         except FAILURES as error:
             return exports, [_part(part, error, f"{name}: " if part == EXPORTING else "")]
         return exports, []
@@ -235,30 +234,24 @@ class Exporter:
         self.session.say_saved(pb.Saved(model=place["model"], note=place["note"], step=step, failed=failed))
         kept.drop_spare()
 
+    def _secure(self) -> Path | None:
+        """Write the model's variables before any of the user's code runs, and report the file."""
+        safe = secure(self.model, self._directories, self.session.worker)
+        if safe is not None:
+            self.session.say_saved(pb.Saved(variables=self._shown(safe)))
+        return safe
+
     def _keep(self) -> Kept:
         if not self.output:
             return Kept(None)
-        return keep(self.model, self._directories, self.session.worker, self._secured)
+        safe = self._secure()
+        with self._limited("saving the trained model (get_config(), save_own_variables(), ...)", self._hung):
+            return keep(self.model, self._directories, self.session.worker, safe)
 
-    @contextlib.contextmanager
-    def _secured(self, safe: Path | None) -> Iterator[None]:
-        """Inside, the user's code runs to save the model, for a limited time.
-
-        The master knows the file with the variables before.
-        """
-        self._report_secured(safe)
-
-        def hung(why: str, stack: str) -> None:
-            # Another worker would hang as well. The master adds where the variables are.
-            self.session.say(failed=pb.Failed(why=f"saving failed: {why}", traceback=stack, fatal=True))
-            self.abandon()
-
-        with self._limited("saving the trained model (get_config(), save_own_variables(), ...)", hung):
-            yield
-
-    def _report_secured(self, safe: Path | None) -> None:
-        if safe is not None:
-            self.session.say_saved(pb.Saved(variables=self._shown(safe)))
+    def _hung(self, why: str, stack: str) -> None:
+        # Another worker would hang as well. The master adds where the variables are.
+        self.session.say(failed=pb.Failed(why=f"saving failed: {why}", traceback=stack, fatal=True))
+        self.abandon()
 
     def _limited(self, what: str, hung: Hung | None = None) -> contextlib.AbstractContextManager[object]:
         """Limits the time of the user's code where a model is written, too: the larger, the longer."""

@@ -72,8 +72,7 @@ class Kept:
 def secure(model: keras.Model, directories: Sequence[Path], worker: int) -> Path | None:
     """Write the model's variables into the first directory that takes them. Runs none of the user's code.
 
-    Args:
-        directories, worker: see `keep`.
+    It returns the file, for `keep`.
     """
     for directory in _places(directories):
         with contextlib.suppress(*FAILURES):
@@ -81,37 +80,30 @@ def secure(model: keras.Model, directories: Sequence[Path], worker: int) -> Path
     return None
 
 
-def keep(
-    model: keras.Model,
-    directories: Sequence[Path],
-    worker: int,
-    secured: Callable[[Path | None], contextlib.AbstractContextManager[object]] = contextlib.nullcontext,
-) -> Kept:
+def keep(model: keras.Model, directories: Sequence[Path], worker: int, safe: Path | None = None) -> Kept:
     """Save the model in the first form and the first directory that work: whole anywhere before its weights.
 
     Args:
         directories: in order of preference; the last resort is a temporary one.
         worker: the number of this worker, for the names of unfinished files.
-        secured: wraps the calls of the user's code, and takes the file with the variables.
+        safe: the file with the variables, from `secure`.
     """
     trouble: BaseException | None = None
-    safe = secure(model, directories, worker)
-    with secured(safe):
-        for name, save in FORMS:
-            for directory in _places(directories):
-                path, write = directory / name, partial(save, model)
+    for name, save in FORMS:
+        for directory in _places(directories):
+            path, write = directory / name, partial(save, model)
+            try:
+                return Kept(formats.put(path, write, worker), trouble, safe)
+            except FAILURES as error:
+                trouble = trouble or disk_error(error) or error
+                if not (may_pass(disk_error(error)) and safe and safe.parent == directory):
+                    continue
+                # The disk has no room for both files. The model's get_config() has already returned.
+                safe.unlink(missing_ok=True)
                 try:
-                    return Kept(formats.put(path, write, worker), trouble, safe)
-                except FAILURES as error:
-                    trouble = trouble or disk_error(error) or error
-                    if not (may_pass(disk_error(error)) and safe and safe.parent == directory):
-                        continue
-                    # The disk has no room for both files. The model's get_config() has already returned.
-                    safe.unlink(missing_ok=True)
-                    try:
-                        return Kept(formats.put(path, write, worker))
-                    except FAILURES:
-                        safe = secure(model, directories, worker)
+                    return Kept(formats.put(path, write, worker))
+                except FAILURES:
+                    safe = secure(model, directories, worker)
     return Kept(safe, trouble)
 
 

@@ -25,20 +25,20 @@ HALF = {"float16": 2.0**-10, "bfloat16": 2.0**-7}
 
 @dataclass(frozen=True)
 class Sample:
-    """Features, and the outputs of the model in memory for them.
+    """Features, and the outputs of the model in memory for them; or its weights, if those can't be compared.
 
     Args:
         features: nested NumPy arrays; None if no outputs can be compared, for the reason `why`.
         outputs: each flattened output of the model.
-        weights: a digest of each of its variables.
         tolerance: how far outputs may be off, beyond the format's own tolerance.
+        weights: a digest of each variable of the model, if there are no features.
     """
 
-    features: Any
-    outputs: tuple[np.ndarray, ...]
-    weights: tuple[str, ...]
-    why: str = ""
+    features: Any = None
+    outputs: tuple[np.ndarray, ...] = ()
     tolerance: float = 0.0
+    weights: tuple[str, ...] = ()
+    why: str = ""
 
 
 def features_of(module: UserModel, watch: Watch = unwatched) -> Any:
@@ -60,19 +60,19 @@ def of(model: keras.Model, features: Any) -> Sample:
     """Return the model's outputs for the features of some records; None: there are no records."""
     types = {str(getattr(layer, "compute_dtype", "")) for layer in model._flatten_layers()}
     tolerance = EPSILONS * max((HALF.get(name, 0.0) for name in types), default=0.0)
-    weights, why = digests(model), "there are no records"
+    why = "there are no records"
     if features is not None:
         try:
             features = _plain(features)
             outputs, again = outputs_of(model, features), outputs_of(model, features)
             if difference(outputs, again) <= KERAS_TOLERANCE + tolerance:
-                return Sample(features, outputs, weights, "", tolerance)
+                return Sample(features, outputs, tolerance)
             why = "the model gives other outputs each time it is called"
         except NotPlain as error:
             why = str(error)
         except NotImplementedError as error:  # a model that is only trained, by its own step
             why = f"the model cannot be called: {error or 'it has no call()'}"
-    return Sample(None, (), weights, why)
+    return Sample(weights=digests(model), why=why)
 
 
 def _plain(features: Any) -> Any:
