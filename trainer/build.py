@@ -45,7 +45,7 @@ from edl.trainer.evaluation.evaluation import RingEvaluation
 from edl.trainer.evaluation.metrics import EvaluationMetrics
 from edl.trainer.export.exporter import Exporter
 from edl.trainer.export.preflight import refuse_empty, run_preflight
-from edl.trainer.export.verification import Ahead, Verification
+from edl.trainer.export.verification import Verification
 from edl.trainer.model import user_model
 from edl.trainer.model.data import Batch, Batches
 from edl.trainer.model.graphs import keep_xla_explicit
@@ -142,8 +142,8 @@ def trainer_of(context: Context, memory: InMemorySnapshot | None) -> Worker:
     def step() -> int:
         return state.ledger.step
 
-    ahead = verification_of(context)
-    export = exporter_of(context, model, learner, finish, ahead)
+    verification = verification_of(context)
+    export = exporter_of(context, model, learner, finish, verification)
     buffer = config.data.buffer_mebibytes * MEBIBYTE
     batches = Batches(source, config.training.batch_size, buffer * AHEAD, ready=learner.ready)
     computing = context.compute(lambda: context.ring.waits or context.waits_for_server())
@@ -154,7 +154,7 @@ def trainer_of(context: Context, memory: InMemorySnapshot | None) -> Worker:
         config, module, learner, samples, batches.steps, watch, context.warn, evaluating, reader
     )
     sample_loss = first_steps(context, model, learner, records, samples)
-    report = Telemetry(session, batches.steps, near_end=ahead.prepare if ahead is not None else None)
+    report = Telemetry(session, batches.steps, near_end=verification.begin if verification else None)
     async_loop = use_servers(context, learner, servers, batches, report, computing, step)
     checkpoints, begin = checkpoint_of(context, model, learner, servers, batches)
     if memory is not None:
@@ -274,12 +274,12 @@ def use_servers(
     return async_loop
 
 
-def verification_of(context: Context) -> Ahead | None:
+def verification_of(context: Context) -> Verification | None:
     """Return the process that loads and tries exported models; None if exports are not verified."""
     config = context.config
     if not (config.export.verify and context.stream.output):
         return None
-    return Ahead(partial(Verification, config.elastic.startup_timeout_seconds, config.local.threads))
+    return Verification(config.elastic.startup_timeout_seconds, config.local.threads)
 
 
 def exporter_of(
@@ -287,13 +287,13 @@ def exporter_of(
     model: keras.Model,
     learner: KerasLearner | OwnStepLearner,
     finish: Callable[[], bool],
-    ahead: Ahead | None,
+    verification: Verification | None,
 ) -> Exporter:
     """Return what saves the model.
 
     Args:
         finish: ends the training of the model; True if its values have changed.
-        ahead: verifies exports; None to skip the verification.
+        verification: verifies exports; None to skip the verification.
     """
     config, stream = context.config, context.stream
     return Exporter(
@@ -308,7 +308,7 @@ def exporter_of(
         room_seconds=config.elastic.disk_full_timeout_seconds,
         step_seconds=config.elastic.step_timeout_seconds,
         further=config.export.further,
-        verify=ahead.take if ahead is not None else None,
+        verification=verification,
         source=config.model.source,
         whole=learner.whole,
         live=learner.live,

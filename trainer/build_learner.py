@@ -29,6 +29,16 @@ from edl.trainer.step.ps_learner import PsLearner
 TRIED_RECORDS = 5  # to build, trace and try the model with: so that it divides into two unlike parts
 
 
+class Alone:
+    """A ring of one, as far as a learner needs it."""
+
+    in_graph = None
+
+    def reduce(self, vector: Any) -> Any:
+        """The sum over one rank is its own vector."""
+        return vector
+
+
 def model_of(config: Config, module: UserModel, warn: Callable[[str], None]) -> keras.Model:
     """Return the model of model(), with large embeddings replaced if the job says so.
 

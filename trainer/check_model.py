@@ -39,6 +39,7 @@ from edl.trainer.agreement.metric_values import Value
 from edl.trainer.build_inference import create_variables, metrics_of
 from edl.trainer.build_learner import (
     TRIED_RECORDS,
+    Alone,
     advised,
     explained,
     learner_of,
@@ -61,16 +62,6 @@ from edl.trainer.runtime.error_report import error_place, format_error
 from edl.trainer.runtime.watchdog import unwatched
 from edl.trainer.step.learner import KerasLearner
 from edl.trainer.step.own_step import OwnStepLearner
-
-
-class Alone:
-    """A ring of one, as far as a learner needs it."""
-
-    in_graph = None
-
-    def reduce(self, vector: Any) -> Any:
-        """The sum over one rank is its own vector."""
-        return vector
 
 
 class Check:

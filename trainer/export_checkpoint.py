@@ -15,6 +15,7 @@ import os
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,11 +28,12 @@ from edl.config import Config
 from edl.errors import CheckpointError, ConfigError, EdlError, ModelError
 from edl.layers.row_location import keep_rows_elsewhere
 from edl.trainer.agreement.epochs import without_memory
-from edl.trainer.build_learner import TRIED_RECORDS, learner_of
+from edl.trainer.build_learner import TRIED_RECORDS, Alone, learner_of
 from edl.trainer.embedding.replacement import replaced
 from edl.trainer.embedding.saved_rows import RowsOfCheckpoint, dims
 from edl.trainer.export import formats, samples, saved_file
-from edl.trainer.export.fresh import FAILURES, built
+from edl.trainer.export.fresh import built
+from edl.trainer.export.saved_file import FAILURES
 from edl.trainer.export.verification import Found, Verification
 from edl.trainer.model import user_model
 from edl.trainer.model.records import Records
@@ -63,15 +65,6 @@ class Request:
     output: str
 
 
-class Alone:
-    """A ring of one, as far as a learner is made with it."""
-
-    in_graph = None
-
-    def reduce(self, vector: Any) -> Any:
-        return vector
-
-
 def main() -> int:
     """Run the request on standard input. Return the exit code: 2 if values or model must be changed."""
     request = Request(**json.load(sys.stdin))
@@ -91,47 +84,41 @@ def export(request: Request) -> str:
         EdlError: there is nothing to export, or what was written is not the model.
     """
     config = config_module.parse(request.values)
-    formats.refuse_missing([name for name in [request.name] if name in formats.PACKAGES])
-    # Beside what follows, for it takes seconds to begin.
-    fresh = Verification(config.elastic.startup_timeout_seconds) if config.export.verify else None
-    kept, needs_code = contextlib.ExitStack(), ""
-    try:
+    formats.refuse_missing([request.name])
+    found = Found()
+    with contextlib.ExitStack() as held:
+        verification = Verification(config.elastic.startup_timeout_seconds)
+        held.callback(verification.close)
+        if config.export.verify:
+            verification.begin()  # beside what follows, for it takes seconds
+            if verification.unseen:
+                raise EdlError(verification.unseen)
         keras.utils.set_random_seed(config.training.seed)
         module = user_model.of_job(config)
         features = samples.features_of(module)
         model, what = (
             _trained(request, module, features)
             if request.trained
-            else _restored(request, config, module, kept)
+            else _restored(request, config, module, held)
         )
         path = Path(request.output)
         try:
-            formats.put_at(model, request.name, path, features, os.getpid())
+            formats.put(path, partial(formats.write, model, request.name, sample=features), os.getpid())
         except FAILURES as error:  # what Keras raises, or a disk
             raise ModelError(f"{path}: cannot be written as {request.name}: {format_error(error)}") from error
-        if fresh is not None:
-            why = "" if features is not None else "there are no records"
-            sample = samples.of(model, features, why)
-            try:
-                fresh.ask(
-                    model, sample, {request.name: path}, module.name, config.model.source, module.functions
-                )
-                found = fresh.result()[request.name]
-            except EdlError as error:  # no memory for another copy of the model
-                found = Found(unseen=str(error))
+        if config.export.verify:
+            sample = samples.of(model, features)
+            verification.ask(model, sample, {request.name: path}, module, config.model.source)
+            found = verification.result()[request.name]
             if found.wrong:
                 raise EdlError(f"{path} was written, but {found.wrong}")
             if found.unseen:
                 raise EdlError(f"{path} was written, but is not verified: {found.unseen}")
             what += ", loaded again in a process of its own"
-            if found.needs_code:
-                needs_code = f"\n{saved_file.by_its_code(found.needs_code, path.name)}"
-    finally:
-        kept.close()
-        if fresh is not None:
-            fresh.close()
-    note = f"\n{saved_file.note(path)}" if request.name == "keras" and saved_file.note(path) else ""
-    return f"{path}: {what}{needs_code or note}"
+    note = saved_file.note(path) if request.name == "keras" else ""
+    if found.needs_code:
+        note = saved_file.by_its_code(found.needs_code, path.name)
+    return "\n".join(filter(None, [f"{path}: {what}", note]))
 
 
 def _trained(request: Request, module: UserModel, features: Any) -> tuple[keras.Model, str]:
@@ -147,11 +134,11 @@ def _trained(request: Request, module: UserModel, features: Any) -> tuple[keras.
 
 
 def _restored(
-    request: Request, config: Config, module: UserModel, kept: contextlib.ExitStack
+    request: Request, config: Config, module: UserModel, held: contextlib.ExitStack
 ) -> tuple[keras.Model, str]:
     """Return the model with the checkpoint's state, as the end of a training leaves it.
 
-    Until `kept` is closed, the model has its rows as variables.
+    Until `held` is closed, the model has its rows as variables.
 
     Raises:
         ModelError: the checkpoint is of a different model.
@@ -187,7 +174,7 @@ def _restored(
     learner.finish_training()
     if isinstance(learner, KerasLearner) and learner.tables:
         learner.use(RowsOfCheckpoint(loaded.checkpoint, learner.tables))
-        kept.enter_context(learner.whole())
+        held.enter_context(learner.whole())
     return model, f"the model of step {manifest.step:,} (epoch {manifest.epoch + 1}) as {request.name}"
 
 

@@ -7,9 +7,8 @@ import json
 import os
 import subprocess
 import sys
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal, TypeAlias
 
 import typer
 
@@ -26,17 +25,9 @@ from edl.errors import ConfigError, EdlError
 from edl.net.master_client import Client
 
 CHECKPOINT_SECONDS = 120.0  # for a running job to write a checkpoint
-SUFFIXES = {"keras": ".keras", "savedmodel": ".savedmodel", "onnx": ".onnx"}
+Format: TypeAlias = Literal["keras", "savedmodel", "onnx"]
 # Without this machine's GPU: a different process may train on it.
 ENVIRONMENT = {**WORKER_ENVIRONMENT, "CUDA_VISIBLE_DEVICES": "-1", "TF_CPP_MIN_LOG_LEVEL": "2"}
-
-
-class Format(StrEnum):
-    """A format of an exported model, by the name that --format takes."""
-
-    keras = "keras"
-    savedmodel = "savedmodel"
-    onnx = "onnx"
 
 
 def export(
@@ -48,7 +39,7 @@ def export(
             "s3://...); default: the newest job under runs/, else your only running job.",
         ),
     ] = None,
-    name: Annotated[Format, typer.Option("--format", help="What to write.")] = Format.keras,
+    name: Annotated[Format, typer.Option("--format", help="What to write.")] = "keras",
     step: Annotated[
         int | None,
         typer.Option(
@@ -75,14 +66,14 @@ def export(
         found = latest.find(None if directory is None else Path(directory))
         is_job, of = (found / VALUES).exists(), found.resolve().name
         request = _of_job(found, step) if is_job else _of_checkpoints(str(found), step)
-    suffix = SUFFIXES[name]
+    suffix = Path(artifacts.FORMATS[name]).suffix
     named = f"{of}{f'-{step}' if step is not None else ''}{suffix}"
     output = output or Path(named)
-    if name is Format.keras and output.suffix != suffix:
+    if name == "keras" and output.suffix != suffix:
         raise ConfigError(f"--output {output}: the name of a Keras file must end in {suffix}")
     if output.exists():
         raise EdlError(f"{output} already exists; choose another --output")
-    raise typer.Exit(_run({**request, "step": step, "name": str(name), "output": str(output)}))
+    raise typer.Exit(_run({**request, "step": step, "name": name, "output": str(output)}))
 
 
 def _of_job(output: Path, step: int | None) -> dict[str, Any]:

@@ -36,11 +36,11 @@ def get(
     ] = None,
     name: Annotated[
         Format, typer.Option("--format", help="Which of those that were exported; savedmodel is a directory.")
-    ] = Format.keras,
+    ] = "keras",
 ) -> None:
     """Copy a job's trained model here, whole and verified."""
     target = file or Path(FORMATS[name])
-    if target.is_dir() and name is not Format.savedmodel:
+    if target.is_dir() and name != "savedmodel":
         target = target / FORMATS[name]
     if target.exists():
         raise EdlError(f"{target} already exists; choose another FILE")

@@ -14,8 +14,9 @@ import contextlib
 import math
 import shutil
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import keras
@@ -25,9 +26,10 @@ from edl.contract.proto import edl_pb2 as pb
 from edl.errors import EdlError, UserCodeError
 from edl.trainer.agreement.metric_values import Value, as_numbers
 from edl.trainer.evaluation.local_evaluation import evaluate
-from edl.trainer.export import catalog, formats, samples, saved_file
-from edl.trainer.export.model_saving import FAILURES, Kept, keep, may_pass, secure, temporary, write_whole
-from edl.trainer.export.verification import Verification
+from edl.trainer.export import formats, samples, saved_file
+from edl.trainer.export.model_saving import Kept, keep, may_pass, secure, temporary
+from edl.trainer.export.saved_file import FAILURES
+from edl.trainer.export.verification import Found, Verification
 from edl.trainer.model.user_model import UserModel
 from edl.trainer.ring.base import RingBroken
 from edl.trainer.runtime.error_report import format_error, format_traceback
@@ -55,7 +57,7 @@ class Exporter:
         room_seconds: how long to wait for room in `output` when it is full.
         step_seconds: the time limit of the user's code while it saves or exports a model without variables.
         further: the formats, beside Keras' own, in which the model is also written.
-        verify: starts a process that loads the written model again; None to skip this check.
+        verification: the process that loads the written model again; None to skip this check.
         source: the text of the module, if the module has no name.
         whole: inside this context, the model also has its rows on servers (trainer/embedding/lookups.py).
         live: inside this context, within `whole`, the model is as trained, even if rows could not be fetched.
@@ -73,7 +75,7 @@ class Exporter:
     room_seconds: float
     step_seconds: float = math.inf
     further: tuple[str, ...] = ()
-    verify: Callable[[], Verification] | None = None
+    verification: Verification | None = None
     source: str = ""
     whole: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
     live: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
@@ -90,16 +92,29 @@ class Exporter:
         Raises:
             RingBroken: see `_completed`; nothing was saved or reported.
         """
-        verification, unseen = None, ""
-        if self.verify is not None and self.output is not None:
-            try:  # first, for it takes seconds to begin
-                verification = self.verify()
-            except (EdlError, OSError) as error:  # no memory, no room for a process
-                unseen = format_error(error)
-        with contextlib.ExitStack() as kept:
-            if verification is not None:
-                kept.callback(verification.close)
-            self._export(worth, verification, self._completed(kept), unseen)
+        with contextlib.ExitStack() as held:
+            if self.verification is not None:
+                held.callback(self.verification.close)
+                self.verification.begin()  # first, for it takes seconds
+            failed = self._completed(held)
+            if self.module.callbacks is not None and self.output is not None:
+                self._secure()
+            try:
+                if self.finish():
+                    worth = None
+            except FAILURES as error:
+                failed.append(_part(SAVING, error))
+            kept = self._keep()
+            self._report_saved(kept, [*failed, *_trouble(kept)])
+            # A file that may still be moved is exported when it is where it stays.
+            exported = self._export(kept) if kept.trouble is None else None
+            metrics, evaluation = self._evaluated(worth)
+            kept = self._put_right(kept)
+            exports, missing = exported or self._export(kept)
+            found = self._verified(exports) if not missing else {}
+            wrong = [pb.PartFailed(part=VERIFICATION, why=f.wrong) for f in found.values() if f.wrong]
+            failed += [*self._not_verified(exports, found), *_trouble(kept), *missing, *wrong, *evaluation]
+            self._report_finished(kept, exports, found, metrics, failed)
 
     def keep(self, step: int) -> None:
         """Save the model as it is at this step, before the ring evaluates it, and report the copy.
@@ -109,177 +124,143 @@ class Exporter:
         if self.output is not None:
             with contextlib.ExitStack() as held:
                 failed = self._completed(held)
-                kept = self._keep()
-                place = self._place(kept)
-            self.session.say_saved(
-                pb.Saved(model=place["model"], note=place["note"], step=step, failed=failed)
-            )
-            kept.drop_spare()
+                self._report_saved(self._keep(), failed, step)
 
-    def _completed(self, kept: contextlib.ExitStack) -> list[pb.PartFailed]:
-        """Complete the model until `kept` is closed, and return the failures of this.
+    def _completed(self, held: contextlib.ExitStack) -> list[pb.PartFailed]:
+        """Complete the model until `held` is closed, and return the failures of this.
 
         Raises:
             RingBroken: servers have lost rows of the model. A ring is then formed, which recomputes the
                 missing rows before the model is saved.
         """
         try:
-            kept.enter_context(self.whole())
+            held.enter_context(self.whole())
         except RingBroken:
             raise
         except FAILURES as error:
             return [_part(SAVING, error)]
         return []
 
-    def _export(
-        self,
-        worth: Mapping[str, Value] | None,
-        verification: Verification | None,
-        failed: list[pb.PartFailed],
-        unseen: str,
-    ) -> None:
-        if self.module.callbacks is not None and self.output is not None:
-            self._tell_secured(secure(self.model, list(self._directories()), self.session.worker))
+    def _evaluated(self, worth: Mapping[str, Value] | None) -> tuple[dict[str, Value], list[pb.PartFailed]]:
+        """The loss and metrics of the model, and the failures of the evaluation."""
+        if worth is not None:
+            return dict(worth), []
         try:
-            if self.finish():
-                worth = None
+            with self.live():
+                return evaluate(self.model, self.module, self.module.reader("test"), self.watch), []
         except FAILURES as error:
-            failed.append(_part(SAVING, error))
-        kept = self._keep()
-        place = self._place(kept)
-        trouble = [*failed, *_trouble(kept)]
-        self.session.say_saved(pb.Saved(model=place["model"], note=place["note"], failed=trouble))
-        kept.drop_spare()
-        # What may still be moved is handed over when it is where it stays.
-        handed = self._hand_over(kept, verification) if kept.trouble is None else None
-        metrics = dict(worth or {})
-        evaluation = []
-        try:
-            if worth is None:
-                with self.live():
-                    metrics = evaluate(self.model, self.module, self.module.reader("test"), self.watch)
-        except FAILURES as error:
-            evaluation.append(_part(EVALUATION, error))
-        kept = self._put_right(kept)
-        exports, missing, unasked = handed or self._hand_over(kept, verification)
-        unseen, verified = unseen or unasked, frozenset[str]()
-        note = ""
-        if verification is not None and exports and not missing and not unseen:
-            found = verification.result(lambda: self._must_end)
-            note = "; ".join(saved_file.by_its_code(f.needs_code) for f in found.values() if f.needs_code)
-            missing = [pb.PartFailed(part=VERIFICATION, why=f.wrong) for f in found.values() if f.wrong]
-            unseen = next((f.unseen for f in found.values() if f.unseen), "")
-            verified = frozenset(name for name, f in found.items() if not (f.wrong or f.unseen))
-            for name in verified:
-                log.info(
-                    f"{exports[name].name} was loaded in a process of its own, and is as the model in memory"
-                )
-        list_sha256 = self._list(exports, verified)
-        place = self._place(kept)
-        if note:
-            place["note"] = "; ".join(filter(None, [note, self.missing()]))
-        if unseen and exports:
-            why = self._not_verified([p for name, p in exports.items() if name not in verified], unseen)
-            failed.append(pb.PartFailed(part=VERIFICATION, why=why))
-        failed += [*_trouble(kept), *missing, *evaluation]
-        listed = {name: self._shown(path) for name, path in exports.items()}
-        self.session.say(
-            finished=pb.Finished(
-                metrics=as_numbers(metrics), failed=failed, exports=listed, list_sha256=list_sha256, **place
-            )
-        )
+            return {}, [_part(EVALUATION, error)]
 
-    def _hand_over(
-        self, kept: Kept, verification: Verification | None
-    ) -> tuple[dict[str, Path], list[pb.PartFailed], str]:
+    def _export(self, kept: Kept) -> tuple[dict[str, Path], list[pb.PartFailed]]:
         """Write the further formats, and have all of them loaded again.
 
         Returns:
-            the files by format, the formats that have failed already, and why they cannot be loaded again
-            here.
+            the files by format, and the failures: of the formats that cannot be written, or of the
+            preparation of the verification.
         """
-        if kept.path is None:
-            return {}, [], ""
-        exports = {"keras": kept.path} if kept.is_whole else {}
-        failed, unseen = [], ""
+        exports = {"keras": kept.path} if kept.path is not None and kept.is_whole else {}
+        if self.output is None or kept.path is None or not (self.further or (self.verification and exports)):
+            return exports, []
+        part, name = VERIFICATION, ""
         try:
+            features = samples.features_of(self.module, self.watch)
             part = EXPORTING
-            for name in self.further if self.output is not None else ():
-                assert self.output is not None
-                features = samples.features_of(self.module, self.watch)
+            for name in self.further:
                 with self._limited(f"the export of the trained model as {name}"):
-                    path = formats.put(self.model, name, self.output, features, self.session.worker)
+                    write = partial(formats.write, self.model, name, sample=features)
+                    path = formats.put(self.output / artifacts.FORMATS[name], write, self.session.worker)
                 exports[name] = path
             part = VERIFICATION
-            if verification is not None and exports:
-                features = samples.features_of(self.module, self.watch)
+            if self.verification is not None and exports:
                 with self._limited("the outputs of the trained model for a few records"):
-                    sample = samples.of(
-                        self.model, features, "" if features is not None else "there are no records"
-                    )
+                    sample = samples.of(self.model, features)
                 if sample.why:
                     log.info(f"of the saved model, the weights are compared: {sample.why}")
-                try:
-                    verification.ask(
-                        self.model, sample, exports, self.module.name, self.source, self.module.functions
-                    )
-                except (EdlError, OSError) as error:  # no memory for a copy of the model, or of the records
-                    unseen = format_error(error)
+                self.verification.ask(self.model, sample, exports, self.module, self.source)
         except FAILURES as error:
-            failed.append(_part(part, error, f"{name}: " if part == EXPORTING else ""))
-        return exports, failed, unseen
+            return exports, [_part(part, error, f"{name}: " if part == EXPORTING else "")]
+        return exports, []
 
-    def _not_verified(self, paths: Sequence[Path], why: str) -> str:
-        """The warning about files that were not verified."""
-        names = " and ".join(path.name for path in paths)
-        verb = "is" if len(paths) == 1 else "are"
-        return f"{names} {verb} kept, but not verified: {why}; `edl model export {self.output}` does it later"
+    def _verified(self, exports: Mapping[str, Path]) -> dict[str, Found]:
+        """Wait for what was found at the exports that were loaded again."""
+        if self.verification is None or not exports:
+            return {}
+        found = self.verification.result(lambda: self._must_end)
+        for name in (name for name, f in found.items() if f.verified):
+            log.info(
+                f"{exports[name].name} was loaded in a process of its own, and is as the model in memory"
+            )
+        return found
 
-    def _list(self, exports: dict[str, Path], verified: Collection[str]) -> bytes:
-        """Write the list of the exports beside them; returns its SHA-256, empty without room for it."""
-        if self.output is None or not exports:
-            return b""
-        try:
-            return catalog.write(self.output, exports, verified)
-        except OSError as error:
-            log.warning(f"{artifacts.EXPORTS} cannot be written: {error}")
-            return b""
+    def _not_verified(self, exports: Mapping[str, Path], found: Mapping[str, Found]) -> list[pb.PartFailed]:
+        """The warning about files that could not be verified."""
+        names = [exports[name].name for name, f in found.items() if not f.verified]
+        verb = "is" if len(names) == 1 else "are"
+        unseen = next((f.unseen for f in found.values() if f.unseen), "")
+        why = f"{' and '.join(names)} {verb} kept, but not verified: {unseen}; "
+        why += f"`edl model export {self.output}` does it later"
+        return [pb.PartFailed(part=VERIFICATION, why=why)] if unseen else []
+
+    def _report_finished(
+        self,
+        kept: Kept,
+        exports: Mapping[str, Path],
+        found: Mapping[str, Found],
+        metrics: Mapping[str, Value],
+        failed: Sequence[pb.PartFailed],
+    ) -> None:
+        """Write the list of the exports beside them, and report the end of the job."""
+        place, list_sha256 = self._place(kept), b""
+        if self.output is not None and exports:
+            verified = [name for name, f in found.items() if f.verified]
+            try:
+                list_sha256 = formats.write_list(self.output, exports, verified)
+            except OSError as error:
+                log.warning(f"{artifacts.EXPORTS} cannot be written: {error}")
+        if notes := [saved_file.by_its_code(f.needs_code) for f in found.values() if f.needs_code]:
+            place["note"] = "; ".join(filter(None, [*notes, self.missing()]))
+        self.session.say(
+            finished=pb.Finished(
+                metrics=as_numbers(metrics),
+                failed=failed,
+                exports={name: self._shown(path) for name, path in exports.items()},
+                list_sha256=list_sha256,
+                **place,
+            )
+        )
+
+    def _report_saved(self, kept: Kept, failed: Sequence[pb.PartFailed], step: int = 0) -> None:
+        place = self._place(kept)
+        self.session.say_saved(pb.Saved(model=place["model"], note=place["note"], step=step, failed=failed))
+        kept.drop_spare()
+
+    def _secure(self) -> Path | None:
+        """Write the model's variables before any of the user's code runs, and report the file."""
+        safe = secure(self.model, self._directories, self.session.worker)
+        if safe is not None:
+            self.session.say_saved(pb.Saved(variables=self._shown(safe)))
+        return safe
 
     def _keep(self) -> Kept:
         if not self.output:
             return Kept(None)
-        return keep(self.model, list(self._directories()), self.session.worker, self._secured)
+        safe = self._secure()
+        with self._limited("saving the trained model (get_config(), save_own_variables(), ...)", self._hung):
+            return keep(self.model, self._directories, self.session.worker, safe)
 
-    @contextlib.contextmanager
-    def _secured(self, safe: Path | None) -> Iterator[None]:
-        """Inside, the user's code runs to save the model, for a limited time.
-
-        The master knows the file with the variables before.
-        """
-        self._tell_secured(safe)
-
-        def hung(why: str, stack: str) -> None:
-            # Another worker would hang as well. The master adds where the variables are.
-            self.session.say(failed=pb.Failed(why=f"saving failed: {why}", traceback=stack, fatal=True))
-            self.abandon()
-
-        with self._limited("saving the trained model (get_config(), save_own_variables(), ...)", hung):
-            yield
-
-    def _tell_secured(self, safe: Path | None) -> None:
-        if safe is not None:
-            self.session.say_saved(pb.Saved(variables=self._place(Kept(safe))["model"]))
+    def _hung(self, why: str, stack: str) -> None:
+        # Another worker would hang as well. The master adds where the variables are.
+        self.session.say(failed=pb.Failed(why=f"saving failed: {why}", traceback=stack, fatal=True))
+        self.abandon()
 
     def _limited(self, what: str, hung: Hung | None = None) -> contextlib.AbstractContextManager[object]:
         """Limits the time of the user's code where a model is written, too: the larger, the longer."""
         nbytes = sum(math.prod(v.shape) * 8 for v in self.model.variables)  # of no type that is larger
         return self.watch(lambda: what, Limit(self.step_seconds + nbytes / SLOWEST, hung=hung))
 
-    def _directories(self) -> Iterator[Callable[[], Path]]:
-        for directory in (self.output, self.salvage):
-            if directory is not None:
-                yield lambda directory=directory: directory  # type: ignore[misc]
-        yield temporary
+    @property
+    def _directories(self) -> list[Path]:
+        return [directory for directory in (self.output, self.salvage) if directory is not None]
 
     def _put_right(self, kept: Kept) -> Kept:
         """Retry to save the model in `output`, if a full disk prevented it.
@@ -295,19 +276,17 @@ class Exporter:
         here, there = kept.path, self.output / artifacts.MODEL
         deadline = time.monotonic() + (self.room_seconds if may_pass(kept.trouble) else 0.0)
         while True:
-            if _free(self.output) > here.stat().st_size:
-                try:
-                    write_whole(self.model, there, lambda _, to: _copy(here, to), self.session.worker)
-                except OSError as error:
-                    kept = Kept(here, error)
-                else:
-                    here.unlink()
-                    with contextlib.suppress(OSError):  # others may lie there
-                        temporary().rmdir()
-                    return Kept(there)
+            with contextlib.suppress(OSError):  # the reason why it is elsewhere is still the first one
+                if shutil.disk_usage(self.output).free > here.stat().st_size:
+                    formats.put(there, partial(shutil.copyfile, here), self.session.worker)
+                    break
             if time.monotonic() >= deadline or self._must_end:
                 return kept
             time.sleep(LOOK_SECONDS)
+        with contextlib.suppress(OSError):  # others may lie there
+            here.unlink()
+            temporary().rmdir()
+        return Kept(there)
 
     @property
     def _must_end(self) -> bool:
@@ -317,25 +296,12 @@ class Exporter:
         if kept.path is None:
             return {"model": "", "note": ""}
         notes = [saved_file.note(kept.path) if kept.is_whole else "", self.missing()]
-        note = "; ".join(filter(None, notes))
-        return {"model": self._shown(kept.path), "note": note}
+        return {"model": self._shown(kept.path), "note": "; ".join(filter(None, notes))}
 
     def _shown(self, path: Path) -> str:
         """A file as people find it: within the job's output directory, or the whole path of one elsewhere."""
         inside = self.output is not None and path.parent == self.output
         return str(path.relative_to(self.job_output or path.parent)) if inside else str(path)
-
-
-def _copy(source: Path, target: Path) -> None:
-    shutil.copyfile(source, target)
-
-
-def _free(directory: Path) -> int:
-    """Bytes of room; 0 where that cannot be found out."""
-    try:
-        return shutil.disk_usage(directory).free
-    except OSError:
-        return 0
 
 
 def _trouble(kept: Kept) -> list[pb.PartFailed]:

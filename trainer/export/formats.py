@@ -1,31 +1,34 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The formats beside Keras' own that a model can be written in: SavedModel and ONNX.
+"""The formats that a model can be written in: Keras' own, SavedModel and ONNX.
 
-Promise: what is written is whole or is not there, a directory as well as a file. It holds the forward pass
-only, and needs neither the model's code nor edl to be loaded.
+Promise: what is written is whole or is not there, a directory as well as a file. SavedModel and ONNX hold the
+forward pass only, and need neither the model's code nor edl to be loaded.
 """
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
+import itertools
 import os
 import shutil
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import keras
 import tensorflow as tf
 
-from edl.contract.artifacts import FORMATS
+from edl.contract import artifacts
+from edl.contract.exports import Export, File, dumps
 from edl.errors import ConfigError
 from edl.trainer.export import saved_file
 from edl.trainer.model import arrays
 
 KERAS_NAMES = {"savedmodel": "tf_saved_model", "onnx": "onnx"}
 # What Keras and we import for a format, beside TensorFlow.
-PACKAGES = {"savedmodel": (), "onnx": ("onnx", "onnxruntime", "tf2onnx")}
+PACKAGES = {"onnx": ("onnx", "onnxruntime", "tf2onnx")}
 
 
 def refuse_missing(formats: Sequence[str]) -> None:
@@ -35,11 +38,12 @@ def refuse_missing(formats: Sequence[str]) -> None:
         ConfigError: a format needs packages that are not installed.
     """
     for name in formats:
-        missing = [package for package in PACKAGES[name] if importlib.util.find_spec(package) is None]
+        needed = PACKAGES.get(name, ())
+        missing = [package for package in needed if importlib.util.find_spec(package) is None]
         if missing:
             raise ConfigError(
                 f"export.formats: {name} needs packages that are not installed here: {', '.join(missing)} "
-                f"(pip install {' '.join(PACKAGES[name])}; docs/export.md)"
+                f"(pip install {' '.join(needed)}; docs/export.md)"
             )
 
 
@@ -69,12 +73,21 @@ def write(model: keras.Model, name: str, path: Path, sample: Any) -> None:
 def signature(model: keras.Model, sample: Any) -> list[Any]:
     """The types of the model's inputs, as its exported function takes them; each has a name."""
     if isinstance(model, keras.Sequential):
-        return [_spec(tensor) for tensor in model.inputs]
-    if isinstance(model, keras.models.Model) and hasattr(model, "_inputs_struct"):
-        return [keras.tree.map_structure(_spec, model._inputs_struct)]
-    # A model of its own class declares no inputs, so the specs are those of these records.
-    names = iter(range(len(keras.tree.flatten(sample))))
-    return [keras.tree.map_structure(lambda array: _named(arrays.spec(array), next(names)), sample)]
+        return [_declared(tensor) for tensor in model.inputs]
+    if (inputs := getattr(model, "_inputs_struct", None)) is not None:
+        return [keras.tree.map_structure(_declared, inputs)]
+    # A model of its own class declares no inputs, so the types are those of these records.
+    names = itertools.count()
+
+    def found(array: Any) -> tf.TypeSpec:
+        spec, name = arrays.spec(array), f"input_{next(names)}"
+        return tf.TensorSpec(spec.shape, spec.dtype, name) if isinstance(spec, tf.TensorSpec) else spec
+
+    return [keras.tree.map_structure(found, sample)]
+
+
+def _declared(tensor: Any) -> tf.TensorSpec:
+    return tf.TensorSpec((None, *tensor.shape[1:]), tensor.dtype, tensor.name)
 
 
 def input_names(model: keras.Model, sample: Any) -> list[str]:
@@ -82,49 +95,32 @@ def input_names(model: keras.Model, sample: Any) -> list[str]:
     return [str(getattr(spec, "name", "") or "") for spec in keras.tree.flatten(signature(model, sample))]
 
 
-def _named(spec: tf.TypeSpec, number: int) -> tf.TypeSpec:
-    return (
-        tf.TensorSpec(spec.shape, spec.dtype, f"input_{number}") if isinstance(spec, tf.TensorSpec) else spec
-    )
-
-
-def _spec(tensor: Any) -> tf.TensorSpec:
-    return tf.TensorSpec((None, *tensor.shape[1:]), tensor.dtype, tensor.name)
-
-
-def put(model: keras.Model, name: str, directory: Path, sample: Any, worker: int) -> Path:
-    """Write a format into the output directory of a job, completely or not at all.
+def put(path: Path, write: Callable[[Path], object], writer: int) -> Path:
+    """Write a file or directory whole or not at all: a reader sees the old one, none, or the new one.
 
     Args:
-        worker: the id of the writing worker.
+        write: writes to the path that it is given.
+        writer: a number that is unique to the writer.
 
     Raises:
-        as `write`, and OSError.
+        what `write` raises, and OSError.
     """
-    path = directory / FORMATS[name]
-    directory.mkdir(parents=True, exist_ok=True)
-    for left in directory.glob(f".*.{path.name}"):  # of a worker that was lost while writing
+    path.parent.mkdir(parents=True, exist_ok=True)
+    for left in path.parent.glob(f".[0-9]*.{path.name}"):  # of a writer that was lost
         _remove(left)
-    put_at(model, name, path, sample, worker)
-    return path
-
-
-def put_at(model: keras.Model, name: str, path: Path, sample: Any, by: int) -> None:
-    """Write a format to a path, completely or not at all. An existing file or directory is replaced.
-
-    Args:
-        by: a number that is unique to the writer.
-    """
-    unfinished = path.with_name(f".{by}.{path.name}")
+    unfinished = path.with_name(f".{writer}.{path.name}")
     try:
-        write(model, name, unfinished, sample)
+        write(unfinished)
         for file in files_of(unfinished):
-            _sync(file)
-        _remove(path)  # of an earlier worker, which was lost after it: os.replace takes no directory's place
+            with open(file, "rb") as opened:
+                os.fsync(opened.fileno())
+        if path.is_dir():  # os.replace takes no directory's place
+            _remove(path)
         os.replace(unfinished, path)
     except BaseException:
         _remove(unfinished)
         raise
+    return path
 
 
 def files_of(path: Path) -> list[Path]:
@@ -134,9 +130,32 @@ def files_of(path: Path) -> list[Path]:
     return sorted(file for file in path.rglob("*") if file.is_file())
 
 
-def _sync(path: Path) -> None:
-    with open(path, "rb") as file:
-        os.fsync(file.fileno())
+def write_list(output: Path, exports: Mapping[str, Path], verified: Collection[str]) -> bytes:
+    """Write the list of exported files beside them, and return its SHA-256.
+
+    Args:
+        exports: by the names of their formats.
+        verified: which of them were loaded again, and are as the model was.
+
+    Raises:
+        OSError: there is no room for it.
+    """
+    text = dumps(
+        Export(
+            name,
+            path.name if path.parent == output else str(path),
+            name in verified,
+            {str(file.relative_to(path.parent)): _described(file) for file in files_of(path)},
+        )
+        for name, path in exports.items()
+    )
+    artifacts.write_whole(output / artifacts.EXPORTS, text)
+    return hashlib.sha256(text.encode()).digest()
+
+
+def _described(file: Path) -> File:
+    with open(file, "rb") as opened:
+        return File(file.stat().st_size, hashlib.file_digest(opened, "sha256").hexdigest())
 
 
 def _remove(path: Path) -> None:

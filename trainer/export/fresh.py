@@ -28,12 +28,14 @@ import tensorflow as tf
 from edl.layers import rows_to_be_loaded
 from edl.trainer.export import samples, saved_file
 from edl.trainer.export.samples import KERAS_TOLERANCE, OTHER_TOLERANCE, Sample
+from edl.trainer.export.saved_file import FAILURES
+from edl.trainer.export.verification import Found
 from edl.trainer.model import user_model
+from edl.trainer.runtime import serialization
 from edl.trainer.runtime.error_report import format_error
 
-FAILURES = (Exception, SystemExit)  # what the user's code may raise
 NO_MEMORY = (MemoryError, tf.errors.ResourceExhaustedError)
-# At an export: what is wrong with it.
+# Takes an export, the sample and the request, and returns what is wrong with the export.
 Look: TypeAlias = Callable[[Path, Sample, Mapping[str, Any]], str]
 
 
@@ -43,52 +45,45 @@ def main(argv: Sequence[str]) -> None:
     Args:
         argv: the numbers of two open files, for the request and for the result.
     """
-    request, result = (int(word) for word in argv)
     if not sys.stdin.buffer.readline():
         return
-    with open(request, "rb") as file:
+    with open(int(argv[0]), "rb") as file:
         file.seek(0)
-        sample, about = samples.unpacked(file.read())
-    found = {name: look(name, Path(path), sample, about) for name, path in about["exports"].items()}
-    with open(result, "w", encoding="utf-8") as file:
+        request = serialization.decode(file.read())
+    sample = Sample(**request["sample"])
+    found = {name: look(name, Path(path), sample, request) for name, path in request["exports"].items()}
+    with open(int(argv[1]), "w", encoding="utf-8") as file:
         json.dump(found, file)
 
 
-def look(name: str, path: Path, sample: Sample, about: Mapping[str, Any]) -> tuple[str, str, str]:
-    """Load an export and compare its outputs.
+def look(name: str, path: Path, sample: Sample, request: Mapping[str, Any]) -> Found:
+    """Load an export and compare its outputs."""
 
-    Returns:
-        what is wrong with it, why Keras alone is not enough, and why neither could be checked; empty texts
-        where nothing is to be reported.
-    """
+    def wrong(look: Look) -> str:
+        try:
+            return look(path, sample, request)
+        except NO_MEMORY:
+            raise
+        except FAILURES as error:
+            return f"{path.name} cannot be loaded and run: {format_error(error)}"
+
     looks: dict[str, Look] = {"keras": _keras, "savedmodel": _saved_model, "onnx": _onnx}
     try:
-        wrong = _tried(looks[name], path, sample, about)
-        if wrong and name == "keras" and about["module"] and not _tried(_built, path, sample, about):
-            return "", wrong, ""
-        return wrong, "", ""
+        why = wrong(looks[name])
+        if why and name == "keras" and request["module"] and not wrong(_built):
+            return Found(needs_code=why)
+        return Found(why)
     except NO_MEMORY as error:
-        return "", "", f"the process that loads it has not had enough memory: {format_error(error)}"
+        return Found(unseen=f"the process that loads it has not had enough memory: {format_error(error)}")
 
 
-def _tried(look: Look, path: Path, sample: Sample, about: Mapping[str, Any]) -> str:
-    try:
-        return look(path, sample, about)
-    except NO_MEMORY:
-        raise
-    except FAILURES as error:
-        return f"{path.name} cannot be loaded and run: {format_error(error)}"
+def _keras(path: Path, sample: Sample, request: Mapping[str, Any]) -> str:
+    needs_names = request["module"] and saved_file.note(path)
+    return _as_in_memory(path, saved_file.load(path, _module(request).names if needs_names else {}), sample)
 
 
-def _keras(path: Path, sample: Sample, about: Mapping[str, Any]) -> str:
-    known: Mapping[str, Any] = {}
-    if about["module"] and saved_file.note(path):
-        known = _module(about).names
-    return _as_in_memory(path, saved_file.load(path, known), sample)
-
-
-def _built(path: Path, sample: Sample, about: Mapping[str, Any]) -> str:
-    return _as_in_memory(path, built(path, _module(about), sample.features), sample)
+def _built(path: Path, sample: Sample, request: Mapping[str, Any]) -> str:
+    return _as_in_memory(path, built(path, _module(request), sample.features), sample)
 
 
 def built(path: Path, module: user_model.UserModel, features: Any) -> Any:
@@ -101,16 +96,15 @@ def built(path: Path, module: user_model.UserModel, features: Any) -> Any:
         model = module.model()
         if features is not None:
             samples.outputs_of(model, features)  # one of its own class has no variables before
-    if features is None and model.weights:
-        model.built = (
-            True  # one that has no call() is never built; its layers are, and Keras asks for no more
-        )
+    if features is None:
+        saved_file.mark_built(model)
     model.load_weights(path)
     return model
 
 
-def _module(about: Mapping[str, Any]) -> user_model.UserModel:
-    return user_model.load(about["module"], about["source"], with_data=False, functions=about["functions"])
+def _module(request: Mapping[str, Any]) -> user_model.UserModel:
+    functions = request["functions"]
+    return user_model.load(request["module"], request["source"], with_data=False, functions=functions)
 
 
 def _as_in_memory(path: Path, model: Any, sample: Sample) -> str:
@@ -120,7 +114,7 @@ def _as_in_memory(path: Path, model: Any, sample: Sample) -> str:
     return _compared(path, sample, samples.outputs_of(model, sample.features), KERAS_TOLERANCE)
 
 
-def _saved_model(path: Path, sample: Sample, about: Mapping[str, Any]) -> str:
+def _saved_model(path: Path, sample: Sample, request: Mapping[str, Any]) -> str:
     loaded = tf.saved_model.load(str(path))
     if "serving_default" not in loaded.signatures:
         return f"{path.name} has no signature serving_default"
@@ -128,22 +122,24 @@ def _saved_model(path: Path, sample: Sample, about: Mapping[str, Any]) -> str:
     if sample.features is None:
         return ""
     _, keywords = serve.structured_input_signature
-    features = _by_name(sample.features, about["inputs"], list(keywords))
+    features = _by_name(sample.features, request["inputs"], list(keywords))
     with tf.device("/CPU:0"):
-        given = {name: tf.cast(value, keywords[name].dtype) for name, value in features.items()}
-        found = serve(**given)
-    return _compared(path, sample, tuple(_in_order(found)), OTHER_TOLERANCE)
+        found = serve(**{name: tf.cast(value, keywords[name].dtype) for name, value in features.items()})
+    # As Keras flattens them: by their numbers, or by their names.
+    names = [f"output_{number}" for number in range(len(found))]
+    ordered = [found[name] for name in (names if set(names) == set(found) else sorted(found))]
+    return _compared(path, sample, samples.flattened(ordered), OTHER_TOLERANCE)
 
 
-def _onnx(path: Path, sample: Sample, about: Mapping[str, Any]) -> str:
+def _onnx(path: Path, sample: Sample, request: Mapping[str, Any]) -> str:
     import onnxruntime
 
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
     if sample.features is None:
         return ""
-    inputs = {entry.name: _numpy_type(entry.type) for entry in session.get_inputs()}
-    features = _by_name(sample.features, about["inputs"], list(inputs))
-    given = {name: np.asarray(value).astype(inputs[name]) for name, value in features.items()}
+    types = {entry.name: _numpy_type(entry.type) for entry in session.get_inputs()}
+    features = _by_name(sample.features, request["inputs"], list(types))
+    given = {name: np.asarray(value).astype(types[name]) for name, value in features.items()}
     return _compared(path, sample, samples.flattened(session.run(None, given)), OTHER_TOLERANCE)
 
 
@@ -170,16 +166,6 @@ def _by_name(features: Any, ours: Sequence[str], theirs: Sequence[str]) -> dict[
     if len(names) != len(leaves):
         raise ValueError(f"it takes {len(names)} inputs ({', '.join(names)}), and the model {len(leaves)}")
     return dict(zip(names, leaves, strict=True))
-
-
-def _in_order(outputs: Mapping[str, Any]) -> list[np.ndarray]:
-    """The values of a signature, as Keras flattens them: by their numbers, or by their names."""
-    numbered = {name: name.rpartition("_")[2] for name in outputs}
-    if all(number.isdecimal() and name == f"output_{number}" for name, number in numbered.items()):
-        names = sorted(outputs, key=lambda name: int(numbered[name]))
-    else:
-        names = sorted(outputs)
-    return list(samples.flattened([outputs[name].numpy() for name in names]))
 
 
 def _compared(path: Path, sample: Sample, found: tuple[np.ndarray, ...], tolerance: float) -> str:

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import os
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import keras
@@ -20,15 +20,12 @@ import numpy as np
 
 from edl.contract import artifacts
 from edl.full_disk import PASSING
-from edl.trainer.export import saved_file
-
-FAILURES = (Exception, SystemExit)  # what the user's code may raise
+from edl.trainer.export import formats, saved_file
+from edl.trainer.export.saved_file import FAILURES
 
 
 def _save_weights(model: keras.Model, path: Path) -> None:
-    """Save the weights as Keras does, also of a model whose own train_step() calls only its layers."""
-    if not model.built and model.variables:
-        model.built = True  # its layers are, and Keras asks for no more
+    saved_file.mark_built(model)
     model.save_weights(path)
 
 
@@ -72,71 +69,47 @@ class Kept:
         return self.path is not None and self.path.name == artifacts.MODEL
 
 
-def secure(model: keras.Model, directories: Sequence[Callable[[], Path]], worker: int) -> Path | None:
+def secure(model: keras.Model, directories: Sequence[Path], worker: int) -> Path | None:
     """Write the model's variables into the first directory that takes them. Runs none of the user's code.
 
-    Args:
-        directories, worker: see `keep`.
+    It returns the file, for `keep`.
     """
-    for directory in directories:
+    for directory in _places(directories):
         with contextlib.suppress(*FAILURES):
-            return write_whole(model, directory() / artifacts.VARIABLES, _save_variables, worker)
+            return formats.put(directory / artifacts.VARIABLES, partial(_save_variables, model), worker)
     return None
 
 
-def keep(
-    model: keras.Model,
-    directories: Sequence[Callable[[], Path]],
-    worker: int,
-    secured: Callable[[Path | None], contextlib.AbstractContextManager[object]] = contextlib.nullcontext,
-) -> Kept:
+def keep(model: keras.Model, directories: Sequence[Path], worker: int, safe: Path | None = None) -> Kept:
     """Save the model in the first form and the first directory that work: whole anywhere before its weights.
 
     Args:
-        directories: in order of preference. Each is called only when tried, so that no unused one is made.
+        directories: in order of preference; the last resort is a temporary one.
         worker: the number of this worker, for the names of unfinished files.
-        secured: wraps the calls of the user's code, and takes the file with the variables.
+        safe: the file with the variables, from `secure`.
     """
     trouble: BaseException | None = None
-    safe = secure(model, directories, worker)
-    with secured(safe):
-        for name, write in FORMS:
-            for directory in directories:
+    for name, save in FORMS:
+        for directory in _places(directories):
+            path, write = directory / name, partial(save, model)
+            try:
+                return Kept(formats.put(path, write, worker), trouble, safe)
+            except FAILURES as error:
+                trouble = trouble or disk_error(error) or error
+                if not (may_pass(disk_error(error)) and safe and safe.parent == directory):
+                    continue
+                # The disk has no room for both files. The model's get_config() has already returned.
+                safe.unlink(missing_ok=True)
                 try:
-                    kept = write_whole(model, directory() / name, write, worker)
-                except FAILURES as error:
-                    trouble = trouble or disk_error(error) or error
-                    if not (may_pass(disk_error(error)) and safe and safe.parent == directory()):
-                        continue
-                    # The disk has no room for both files. The model's get_config() has already returned.
-                    safe.unlink(missing_ok=True)
-                    safe = None
-                    try:
-                        kept, trouble = write_whole(model, directory() / name, write, worker), None
-                    except FAILURES:
-                        safe = secure(model, directories, worker)
-                        continue
-                return Kept(kept, trouble, safe)
+                    return Kept(formats.put(path, write, worker))
+                except FAILURES:
+                    safe = secure(model, directories, worker)
     return Kept(safe, trouble)
 
 
-def write_whole(
-    model: keras.Model, path: Path, write: Callable[[keras.Model, Path], None], worker: int
-) -> Path:
-    """Whole or not at all: a reader sees the old file, none, or the new one."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    for left in path.parent.glob(f".*.{path.name}"):  # of a worker that was lost while writing
-        left.unlink(missing_ok=True)
-    unfinished = path.with_name(f".{worker}.{path.name}")
-    try:
-        write(model, unfinished)
-        with open(unfinished, "rb") as file:
-            os.fsync(file.fileno())
-        os.replace(unfinished, path)
-    except BaseException:
-        unfinished.unlink(missing_ok=True)
-        raise
-    return path
+def _places(directories: Sequence[Path]) -> Iterator[Path]:
+    yield from directories
+    yield temporary()
 
 
 def disk_error(error: BaseException) -> OSError | None:

@@ -14,15 +14,15 @@ from pathlib import Path
 from typing import Any
 
 import keras
-import numpy as np
 
 from edl import scratch
 from edl.contract import artifacts
 from edl.errors import DataError, EdlError, UserCodeError
 from edl.trainer.evaluation.local_evaluation import evaluate
-from edl.trainer.export import formats, room, saved_file
-from edl.trainer.export.model_saving import FAILURES, disk_error
-from edl.trainer.export.verification import BASE_BYTES, COPIES
+from edl.trainer.export import formats, samples, saved_file
+from edl.trainer.export.model_saving import disk_error
+from edl.trainer.export.saved_file import FAILURES
+from edl.trainer.export.verification import BASE_BYTES, COPIES, refuse_without
 from edl.trainer.model.user_model import UserModel
 from edl.trainer.runtime.error_report import format_error
 from edl.trainer.runtime.watchdog import Watch
@@ -58,19 +58,22 @@ def run_preflight(
     if keeps:
         formats.refuse_missing(further)
     _evaluation(model, module, watch, allow_empty)
-    if keeps:
-        # A worker may be killed meanwhile: what it leaves is a link, and not a file as large as the model.
-        with scratch.directory() as directory, tempfile.TemporaryFile() as file:
-            path = directory / artifacts.MODEL
-            path.symlink_to(f"/proc/self/fd/{file.fileno()}")
-            _saving(model, module, path, warn)
-            if verifies:
-                try:
-                    room.refuse_without(BASE_BYTES + COPIES * path.stat().st_size)
-                except EdlError as error:
-                    warn(f"the model could not be verified at the end: {error}")
-            for name in further:
-                _exporting(model, name, directory, features, warn)
+    if not keeps:
+        return
+    # A worker may be killed meanwhile: what it leaves is a link, and not a file as large as the model.
+    with scratch.directory() as directory, tempfile.TemporaryFile() as file:
+        path = directory / artifacts.MODEL
+        path.symlink_to(f"/proc/self/fd/{file.fileno()}")
+        for name in ("keras", *further):
+            if why := _unwritten(model, name, directory / artifacts.FORMATS[name], features):
+                warn(why)
+            elif name == "keras":
+                _loading(model, module, path, warn)
+        if verifies:
+            try:
+                refuse_without(BASE_BYTES + COPIES * path.stat().st_size)
+            except EdlError as error:
+                warn(f"the model could not be verified at the end: {error}")
 
 
 def _evaluation(model: keras.Model, module: UserModel, watch: Watch, allow_empty: bool) -> None:
@@ -90,54 +93,42 @@ def _evaluation(model: keras.Model, module: UserModel, watch: Watch, allow_empty
         ) from error
 
 
-def _saving(model: keras.Model, module: UserModel, path: Path, warn: Callable[[str], None]) -> None:
+def _unwritten(model: keras.Model, name: str, path: Path, features: Any) -> str:
+    """Write the model in a format. Return a warning, empty if it was written.
+
+    Raises:
+        UserCodeError: the model cannot be written in this format, which is not Keras' own.
+    """
     try:
-        saved_file.save(model, path)
+        formats.write(model, name, path, features)
     except FAILURES as error:
         if (full := disk_error(error)) is not None:
-            warn(f"whether the model can be saved could not be tried out: {full}")
-        else:
-            warn(
+            return f"whether the model can be written as {name} could not be tried out: {full}"
+        if name == "keras":
+            return (
                 f"the model cannot be saved whole: {format_error(error)}; only its weights will be kept "
                 f"({artifacts.WEIGHTS}, or {artifacts.VARIABLES} where Keras cannot write that), and the job "
                 "will not count as succeeded"
             )
-        return
-    if note := saved_file.note(path):
-        warn(note)
-    try:
-        loaded = saved_file.load(path, module.names)
-        different = not _same(model, loaded)
-    except FAILURES as error:
-        why = f"cannot be loaded again: {format_error(error)}"
-    else:
-        why = "is loaded with other weights than it was saved with" if different else ""
-    if why:
-        warn(saved_file.by_its_code(f"{artifacts.MODEL} {why}"))
-
-
-def _exporting(
-    model: keras.Model, name: str, directory: Path, features: Any, warn: Callable[[str], None]
-) -> None:
-    try:
-        formats.write(model, name, directory / artifacts.FORMATS[name], features)
-    except FAILURES as error:
-        if (full := disk_error(error)) is not None:
-            warn(f"whether the model can be written as {name} could not be tried out: {full}")
-            return
         raise UserCodeError(
             f"export.formats: the model cannot be written as {name}, tried out before the first step: "
             f"{format_error(error)}"
         ) from error
+    return ""
 
 
-def _same(one: Any, other: Any) -> bool:
-    """Whether two models have the same weights."""
-    ours, theirs = saved_file.weights(one), saved_file.weights(other)
-    pairs = zip(ours, theirs, strict=False)
-    return len(ours) == len(theirs) and all(
-        a.shape == b.shape and np.array_equal(np.asarray(a), np.asarray(b)) for a, b in pairs
-    )
+def _loading(model: keras.Model, module: UserModel, path: Path, warn: Callable[[str], None]) -> None:
+    """Load the saved model, and warn of what its users must know to do so."""
+    if note := saved_file.note(path):
+        warn(note)
+    why = ""
+    try:
+        if samples.digests(saved_file.load(path, module.names)) != samples.digests(model):
+            why = "is loaded with other weights than it was saved with"
+    except FAILURES as error:
+        why = f"cannot be loaded again: {format_error(error)}"
+    if why:
+        warn(saved_file.by_its_code(f"{artifacts.MODEL} {why}"))
 
 
 def refuse_empty(size: int, split: str, name: str, allowed: bool) -> None:

@@ -22,6 +22,7 @@ from edl.layers import (  # a file may contain them, and Keras alone does not kn
     rows_to_be_loaded,
 )
 
+FAILURES = (Exception, SystemExit)  # what the user's code may raise
 CONFIG = "config.json"
 EMBEDDING = "edl>Embedding"  # as it is registered
 PIECE = 1 << 20
@@ -61,6 +62,12 @@ def save(model: keras.Model, path: Path) -> None:
         changed.replace(path)
     finally:
         changed.unlink(missing_ok=True)
+
+
+def mark_built(model: Any) -> None:
+    """Let Keras save and load the weights of a model without call(): only its layers are ever built."""
+    if not model.built and model.variables:
+        model.built = True
 
 
 def weights(model: Any) -> list[Any]:

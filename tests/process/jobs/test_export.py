@@ -70,14 +70,14 @@ def model(*layers: keras.layers.Layer) -> keras.Model:
     return made
 
 
-def at(*directories: Path) -> list[Any]:
-    return [lambda directory=directory: directory for directory in directories]
+def kept_in(trained: keras.Model, *directories: Path) -> model_saving.Kept:
+    return model_saving.keep(trained, directories, 0, model_saving.secure(trained, directories, 0))
 
 
 def test_the_whole_model_elsewhere_is_better_than_its_weights_here(tmp_path: Path) -> None:
     here, there = tmp_path / "here", tmp_path / "there"
     here.write_text("a file where a directory should be")
-    kept = model_saving.keep(model(), at(here, there), 0)
+    kept = kept_in(model(), here, there)
     assert (kept.path, type(kept.trouble)) == (there / artifacts.MODEL, FileExistsError)
     kept.drop_spare()
     assert [p.name for p in there.iterdir()] == [artifacts.MODEL]
@@ -87,7 +87,7 @@ def test_the_whole_model_elsewhere_is_better_than_its_weights_here(tmp_path: Pat
 def test_what_cannot_be_serialised_keeps_its_weights(tmp_path: Path, stubborn: bool, name: str) -> None:
     trained = model(Odd(stubborn))
     trained.layers[0].w.assign([1.0, 2.0, 3.0])
-    kept = model_saving.keep(trained, at(tmp_path), 0)
+    kept = kept_in(trained, tmp_path)
     assert (kept.path, str(kept.trouble)) == (tmp_path / name, "no config")
     kept.drop_spare()
     assert [p.name for p in tmp_path.iterdir()] == [name], "nothing else is left"
@@ -113,7 +113,7 @@ class CallsItsParts(keras.Model):
 
 
 def test_a_model_that_was_never_called_keeps_its_weights_as_keras_writes_them(tmp_path: Path) -> None:
-    kept = model_saving.keep(CallsItsParts(model()), at(tmp_path), 0)
+    kept = kept_in(CallsItsParts(model()), tmp_path)
     assert kept.path == tmp_path / artifacts.WEIGHTS
     again = CallsItsParts(model())
     again.built = True

@@ -13,8 +13,8 @@ from edl import config
 from edl.checkpoints import Store, Tensor
 from edl.config import values
 from edl.trainer.agreement.epochs import MEMORY
-from edl.trainer.build_learner import learner_of
-from edl.trainer.export_checkpoint import Alone, Request, export
+from edl.trainer.build_learner import Alone, learner_of
+from edl.trainer.export_checkpoint import Request, export
 from edl.trainer.model import user_model
 from edl.trainer.model.records import Records
 from edl.trainer.step.learner import KerasLearner

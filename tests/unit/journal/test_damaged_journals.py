@@ -19,7 +19,7 @@ from edl.journal.format import Link
 from edl.master.core import effects as ef
 from edl.master.core import events as ev
 from edl.master.journal import replay
-from edl.trainer.export import catalog
+from edl.trainer.export import formats
 from tests.support.jobs.damage import (
     JOURNALS,
     Entries,
@@ -315,14 +315,14 @@ def test_an_exported_model_that_was_changed_or_removed_is_found_out(tmp_path: Pa
     (output / artifacts.MODEL).write_bytes(b"the model")
     keep(
         whole_story(
-            exports={"keras": artifacts.MODEL}, list_sha256=catalog.write(output, exports, ["keras"])
+            exports={"keras": artifacts.MODEL}, list_sha256=formats.write_list(output, exports, ["keras"])
         ),
         output,
     )
     assert "; 1 exported file as written (SHA-256)" in audit.audit(output)
     listed = (output / artifacts.EXPORTS).read_bytes()
     (output / artifacts.MODEL).write_bytes(b"the Model")
-    catalog.write(output, exports, ["keras"])
+    formats.write_list(output, exports, ["keras"])
     with pytest.raises(audit.AuditFailed, match=r"exports.json: its SHA-256 is not the one in the journal"):
         audit.audit(output)
     (output / artifacts.EXPORTS).write_bytes(listed)
@@ -341,7 +341,7 @@ def test_the_model_of_a_job_whose_summary_is_elsewhere_is_checked(tmp_path: Path
     (output := tmp_path / "job").mkdir()
     (kept := tmp_path / "kept").mkdir()
     (output / artifacts.MODEL).write_bytes(b"the model")
-    digest = catalog.write(output, {"keras": output / artifacts.MODEL}, ["keras"])
+    digest = formats.write_list(output, {"keras": output / artifacts.MODEL}, ["keras"])
     keep(whole_story(exports={"keras": artifacts.MODEL}, list_sha256=digest), kept)
     summary = json.loads((kept / artifacts.SUMMARY).read_text())
     summary["model"] = str(output / artifacts.MODEL)
