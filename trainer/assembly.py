@@ -25,7 +25,7 @@ from edl.trainer.parts.history import HistoryWriting
 from edl.trainer.parts.memory import MemoryCopies
 from edl.trainer.parts.part import Part
 from edl.trainer.parts.rows import RowServers
-from edl.trainer.ps_client.interfaces import Servers
+from edl.trainer.ps_client.client import PsClient
 from edl.trainer.restore import Restore
 from edl.trainer.ring.base import Ring
 from edl.trainer.session.state import Session
@@ -44,7 +44,7 @@ def assemble(
     restore: Restore,
     export: Callable[[Mapping[str, Value] | None], None],
     *,
-    servers: Servers | None = None,
+    servers: PsClient | None = None,
     async_loop: AsyncLoop | None = None,
     evaluation: Evaluation | None = None,
     keep: Callable[[int], None] = lambda step: None,

@@ -3,17 +3,20 @@
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 from edl.config import Config
+from edl.contract.proto import ps_pb2 as pb
 from edl.errors import ModelError
 from edl.trainer.ps_client.async_client import AsyncPsClient
-from edl.trainer.ps_client.calls import Link
 from edl.trainer.ps_client.client import PsClient
-from edl.trainer.ps_client.interrupt import Interrupt
-from edl.trainer.ps_client.link import ServerLink
+from edl.trainer.ps_client.server_group import ServerGroup
 from edl.trainer.ring.base import Ring
 from edl.trainer.session.client import MasterStream
 from edl.trainer.step.learner import KerasLearner
 from edl.trainer.step.own_step import OwnStepLearner
+
+C = TypeVar("C", bound=ServerGroup)
 
 
 def servers_of(
@@ -45,45 +48,32 @@ def servers_of(
 
 def connected(config: Config, stream: MasterStream, ring: Ring) -> PsClient:
     """Return the job's parameter servers. Calls to them end when the ring is cut."""
-    servers = PsClient.at(
+    return _connected(PsClient, config, stream, ring)
+
+
+def step_servers_of(config: Config, stream: MasterStream, ring: Ring) -> AsyncPsClient:
+    """Return the parameter servers that hold all weights. Calls to them end when the ring is cut."""
+    how = pb.Asynchronous(
+        grads_to_wait=config.ps.grads_to_wait,
+        max_staleness=config.ps.max_staleness,
+        scale_rate=config.ps.scale_rate_by_staleness,
+    )
+    return _connected(AsyncPsClient, config, stream, ring, how)
+
+
+def _connected(
+    kind: type[C], config: Config, stream: MasterStream, ring: Ring, how: pb.Asynchronous | None = None
+) -> C:
+    """Return a client. The session cuts it with the ring, and reports which server this worker waits for."""
+    servers = kind.at(
         stream.servers,
         stream.token,
         stream.run_id,
         config.training.seed,
         config.ps.replicas,
         config.ps.timeout_seconds,
+        how,
     )
-    _cut_with(ring, servers, stream)
-    return servers
-
-
-def step_servers_of(config: Config, stream: MasterStream, ring: Ring) -> AsyncPsClient:
-    """Return the parameter servers that hold all weights. Calls to them end when the ring is cut."""
-    how, interrupt = config.ps, Interrupt()
-    patience = None if how.replicas < 2 else how.timeout_seconds
-
-    def connect(index: int, address: str) -> Link:
-        return ServerLink(index, address, stream.token, interrupt, patience=patience)
-
-    links = [connect(index, address) for index, address in enumerate(stream.servers)]
-    servers = AsyncPsClient(
-        links,
-        stream.run_id,
-        config.training.seed,
-        interrupt,
-        how.grads_to_wait,
-        how.max_staleness,
-        how.scale_rate_by_staleness,
-        how.replicas,
-        connect,
-        stream.servers,
-    )
-    _cut_with(ring, servers, stream)
-    return servers
-
-
-def _cut_with(ring: Ring, servers: PsClient | AsyncPsClient, stream: MasterStream) -> None:
-    """Let the session cut the servers with the ring, and report for which server this worker waits."""
 
     def cut() -> None:
         ring.cut()
@@ -91,3 +81,4 @@ def _cut_with(ring: Ring, servers: PsClient | AsyncPsClient, stream: MasterStrea
 
     stream.session.cuts(cut)
     stream.session.waits = servers.waiting
+    return servers

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from edl.contract.proto import ps_pb2 as ps
 from edl.contract.reasons import Reason
 from edl.contract.rows.placement import ShardAssignment
 from edl.master.core import effects as ef
@@ -274,7 +275,7 @@ class Servers:
 
     # --- as workers see them
 
-    def of(self, w: Sim) -> PsClient:
+    def of(self, w: Sim) -> PsClient | AsyncPsClient:
         """The client of one worker."""
         interrupt, addresses = SimInterrupt(w), self.addresses()
         replicas = self.config.replicas
@@ -291,12 +292,14 @@ class Servers:
                 RUN,
                 0,
                 interrupt,
-                how.grads_to_wait,
-                how.max_staleness,
-                how.scale_rate_by_staleness,
                 replicas,
                 connect,
                 addresses,
+                ps.Asynchronous(
+                    grads_to_wait=how.grads_to_wait,
+                    max_staleness=how.max_staleness,
+                    scale_rate=how.scale_rate_by_staleness,
+                ),
             )
         return SimServers(self, links, interrupt, replicas, connect, addresses)
 

@@ -23,6 +23,7 @@ from edl.trainer.checkpoint.in_memory_snapshot import InMemorySnapshot
 from edl.trainer.evaluation.evaluation import RingEvaluation
 from edl.trainer.model.data import Batches
 from edl.trainer.ps_client.async_client import AsyncPsClient
+from edl.trainer.ps_client.client import PsClient
 from edl.trainer.restore import Restore
 from edl.trainer.ring.local import InProcessGroup, LocalRing
 from edl.trainer.session.telemetry import Telemetry
@@ -91,7 +92,7 @@ class Sim:
             report,
             Restore(state, self.checkpoints, None, first),
             lambda worth: fleet.export(self, worth),
-            servers=None if async_loop is not None else self.servers,
+            servers=self.servers if isinstance(self.servers, PsClient) else None,
             async_loop=async_loop,
             evaluation=evaluation,
             keep=lambda step: fleet.keeps(self, step),

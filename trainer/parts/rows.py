@@ -24,7 +24,7 @@ from edl.trainer.agreement.control import StepResult
 from edl.trainer.embedding.interfaces import Commit
 from edl.trainer.model.data import Batch
 from edl.trainer.parts.part import Part
-from edl.trainer.ps_client.interfaces import Servers
+from edl.trainer.ps_client.client import PsClient
 from edl.trainer.restore import Restore
 from edl.trainer.ring.base import Ring, RingSlot, broadcast_bytes, broadcast_text
 from edl.trainer.session.orders import FormRing
@@ -55,7 +55,7 @@ class RowServers(Part):
         restore: rolls the state back, if ring and servers must roll back.
     """
 
-    def __init__(self, servers: Servers, session: Session, ring: Ring, state: State, restore: Restore):
+    def __init__(self, servers: PsClient, session: Session, ring: Ring, state: State, restore: Restore):
         self._servers, self._session, self._ring = servers, session, ring
         self._state, self._restore = state, restore
         servers.follow(state.learner.tables, lambda: state.ledger.commit)

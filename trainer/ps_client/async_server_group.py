@@ -27,24 +27,19 @@ from edl.contract.rows.placement import ShardAssignment
 from edl.contract.rows.shares import IDS, PAGE_BYTES, VALUES, Shares, encoded
 from edl.trainer.embedding.interfaces import Start, Table
 from edl.trainer.ps_client.calls import Link, ServerRefused
-from edl.trainer.ps_client.client import PsClient
 from edl.trainer.ps_client.interfaces import Values, Whole
 from edl.trainer.ps_client.interrupt import Interrupt
 from edl.trainer.ps_client.messages import start_to_proto
 from edl.trainer.ps_client.recovery import RecoveryPlan, plan_recovery
+from edl.trainer.ps_client.server_group import ServerGroup
 from edl.trainer.ring.base import RingBroken
 
 LAST = 1 << 62  # greater than any step number
 NOWHERE = -1  # no step: no rows need to move
 
 
-class AsyncServerGroup(PsClient):
-    """The servers of one job in mode=ps.
-
-    Args:
-        links, run_id, seed, interrupt, replicas, connect, addresses: as in PsClient.
-        grads_to_wait, max_staleness, scale_rate: see ps.proto, Asynchronous.
-    """
+class AsyncServerGroup(ServerGroup):
+    """The servers of one job in mode=ps. Arguments as in ServerGroup."""
 
     def __init__(
         self,
@@ -52,17 +47,13 @@ class AsyncServerGroup(PsClient):
         run_id: str,
         seed: int,
         interrupt: Interrupt | None = None,
-        grads_to_wait: int = 1,
-        max_staleness: int = 0,
-        scale_rate: bool = False,
         replicas: int = 1,
         connect: Callable[[int, str], Link] | None = None,
         addresses: Sequence[str] = (),
+        asynchronous: pb.Asynchronous | None = None,
     ):
-        super().__init__(links, run_id, seed, interrupt, replicas, connect, addresses)
-        self._asynchronous = pb.Asynchronous(
-            grads_to_wait=grads_to_wait, max_staleness=max_staleness, scale_rate=scale_rate
-        )
+        how = asynchronous or pb.Asynchronous()
+        super().__init__(links, run_id, seed, interrupt, replicas, connect, addresses, how)
         self._incarnations: dict[int, str] = {}
         self._known: dict[bytes, tuple[Shares, ...]] = {}  # of id arrays that are used repeatedly
         self._there: tuple[int, ...] = ()  # servers that answer and hold rows or will hold some

@@ -21,71 +21,35 @@ This module only reads it (`follow`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
-from copy import deepcopy
+from collections.abc import Sequence
 
 import numpy as np
 
-from edl.checkpoints import Part
 from edl.contract.proto import ps_pb2 as pb
-from edl.contract.rows.shares import IDS, PAGE_BYTES, VALUES, Shares, encoded, put
+from edl.contract.rows.shares import IDS, PAGE_BYTES, VALUES, Shares, encoded
 from edl.trainer.embedding.interfaces import Commit, Start
-from edl.trainer.ps_client.calls import Link, ServerAway, ServerRefused, Writing
-from edl.trainer.ps_client.interrupt import Interrupt
-from edl.trainer.ps_client.link import ServerLink
-from edl.trainer.ps_client.messages import (
-    commit_to_proto,
-    ids_asked,
-    part_of,
-    places,
-    put_together,
-    start_to_proto,
-)
+from edl.trainer.ps_client.calls import ServerAway, ServerRefused
+from edl.trainer.ps_client.messages import commit_to_proto, ids_asked, places, put_together, start_to_proto
 from edl.trainer.ps_client.pending import Begun
 from edl.trainer.ps_client.recovery import why_behind
 from edl.trainer.ps_client.server_group import ServerGroup
 from edl.trainer.ring.base import RingBroken
 
-TIMEOUT_SECONDS = 3.0
-
 
 class PsClient(ServerGroup):
     """The servers of one job, as a ring with synchronous steps uses them. Arguments as in ServerGroup."""
 
-    @classmethod
-    def at(
-        cls,
-        addresses: Sequence[str],
-        token: str,
-        run_id: str,
-        seed: int,
-        replicas: int = 1,
-        timeout: float = TIMEOUT_SECONDS,
-    ) -> PsClient:
-        """Create a client of the servers at these addresses.
-
-        Args:
-            addresses: host:port, by index.
-            replicas: wanted number of servers per row.
-            timeout: seconds after which a silent server is left out, if other servers hold its rows.
-        """
-        interrupt = Interrupt()
-        patience = None if replicas < 2 else timeout
-
-        def connect(index: int, address: str) -> Link:
-            return ServerLink(index, address, token, interrupt, patience=patience)
-
-        links = [connect(index, address) for index, address in enumerate(addresses)]
-        return cls(links, run_id, seed, interrupt, replicas, connect, addresses)
-
     # --- forming a ring
 
-    def begin_with(self, start: Start) -> None:
-        """Use these initial rows in the next `restore` of step 0. Once, because they may be large."""
-        self._start = start
-
     def start_generation(self, step: int) -> str:
+        """As the root of a new ring, report the ring's step to all servers.
+
+        Returns:
+            why ring and servers must roll back; "" if all servers are at this step.
+
+        Raises:
+            RingBroken: the ring was cut before all servers had answered.
+        """
         if (count := self._states.needed) > len(self._links):
             raise RingBroken(
                 f"the rows are on {count} parameter servers, and this worker knows {len(self._links)}: "
@@ -115,6 +79,12 @@ class PsClient(ServerGroup):
         return "; ".join(filter(None, behind))
 
     def restore(self, step: int, attempt: str) -> None:
+        """Have all servers restore the checkpoint of this step; 0: they begin again.
+
+        Raises:
+            RingBroken: the ring was cut before all servers had answered.
+            ServerRefused: a server cannot restore it.
+        """
         self._assignment = self._wanted.without(self._states.away)
         if not self._assignment.is_whole:
             self._assignment = self._wanted
@@ -162,11 +132,15 @@ class PsClient(ServerGroup):
             }
             self._ask("Load", requests, known=True)
 
-    @property
-    def moves(self) -> bool:
-        return self._assignment != self._wanted.without(self._states.away)
-
     def move(self, step: int) -> str:
+        """As the root, have the rows moved. All members in sync hold the state of this step.
+
+        Returns:
+            why the rows stay where they are; "" if they moved.
+
+        Raises:
+            RingBroken: the ring was cut. One assignment is complete then, and the next root finds it.
+        """
         of, to = self._assignment, self._wanted.without(self._states.away)
         if not to.is_whole:  # impossible while these servers are away
             names = ", ".join(map(str, self._states.away))
@@ -232,51 +206,6 @@ class PsClient(ServerGroup):
             lambda answers: put_together(ids, self._tables, shares, requests, answers),
         )
 
-    def all_rows(self, table: int) -> tuple[np.ndarray, np.ndarray]:
-        """All rows of a table, of this worker's state; waits for servers that are away.
-
-        After a rollback without further steps, the servers' present state is read.
-
-        Returns:
-            ids int64 [n], unique, and rows float32 [n, dim].
-        """
-        last, dim = self._last(), self._tables[table].dim
-        request = pb.ListRequest(run_id=self._run_id, table=table, most=max(PAGE_BYTES // (8 + 4 * dim), 1))
-        if last is not None:
-            request.generation, request.step = self._generation, last.step + 1
-            request.last.CopyFrom(self._commit(last.step + 1))
-            request.assignment.CopyFrom(self._assignment.to_proto())
-        asked = {index: deepcopy(request) for index in self._members}
-        found: list[tuple[np.ndarray, np.ndarray]] = []
-        while asked:
-            for index, page in self._ask("List", asked, last is not None, wait_forever=True).items():
-                ids = np.frombuffer(page.ids, IDS)
-                found.append((ids, np.frombuffer(page.rows, VALUES).reshape(len(ids), dim)))
-                if page.more:
-                    asked[index].after = int(ids[-1])
-                else:
-                    del asked[index]
-        return np.concatenate([ids for ids, _ in found]), np.concatenate([rows for _, rows in found])
-
-    def rows_of(self, table: int, ids: np.ndarray) -> np.ndarray:
-        """The rows of these ids, float32 [n, dim], of this worker's state, including initial rows."""
-        last, dim = self._last(), self._tables[table].dim
-        request = pb.PullRequest(run_id=self._run_id)
-        if last is not None:
-            request.generation, request.step = self._generation, last.step + 1
-            request.last.CopyFrom(self._commit(last.step + 1))
-            request.assignment.CopyFrom(self._assignment.to_proto())
-        found, most = np.empty((len(ids), dim), np.float32), max(PAGE_BYTES // (8 + 4 * dim), 1)
-        for at in range(0, len(ids), most):
-            share, requests = Shares(ids[at : at + most], self._assignment), {}
-            for index in self._members:
-                requests[index] = pb.PullRequest()
-                requests[index].CopyFrom(request)
-                requests[index].ids.add(table=table, ids=encoded(share.ids[share.of(index)], IDS))
-            for index, answer in self._ask("Pull", requests, last is not None, wait_forever=True).items():
-                put(found[at : at + most], share.of(index), b"".join(answer.rows), index)
-        return found
-
     def stage(self, step: int, rank: int, gradients: Sequence[tuple[np.ndarray, np.ndarray]]) -> None:
         self.begin_stage(step, rank, gradients).result()
 
@@ -295,75 +224,3 @@ class PsClient(ServerGroup):
             if request.gradients:
                 requests[index] = request
         return Begun(self._begin("Stage", requests, known=True), lambda _: None)
-
-    # --- checkpoints
-
-    def take_parts(
-        self, step: int, attempt: str, first: int
-    ) -> AbstractContextManager[Callable[[], list[Part]]]:
-        calls: list[Writing] = []
-        try:
-            for number, link in enumerate(map(self._links.__getitem__, self._members)):
-                request = pb.WritePartRequest(
-                    run_id=self._run_id,
-                    generation=self._generation,
-                    step=step,
-                    last=self._commit(step),
-                    attempt=attempt,
-                    index=first + number,
-                    of=first + self.count,
-                    assignment=self._assignment.to_proto(),
-                )
-                calls.append(link.write_part(request))
-            for call in calls:
-                call.captured()
-        except BaseException:
-            _forget(calls)
-            raise
-        return _being_written(calls)
-
-    def answer_within(self, seconds: float) -> bool:
-        links = [self._links[index] for index in self._members]
-        calls = [link.begin("Describe", pb.DescribeRequest()) for link in links]
-        try:
-            for call in calls:
-                call.result(wait_forever=True, within=seconds)
-        except ServerAway:
-            return False
-        finally:
-            for call in calls:
-                call.forget()
-        return True
-
-    def committed(self, step: int, attempt: str) -> None:
-        for link in map(self._links.__getitem__, self._members):
-            link.tell("Committed", pb.CommittedRequest(run_id=self._run_id, step=step, attempt=attempt))
-
-    # --- private
-
-    def _commit(self, step: int) -> pb.Commit | None:
-        """The result of the step before `step`.
-
-        Raises:
-            RuntimeError: the last commit is not that of the step before: an error of this program.
-        """
-        last = self._last()
-        if last is None:
-            return None
-        if last.step != step - 1:
-            raise RuntimeError(f"rows of step {step} requested with the commit of step {last.step}")
-        return commit_to_proto(last)
-
-
-@contextmanager
-def _being_written(calls: Sequence[Writing]) -> Iterator[Callable[[], list[Part]]]:
-    """Own these calls until the block ends. The yielded function waits until all shards are written."""
-    try:
-        yield lambda: [part_of(call.written()) for call in calls]
-    finally:
-        _forget(calls)
-
-
-def _forget(calls: Iterable[Writing]) -> None:
-    for call in calls:
-        call.forget()

@@ -13,7 +13,7 @@ import numpy as np
 from edl.checkpoints import Part as FilePart
 from edl.contract.rows.placement import ShardAssignment
 from edl.errors import CheckpointError
-from edl.trainer.embedding.interfaces import Commit, Rows, Table
+from edl.trainer.embedding.interfaces import Table
 from edl.trainer.ring.base import RingBroken
 
 Values: TypeAlias = Sequence[tuple[np.ndarray, np.ndarray]]  # of each table: ids int64 [n], float32 [n, dim]
@@ -48,104 +48,6 @@ class Pulled:
 
     rows: list[np.ndarray]  # of each table, float32 [n, dim]
     versions: Mapping[int, int]  # by the server's index
-
-
-class Servers(Rows, Protocol):
-    """Servers of embedding rows, as the training loop uses them."""
-
-    def follow(self, tables: Sequence[Table], last: Callable[[], Commit | None]) -> None:
-        """Set the tables whose rows are on these servers.
-
-        Args:
-            last: returns the last step's outcome, which is sent with each call.
-        """
-        ...
-
-    def enter(self, addresses: Sequence[str] = (), servers: int = 0, released_from: int = 0) -> None:
-        """This worker is about to enter a ring: from now on calls end when it is cut.
-
-        Args:
-            addresses: the servers' addresses, host:port by index; empty if unchanged.
-            servers: the number of servers that shall hold the rows; 0: all.
-            released_from: servers from this index on are released and have no rows; 0: unknown.
-        """
-        ...
-
-    @property
-    def generation(self) -> int:
-        """The generation that all calls carry."""
-        ...
-
-    def claim(self, worker: int) -> int:
-        """As the root of a new ring, get a generation from the servers that is newer than all before.
-
-        The master's generation would not do: a master that starts without workers may count from 1 again.
-
-        Raises:
-            RingBroken: the ring was cut before all servers had answered.
-        """
-        ...
-
-    def speak_of(self, generation: int) -> None:
-        """Set the generation that the root has claimed: all calls carry it from now on."""
-        ...
-
-    def leave(self) -> None:
-        """This worker has left the ring: calls for its own state are possible again."""
-        ...
-
-    def start_generation(self, step: int) -> str:
-        """As the root of a new ring, report the ring's step to all servers.
-
-        Returns:
-            why ring and servers must roll back; "" if all servers are at this step.
-
-        Raises:
-            RingBroken: the ring was cut before all servers had answered.
-        """
-        ...
-
-    def restore(self, step: int, attempt: str) -> None:
-        """Have all servers restore the checkpoint of this step; 0: they begin again.
-
-        Raises:
-            RingBroken: as above.
-        """
-        ...
-
-    @property
-    def assignment(self) -> ShardAssignment:
-        """The assignment of rows to servers."""
-        ...
-
-    @property
-    def moves(self) -> bool:
-        """Whether rows must move to different servers, as the root knows after `start_generation`."""
-        ...
-
-    def move(self, step: int) -> str:
-        """As the root, have the rows moved. All members in sync hold the state of this step.
-
-        Returns:
-            why the rows stay where they are; "" if they moved.
-
-        Raises:
-            RingBroken: as above. One assignment is complete then, and the next root finds it.
-        """
-        ...
-
-    @property
-    def addresses(self) -> tuple[str, ...]:
-        """The known addresses of the servers, host:port by index."""
-        ...
-
-    def adopt(self, assignment: ShardAssignment, addresses: Sequence[str] = ()) -> None:
-        """Use this assignment of rows, and these addresses, for all calls from now on."""
-        ...
-
-    def cut(self) -> None:
-        """End all calls at once, from any thread: the ring is called off."""
-        ...
 
 
 class AsyncServers(Protocol):

@@ -8,20 +8,28 @@ the rows. What is called, and when, is in `client` (synchronous steps) and `asyn
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from copy import deepcopy
+from typing import Any, Self
 
+import numpy as np
+
+from edl.checkpoints import Part
 from edl.contract.heartbeats import ServerWait
 from edl.contract.proto import ps_pb2 as pb
 from edl.contract.rows.placement import ShardAssignment
+from edl.contract.rows.shares import IDS, PAGE_BYTES, VALUES, Shares, encoded, put
 from edl.trainer.embedding.interfaces import Commit, Start, Table
-from edl.trainer.ps_client.calls import Link, Pending, ReleasedServer, Request, ServerAway
+from edl.trainer.ps_client.calls import Link, Pending, ReleasedServer, Request, ServerAway, Writing
 from edl.trainer.ps_client.interrupt import Interrupt
-from edl.trainer.ps_client.messages import tables_to_proto
+from edl.trainer.ps_client.link import ServerLink
+from edl.trainer.ps_client.messages import commit_to_proto, part_of, tables_to_proto
 from edl.trainer.ps_client.pending import Begun
 from edl.trainer.ps_client.recovery import ServerStates
 from edl.trainer.ring.base import RingBroken
 
+TIMEOUT_SECONDS = 3.0
 RETRY_SECONDS = 0.25  # between two attempts while no server answers
 WORKERS = 1 << 20  # a generation is a counter times WORKERS, plus the number of the claiming worker
 
@@ -37,6 +45,7 @@ class ServerGroup:
         replicas: wanted number of servers per row.
         connect: creates the link to a server, by index and address; None if the servers are fixed.
         addresses: host:port of the servers, by index.
+        asynchronous: how the servers apply steps in mode=ps; None for synchronous steps (mode=hybrid).
     """
 
     def __init__(
@@ -48,6 +57,7 @@ class ServerGroup:
         replicas: int = 1,
         connect: Callable[[int, str], Link] | None = None,
         addresses: Sequence[str] = (),
+        asynchronous: pb.Asynchronous | None = None,
     ):
         self._links, self._run_id, self._seed = list(links), run_id, seed
         self._connect, self._addresses = connect, tuple(addresses)
@@ -57,7 +67,7 @@ class ServerGroup:
         self._is_said = True  # whether the master has named the number of servers
         self._tables: tuple[Table, ...] = ()
         self._last: Callable[[], Commit | None] = lambda: None
-        self._asynchronous: pb.Asynchronous | None = None  # None: synchronous steps (mode=hybrid)
+        self._asynchronous = asynchronous
         self._generation = 0
         self._claims_for = 0  # the worker that acts as the root
         self._claims_above = 0  # the greatest generation that this worker knew before the claim
@@ -65,12 +75,41 @@ class ServerGroup:
         self._start = Start()  # initial rows for the next `restore` of step 0
         self._assignment.first  # noqa: B018  # computed once, not in the first step
 
+    @classmethod
+    def at(
+        cls,
+        addresses: Sequence[str],
+        token: str,
+        run_id: str,
+        seed: int,
+        replicas: int = 1,
+        timeout: float = TIMEOUT_SECONDS,
+        asynchronous: pb.Asynchronous | None = None,
+    ) -> Self:
+        """Create a client of the servers at these addresses.
+
+        Args:
+            addresses: host:port, by index.
+            replicas: wanted number of servers per row.
+            asynchronous: as in ServerGroup.
+            timeout: seconds after which a silent server is left out, if other servers hold its rows.
+        """
+        interrupt = Interrupt()
+        patience = None if replicas < 2 else timeout
+
+        def connect(index: int, address: str) -> Link:
+            return ServerLink(index, address, token, interrupt, patience=patience)
+
+        links = [connect(index, address) for index, address in enumerate(addresses)]
+        return cls(links, run_id, seed, interrupt, replicas, connect, addresses, asynchronous)
+
     @property
     def count(self) -> int:
         return len(self._members)
 
     @property
     def assignment(self) -> ShardAssignment:
+        """The assignment of rows to servers."""
         return self._assignment
 
     @property
@@ -80,9 +119,21 @@ class ServerGroup:
     # --- which servers there are
 
     def follow(self, tables: Sequence[Table], last: Callable[[], Commit | None]) -> None:
+        """Set the tables whose rows are on these servers.
+
+        Args:
+            last: returns the last step's outcome, which is sent with each call.
+        """
         self._tables, self._last = tuple(tables), last
 
     def enter(self, addresses: Sequence[str] = (), servers: int = 0, released_from: int = 0) -> None:
+        """Prepare for a ring: from now on, calls end when the ring is cut.
+
+        Args:
+            addresses: the servers' addresses, host:port by index; empty if unchanged.
+            servers: the number of servers that shall hold the rows; 0: all.
+            released_from: servers from this index on are released and have no rows; 0: unknown.
+        """
         self._interrupt.arm()
         self._know(addresses)
         if released_from:
@@ -112,7 +163,11 @@ class ServerGroup:
 
         Servers that have lost their logs know none; a reused number would make them look like members of an
         earlier ring. Two roots that claim concurrently get different numbers, which contain the worker's
-        number.
+        number. The master's generation would not do: a master that starts without workers may count from 1
+        again.
+
+        Raises:
+            RingBroken: the ring was cut before all servers had answered.
         """
         last = self._last()
         generations = self._claims_above, self._generation, 0 if last is None else last.generation
@@ -150,15 +205,19 @@ class ServerGroup:
 
     @property
     def generation(self) -> int:
+        """The generation that all calls carry."""
         return self._generation
 
     def speak_of(self, generation: int) -> None:
+        """Set the generation that the root has claimed: all calls carry it from now on."""
         self._generation = generation
 
     def leave(self) -> None:
+        """The ring was left: calls for this worker's own state are possible again."""
         self._interrupt.arm()
 
     def cut(self) -> None:
+        """End all calls at once, from any thread: the ring is called off."""
         self._interrupt.cut()
 
     def waiting(self) -> ServerWait | None:
@@ -167,11 +226,112 @@ class ServerGroup:
 
     @property
     def addresses(self) -> tuple[str, ...]:
+        """The known addresses of the servers, host:port by index."""
         return self._addresses
 
     def adopt(self, assignment: ShardAssignment, addresses: Sequence[str] = ()) -> None:
+        """Use this assignment of rows, and these addresses, for all calls from now on."""
         self._know(addresses)
         self._assignment = assignment
+
+    def begin_with(self, start: Start) -> None:
+        """Use these initial rows in the next `restore` of step 0. Once, because they may be large."""
+        self._start = start
+
+    @property
+    def moves(self) -> bool:
+        """Whether rows must move to other servers, as the root knows after `claim`."""
+        return self._assignment != self._wanted.without(self._states.away)
+
+    # --- rows of this worker's state
+
+    def all_rows(self, table: int) -> tuple[np.ndarray, np.ndarray]:
+        """All rows of a table, of this worker's state; waits for servers that are away.
+
+        After a rollback without further steps, the servers' present state is read.
+
+        Returns:
+            ids int64 [n], unique, and rows float32 [n, dim].
+        """
+        last, dim = self._last(), self._tables[table].dim
+        request = pb.ListRequest(run_id=self._run_id, table=table, most=max(PAGE_BYTES // (8 + 4 * dim), 1))
+        if last is not None:
+            request.generation, request.step = self._generation, last.step + 1
+            request.last.CopyFrom(self._commit(last.step + 1))
+            request.assignment.CopyFrom(self._assignment.to_proto())
+        asked = {index: deepcopy(request) for index in self._members}
+        found: list[tuple[np.ndarray, np.ndarray]] = []
+        while asked:
+            for index, page in self._ask("List", asked, last is not None, wait_forever=True).items():
+                ids = np.frombuffer(page.ids, IDS)
+                found.append((ids, np.frombuffer(page.rows, VALUES).reshape(len(ids), dim)))
+                if page.more:
+                    asked[index].after = int(ids[-1])
+                else:
+                    del asked[index]
+        return np.concatenate([ids for ids, _ in found]), np.concatenate([rows for _, rows in found])
+
+    def rows_of(self, table: int, ids: np.ndarray) -> np.ndarray:
+        """The rows of these ids, float32 [n, dim], of this worker's state, including initial rows."""
+        last, dim = self._last(), self._tables[table].dim
+        request = pb.PullRequest(run_id=self._run_id)
+        if last is not None:
+            request.generation, request.step = self._generation, last.step + 1
+            request.last.CopyFrom(self._commit(last.step + 1))
+            request.assignment.CopyFrom(self._assignment.to_proto())
+        found, most = np.empty((len(ids), dim), np.float32), max(PAGE_BYTES // (8 + 4 * dim), 1)
+        for at in range(0, len(ids), most):
+            share, requests = Shares(ids[at : at + most], self._assignment), {}
+            for index in self._members:
+                requests[index] = pb.PullRequest()
+                requests[index].CopyFrom(request)
+                requests[index].ids.add(table=table, ids=encoded(share.ids[share.of(index)], IDS))
+            for index, answer in self._ask("Pull", requests, last is not None, wait_forever=True).items():
+                put(found[at : at + most], share.of(index), b"".join(answer.rows), index)
+        return found
+
+    # --- checkpoints
+
+    def take_parts(
+        self, step: int, attempt: str, first: int
+    ) -> AbstractContextManager[Callable[[], list[Part]]]:
+        calls: list[Writing] = []
+        try:
+            for number, link in enumerate(map(self._links.__getitem__, self._members)):
+                request = pb.WritePartRequest(
+                    run_id=self._run_id,
+                    generation=self._generation,
+                    step=step,
+                    last=self._commit(step),
+                    attempt=attempt,
+                    index=first + number,
+                    of=first + self.count,
+                    assignment=self._assignment.to_proto(),
+                )
+                calls.append(link.write_part(request))
+            for call in calls:
+                call.captured()
+        except BaseException:
+            _forget(calls)
+            raise
+        return _being_written(calls)
+
+    def answer_within(self, seconds: float) -> bool:
+        links = [self._links[index] for index in self._members]
+        calls = [link.begin("Describe", pb.DescribeRequest()) for link in links]
+        try:
+            for call in calls:
+                call.result(wait_forever=True, within=seconds)
+        except ServerAway:
+            return False
+        finally:
+            for call in calls:
+                call.forget()
+        return True
+
+    def committed(self, step: int, attempt: str) -> None:
+        for link in map(self._links.__getitem__, self._members):
+            link.tell("Committed", pb.CommittedRequest(run_id=self._run_id, step=step, attempt=attempt))
 
     # --- their states
 
@@ -228,6 +388,19 @@ class ServerGroup:
     def _tables_message(self) -> pb.Tables:
         return tables_to_proto(self._tables, self._run_id, self._seed, self._asynchronous)
 
+    def _commit(self, step: int) -> pb.Commit | None:
+        """The result of the step before `step`.
+
+        Raises:
+            RuntimeError: the last commit is not that of the step before: an error of this program.
+        """
+        last = self._last()
+        if last is None:
+            return None
+        if last.step != step - 1:
+            raise RuntimeError(f"rows of step {step} requested with the commit of step {last.step}")
+        return commit_to_proto(last)
+
     # --- calls
 
     def _ask(
@@ -251,3 +424,17 @@ class ServerGroup:
             index: self._links[index].begin(method, request, generation)
             for index, request in requests.items()
         }
+
+
+@contextmanager
+def _being_written(calls: Sequence[Writing]) -> Iterator[Callable[[], list[Part]]]:
+    """Own these calls until the block ends. The yielded function waits until all shards are written."""
+    try:
+        yield lambda: [part_of(call.written()) for call in calls]
+    finally:
+        _forget(calls)
+
+
+def _forget(calls: Iterable[Writing]) -> None:
+    for call in calls:
+        call.forget()

@@ -20,6 +20,7 @@ import edl.layers
 from edl import config
 from edl.config import values
 from edl.contract.layout import Layout, Part
+from edl.contract.proto import ps_pb2 as pb
 from edl.errors import ModelError
 from edl.layers.row_location import rows_elsewhere
 from edl.trainer.agreement.ledger import Ledger
@@ -93,7 +94,8 @@ def async_loop_of(learner: PsLearner, addresses: list[str], **how: Any) -> Async
     interrupt, run_id = Interrupt(), secrets.token_hex(8)
     links = [ServerLink(index, address, "token", interrupt) for index, address in enumerate(addresses)]
     typed = config.parse(values.merge(values.defaults(), {"mode": "ps", "ps": how}))
-    servers = AsyncPsClient(links, run_id, 7, interrupt, typed.ps.grads_to_wait, typed.ps.max_staleness)
+    options = pb.Asynchronous(grads_to_wait=typed.ps.grads_to_wait, max_staleness=typed.ps.max_staleness)
+    servers = AsyncPsClient(links, run_id, 7, interrupt, asynchronous=options)
     session = Session(0, lambda message: None, Event())
     batches = Batches(InOrder(), BATCH)
     batches.take(InOrder.layout, Part.even(0, 1))

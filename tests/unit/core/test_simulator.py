@@ -18,7 +18,7 @@ from edl.ps.asynchronous.applied_steps import AppliedSteps
 from edl.ps.asynchronous.server import AsyncServer
 from edl.ps.sync.staging import Steps
 from edl.trainer.ps_client import async_server_group
-from edl.trainer.ps_client.client import PsClient
+from edl.trainer.ps_client.server_group import ServerGroup
 from tests.simulator import masters, servers
 from tests.simulator.faults import KINDS, MOMENTS, RARE
 from tests.simulator.worker import FLIP
@@ -237,7 +237,7 @@ def test_a_wrong_decision_is_noticed_and_the_failure_says_how_to_repeat_it(
             r"worker \d+: \[",
         ),
         # members of a ring do not hear where its rows are
-        ("moves", PsClient, "adopt", lambda *_: None, "members of one ring speak to"),
+        ("moves", ServerGroup, "adopt", lambda *_: None, "members of one ring speak to"),
     ],
 )
 def test_servers_that_break_a_promise_are_noticed(

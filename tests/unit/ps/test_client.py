@@ -362,7 +362,7 @@ def test_a_request_says_of_which_step_the_worker_has_the_state(make: Callable[..
 def test_rows_of_any_ids_are_those_of_the_state_that_the_worker_has(
     make: Callable[..., Job], servers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("edl.trainer.ps_client.client.PAGE_BYTES", 5 * (8 + 4 * 2))  # five rows a page
+    monkeypatch.setattr("edl.trainer.ps_client.server_group.PAGE_BYTES", 5 * (8 + 4 * 2))  # five rows a page
     job = make(servers)
     job.begin()
     ids = np.arange(23)

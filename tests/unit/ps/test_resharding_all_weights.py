@@ -81,7 +81,7 @@ class Job:
             connect=lambda index, address: Late(self.world, int(address)),
             addresses=addresses,
             replicas=self.world.replicas,
-            **self.asynchronous,
+            asynchronous=pb.Asynchronous(**self.asynchronous),
         )
         found.declare(self.tables)
         found.enter(addresses, wanted)
