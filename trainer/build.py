@@ -173,7 +173,7 @@ def trainer_of(context: Context, memory: InMemorySnapshot | None) -> Worker:
         report,
         Restore(state, checkpoints, begin, first),
         export,
-        servers=servers if isinstance(servers, PsClient) else None,
+        servers=servers if async_loop is None else None,
         async_loop=async_loop,
         evaluation=evaluation,
         keep=export.keep,
