@@ -113,6 +113,7 @@ def own_loop(kind, optimizer, ring, x, y) -> None:  # type: ignore[no-untyped-de
     from edl import config
     from edl.config import values
     from edl.trainer import loop
+    from edl.trainer.parts.ring_steps import RingSteps
     from edl.trainer.runtime.watchdog import unwatched
     from edl.trainer.session.orders import FormRing
     from edl.trainer.session.state import Session
@@ -137,7 +138,9 @@ def own_loop(kind, optimizer, ring, x, y) -> None:  # type: ignore[no-untyped-de
         def train(self, job, learner, batches) -> None:  # type: ignore[no-untyped-def]
             session = Session(0, lambda message: None, threading.Event())
             report = steady.Paced(session, steady.Timing(), kind.batch, lambda: None)
-            worker = Worker(self.config, session, ring, State(learner, batches.steps), batches, report)
+            state = State(learner, batches.steps)
+            steps = RingSteps(self.config, session, state, batches, report)
+            worker = Worker(session, ring, state, report, steps)
             layout = batches.layout
             worker.run_ring(FormRing(1, (0,), 0, sync=True, epochs=1, shares=(1,), layout=layout))
 

@@ -31,6 +31,7 @@ from edl.contract.layout import Layout, Part
 from edl.contract.steps import Steps
 from edl.trainer.build_learner import learner_of
 from edl.trainer.model.data import Batch, Batches
+from edl.trainer.parts.ring_steps import RingSteps
 from edl.trainer.ring.horovod import HorovodRing
 from edl.trainer.session.orders import FormRing
 from edl.trainer.session.state import Session
@@ -208,7 +209,9 @@ def ours(
     session = Session(rank, lambda message: None, threading.Event())
     batches = Batches(Endless(x, y, model.batch), whole, ready=learner.ready)
     report = Paced(session, Timing(), whole, learner.warm_up)
-    worker = Worker(config.parse(values_), session, ring, State(learner, batches.steps), batches, report)
+    state = State(learner, batches.steps)
+    steps = RingSteps(config.parse(values_), session, state, batches, report)
+    worker = Worker(session, ring, state, report, steps)
     members, shares = tuple(range(ranks)), (1,) * ranks
     worker.run_ring(FormRing(1, members, 0, sync=True, epochs=1, shares=shares, layout=Layout(MOST)))
 

@@ -115,8 +115,9 @@ def work(
         )
 
     def ready(worker: Worker) -> None:
-        start.over(worker.config.elastic.grace_period_seconds)
-        stream.start_heartbeats(worker.config.elastic.heartbeat_timeout_seconds / HEARTBEATS)
+        elastic = config.parse(json.loads(stream.config_json)).elastic
+        start.over(elastic.grace_period_seconds)
+        stream.start_heartbeats(elastic.heartbeat_timeout_seconds / HEARTBEATS)
         stream.session.say(ready=worker.ready())
 
     def ended(worker: Worker) -> None:
@@ -126,6 +127,8 @@ def work(
 
     # The imports take seconds, in which the master already knows of this worker.
     import_keras()
+    from edl import config
+
     if json.loads(stream.config_json)["mode"] == HOROVOD:
         from edl.trainer.horovod_scripts.start import work as run_horovod_script
 

@@ -13,17 +13,18 @@ from collections.abc import Callable, Mapping, Sequence
 from edl.config import Config
 from edl.trainer.agreement.metric_values import Value
 from edl.trainer.async_loop import AsyncLoop
-from edl.trainer.async_worker import AsyncCheckpoints, AsyncWorker, export_from_servers
 from edl.trainer.callbacks.interfaces import Callbacks
 from edl.trainer.checkpoint.in_memory_snapshot import InMemorySnapshot
 from edl.trainer.model.data import Batches
 from edl.trainer.parts.callbacks import CallbackCalls
 from edl.trainer.parts.checkpoints import CheckpointWriting, Due, never
 from edl.trainer.parts.evaluation import Evaluation, EvaluationBatches
-from edl.trainer.parts.export import FinalModel
+from edl.trainer.parts.export import FinalModel, export_from_servers
 from edl.trainer.parts.history import HistoryWriting
+from edl.trainer.parts.leased_steps import LeasedSteps
 from edl.trainer.parts.memory import MemoryCopies
-from edl.trainer.parts.part import Part
+from edl.trainer.parts.part import Part, StepSource
+from edl.trainer.parts.ring_steps import RingSteps
 from edl.trainer.parts.rows import RowServers
 from edl.trainer.ps_client.client import PsClient
 from edl.trainer.restore import Restore
@@ -58,7 +59,7 @@ def assemble(
         restore: restores initial states; the worker writes checkpoints if it has any.
         export: saves the final model, and reports the result to the master. Its argument is the result of the
             evaluation; None if the model is still to be evaluated.
-        servers: hold the rows of the model's tables.
+        servers: hold the rows of the model's tables; None in asynchronous training.
         async_loop: makes the steps of asynchronous training.
         evaluation: evaluates the model in the ring.
         keep: saves a copy of the trained model of this step before the ring evaluates it.
@@ -86,16 +87,16 @@ def assemble(
         parts.append(HistoryWriting(state, history))
     if memory is not None:
         parts.append(MemoryCopies(memory, state, session))
-    checkpoints, split = restore.checkpoints, config.evaluation.split
-    common = config, session, ring, state, batches, report, restore.initial_state, parts
-    if async_loop is None:
-        if checkpoints is not None:
-            parts.append(CheckpointWriting(checkpoints, state, batches, split, due))
-        parts.append(FinalModel(session, save))
-        return Worker(*common)
     writing = None
-    if checkpoints is not None:
-        writing = AsyncCheckpoints(async_loop, session, checkpoints, state, batches, split, due)
+    if restore.checkpoints is not None:
+        newest = async_loop.pull_newest if async_loop is not None else lambda step: step
+        writing = CheckpointWriting(restore.checkpoints, state, batches, config.evaluation.split, due, newest)
         parts.append(writing)
-    parts.append(FinalModel(session, lambda: export_from_servers(async_loop, state, save)))
-    return AsyncWorker(async_loop, restore, writing, due, *common)
+    steps: StepSource
+    if async_loop is None:
+        steps = RingSteps(config, session, state, batches, report)
+        parts.append(FinalModel(session, save))
+    else:
+        steps = LeasedSteps(async_loop, session, ring, state, batches, report, restore, writing)
+        parts.append(FinalModel(session, lambda: export_from_servers(async_loop, state, save)))
+    return Worker(session, ring, state, report, steps, restore.initial_state, parts)

@@ -208,6 +208,15 @@ class AsyncLoop:
         self._learner.at(step)
         self._since_pull = 0
 
+    def pull_newest(self, step: int) -> int:
+        """Pull all weights, and return their step: `step`, or a later one if the servers are further."""
+        try:
+            step = max(step, self.find_progress())
+            self.pull_all(step)
+        except RingBroken as error:  # of a server: a checkpoint of it fails then, with the reason
+            log.warning(str(error))
+        return step
+
     def find_progress(self) -> int:
         """Refresh and return `reached`."""
         self.servers.find()

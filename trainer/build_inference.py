@@ -43,6 +43,7 @@ from edl.trainer.model.model_support import refuse_unless_compiled
 from edl.trainer.model.records import Records
 from edl.trainer.model.user_model import UserModel
 from edl.trainer.parts.evaluation import Evaluation
+from edl.trainer.parts.ring_steps import RingSteps
 from edl.trainer.parts.sample import SampleReport
 from edl.trainer.ps_client.client import PsClient
 from edl.trainer.restore import Restore
@@ -315,7 +316,9 @@ def _meet_alone(config: Config, ring: Ring, learner: InferenceLearner) -> None:
     alone = Session(0, said.append, Event())
     batches = Batches(NoRecords(), config.training.batch_size)
     report = Telemetry(alone, batches.steps, log=lambda line: None)
-    worker = Worker(config, alone, ring, State(learner, batches.steps), batches, report)
+    state = State(learner, batches.steps)
+    steps = RingSteps(config, alone, state, batches, report)
+    worker = Worker(alone, ring, state, report, steps)
     worker.run_ring(FormRing(0, (0,), 0, sync=True, epochs=0, shares=(1,), layout=Layout(0)))
     if broken := said[-1].left_ring.broken:
         raise RingBroken(broken)

@@ -35,6 +35,7 @@ from edl.errors import DataError, ModelError
 from edl.trainer.model.data import Batches
 from edl.trainer.model.loop_state import Functions, LoopState
 from edl.trainer.model.records import Records
+from edl.trainer.parts.ring_steps import RingSteps
 from edl.trainer.ring.base import Ring, Vector
 from edl.trainer.ring.local import InProcessGroup, LocalRing
 from edl.trainer.runtime.error_report import OURS
@@ -363,7 +364,8 @@ class Alone:
         session = Session(0, lambda message: None, threading.Event())
         report = Telemetry(session, batches.steps, log=print)
         state = State(learner, batches.steps)
-        worker = Worker(self.config, session, self.ring, state, batches, report)
+        steps = RingSteps(self.config, session, state, batches, report)
+        worker = Worker(session, self.ring, state, report, steps)
         self._group_ring.open(InProcessGroup(1))
         epochs, layout = self.config.training.epochs, batches.layout
         worker.run_ring(FormRing(1, (0,), 0, sync=True, epochs=epochs, shares=(1,), layout=layout))

@@ -12,6 +12,7 @@ from edl.contract.proto import edl_pb2 as pb
 from edl.trainer.model.data import Batch, Batches
 from edl.trainer.model.records import Records
 from edl.trainer.parts.part import Part
+from edl.trainer.parts.ring_steps import RingSteps
 from edl.trainer.ring.base import Ring, RingBroken, RingSlot
 from edl.trainer.session.orders import FormRing
 from edl.trainer.session.state import Session
@@ -69,7 +70,9 @@ def warm_up(
     batches = Batches(sample, SAMPLE_RECORDS)
     report = Telemetry(alone, batches.steps, log=lambda line: None)
     sampled = _Sampled(sample, learner)
-    worker = Worker(config, alone, ring, State(learner, batches.steps), batches, report, parts=[sampled])
+    state = State(learner, batches.steps)
+    steps = RingSteps(config, alone, state, batches, report)
+    worker = Worker(alone, ring, state, report, steps, parts=[sampled])
     me = (alone.worker,)
     worker.run_ring(FormRing(0, me, alone.worker, sync=True, epochs=1, shares=(1,), layout=sample.layout))
     if broken := said[-1].left_ring.broken:

@@ -11,7 +11,11 @@ its model outlive the ring.
     step         this rank's gradients and an all-reduce ─▶ apply the result ─▶ commit
 
 What a job may have beside the loop, such as checkpoints or evaluations, are its parts (trainer/parts). The
-loop calls all of them at fixed moments. The state is a model and its ledger (trainer/state.py).
+loop calls all of them at fixed moments. One part is the source of the steps: it decides which steps this
+worker makes, and makes them. What follows describes steps by arithmetic (trainer/parts/ring_steps.py). With
+`mode=ps` a server leases the steps, and servers hold the state (trainer/parts/leased_steps.py).
+
+The state is a model and its ledger (trainer/state.py).
 
 **The ledger is a number.** Which records make up step k is arithmetic (edl/contract/steps.py), the same in
 every ring and on every worker. So `step`, the number of steps in the model, identifies the records in the
@@ -43,8 +47,6 @@ after it.
 **The ranks agree by a vote** that each all-reduce carries (trainer/agreement/control.py). So all of them act
 on the same vote after the same step: they leave the ring, train more or fewer epochs, or write a checkpoint.
 
-With `mode=ps` training is asynchronous, and a few methods of this loop are replaced: trainer/async_worker.py.
-
 The loop does not import TensorFlow, Horovod or gRPC: it is given a state, a ring and a session. The warm-up
 runs it in a ring of one, and the simulator runs it a thousand times in virtual time.
 """
@@ -52,21 +54,18 @@ runs it in a ring of one, and the simulator runs it a thousand times in virtual 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
 
-from edl.config import Config
 from edl.contract.ids import ring_id
 from edl.contract.layout import Part as Share
 from edl.contract.proto import edl_pb2 as pb
 from edl.errors import EdlError
 from edl.trainer.agreement import control
-from edl.trainer.agreement.checks import check, refuse_nonfinite, refuse_too_many_bad
-from edl.trainer.agreement.metric_values import as_numbers
-from edl.trainer.model.data import Batches
-from edl.trainer.parts.part import Part
+from edl.trainer.model.data import Batch
+from edl.trainer.parts.part import Part, StepSource
 from edl.trainer.ring.base import Ring, RingBroken, RingSlot
 from edl.trainer.session.orders import End, Export, FormRing, WriteCheckpoint
 from edl.trainer.session.state import Session
@@ -79,27 +78,27 @@ class ReplicaDivergence(EdlError):
 
 
 class Worker:
-    """One worker: a state, a ring, records, and a session with the master.
+    """One worker: a state, a ring, a source of steps, and a session with the master.
 
     Args:
         restore: gives the root of a ring the initial state, if no worker holds the job's state. It takes the
             step of a checkpoint that is known to exist, and returns whether there was a state to restore.
-        parts: what this job has beside the loop, in the order in which the loop calls them.
+        steps: makes the steps; it is called before the other parts.
+        parts: what else this job has beside the loop, in the order in which the loop calls them.
     """
 
     def __init__(
         self,
-        config: Config,
         session: Session,
         ring: Ring,
         state: State,
-        batches: Batches,
         report: Telemetry,
+        steps: StepSource,
         restore: Callable[[int], bool] = lambda expected: False,
         parts: Sequence[Part] = (),
     ):
-        self.config, self.session, self.ring, self.state = config, session, ring, state
-        self.batches, self.report, self.restore, self.parts = batches, report, restore, list(parts)
+        self.session, self.ring, self.state, self.report = session, ring, state, report
+        self.steps, self.restore, self.parts = steps, restore, [steps, *parts]
         # In the present ring:
         self.has_joined = False  # whether it was reported that this worker has the ring's state
         self.in_flight = 0  # this rank's records in a step whose sums are pending
@@ -107,15 +106,11 @@ class Worker:
 
     def ready(self) -> pb.Ready:
         """Return what the master must know of this worker before its first ring."""
-        state = self.state
-        message = pb.Ready(
-            layout=pb.Layout(**asdict(self.batches.layout)),
-            model=state.learner.fingerprint(),
-            tables=len(state.learner.tables),
-        )
+        learner = self.state.learner
+        message = pb.Ready(model=learner.fingerprint(), tables=len(learner.tables))
         for part in self.parts:
             part.ready(message)
-        if state.has_state:
+        if self.state.has_state:
             message.held.CopyFrom(self.left_ring(""))
         return message
 
@@ -150,7 +145,6 @@ class Worker:
             state.forget()
         for part in self.parts:
             part.entering(form)
-        self.read_ahead(form, here)
         try:
             if session.was_cut(here.generation):
                 raise RingBroken("the ring was cut before it was formed")
@@ -163,7 +157,7 @@ class Worker:
             while self.advance(here):
                 pass
         except RingBroken as error:
-            broken = self.why_broken(here, error)
+            broken = str(error)
             self.ring.cut()  # so that all other ranks notice at once
             if self.in_flight:
                 self.report.step_breaks()
@@ -174,25 +168,14 @@ class Worker:
         self.report.ring_left(state.step)
         session.say(form.generation, left_ring=self.left_ring(broken))
 
-    def why_broken(self, here: RingSlot, error: RingBroken) -> str:
-        """Return the reason why the ring broke; "" if leaving it this way was planned."""
-        return str(error)
-
     def left_ring(self, broken: str) -> pb.LeftRing:
-        """Describe the state that this worker holds outside of rings."""
-        return self.state.left_ring(broken)
+        """Describe the state that this worker holds outside of rings, and why the last one broke."""
+        message = self.state.left_ring(broken)
+        for part in self.parts:
+            part.left(message)
+        return message
 
     # --- before the first step
-
-    def read_ahead(self, form: FormRing, here: RingSlot) -> None:
-        """Read this worker's records of the next step while the ring is formed.
-
-        Only if this worker holds a state already: the state of a different member may be at a different step.
-        """
-        state = self.state
-        if state.has_state and form.layout == self.batches.layout and state.step < state.end:
-            self.batches.take(form.layout, self.first_share(form, here))
-            self.batches.begin(state.step)
 
     def synchronize(self, form: FormRing, here: RingSlot) -> RingSlot:
         """Copy the root's state to this member, or join without state and receive it while stepping.
@@ -227,18 +210,11 @@ class Worker:
             self.report_synced(here, back)
         return here
 
-    def first_share(self, form: FormRing, here: RingSlot) -> Share:
-        """Return this rank's share of each step while the joining members have no state."""
-        shares = zip(form.members, form.shares, strict=True)
-        return Share(here.rank, tuple(0 if worker in form.joining else share for worker, share in shares))
-
     def share_records(self, form: FormRing, here: RingSlot) -> None:
         """Assign to each rank its share of each step. Joining members get none until all are in sync."""
-        now = self.first_share(form, here)
         self.next_share = Share(here.rank, form.shares) if form.joining else None
-        self.batches.take(form.layout, now)
         for part in self.parts:
-            part.take(now)
+            part.take(form.first_share(self.session.worker), self.state.step)
 
     def report_synced(self, here: RingSlot, back: str = "") -> None:
         """Report that this member has the state of the step that the ring is at.
@@ -282,41 +258,30 @@ class Worker:
         return self.train_step(here)
 
     def train_step(self, here: RingSlot) -> bool:
-        """Make one step. False: all members leave the ring after it."""
-        state, config = self.state, self.config
-        step, epoch, end, records = state.step, state.steps.epoch(state.step), state.end, state.records
-        if here.rank == 0:
-            self.report.to_go(end - step)
-        batch = self.batches.of(step, end) if step < end else None
-        self.in_flight, bad = (len(batch), batch.bad) if batch is not None else (0, ())
-        mine = batch if self.in_flight else None  # without records, a rank takes part with weight zero
-        vote = self.vote(here, bad=len(bad))
-        for part in self.parts:
-            part.before_step(here, mine)
-
-        result = state.compute(mine, vote, here.rank)  # the gradients, and the all-reduce; nothing changes
-        # From here on the step has happened for this rank, and all ranks have the step before it.
-        self.report.step_summed(result.waited)
-        agreed, metrics = result.agreed, None
-        check(agreed, step, state.round, here.size, records)
-        if agreed.nonfinite and config.training.on_non_finite == "stop":
-            refuse_nonfinite(batch, result, step, self.session.worker)
-        refuse_too_many_bad(agreed, bad, epoch, state.ledger.bad.get(epoch, 0), config.data.max_bad_records)
+        """Make one step, or several that are leased. False: this worker leaves the ring after it."""
+        state, step, end = self.state, self.state.step, self.state.end
+        made = self.steps.make(here, partial(self.begin_step, here))  # gradients, all-reduce, update
+        if made is None:
+            return False
+        result, metrics = made
         if step < end:
-            metrics = state.apply(result, mine)  # the model and the ledger, together
             self.commit(here)
-
-        if bad:
-            self.report.left_out(here.generation, epoch, bad)
-        self.report.step_done(here.generation, here.rank, state.step, self.in_flight, agreed)
-        if metrics is not None:
-            loss = state.ledger.epochs.last_loss
-            self.report.epoch_ends(state.steps.epoch(state.step), loss, as_numbers(metrics))
         for part in self.parts:
             part.after(here, result, metrics)
         self.in_flight = 0
-        self.act_on(agreed, here)
-        return not agreed.leave and (step < end or not state.steps.ended(state.step, state.epochs))
+        self.act_on(result.agreed, here)
+        return not result.agreed.leave and (step < end or not state.steps.ended(state.step, state.epochs))
+
+    def begin_step(self, here: RingSlot, batch: Batch | None) -> np.ndarray:
+        """Return this rank's control vector for a step, and let the parts prepare for the step.
+
+        Args:
+            batch: this rank's part of the step; None if it has none.
+        """
+        self.in_flight, bad = (len(batch), len(batch.bad)) if batch is not None else (0, 0)
+        for part in self.parts:
+            part.before_step(here, batch if self.in_flight else None)
+        return self.vote(here, bad)
 
     def vote(self, here: RingSlot, bad: int = 0) -> np.ndarray:
         """Return this rank's control vector for the next all-reduce.
@@ -346,9 +311,8 @@ class Worker:
     def act_on(self, agreed: control.Agreed, here: RingSlot) -> None:
         """Act on what all ranks have learned from the same all-reduce."""
         if self.next_share is not None and agreed.synced_ranks == here.size:
-            self.batches.take_from(self.state.step + 1, self.next_share)
             for part in self.parts:
-                part.take(self.next_share)
+                part.take(self.next_share, self.state.step + 1)  # the next step is being read already
             self.next_share = None
         if agreed.changes == here.size:
             self.state.task = self.session.take_task()

@@ -14,10 +14,14 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from edl.trainer.ring.base import Ring, RingBroken
+
+if TYPE_CHECKING:  # the local ring needs no TensorFlow
+    from edl.trainer.ring.graph_all_reduce import GraphAllReduce
 
 
 def serve(ring: Ring, next_order: Callable[[], str], say: Callable[[str], None]) -> None:
@@ -53,7 +57,7 @@ def _obey(ring: Ring, order: list[str], say: Callable[[str], None]) -> str:
         case ["twice", one, other]:  # two parallel sums in one graph; of the same tensor for equal values
             return f"twice {_two_sums(ring)(float(one), float(other))}"
         case ["many"]:  # run graphs of many sums, which many threads begin, until the ring breaks
-            many = _many_sums(ring)
+            many = _many_sums(_in_graph(ring))
             while True:
                 many()
                 say("another")
@@ -101,15 +105,19 @@ def _graph(ring: Ring) -> Callable[[float], np.ndarray]:
     return call
 
 
+def _in_graph(ring: Ring) -> GraphAllReduce:
+    from edl.trainer.ring.horovod import HorovodRing
+
+    assert isinstance(ring, HorovodRing) and ring.in_graph is not None
+    return ring.in_graph
+
+
 def _two_sums(ring: Ring) -> Callable[[float, float], list[float]]:
     import tensorflow as tf
 
     from edl.trainer.model.graphs import concrete
-    from edl.trainer.ring.horovod import HorovodRing
 
-    assert isinstance(ring, HorovodRing)
-    total = ring.in_graph
-    assert total is not None
+    total = _in_graph(ring)
 
     def call(one: float, other: float) -> list[float]:
         def sums(x: tf.Tensor) -> list[tf.Tensor]:
@@ -123,15 +131,11 @@ def _two_sums(ring: Ring) -> Callable[[float, float], list[float]]:
 
 
 @functools.cache
-def _many_sums(ring: Ring) -> Callable[[], None]:
+def _many_sums(total: GraphAllReduce) -> Callable[[], None]:
     import tensorflow as tf
 
     from edl.trainer.model.graphs import concrete
-    from edl.trainer.ring.horovod import HorovodRing
 
-    assert isinstance(ring, HorovodRing)
-    total = ring.in_graph
-    assert total is not None
     graph = concrete(
         lambda x: [total(x + i, f"many_{i}") for i in range(100)], tf.TensorSpec([1], tf.float32)
     )
@@ -147,11 +151,8 @@ def _half(ring: Ring) -> Callable[[float], float]:
     import tensorflow as tf
 
     from edl.trainer.model.graphs import concrete
-    from edl.trainer.ring.horovod import HorovodRing
 
-    assert isinstance(ring, HorovodRing)
-    total = ring.in_graph
-    assert total is not None
+    total = _in_graph(ring)
 
     def call(value: float) -> float:
         graph = concrete(lambda x: total(x, "half", "float16"), tf.TensorSpec([1], tf.float32))
@@ -165,11 +166,8 @@ def _kept(ring: Ring, value: float) -> list[float]:
     import tensorflow as tf
 
     from edl.trainer.model.graphs import concrete
-    from edl.trainer.ring.horovod import HorovodRing
 
-    assert isinstance(ring, HorovodRing)
-    total = ring.in_graph
-    assert total is not None
+    total = _in_graph(ring)
 
     def both(x: tf.Tensor) -> list[tf.Tensor]:
         made = x + 1.0
@@ -187,11 +185,8 @@ def _room(ring: Ring, mebibytes: int) -> int:
     import tensorflow as tf
 
     from edl.trainer.model.graphs import concrete
-    from edl.trainer.ring.horovod import HorovodRing
 
-    assert isinstance(ring, HorovodRing)
-    total = ring.in_graph
-    assert total is not None
+    total = _in_graph(ring)
 
     def summed(x: tf.Tensor, count: tf.Tensor) -> tf.Tensor:
         return total(tf.fill([count], x), "room")[0]

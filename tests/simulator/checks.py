@@ -29,7 +29,6 @@ from edl.master.core import effects as ef
 from edl.master.core import events as ev
 from edl.master.core import view
 from edl.trainer.agreement.metric_values import Value
-from edl.trainer.async_worker import AsyncWorker
 from tests.simulator.worker import FLIP, Sim
 from tests.support.jobs.invariants import replayed
 
@@ -144,9 +143,9 @@ class Checks:
                     f"worker {w.id} has forgotten its state"
                 )
                 w.has_state = message.left_ring.has_state  # later steps may be missing
-                if isinstance(w.worker, AsyncWorker):
+                if w.async_loop is not None:
                     # Servers may have lost steps.
-                    has = min(w.worker.state.ledger.step, w.worker.async_loop.reached)
+                    has = min(w.worker.state.ledger.step, w.async_loop.reached)
                     assert message.left_ring.step >= has
                     return  # its weights may be of any step
                 assert message.left_ring.step == w.worker.state.ledger.step

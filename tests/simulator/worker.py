@@ -17,7 +17,6 @@ from edl.contract.evaluation import FINAL, EvaluationPlan
 from edl.contract.ids import WorkerId
 from edl.trainer.assembly import assemble
 from edl.trainer.async_loop import AsyncLoop
-from edl.trainer.async_worker import AsyncWorker
 from edl.trainer.checkpoint.checkpointing import Checkpointing
 from edl.trainer.checkpoint.in_memory_snapshot import InMemorySnapshot
 from edl.trainer.evaluation.evaluation import RingEvaluation
@@ -74,13 +73,13 @@ class Sim:
                 self.servers,
             )
         report = Telemetry(self.session, batches.steps, lambda: world.clock.now, log=lambda line: None)
-        async_loop = None
+        self.async_loop = None
         if isinstance(self.servers, AsyncPsClient) and isinstance(self.learner, CountingServed):
             now = lambda: world.clock.now  # noqa: E731
-            async_loop = AsyncLoop(
+            self.async_loop = AsyncLoop(
                 world.config, self.session, self.learner, self.servers, batches, report, now
             )
-            self.learner.rows = async_loop
+            self.learner.rows = self.async_loop
         state = State(self.learner, batches.steps)
         first = self.learner.parts() if self.servers is not None else ()
         self.worker = assemble(
@@ -93,7 +92,7 @@ class Sim:
             Restore(state, self.checkpoints, None, first),
             lambda worth: fleet.export(self, worth),
             servers=self.servers if isinstance(self.servers, PsClient) else None,
-            async_loop=async_loop,
+            async_loop=self.async_loop,
             evaluation=evaluation,
             keep=lambda step: fleet.keeps(self, step),
             memory=memory,
@@ -142,8 +141,8 @@ class Sim:
 
     def pulls(self) -> None:
         """Pull all rows of the worker's state from the servers, as saving the model does."""
-        if isinstance(self.worker, AsyncWorker):
-            self.worker.async_loop.all_rows(0)
+        if self.async_loop is not None:
+            self.async_loop.all_rows(0)
         elif self.servers is not None:
             self.servers.all_rows(0)
 

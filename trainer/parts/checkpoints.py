@@ -37,12 +37,20 @@ class CheckpointWriting(Part):
     Args:
         split: the records that the model is evaluated with after each epoch.
         due: returns the evaluation that is due; a checkpoint may need its metrics.
+        pull_newest: loads the newest weights, if servers have newer ones than those of the given step, and
+            returns their step.
     """
 
     def __init__(
-        self, checkpoints: Checkpointing, state: State, batches: Batches, split: str, due: Due = never
+        self,
+        checkpoints: Checkpointing,
+        state: State,
+        batches: Batches,
+        split: str,
+        due: Due = never,
+        pull_newest: Callable[[int], int] = lambda step: step,
     ):
-        self.checkpoints, self.due = checkpoints, due
+        self.checkpoints, self.due, self._pull_newest = checkpoints, due, pull_newest
         self._state, self._batches, self._split = state, batches, split
 
     def ready(self, message: pb.Ready) -> None:
@@ -53,7 +61,9 @@ class CheckpointWriting(Part):
 
     def carry_out(self, order: Export | WriteCheckpoint) -> None:
         """Write a whole checkpoint of the state that this worker holds, without other workers."""
-        self.checkpoints.save(self._state.ledger, self._state.steps, self._batches.layout)
+        ledger = self._state.ledger
+        step = self._pull_newest(ledger.step)
+        self.checkpoints.save(ledger, self._state.steps, self._batches.layout, step)
 
     def vote(self, here: RingSlot, vector: np.ndarray) -> None:
         state = self._state

@@ -94,7 +94,7 @@ class EvaluationBatches(Part):
     def ready(self, message: pb.Ready) -> None:
         message.held_out.update(self.evaluation.sizes)
 
-    def take(self, share: Share) -> None:
+    def take(self, share: Share, since: int) -> None:
         self.evaluation.take(share)
 
     def ring_up(self, here: RingSlot) -> None:

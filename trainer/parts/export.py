@@ -6,11 +6,13 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from edl.contract.proto import edl_pb2 as pb
+from edl.trainer.async_loop import AsyncLoop
 from edl.trainer.parts.part import Part
 from edl.trainer.ps_client.interfaces import TrainedOn
 from edl.trainer.ring.base import RingBroken
 from edl.trainer.session.orders import Export, WriteCheckpoint
 from edl.trainer.session.state import Session
+from edl.trainer.state import State
 
 
 class FinalModel(Part):
@@ -39,3 +41,18 @@ class FinalModel(Part):
                 return
             trained_on = isinstance(error, TrainedOn)
             self._session.say(rows_lost=pb.RowsLost(why=str(error), trained_on=trained_on))
+
+
+def export_from_servers(async_loop: AsyncLoop, state: State, export: Callable[[], None]) -> None:
+    """Save the final model, if the servers have exactly the steps of this state.
+
+    Raises:
+        RingBroken: a server has lost steps of it.
+        TrainedOn: a server has applied later steps.
+    """
+    step = state.ledger.step
+    async_loop.saves(step)
+    async_loop.look(wait_forever=True)  # no further ring would be formed without a lost server
+    if async_loop.servers.furthest > step:  # the number of epochs was reduced after the ring broke
+        raise TrainedOn(f"steps of epoch {state.steps.epoch(step) + 1} are in the weights already")
+    export()

@@ -4,11 +4,15 @@
 The loop (trainer/worker.py) calls all parts of its worker at fixed moments, in their order, and knows none of
 them by name. A part that does not care about a moment inherits a method that does nothing. The methods are
 listed in the order in which the loop calls them.
+
+Each job has one part that makes its steps (`StepSource`).
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 
 import numpy as np
 
@@ -17,7 +21,7 @@ from edl.contract.proto import edl_pb2 as pb
 from edl.trainer.agreement.control import StepResult
 from edl.trainer.agreement.ledger import RoundResult, Update
 from edl.trainer.agreement.metric_values import Value
-from edl.trainer.model.data import Batch
+from edl.trainer.model.data import Batch, Batches
 from edl.trainer.ring.base import RingSlot
 from edl.trainer.session.orders import Export, FormRing, WriteCheckpoint
 
@@ -59,8 +63,8 @@ class Part:
     def after_sync(self, form: FormRing) -> None:
         """When all members in sync hold the root's state."""
 
-    def take(self, share: Share) -> None:
-        """Take this share of the records of each evaluation batch from now on."""
+    def take(self, share: Share, since: int) -> None:
+        """Take this share of the records of each step from `since` on, and of each evaluation batch."""
 
     def joined(self, here: RingSlot, message: pb.JoinedRing) -> None:
         """When this member has the state of the ring's step: add to the message for the master."""
@@ -81,15 +85,15 @@ class Part:
         """
         return None
 
-    def vote(self, here: RingSlot, vector: np.ndarray) -> None:
-        """Set fields of this rank's control vector, before the all-reduce that carries it."""
-
     def before_step(self, here: RingSlot, batch: Batch | None) -> None:
         """Before the gradients of a step are computed.
 
         Args:
             batch: this rank's part of the step; None if it has no records.
         """
+
+    def vote(self, here: RingSlot, vector: np.ndarray) -> None:
+        """Set fields of this rank's control vector, before the all-reduce that carries it."""
 
     def changed(self) -> None:
         """After each update of the state, while no other rank can be more than one step ahead."""
@@ -107,3 +111,40 @@ class Part:
 
     def leaving(self) -> None:
         """After the ring was left or has broken."""
+
+    def left(self, message: pb.LeftRing) -> None:
+        """Correct the description of the state that this worker holds outside of rings, for the master."""
+
+
+class StepSource(Part, ABC):
+    """Decides which steps this worker makes, and makes them with the other members of its ring.
+
+    There are two: steps by arithmetic (ring_steps.py), and steps that a server leases (leased_steps.py).
+
+    Args:
+        batches: the records of the steps.
+    """
+
+    def __init__(self, batches: Batches):
+        self._batches = batches
+
+    def ready(self, message: pb.Ready) -> None:
+        message.layout.CopyFrom(pb.Layout(**asdict(self._batches.layout)))
+
+    @abstractmethod
+    def make(
+        self, here: RingSlot, begin: Callable[[Batch | None], np.ndarray]
+    ) -> tuple[StepResult, Mapping[str, Value] | None] | None:
+        """Make one or more steps, and add them to the state. If nothing is left to train, only vote.
+
+        Args:
+            begin: must be called once, before the all-reduce. It takes this rank's part of the step (None
+                without records), and returns this rank's control vector.
+
+        Returns:
+            the result, with the metrics of an epoch that has ended (None if no epoch has); None if this
+            worker has to leave the ring before the all-reduce.
+
+        Raises:
+            RingBroken: the all-reduce did not come back here.
+        """

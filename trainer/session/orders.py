@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from edl.contract.layout import Layout
+from edl.contract.layout import Layout, Part
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +28,12 @@ class FormRing:
     untrusted_up_to: int = 0  # states of this ring and of earlier ones are not to be used
     untrusted_reason: str = ""  # the reason
     released_from: int = 0  # servers from this index on are released and have no rows; 0: unknown
+
+    def first_share(self, worker: int) -> Part:
+        """Return this worker's share of each step while the joining members have no state."""
+        shares = zip(self.members, self.shares, strict=True)
+        synced = tuple(0 if member in self.joining else share for member, share in shares)
+        return Part(self.members.index(worker), synced)
 
 
 @dataclass(frozen=True, slots=True)

@@ -62,7 +62,7 @@ class Writer(A[Held]):
         self.beside, store = Queue(), Store.open(str(where))
         self.servers = servers(store) if servers is not None else None
         self.checkpoints = Checkpointing(
-            self.worker.config, self.session, self.learner, store, run_id, self.beside, servers=self.servers
+            self.config, self.session, self.learner, store, run_id, self.beside, servers=self.servers
         )
         self.rebuild(checkpoints=self.checkpoints)
 

@@ -84,10 +84,10 @@ class A(Generic[R]):
         self.learner = learner or CountingLearner(POSITIONS)
         self.learner.joins(self.ring)
         self.source = source or Positions(SIZE)
-        batches = Batches(self.source, batch, reading=AtOnce())
-        report = Telemetry(self.session, batches.steps, log=lambda line: None)
+        self.config, self.batches = config, Batches(self.source, batch, reading=AtOnce())
+        report = Telemetry(self.session, self.batches.steps, log=lambda line: None)
         export = lambda worth: self.session.say(finished=pb.Finished(model="model.keras"))  # noqa: E731
-        self.worker = self.assembled(config, batches, report, export)
+        self.worker = self.assembled(config, self.batches, report, export)
         self.ended: End | Exception | None = None
         self.thread = threading.Thread(target=self._train, daemon=True)
 
@@ -107,9 +107,9 @@ class A(Generic[R]):
 
     def rebuild(self, **more: Any) -> None:
         """Give the worker further parts, before its first ring."""
-        worker, session = self.worker, self.session
+        session = self.session
         export = lambda worth: session.say(finished=pb.Finished(model="model.keras"))  # noqa: E731
-        self.worker = self.assembled(worker.config, worker.batches, worker.report, export, **more)
+        self.worker = self.assembled(self.config, self.batches, self.worker.report, export, **more)
 
     def _send(self, message: pb.FromWorker) -> None:
         with self.changed:

@@ -88,7 +88,7 @@ class Job:
         return found
 
     def ring(self, wanted: int) -> tuple[AsyncPsClient, int]:
-        """Formed anew, until it is, as `AsyncWorker.meet` does it. With the step at which rows can move."""
+        """Form a ring as `LeasedSteps.before_sync` does, and return the step at which rows can move."""
         while True:
             self.workers += 1
             servers = self.servers(wanted)

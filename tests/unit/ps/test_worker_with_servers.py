@@ -404,7 +404,7 @@ def test_a_checkpoint_of_a_job_without_servers_is_refused_by_name(
 ) -> None:
     _, w = with_a_checkpoint(make, tmp_path)
     stop(w)
-    plain = Checkpointing(w.worker.config, w.session, w.learner, Store.open(str(tmp_path)), "run-1", Queue())
+    plain = Checkpointing(w.config, w.session, w.learner, Store.open(str(tmp_path)), "run-1", Queue())
     with pytest.raises(
         ModelError, match="has rows of parameter servers, and this job does not have rows there"
     ):

@@ -47,7 +47,7 @@ class Moments(Part):
     def after_sync(self, form: FormRing) -> None:
         self.at("after_sync")
 
-    def take(self, share: Share) -> None:
+    def take(self, share: Share, since: int) -> None:
         self.at("take")
 
     def joined(self, here: RingSlot, message: pb.JoinedRing) -> None:
@@ -80,7 +80,7 @@ class Moments(Part):
 
 
 BEGIN = ["entering", "before_sync", "after_sync", "take", "joined", "ring_up"]
-BEFORE, AFTER = ["between_steps", "vote", "before_step"], ["changed", "after"]
+BEFORE, AFTER = ["between_steps", "before_step", "vote"], ["changed", "after"]
 
 
 def test_a_part_is_called_at_each_moment_of_a_ring_in_order() -> None:
