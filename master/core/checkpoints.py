@@ -25,6 +25,7 @@ from edl.master.core.workers import Pool, WorkerRecord
 MOST_DOUBLINGS = 5
 LONGEST_PAUSE_SECONDS = 300.0
 UNDER_WAY_SECONDS = 60.0  # after which an order without a result is repeated
+HURRIED_SECONDS = 2.0  # between checkpoints of draining workers, which may be killed at any moment
 STEPS_PAUSE_SECONDS = 10.0  # after a failure, if checkpoints are not due by time
 
 
@@ -96,9 +97,17 @@ class Checkpoints:
     # --- the last copies of the state
 
     def hurry(self, ring: Ring, now: float) -> None:
-        """Make a checkpoint due at once, as all holders of the state are draining while they train."""
-        if ring.running and ring.up and ring.generation != self._hurried:
+        """Make checkpoints due at once and every few seconds, as all holders of the state are draining.
+
+        They train on, since a new worker may come before they are killed.
+        """
+        if not (ring.running and ring.up):
+            return
+        if ring.generation != self._hurried:
             self._hurried, self.due_at = ring.generation, now
+        elif self.written_at is not None and self.ordered_at is None and not self.failures:
+            soon = self.written_at + HURRIED_SECONDS
+            self.due_at = soon if self.due_at is None else min(self.due_at, soon)
 
     def write_now(self, now: float) -> None:
         """Let the next `write` ignore pauses after earlier failures."""

@@ -14,6 +14,7 @@ from edl.contract.reasons import Reason
 from edl.master.core import effects as ef
 from edl.master.core import events as ev
 from edl.master.core import view
+from edl.master.core.checkpoints import HURRIED_SECONDS
 from edl.master.rpc.checkpoint_parts import CheckpointParts
 from tests.support.jobs.stories import Story, finish, of, only
 
@@ -296,8 +297,12 @@ def test_without_checkpoints_a_job_of_zero_workers_is_suspended_and_one_worker_k
     assert not story.noticed(Reason.StateLost)
 
 
-def test_one_is_due_at_once_when_all_who_hold_the_state_are_to_go() -> None:
+def test_one_is_due_at_once_and_then_often_when_all_who_hold_the_state_are_to_go() -> None:
     story = a_story().running()
     assert not of(story.tell(ev.Leaving(WorkerId(0), "SIGTERM")), ef.Checkpoint)
     assert only(story.tell(ev.Leaving(WorkerId(1), "SIGTERM")), ef.Checkpoint).worker == 0
-    assert not of(story.waits(1), ef.Checkpoint), "once"
+    assert not of(story.waits(1), ef.Checkpoint), "not a second one beside the first"
+    whole(story, 3)
+    assert until_ordered(story) <= HURRIED_SECONDS + 0.5
+    story.tell(ev.CheckpointFailed(WorkerId(0), 4, "a", "No space left on device"))
+    assert until_ordered(story) >= SECONDS - 0.5, "a failing store is not hurried"
