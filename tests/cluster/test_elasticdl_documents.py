@@ -328,7 +328,7 @@ def test_the_public_cloud(
     assert summary["failures"] == []
     # A leaving worker keeps its state to its end; when the others are gone, the job continues from it.
     assert summary["state_losses"] == 0
-    [model] = output.glob(f"run-*/{artifacts.MODEL}")  # the first run's folder is the volume itself
+    [model] = output.rglob(artifacts.MODEL)  # in a folder of its run, if an earlier run left results
     assert counts(model, epochs=5) == ""
 
 
