@@ -126,6 +126,13 @@ def cut(array: Any, start: int, stop: int) -> Any:
     return array[start:stop]
 
 
+def doubled(array: Any) -> Any:
+    """All records of a standard array, followed by the same records again."""
+    if isinstance(array, tf.SparseTensor):
+        return tf.sparse.concat(0, [array, array])
+    return tf.concat([array, array], 0) if tf.is_tensor(array) else np.concatenate([array, array])
+
+
 def _shown(type_: tf.TypeSpec) -> str:
     kind = {tf.RaggedTensorSpec: "ragged ", tf.SparseTensorSpec: "sparse "}.get(type(type_), "")
     return f"{kind}{type_.dtype.name} {['any' if n is None else n for n in type_.shape]}".replace("'", "")

@@ -72,6 +72,15 @@ def halves(batch: Batch) -> tuple[list[list[Any]], tuple[int, int]]:
     return parts, (first, size - first)
 
 
+def doubled(batch: Batch) -> list[Any]:
+    """Its arrays, each with all records twice: what is looked up for each record is looked up twice as often.
+
+    Two parts of a batch would not show it. Where equal ids of a batch are looked up once, as feature columns
+    do, the rows of the parts may add up to those of the batch by chance.
+    """
+    return [arrays.doubled(leaf) for leaf in batch_types.leaves(batch)]
+
+
 def try_model(model: keras.Model, types: BatchTypes, sample: Batch, inexact: Inexact) -> Findings:
     """Find out, with real records, whether a ring trains this model as Keras would.
 
@@ -146,8 +155,8 @@ def try_own_step(run: Runs, names: Callable[[], list[str]], sample: Batch, half:
     with exactness.records_alone(sizes):
         whole, again = (run(batch_types.leaves(sample), len(sample), None) for _ in range(2))
         one, other = (run(part, size, whole.sums) for part, size in zip(parts, sizes, strict=True))
-    counts = zip(one.rows, other.rows, whole.rows, strict=True)
-    added_up = frozenset(nth for nth, (a, b, c) in enumerate(counts) if a + b != c)
+    counts = zip(whole.rows, run(doubled(sample), 2 * len(sample), None).rows, strict=True)
+    added_up = frozenset(nth for nth, (once, twice) in enumerate(counts) if twice != 2 * once)
     if not all(np.array_equal(a, b, equal_nan=True) for a, b in zip(whole.sums, again.sums, strict=True)):
         # It draws random numbers that cannot be seeded: a difference proves nothing.
         return OwnStepFindings((), (), added_up)

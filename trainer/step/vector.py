@@ -30,7 +30,7 @@ from edl.trainer.ring.base import Vector
 from edl.trainer.step import sparse_gradients
 from edl.trainer.step.forward import Forward
 from edl.trainer.step.step_graphs import HasRows, Layout, NeedsTotals, StepGraphs, turns
-from edl.trainer.step.trial import halves
+from edl.trainer.step.trial import doubled
 
 HERE = "CPU:0"  # where arrays can be read without a copy
 
@@ -284,17 +284,15 @@ class VectorStep(StepGraphs):
         return lambda *values: call(*(v if isinstance(v, tf.Tensor) else tf.constant(v) for v in values))
 
     def _the_same_in_each_batch(self, layout: Layout, sample: Batch) -> frozenset[int]:
-        """Tables whose rows are not looked up by records (of places in a text, say): their ids.
+        """Tables whose rows are not looked up for each record: their ids.
 
-        Each rank computes a gradient for all of these rows, while Keras computes one for the whole batch. So
-        these gradients are summed like all others.
+        Examples are places in a text, and the different ids of a batch. Each rank computes a gradient for
+        these rows, while Keras computes one for the whole batch. So these gradients are summed like all
+        others.
         """
-        if len(sample) < 2:
-            return frozenset()
-        parts, _ = halves(sample)
         with self._inner_sum.made_by(lambda v: v):
-            one, other, whole = (self._count_rows(leaves) for leaves in (*parts, batch_types.leaves(sample)))
-        tables = zip(layout.tables, one + other == whole, strict=True)
+            once, twice = map(self._count_rows, (batch_types.leaves(sample), doubled(sample)))
+        tables = zip(layout.tables, twice == 2 * once, strict=True)
         return frozenset(id(v) for v, by_record in tables if not by_record)
 
     def _count_rows(self, leaves: list[Any]) -> np.ndarray:
