@@ -72,7 +72,8 @@ def write(model: keras.Model, name: str, path: Path, sample: Any) -> None:
 
 def signature(model: keras.Model, sample: Any) -> list[Any]:
     """The types of the model's inputs, as its exported function takes them; each has a name."""
-    if isinstance(model, keras.Sequential):
+    # One that was built by a dict of features declares no inputs.
+    if isinstance(model, keras.Sequential) and getattr(model, "_functional", None) is not None:
         return [_declared(tensor) for tensor in model.inputs]
     if (inputs := getattr(model, "_inputs_struct", None)) is not None:
         return [keras.tree.map_structure(_declared, inputs)]

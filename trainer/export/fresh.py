@@ -124,7 +124,7 @@ def _saved_model(path: Path, sample: Sample, request: Mapping[str, Any]) -> str:
     _, keywords = serve.structured_input_signature
     features = _by_name(sample.features, request["inputs"], list(keywords))
     with tf.device("/CPU:0"):
-        found = serve(**{name: tf.cast(value, keywords[name].dtype) for name, value in features.items()})
+        found = serve(**{name: _as_declared(value, keywords[name]) for name, value in features.items()})
     # As Keras flattens them: by their numbers, or by their names.
     names = [f"output_{number}" for number in range(len(found))]
     ordered = [found[name] for name in (names if set(names) == set(found) else sorted(found))]
@@ -162,10 +162,24 @@ def _by_name(features: Any, ours: Sequence[str], theirs: Sequence[str]) -> dict[
     if isinstance(features, dict) and set(features) == set(theirs):
         return dict(features)
     leaves = [leaf for leaf in keras.tree.flatten(features) if leaf is not None]
-    names = list(ours) if set(ours) == set(theirs) else list(theirs)
+    known = (ours, [*map(_in_signature, ours)])
+    names = next((names for names in known if set(names) == set(theirs)), theirs)
     if len(names) != len(leaves):
         raise ValueError(f"it takes {len(names)} inputs ({', '.join(names)}), and the model {len(leaves)}")
     return dict(zip(names, leaves, strict=True))
+
+
+def _as_declared(value: Any, spec: tf.TensorSpec) -> tf.Tensor:
+    """A feature as a signature declares it. Keras' functional models make [batch, 1] of [batch]."""
+    tensor = tf.cast(value, spec.dtype)
+    lacks_one = spec.shape.rank is not None and tensor.shape.rank == spec.shape.rank - 1
+    return tf.expand_dims(tensor, -1) if lacks_one else tensor
+
+
+def _in_signature(name: str) -> str:
+    """The name of an input in a SavedModel's signature: TensorFlow allows letters, digits and `_` there."""
+    name = "".join(c if c.isalnum() else "_" for c in name)
+    return name if name[:1].isalpha() else f"arg_{name}"
 
 
 def _compared(path: Path, sample: Sample, found: tuple[np.ndarray, ...], tolerance: float) -> str:
