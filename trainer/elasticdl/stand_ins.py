@@ -197,6 +197,19 @@ MODULES: dict[str, dict[str, Any]] = {
 }
 
 
+# TensorFlow's private copy of Keras 2, and the modules that a module of the zoo imports in place of its own.
+# A model of Keras 3 would not train layers of Keras 2: it does not find the variables in them.
+_PRIVATE = "tensorflow.python.keras"
+KERAS = {
+    "backend": tf.keras.backend,
+    "constraints": keras.constraints,
+    "initializers": keras.initializers,
+    "layers": keras.layers,
+    "models": keras.models,
+    "regularizers": keras.regularizers,
+}
+
+
 class _Module(ModuleType):
     """A stand-in: a name that it lacks is refused, unless Python itself asks for it."""
 
@@ -244,17 +257,28 @@ def importable() -> Iterator[None]:
             yield
             return
         layers = [module.layers for module in (keras, tf.keras, sys.modules.get("tensorflow.keras", keras))]
+        private = importlib.import_module(_PRIVATE)
+        modules = {name: importlib.import_module(f"{_PRIVATE}.{name}") for name in KERAS}
         sys.meta_path.insert(0, _FINDER)
         for module in layers:
             module.DenseFeatures = DenseFeatures
+        _set(private, KERAS)
         try:
             yield
         finally:
+            _set(private, modules)
             sys.meta_path.remove(_FINDER)
             for module in layers:
                 vars(module).pop("DenseFeatures", None)
             for name in [name for name, module in sys.modules.items() if isinstance(module, _Module)]:
                 del sys.modules[name]
+
+
+def _set(package: ModuleType, modules: Mapping[str, ModuleType]) -> None:
+    """Let these modules be imported as those of the package."""
+    for name, module in modules.items():
+        setattr(package, name, module)
+        sys.modules[f"{package.__name__}.{name}"] = module
 
 
 def know_zoo(path: Path) -> None:
@@ -263,10 +287,12 @@ def know_zoo(path: Path) -> None:
     The zoo is the nearest folder above that is called model_zoo; without one, the folder above the module's.
     """
     folder = path.absolute().parent
-    zoo = next((above for above in (folder, *folder.parents) if above.name == "model_zoo"), folder.parent)
-    origin = str(zoo / "__init__.py")
+    zoo = next((above for above in (folder, *folder.parents) if above.name == "model_zoo"), None)
+    # A folder beside its zoo would hide it where the module is called as its folder.
+    places = [folder.parent, folder] if zoo is None else [zoo]
+    origin = str(places[0] / "__init__.py")
     known = sys.modules.get("model_zoo")
     if known is None or known.__spec__ is None or known.__spec__.origin != origin:
         spec = importlib.machinery.ModuleSpec("model_zoo", None, origin=origin, is_package=True)
-        spec.submodule_search_locations = [str(zoo), str(folder)]
+        spec.submodule_search_locations = [*map(str, places)]
         sys.modules["model_zoo"] = importlib.util.module_from_spec(spec)

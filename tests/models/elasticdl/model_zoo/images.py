@@ -1,16 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""In the form of ElasticDL's mnist_functional_api: one feature, a mean as loss, shuffling in feed()."""
+"""In the form of ElasticDL's mnist_functional_api: one feature, a mean as loss, shuffling in feed().
+
+The layers are those of TensorFlow's private Keras, as in resnet50_subclass.
+"""
 
 import tensorflow as tf
 from elasticdl.python.common.constants import Mode
+from tensorflow.python.keras import layers, regularizers
 
 
 def custom_model():
     inputs = tf.keras.Input(shape=(4, 4), name="image")
-    x = tf.keras.layers.Reshape((4, 4, 1))(inputs)
-    x = tf.keras.layers.Conv2D(4, kernel_size=(2, 2), activation="relu")(x)
-    x = tf.keras.layers.Flatten()(x)
-    outputs = tf.keras.layers.Dense(3, kernel_regularizer="l2")(x)
+    x = layers.Reshape((4, 4, 1))(inputs)
+    x = layers.Conv2D(4, kernel_size=(2, 2), activation="relu")(x)
+    x = layers.Flatten()(x)
+    outputs = layers.Dense(3, kernel_regularizer=regularizers.l2(0.01))(x)
     return tf.keras.Model(inputs=inputs, outputs=outputs, name="images")
 
 
