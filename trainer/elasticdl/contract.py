@@ -50,8 +50,11 @@ class Contract:
         self._functions: dict[str, Any] = {}
         for key in (*REQUIRED, *OPTIONAL):
             self._functions[key] = _found(module, name, functions.get(key, key), key, key in REQUIRED)
+        # A module may have both: then custom_model() makes a CustomModel, which takes arguments.
         custom = functions.get("model") or (
-            "CustomModel" if hasattr(module, "CustomModel") else "custom_model"
+            "CustomModel"
+            if hasattr(module, "CustomModel") and not hasattr(module, "custom_model")
+            else "custom_model"
         )
         self._functions["model"] = _found(module, name, custom, "model", True)
         processor = functions.get(PROCESSOR, "PredictionOutputsProcessor")
@@ -71,7 +74,9 @@ class Contract:
             optimizer = self._functions["optimizer"]()
             for callback in self._all_callbacks():
                 if isinstance(callback, LearningRateScheduler):
-                    optimizer.learning_rate = ByVersion(callback.schedule)
+                    # A new optimizer: one whose learning rate was replaced cannot be saved as a SavedModel.
+                    schedule = {"learning_rate": ByVersion(callback.schedule)}
+                    optimizer = type(optimizer).from_config(optimizer.get_config() | schedule)
             model = self._functions["model"]()
             model = overridden(
                 model, self._functions["loss"], self._functions["eval_metrics_fn"](), self._name

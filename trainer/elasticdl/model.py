@@ -54,6 +54,23 @@ class Overrides:
     def metrics(self) -> list[keras.metrics.Metric]:
         return [*super().metrics, *(metric for _, metric in self.elasticdl_metrics.values())]  # type: ignore[misc]
 
+    def get_config(self) -> dict[str, Any]:
+        """Return the configuration; without the arguments that Keras cannot save, such as feature columns.
+
+        The saved model is then loaded by the user's code, which is how edl verifies it.
+        """
+        try:
+            return super().get_config()  # type: ignore[misc]
+        except NotImplementedError:
+            return {"name": self.name}  # type: ignore[attr-defined]
+
+    @property
+    def _default_save_signature(self) -> None:
+        """None: for a model of its own class or a Sequential of dicts, Keras takes all inputs for floats.
+
+        The signature of a SavedModel is that of edl (trainer/export/formats.py).
+        """
+
     def get_compile_config(self) -> None:
         """Return None: a saved model is for inference, as ElasticDL's SavedModel is."""
 

@@ -19,6 +19,7 @@ from tensorflow.python.feature_column import feature_column_v2, serialization
 from tensorflow.python.util import dispatch, tf_export
 
 from edl.errors import ModelError
+from edl.trainer.elasticdl.columns import COLUMNS
 
 PACKAGE = "edl.elasticdl"
 SLOT = "edl_tensor"  # key of a placeholder for the nth tensor among an operation's arguments
@@ -150,6 +151,8 @@ class _Variables(feature_column_v2.StateManager):
         return tf.convert_to_tensor(self._variables[feature_column, name])
 
     def add_resource(self, feature_column: Any, name: str, resource: Any) -> None:
+        # As an attribute of the layer, which a SavedModel keeps.
+        setattr(self._layer, f"resource_{len(self._resources)}", resource)
         self._resources[feature_column, name] = resource
 
     def has_resource(self, feature_column: Any, name: str) -> bool:
@@ -196,7 +199,7 @@ class DenseFeatures(keras.layers.Layer):
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> DenseFeatures:
-        columns = serialization.deserialize_feature_columns(config.pop("feature_columns"))
+        columns = serialization.deserialize_feature_columns(config.pop("feature_columns"), COLUMNS)
         return cls(columns, **config)
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The layers of elasticdl_preprocessing.layers, with ElasticDL's results.
+"""The layers and the feature column of elasticdl_preprocessing, with ElasticDL's results.
 
 They take dense, sparse or ragged tensors. Keras has layers like most of them, but with other arguments, and
 some give other ids: the vocabulary of keras.layers.StringLookup begins at 1.
@@ -19,6 +19,7 @@ import tensorflow as tf
 
 from edl.errors import ModelError
 from edl.layers import Embedding
+from edl.trainer.elasticdl.columns import concatenated_categorical_column
 from edl.trainer.elasticdl.operations import PACKAGE
 
 Kind = TypeVar("Kind", bound=type[keras.layers.Layer])
@@ -300,6 +301,9 @@ def sparse_embedding(
 LAYERS["SparseEmbedding"] = sparse_embedding
 MODULES: dict[str, dict[str, Any]] = {
     "elasticdl_preprocessing.layers": LAYERS,
+    "elasticdl_preprocessing.feature_column.feature_column": {
+        "concatenated_categorical_column": concatenated_categorical_column
+    },
     **{
         f"elasticdl_preprocessing.layers.{re.sub('(?<=.)(?=[A-Z])', '_', name).lower()}": {name: layer}
         for name, layer in LAYERS.items()

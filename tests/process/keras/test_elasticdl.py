@@ -16,8 +16,10 @@ import tensorflow as tf
 
 from edl import config
 from edl.config import values
+from edl.contract import artifacts
 from edl.errors import ModelError
 from edl.trainer.elasticdl import stand_ins
+from edl.trainer.export import formats, fresh, samples
 from edl.trainer.model import user_model
 from edl.trainer.model.records import Records
 from edl.trainer.step.learner import KerasLearner
@@ -92,7 +94,24 @@ def by_elasticdl(
         optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
 
 
-@pytest.mark.parametrize("name", ["images", "census/census", "deepfm"])
+def loaded_again(learner: KerasLearner, found: user_model.UserModel, records: Records, at: Path) -> None:
+    """Check that the model gives the same outputs when its files are loaded, if need be by its own code."""
+    sample = samples.of(learner.model, records.these(range(5)).x)
+    assert sample.outputs, sample.why
+    request = {
+        "module": found.name,
+        "source": "",
+        "functions": found.functions,
+        "inputs": formats.input_names(learner.model, sample.features),
+    }
+    for form, name in artifacts.FORMATS.items():
+        if form != "onnx":
+            formats.write(learner.model, form, at / name, sample.features)
+            assert fresh.look(form, at / name, sample, request).verified
+
+
+@pytest.mark.filterwarnings("ignore:Skipping variable loading for optimizer")  # a model that is only called
+@pytest.mark.parametrize("name", ["images", "census/census", "census/sequential", "deepfm"])
 def test_a_module_is_trained_as_by_elasticdl(name: str, tmp_path: Path) -> None:
     found = loaded(ZOO / f"{name}.py", data(name, tmp_path))
     reader = found.reader("train")
@@ -108,7 +127,7 @@ def test_a_module_is_trained_as_by_elasticdl(name: str, tmp_path: Path) -> None:
 
     assert isinstance(found.names, dict)
     with stand_ins.importable():
-        own = (found.names.get("CustomModel") or found.names["custom_model"])()
+        own = found.names["custom_model"]()
         raw = reader.read(0, COUNT)
         columns = raw if isinstance(raw, tuple) else tf.constant(list(raw), tf.string)
         in_order = tf.data.Dataset.from_tensor_slices(columns)
@@ -129,6 +148,7 @@ def test_a_module_is_trained_as_by_elasticdl(name: str, tmp_path: Path) -> None:
     shown = learner.model.get_metrics_result()
     accuracy = shown["logits_accuracy" if name == "deepfm" else "accuracy"]
     assert 0 < float(accuracy) <= 1
+    loaded_again(learner, found, records, tmp_path)
     assert "elasticdl" not in sys.modules, (
         "the stand-ins are importable only while a module of the zoo is loaded"
     )

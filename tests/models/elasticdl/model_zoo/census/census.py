@@ -7,14 +7,18 @@ from tensorflow.python.keras.metrics import accuracy
 
 
 class CustomModel(tf.keras.Model):
-    def __init__(self):
+    def __init__(self, feature_columns):
         super().__init__(name="census")
-        self.feature_layer = tf.keras.layers.DenseFeatures(get_feature_columns())
+        self.feature_layer = tf.keras.layers.DenseFeatures(feature_columns)
         self.dense = tf.keras.layers.Dense(6, activation="relu")
         self.output_layer = tf.keras.layers.Dense(1, activation="sigmoid")
 
     def call(self, inputs, training=None):
         return self.output_layer(self.dense(self.feature_layer(inputs)))
+
+
+def custom_model():
+    return CustomModel(get_feature_columns())
 
 
 def loss(labels, predictions):
