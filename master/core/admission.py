@@ -89,7 +89,7 @@ def resume(job: State, w: WorkerRecord, event: ev.Resume) -> None:
         known = job.ring.generation
         outdated_ones = job.failover.place(w, event, job.now)
         if job.ring.generation != known:
-            job.servers.ordered = None
+            job.servers.step("learn")
         for outdated in outdated_ones:
             why = "it was in a ring that the others have left"
             membership.give_up(job, outdated, ef.FenceReason.OutdatedRing, why)

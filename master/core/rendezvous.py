@@ -16,6 +16,7 @@ from edl.master.core import balance, completion, join_policy, membership, ps, tr
 from edl.master.core import effects as ef
 from edl.master.core.quorum import Limits, RingPlan, candidates, plan_ring, too_few
 from edl.master.core.ring import CHANGE
+from edl.master.core.servers import STARTING
 from edl.master.core.state import State
 from edl.master.core.workers import DRAINING, IN, OUT, Kind, WorkerRecord
 
@@ -90,7 +91,7 @@ def form(job: State) -> None:
     if job.config.asynchronous:
         _form_at_servers(job)
         return
-    if job.servers.awaited:
+    if job.servers.state is STARTING:
         _wait(job, "parameter servers are starting")
         return
     fresh = not job.pool.any(_holds)
@@ -278,7 +279,7 @@ def _publish(job: State, plan: RingPlan, root: WorkerRecord) -> None:
     job.reason = f"{plan.reason} (generation {job.ring.generation})"
     job.goodput.turn("starting" if first else "re-forming", job.now)
     job.ring.shares = balance.shares(members, job.config.training.load_balancing == "speed")
-    job.servers.due, job.servers.ordered, job.servers.lost = "", job.servers.wanted, False
+    job.servers.form()
     job.do(
         ef.Form(
             job.ring.generation,
@@ -296,7 +297,7 @@ def _publish(job: State, plan: RingPlan, root: WorkerRecord) -> None:
             job.servers.addresses,
             job.divergence.untrusted_up_to,
             job.divergence.why,
-            job.servers.assigned,
+            job.servers.released_from,
         )
     )
     if job.ring.ranks.keys() != {w.id for w in candidates(list(job.pool), plan.members, job.limits)}:

@@ -26,6 +26,7 @@ from edl.master.core.failures import Failure, RestartBackoff
 from edl.master.core.goodput import Goodput
 from edl.master.core.quorum import Limits
 from edl.master.core.ring import Ring
+from edl.master.core.servers import Servers
 from edl.master.core.timeouts import Timeouts
 from edl.master.core.workers import OUT, Pool
 
@@ -93,40 +94,6 @@ class TrainTask:
     def rounds(self) -> int:
         """The number of evaluation batches that are due at the present step."""
         return self.evaluation.rounds(self.done, self.epochs) if self.evaluation else 0
-
-
-@dataclass(frozen=True, slots=True)
-class Away:
-    """A parameter server that does not answer."""
-
-    since: float
-    what: str  # starting, restarting, not answering
-
-
-@dataclass(slots=True)
-class Servers:
-    """The wanted parameter servers, and those that hold the rows."""
-
-    awaited: bool = False  # they are starting; no ring is formed before they listen
-    wanted: int = 0  # 0: the number that the workers know
-    addresses: tuple[str, ...] = ()
-    ordered: int | None = (
-        0  # the number that the ring was formed for; 0: the number that the workers know; None: unknown
-    )
-    have: int = 0  # 0: not reported yet
-    lost: bool = False  # rows of the trained, unsaved model are lost: a ring rolls back with the servers
-    out: tuple[int, ...] = ()  # of these, the ones that the ring works without
-    answered: dict[int, float] = field(default_factory=dict)  # when each last recovered, by index
-    due: str = ""  # why a re-rendezvous is due; empty: it is not
-    away: dict[int, Away] = field(default_factory=dict)  # servers that do not answer, by index
-    # By index: since when the process has not answered a Probe, or when it was last restarted for that.
-    unanswered: dict[int, float] = field(default_factory=dict)
-    waited: tuple[int, ...] = ()  # of these, the ones that were reported as awaited
-    waited_at: float = 0.0  # since when the ring has waited for a server
-    stay: str = ""  # why the last reshard failed; empty: it did not
-    assigned: int = (
-        0  # number of servers that were reported to hold the rows since the last change of `wanted`
-    )
 
 
 @dataclass(frozen=True, slots=True)
