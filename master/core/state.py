@@ -119,6 +119,21 @@ class DivergenceCheck:
     renewed: Generation = NO_RING  # the last ring that started without a member's state
     times: int = 0  # number of rollbacks for this reason since the last completed checkpoint
 
+    def begin(self, ring: Generation, has_state: bool, sends_state: bool) -> None:
+        """Record a ring that starts with a member's state, which others receive, or without one."""
+        if not has_state:
+            self.renewed = ring
+        elif sends_state:
+            self.spread = ring
+
+    def roll_back(self, why: str, ring: Generation) -> None:
+        """Void the states of this ring and of earlier rings."""
+        self.times, self.why, self.untrusted_up_to = self.times + 1, why, ring
+
+    def agree(self) -> None:
+        """Record that the members' states agree, in a completed checkpoint."""
+        self.times = 0
+
 
 class InvalidState(EdlError):
     """The state contradicts itself, so nothing may be decided from it. A new master learns it anew."""
