@@ -16,9 +16,8 @@ def foreign(tree: ast.AST) -> Iterator[str]:
     """Yield the assignments to a field of a part, also through a local name of the part."""
     for function in (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)):
         names: dict[str, str] = {}
-        for node in ast.walk(function):
-            targets = _targets(node)
-            for target in targets:
+        for node in (node for node in ast.walk(function) if isinstance(node, ast.stmt)):
+            for target in _targets(node):
                 if isinstance(target, ast.Name):
                     if isinstance(node, ast.Assign) and _of_a_part(node.value, names):
                         names[target.id] = ast.unparse(node.value)
@@ -26,7 +25,7 @@ def foreign(tree: ast.AST) -> Iterator[str]:
                     yield f"{node.lineno}: {ast.unparse(target)}"
 
 
-def _targets(node: ast.AST) -> list[ast.Name | ast.Attribute | ast.Subscript]:
+def _targets(node: ast.stmt) -> list[ast.Name | ast.Attribute | ast.Subscript]:
     match node:
         case ast.Assign(targets=[ast.Tuple(elts=found)]) | ast.Assign(targets=found):
             pass
@@ -58,5 +57,7 @@ def test_only_its_own_methods_change_a_part_of_the_state() -> None:
 
 
 def test_an_assignment_through_a_local_name_is_found() -> None:
-    text = "def f(job):\n    change = job.ring.changes[-1]\n    change.step = 3\n    job.servers.known[1] = 2\n"
+    text = (
+        "def f(job):\n    change = job.ring.changes[-1]\n    change.step = 3\n    job.servers.known[1] = 2\n"
+    )
     assert list(foreign(ast.parse(text))) == ["3: change.step", "4: job.servers.known[1]"]
