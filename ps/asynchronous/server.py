@@ -15,28 +15,11 @@ from edl.contract.ranges import RangeSet
 from edl.contract.rows.placement import ShardAssignment
 from edl.contract.rows.wire import Bytes
 from edl.ps.asynchronous.applied_steps import AppliedSteps, PushOutcome
-from edl.ps.asynchronous.records import (
-    applied_from_shards,
-    applied_to_json,
-    decided,
-    kept_from_proto,
-    steps_to_proto,
-)
-from edl.ps.asynchronous.state import (
-    ASSIGN,
-    BEGIN,
-    DRAIN,
-    DUPLICATE,
-    GENERATION,
-    KEEP,
-    PUSH,
-    RESCHEDULE,
-    AsyncState,
-    read_push,
-)
+from edl.ps.asynchronous.records import applied_from_shards, kept_from_proto, steps_to_proto
+from edl.ps.asynchronous.state import AsyncState
 from edl.ps.errors import Invalid, Misplaced
-from edl.ps.storage.capture import Capture
-from edl.ps.storage.requests import Gradients, read
+from edl.ps.storage.records import APPLY, ASSIGN, BEGIN, DUPLICATE, GENERATION, KEEP, PUSH, RESCHEDULE
+from edl.ps.storage.requests import Gradients, read_begin, read_push
 
 
 class AsyncServer(AsyncState):
@@ -51,7 +34,8 @@ class AsyncServer(AsyncState):
             OutOfMemory: the rows exceed the memory limit.
             Unavailable: the log cannot be written.
         """
-        request, given = read(pb.BeginRequest.FromString, raw, pb.BeginRequest.VALUES_FIELD_NUMBER)
+        request, given = read_begin(raw)
+        _check_mode(request.generation)
         self._storage.check_declared(request.run_id)
         values = self._storage.gradients(raw, given)
         if self.applied.began:
@@ -61,7 +45,7 @@ class AsyncServer(AsyncState):
             return self.progress()
         self._storage.check_memory([values])
         incarnation = self._new_incarnation()
-        self._storage.log.append(BEGIN, decided(incarnation=incarnation), raw)
+        self._storage.append(BEGIN, raw, incarnation=incarnation)
         self._begin(request, values, incarnation)
         return self.progress()
 
@@ -123,6 +107,7 @@ class AsyncServer(AsyncState):
             Unavailable: the log cannot be written.
         """
         request, given = read_push(raw)
+        _check_mode(request.generation)
         self._check(request, changes_rows=True)
         gradients = self._storage.gradients(raw, given)
         applied, rules = self.applied, self._rules
@@ -131,13 +116,13 @@ class AsyncServer(AsyncState):
         if outcome is PushOutcome.TOO_STALE:
             return self.progress(refused=True)
         if outcome is PushOutcome.DUPLICATE:
-            self._storage.log.append(DUPLICATE, decided(step=request.step))
+            self._storage.append(DUPLICATE, step=request.step)
             self.applied = applied.mark_duplicate(request.step)
         else:
             rate = rules.rate(request.learning_rate, applied.staleness(request.version))
             if not request.skipped:
                 self._storage.check_memory([*(one.gradients for one in applied.waiting), gradients])
-            self._storage.log.append(PUSH, decided(rate=rate), raw)
+            self._storage.append(PUSH, raw, rate=rate)
             self._accept(request, gradients, rate)
             self.rows_staged += sum(len(ids) for ids, _ in gradients.of.values())
         self._leases.made(request.step)
@@ -148,7 +133,7 @@ class AsyncServer(AsyncState):
         applied, update = self.applied.drain(request.step)
         if update is not None:
             self._check(request, changes_rows=True)
-            self._storage.log.append(DRAIN, decided(step=request.step))
+            self._storage.append(APPLY, step=request.step)
             self._apply(applied, update)
         return self.progress()
 
@@ -157,9 +142,7 @@ class AsyncServer(AsyncState):
         incarnation = self._new_incarnation()
         applied = self._rescheduled(request, incarnation)
         if applied is not self.applied:
-            self._storage.log.append(
-                RESCHEDULE, decided(incarnation=incarnation), request.SerializeToString()
-            )
+            self._storage.append(RESCHEDULE, request.SerializeToString(), incarnation=incarnation)
             if applied.incarnation != self.applied.incarnation:
                 self._leases.clear()
             self.applied = applied
@@ -169,17 +152,18 @@ class AsyncServer(AsyncState):
         self._check(request)
         applied = self.applied.keep(kept_from_proto(request))
         if applied is not self.applied:
-            self._storage.log.append(KEEP, decided(), request.SerializeToString())
+            self._storage.append(KEEP, request.SerializeToString())
             self.applied = applied
         return self.progress()
 
-    def kept(self, request: pb.KeptRequest) -> pb.KeepRequest:
-        self._storage.check_declared(request.run_id)
+    @property
+    def kept(self) -> pb.KeepRequest:
+        """The workers' state that the server stores; without a ledger: none."""
         kept = self.applied.kept
         if kept is None:
-            return pb.KeepRequest(run_id=request.run_id, incarnation=self.incarnation)
+            return pb.KeepRequest(run_id=self._storage.run_id, incarnation=self.incarnation)
         return pb.KeepRequest(
-            run_id=request.run_id,
+            run_id=self._storage.run_id,
             incarnation=self.incarnation,
             step=kept.step,
             order=kept.order,
@@ -230,16 +214,11 @@ class AsyncServer(AsyncState):
         self._storage.check_declared(request.run_id)
         applied = self.applied.quiesce(request.generation)
         if applied is not self.applied:
-            self._storage.log.append(GENERATION, decided(generation=request.generation))
+            self._storage.append(GENERATION, generation=request.generation)
             self.applied = applied
         return self.position()
 
     def fetch(self, request: pb.FetchRequest) -> list[int]:
-        """Begin to fetch rows for another assignment.
-
-        Returns:
-            the servers that send pages of rows, for `take_page` and then `fetched`; empty: no row is missing.
-        """
         self._storage.check_declared(request.run_id)
         self.applied.check_generation(request.generation)
         of, to = ShardAssignment.from_proto(request.of), ShardAssignment.from_proto(request.to)
@@ -248,13 +227,6 @@ class AsyncServer(AsyncState):
         self._resharding.log_fetch(request)
         self._begin_fetch(request)
         return list(of.members)
-
-    def take_page(self, request: pb.FetchRequest, raw: bytes) -> pb.PageOfRows:
-        return self._resharding.take_page(request, raw)
-
-    def fetched(self, request: pb.FetchRequest) -> pb.Position:
-        self._resharding.fetched(request)
-        return self.position()
 
     def page(self, request: pb.PageRequest) -> pb.PageOfRows:
         """One page of rows for another server. All accepted steps are in them.
@@ -283,7 +255,7 @@ class AsyncServer(AsyncState):
                 there = self._storage.assignment
                 raise Misplaced(f"cannot switch from {there} to {to}: this server lacks rows of it")
             incarnation = self._new_incarnation()
-            self._storage.log.append(ASSIGN, decided(incarnation=incarnation), request.SerializeToString())
+            self._storage.append(ASSIGN, request.SerializeToString(), incarnation=incarnation)
             self._switch(request, incarnation)
         return self.position()
 
@@ -298,20 +270,10 @@ class AsyncServer(AsyncState):
     # --- as an UpdateMode (ps/update_mode.py)
 
     def advance_to(self, request: pb.PullRequest | pb.ListRequest | pb.WritePartRequest) -> None:
-        if request.generation:
-            raise Misplaced(
-                f"generation {request.generation}: this server is asynchronous (mode=ps) and serves its "
-                "current rows only: expected generation 0"
-            )
+        _check_mode(request.generation)
         self._storage.check_run(request.run_id)
         if not self.applied.began:
             raise Misplaced("the server has no rows: it is new, or has lost its log")
-
-    def capture(self) -> Capture:
-        if self.is_resharding:
-            raise Misplaced("rows are being moved to another shard assignment")
-        t = self.applied
-        return self._storage.begin_capture(t.version, t.version, self.beginning(), applied_to_json(t.in_rows))
 
     @property
     def shards_suffice(self) -> bool:
@@ -344,3 +306,11 @@ class AsyncServer(AsyncState):
             )
         if changes_rows and self.applied.quiesced:
             raise Misplaced("the server is quiesced: it accepts steps again after `Assign`")
+
+
+def _check_mode(generation: int) -> None:
+    if generation:
+        raise Misplaced(
+            f"generation {generation}: the call is for synchronous steps (mode=hybrid), and this server is "
+            "asynchronous (mode=ps): expected generation 0"
+        )

@@ -15,28 +15,34 @@ from typing import Any
 
 from edl.contract.proto import ps_pb2 as pb
 from edl.contract.rows.placement import ShardAssignment
-from edl.contract.rows.wire import Bytes
 from edl.ps.asynchronous.applied_steps import AppliedSteps, Leases, Pushed, Rules, Update
 from edl.ps.asynchronous.records import (
     applied_from_json,
     applied_to_json,
-    decided,
     kept_from_proto,
     ranges_from_proto,
-    read_decided,
 )
-from edl.ps.reshard.reshard import FETCH, FETCHED, PAGE, Resharding
-from edl.ps.storage.requests import Gradients, read
+from edl.ps.reshard.transfer import ReshardTarget
+from edl.ps.storage.records import (
+    APPLY,
+    ASSIGN,
+    BEGIN,
+    DUPLICATE,
+    GENERATION,
+    KEEP,
+    PUSH,
+    RESCHEDULE,
+    WAITS,
+    Record,
+    record,
+)
+from edl.ps.storage.requests import Gradients, read_begin, read_push
 from edl.ps.storage.storage import Records, Storage
 from edl.ps.storage.wal import Damaged
-
-# The kind of a log record: its first byte. The decision about the request and the request itself follow.
-BEGIN, PUSH, DUPLICATE, DRAIN, RESCHEDULE, KEEP = b"B", b"P", b"A", b"D", b"R", b"K"
-WAITS = b"W"  # a push that precedes this segment and is not in the rows yet
-GENERATION, ASSIGN = b"S", b"G"
+from edl.ps.update_mode import UpdateMode
 
 
-class AsyncState:
+class AsyncState(UpdateMode):
     """The rows and the accepted steps of one server.
 
     Args:
@@ -50,12 +56,10 @@ class AsyncState:
         head: Mapping[str, Any] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ):
-        self._storage = storage
+        super().__init__(storage)
         self.applied = AppliedSteps() if head is None else applied_from_json(head)
         self._leases = Leases(clock)
-        self._resharding = Resharding(storage)
         self._pages: tuple[str, int] = "", 0  # of initial rows: the attempt, and the number of the next page
-        self.rows_staged = 0
 
     @property
     def began(self) -> bool:
@@ -73,20 +77,14 @@ class AsyncState:
     def pending(self) -> int:
         return sum(len(one.gradients.raw) for one in self.applied.waiting) + self._resharding.nbytes
 
-    @property
-    def is_resharding(self) -> bool:
-        return self._resharding.target is not None
-
-    def position(self) -> pb.Position:
-        t, there = self.applied, self._storage.assignment
+    def _position(self) -> pb.Position:
+        t = self.applied
         generation = max(t.restored[0], t.generation)
-        told = pb.Position(generation=generation, step=t.step, empty=not t.began, assigned_in=t.assigned_in)
-        if t.began and there.servers:
-            told.assignment.CopyFrom(there.to_proto())
-        if (ready := self._resharding.target) is not None and ready.whole:
-            told.fetched.CopyFrom(ready.to.to_proto())
-            told.fetched_in = ready.request.generation
-        return told
+        return pb.Position(generation=generation, step=t.step, assigned_in=t.assigned_in)
+
+    def _tell_fetched(self, position: pb.Position, ready: ReshardTarget) -> None:
+        position.fetched.CopyFrom(ready.to.to_proto())
+        position.fetched_in = ready.request.generation
 
     def progress(self, refused: bool = False) -> pb.Progress:
         t = self.applied
@@ -104,24 +102,20 @@ class AsyncState:
 
     # --- the log
 
-    def lost(self) -> None:
+    def _forget(self) -> None:
         self.applied, self._pages = self.applied.lost(), ("", 0)
         self._leases.clear()
-        self._storage.lose(self.beginning())
 
     def beginning(self) -> Records:
         return self._beginning(self.applied)
 
-    def replay(self, kind: bytes, text: bytes) -> None:
-        if kind == FETCH:
-            self._begin_fetch(pb.FetchRequest.FromString(text))
-            return
-        if kind in (PAGE, FETCHED):
-            self._resharding.replay(kind, text)
-            return
-        said, raw = read_decided(text)
+    def _about(self) -> Mapping[str, Any]:
+        return applied_to_json(self.applied.in_rows)
+
+    def _replay(self, record: Record) -> None:
+        kind, said, raw = record
         if kind == BEGIN:
-            begin, given = read(pb.BeginRequest.FromString, raw, pb.BeginRequest.VALUES_FIELD_NUMBER)
+            begin, given = read_begin(raw)
             self._begin(begin, self._storage.gradients(raw, given), said["incarnation"])
         elif kind == PUSH:
             push, given = read_push(raw)
@@ -134,7 +128,7 @@ class AsyncState:
                 self.applied = replace(self.applied, waiting=(*self.applied.waiting, pushed))
         elif kind == DUPLICATE:
             self.applied = self.applied.mark_duplicate(said["step"])
-        elif kind == DRAIN:
+        elif kind == APPLY:
             applied, update = self.applied.drain(said["step"])
             self._apply(applied, update)
         elif kind == RESCHEDULE:
@@ -195,16 +189,10 @@ class AsyncState:
         )
 
     def _beginning(self, applied: AppliedSteps) -> Records:
-        waiting = [[WAITS, decided(rate=one.learning_rate), one.gradients.raw] for one in applied.waiting]
+        waiting = [record(WAITS, one.gradients.raw, rate=one.learning_rate) for one in applied.waiting]
         return [*self._storage.head(applied_to_json(applied)), *waiting]
 
     # --- resharding
-
-    def _begin_fetch(self, request: pb.FetchRequest) -> None:
-        self._resharding.begin(request)
-        if self._storage.index not in ShardAssignment.from_proto(request.of).members:  # its rows are outdated
-            self._storage.drop_rows()
-            self.applied = self.applied.lost()
 
     def _fetched(self, to: ShardAssignment, generation: int) -> bool:
         """Whether all rows that `to` adds to this server were fetched in that generation."""
@@ -257,11 +245,6 @@ class AsyncState:
             applied = replace(applied, quiesced=False)
         self.applied = applied
         self._leases.clear()
-
-
-def read_push(raw: Bytes) -> tuple[pb.PushRequest, list[memoryview]]:
-    """Parse a push; its gradients are views of `raw`, one for each table."""
-    return read(pb.PushRequest.FromString, raw, pb.PushRequest.GRADIENTS_FIELD_NUMBER)
 
 
 def pushed_from_proto(request: pb.PushRequest, gradients: Gradients, rate: float) -> Pushed:

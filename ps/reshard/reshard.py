@@ -12,14 +12,8 @@ from edl.contract.proto import ps_pb2 as pb
 from edl.contract.rows.placement import ShardAssignment
 from edl.ps.errors import Misplaced, OutOfMemory, Stale
 from edl.ps.reshard.transfer import ReshardSource, ReshardTarget
+from edl.ps.storage.records import FETCH, FETCHED, PAGE
 from edl.ps.storage.storage import Storage
-
-# The kind of a log record: its first byte; no update mode uses these letters.
-FETCH, PAGE, FETCHED = (
-    b"f",
-    b"p",
-    b"w",
-)
 
 
 class Resharding:
@@ -46,7 +40,7 @@ class Resharding:
 
     def log_fetch(self, request: pb.FetchRequest) -> None:
         self._storage.finish_copy()
-        self._storage.log.append(FETCH, request.SerializeToString())
+        self._storage.append(FETCH, request.SerializeToString())
 
     def begin(self, request: pb.FetchRequest) -> None:
         self.target, self._source = ReshardTarget(request), None
@@ -64,13 +58,13 @@ class Resharding:
         except OutOfMemory:
             self.target = None
             raise
-        self._storage.log.append(PAGE, raw)
+        self._storage.append(PAGE, raw)
         target.add(page, table)
         return page
 
     def fetched(self, request: pb.FetchRequest) -> None:
         target = self._comes(request)
-        self._storage.log.append(FETCHED)
+        self._storage.append(FETCHED)
         target.whole = True
 
     def replay(self, kind: bytes, text: bytes) -> None:

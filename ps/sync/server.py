@@ -16,19 +16,16 @@ from edl.contract.proto import ps_pb2 as pb
 from edl.contract.rows.placement import ShardAssignment
 from edl.contract.rows.wire import Bytes
 from edl.ps.errors import Misplaced, Stale
-from edl.ps.reshard.reshard import FETCH, FETCHED, PAGE, Resharding
-from edl.ps.storage.capture import Capture
-from edl.ps.storage.requests import Gradients, read
+from edl.ps.reshard.transfer import ReshardTarget
+from edl.ps.storage.records import APPLY, ASSIGN, BEGIN, GENERATION, PUSH, Record, record
+from edl.ps.storage.requests import Gradients, read_begin, read_push
 from edl.ps.storage.storage import Records, Storage
 from edl.ps.storage.wal import Damaged
 from edl.ps.sync.staging import Apply, Commit, Effect, Steps, TakeBack
-
-# The kind of a log record: its first byte.
-GENERATION, COMMIT, STAGE = b"S", b"C", b"G"
-ASSIGN, LOAD = b"A", b"L"
+from edl.ps.update_mode import UpdateMode
 
 
-class SyncServer:
+class SyncServer(UpdateMode):
     """The state of one server with synchronous steps, and the calls that change it.
 
     Args:
@@ -36,10 +33,8 @@ class SyncServer:
     """
 
     def __init__(self, storage: Storage, head: Mapping[str, Any] | None = None):
-        self._storage = storage
+        super().__init__(storage)
         self.steps = Steps() if head is None else _steps(head)
-        self._resharding = Resharding(storage)
-        self.rows_staged = 0
 
     # --- the calls
 
@@ -55,7 +50,7 @@ class SyncServer:
         if steps is not self.steps:
             if request.HasField("assignment") and self.steps.began:
                 self._check_can_switch(ShardAssignment.from_proto(request.assignment), request.step)
-            self._storage.log.append(GENERATION, request.SerializeToString())
+            self._storage.append(GENERATION, request.SerializeToString())
             self._start_generation(request, steps, effects)
         return self.position()
 
@@ -85,42 +80,43 @@ class SyncServer:
         self.steps = steps
         return self.position()
 
-    def load(self, raw: Bytes) -> pb.Position:
-        """Insert initial rows, before the first step."""
-        request, values = read(pb.LoadRequest.FromString, raw, pb.LoadRequest.VALUES_FIELD_NUMBER)
+    def begin(self, raw: Bytes) -> pb.Progress:
+        request, values = read_begin(raw)
         self._storage.check_declared(request.run_id)
         self._advance_to(request.generation, 0, None)
         rows = self._storage.gradients(raw, values)
         for number, (ids, _) in rows.of.items():
             self._storage.check_room(self._storage.tables[number], len(ids))
         self._storage.finish_copy()
-        self._storage.log.append(LOAD, raw)
+        self._storage.append(BEGIN, raw)
         self._storage.begin_with_rows(rows)
-        return self.position()
+        return self.progress()
 
-    def stage(self, raw: Bytes) -> pb.Position:
-        request, gradients = read(pb.StageRequest.FromString, raw, pb.StageRequest.GRADIENTS_FIELD_NUMBER)
+    def push(self, raw: Bytes) -> pb.Progress:
+        """Stage the gradients of one rank for the step of its ring.
+
+        Raises:
+            Misplaced: the step is one of mode=ps, or is not the server's.
+        """
+        request, gradients = read_push(raw)
         self._storage.check_declared(request.run_id)
+        if request.incarnation:
+            raise Misplaced(
+                "the push is of an asynchronous step (mode=ps), and this server is synchronous "
+                "(mode=hybrid): expected a generation and no incarnation"
+            )
         staged = self._storage.gradients(raw, gradients)
         steps = self.steps.stage(request.generation, request.step, request.rank, staged)
         if steps is not self.steps:
             self._storage.check_memory([*self.steps.staged.values(), staged])
-            self._storage.log.append(STAGE, raw)
+            self._storage.append(PUSH, raw)
             self.steps = steps
             self.rows_staged += sum(len(ids) for ids, _ in staged.of.values())
-        return self.position()
+        return self.progress()
 
     # --- resharding
 
     def fetch(self, request: pb.FetchRequest) -> list[int]:
-        """Begin to fetch rows for another assignment.
-
-        Returns:
-            the servers that send pages of rows, for `take_page` and then `fetched`; empty: no row is missing.
-
-        Raises:
-            Stale: a newer generation has started.
-        """
         self._storage.check_declared(request.run_id)
         to, of = ShardAssignment.from_proto(request.to), ShardAssignment.from_proto(request.of)
         if self.steps.generation > request.generation:
@@ -132,13 +128,6 @@ class SyncServer:
         self._resharding.log_fetch(request)
         self._begin_fetch(request)
         return list(of.members)
-
-    def take_page(self, request: pb.FetchRequest, raw: bytes) -> pb.PageOfRows:
-        return self._resharding.take_page(request, raw)
-
-    def fetched(self, request: pb.FetchRequest) -> pb.Position:
-        self._resharding.fetched(request)
-        return self.position()
 
     def page(self, request: pb.PageRequest) -> pb.PageOfRows:
         """One page of rows for another server."""
@@ -162,7 +151,7 @@ class SyncServer:
         if to != self._storage.assignment or self._resharding.target is not None or not self.steps.began:
             if self._storage.index in to.members:
                 self._check_can_switch(to, request.step)
-            self._storage.log.append(ASSIGN, request.SerializeToString())
+            self._storage.append(ASSIGN, request.SerializeToString())
             self._switch(to, request.generation, request.step, _commit(request))
         return self.position()
 
@@ -186,31 +175,23 @@ class SyncServer:
     def pending(self) -> int:
         return sum(len(staged.raw) for staged in self.steps.staged.values()) + self._resharding.nbytes
 
-    def position(self) -> pb.Position:
-        steps, ready, there = self.steps, self._resharding.target, self._storage.assignment
-        told = pb.Position(generation=steps.generation, step=steps.step, empty=not steps.began)
-        if steps.began and there.servers:
-            told.assignment.CopyFrom(there.to_proto())
-        if ready is not None and ready.whole:
-            told.ready.CopyFrom(ready.to.to_proto())
-            told.ready_step = ready.request.step
-        return told
+    def progress(self) -> pb.Progress:
+        return pb.Progress(step=self.steps.step, incarnation=self.incarnation, empty=not self.began)
+
+    def _position(self) -> pb.Position:
+        return pb.Position(generation=self.steps.generation, step=self.steps.step)
+
+    def _tell_fetched(self, position: pb.Position, ready: ReshardTarget) -> None:
+        position.ready.CopyFrom(ready.to.to_proto())
+        position.ready_step = ready.request.step
 
     def advance_to(self, request: pb.PullRequest | pb.ListRequest | pb.WritePartRequest) -> None:
         if isinstance(request, pb.WritePartRequest):
             self._check_started(request.generation)
         self._advance_to(request.generation, request.step, request if request.HasField("last") else None)
 
-    @property
-    def is_resharding(self) -> bool:
-        return self._resharding.target is not None
-
-    def capture(self) -> Capture:
-        if self._resharding.target is not None:
-            raise Misplaced("rows are being moved to another shard assignment")
-        staged = [[STAGE, self.steps.staged[rank].raw] for rank in sorted(self.steps.staged)]
-        step = self.steps.step
-        return self._storage.begin_capture(step, step, [*self._beginning(self.steps), *staged], {})
+    def _about(self) -> Mapping[str, Any]:
+        return {}
 
     @property
     def shards_suffice(self) -> bool:
@@ -224,37 +205,31 @@ class SyncServer:
             for table in self._storage.tables:
                 table.forget_undo()
 
-    def lost(self) -> None:
+    def _forget(self) -> None:
         self.steps = self.steps.lost()
-        self._storage.lose(self._beginning(self.steps))
 
     def beginning(self) -> Records:
         return self._beginning(self.steps)
 
-    def replay(self, kind: bytes, text: bytes) -> None:
+    def _replay(self, record: Record) -> None:
+        kind, _, raw = record
         if kind == GENERATION:
-            start = pb.StartGenerationRequest.FromString(text)
+            start = pb.StartGenerationRequest.FromString(raw)
             self._start_generation(
                 start, *self.steps.start_generation(start.generation, start.step, _commit(start))
             )
-        elif kind == COMMIT:
-            pull = pb.PullRequest.FromString(text)
+        elif kind == APPLY:
+            pull = pb.PullRequest.FromString(raw)
             self._take(*self.steps.advance_to(pull.generation, pull.step, _commit(pull)))
-        elif kind == STAGE:
-            request, gradients = read(
-                pb.StageRequest.FromString, text, pb.StageRequest.GRADIENTS_FIELD_NUMBER
-            )
-            staged = self._storage.gradients(text, gradients)
+        elif kind == PUSH:
+            request, gradients = read_push(raw)
+            staged = self._storage.gradients(raw, gradients)
             self.steps = self.steps.stage(request.generation, request.step, request.rank, staged)
-        elif kind == LOAD:
-            _, values = read(pb.LoadRequest.FromString, text, pb.LoadRequest.VALUES_FIELD_NUMBER)
-            self._storage.begin_with_rows(self._storage.gradients(text, values))
-        elif kind == FETCH:
-            self._begin_fetch(pb.FetchRequest.FromString(text))
-        elif kind in (PAGE, FETCHED):
-            self._resharding.replay(kind, text)
+        elif kind == BEGIN:
+            _, values = read_begin(raw)
+            self._storage.begin_with_rows(self._storage.gradients(raw, values))
         elif kind == ASSIGN:
-            assign = pb.AssignRequest.FromString(text)
+            assign = pb.AssignRequest.FromString(raw)
             to = ShardAssignment.from_proto(assign.to)
             self._switch(to, assign.generation, assign.step, _commit(assign))
         else:
@@ -288,8 +263,8 @@ class SyncServer:
         )
         if steps is not self.steps:
             assert request is not None
-            record = pb.PullRequest(generation=generation, step=step, last=request.last)
-            self._storage.log.append(COMMIT, record.SerializeToString())
+            pull = pb.PullRequest(generation=generation, step=step, last=request.last)
+            self._storage.append(APPLY, pull.SerializeToString())
             self._take(steps, effects)
 
     def _start_generation(
@@ -299,13 +274,6 @@ class SyncServer:
         if request.HasField("assignment"):
             to = ShardAssignment.from_proto(request.assignment)
             self._switch(to, request.generation, request.step, _commit(request))
-
-    def _begin_fetch(self, request: pb.FetchRequest) -> None:
-        self._resharding.begin(request)
-        # Its rows are of another step.
-        if self._storage.index not in ShardAssignment.from_proto(request.of).members:
-            self._storage.drop_rows()
-            self.steps = self.steps.lost()
 
     def _misses(self, to: ShardAssignment, of: ShardAssignment, step: int) -> bool:
         """Whether the server lacks rows of assignment `to`."""
@@ -365,16 +333,16 @@ class SyncServer:
 
     def _beginning(self, steps: Steps) -> Records:
         last = None if steps.last is None else list(steps.last.__dict__.values())
-        return self._storage.head(
-            {
-                "generation": steps.generation,
-                "step": steps.step,
-                "began": steps.began,
-                "last": last,
-                "restored": list(steps.restored),
-                "begun_in": steps.begun_in,
-            }
-        )
+        head = {
+            "generation": steps.generation,
+            "step": steps.step,
+            "began": steps.began,
+            "last": last,
+            "restored": list(steps.restored),
+            "begun_in": steps.begun_in,
+        }
+        staged = [record(PUSH, steps.staged[rank].raw) for rank in sorted(steps.staged)]
+        return [*self._storage.head(head), *staged]
 
 
 def _commit(
