@@ -15,6 +15,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -71,7 +72,7 @@ class Server:
         self._storage = Storage(
             index, servers, run_id, self._log, checkpoints, memory_limit, warn, snapshot_bytes
         )
-        self._mode: UpdateMode = SyncServer(self._storage)  # until `declare` names another mode
+        self._mode: UpdateMode[Any] = SyncServer(self._storage)  # until `declare` names another mode
         self.rows_pulled = 0
         self._room = np.empty(0, np.float32)  # reused: page faults of new memory cost as much as the copy
         self._recover()
@@ -231,7 +232,7 @@ class Server:
         if isinstance(mode, AsyncServer):
             found.accepted.CopyFrom(mode.accepted)
             found.rescheduled.CopyFrom(mode.rescheduled)
-            found.version, found.waiting = mode.clock, len(mode.applied.waiting)
+            found.version, found.waiting = mode.clock, len(mode.state.waiting)
             if kept:
                 found.kept.CopyFrom(mode.kept)
         return found
@@ -295,7 +296,7 @@ class Server:
     def steps(self) -> Steps:
         """The state of synchronous steps (mode=hybrid)."""
         assert isinstance(self._mode, SyncServer)
-        return self._mode.steps
+        return self._mode.state
 
     @property
     def async_server(self) -> AsyncServer:

@@ -10,8 +10,8 @@ Promise: a call is rejected and changes nothing, or is logged and takes full eff
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Generic, Protocol, TypeVar
 
 from edl.contract.proto import ps_pb2 as pb
 from edl.contract.rows.placement import ShardAssignment
@@ -24,20 +24,36 @@ from edl.ps.storage.records import FETCH, FETCHED, PAGE, Record
 from edl.ps.storage.storage import Records, Storage
 
 
-class UpdateMode(ABC):
+class ServerState(Protocol):
+    """The steps of one server, as a value."""
+
+    @property
+    def began(self) -> bool:
+        """Whether the server holds the state of a job. False: it is new, or has lost its log."""
+
+    def lost(self: S) -> S:
+        """Drop the steps: their rows are gone. Generations are kept."""
+
+
+S = TypeVar("S", bound=ServerState)
+
+
+class UpdateMode(ABC, Generic[S]):
     """The steps of one server, and the calls that change them."""
 
-    def __init__(self, storage: Storage):
-        self._storage = storage
+    one_step = True  # the rows of all servers, and all shards of a checkpoint, are of one step
+
+    def __init__(self, storage: Storage, state: S):
+        self._storage, self.state = storage, state
         self._resharding = Resharding(storage)
         self.rows_staged = 0
 
     # --- the state
 
     @property
-    @abstractmethod
     def began(self) -> bool:
         """Whether the server holds the state of a job. False: it is new, or has lost its log."""
+        return self.state.began
 
     @property
     @abstractmethod
@@ -81,7 +97,11 @@ class UpdateMode(ABC):
 
     @abstractmethod
     def restore(self, request: pb.RestoreRequest) -> pb.Position:
-        """Roll back to the checkpoint of a step; 0: to the initial state. A repeated call changes nothing."""
+        """Roll back to the checkpoint of a step; 0: to the initial state. A repeated call changes nothing.
+
+        Raises:
+            Unreadable: the checkpoint cannot be read; the server is empty then.
+        """
 
     @abstractmethod
     def begin(self, raw: Bytes) -> pb.Progress:
@@ -91,13 +111,20 @@ class UpdateMode(ABC):
     def push(self, raw: Bytes) -> pb.Progress:
         """Accept the gradients of a step. A repeated call changes nothing."""
 
-    @abstractmethod
     def fetch(self, request: pb.FetchRequest) -> list[int]:
         """Begin to fetch rows for another assignment.
 
         Returns:
             the servers that send pages of rows, for `take_page` and then `fetched`; empty: no row is missing.
         """
+        self._storage.check_declared(request.run_id)
+        of = ShardAssignment.from_proto(request.of)
+        if not self._lacks(request, ShardAssignment.from_proto(request.to), of):
+            return []
+        self._storage.finish_copy()
+        self._storage.append(FETCH, request.SerializeToString())
+        self._begin_fetch(request)
+        return list(of.members)
 
     def take_page(self, request: pb.FetchRequest, raw: bytes) -> pb.PageOfRows:
         """Log and keep a page of rows that `fetch` has requested."""
@@ -108,9 +135,16 @@ class UpdateMode(ABC):
         self._resharding.fetched(request)
         return self.position()
 
-    @abstractmethod
     def page(self, request: pb.PageRequest) -> pb.PageOfRows:
-        """Return one page of rows for another server."""
+        """Return one page of rows for another server.
+
+        Raises:
+            Stale: a newer generation has started.
+            Misplaced: the rows are of a different assignment or step, or may still change.
+        """
+        self._storage.check_declared(request.run_id)
+        self._check_can_send(request)
+        return self._resharding.page(request, self.clock)
 
     @abstractmethod
     def assign(self, request: pb.AssignRequest) -> pb.Position:
@@ -137,21 +171,24 @@ class UpdateMode(ABC):
         return self._storage.begin_capture(self.clock, self.beginning(), self._about())
 
     @property
-    @abstractmethod
     def shards_suffice(self) -> bool:
-        """Whether the shards of a checkpoint have all that this server needs to resume from it."""
+        """Whether the shards of a checkpoint have all that this server needs to resume from it.
+
+        A row's second replica is in no shard. It equals the first one only if all shards are of one step.
+        """
+        return self.one_step or self._storage.assignment.copies < 2
 
     @abstractmethod
     def rebased(self) -> None:
         """The log now starts at a newer base."""
 
-    @abstractmethod
     def beginning(self) -> Records:
         """The first records of a log segment that starts at the present state."""
+        return self._beginning(self.state)
 
-    @abstractmethod
     def load_base(self) -> None:
         """Load the rows of the log's base."""
+        self._storage.load_base(alone=not self.one_step)
 
     def lost(self) -> None:
         """Drop all rows: they are outdated, or are only partly here."""
@@ -191,9 +228,55 @@ class UpdateMode(ABC):
     def _about(self) -> Mapping[str, Any]:
         """Further metadata of this server's shard of a checkpoint."""
 
-    @abstractmethod
     def _forget(self) -> None:
         """Drop the steps: their rows are gone. Generations are kept."""
+        self.state = self.state.lost()
+
+    def _roll_back(
+        self, request: pb.RestoreRequest, after: Callable[[Sequence[Mapping[str, Any]]], S]
+    ) -> None:
+        """Load the rows of a checkpoint, or another job's rows, and start a new log.
+
+        Args:
+            after: returns the state for the metadata of the shards that were read.
+
+        Raises:
+            Unreadable: the checkpoint cannot be read; the server is empty then.
+        """
+        storage = self._storage
+        storage.check_checkpoint(request.step)
+        self._resharding.drop()
+        if request.HasField("assignment"):
+            storage.assignment = ShardAssignment.from_proto(request.assignment)
+        try:
+            if not request.step and request.HasField("start"):
+                state = after([])
+                storage.read_start(request.start)
+                name = f"snapshot-of-generation-{request.generation}"
+                storage.keep_beginning(name, self._beginning(state))
+            else:
+                state = after(storage.go_back(request.step, request.attempt, alone=not self.one_step))
+                storage.gone_back(request.step, request.attempt, self._beginning(state))
+        except BaseException:
+            self.lost()
+            raise
+        self.state = state
+
+    @abstractmethod
+    def _beginning(self, state: S) -> Records:
+        """The first records of a log segment that starts at this state."""
+
+    @abstractmethod
+    def _lacks(self, request: pb.FetchRequest, to: ShardAssignment, of: ShardAssignment) -> bool:
+        """Whether the server lacks rows of `to` that the servers of `of` have.
+
+        Raises:
+            Stale: a newer generation has started.
+        """
+
+    @abstractmethod
+    def _check_can_send(self, request: pb.PageRequest) -> None:
+        """Check that the rows are of the requested state and do not change now."""
 
     @abstractmethod
     def _replay(self, record: Record) -> None:

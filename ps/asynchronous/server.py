@@ -8,7 +8,9 @@ counts, and `state` has the changes that the log repeats after a restart.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from edl.contract.proto import ps_pb2 as pb
 from edl.contract.ranges import RangeSet
@@ -38,7 +40,7 @@ class AsyncServer(AsyncState):
         _check_mode(request.generation)
         self._storage.check_declared(request.run_id)
         values = self._storage.gradients(raw, given)
-        if self.applied.began:
+        if self.state.began:
             return self.progress()
         if request.attempt:
             self._begin_in_pages(request, values)
@@ -75,10 +77,10 @@ class AsyncServer(AsyncState):
                     storage.check_room(storage.tables[number], len(ids))
                 storage.begin_with_rows(values)
             else:
-                applied = self.applied.begin(self._new_incarnation(), request.since)
+                applied = self.state.begin(self._new_incarnation(), request.since)
                 self._put(values)
                 storage.keep_beginning(f"snapshot-of-beginning-{request.attempt}", self._beginning(applied))
-                self.applied = applied
+                self.state = applied
         except BaseException:
             self.lost()
             raise
@@ -95,7 +97,7 @@ class AsyncServer(AsyncState):
             raise Invalid(
                 f"lease of {request.most} steps below {request.limit}: expected at least 1, below 0 or more"
             )
-        steps = self._leases.lease(request.worker, request.most, self.applied.missing(request.limit))
+        steps = self._leases.lease(request.worker, request.most, self.state.missing(request.limit))
         found = RangeSet.of((step, step + 1) for step in steps)
         return pb.LeasedSteps(steps=steps_to_proto(found), progress=self.progress())
 
@@ -110,14 +112,14 @@ class AsyncServer(AsyncState):
         _check_mode(request.generation)
         self._check(request, changes_rows=True)
         gradients = self._storage.gradients(raw, given)
-        applied, rules = self.applied, self._rules
+        applied, rules = self.state, self._rules
         self._leases.heard(request.worker)
         outcome = applied.classify(request.step, request.version, request.skipped, rules)
         if outcome is PushOutcome.TOO_STALE:
             return self.progress(refused=True)
         if outcome is PushOutcome.DUPLICATE:
             self._storage.append(DUPLICATE, step=request.step)
-            self.applied = applied.mark_duplicate(request.step)
+            self.state = applied.mark_duplicate(request.step)
         else:
             rate = rules.rate(request.learning_rate, applied.staleness(request.version))
             if not request.skipped:
@@ -130,7 +132,7 @@ class AsyncServer(AsyncState):
 
     def drain(self, request: pb.DrainRequest) -> pb.Progress:
         self._check(request)
-        applied, update = self.applied.drain(request.step)
+        applied, update = self.state.drain(request.step)
         if update is not None:
             self._check(request, changes_rows=True)
             self._storage.append(APPLY, step=request.step)
@@ -141,25 +143,25 @@ class AsyncServer(AsyncState):
         self._check(request)
         incarnation = self._new_incarnation()
         applied = self._rescheduled(request, incarnation)
-        if applied is not self.applied:
+        if applied is not self.state:
             self._storage.append(RESCHEDULE, request.SerializeToString(), incarnation=incarnation)
-            if applied.incarnation != self.applied.incarnation:
+            if applied.incarnation != self.state.incarnation:
                 self._leases.clear()
-            self.applied = applied
+            self.state = applied
         return self.progress()
 
     def keep(self, request: pb.KeepRequest) -> pb.Progress:
         self._check(request)
-        applied = self.applied.keep(kept_from_proto(request))
-        if applied is not self.applied:
+        applied = self.state.keep(kept_from_proto(request))
+        if applied is not self.state:
             self._storage.append(KEEP, request.SerializeToString())
-            self.applied = applied
+            self.state = applied
         return self.progress()
 
     @property
     def kept(self) -> pb.KeepRequest:
         """The workers' state that the server stores; without a ledger: none."""
-        kept = self.applied.kept
+        kept = self.state.kept
         if kept is None:
             return pb.KeepRequest(run_id=self._storage.run_id, incarnation=self.incarnation)
         return pb.KeepRequest(
@@ -168,42 +170,29 @@ class AsyncServer(AsyncState):
             step=kept.step,
             order=kept.order,
             ledger=kept.ledger,
-            repeated=self.applied.repeated,
+            repeated=self.state.repeated,
         )
 
     def restore(self, request: pb.RestoreRequest) -> pb.Position:
-        """Roll back to a checkpoint, unless the server has done so already.
-
-        Raises:
-            Unreadable: the checkpoint cannot be read; the server is empty then.
-        """
-        storage, before = self._storage, self.applied
-        storage.check_declared(request.run_id)
+        before = self.state
+        self._storage.check_declared(request.run_id)
         if not before.goes_back(request.generation, request.step, request.attempt):
             return self.position()
-        storage.check_checkpoint(request.step)
-        generation = request.generation or before.restored[0]
-        restored = generation, request.step, request.attempt
-        self._resharding.drop()
-        if request.HasField("assignment"):
-            storage.assignment = ShardAssignment.from_proto(request.assignment)
-        try:
-            said = storage.go_back(request.step, request.attempt, alone=True)
-            applied = AppliedSteps(restored=restored)
+
+        def after(shards: Sequence[Mapping[str, Any]]) -> AppliedSteps:
+            applied = AppliedSteps()
             if request.step:
-                applied = applied_from_shards(said, storage.index, request.step)
-                applied = replace(applied, incarnation=self._new_incarnation(), restored=restored, others=())
-            applied = replace(
+                applied = applied_from_shards(shards, self._storage.index, request.step)
+                applied = replace(applied, incarnation=self._new_incarnation(), others=())
+            return replace(
                 applied,
+                restored=(request.generation or before.restored[0], request.step, request.attempt),
                 generation=max(before.generation, request.generation),
                 quiesced=before.quiesced,
                 assigned_in=request.generation,
             )
-            storage.gone_back(request.step, request.attempt, self._beginning(applied))
-        except BaseException:
-            self.lost()
-            raise
-        self.applied = applied
+
+        self._roll_back(request, after)
         self._leases.clear()
         return self.position()
 
@@ -212,33 +201,21 @@ class AsyncServer(AsyncState):
     def start_generation(self, request: pb.StartGenerationRequest) -> pb.Position:
         """Accept no steps until the root of this generation assigns shards, and reject older generations."""
         self._storage.check_declared(request.run_id)
-        applied = self.applied.quiesce(request.generation)
-        if applied is not self.applied:
+        applied = self.state.quiesce(request.generation)
+        if applied is not self.state:
             self._storage.append(GENERATION, generation=request.generation)
-            self.applied = applied
+            self.state = applied
         return self.position()
 
-    def fetch(self, request: pb.FetchRequest) -> list[int]:
-        self._storage.check_declared(request.run_id)
-        self.applied.check_generation(request.generation)
-        of, to = ShardAssignment.from_proto(request.of), ShardAssignment.from_proto(request.to)
-        if self._fetched(to, request.generation) or (self._storage.index in of.members and self._has(to)):
-            return []
-        self._resharding.log_fetch(request)
-        self._begin_fetch(request)
-        return list(of.members)
+    def _lacks(self, request: pb.FetchRequest, to: ShardAssignment, of: ShardAssignment) -> bool:
+        self.state.check_generation(request.generation)
+        stays = self._storage.index in of.members and self._has(to)
+        return not (stays or self._fetched(to, request.generation))
 
-    def page(self, request: pb.PageRequest) -> pb.PageOfRows:
-        """One page of rows for another server. All accepted steps are in them.
-
-        Raises:
-            Misplaced: the server is not quiesced, or has steps that are not in its rows.
-        """
-        self._storage.check_declared(request.run_id)
-        self.applied.check_generation(request.generation)
-        if not (self.applied.began and self.applied.quiesced) or self.applied.waiting:
+    def _check_can_send(self, request: pb.PageRequest) -> None:
+        self.state.check_generation(request.generation)
+        if not (self.state.began and self.state.quiesced) or self.state.waiting:
             raise Misplaced("rows can be copied only while the server is quiesced and no accepted step waits")
-        return self._resharding.page(request, self.applied.version)
 
     def assign(self, request: pb.AssignRequest) -> pb.Position:
         """Resume, in the present shard assignment or in a new one whose rows are here.
@@ -247,10 +224,10 @@ class AsyncServer(AsyncState):
             Misplaced: the server lacks rows of the new assignment.
         """
         self._storage.check_declared(request.run_id)
-        self.applied.check_generation(request.generation)
+        self.state.check_generation(request.generation)
         to = ShardAssignment.from_proto(request.to)
-        if self.applied.quiesced or to != self._storage.assignment:
-            lacks = self.applied.began and not (self._has(to) or self._fetched(to, request.fetched))
+        if self.state.quiesced or to != self._storage.assignment:
+            lacks = self.state.began and not (self._has(to) or self._fetched(to, request.fetched))
             if self._storage.index in to.members and lacks:  # a server without rows starts later, by `begin`
                 there = self._storage.assignment
                 raise Misplaced(f"cannot switch from {there} to {to}: this server lacks rows of it")
@@ -261,24 +238,19 @@ class AsyncServer(AsyncState):
 
     @property
     def accepted(self) -> pb.Steps:
-        return steps_to_proto(self.applied.accepted)
+        return steps_to_proto(self.state.accepted)
 
     @property
     def rescheduled(self) -> pb.Steps:
-        return steps_to_proto(self.applied.rescheduled)
+        return steps_to_proto(self.state.rescheduled)
 
     # --- as an UpdateMode (ps/update_mode.py)
 
     def advance_to(self, request: pb.PullRequest | pb.ListRequest | pb.WritePartRequest) -> None:
         _check_mode(request.generation)
         self._storage.check_run(request.run_id)
-        if not self.applied.began:
+        if not self.state.began:
             raise Misplaced("the server has no rows: it is new, or has lost its log")
-
-    @property
-    def shards_suffice(self) -> bool:
-        # No shard has the second replica of a row, and replicas differ: each applies steps in its own order.
-        return self._storage.assignment.copies < 2
 
     def rebased(self) -> None:
         """Nothing to do: steps are never undone here."""
@@ -297,14 +269,14 @@ class AsyncServer(AsyncState):
             Misplaced: the server has no rows, has a different incarnation, or is quiesced.
         """
         self._storage.check_declared(request.run_id)
-        if not self.applied.began:
+        if not self.state.began:
             raise Misplaced("the server has no rows: it is new, or has lost its log")
-        if request.incarnation != self.applied.incarnation:
+        if request.incarnation != self.state.incarnation:
             raise Misplaced(
-                f"stale incarnation {request.incarnation!r} (current {self.applied.incarnation!r}): a server "
+                f"stale incarnation {request.incarnation!r} (current {self.state.incarnation!r}): a server "
                 "was restored or resharded; refresh and retry"
             )
-        if changes_rows and self.applied.quiesced:
+        if changes_rows and self.state.quiesced:
             raise Misplaced("the server is quiesced: it accepts steps again after `Assign`")
 
 

@@ -265,18 +265,6 @@ class Storage:
         self.snapshot = None
         return self._load_checkpoint(step, attempt, alone)
 
-    def begin_with(self, start: pb.Start, generation: int, beginning: Records) -> None:
-        """Load another job's rows and make a local copy of them the base of the log.
-
-        The copy is needed because the other job may delete its checkpoint.
-
-        Raises:
-            Unreadable: the checkpoint cannot be read.
-            Unavailable: the copy cannot be written.
-        """
-        self.read_start(start)
-        self.keep_beginning(f"snapshot-of-generation-{generation}", beginning)
-
     def read_start(self, start: pb.Start) -> None:
         """Replace all rows by another job's rows of the tables that `start` names.
 
@@ -296,6 +284,8 @@ class Storage:
 
     def keep_beginning(self, name: str, beginning: Records) -> None:
         """Write the present rows to a file of this name and make it the base of the log, atomically.
+
+        The job whose rows they are may delete its checkpoint, so that cannot be the base.
 
         Raises:
             Unavailable: the file or the log cannot be written.
