@@ -86,8 +86,10 @@ class Ours:
         self._last: pb.Commit | None = None  # what became of the step before
 
     def _call(self, name: str, request: Any) -> Any:
-        read: Callable[[bytes], Any] = pb.Rows.FromString if name == "Pull" else pb.Position.FromString
-        return self._conversation.ask(name, request.SerializeToString(), read).result(MOST_SECONDS)
+        answer = {"Pull": pb.Rows, "Push": pb.Progress}.get(name, pb.Position)
+        return self._conversation.ask(name, request.SerializeToString(), answer.FromString).result(
+            MOST_SECONDS
+        )
 
     def make_pull(self, ids: np.ndarray) -> pb.PullRequest:
         return pb.PullRequest(run_id="bench", generation=1, ids=[pb.Ids(ids=ids.tobytes())])

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """How a server applies steps: what both update modes share, and what each of them defines.
 
-The modes are `edl.ps.sync.server` (steps of a ring, the last of which can be undone) and
+The modes are `edl.ps.sync.server` (steps of a ring; the last one can be undone) and
 `edl.ps.asynchronous.server` (asynchronous SGD).
 
 Promise: a call is rejected and changes nothing, or is logged and takes full effect.
