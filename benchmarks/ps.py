@@ -86,7 +86,7 @@ class Ours:
         self._last: pb.Commit | None = None  # what became of the step before
 
     def _call(self, name: str, request: Any) -> Any:
-        answer = {"Pull": pb.Rows, "Push": pb.Progress}.get(name, pb.Position)
+        answer: Any = {"Pull": pb.Rows, "Push": pb.Progress}.get(name, pb.Position)
         return self._conversation.ask(name, request.SerializeToString(), answer.FromString).result(
             MOST_SECONDS
         )
