@@ -4,8 +4,14 @@
 The workers choose the update mode when they declare the tables: steps of a ring (`edl.ps.sync.server`) or
 asynchronous SGD (`edl.ps.asynchronous.server`).
 
-Promise: a call is rejected and changes nothing, or is logged and takes full effect. A server that restarts
-resumes from its log. If the log is lost, damaged or of another machine, the server is empty and reports that.
+In a ring, `stage` keeps a rank's gradients, and the first call that carries the step's outcome applies them:
+mostly a `pull` for the next step. When a new ring forms, `start_generation` brings the server to the step of
+its root: staged gradients are applied or dropped, or the last step is undone.
+
+Promise: a call is rejected and changes nothing, or is logged and takes full effect. (A `restore` that fails
+leaves the server empty.) A call that is repeated after a lost answer changes no row. A server that restarts
+resumes from its log, which outlives the process but not a reboot. If the log is lost, damaged or of another
+machine, the server is empty and reports that.
 All methods run on one thread, except that `Capture.copy` may run on another, so that rows can be pulled
 meanwhile. The next step copies captured tables itself if no other thread has.
 """
@@ -115,7 +121,7 @@ class Server:
 
     def pull(self, request: pb.PullRequest) -> list[np.ndarray]:
         """The rows of the requested ids, float32 [n * dim] per table; valid until the next call."""
-        self._check_readable(request)
+        self._make_readable(request)
         wanted = [(self._storage.table(asked.table), ids_of(asked.ids)) for asked in request.ids]
         size = sum(len(ids) * table.dim for table, ids in wanted)
         if size > len(self._room):
@@ -135,7 +141,7 @@ class Server:
         Raises:
             Invalid: there is no such table, or the page would have no rows.
         """
-        self._check_readable(request)
+        self._make_readable(request)
         if not 0 <= request.table < len(self.tables) or request.most < 1:
             raise Invalid(
                 f"a page of {request.most} rows of table {request.table}: expected at least 1 row, of one of "
@@ -325,7 +331,12 @@ class Server:
         if request.HasField("asynchronous") and not isinstance(self._mode, AsyncServer):
             self._mode = AsyncServer(self._storage, clock=self._clock)
 
-    def _check_readable(self, request: pb.PullRequest | pb.ListRequest) -> None:
+    def _make_readable(self, request: pb.PullRequest | pb.ListRequest) -> None:
+        """Apply the last step if this request is the first to need it, and check that the rows are here.
+
+        Raises:
+            Misplaced: the rows are elsewhere, or the server has none yet.
+        """
         if request.generation:
             self._storage.check_declared(request.run_id)
             self._mode.advance_to(request)
