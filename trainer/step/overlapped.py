@@ -34,6 +34,7 @@ from edl.trainer.model import arrays
 from edl.trainer.model.data import Batch
 from edl.trainer.model.graphs import concrete, flat
 from edl.trainer.model.model_support import is_scaled
+from edl.trainer.step.background_compile import BackgroundCompiled
 from edl.trainer.step.step_graphs import HasRows, Layout, NeedsTotals, StepGraphs, turns
 
 SMALL = 1 << 16  # bytes: a gradient of fewer travels with the others of its kind
@@ -171,24 +172,48 @@ class OverlappedStep(StepGraphs):
             tf.TensorSpec([4], tf.int64),
             tf.TensorSpec([], tf.float32),
         ]
-        graph = concrete(self._step_graph, *signature)
+        jit = self._model.jit_compile
+        graph = concrete(self._carry_graph if jit else self._step_graph, *signature)
         self._note(graph, "step")
         assert self._found is not None
-        self._step = flat(graph)
+        if jit:
+            self._step = self._summed(BackgroundCompiled(graph, signature))
+        else:
+            self._step = flat(graph)
         if self._divided:
             carried = self._carried = self._summed_specs()
-            self._carry = flat(concrete(self._carry_graph, *signature, *carried))
-            self._last = flat(concrete(self._step_graph, *signature, *carried))
+            graph = concrete(self._carry_graph, *signature, *carried)
+            if jit:
+                self._carry = BackgroundCompiled(graph, [*signature, *carried])
+                self._last = self._summed(self._carry)
+            else:
+                self._carry = flat(graph)
+                self._last = flat(concrete(self._step_graph, *signature, *carried))
         return self._found
 
     # --- the graphs
 
     def _step_graph(self, *arguments: tf.Tensor) -> list[tf.Tensor]:
         """Arguments: see `_ours`."""
-        large, rest = self._made(*arguments)
-        with tf.control_dependencies([*large, rest]):
+        large, rest = self._ours(*arguments)
+        return self._sums_graph(arguments[len(self._types.signature) + 1], *large, rest)
+
+    def _summed(self, made: Callable[..., list[tf.Tensor]]) -> Callable[..., list[tf.Tensor]]:
+        """Sum the result of a graph over the ring, in a second graph, which XLA need not compile."""
+        draw = len(self._types.signature) + 1
+        specs = [tf.TensorSpec([4], tf.int64), *self._summed_specs()]
+        summed = flat(concrete(self._sums_graph, *specs))
+        return lambda *arguments: summed(arguments[draw], *made(*arguments))
+
+    def _sums_graph(self, draw: tf.Tensor, *made: tf.Tensor) -> list[tf.Tensor]:
+        """Sum this rank's contribution over the ring.
+
+        Arguments: see `_ours`, and its results.
+        """
+        *large, rest = made
+        with tf.control_dependencies(made):
             ready_at = tf.timestamp()
-            self._total.mark(arguments[len(self._types.signature) + 1][3])
+            self._total.mark(draw[3])
         bad = rest[-1]
         if large and 4 * math.prod(large[0].shape) < LATE:
             # Backward makes it last. Horovod negotiates in rounds: so it and the rest take one and not two.
@@ -198,16 +223,9 @@ class OverlappedStep(StepGraphs):
         return [total, bad + spoiled, ready_at, *reduced]
 
     def _carry_graph(self, *arguments: tf.Tensor) -> list[tf.Tensor]:
-        """The sums of the micro-batches so far, with one more. Arguments: see `_ours`."""
-        large, rest = self._made(*arguments)
+        """The contribution of the micro-batches so far, with one more. Arguments: see `_ours`."""
+        large, rest = self._ours(*arguments)
         return [*large, rest]
-
-    def _made(self, *arguments: tf.Tensor) -> tuple[list[tf.Tensor], tf.Tensor]:
-        """Compute `_ours`, compiled by XLA if the model is compiled with `jit_compile`."""
-        if not self._model.jit_compile:
-            return self._ours(*arguments)
-        large, rest = tf.function(self._ours, autograph=False, jit_compile=True)(*arguments)
-        return list(large), rest
 
     def _ours(self, *arguments: tf.Tensor) -> tuple[list[tf.Tensor], tf.Tensor]:
         """This rank's contribution to the sums: of large gradients, and of the rest.
