@@ -141,7 +141,8 @@ class OverlappedStep(StepGraphs):
     ) -> control.StepResult:
         if not pieces:
             total, _, *reduced = self._nothing(tf.constant(contribution), tf.zeros([len(self._large) + 2]))
-            return control.StepResult(_agreed(total), False, 0.0, self._nbytes, reduced)
+            agreed = control.read(np.asarray(memoryview(total)))
+            return control.StepResult(agreed, False, 0.0, self._nbytes, reduced)
         whole = tf.constant(records, tf.float32)
         call = np.array([self._total.next_call()], np.int64)
         *first, last = (
@@ -152,11 +153,13 @@ class OverlappedStep(StepGraphs):
             carried = [tf.zeros(spec.shape) for spec in self._carried]
             for given in first:
                 carried = self._carry(*given, *carried)
-            total, bad, ready_at, *reduced = self._last(*last, *carried)
+            told, ready_at, *reduced = self._last(*last, *carried)
         else:
-            total, bad, ready_at, *reduced = self._step(*last)
+            told, ready_at, *reduced = self._step(*last)
+        numbers = np.asarray(memoryview(told))
         waited = max(0.0, time.time() - float(ready_at))
-        return control.StepResult(_agreed(total), bool(bad), waited, self._nbytes, reduced)
+        agreed, bad = control.read(numbers[: control.LENGTH]), bool(numbers[control.LENGTH])
+        return control.StepResult(agreed, bad, waited, self._nbytes, reduced)
 
     def apply(self, sums: control.StepResult) -> None:
         self._update(tf.constant(sums.agreed.records, tf.float32), *sums.given)
@@ -220,7 +223,8 @@ class OverlappedStep(StepGraphs):
             with tf.control_dependencies([rest]):
                 large[0] = tf.identity(large[0])
         total, spoiled, *reduced = self._reduced(large, rest)
-        return [total, bad + spoiled, ready_at, *reduced]
+        # What Python reads is one tensor (and a time, which lies in the host's memory): a GPU sends it at once.
+        return [tf.concat([total, [bad + spoiled]], 0), ready_at, *reduced]
 
     def _carry_graph(self, *arguments: tf.Tensor) -> list[tf.Tensor]:
         """The contribution of the micro-batches so far, with one more. Arguments: see `_ours`."""
@@ -366,7 +370,3 @@ def _after(first: tf.Tensor, tensor: tf.Tensor) -> tf.Tensor:
     """The tensor, when `first` has no more need of it: then its memory can be used for what is made of it."""
     with tf.control_dependencies([first]):
         return tf.identity(tensor)
-
-
-def _agreed(total: tf.Tensor) -> control.Agreed:
-    return control.read(np.asarray(memoryview(total)))

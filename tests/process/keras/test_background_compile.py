@@ -74,7 +74,9 @@ def await_compilation(graph: BackgroundCompiled) -> None:
 
 
 @pytest.mark.parametrize("name", WAYS)
-def test_a_compiled_step_of_any_size_is_the_uncompiled_one(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_compiled_step_of_any_size_is_the_uncompiled_one(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     way, made = WAYS[name], list[BackgroundCompiled]()
 
     class Kept(BackgroundCompiled):
