@@ -8,6 +8,7 @@
     ├── DataError           a record, a file, or a reader is invalid
     ├── CheckpointError     checkpoints cannot be written or read
     │   ├── CheckpointDamaged   a checkpoint differs from what was written
+    │   │   └── CheckpointRemoved   it was removed while it was read
     │   └── StoreUnavailable    their store does not answer now, but may later
     ├── MasterUnavailable   the job's master does not answer
     └── Unauthenticated     the job's master does not accept the token
@@ -42,6 +43,10 @@ class CheckpointError(EdlError):
 
 class CheckpointDamaged(CheckpointError):
     """A checkpoint differs from what was written: it is torn, truncated, altered or half-uploaded."""
+
+
+class CheckpointRemoved(CheckpointDamaged):
+    """A checkpoint was removed, or set aside, while it was read."""
 
 
 class StoreUnavailable(CheckpointError):

@@ -8,12 +8,14 @@ its model outlive the ring.
     train        wait for an order, run the ring, report how it ended; repeat
     run_ring     form ─▶ synchronize ─▶ step, step, step ... ─▶ leave
     synchronize  copy the root's state, or join without state and receive it while stepping
-    step         this rank's gradients and an all-reduce ─▶ apply the result ─▶ commit
+    step         this rank's gradients and an all-reduce ─▶ apply the result ─▶ tell the parts
 
 What a job may have beside the loop, such as checkpoints or evaluations, are its parts (trainer/parts). The
 loop calls all of them at fixed moments. One part is the source of the steps: it decides which steps this
-worker makes, and makes them. What follows describes steps by arithmetic (trainer/parts/ring_steps.py). With
-`mode=ps` a server leases the steps, and servers hold the state (trainer/parts/leased_steps.py).
+worker makes, and makes them. What follows describes steps by arithmetic (trainer/parts/ring_steps.py), for
+`mode=train` and `mode=hybrid`. With `mode=hybrid`, parameter servers hold the rows of embeddings, and the
+ledger keeps the outcome of the last step for them (trainer/parts/rows.py). With `mode=ps` a server leases the
+steps, and servers hold the state (trainer/parts/leased_steps.py).
 
 The state is a model and its ledger (trainer/state.py).
 
@@ -28,14 +30,20 @@ size of the ring. The all-reduce counts the records, and the loop stops if one i
 
 **If a worker dies in the middle of a step**, the all-reduce fails on the others (`RingBroken`). Computing
 gradients changes nothing, so a survivor whose all-reduce failed still has the state before the step. All sums
-may have come back to some survivors before the death: these apply the step. No step is rolled back: the next
+may have come back to some survivors before the death: these apply the step. No survivor rolls back: the next
 ring begins with a survivor that has applied the step, if there is one, and the others receive its state. Else
 the next ring makes the step again, with the same records.
 
+**If a parameter server dies** (`mode=hybrid`), calls to it are repeated until a new process has read its log.
+The ring does not break, and the step counts once. With `ps.replicas=2` the ring breaks, and the next one uses
+the other copies. If the rows are lost, the next ring rolls back to a checkpoint together with all servers
+(`before_sync`). A new ring first brings all servers to its root's step, so a worker and a server may die
+together.
+
 **Members in sync do not wait for new workers.** A member that joins without the state takes part in the
 all-reduce with weight zero and keeps the results. Meanwhile it receives the state. Then it applies the kept
-results, and gets a part of each later step. (Before the first step of a job all members copy the root's
-state instead: `sync`.)
+results, and gets a part of each later step. (If no member has the state, or too many join at once, all copy
+the root's state first: `sync`.)
 
 **A bad record**, one that cannot be read, is left out of its step, if the job allows that. The all-reduce
 counts bad records, so that all ranks agree on them.
@@ -101,7 +109,7 @@ class Worker:
         self.steps, self.restore, self.parts = steps, restore, [steps, *parts]
         # In the present ring:
         self.has_joined = False  # whether it was reported that this worker has the ring's state
-        self.in_flight = 0  # this rank's records in a step whose sums are pending
+        self.in_flight = 0  # this rank's records in a step whose all-reduce has not completed
         self.next_share: Share | None = None  # this rank's, once all members are in sync
 
     def ready(self) -> pb.Ready:
@@ -158,13 +166,13 @@ class Worker:
                 pass
         except RingBroken as error:
             broken = str(error)
-            self.ring.cut()  # so that all other ranks notice at once
+            self.ring.cut()  # ends the others' all-reduce; the master ends their calls to servers
             if self.in_flight:
                 self.report.step_breaks()
         self.ring.close()
         for part in self.parts:
             part.leaving()
-        state.drop_pending()
+        state.drop_pending()  # the results that a joining member has kept
         self.report.ring_left(state.step)
         session.say(form.generation, left_ring=self.left_ring(broken))
 
@@ -187,15 +195,15 @@ class Worker:
             ReplicaDivergence: the members' states differ, and no checkpoint exists to roll back to.
             RingBroken: the ring broke meanwhile.
         """
-        state, begun = self.state, False
-        behind = not state.has_state or state.ledger.step < form.step  # holds an old copy
+        state, restored = self.state, False
+        behind = not state.has_state or state.ledger.step < form.step  # has no state, or an old one
         if form.sync and form.root == self.session.worker and behind:
-            begun = self.restore(form.step)
-            if form.untrusted_reason and not begun:
+            restored = self.restore(form.step)
+            if form.untrusted_reason and not restored:
                 raise ReplicaDivergence(f"{form.untrusted_reason}. No checkpoint exists to roll back to")
             state.begin_history()
-        back = "; ".join(why for part in self.parts if (why := part.before_sync(form, begun)))
-        if back:
+        rollback = "; ".join(why for part in self.parts if (why := part.before_sync(form, restored)))
+        if rollback:
             self.report.rolled_back()
             state.begin_history()  # the root's; the others receive it
             form = replace(form, sync=True, joining=())  # the other members' states are obsolete
@@ -207,7 +215,7 @@ class Worker:
         state.pass_on(self.ring, form, here.rank)
         here = replace(here, speaker=min(r for r, w in enumerate(form.members) if w not in form.joining))
         if not state.catching_up:
-            self.report_synced(here, back)
+            self.report_synced(here, rollback)
         return here
 
     def share_records(self, form: FormRing, here: RingSlot) -> None:
@@ -216,16 +224,16 @@ class Worker:
         for part in self.parts:
             part.take(form.first_share(self.session.worker), self.state.step)
 
-    def report_synced(self, here: RingSlot, back: str = "") -> None:
+    def report_synced(self, here: RingSlot, rollback: str = "") -> None:
         """Report that this member has the state of the step that the ring is at.
 
         Args:
-            back: why the ring has rolled back to this state; empty if it has not.
+            rollback: why the ring has rolled back to this state; empty if it has not.
         """
         state, self.has_joined = self.state, True
         state.mark_synced(here.generation)
         message = pb.JoinedRing(
-            step=state.step, round=state.round, callbacks_done=state.callbacks_done, rolled_back=back
+            step=state.step, round=state.round, callbacks_done=state.callbacks_done, rolled_back=rollback
         )
         for part in self.parts:
             part.joined(here, message)
@@ -248,7 +256,7 @@ class Worker:
         for part in self.parts:
             if (update := part.between_steps(here, partial(self.vote, here))) is not None:
                 self.state.apply(update)
-                self.commit(here)
+                self.state_changed(here)
                 if update.agreed is None:
                     return True
                 for other in self.parts:
@@ -265,7 +273,7 @@ class Worker:
             return False
         result, metrics = made
         if step < end:
-            self.commit(here)
+            self.state_changed(here)
         for part in self.parts:
             part.after(here, result, metrics)
         self.in_flight = 0
@@ -301,7 +309,7 @@ class Worker:
             part.vote(here, vector)
         return vector
 
-    def commit(self, here: RingSlot) -> None:
+    def state_changed(self, here: RingSlot) -> None:
         """Let the parts keep the changed state. If this member has just caught up, report it."""
         for part in self.parts:
             part.changed()

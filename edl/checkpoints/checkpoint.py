@@ -22,7 +22,7 @@ from edl.checkpoints import tensors as files_of_tensors
 from edl.checkpoints.manifest import Manifest, Part
 from edl.checkpoints.place import Place, troubles
 from edl.checkpoints.tensors import PIECE, Tensor
-from edl.errors import CheckpointDamaged, CheckpointError
+from edl.errors import CheckpointDamaged, CheckpointError, CheckpointRemoved
 
 T = TypeVar("T")
 SUPERSEDED = "manifest.superseded.json"
@@ -106,23 +106,38 @@ class Checkpoint:
             return str(error)
         return ""
 
+    def was_removed(self) -> bool:
+        """Whether it was complete, and was removed or set aside since.
+
+        A job removes its old checkpoints while others list and read them, the manifest first.
+
+        Raises:
+            CheckpointError: the store cannot be read.
+        """
+        with troubles(self.place, "read the checkpoint", self.step):
+            return self.is_complete and manifests.FILE not in self.place.sizes(self.directory, manifests.FILE)
+
     def verify(self) -> None:
         """Verify all of its bytes.
 
         Raises:
             CheckpointDamaged: the checkpoint differs from what was written.
+            CheckpointRemoved: it was removed meanwhile.
             CheckpointError: the store cannot be read.
         """
-        self._each_part(self._verify_part)
+        with self._removal():
+            self._each_part(self._verify_part)
 
     def read(self) -> dict[str, Tensor]:
         """Read its tensors in the order of the manifest, and verify them in the same pass.
 
         Raises:
             CheckpointDamaged: the checkpoint differs from what was written.
+            CheckpointRemoved: it was removed meanwhile.
             CheckpointError: the store cannot be read.
         """
-        read = self._each_part(self._read_part)
+        with self._removal():
+            read = self._each_part(self._read_part)
         return {v.name: Tensor(v.dtype, v.shape, read[v.part][v.name]) for v in self.manifest.variables}
 
     @contextmanager
@@ -218,6 +233,15 @@ class Checkpoint:
         if (size := self.files.get(part.name)) != part.nbytes:
             found = "is missing" if size is None else f"has {size} bytes, {part.nbytes} were written"
             raise CheckpointDamaged(f"{self.directory}: {part.name} {found}")
+
+    @contextmanager
+    def _removal(self) -> Iterator[None]:
+        try:
+            yield
+        except CheckpointDamaged as error:
+            if not self.was_removed():
+                raise
+            raise CheckpointRemoved(f"{self.directory}: was removed while it was read") from error
 
     @contextmanager
     def _reading(self, name: str) -> Iterator[BinaryIO]:

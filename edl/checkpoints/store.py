@@ -28,7 +28,7 @@ from edl.checkpoints.manifest import Manifest, Part
 from edl.checkpoints.objects import Objects
 from edl.checkpoints.place import BoundedPlace, Place, troubles
 from edl.checkpoints.tensors import Tensor
-from edl.errors import CheckpointDamaged, CheckpointError
+from edl.errors import CheckpointDamaged, CheckpointError, CheckpointRemoved
 
 T = TypeVar("T")
 
@@ -313,6 +313,8 @@ def _whole(
     for checkpoint in reversed(checkpoints):
         try:
             found = look(checkpoint)
+        except CheckpointRemoved:
+            continue
         except CheckpointDamaged as error:
             warn(f"the checkpoint of step {checkpoint.step} is passed over: {error}")
         else:

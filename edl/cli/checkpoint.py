@@ -14,7 +14,7 @@ from edl.checkpoints.manifest import encode
 from edl.cli import display, moved, output
 from edl.cli.jobs import JobHandle
 from edl.cli.target import about_a_job
-from edl.errors import EdlError
+from edl.errors import CheckpointRemoved, EdlError
 
 app = typer.Typer(
     name="checkpoint",
@@ -92,11 +92,12 @@ def _report(directory: str, step: int | None, verify: bool, form: output.Form) -
             _show(checkpoint, manifest, state)
     else:
         _list(seen, wide=form is output.Form.wide)
-    if any(c.is_complete and state not in (WHOLE, COMPLETE) for c, _, state in seen):
+    if any(c.is_complete and state not in (WHOLE, COMPLETE, REMOVED) for c, _, state in seen):
         raise typer.Exit(1)
 
 
 WHOLE, COMPLETE, UNFINISHED, SUPERSEDED = "whole", "complete (not verified)", "not completed", "superseded"
+REMOVED = "removed meanwhile"  # by its job, which keeps only the newest and the best
 
 
 def _look(checkpoint: Checkpoint, verify: bool) -> tuple[Manifest | None, str]:
@@ -109,6 +110,10 @@ def _look(checkpoint: Checkpoint, verify: bool) -> tuple[Manifest | None, str]:
         wrong = checkpoint.wrong()
         if verify and not wrong:
             checkpoint.verify()
+        if wrong and checkpoint.was_removed():
+            wrong = REMOVED
+    except CheckpointRemoved:
+        wrong = REMOVED
     except CheckpointError as error:
         wrong = str(error)
     return manifest, wrong.removeprefix(f"{checkpoint.directory}: ") or (WHOLE if verify else COMPLETE)

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -34,7 +35,7 @@ from edl.contract import artifacts, exports
 from edl.contract.order import Order
 from edl.contract.phases import Phase
 from edl.contract.steps import Steps
-from edl.errors import CheckpointDamaged, CheckpointError, EdlError
+from edl.errors import CheckpointDamaged, CheckpointError, CheckpointRemoved, EdlError
 from edl.formatting import how_many, one_line
 from edl.journal.format import JournalDamaged, JournalReader, segments
 from edl.journal.proof import NOT_A_MASTERS, AuditFailed, JournalProof, Out
@@ -192,15 +193,18 @@ def _checkpoints(directory: str, committed: set[tuple[int, str]], elsewhere: Els
         return ""
     if elsewhere is not None:
         return f"; checkpoints not verified: {elsewhere.no_checkpoints}"
+    verified = 0
     try:
-        found = [c for c in Store.open(directory).checkpoints() if (c.step, c.attempt) in committed]
-        for checkpoint in found:
-            checkpoint.verify()
+        for checkpoint in Store.open(directory).checkpoints():
+            if (checkpoint.step, checkpoint.attempt) in committed:
+                with suppress(CheckpointRemoved):
+                    checkpoint.verify()
+                    verified += 1
     except CheckpointDamaged as error:
         raise AuditFailed(f"a checkpoint is damaged: {error}") from error
     except CheckpointError as error:  # an object store that cannot be reached
         return f"; checkpoints not verified: {one_line(str(error))}"
-    return f"; {how_many(len(found), 'checkpoint')} as written (SHA-256)"
+    return f"; {how_many(verified, 'checkpoint')} as written (SHA-256)"
 
 
 def _read(reader: JournalReader, proof: JournalProof, kept: _Kept) -> None:

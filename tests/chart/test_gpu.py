@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from tests.chart.conftest import Rendered, labels
+from tests.chart.conftest import Helm, Rendered
 
 FILE = "gpu-values.yaml"
 
@@ -32,13 +32,18 @@ def test_no_other_pod_has_a_gpu(rendered: dict[str, Rendered]) -> None:
     assert not any("nvidia.com/gpu" in str(spec) for _, spec in rendered[""].pods())
 
 
-def test_workers_and_they_alone_reach_each_other_on_the_ports_that_nccl_chooses(
-    rendered: dict[str, Rendered],
+def test_workers_of_the_release_and_they_alone_reach_each_other_on_the_ports_that_nccl_chooses(
+    rendered: dict[str, Rendered], helm: Helm
 ) -> None:
-    policy = rendered[FILE].one("NetworkPolicy", "edl-worker")["spec"]
-    workers = {"podSelector": {"matchLabels": labels("edl", "worker")}}
-    assert policy["podSelector"] == workers["podSelector"]
+    release = rendered[FILE]
+    policy = release.one("NetworkPolicy", "edl-worker")["spec"]
+    workers = {"podSelector": policy["podSelector"]}
     assert policy["ingress"] == [{"from": [workers]}], "no ports are named, so all are allowed"
     locked = rendered["gitops-values.yaml"].one("NetworkPolicy", "edl-worker")["spec"]
-    to_workers = {"podSelector": locked["podSelector"]}
-    assert locked["egress"][0] == {"to": [to_workers]}
+    assert locked["egress"][0] == {"to": [{"podSelector": locked["podSelector"]}]}
+
+    selected = workers["podSelector"]["matchLabels"].items()
+    other = helm.template(release="other")
+    assert selected <= release.worker["metadata"]["labels"].items()
+    for pod in (release.master["spec"]["template"], release.one("Pod", "edl-test"), other.worker):
+        assert not selected <= pod["metadata"]["labels"].items()

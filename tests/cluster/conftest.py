@@ -115,6 +115,28 @@ def nodes(cluster: Cluster, namespace: Namespace) -> Iterator[Nodes]:
 
 
 @pytest.fixture
+def priority_classes(cluster: Cluster) -> Iterator[Callable[..., None]]:
+    """Returns a function that creates priority classes; they have no namespace."""
+    made: list[str] = []
+
+    def make(**values: int) -> None:
+        for name, value in values.items():
+            made.append(name.replace("_", "-"))
+            cluster.apply(
+                {
+                    "apiVersion": "scheduling.k8s.io/v1",
+                    "kind": "PriorityClass",
+                    "metadata": {"name": made[-1]},
+                    "value": value,
+                    "globalDefault": False,
+                }
+            )
+
+    yield make
+    cluster.kubectl("delete", "priorityclass", *made)
+
+
+@pytest.fixture
 def fake_nodes(cluster: Cluster) -> Iterator[Callable[[int], str]]:
     """Returns a function that creates a number of kwok nodes.
 

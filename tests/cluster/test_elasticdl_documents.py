@@ -110,28 +110,6 @@ def volume(claim: Callable[..., None], tmp_path: Path) -> Callable[[str], Path]:
     return make
 
 
-@pytest.fixture
-def priority_classes(cluster: Cluster) -> Iterator[Callable[..., None]]:
-    """Returns a function that creates priority classes; they have no namespace."""
-    made: list[str] = []
-
-    def make(**values: int) -> None:
-        for name, value in values.items():
-            made.append(name.replace("_", "-"))
-            cluster.apply(
-                {
-                    "apiVersion": "scheduling.k8s.io/v1",
-                    "kind": "PriorityClass",
-                    "metadata": {"name": made[-1]},
-                    "value": value,
-                    "globalDefault": False,
-                }
-            )
-
-    yield make
-    cluster.kubectl("delete", "priorityclass", *made)
-
-
 def nginx(namespace: Namespace, replicas: int) -> Object:
     """The Deployment of the document for public clouds."""
     amounts = {"cpu": "600m", "memory": "64Mi", "ephemeral-storage": "64Mi"}

@@ -19,7 +19,8 @@ import pytest
 
 from edl.checkpoints import Best, CheckpointDamaged, CheckpointError, Store, Tensor, one_of
 from edl.checkpoints.elasticdl import files_in
-from edl.errors import StoreUnavailable
+from edl.checkpoints.manifest import FILE
+from edl.errors import CheckpointRemoved, StoreUnavailable
 from tests.support.checkpoints.checkpoints import TENSORS, equal, manifest_of, of_size, unexpected, write
 from tests.support.checkpoints.s3 import BUCKET, Account, serving
 
@@ -250,6 +251,27 @@ def test_pruning_keeps_the_newest_and_the_best(place: Place) -> None:
     place.store.prune(1, Best("loss", largest=True))
     assert [c.step for c in place.store.checkpoints()] == [6]
     place.store.checkpoints()[0].verify()
+
+
+def test_one_that_is_removed_while_it_is_read_is_not_called_damaged(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for step in (1, 2, 3):
+        write(place.store, step)
+    listed = place.store.checkpoints()
+    # A directory is not listed at once: its manifest can be in the list, and its parts be removed.
+    listed[0] = replace(listed[0], files={FILE: listed[0].files[FILE]})
+    place.store.prune(1)
+    for checkpoint in listed[:2]:
+        with pytest.raises(CheckpointRemoved, match=f"^{checkpoint.directory}: was removed while"):
+            checkpoint.verify()
+        with pytest.raises(CheckpointRemoved):
+            checkpoint.read()
+        assert checkpoint.was_removed()
+    assert not listed[2].was_removed()
+
+    monkeypatch.setattr(Store, "checkpoints", lambda _: listed[:2])
+    assert place.store.newest(unexpected) is None
 
 
 def test_a_damaged_one_is_not_counted_among_those_to_keep(place: Place) -> None:

@@ -88,7 +88,7 @@ class LeasedSteps(StepSource):
         self._generation = form.generation
         self._loop.servers.enter(form.addresses, form.servers, form.released_from)
 
-    def before_sync(self, form: FormRing, begun: bool) -> str:
+    def before_sync(self, form: FormRing, restored: bool) -> str:
         """Load the servers' state on all members, after the root has brought the servers up to date.
 
         Raises:

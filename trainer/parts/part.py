@@ -48,11 +48,11 @@ class Part:
     def entering(self, form: FormRing) -> None:
         """Before this worker meets the other members of a ring."""
 
-    def before_sync(self, form: FormRing, begun: bool) -> str:
+    def before_sync(self, form: FormRing, restored: bool) -> str:
         """Before any member receives the root's state, or computes with it.
 
         Args:
-            begun: whether the root has just restored an initial state.
+            restored: whether the root has just restored an initial state.
 
         Returns:
             why the ring rolls back to the state that the root has now, the same on all ranks; "" if it does

@@ -78,13 +78,13 @@ class RowServers(Part):
             # Servers learn with each call that the last step was made, also before a step without records.
             self._servers.pull(self._state.step, ())
 
-    def before_sync(self, form: FormRing, begun: bool) -> str:
+    def before_sync(self, form: FormRing, restored: bool) -> str:
         """Bring ring and servers to the same step; all ranks know the result when this returns.
 
         The root does it before any member receives its state or sums with it.
 
         Args:
-            begun: whether the root has just restored a checkpoint or done a warm start.
+            restored: whether the root has just restored a checkpoint or done a warm start.
 
         Returns:
             why ring and servers rolled back to what the root has now; "" if they did not.
@@ -95,14 +95,14 @@ class RowServers(Part):
             servers.speak_of(servers.claim(self._session.worker))
             # After a warm start step 0 is a state to compare, too: the rows are another training's.
             there = state.ledger.step or restore.warm_start is not None
-            if there and not begun and (why := servers.start_generation(state.ledger.step)):
-                begun = True
+            if there and not restored and (why := servers.start_generation(state.ledger.step)):
+                restored = True
                 if not restore.roll_back():
                     self._session.warn(
                         f"{why}: the servers read the rows again; the work done so far stays valid"
                     )
                     why = ""
-            if begun or not there:
+            if restored or not there:
                 attempt = restore.checkpoints.attempt if restore.checkpoints is not None else ""
                 servers.restore(state.ledger.step, attempt if state.ledger.step else "")
         root = form.members.index(form.root)

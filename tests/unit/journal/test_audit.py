@@ -223,7 +223,9 @@ def test_a_checkpoint_of_different_states_and_states_that_are_given_up_for_nothi
         JournalProof().note({"event": {"type": "Tick"}, "effects": [form]}, "line 2")
 
 
-def test_checkpoints_of_the_job_that_are_still_there_are_read(tmp_path: Path) -> None:
+def test_checkpoints_of_the_job_that_are_still_there_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     store = Store.open(str(tmp_path / "checkpoints"))
     story = Story(workers=2, joinDelaySeconds=0.5, checkpoint={"dir": store.place.where}).running()
     for step, attempt in ((3, "removed"), (5, "a"), (8, "b")):
@@ -236,8 +238,12 @@ def test_checkpoints_of_the_job_that_are_still_there_are_read(tmp_path: Path) ->
     part = damaged(store, last)
     with pytest.raises(AuditFailed, match=rf"^a checkpoint is damaged: .*{part.name}"):
         audit.audit(tmp_path)
+    listed = store.checkpoints()
     shutil.rmtree(store.place.where)
     assert "; 0 checkpoints as written (SHA-256); " in audit.audit(tmp_path)
+    with monkeypatch.context() as patch:  # the job removes them after they were listed
+        patch.setattr(Store, "checkpoints", lambda _: listed)
+        assert "; 0 checkpoints as written (SHA-256); " in audit.audit(tmp_path)
     Path(store.place.where).touch()
     assert f"; checkpoints not verified: {store.place.where}: cannot list" in audit.audit(tmp_path)
 

@@ -40,7 +40,7 @@ class Moments(Part):
     def entering(self, form: FormRing) -> None:
         self.at("entering")
 
-    def before_sync(self, form: FormRing, begun: bool) -> str:
+    def before_sync(self, form: FormRing, restored: bool) -> str:
         self.at("before_sync")
         return ""
 
