@@ -223,7 +223,7 @@ class OverlappedStep(StepGraphs):
             with tf.control_dependencies([rest]):
                 large[0] = tf.identity(large[0])
         total, spoiled, *reduced = self._reduced(large, rest)
-        # What Python reads is one tensor (and a time, which lies in the host's memory): a GPU sends it at once.
+        # Python reads one tensor, and a time in the host's memory, so a GPU sends one tensor.
         return [tf.concat([total, [bad + spoiled]], 0), ready_at, *reduced]
 
     def _carry_graph(self, *arguments: tf.Tensor) -> list[tf.Tensor]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""XLA compiles a model's step in the background: for each size that steps keep having, and without a stall."""
+"""XLA compiles a model's step in the background: for each size that steps keep having."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from edl.zoo import counting
 from edl.trainer.agreement import control
 from edl.trainer.model.graphs import concrete
 from edl.trainer.step import overlapped, vector
 from edl.trainer.step.background_compile import SETTLED, BackgroundCompiled
 from edl.trainer.step.learner import KerasLearner
+from edl.zoo import counting
 from tests.process.keras.models import plain, sgd
 from tests.process.keras.rings import Case, batch
 
