@@ -97,7 +97,7 @@ def test_a_compiled_step_of_any_size_is_the_uncompiled_one(
     def step(learner: KerasLearner, start: int, stop: int) -> control.StepResult:
         return learner.allreduce_step(batch(case, start, stop), control.write(0), 0, 0, stop - start)
 
-    for start, stop in ((0, 12), (12, 30)):  # as before and after a ring change
+    for start, stop in ((0, 12), (12, 30)):  # the sizes of two rings
         for _ in range(SETTLED):
             step(xla, start, stop)
         await_compilation(used)
