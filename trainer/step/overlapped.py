@@ -34,6 +34,7 @@ from edl.trainer.model import arrays
 from edl.trainer.model.data import Batch
 from edl.trainer.model.graphs import concrete, flat
 from edl.trainer.model.model_support import is_scaled
+from edl.trainer.step.background_compile import BackgroundCompiled
 from edl.trainer.step.step_graphs import HasRows, Layout, NeedsTotals, StepGraphs, turns
 
 SMALL = 1 << 16  # bytes: a gradient of fewer travels with the others of its kind
@@ -140,7 +141,8 @@ class OverlappedStep(StepGraphs):
     ) -> control.StepResult:
         if not pieces:
             total, _, *reduced = self._nothing(tf.constant(contribution), tf.zeros([len(self._large) + 2]))
-            return control.StepResult(_agreed(total), False, 0.0, self._nbytes, reduced)
+            agreed = control.read(np.asarray(memoryview(total)))
+            return control.StepResult(agreed, False, 0.0, self._nbytes, reduced)
         whole = tf.constant(records, tf.float32)
         call = np.array([self._total.next_call()], np.int64)
         *first, last = (
@@ -151,11 +153,13 @@ class OverlappedStep(StepGraphs):
             carried = [tf.zeros(spec.shape) for spec in self._carried]
             for given in first:
                 carried = self._carry(*given, *carried)
-            total, bad, ready_at, *reduced = self._last(*last, *carried)
+            told, ready_at, *reduced = self._last(*last, *carried)
         else:
-            total, bad, ready_at, *reduced = self._step(*last)
+            told, ready_at, *reduced = self._step(*last)
+        numbers = np.asarray(memoryview(told))
         waited = max(0.0, time.time() - float(ready_at))
-        return control.StepResult(_agreed(total), bool(bad), waited, self._nbytes, reduced)
+        agreed, bad = control.read(numbers[: control.LENGTH]), bool(numbers[control.LENGTH])
+        return control.StepResult(agreed, bad, waited, self._nbytes, reduced)
 
     def apply(self, sums: control.StepResult) -> None:
         self._update(tf.constant(sums.agreed.records, tf.float32), *sums.given)
@@ -171,43 +175,61 @@ class OverlappedStep(StepGraphs):
             tf.TensorSpec([4], tf.int64),
             tf.TensorSpec([], tf.float32),
         ]
-        graph = concrete(self._step_graph, *signature)
+        jit = self._model.jit_compile
+        graph = concrete(self._carry_graph if jit else self._step_graph, *signature)
         self._note(graph, "step")
         assert self._found is not None
-        self._step = flat(graph)
+        if jit:
+            self._step = self._summed(BackgroundCompiled(graph, signature))
+        else:
+            self._step = flat(graph)
         if self._divided:
             carried = self._carried = self._summed_specs()
-            self._carry = flat(concrete(self._carry_graph, *signature, *carried))
-            self._last = flat(concrete(self._step_graph, *signature, *carried))
+            graph = concrete(self._carry_graph, *signature, *carried)
+            if jit:
+                self._carry = BackgroundCompiled(graph, [*signature, *carried])
+                self._last = self._summed(self._carry)
+            else:
+                self._carry = flat(graph)
+                self._last = flat(concrete(self._step_graph, *signature, *carried))
         return self._found
 
     # --- the graphs
 
     def _step_graph(self, *arguments: tf.Tensor) -> list[tf.Tensor]:
         """Arguments: see `_ours`."""
-        large, rest = self._made(*arguments)
-        with tf.control_dependencies([*large, rest]):
+        large, rest = self._ours(*arguments)
+        return self._sums_graph(arguments[len(self._types.signature) + 1], *large, rest)
+
+    def _summed(self, made: Callable[..., list[tf.Tensor]]) -> Callable[..., list[tf.Tensor]]:
+        """Sum the result of a graph over the ring, in a second graph, which XLA need not compile."""
+        draw = len(self._types.signature) + 1
+        specs = [tf.TensorSpec([4], tf.int64), *self._summed_specs()]
+        summed = flat(concrete(self._sums_graph, *specs))
+        return lambda *arguments: summed(arguments[draw], *made(*arguments))
+
+    def _sums_graph(self, draw: tf.Tensor, *made: tf.Tensor) -> list[tf.Tensor]:
+        """Sum this rank's contribution over the ring.
+
+        Arguments: see `_ours`, and its results.
+        """
+        *large, rest = made
+        with tf.control_dependencies(made):
             ready_at = tf.timestamp()
-            self._total.mark(arguments[len(self._types.signature) + 1][3])
+            self._total.mark(draw[3])
         bad = rest[-1]
         if large and 4 * math.prod(large[0].shape) < LATE:
             # Backward makes it last. Horovod negotiates in rounds: so it and the rest take one and not two.
             with tf.control_dependencies([rest]):
                 large[0] = tf.identity(large[0])
         total, spoiled, *reduced = self._reduced(large, rest)
-        return [total, bad + spoiled, ready_at, *reduced]
+        # Python reads one tensor, and a time in the host's memory, so a GPU sends one tensor.
+        return [tf.concat([total, [bad + spoiled]], 0), ready_at, *reduced]
 
     def _carry_graph(self, *arguments: tf.Tensor) -> list[tf.Tensor]:
-        """The sums of the micro-batches so far, with one more. Arguments: see `_ours`."""
-        large, rest = self._made(*arguments)
+        """The contribution of the micro-batches so far, with one more. Arguments: see `_ours`."""
+        large, rest = self._ours(*arguments)
         return [*large, rest]
-
-    def _made(self, *arguments: tf.Tensor) -> tuple[list[tf.Tensor], tf.Tensor]:
-        """Compute `_ours`, compiled by XLA if the model is compiled with `jit_compile`."""
-        if not self._model.jit_compile:
-            return self._ours(*arguments)
-        large, rest = tf.function(self._ours, autograph=False, jit_compile=True)(*arguments)
-        return list(large), rest
 
     def _ours(self, *arguments: tf.Tensor) -> tuple[list[tf.Tensor], tf.Tensor]:
         """This rank's contribution to the sums: of large gradients, and of the rest.
@@ -348,7 +370,3 @@ def _after(first: tf.Tensor, tensor: tf.Tensor) -> tf.Tensor:
     """The tensor, when `first` has no more need of it: then its memory can be used for what is made of it."""
     with tf.control_dependencies([first]):
         return tf.identity(tensor)
-
-
-def _agreed(total: tf.Tensor) -> control.Agreed:
-    return control.read(np.asarray(memoryview(total)))

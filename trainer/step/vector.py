@@ -28,6 +28,7 @@ from edl.trainer.model.graphs import compiled, concrete, flat
 from edl.trainer.model.model_support import is_scaled
 from edl.trainer.ring.base import Vector
 from edl.trainer.step import sparse_gradients
+from edl.trainer.step.background_compile import BackgroundCompiled
 from edl.trainer.step.forward import Forward
 from edl.trainer.step.step_graphs import HasRows, Layout, NeedsTotals, StepGraphs, turns
 from edl.trainer.step.trial import doubled
@@ -278,9 +279,9 @@ class VectorStep(StepGraphs):
         """Gives the results in a row, and takes arrays as well as tensors."""
         if self._model.run_eagerly:  # the user wants to see each step
             return lambda *values: tf.nest.flatten(function(*map(tf.convert_to_tensor, values)))
-        graph = concrete(function, *signature, jit=jit)
+        graph = concrete(function, *signature)
         self._note(graph, function.__name__, changes_nothing=function != self._update_graph)
-        call = flat(graph)
+        call = BackgroundCompiled(graph, signature) if jit else flat(graph)
         return lambda *values: call(*(v if isinstance(v, tf.Tensor) else tf.constant(v) for v in values))
 
     def _the_same_in_each_batch(self, layout: Layout, sample: Batch) -> frozenset[int]:
