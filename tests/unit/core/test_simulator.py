@@ -233,7 +233,7 @@ def test_a_wrong_decision_is_noticed_and_the_failure_says_how_to_repeat_it(
             "ps",
             AsyncServer,
             "_apply",
-            lambda server, applied, update: setattr(server, "applied", applied),
+            lambda server, applied, update: setattr(server, "state", applied),
             r"worker \d+: \[",
         ),
         # members of a ring do not hear where its rows are
