@@ -3,7 +3,7 @@
 
 The master only parses the file; it does not run or import anything. So certain mistakes are refused here (not
 Python, no model(), a data() without a parameter). Mistakes that only show when the file runs (a function made
-by an import or an assignment) are left to the worker.
+by an import or an assignment, or one that returns no model) are left to the worker.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ CONTRACT = {
     "data": "data(split) or data()",
     "feed": "feed(records) or feed(records, split)",
 }
-MODELS = ("Sequential", "Model", "Functional")  # classes of Keras
 # Functions that a module of ElasticDL's contract must have, beside custom_model() or CustomModel.
 ELASTICDL = ("loss", "optimizer", "feed", "eval_metrics_fn")
 _ELASTICDL = re.compile(rb"^(def custom_model|class CustomModel)\b", re.MULTILINE)
@@ -132,8 +131,6 @@ def _contract(tree: ast.Module, table: symtable.SymbolTable, with_data: bool) ->
     for name, call in CONTRACT.items():
         if isinstance(function := last.get(name), Function):
             yield from _function(function, call)
-        elif isinstance(made := last.get(name), ast.Assign) and isinstance(made.value, ast.Call):
-            yield from _object(made, made.value, name)
 
 
 def _elasticdl(
@@ -146,23 +143,6 @@ def _elasticdl(
             yield f"has no function {function}(), which ElasticDL's contract needs"
     if with_data:
         yield "has ElasticDL's contract, so values name its records: data.train is empty"
-
-
-def _object(made: ast.Assign, call: ast.Call, name: str) -> Iterator[str]:
-    """Report a name of the contract that is a model or a reader instead of a function that returns one."""
-    if not any(isinstance(target, ast.Name) and target.id == name for target in made.targets):
-        return
-    called = ast.unparse(call.func)
-    if name == "model" and called.rpartition(".")[2] in MODELS:
-        yield (
-            f"line {made.lineno}: model is a Keras model, and must be a function that returns one. Write: "
-            f"def model(): m = {called}(...); m.compile(...); return m"
-        )
-    elif name == "data" and called.startswith("edl."):
-        yield (
-            f"line {made.lineno}: data is a reader, and must be a function that returns one. Write: "
-            f'def data(split): return {called}(...) if split == "train" else None'
-        )
 
 
 def _anything(tree: ast.Module, bound: set[str]) -> bool:
@@ -199,18 +179,9 @@ def _names(statement: ast.stmt) -> Iterator[str]:
 
 
 def _function(function: Function, call: str) -> Iterator[str]:
-    """List what is wrong with a function of the contract, such as a signature that does not fit its call."""
-    where = f"line {function.lineno}: {function.name}()"
+    """Report a function of the contract whose parameters do not fit its call."""
     if function.decorator_list:
         return  # a decorator may return anything
-    if isinstance(function, ast.AsyncFunctionDef):
-        yield f"{where} is `async` (expected a plain function)"
-    own = list(_own(function))
-    returns = any(isinstance(node, ast.Return) and node.value is not None for node in own)
-    if any(isinstance(node, ast.Yield | ast.YieldFrom) for node in own):
-        yield f"{where} uses `yield`; it must return its result"
-    elif not returns and not isinstance(function.body[-1], ast.Raise):
-        yield f"{where} returns nothing"
     found, given = function.args, 0 if function.name == "model" else 1
     names = [argument.arg for argument in (*found.posonlyargs, *found.args)]
     most, least = len(names), len(names) - len(found.defaults)
@@ -223,13 +194,3 @@ def _function(function: Function, call: str) -> Iterator[str]:
         given = 0  # data() gives all records
     if least > given or None in found.kw_defaults or (most < given and not found.vararg) or misplaced:
         yield f"line {function.lineno}: {function.name}({ast.unparse(found)}) is called as {call}"
-
-
-def _own(function: Function) -> Iterator[ast.AST]:
-    """The nodes of a function's body, without those of nested functions and classes."""
-    todo: list[ast.AST] = list(function.body)
-    while todo:
-        node = todo.pop()
-        yield node
-        if not isinstance(node, Function | ast.Lambda | ast.ClassDef):
-            todo += ast.iter_child_nodes(node)

@@ -69,10 +69,10 @@ def ready(job: State, w: WorkerRecord, event: ev.Ready) -> None:
         return
     if w.state != WorkerState.INITIALIZING:
         job.pool.change(w, "hello")
-    job.checkpoints.step = max(job.checkpoints.step, event.checkpoint)
+    job.checkpoints.know(event.checkpoint)
     if _admit(job, w, event):
         if event.held is not None and not job.divergence.untrusted_up_to:
-            job.pool.snapshots.held[w.id] = event.held
+            job.pool.snapshots.hold(w, event.held)
             rendezvous.count_a_late_copy(job, w)
         job.notice(Reason.WorkerReady, f"worker {w.id} is ready after {job.now - w.since:.1f} s")
 
@@ -89,7 +89,7 @@ def resume(job: State, w: WorkerRecord, event: ev.Resume) -> None:
         known = job.ring.generation
         outdated_ones = job.failover.place(w, event, job.now)
         if job.ring.generation != known:
-            job.servers.ordered = None
+            job.servers.step("learn")
         for outdated in outdated_ones:
             why = "it was in a ring that the others have left"
             membership.give_up(job, outdated, ef.FenceReason.OutdatedRing, why)

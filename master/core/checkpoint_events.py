@@ -20,7 +20,7 @@ def parts_written(job: State, _w: WorkerRecord, event: ev.PartsWritten) -> None:
 
 def complete(job: State, _w: WorkerRecord, event: ev.Checkpointed) -> None:
     """Record a complete checkpoint."""
-    job.divergence.times = 0
+    job.divergence.agree()
     taken_at = job.checkpoints.ordered_at
     job.kept_useful_seconds = job.useful_seconds(job.now if taken_at is None else taken_at)
     if job.checkpoints.is_whole(event, job.now):

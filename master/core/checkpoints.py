@@ -70,6 +70,18 @@ class Checkpoints:
         seconds = self.config.checkpoint.seconds
         return max(seconds - self.took, seconds / 2)
 
+    def know(self, step: int) -> None:
+        """Record a complete checkpoint that a worker has found, or that an earlier master knew."""
+        self.step = max(self.step, step)
+
+    def go_back(self, step: int) -> None:
+        """Record that later checkpoints are damaged or void."""
+        self.step = step
+
+    def restore(self, ring: Generation) -> None:
+        """Record the ring whose root reads a checkpoint with a step still unknown; NO_RING: none does."""
+        self.restoring = ring
+
     # --- when one is due
 
     def ring_is_up(self, now: float) -> None:

@@ -153,7 +153,8 @@ def rows_lost(job: State, w: WorkerRecord, event: ev.RowsLost) -> None:
         job.stale += 1
         return
     why = f"the model cannot be saved: {event.why}"
-    job.exporter, job.servers.lost = None, True
+    job.exporter = None
+    job.servers.lose_rows()
     job.result.rows_lost += not event.trained_on
     if job.result.rows_lost > (most := job.config.elastic.max_failures):
         times = f"{how_many(job.result.rows_lost, 'time')} (elastic.maxFailures is {most})"

@@ -131,8 +131,7 @@ def _drop(job: State, found: Difference, step: int) -> None:
 def _go_back(job: State, found: Difference, step: int) -> None:
     """Void all states: the next ring starts from the newest checkpoint."""
     divergence, newest = job.divergence, job.checkpoints.step
-    divergence.times += 1
-    divergence.why, divergence.untrusted_up_to = _sentence(found, step), job.ring.generation
+    divergence.roll_back(_sentence(found, step), job.ring.generation)
     most = job.config.elastic.max_failures
     if divergence.times > most:
         job.end(

@@ -61,9 +61,9 @@ def restore(job: State, past: facts.Past, active_seconds: float) -> None:
     # The workers may have trained without a master. If one of them is the last to hold the state, removing it
     # would lose that training, too (master.core.silence).
     job.kept_useful_seconds = past.kept_useful_seconds - job.goodput.without_master
-    job.ring.earlier = Earlier(past.changes, past.stall_seconds, past.redone_records)
+    job.ring.restore(Earlier(past.changes, past.stall_seconds, past.redone_records))
     job.restarts = past.state_losses
-    job.checkpoints.step = past.checkpoint
+    job.checkpoints.know(past.checkpoint)
     job.failures = [Failure(worker, why, "") for worker, why in past.failures]
     job.failure_count = max(past.failure_count, len(past.failures))
     job.warnings = list(past.warnings)

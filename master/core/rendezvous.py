@@ -16,6 +16,7 @@ from edl.master.core import balance, completion, join_policy, membership, ps, tr
 from edl.master.core import effects as ef
 from edl.master.core.quorum import Limits, RingPlan, candidates, plan_ring, too_few
 from edl.master.core.ring import CHANGE
+from edl.master.core.servers import STARTING
 from edl.master.core.state import State
 from edl.master.core.workers import DRAINING, IN, OUT, Kind, WorkerRecord
 
@@ -90,7 +91,7 @@ def form(job: State) -> None:
     if job.config.asynchronous:
         _form_at_servers(job)
         return
-    if job.servers.awaited:
+    if job.servers.state is STARTING:
         _wait(job, "parameter servers are starting")
         return
     fresh = not job.pool.any(_holds)
@@ -261,24 +262,21 @@ def _publish(job: State, plan: RingPlan, root: WorkerRecord) -> None:
         return
     first = job.ring.generation == 0
     cause = job.ring.cause or ("start" if first else job.waited or "start again")
-    job.ring.form(plan.members, cause, job.now)
+    members = [job.pool[m] for m in plan.members]
+    shares = balance.shares(members, job.config.training.load_balancing == "speed")
+    job.ring.form(plan.members, cause, job.now, shares)
     job.waited, job.regroup_at, job.join_at = "", None, None
     job.pool.snapshots.await_none()
     job.step = job.train.done
     # Otherwise the members report where the ring starts.
     known = root.has_state and not job.config.asynchronous
-    job.checkpoints.restoring = NO_RING if known else job.ring.generation
-    if not known:
-        job.divergence.renewed = job.ring.generation
-    elif plan.sync or plan.joining:
-        job.divergence.spread = job.ring.generation
-    members = [job.pool[m] for m in plan.members]
+    job.checkpoints.restore(NO_RING if known else job.ring.generation)
+    job.divergence.begin(job.ring.generation, known, plan.sync or bool(plan.joining))
     for w in members:
         job.pool.change(w, "placed" if w.state == WorkerState.READY else "", place=IN)
     job.reason = f"{plan.reason} (generation {job.ring.generation})"
     job.goodput.turn("starting" if first else "re-forming", job.now)
-    job.ring.shares = balance.shares(members, job.config.training.load_balancing == "speed")
-    job.servers.due, job.servers.ordered, job.servers.lost = "", job.servers.wanted, False
+    job.servers.form()
     job.do(
         ef.Form(
             job.ring.generation,
@@ -286,7 +284,7 @@ def _publish(job: State, plan: RingPlan, root: WorkerRecord) -> None:
             root.id,
             plan.sync,
             job.train.epochs,
-            job.ring.shares,
+            shares,
             job.train.layout,
             job.train.done,
             plan.joining,
@@ -296,7 +294,7 @@ def _publish(job: State, plan: RingPlan, root: WorkerRecord) -> None:
             job.servers.addresses,
             job.divergence.untrusted_up_to,
             job.divergence.why,
-            job.servers.assigned,
+            job.servers.released_from,
         )
     )
     if job.ring.ranks.keys() != {w.id for w in candidates(list(job.pool), plan.members, job.limits)}:

@@ -106,6 +106,19 @@ class Change:
         self.redone_records += stepped.redone_records
         return True
 
+    def join(self, step: int, up: bool, now: float) -> bool:
+        """Record a member that holds the state of this step. True, once, if every member does (`up`)."""
+        self.step = max(self.step, step)
+        if not up or self.up_seconds is not None:
+            return False
+        self.up_seconds = now - self.formed_at
+        return True
+
+    def roll_back(self) -> bool:
+        """Record that the ring rolls back with the parameter servers. False if that was recorded already."""
+        before, self.rolled_back = self.rolled_back, True
+        return not before
+
     def tell(self) -> list[ef.Effect]:
         """Return one notice about this change, the first time that it is called."""
         if self.told:
@@ -202,8 +215,11 @@ class Ring:
         """True if every member in the ring holds the state."""
         return not self._pool.any(lambda kind: kind.place == IN)
 
-    def form(self, members: tuple[WorkerId, ...], cause: str, now: float) -> None:
+    def form(
+        self, members: tuple[WorkerId, ...], cause: str, now: float, shares: tuple[int, ...] = ()
+    ) -> None:
         """Start the next generation. All members must have left the previous one."""
+        self.shares = shares
         planned = not (self.broken or self.state is NONE_AFTER_A_BREAK)
         generation = Generation(self.generation + 1)
         change = Change(generation, members, cause, planned, now, len(self.members), self.stopped_at)
@@ -264,8 +280,9 @@ class Ring:
         self._asked.update(rest)
         return [ef.Cut(self.generation, rest) if self.broken else ef.Leave(self.generation, rest)]
 
-    def stops(self, now: float) -> None:
-        """Record that a member has left the ring."""
+    def stops(self, now: float, error: str = "") -> None:
+        """Record that a member has left the ring, because of an error or as ordered."""
+        self.errors.update([error] if error else [])
         if self.stopped_at is None:
             self.stopped_at = now
 
@@ -274,6 +291,14 @@ class Ring:
         change = self.changes[-1]
         if change.stopped_at is not None and change.planned and self.running:
             self.stop_seconds = now - change.stopped_at
+
+    def keep(self) -> None:
+        """Record that all members of a learned ring hold the state, and train on."""
+        self.changes[-1].up_seconds, self.shares = 0.0, (1,) * len(self.members)
+
+    def restore(self, earlier: Earlier) -> None:
+        """Continue the totals of an earlier master."""
+        self.earlier = earlier
 
     def dissolve(self) -> None:
         """Remove the ring: all members have left, and no ring follows at once."""

@@ -26,14 +26,11 @@ def joined(job: State, w: WorkerRecord, event: ev.JoinedRing) -> None:
             training.found(job, event)
         else:
             training.restored(job, event.step)
-    elif event.rolled_back and not change.rolled_back:
-        change.rolled_back = True
+    elif event.rolled_back and change.roll_back():
         training.rolled_back(job, event)
     if event.servers:
         ps.have_rows(job, event)
-    change.step = max(change.step, event.step)
-    if change.up_seconds is None and job.ring.up:
-        change.up_seconds = job.now - change.formed_at
+    if change.join(event.step, job.ring.up, job.now):
         training.all_have(job, change.step)
         job.checkpoints.ring_is_up(job.now)
         if job.ring.running:
@@ -55,9 +52,8 @@ def left(job: State, w: WorkerRecord, event: ev.LeftRing) -> None:
     if event.generation <= job.divergence.untrusted_up_to:
         event = replace(event, has_state=False)
     job.pool.left(w, event)
-    job.ring.stops(job.now)
+    job.ring.stops(job.now, event.broken)
     if event.broken:
-        job.ring.errors[event.broken] += 1
         job.close(f"worker {w.id}: {event.broken}", BREAK)
     else:
         job.close("left together", CHANGE)

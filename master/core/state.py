@@ -26,6 +26,7 @@ from edl.master.core.failures import Failure, RestartBackoff
 from edl.master.core.goodput import Goodput
 from edl.master.core.quorum import Limits
 from edl.master.core.ring import Ring
+from edl.master.core.servers import Servers
 from edl.master.core.timeouts import Timeouts
 from edl.master.core.workers import OUT, Pool
 
@@ -96,40 +97,6 @@ class TrainTask:
 
 
 @dataclass(frozen=True, slots=True)
-class Away:
-    """A parameter server that does not answer."""
-
-    since: float
-    what: str  # starting, restarting, not answering
-
-
-@dataclass(slots=True)
-class Servers:
-    """The wanted parameter servers, and those that hold the rows."""
-
-    awaited: bool = False  # they are starting; no ring is formed before they listen
-    wanted: int = 0  # 0: the number that the workers know
-    addresses: tuple[str, ...] = ()
-    ordered: int | None = (
-        0  # the number that the ring was formed for; 0: the number that the workers know; None: unknown
-    )
-    have: int = 0  # 0: not reported yet
-    lost: bool = False  # rows of the trained, unsaved model are lost: a ring rolls back with the servers
-    out: tuple[int, ...] = ()  # of these, the ones that the ring works without
-    answered: dict[int, float] = field(default_factory=dict)  # when each last recovered, by index
-    due: str = ""  # why a re-rendezvous is due; empty: it is not
-    away: dict[int, Away] = field(default_factory=dict)  # servers that do not answer, by index
-    # By index: since when the process has not answered a Probe, or when it was last restarted for that.
-    unanswered: dict[int, float] = field(default_factory=dict)
-    waited: tuple[int, ...] = ()  # of these, the ones that were reported as awaited
-    waited_at: float = 0.0  # since when the ring has waited for a server
-    stay: str = ""  # why the last reshard failed; empty: it did not
-    assigned: int = (
-        0  # number of servers that were reported to hold the rows since the last change of `wanted`
-    )
-
-
-@dataclass(frozen=True, slots=True)
 class Silence:
     """A worker that sends no heartbeats.
 
@@ -151,6 +118,21 @@ class DivergenceCheck:
     spread: Generation = NO_RING  # the last ring in which members received the state of others
     renewed: Generation = NO_RING  # the last ring that started without a member's state
     times: int = 0  # number of rollbacks for this reason since the last completed checkpoint
+
+    def begin(self, ring: Generation, has_state: bool, sends_state: bool) -> None:
+        """Record a ring that starts with a member's state, which others receive, or without one."""
+        if not has_state:
+            self.renewed = ring
+        elif sends_state:
+            self.spread = ring
+
+    def roll_back(self, why: str, ring: Generation) -> None:
+        """Void the states of this ring and of earlier rings."""
+        self.times, self.why, self.untrusted_up_to = self.times + 1, why, ring
+
+    def agree(self) -> None:
+        """Record that the members' states agree, in a completed checkpoint."""
+        self.times = 0
 
 
 class InvalidState(EdlError):

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """State machines as tables: the state and an event give the next state.
 
-A table is the only place that changes a state. `scripts/dev/docs` draws each one into docs/state-machines.md.
+A table is the only place that changes a state. `scripts/dev/docs` draws each one into docs/state-tables.md.
 """
 
 from __future__ import annotations

@@ -55,7 +55,7 @@ def adopt_ring(job: State) -> bool:
 def _keep(job: State) -> None:
     """Keep the ring of an earlier master: its members continue to train."""
     ring = job.ring
-    ring.changes[-1].up_seconds, ring.shares = 0.0, (1,) * len(ring.members)
+    ring.keep()
     job.reason = f"a new master took over, and the ring of {len(ring.members)} trains on"
     job.notice(Reason.FailedOver, job.reason)
     job.checkpoints.ring_is_up(job.now)

@@ -165,11 +165,11 @@ def go_back(job: State, why: str, step: int) -> None:
 def restored(job: State, step: int) -> None:
     """Record the step of the checkpoint that the root has read; 0 if it found no checkpoint."""
     assert job.train is not None
-    job.checkpoints.restoring = NO_RING
+    job.checkpoints.restore(NO_RING)
     # If it is lower than the one that the ring was formed with, the later ones are damaged. But members of
     # the ring before may have completed a later one while the root read.
     if job.checkpoints.step <= job.train.done:
-        job.checkpoints.step = step
+        job.checkpoints.go_back(step)
     job.step = step
     if step != job.train.done:
         go_on_from(job, step, checkpoint=True)
@@ -182,9 +182,9 @@ def restored(job: State, step: int) -> None:
 def found(job: State, event: ev.JoinedRing) -> None:
     """Record the step of the state on the servers (mode=ps)."""
     assert job.train is not None
-    job.checkpoints.restoring = NO_RING
-    job.ring.changes[-1].rolled_back = bool(event.rolled_back)
+    job.checkpoints.restore(NO_RING)
     if event.rolled_back:
+        job.ring.changes[-1].roll_back()
         rolled_back(job, event)
         return
     all_have(job, event.step)
@@ -200,7 +200,7 @@ def rolled_back(job: State, event: ev.JoinedRing) -> None:
     place = f"the checkpoint of step {step:,}" if step else "the first record"
     _begins_anew(job)
     if not job.config.asynchronous:
-        job.checkpoints.step = step
+        job.checkpoints.go_back(step)
     again = "no record is trained again"
     if records:
         are = "is" if records == 1 else "are"

@@ -168,6 +168,10 @@ class Snapshots:
         self._starting.add(w.id)
         self._awaited = max(self._awaited - 1, 0)
 
+    def hold(self, w: WorkerRecord, snapshot: ev.LeftRing) -> None:
+        """Record that a ready worker holds a snapshot."""
+        self.held[w.id] = snapshot
+
     def due(self, now: float) -> bool:
         """True if a snapshot may still become held."""
         return bool(self._starting) or (self._awaited > 0 and self._until > now)

@@ -96,42 +96,10 @@ def ended_before(s: pb.Predecessor) -> ev.Gone:
 def message_of(effect: ef.ForWorkers) -> tuple[Sequence[WorkerId], pb.ToWorker] | None:
     """Return the recipients and the message of an effect; None for a Commit, which needs more, or a Fence."""
     match effect:
-        case ef.Form(
-            generation,
-            members,
-            root,
-            sync,
-            epochs,
-            shares,
-            layout,
-            step,
-            joining,
-            round,
-            callbacks_done,
-            servers,
-            addresses,
-            untrusted_up_to,
-            untrusted_reason,
-            released_from,
-        ):
-            form = pb.Form(
-                members=members,
-                root=root,
-                sync=sync,
-                epochs=epochs,
-                shares=shares,
-                layout=pb.Layout(**asdict(layout)),
-                step=step,
-                joining=joining,
-                round=round,
-                callbacks_done=callbacks_done,
-                servers=servers,
-                addresses=addresses,
-                untrusted_up_to=untrusted_up_to,
-                untrusted_reason=untrusted_reason,
-                released_from=released_from,
-            )
-            return members, pb.ToWorker(generation=generation, form=form)
+        case ef.Form(generation, members):
+            fields = asdict(effect)
+            del fields["generation"]
+            return members, pb.ToWorker(generation=generation, form=pb.Form(**fields))
         case ef.Train(generation, members, epochs):
             return members, pb.ToWorker(generation=generation, train=pb.Train(epochs=epochs))
         case ef.Leave(generation, members):

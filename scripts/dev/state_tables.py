@@ -10,6 +10,7 @@ from typing import Any
 
 from edl.master.backends.kubernetes.pod_view import POD
 from edl.master.core.ring import RING
+from edl.master.core.servers import ROWS
 from edl.master.core.tables import Table
 from edl.master.core.workers import WORKER
 
@@ -33,6 +34,15 @@ TABLES: tuple[tuple[str, str, Table[Any]], ...] = (
         "new master learns of a ring from its members (`learn`). [How the ring works](ring.md) says what "
         "they do.",
         RING,
+    ),
+    (
+        "The rows on parameter servers",
+        "The table is in `master/core/servers.py`. A move begins when a different number of servers listens "
+        "(`request`). The next ring is formed for them (`form`), and moves the rows. It ends when the ring "
+        "reports where the rows are (`settle`), and the other servers are released then. With `mode=auto`, "
+        "the first servers start once the model is known (`decide`). A new master does not know for how many "
+        "servers a ring was formed (`learn`).",
+        ROWS,
     ),
     (
         "The pod of a worker",

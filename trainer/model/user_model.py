@@ -35,7 +35,8 @@ from edl.trainer.model import user_import
 from edl.trainer.model.splits import Splits
 from edl.trainer.model.transform import Transform, parameters
 
-OPTIONAL = ("feed", "callbacks", "write", "transform")  # functions of the contract
+OPTIONAL = ("feed", "callbacks", "write", "transform")
+CONTRACT = ("model", "data", *OPTIONAL)  # the functions of the contract
 
 
 @dataclass(frozen=True)
@@ -181,34 +182,40 @@ def load(
     if functions or (path is not None and path.is_file() and model_check.is_elasticdl(path.read_bytes())):
         return _of_elasticdl(imported, name, path, values, seed, functions or {})
     module = imported()
-    own: dict[str, Any] = {}
-    for wanted in ("model", "data", *OPTIONAL):
-        function = getattr(module, wanted, None)
-        if isinstance(function, ModuleType):  # as after `from keras import callbacks`
-            function = None
-        named = values is not None and bool(values.addresses)
-        optional = wanted in OPTIONAL or (wanted == "data" and (named or not with_data))
-        if function is None and optional:
-            own[wanted] = None
-            continue
-        if function is not None and not inspect.isroutine(function) and hasattr(function, "get_config"):
-            kind = type(function).__name__
-            raise ModelError(
-                f"{name}: {wanted} is a {kind}, and must be a function that returns one. Write: "
-                f"def {wanted}(): m = {kind}(...); m.compile(...); return m"
-            )
-        if not callable(function):
-            raise ModelError(
-                f"{name}: the module has no function {wanted}() (model() is needed, and data(split) unless "
-                "values such as data.train name the records)"
-            )
-        own[wanted] = function
+    named = values is not None and bool(values.addresses)
+    optional = (*OPTIONAL, "data") if named or not with_data else OPTIONAL
+    own = {wanted: _function(module, name, wanted, wanted in optional) for wanted in CONTRACT}
     if own["feed"] is not None:
         _takes_split(own["feed"], name)
     if own["transform"] is not None:
         parameters(own["transform"], name)
     data = Splits(name, own["data"], values, seed)
     return UserModel(name, own["model"], data, *(own[name] for name in OPTIONAL))
+
+
+def _function(module: ModuleType, name: str, wanted: str, optional: bool) -> Any:
+    """Return a function of the contract; None if the module does not have it, and it is optional.
+
+    Raises:
+        ModelError: the module lacks it, or has a model in its place.
+    """
+    function = getattr(module, wanted, None)
+    if isinstance(function, ModuleType):  # as after `from keras import callbacks`
+        function = None
+    if function is None and optional:
+        return None
+    if function is not None and not inspect.isroutine(function) and hasattr(function, "get_config"):
+        kind = type(function).__name__
+        raise ModelError(
+            f"{name}: {wanted} is a {kind}, and must be a function that returns one. Write: "
+            f"def {wanted}(): m = {kind}(...); m.compile(...); return m"
+        )
+    if not callable(function):
+        raise ModelError(
+            f"{name}: the module has no function {wanted}() (model() is needed, and data(split) unless "
+            "values such as data.train name the records)"
+        )
+    return function
 
 
 def _of_elasticdl(

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from edl.cli.app import app
 from edl.errors import ConfigError, ModelError
 
-NO_DATA = "def model(): ...\n\ndef data(split): ...\n"
+WRONG = "def model(): ...\n\ndef data(a, b): ...\n"
 
 
 @pytest.mark.parametrize(
@@ -28,14 +28,14 @@ NO_DATA = "def model(): ...\n\ndef data(split): ...\n"
             ["counting", "--set", "data.train=missing.csv"],
             "data.train: no such file or directory: .*/missing.csv",
         ),
-        (["mine.py"], r"mine.py: line 3: data\(\) returns nothing"),
+        (["mine.py"], r"mine.py: line 3: data\(a, b\) is called as data\(split\)"),
     ],
 )
 def test_a_job_that_cannot_be_planned_is_refused_before_anything_starts(
     arguments: list[str], why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    Path("mine.py").write_text(NO_DATA)
+    Path("mine.py").write_text(WRONG)
     done = CliRunner().invoke(app, ["plan", *arguments])
     with pytest.raises((ConfigError, ModelError), match=why):
         raise done.exception or AssertionError(done.output)

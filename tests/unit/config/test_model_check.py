@@ -61,26 +61,10 @@ WRONG = [
     (DATA + "print(model)\n", "has no function model()."),
     (DATA + "def model(classes):\n    return 1\n", "line 3: model(classes) is called as model()"),
     (DATA + "def model(*, classes):\n    return 1\n", "line 3: model(*, classes) is called as model()"),
-    (DATA + "async def model():\n    return 1\n", "line 3: model() is `async`"),
-    (DATA + "def model():\n    m = 1\n", "line 3: model() returns nothing"),
-    (DATA + "def model():\n    def f():\n        return 1\n", "line 3: model() returns nothing"),
-    (DATA + "def model(): ...\n", "line 3: model() returns nothing"),
     (MODEL + "def data(a, b):\n    return 1\n", "line 3: data(a, b) is called as data(split) or data()"),
     (MODEL + "def data(split, path):\n    return 1\n", "line 3: data(split, path) is called as data(split)"),
     (MODEL + "def data(*, split):\n    return 1\n", "line 3: data(*, split) is called as data(split)"),
-    (MODEL + "def data(split):\n    yield 1\n", "line 3: data() uses `yield`"),
     (GOOD + "def feed(x, y):\n    return x, y\n", "line 11: feed(x, y) is called as feed(records)"),
-    (GOOD + "def feed(records):\n    print(records)\n", "line 11: feed() returns nothing"),
-    (
-        DATA + "model = keras.Sequential([1])\nmodel.compile('sgd')\n",
-        "line 3: model is a Keras model, and must be a function that returns one. Write: def model(): "
-        "m = keras.Sequential(...); m.compile(...); return m",
-    ),
-    (
-        MODEL + "data = edl.npz('x.npz')\n",
-        "line 3: data is a reader, and must be a function that returns one. Write: def data(split): return "
-        'edl.npz(...) if split == "train" else None',
-    ),
     (
         GOOD + "if True:\n    def model(size):\n        return size\n",
         "line 12: model(size) is called as model()",
@@ -98,8 +82,6 @@ RIGHT = [
     MODEL + "def data(*splits):\n    return 1\n",
     MODEL + "def data(split, **more):\n    return 1\n",
     DATA + "def model(size=3, *, depth=2):\n    return size\n",
-    DATA + "def model():\n    raise NotImplementedError\n",
-    DATA + "def model():\n    if x:\n        return 1\n",
     DATA + "model = lambda: 1\n",
     DATA + "import functools\nmodel = functools.partial(print)\n",
     DATA + "def model(size):\n    return size\nmodel = functools.partial(model, 3)\n",
@@ -118,8 +100,6 @@ RIGHT = [
     DATA + "def make():\n    global model\n    model = print\nmake()\n",
     DATA + "globals()['model'] = print\n",
     "def __getattr__(name):\n    return print\n",
-    MODEL + "def data(split):\n    return [x for x in (y for y in range(3))]\n",
-    MODEL + "def data(split):\n    def f():\n        yield 1\n    return f\n",
 ]
 
 

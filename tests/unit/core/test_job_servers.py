@@ -102,6 +102,18 @@ def test_servers_that_do_not_come_to_listen_are_given_up_and_the_rows_stay() -> 
     assert not view.status(story.job, story.now)["servers_stay"], "they are tried once more"
 
 
+def test_servers_that_are_given_up_release_none_that_a_broken_ring_may_have_moved_the_rows_to() -> None:
+    story, form = a_ring_with_two_servers()
+    story.tell(joined(form, 2), ev.ServersReady(3, ("a:1", "b:1", "c:1")))
+    form = only(story.out(0, step=5), ef.Form)
+    story.kill(0)  # perhaps after the rows had moved
+    effects = story.tell(ev.ServersGivenUp(4, 2, "parameter server 3 cannot be started: exit code 1"))
+    assert only(effects, ef.Assigned) == ef.Assigned(3, wanted=4)
+    assert "4 parameter servers cannot have the rows" in told(effects, Reason.ReshardFailed)[0]
+    form = only(story.ready(1), ef.Form)
+    assert (form.servers, form.addresses) == (3, ("a:1", "b:1", "c:1"))
+
+
 def test_a_move_that_is_given_up_by_the_ring_leaves_no_address_that_nobody_is_at() -> None:
     story, form = a_ring_with_two_servers()
     story.tell(joined(form, 1, stay="parameter server 1 (b:1) is away for 60 s"))

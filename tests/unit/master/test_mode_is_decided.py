@@ -111,7 +111,7 @@ def test_what_was_decided_is_in_the_journal_and_in_the_state_at_its_head() -> No
     story = Story(workers=1, mode="auto")
     story.tell(*ready(0, tables=1))
     kept = snapshot.load(json.loads(json.dumps(snapshot.dump(story.job))), story.job.config)
-    assert (kept.mode, kept.servers.awaited) == ("hybrid", True)
+    assert (kept.mode, kept.servers.state) == ("hybrid", "starting")
     story.tell(TWO)
     story.up()
     assert view.summary(replayed(story.watchdog)) == view.summary(story.job)
