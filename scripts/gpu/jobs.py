@@ -25,7 +25,7 @@ HOME = Path(os.environ["KIT_HOME"])
 OUT = Path(os.environ["OUT"])
 JOBS = HOME / "jobs"
 TREE = HOME / "small/tree"
-HOROVOD = Path(os.environ.get("KIT_HOROVOD", HOME / "small/horovod"))  # a folder for each build
+HOROVOD = HOME / "small/horovod"  # a folder for each build
 EDL = HOME / "environment/bin/edl"
 STARTED = time.time()
 

@@ -1,7 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """One member of a ring that follows orders: in a thread, or as a process with Horovod.
 
-python -m tests.contract.ring_member STORE_PORT NAME STORE_SECRET
+    python -m tests.contract.ring_member STORE_PORT NAME STORE_SECRET
+    python -m tests.contract.ring_member STORE_PORT --fork SOCKET STORE_SECRET
+
+The second form imports TensorFlow and Horovod once. Each line of its standard input is the name of a member,
+which is forked and gets its orders from a connection to the Unix socket.
 """
 
 from __future__ import annotations
@@ -10,11 +14,14 @@ import functools
 import os
 import queue
 import re
+import signal
+import socket
 import sys
 import threading
+import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 import numpy as np
 
@@ -44,16 +51,12 @@ def _obey(ring: Ring, order: list[str], say: Callable[[str], None]) -> str:
             total = ring.reduce(np.full(int(length), float(value), np.float32))
             return f"sum {np.asarray(total).tolist()}"
         case ["sums"]:  # sum until the ring breaks
-            while True:
-                ring.reduce(np.ones(200_000, np.float32))
-                say("another")
+            _repeat(lambda: np.asarray(ring.reduce(np.ones(200_000, np.float32))), say)
         case ["graph", value]:  # two sums in one graph, the second from the result of the first
             return f"graph {_graph(ring)(float(value)).tolist()}"
         case ["graphs"]:  # run graphs until the ring breaks
             graph = _graph(ring)
-            while True:
-                graph(1.0)
-                say("another")
+            _repeat(lambda: graph(1.0), say)
         case ["twice", one, other]:  # two parallel sums in one graph; of the same tensor for equal values
             return f"twice {_two_sums(ring)(float(one), float(other))}"
         case ["many"]:  # run graphs of many sums, which many threads begin, until the ring breaks
@@ -87,6 +90,14 @@ def _obey(ring: Ring, order: list[str], say: Callable[[str], None]) -> str:
             ring.close()
             return "closed"
     raise ValueError(f"unknown order {order}")
+
+
+def _repeat(total: Callable[[], np.ndarray], say: Callable[[str], None]) -> NoReturn:
+    """Repeat a sum, whose result is always the same, until the ring breaks."""
+    expected = total()[0]
+    while True:
+        say("another")
+        assert (total() == expected).all(), "a sum without its result was no error"
 
 
 def _graph(ring: Ring) -> Callable[[float], np.ndarray]:
@@ -210,9 +221,37 @@ def _peak() -> int:
 def main() -> None:
     os.environ.update(TF_CPP_MIN_LOG_LEVEL="3", HOROVOD_GLOO_TIMEOUT_SECONDS="60")
     os.environ.setdefault("TF_NUM_INTEROP_THREADS", "1")  # the least that a job can have
+    match sys.argv[1:]:
+        case [port, "--fork", address, secret]:
+            _fork_members(int(port), address, secret)
+        case [port, name, secret]:
+            _be_member(int(port), name, secret)
+
+
+def _fork_members(port: int, address: str, secret: str) -> None:
+    from edl.trainer.preimport import import_all
+
+    import_all()
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # no zombies
+    for line in sys.stdin:  # one at a time, so no member inherits a line that was read ahead
+        if os.fork() == 0:
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            connection = socket.socket(socket.AF_UNIX)
+            connection.connect(address)
+            os.dup2(connection.fileno(), 0)
+            os.dup2(connection.fileno(), 1)
+            connection.close()
+            try:
+                _be_member(port, line.strip(), secret)
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                os._exit(0)
+
+
+def _be_member(port: int, name: str, secret: str) -> None:
     from edl.trainer.ring.horovod import HorovodRing
 
-    port, name, secret = int(sys.argv[1]), sys.argv[2], sys.argv[3]
     ring = HorovodRing(port, os.environ.get("EDL_RING_INTERFACE", "lo"), name, store_secret=secret)
     orders: queue.SimpleQueue[str] = queue.SimpleQueue()
 
@@ -232,7 +271,7 @@ def main() -> None:
         orders.put("")  # no further orders follow
 
     threading.Thread(target=listen, daemon=True).start()
-    say("here")
+    say(f"here {os.getpid()}")
     serve(ring, orders.get, say)
 
 

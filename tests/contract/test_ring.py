@@ -1,213 +1,34 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One contract for all rings: the local ring on threads, and Horovod's in processes."""
+"""One contract for all rings: the local ring on threads, and Horovod's in processes, over Gloo and NCCL."""
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-import itertools
-import queue
-import subprocess
-import sys
-import threading
-from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from pathlib import Path
-from typing import Protocol
 
 import pytest
 
-from edl.trainer.ring.local import InProcessGroup, LocalRing
-from edl.trainer.session.kvstore import KeyValueStore
-from tests.contract.ring_member import serve
+from tests.contract.ring_engines import (
+    MEMBERS,
+    Engine,
+    Horovod,
+    HorovodOverNccl,
+    Local,
+    Member,
+    all_do,
+    form,
+    leave,
+)
 
-ROOT = Path(__file__).parents[2]
-MEMBERS = 3
-SECONDS = 120
-ENDED = ""
-
-
-class Member(ABC):
-    """A member of a ring that follows orders."""
-
-    def __init__(self) -> None:
-        self.words: queue.SimpleQueue[str] = queue.SimpleQueue()
-
-    @abstractmethod
-    def do(self, order: str) -> None:
-        """Send an order to the member; its answer arrives in `words`."""
-
-    @abstractmethod
-    def cut(self) -> None:
-        """Cut the ring from a different thread than the one in the ring."""
-
-    def says(self, word: str) -> str:
-        """Wait for an answer that begins with `word`, and skip earlier answers."""
-        while True:
-            line = self.words.get(timeout=SECONDS)
-            assert line != ENDED, f"the member ended, and never said {word!r}"
-            if line.startswith(word):
-                return line
-
-    def does(self, order: str, word: str) -> str:
-        self.do(order)
-        return self.says(word)
+# Most of the time, their members wait for each other.
+WAITS = [pytest.mark.process, pytest.mark.waits]
+HOROVOD = [
+    pytest.param(Horovod, marks=WAITS, id="Horovod"),
+    # Its first test may have to compile Horovod.
+    pytest.param(HorovodOverNccl, marks=[*WAITS, pytest.mark.timeout(900)], id="Horovod-NCCL"),
+]
 
 
-class Engine(Protocol):
-    """Members in one process or in several, and their rendezvous."""
-
-    def members(self) -> list[Member]:
-        """MEMBERS live members that are in no ring."""
-
-    def rendezvous(self, members: list[Member]) -> None:
-        """Prepare the rendezvous of these members for the next generation."""
-
-    def call_off(self, members: list[Member]) -> None:
-        """Cancel the generation; members that wait for it are notified."""
-
-    def kill(self, member: Member) -> None: ...
-
-    def close(self) -> None: ...
-
-
-# --- threads
-
-
-class LocalMember(Member):
-    def __init__(self) -> None:
-        super().__init__()
-        self.ring = LocalRing()
-        self.orders: queue.SimpleQueue[str] = queue.SimpleQueue()
-        self.alive = True
-        self.thread = threading.Thread(target=serve, args=(self.ring, self.orders.get, self.words.put))
-        self.thread.start()
-
-    def do(self, order: str) -> None:
-        self.orders.put(order)
-
-    def cut(self) -> None:
-        self.ring.cut()
-
-
-class Local:
-    def __init__(self) -> None:
-        self._members = [LocalMember() for _ in range(MEMBERS)]
-
-    def members(self) -> list[Member]:
-        self._members = [m if m.alive else LocalMember() for m in self._members]
-        return list(self._members)
-
-    def rendezvous(self, members: list[Member]) -> None:
-        group = InProcessGroup(len(members))
-        for m in self._members:
-            if m in members:
-                m.ring.open(group)
-
-    def call_off(self, members: list[Member]) -> None:
-        for m in members:
-            m.cut()
-
-    def kill(self, member: Member) -> None:
-        assert isinstance(member, LocalMember)
-        member.alive = False
-        if member.ring.group is not None:
-            member.ring.group.cut("a member has died")
-        member.do(ENDED)
-
-    def close(self) -> None:
-        for m in self._members:
-            m.do(ENDED)
-            m.thread.join(SECONDS)
-
-
-# --- processes
-
-
-class ProcessMember(Member):
-    def __init__(self, port: int, number: int, secret: str):
-        super().__init__()
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "tests.contract.ring_member", str(port), f"member-{number}", secret],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            cwd=ROOT,
-        )
-        self._reader = threading.Thread(target=self._read)
-        self._reader.start()
-
-    def _read(self) -> None:
-        assert self.process.stdout is not None
-        with self.process.stdout as lines:
-            for line in lines:
-                self.words.put(line.strip())
-        self.words.put(ENDED)
-
-    def kill(self) -> None:
-        assert self.process.stdin is not None
-        self.process.kill()
-        self.process.wait(SECONDS)
-        self._reader.join(SECONDS)
-        with contextlib.suppress(BrokenPipeError):
-            self.process.stdin.close()
-
-    def do(self, order: str) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.write(f"{order}\n")
-        self.process.stdin.flush()
-
-    def cut(self) -> None:
-        self.do("cut")
-
-
-class Horovod:
-    def __init__(self) -> None:
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever)
-        self._thread.start()
-        self._store = KeyValueStore(lambda *_: None)
-        self._port = asyncio.run_coroutine_threadsafe(self._store.start(), self._loop).result()
-        self._numbers = itertools.count()
-        self._members: list[ProcessMember] = []
-
-    def members(self) -> list[Member]:
-        alive = [m for m in self._members if m.process.poll() is None]
-        new = [
-            ProcessMember(self._port, next(self._numbers), self._store.secret)
-            for _ in range(MEMBERS - len(alive))
-        ]
-        self._members = alive + new
-        for m in new:
-            m.says("here")
-        return list(self._members)
-
-    def rendezvous(self, members: list[Member]) -> None:
-        self._loop.call_soon_threadsafe(self._store.open, next(self._numbers))
-
-    def call_off(self, members: list[Member]) -> None:
-        self._loop.call_soon_threadsafe(self._store.call_off)
-        for m in members:
-            m.cut()
-
-    def kill(self, member: Member) -> None:
-        assert isinstance(member, ProcessMember)
-        member.kill()
-
-    def close(self) -> None:
-        for m in self._members:
-            m.kill()
-        asyncio.run_coroutine_threadsafe(self._store.close(), self._loop).result()
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(SECONDS)
-        self._loop.close()
-
-
-# Most of the time, its members wait for each other.
-HOROVOD = pytest.param(Horovod, marks=[pytest.mark.process, pytest.mark.waits], id="Horovod")
-
-
-@pytest.fixture(scope="module", params=[Local, HOROVOD])
+@pytest.fixture(scope="module", params=[Local, *HOROVOD])
 def engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
     made: Engine = request.param()
     yield made
@@ -221,28 +42,6 @@ def members(engine: Engine) -> Iterator[list[Member]]:
     engine.call_off(ready)  # a failed test may have left members waiting
     for m in engine.members():
         m.does("close", "closed")
-
-
-def form(engine: Engine, members: list[Member]) -> None:
-    """Form a ring of these members, in this order."""
-    engine.rendezvous(members)
-    for rank, m in enumerate(members):
-        m.do(f"form {rank} {len(members)}")
-    for m in members:
-        m.says("formed")
-
-
-def leave(members: list[Member]) -> None:
-    for m in members:
-        m.do("close")
-    for m in members:
-        m.says("closed")
-
-
-def all_do(members: list[Member], orders: list[str], word: str) -> list[str]:
-    for m, order in zip(members, orders, strict=True):
-        m.do(order)
-    return [m.says(word) for m in members]
 
 
 # --- what they do
@@ -367,7 +166,7 @@ def test_a_ring_that_is_closed_is_not_cut(engine: Engine, members: list[Member])
     members[0].does("close", "closed")
 
 
-@pytest.mark.parametrize("engine", [HOROVOD], indirect=True)
+@pytest.mark.parametrize("engine", HOROVOD, indirect=True)
 def test_a_graph_sums_over_it_and_a_ring_that_breaks_there_is_broken(
     engine: Engine, members: list[Member]
 ) -> None:
@@ -386,7 +185,7 @@ def test_a_graph_sums_over_it_and_a_ring_that_breaks_there_is_broken(
     leave(members)
 
 
-@pytest.mark.parametrize("engine", [HOROVOD], indirect=True)
+@pytest.mark.parametrize("engine", HOROVOD, indirect=True)
 def test_sums_of_one_tensor_in_a_graph_are_as_many_as_others_have_of_several(
     engine: Engine, members: list[Member]
 ) -> None:
@@ -396,7 +195,7 @@ def test_sums_of_one_tensor_in_a_graph_are_as_many_as_others_have_of_several(
     leave(members)
 
 
-@pytest.mark.parametrize("engine", [HOROVOD], indirect=True)
+@pytest.mark.parametrize("engine", HOROVOD, indirect=True)
 def test_a_sum_may_travel_in_half_the_bytes(engine: Engine, members: list[Member]) -> None:
     form(engine, members)
     found = all_do(members, ["half 4096", "half 1", "half 0.125"], "half")
@@ -408,7 +207,7 @@ def test_a_sum_may_travel_in_half_the_bytes(engine: Engine, members: list[Member
     leave(members[:1])
 
 
-@pytest.mark.parametrize("engine", [HOROVOD], indirect=True)
+@pytest.mark.parametrize("engine", HOROVOD, indirect=True)
 def test_who_was_alone_sums_with_the_others_again(engine: Engine, members: list[Member]) -> None:
     one, *others = members
     for _ in range(2):

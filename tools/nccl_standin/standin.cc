@@ -1,11 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
-// A stand-in for CUDA's runtime and NCCL, as far as Horovod uses them, on the CPU.
+// A stand-in for CUDA's runtime, NCCL and Horovod's CUDA kernels, as far as edl uses them, on the CPU.
 //
 // A stream is a thread with a queue, device memory is the host's, ranks meet in shared memory. A dead rank is silent,
 // as over NVLink, and an aborted sum leaves garbage. The stand-in aborts the process when a communicator is used after
-// its end. An abort takes half a second, and a destroy waits until all ranks have finalized. A file PID.KIND in
-// $FAKE_NCCL_ORDERS makes one operation of that process fail: `init` a communicator's initialization, `call` the call
-// of a collective, `async` a later query for asynchronous errors. With `finalize` and `destroy` that call never ends.
+// its end. An abort takes half a second, and a destroy waits until all ranks have finalized.
+//
+// A file PID.ORDER in the folder $NCCL_STANDIN_ORDERS makes one operation of that process fail or hang. The stand-in
+// removes the file when it obeys.
+//
+//   init      the initialization of a communicator fails
+//   connect   the initialization of a communicator never ends
+//   call      the call of a collective fails
+//   hang      the call of a collective stays in progress
+//   async     a later query for asynchronous errors finds one
+//   finalize  the finalization of a communicator never ends
+//   destroy   the destruction of a communicator never ends
+//
+// It appends a line to PID.ended in that folder when a communicator ends: `aborted` or `destroyed`.
 #include <cuda_runtime_api.h>
 #include <fcntl.h>
 #include <nccl.h>
@@ -25,10 +36,13 @@
 #include <string>
 #include <thread>
 
+#include "horovod/common/half.h"
+#include "horovod/common/ops/cuda/cuda_kernels.h"
+
 static void sleep_microseconds(int n) { std::this_thread::sleep_for(std::chrono::microseconds(n)); }
 
 [[noreturn]] static void fatal(const char* what) {
-  fprintf(stderr, "fake_gpu: %s\n", what);
+  fprintf(stderr, "nccl_standin: %s\n", what);
   ::abort();
 }
 
@@ -147,20 +161,69 @@ cudaError_t cudaMalloc(void** out, size_t bytes) {
   *out = malloc(bytes);
   return cudaSuccess;
 }
+}
 
-// Kernels are registered when Horovod's library is loaded, but the stand-in can run none.
-cudaError_t cudaLaunchKernel(const void*, dim3, dim3, void**, size_t, cudaStream_t) { fatal("a kernel was launched"); }
-void** __cudaRegisterFatBinary(void*) {
-  static void* handle;
-  return &handle;
+// --- Horovod's CUDA kernels (horovod/common/ops/cuda/cuda_kernels.cu)
+
+// A float16, which not every compiler has.
+struct Half {
+  unsigned short bits;
+
+  Half(float value) { horovod::common::Float2HalfBits(&value, &bits); }
+  operator float() const {
+    float value;
+    horovod::common::HalfBits2Float(&bits, &value);
+    return value;
+  }
+  void operator+=(Half other) { *this = Half(float(*this) + float(other)); }
+};
+
+template <class T>
+static void scale(const void* in, void* out, size_t bytes, double factor) {
+  for (size_t i = 0; i < bytes / sizeof(T); ++i) ((T*)out)[i] = T(((const T*)in)[i] * factor);
 }
-void __cudaRegisterFatBinaryEnd(void**) {}
-void __cudaUnregisterFatBinary(void**) {}
-void __cudaRegisterFunction(void**, const char*, char*, const char*, int, uint3*, uint3*, dim3*, dim3*, int*) {}
-void __cudaRegisterVar(void**, char*, char*, const char*, int, size_t, int, int) {}
-unsigned __cudaPushCallConfiguration(dim3, dim3, size_t, struct CUstream_st*) { return 0; }
-cudaError_t __cudaPopCallConfiguration(dim3*, dim3*, size_t*, void*) { return cudaSuccess; }
+
+namespace horovod {
+namespace common {
+static void scale(DataType type, const void* in, void* out, size_t bytes, double factor) {
+  switch (type) {
+    case HOROVOD_UINT8:
+      return ::scale<uint8_t>(in, out, bytes, factor);
+    case HOROVOD_INT8:
+      return ::scale<int8_t>(in, out, bytes, factor);
+    case HOROVOD_INT32:
+      return ::scale<int32_t>(in, out, bytes, factor);
+    case HOROVOD_INT64:
+      return ::scale<int64_t>(in, out, bytes, factor);
+    case HOROVOD_FLOAT16:
+      return ::scale<Half>(in, out, bytes, factor);
+    case HOROVOD_FLOAT32:
+      return ::scale<float>(in, out, bytes, factor);
+    case HOROVOD_FLOAT64:
+      return ::scale<double>(in, out, bytes, factor);
+    default:
+      fatal("a scaled copy of an unknown type");
+  }
 }
+
+void BatchedD2DMemcpyCudaImpl(BatchedD2DParams& params, int num_copies, cudaStream_t stream) {
+  stream->put([params, num_copies] {
+    for (int i = 0; i < num_copies; ++i) memcpy(params.out[i], params.in[i], params.sizes[i]);
+  });
+}
+void BatchedScaledD2DMemcpyCudaImpl(BatchedD2DParams& params, int num_copies, double scale_factor, DataType dtype,
+                                    cudaStream_t stream) {
+  stream->put([=] {
+    for (int i = 0; i < num_copies; ++i) scale(dtype, params.in[i], params.out[i], params.sizes[i], scale_factor);
+  });
+}
+
+// What Horovod links but edl does not use: a factor of a single sum.
+void ScaleBufferCudaImpl(const void*, void*, const int64_t, double, DataType, cudaStream_t) {
+  fatal("ScaleBufferCudaImpl");
+}
+}  // namespace common
+}  // namespace horovod
 
 // --- NCCL
 
@@ -199,14 +262,25 @@ struct ncclComm {
   }
 };
 
-// True, once, if a file orders this process to fail in that way.
-static bool ordered_to_fail(const char* kind) {
-  const char* folder = getenv("FAKE_NCCL_ORDERS");
-  if (!folder) return false;
-  auto path = std::string(folder) + "/" + std::to_string(getpid()) + "." + kind;
-  if (unlink(path.c_str())) return false;
-  fprintf(stderr, "fake_gpu: fails as ordered: %s\n", kind);
+// The path of a file of this process; empty without the folder.
+static std::string file_of_process(const char* suffix) {
+  const char* folder = getenv("NCCL_STANDIN_ORDERS");
+  return folder ? std::string(folder) + "/" + std::to_string(getpid()) + "." + suffix : "";
+}
+
+// True, once, if there is a file of this order.
+static bool ordered(const char* order) {
+  auto path = file_of_process(order);
+  if (path.empty() || unlink(path.c_str())) return false;
+  fprintf(stderr, "nccl_standin: obeys %s\n", order);
   return true;
+}
+
+static void note_end(const char* how) {
+  if (FILE* file = fopen(file_of_process("ended").c_str(), "a")) {
+    fprintf(file, "%s\n", how);
+    fclose(file);
+  }
 }
 
 static size_t size_of(ncclDataType_t type) {
@@ -240,7 +314,7 @@ static void add_slots(ncclDataType_t type, const SharedMemory* shared, int ranks
     case ncclFloat64:
       return add_slots<double>(shared, ranks, out, bytes);
     case ncclFloat16:
-      return add_slots<_Float16>(shared, ranks, out, bytes);
+      return add_slots<Half>(shared, ranks, out, bytes);
     case ncclInt32:
       return add_slots<int>(shared, ranks, out, bytes);
     case ncclInt64:
@@ -254,11 +328,12 @@ static void add_slots(ncclDataType_t type, const SharedMemory* shared, int ranks
 static ncclResult_t begin(ncclComm_t comm, cudaStream_t stream, std::function<void()> kernel) {
   if (comm->dead || comm->finalizing) fatal("a collective on a dead communicator");
   if (comm->state != ncclSuccess) return (ncclResult_t)comm->state.load();
-  if (ordered_to_fail("call")) {
+  if (ordered("call")) {
     comm->state = ncclSystemError;
     return ncclSystemError;
   }
   comm->state = ncclInProgress;
+  if (ordered("hang")) return ncclInProgress;
   if (comm->thread.joinable()) comm->thread.join();
   comm->running++;
   comm->thread = std::thread([=] {
@@ -288,7 +363,7 @@ const char* ncclGetErrorString(ncclResult_t result) {
       return "no error";
   }
 }
-const char* ncclGetLastError(ncclComm_t) { return "fake_gpu"; }
+const char* ncclGetLastError(ncclComm_t) { return "the stand-in"; }
 ncclResult_t ncclGetVersion(int* out) {
   *out = 22800;
   return ncclSuccess;
@@ -296,7 +371,7 @@ ncclResult_t ncclGetVersion(int* out) {
 ncclResult_t ncclGetUniqueId(ncclUniqueId* id) {
   static std::random_device random;
   memset(id, 0, sizeof *id);
-  snprintf(id->internal, sizeof id->internal, "/fakenccl-%d-%u", getpid(), random());
+  snprintf(id->internal, sizeof id->internal, "/nccl-standin-%d-%u", getpid(), random());
   return ncclSuccess;
 }
 
@@ -306,20 +381,19 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t* out, int size, ncclUniqueId id, 
   comm->size = size;
   comm->name = id.internal;
   *out = comm;
-  bool fails = ordered_to_fail("init");
+  bool fails = ordered("init"), hangs = ordered("connect");
   comm->thread = std::thread([=] {
     int file = shm_open(comm->name.c_str(), O_RDWR | O_CREAT, 0600);
     if (ftruncate(file, sizeof(SharedMemory))) fatal("no shared memory");
     comm->shared =
         (SharedMemory*)mmap(nullptr, sizeof(SharedMemory), PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
     close(file);
-    const char* milliseconds = getenv("FAKE_NCCL_INIT_MS");
-    sleep_microseconds(1000 * atoi(milliseconds ? milliseconds : "50"));
+    sleep_microseconds(50'000);
     if (fails) {
       comm->state = ncclInvalidUsage;
       return;
     }
-    comm->shared->arrived++;
+    if (!hangs) comm->shared->arrived++;
     while (comm->shared->arrived < size) {
       if (comm->aborted) {
         comm->state = ncclInternalError;
@@ -335,31 +409,32 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t* out, int size, ncclUniqueId id, 
 
 ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t* out) {
   if (comm->dead) fatal("a query of a dead communicator");
-  if (comm->state == ncclSuccess && ordered_to_fail("async")) comm->state = ncclRemoteError;
+  if (comm->state == ncclSuccess && ordered("async")) comm->state = ncclRemoteError;
   *out = (ncclResult_t)comm->state.load();
   return ncclSuccess;
 }
 
 // End a communicator whose kernels and calls end.
-static void release(ncclComm_t comm) {
+static void release(ncclComm_t comm, const char* how) {
   if (comm->thread.joinable()) comm->thread.join();
   while (comm->running > 0) sleep_microseconds(50);
   shm_unlink(comm->name.c_str());
   munmap(comm->shared, sizeof(SharedMemory));
   comm->dead = true;
+  note_end(how);
 }
 
 ncclResult_t ncclCommAbort(ncclComm_t comm) {
   if (comm->dead) fatal("a second end of a communicator");
   comm->aborted = true;
   sleep_microseconds(500'000);
-  release(comm);
+  release(comm, "aborted");
   return ncclSuccess;
 }
 
 ncclResult_t ncclCommFinalize(ncclComm_t comm) {
   if (comm->dead || comm->finalizing) fatal("a second end of a communicator");
-  bool hangs = ordered_to_fail("finalize");
+  bool hangs = ordered("finalize");
   comm->finalizing = true;
   comm->state = ncclInProgress;
   if (comm->thread.joinable()) comm->thread.join();
@@ -374,9 +449,9 @@ ncclResult_t ncclCommFinalize(ncclComm_t comm) {
 ncclResult_t ncclCommDestroy(ncclComm_t comm) {
   if (comm->dead) fatal("a second end of a communicator");
   if (!comm->finalizing || comm->state != ncclSuccess) fatal("a destroy without a finalize");
-  bool hangs = ordered_to_fail("destroy");
+  bool hangs = ordered("destroy");
   while (hangs || comm->shared->finalized < comm->size) sleep_microseconds(100);
-  release(comm);
+  release(comm, "destroyed");
   return ncclSuccess;
 }
 
