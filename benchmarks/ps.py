@@ -7,7 +7,7 @@ dict of rows in the way of ElasticDL's Python server (the same bytes over the sa
 know where each row is, and are the limit.
 
 pull is rows that are asked for. step is what a training step asks for: of ours, a Pull that says what became
-of the step before, which is applied then, and a Stage, which is logged; of the others, a pull and a push
+of the step before, which is applied then, and a push, which is logged; of the others, a pull and a push
 (MGET and MSET). A push is what a step costs more than a pull.
 
 Costs are nanoseconds of CPU time of the server's process for each row, so that other load on the machine
@@ -86,15 +86,17 @@ class Ours:
         self._last: pb.Commit | None = None  # what became of the step before
 
     def _call(self, name: str, request: Any) -> Any:
-        read: Callable[[bytes], Any] = pb.Rows.FromString if name == "Pull" else pb.Position.FromString
-        return self._conversation.ask(name, request.SerializeToString(), read).result(MOST_SECONDS)
+        answer: Any = {"Pull": pb.Rows, "Push": pb.Progress}.get(name, pb.Position)
+        return self._conversation.ask(name, request.SerializeToString(), answer.FromString).result(
+            MOST_SECONDS
+        )
 
     def make_pull(self, ids: np.ndarray) -> pb.PullRequest:
         return pb.PullRequest(run_id="bench", generation=1, ids=[pb.Ids(ids=ids.tobytes())])
 
-    def make_push(self, ids: np.ndarray, gradients: np.ndarray) -> pb.StageRequest:
+    def make_push(self, ids: np.ndarray, gradients: np.ndarray) -> pb.PushRequest:
         given = pb.Gradients(ids=ids.tobytes(), values=gradients.tobytes())
-        return pb.StageRequest(run_id="bench", generation=1, gradients=[given])
+        return pb.PushRequest(run_id="bench", generation=1, gradients=[given])
 
     def pull(self, request: pb.PullRequest) -> None:
         request.step = self._step
@@ -102,9 +104,9 @@ class Ours:
             request.last.CopyFrom(self._last)
         self._call("Pull", request)
 
-    def push(self, request: pb.StageRequest) -> None:
+    def push(self, request: pb.PushRequest) -> None:
         request.step = self._step
-        self._call("Stage", request)
+        self._call("Push", request)
         self._last = pb.Commit(step=self._step, scale=1.0, learning_rate=0.1, iteration=self._step)
         self._step += 1
 

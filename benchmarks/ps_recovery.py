@@ -121,7 +121,7 @@ def _filled(server: Process, rows: int) -> int:
     for step, start in enumerate(range(0, rows, STEP)):
         ids = (np.arange(start, start + STEP, dtype=np.int64) * 2654435761) % (1 << 40)
         given = pb.Gradients(ids=ids.tobytes(), values=gradients)
-        server.call("Stage", pb.StageRequest(run_id=RUN, generation=1, step=step, gradients=[given]))
+        server.call("Push", pb.PushRequest(run_id=RUN, generation=1, step=step, gradients=[given]))
         last = pb.Commit(step=step, scale=1.0, learning_rate=0.1, iteration=step)
         server.call("Pull", pb.PullRequest(run_id=RUN, generation=1, step=step + 1, last=last))
     return rows // STEP

@@ -18,6 +18,16 @@ class Stale(Refused):
     """The request's generation is older than the server's."""
 
 
+def check_not_stale(generation: int, newest: int) -> None:
+    """Check that no newer generation than the caller's has started.
+
+    Raises:
+        Stale: `newest` has started since.
+    """
+    if generation < newest:
+        raise Stale(f"stale generation {generation}: generation {newest} has started")
+
+
 class GenerationPending(Refused):
     """The request's generation has not started yet. The call waits; no caller receives this error."""
 

@@ -4,18 +4,24 @@
 The workers choose the update mode when they declare the tables: steps of a ring (`edl.ps.sync.server`) or
 asynchronous SGD (`edl.ps.asynchronous.server`).
 
-Promise: a call is rejected and changes nothing, or is logged and takes full effect. A server that restarts
-resumes from its log. If the log is lost, damaged or of another machine, the server is empty and reports that.
+In a ring, `stage` keeps a rank's gradients, and the first call that carries the step's outcome applies them:
+mostly a `pull` for the next step. When a new ring forms, `start_generation` brings the server to the step of
+its root: staged gradients are applied or dropped, or the last step is undone.
+
+Promise: a call is rejected and changes nothing, or is logged and takes full effect. (A `restore` that fails
+leaves the server empty.) A call that is repeated after a lost answer changes no row. A server that restarts
+resumes from its log, which outlives the process but not a reboot. If the log is lost, damaged or of another
+machine, the server is empty and reports that.
 All methods run on one thread, except that `Capture.copy` may run on another, so that rows can be pulled
 meanwhile. The next step copies captured tables itself if no other thread has.
 """
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -26,8 +32,9 @@ from edl.contract.rows.wire import Bytes
 from edl.ps.asynchronous.server import AsyncServer
 from edl.ps.errors import Invalid, Misplaced, Refused, Unavailable
 from edl.ps.storage.capture import Capture
+from edl.ps.storage.records import HEAD, TABLES, read_record
 from edl.ps.storage.requests import ids_of, tables_of
-from edl.ps.storage.storage import HEAD, SNAPSHOT_BYTES, TABLES, Storage
+from edl.ps.storage.storage import SNAPSHOT_BYTES, Storage
 from edl.ps.storage.wal import AnotherRun, Damaged, Log, NoLog
 from edl.ps.sync.server import SyncServer
 from edl.ps.sync.staging import Steps
@@ -71,7 +78,7 @@ class Server:
         self._storage = Storage(
             index, servers, run_id, self._log, checkpoints, memory_limit, warn, snapshot_bytes
         )
-        self._mode: UpdateMode = SyncServer(self._storage)  # until `declare` names another mode
+        self._mode: UpdateMode[Any] = SyncServer(self._storage)  # until `declare` names another mode
         self.rows_pulled = 0
         self._room = np.empty(0, np.float32)  # reused: page faults of new memory cost as much as the copy
         self._recover()
@@ -96,7 +103,7 @@ class Server:
         if storage.declared is None:
             _check_numbers(request.asynchronous)
             tables = tables_of(request)
-            self._log.append(TABLES, request.SerializeToString())
+            storage.append(TABLES, request.SerializeToString())
             self._declare(request, tables)
         elif difference := _difference(storage.declared, request):
             raise Misplaced(
@@ -114,7 +121,7 @@ class Server:
 
     def pull(self, request: pb.PullRequest) -> list[np.ndarray]:
         """The rows of the requested ids, float32 [n * dim] per table; valid until the next call."""
-        self._check_readable(request)
+        self._make_readable(request)
         wanted = [(self._storage.table(asked.table), ids_of(asked.ids)) for asked in request.ids]
         size = sum(len(ids) * table.dim for table, ids in wanted)
         if size > len(self._room):
@@ -134,7 +141,7 @@ class Server:
         Raises:
             Invalid: there is no such table, or the page would have no rows.
         """
-        self._check_readable(request)
+        self._make_readable(request)
         if not 0 <= request.table < len(self.tables) or request.most < 1:
             raise Invalid(
                 f"a page of {request.most} rows of table {request.table}: expected at least 1 row, of one of "
@@ -209,7 +216,8 @@ class Server:
         if self._storage.use_snapshot(capture, name):
             self._mode.rebased()
 
-    def describe(self, busy_seconds: float) -> pb.Description:
+    def describe(self, busy_seconds: float, kept: bool = False) -> pb.Description:
+        """Return the server's state; with `kept`, including the workers' state that it stores."""
         mode, storage = self._mode, self._storage
         found = pb.Description(
             position=self.position(),
@@ -230,7 +238,9 @@ class Server:
         if isinstance(mode, AsyncServer):
             found.accepted.CopyFrom(mode.accepted)
             found.rescheduled.CopyFrom(mode.rescheduled)
-            found.version, found.waiting = mode.clock, len(mode.applied.waiting)
+            found.version, found.waiting = mode.clock, len(mode.state.waiting)
+            if kept:
+                found.kept.CopyFrom(mode.kept)
         return found
 
     @property
@@ -276,29 +286,23 @@ class Server:
     def assign(self, request: pb.AssignRequest) -> pb.Position:
         return self._mode.assign(request)
 
-    # --- calls of one update mode
+    def begin(self, raw: Bytes) -> pb.Progress:
+        return self._mode.begin(raw)
 
-    def stage(self, raw: Bytes) -> pb.Position:
-        return self._sync_server.stage(raw)
-
-    def load(self, raw: Bytes) -> pb.Position:
-        return self._sync_server.load(raw)
-
-    @property
-    def steps(self) -> Steps:
-        return self._sync_server.steps
+    def push(self, raw: Bytes) -> pb.Progress:
+        return self._mode.push(raw)
 
     @property
     def assignment(self) -> ShardAssignment:
         return self._storage.assignment
 
+    # --- calls of one update mode
+
     @property
-    def _sync_server(self) -> SyncServer:
-        if not isinstance(self._mode, SyncServer):
-            raise Misplaced(
-                "this server is asynchronous (mode=ps); the call is for synchronous steps (mode=hybrid)"
-            )
-        return self._mode
+    def steps(self) -> Steps:
+        """The state of synchronous steps (mode=hybrid)."""
+        assert isinstance(self._mode, SyncServer)
+        return self._mode.state
 
     @property
     def async_server(self) -> AsyncServer:
@@ -327,7 +331,12 @@ class Server:
         if request.HasField("asynchronous") and not isinstance(self._mode, AsyncServer):
             self._mode = AsyncServer(self._storage, clock=self._clock)
 
-    def _check_readable(self, request: pb.PullRequest | pb.ListRequest) -> None:
+    def _make_readable(self, request: pb.PullRequest | pb.ListRequest) -> None:
+        """Apply the last step if this request is the first to need it, and check that the rows are here.
+
+        Raises:
+            Misplaced: the rows are elsewhere, or the server has none yet.
+        """
         if request.generation:
             self._storage.check_declared(request.run_id)
             self._mode.advance_to(request)
@@ -380,27 +389,27 @@ class Server:
 
     def _replay(self) -> None:
         loaded = False
-        for number, record in self._log.read(self._storage.owner):
+        for number, data in self._log.read(self._storage.owner):
             base = self._log.base
             assert base is not None
-            kind, text = record[:1], record[1:]
-            if kind == HEAD:
+            record = read_record(data)
+            if record.kind == HEAD:
                 if number == base.first:
-                    head = json.loads(text)
+                    head = record.said
                     self._storage.read_assignment(head)
                     if "asynchronous" in head:
                         self._mode = AsyncServer(self._storage, head, self._clock)
                     else:
                         self._mode = SyncServer(self._storage, head)
-            elif kind == TABLES:
+            elif record.kind == TABLES:
                 if self._storage.declared is None:
-                    request = pb.Tables.FromString(text)
+                    request = pb.Tables.FromString(record.raw)
                     self._declare(request, tables_of(request))
                 if not loaded:
                     self._mode.load_base()
                     loaded = True
             else:
-                self._mode.replay(kind, text)
+                self._mode.replay(record)
 
 
 def _check_numbers(asynchronous: pb.Asynchronous) -> None:

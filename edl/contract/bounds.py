@@ -15,6 +15,8 @@ from typing import Any
 from google.protobuf.descriptor import Descriptor, FieldDescriptor  # type: ignore[import-untyped]
 from google.protobuf.message import Message  # type: ignore[import-untyped]
 
+from edl.contract.modes import MOST_SERVERS
+
 # Counts of steps, records, bytes and generations. JSON has no greater exact integer, and the sum of a
 # thousand of them is still an int64.
 MOST = 1 << 53
@@ -27,6 +29,10 @@ BOUNDS: dict[str, tuple[int, int]] = {
     "ListRequest.after": ANY,  # an id is any int64
     "Steps.bounds": (0, 1 << 62),  # the greatest is the end of an unbounded range
     "Tables.seed": (0, (1 << 31) - 1),
+    # A server lists the servers of an assignment: 2^31 of them would take all memory of its machine.
+    "ShardAssignment.servers": (0, MOST_SERVERS),
+    "ShardAssignment.replicas": (0, MOST_SERVERS),
+    "ShardAssignment.out": (0, MOST_SERVERS - 1),
 }
 _WHOLE = {
     FieldDescriptor.CPPTYPE_INT32,

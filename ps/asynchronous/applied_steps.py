@@ -19,7 +19,7 @@ from itertools import islice
 from typing import Any
 
 from edl.contract.ranges import RangeSet
-from edl.ps.errors import Invalid, Misplaced, Stale
+from edl.ps.errors import Invalid, Misplaced, Stale, check_not_stale
 
 SILENT_SECONDS = 20.0  # a worker that is silent for longer loses its leases
 SILENT_TIMES = 5.0  # or for this many times the duration of a step, if that is longer
@@ -191,8 +191,8 @@ class AppliedSteps:
         if generation < 0 or step < 0:
             raise Invalid(f"generation {generation}, step {step}: expected at least 0")
         known, *where = self.restored
-        if 0 < generation < self.generation:
-            raise Stale(f"stale generation {generation}: generation {self.generation} has started")
+        if generation:
+            check_not_stale(generation, self.generation)
         if generation < known and generation:
             raise Stale(f"stale generation {generation}: the server rolled back in generation {known}")
         if generation > known or not (generation or self.began):
@@ -218,8 +218,7 @@ class AppliedSteps:
         Raises:
             Stale: another root has started a newer generation.
         """
-        if generation < self.generation:
-            raise Stale(f"stale generation {generation}: generation {self.generation} has started")
+        check_not_stale(generation, self.generation)
         return self if generation == self.generation else replace(self, generation=generation, quiesced=True)
 
     def check_generation(self, generation: int) -> None:
@@ -229,8 +228,7 @@ class AppliedSteps:
             Stale: another root has started a newer generation.
             Misplaced: the generation has not started here: the server has lost its log.
         """
-        if generation < self.generation:
-            raise Stale(f"stale generation {generation}: generation {self.generation} has started")
+        check_not_stale(generation, self.generation)
         if generation > self.generation:
             raise Misplaced(f"generation {generation} has not started here: the server has lost its log")
 

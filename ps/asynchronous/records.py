@@ -1,15 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Serialization of `AppliedSteps`: in log records, at the head of the log, in checkpoint shards, in messages.
+"""Serialization of `AppliedSteps`: at the head of the log, in checkpoint shards, in messages.
 
-The JSON keys are a file format. Those of earlier releases (`EARLIER`) are read, too, so checkpoints and logs
+The JSON keys are a file format. Those of earlier releases (`EARLIER`) are read, too, so checkpoints
 outlive an upgrade.
 """
 
 from __future__ import annotations
 
 import base64
-import json
-import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
@@ -20,7 +18,6 @@ from edl.contract.ranges import RangeSet
 from edl.ps.asynchronous.applied_steps import AppliedSteps, Kept
 from edl.ps.errors import Invalid, Unavailable
 
-_LENGTH = struct.Struct("<I")
 EARLIER = {
     "line": "incarnation",
     "taken": "accepted",
@@ -29,18 +26,6 @@ EARLIER = {
     "arranged": "assigned_in",
 }
 """Keys of earlier releases, with today's names."""
-
-
-def decided(**said: Any) -> bytes:
-    """The server's decision about a request whose bytes follow: length-prefixed JSON."""
-    text = json.dumps(said).encode()
-    return _LENGTH.pack(len(text)) + text
-
-
-def read_decided(text: bytes) -> tuple[dict[str, Any], bytes]:
-    """The decision, and the bytes of the request."""
-    end = _LENGTH.size + _LENGTH.unpack_from(text)[0]
-    return json.loads(text[_LENGTH.size : end]), text[end:]
 
 
 def kept_from_proto(request: pb.KeepRequest) -> Kept:

@@ -8,35 +8,20 @@ counts, and `state` has the changes that the log repeats after a restart.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from edl.contract.proto import ps_pb2 as pb
 from edl.contract.ranges import RangeSet
 from edl.contract.rows.placement import ShardAssignment
 from edl.contract.rows.wire import Bytes
 from edl.ps.asynchronous.applied_steps import AppliedSteps, PushOutcome
-from edl.ps.asynchronous.records import (
-    applied_from_shards,
-    applied_to_json,
-    decided,
-    kept_from_proto,
-    steps_to_proto,
-)
-from edl.ps.asynchronous.state import (
-    ASSIGN,
-    BEGIN,
-    DRAIN,
-    DUPLICATE,
-    GENERATION,
-    KEEP,
-    PUSH,
-    RESCHEDULE,
-    AsyncState,
-    read_push,
-)
+from edl.ps.asynchronous.records import applied_from_shards, kept_from_proto, steps_to_proto
+from edl.ps.asynchronous.state import AsyncState
 from edl.ps.errors import Invalid, Misplaced
-from edl.ps.storage.capture import Capture
-from edl.ps.storage.requests import Gradients, read
+from edl.ps.storage.records import APPLY, ASSIGN, BEGIN, DUPLICATE, GENERATION, KEEP, PUSH, RESCHEDULE
+from edl.ps.storage.requests import Gradients, read_begin, read_push
 
 
 class AsyncServer(AsyncState):
@@ -51,17 +36,18 @@ class AsyncServer(AsyncState):
             OutOfMemory: the rows exceed the memory limit.
             Unavailable: the log cannot be written.
         """
-        request, given = read(pb.BeginRequest.FromString, raw, pb.BeginRequest.VALUES_FIELD_NUMBER)
+        request, given = read_begin(raw)
+        _check_mode(request.generation)
         self._storage.check_declared(request.run_id)
         values = self._storage.gradients(raw, given)
-        if self.applied.began:
+        if self.state.began:
             return self.progress()
         if request.attempt:
             self._begin_in_pages(request, values)
             return self.progress()
         self._storage.check_memory([values])
         incarnation = self._new_incarnation()
-        self._storage.log.append(BEGIN, decided(incarnation=incarnation), raw)
+        self._storage.append(BEGIN, raw, incarnation=incarnation)
         self._begin(request, values, incarnation)
         return self.progress()
 
@@ -91,10 +77,10 @@ class AsyncServer(AsyncState):
                     storage.check_room(storage.tables[number], len(ids))
                 storage.begin_with_rows(values)
             else:
-                applied = self.applied.begin(self._new_incarnation(), request.since)
+                applied = self.state.begin(self._new_incarnation(), request.since)
                 self._put(values)
                 storage.keep_beginning(f"snapshot-of-beginning-{request.attempt}", self._beginning(applied))
-                self.applied = applied
+                self.state = applied
         except BaseException:
             self.lost()
             raise
@@ -111,7 +97,7 @@ class AsyncServer(AsyncState):
             raise Invalid(
                 f"lease of {request.most} steps below {request.limit}: expected at least 1, below 0 or more"
             )
-        steps = self._leases.lease(request.worker, request.most, self.applied.missing(request.limit))
+        steps = self._leases.lease(request.worker, request.most, self.state.missing(request.limit))
         found = RangeSet.of((step, step + 1) for step in steps)
         return pb.LeasedSteps(steps=steps_to_proto(found), progress=self.progress())
 
@@ -123,21 +109,22 @@ class AsyncServer(AsyncState):
             Unavailable: the log cannot be written.
         """
         request, given = read_push(raw)
+        _check_mode(request.generation)
         self._check(request, changes_rows=True)
         gradients = self._storage.gradients(raw, given)
-        applied, rules = self.applied, self._rules
+        applied, rules = self.state, self._rules
         self._leases.heard(request.worker)
         outcome = applied.classify(request.step, request.version, request.skipped, rules)
         if outcome is PushOutcome.TOO_STALE:
             return self.progress(refused=True)
         if outcome is PushOutcome.DUPLICATE:
-            self._storage.log.append(DUPLICATE, decided(step=request.step))
-            self.applied = applied.mark_duplicate(request.step)
+            self._storage.append(DUPLICATE, step=request.step)
+            self.state = applied.mark_duplicate(request.step)
         else:
             rate = rules.rate(request.learning_rate, applied.staleness(request.version))
             if not request.skipped:
                 self._storage.check_memory([*(one.gradients for one in applied.waiting), gradients])
-            self._storage.log.append(PUSH, decided(rate=rate), raw)
+            self._storage.append(PUSH, raw, rate=rate)
             self._accept(request, gradients, rate)
             self.rows_staged += sum(len(ids) for ids, _ in gradients.of.values())
         self._leases.made(request.step)
@@ -145,10 +132,10 @@ class AsyncServer(AsyncState):
 
     def drain(self, request: pb.DrainRequest) -> pb.Progress:
         self._check(request)
-        applied, update = self.applied.drain(request.step)
+        applied, update = self.state.drain(request.step)
         if update is not None:
             self._check(request, changes_rows=True)
-            self._storage.log.append(DRAIN, decided(step=request.step))
+            self._storage.append(APPLY, step=request.step)
             self._apply(applied, update)
         return self.progress()
 
@@ -156,70 +143,56 @@ class AsyncServer(AsyncState):
         self._check(request)
         incarnation = self._new_incarnation()
         applied = self._rescheduled(request, incarnation)
-        if applied is not self.applied:
-            self._storage.log.append(
-                RESCHEDULE, decided(incarnation=incarnation), request.SerializeToString()
-            )
-            if applied.incarnation != self.applied.incarnation:
+        if applied is not self.state:
+            self._storage.append(RESCHEDULE, request.SerializeToString(), incarnation=incarnation)
+            if applied.incarnation != self.state.incarnation:
                 self._leases.clear()
-            self.applied = applied
+            self.state = applied
         return self.progress()
 
     def keep(self, request: pb.KeepRequest) -> pb.Progress:
         self._check(request)
-        applied = self.applied.keep(kept_from_proto(request))
-        if applied is not self.applied:
-            self._storage.log.append(KEEP, decided(), request.SerializeToString())
-            self.applied = applied
+        applied = self.state.keep(kept_from_proto(request))
+        if applied is not self.state:
+            self._storage.append(KEEP, request.SerializeToString())
+            self.state = applied
         return self.progress()
 
-    def kept(self, request: pb.KeptRequest) -> pb.KeepRequest:
-        self._storage.check_declared(request.run_id)
-        kept = self.applied.kept
+    @property
+    def kept(self) -> pb.KeepRequest:
+        """The workers' state that the server stores; without a ledger: none."""
+        kept = self.state.kept
         if kept is None:
-            return pb.KeepRequest(run_id=request.run_id, incarnation=self.incarnation)
+            return pb.KeepRequest(run_id=self._storage.run_id, incarnation=self.incarnation)
         return pb.KeepRequest(
-            run_id=request.run_id,
+            run_id=self._storage.run_id,
             incarnation=self.incarnation,
             step=kept.step,
             order=kept.order,
             ledger=kept.ledger,
-            repeated=self.applied.repeated,
+            repeated=self.state.repeated,
         )
 
     def restore(self, request: pb.RestoreRequest) -> pb.Position:
-        """Roll back to a checkpoint, unless the server has done so already.
-
-        Raises:
-            Unreadable: the checkpoint cannot be read; the server is empty then.
-        """
-        storage, before = self._storage, self.applied
-        storage.check_declared(request.run_id)
+        before = self.state
+        self._storage.check_declared(request.run_id)
         if not before.goes_back(request.generation, request.step, request.attempt):
             return self.position()
-        storage.check_checkpoint(request.step)
-        generation = request.generation or before.restored[0]
-        restored = generation, request.step, request.attempt
-        self._resharding.drop()
-        if request.HasField("assignment"):
-            storage.assignment = ShardAssignment.from_proto(request.assignment)
-        try:
-            said = storage.go_back(request.step, request.attempt, alone=True)
-            applied = AppliedSteps(restored=restored)
+
+        def after(shards: Sequence[Mapping[str, Any]]) -> AppliedSteps:
+            applied = AppliedSteps()
             if request.step:
-                applied = applied_from_shards(said, storage.index, request.step)
-                applied = replace(applied, incarnation=self._new_incarnation(), restored=restored, others=())
-            applied = replace(
+                applied = applied_from_shards(shards, self._storage.index, request.step)
+                applied = replace(applied, incarnation=self._new_incarnation(), others=())
+            return replace(
                 applied,
+                restored=(request.generation or before.restored[0], request.step, request.attempt),
                 generation=max(before.generation, request.generation),
                 quiesced=before.quiesced,
                 assigned_in=request.generation,
             )
-            storage.gone_back(request.step, request.attempt, self._beginning(applied))
-        except BaseException:
-            self.lost()
-            raise
-        self.applied = applied
+
+        self._roll_back(request, after)
         self._leases.clear()
         return self.position()
 
@@ -228,45 +201,21 @@ class AsyncServer(AsyncState):
     def start_generation(self, request: pb.StartGenerationRequest) -> pb.Position:
         """Accept no steps until the root of this generation assigns shards, and reject older generations."""
         self._storage.check_declared(request.run_id)
-        applied = self.applied.quiesce(request.generation)
-        if applied is not self.applied:
-            self._storage.log.append(GENERATION, decided(generation=request.generation))
-            self.applied = applied
+        applied = self.state.quiesce(request.generation)
+        if applied is not self.state:
+            self._storage.append(GENERATION, generation=request.generation)
+            self.state = applied
         return self.position()
 
-    def fetch(self, request: pb.FetchRequest) -> list[int]:
-        """Begin to fetch rows for another assignment.
+    def _lacks(self, request: pb.FetchRequest, to: ShardAssignment, of: ShardAssignment) -> bool:
+        self.state.check_generation(request.generation)
+        stays = self._storage.index in of.members and self._has(to)
+        return not (stays or self._fetched(to, request.generation))
 
-        Returns:
-            the servers that send pages of rows, for `take_page` and then `fetched`; empty: no row is missing.
-        """
-        self._storage.check_declared(request.run_id)
-        self.applied.check_generation(request.generation)
-        of, to = ShardAssignment.from_proto(request.of), ShardAssignment.from_proto(request.to)
-        if self._fetched(to, request.generation) or (self._storage.index in of.members and self._has(to)):
-            return []
-        self._resharding.log_fetch(request)
-        self._begin_fetch(request)
-        return list(of.members)
-
-    def take_page(self, request: pb.FetchRequest, raw: bytes) -> pb.PageOfRows:
-        return self._resharding.take_page(request, raw)
-
-    def fetched(self, request: pb.FetchRequest) -> pb.Position:
-        self._resharding.fetched(request)
-        return self.position()
-
-    def page(self, request: pb.PageRequest) -> pb.PageOfRows:
-        """One page of rows for another server. All accepted steps are in them.
-
-        Raises:
-            Misplaced: the server is not quiesced, or has steps that are not in its rows.
-        """
-        self._storage.check_declared(request.run_id)
-        self.applied.check_generation(request.generation)
-        if not (self.applied.began and self.applied.quiesced) or self.applied.waiting:
+    def _check_can_send(self, request: pb.PageRequest) -> None:
+        self.state.check_generation(request.generation)
+        if not (self.state.began and self.state.quiesced) or self.state.waiting:
             raise Misplaced("rows can be copied only while the server is quiesced and no accepted step waits")
-        return self._resharding.page(request, self.applied.version)
 
     def assign(self, request: pb.AssignRequest) -> pb.Position:
         """Resume, in the present shard assignment or in a new one whose rows are here.
@@ -275,48 +224,33 @@ class AsyncServer(AsyncState):
             Misplaced: the server lacks rows of the new assignment.
         """
         self._storage.check_declared(request.run_id)
-        self.applied.check_generation(request.generation)
+        self.state.check_generation(request.generation)
         to = ShardAssignment.from_proto(request.to)
-        if self.applied.quiesced or to != self._storage.assignment:
-            lacks = self.applied.began and not (self._has(to) or self._fetched(to, request.fetched))
+        if self.state.quiesced or to != self._storage.assignment:
+            lacks = self.state.began and not (self._has(to) or self._fetched(to, request.fetched))
             if self._storage.index in to.members and lacks:  # a server without rows starts later, by `begin`
                 there = self._storage.assignment
                 raise Misplaced(f"cannot switch from {there} to {to}: this server lacks rows of it")
             incarnation = self._new_incarnation()
-            self._storage.log.append(ASSIGN, decided(incarnation=incarnation), request.SerializeToString())
+            self._storage.append(ASSIGN, request.SerializeToString(), incarnation=incarnation)
             self._switch(request, incarnation)
         return self.position()
 
     @property
     def accepted(self) -> pb.Steps:
-        return steps_to_proto(self.applied.accepted)
+        return steps_to_proto(self.state.accepted)
 
     @property
     def rescheduled(self) -> pb.Steps:
-        return steps_to_proto(self.applied.rescheduled)
+        return steps_to_proto(self.state.rescheduled)
 
     # --- as an UpdateMode (ps/update_mode.py)
 
     def advance_to(self, request: pb.PullRequest | pb.ListRequest | pb.WritePartRequest) -> None:
-        if request.generation:
-            raise Misplaced(
-                f"generation {request.generation}: this server is asynchronous (mode=ps) and serves its "
-                "current rows only: expected generation 0"
-            )
+        _check_mode(request.generation)
         self._storage.check_run(request.run_id)
-        if not self.applied.began:
+        if not self.state.began:
             raise Misplaced("the server has no rows: it is new, or has lost its log")
-
-    def capture(self) -> Capture:
-        if self.is_resharding:
-            raise Misplaced("rows are being moved to another shard assignment")
-        t = self.applied
-        return self._storage.begin_capture(t.version, t.version, self.beginning(), applied_to_json(t.in_rows))
-
-    @property
-    def shards_suffice(self) -> bool:
-        # No shard has the second replica of a row, and replicas differ: each applies steps in its own order.
-        return self._storage.assignment.copies < 2
 
     def rebased(self) -> None:
         """Nothing to do: steps are never undone here."""
@@ -335,12 +269,20 @@ class AsyncServer(AsyncState):
             Misplaced: the server has no rows, has a different incarnation, or is quiesced.
         """
         self._storage.check_declared(request.run_id)
-        if not self.applied.began:
+        if not self.state.began:
             raise Misplaced("the server has no rows: it is new, or has lost its log")
-        if request.incarnation != self.applied.incarnation:
+        if request.incarnation != self.state.incarnation:
             raise Misplaced(
-                f"stale incarnation {request.incarnation!r} (current {self.applied.incarnation!r}): a server "
+                f"stale incarnation {request.incarnation!r} (current {self.state.incarnation!r}): a server "
                 "was restored or resharded; refresh and retry"
             )
-        if changes_rows and self.applied.quiesced:
+        if changes_rows and self.state.quiesced:
             raise Misplaced("the server is quiesced: it accepts steps again after `Assign`")
+
+
+def _check_mode(generation: int) -> None:
+    if generation:
+        raise Misplaced(
+            f"generation {generation}: the call is for synchronous steps (mode=hybrid), and this server is "
+            "asynchronous (mode=ps): expected generation 0"
+        )

@@ -15,28 +15,34 @@ from typing import Any
 
 from edl.contract.proto import ps_pb2 as pb
 from edl.contract.rows.placement import ShardAssignment
-from edl.contract.rows.wire import Bytes
 from edl.ps.asynchronous.applied_steps import AppliedSteps, Leases, Pushed, Rules, Update
 from edl.ps.asynchronous.records import (
     applied_from_json,
     applied_to_json,
-    decided,
     kept_from_proto,
     ranges_from_proto,
-    read_decided,
 )
-from edl.ps.reshard.reshard import FETCH, FETCHED, PAGE, Resharding
-from edl.ps.storage.requests import Gradients, read
+from edl.ps.reshard.transfer import ReshardTarget
+from edl.ps.storage.records import (
+    APPLY,
+    ASSIGN,
+    BEGIN,
+    DUPLICATE,
+    GENERATION,
+    KEEP,
+    PUSH,
+    RESCHEDULE,
+    WAITS,
+    Record,
+    record,
+)
+from edl.ps.storage.requests import Gradients, read_begin, read_push
 from edl.ps.storage.storage import Records, Storage
 from edl.ps.storage.wal import Damaged
-
-# The kind of a log record: its first byte. The decision about the request and the request itself follow.
-BEGIN, PUSH, DUPLICATE, DRAIN, RESCHEDULE, KEEP = b"B", b"P", b"A", b"D", b"R", b"K"
-WAITS = b"W"  # a push that precedes this segment and is not in the rows yet
-GENERATION, ASSIGN = b"S", b"G"
+from edl.ps.update_mode import UpdateMode
 
 
-class AsyncState:
+class AsyncState(UpdateMode[AppliedSteps]):
     """The rows and the accepted steps of one server.
 
     Args:
@@ -44,52 +50,41 @@ class AsyncState:
         clock: monotonic seconds.
     """
 
+    one_step = False  # each server applies the steps in an order of its own
+
     def __init__(
         self,
         storage: Storage,
         head: Mapping[str, Any] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ):
-        self._storage = storage
-        self.applied = AppliedSteps() if head is None else applied_from_json(head)
+        super().__init__(storage, AppliedSteps() if head is None else applied_from_json(head))
         self._leases = Leases(clock)
-        self._resharding = Resharding(storage)
         self._pages: tuple[str, int] = "", 0  # of initial rows: the attempt, and the number of the next page
-        self.rows_staged = 0
-
-    @property
-    def began(self) -> bool:
-        return self.applied.began
 
     @property
     def clock(self) -> int:
-        return self.applied.version
+        return self.state.version
 
     @property
     def incarnation(self) -> str:
-        return self.applied.incarnation
+        return self.state.incarnation
 
     @property
     def pending(self) -> int:
-        return sum(len(one.gradients.raw) for one in self.applied.waiting) + self._resharding.nbytes
+        return sum(len(one.gradients.raw) for one in self.state.waiting) + self._resharding.nbytes
 
-    @property
-    def is_resharding(self) -> bool:
-        return self._resharding.target is not None
-
-    def position(self) -> pb.Position:
-        t, there = self.applied, self._storage.assignment
+    def _position(self) -> pb.Position:
+        t = self.state
         generation = max(t.restored[0], t.generation)
-        told = pb.Position(generation=generation, step=t.step, empty=not t.began, assigned_in=t.assigned_in)
-        if t.began and there.servers:
-            told.assignment.CopyFrom(there.to_proto())
-        if (ready := self._resharding.target) is not None and ready.whole:
-            told.fetched.CopyFrom(ready.to.to_proto())
-            told.fetched_in = ready.request.generation
-        return told
+        return pb.Position(generation=generation, step=t.step, assigned_in=t.assigned_in)
+
+    def _tell_fetched(self, position: pb.Position, ready: ReshardTarget) -> None:
+        position.fetched.CopyFrom(ready.to.to_proto())
+        position.fetched_in = ready.request.generation
 
     def progress(self, refused: bool = False) -> pb.Progress:
-        t = self.applied
+        t = self.state
         return pb.Progress(
             version=t.version,
             step=t.step,
@@ -104,24 +99,18 @@ class AsyncState:
 
     # --- the log
 
-    def lost(self) -> None:
-        self.applied, self._pages = self.applied.lost(), ("", 0)
+    def _forget(self) -> None:
+        super()._forget()
+        self._pages = "", 0
         self._leases.clear()
-        self._storage.lose(self.beginning())
 
-    def beginning(self) -> Records:
-        return self._beginning(self.applied)
+    def _about(self) -> Mapping[str, Any]:
+        return applied_to_json(self.state.in_rows)
 
-    def replay(self, kind: bytes, text: bytes) -> None:
-        if kind == FETCH:
-            self._begin_fetch(pb.FetchRequest.FromString(text))
-            return
-        if kind in (PAGE, FETCHED):
-            self._resharding.replay(kind, text)
-            return
-        said, raw = read_decided(text)
+    def _replay(self, record: Record) -> None:
+        kind, said, raw = record
         if kind == BEGIN:
-            begin, given = read(pb.BeginRequest.FromString, raw, pb.BeginRequest.VALUES_FIELD_NUMBER)
+            begin, given = read_begin(raw)
             self._begin(begin, self._storage.gradients(raw, given), said["incarnation"])
         elif kind == PUSH:
             push, given = read_push(raw)
@@ -129,27 +118,24 @@ class AsyncState:
         elif kind == WAITS:
             # Replay of the segment before has added it already.
             push, given = read_push(raw)
-            if all(one.step != push.step for one in self.applied.waiting):
+            if all(one.step != push.step for one in self.state.waiting):
                 pushed = pushed_from_proto(push, self._storage.gradients(raw, given), said["rate"])
-                self.applied = replace(self.applied, waiting=(*self.applied.waiting, pushed))
+                self.state = replace(self.state, waiting=(*self.state.waiting, pushed))
         elif kind == DUPLICATE:
-            self.applied = self.applied.mark_duplicate(said["step"])
-        elif kind == DRAIN:
-            applied, update = self.applied.drain(said["step"])
+            self.state = self.state.mark_duplicate(said["step"])
+        elif kind == APPLY:
+            applied, update = self.state.drain(said["step"])
             self._apply(applied, update)
         elif kind == RESCHEDULE:
-            self.applied = self._rescheduled(pb.RescheduleRequest.FromString(raw), said["incarnation"])
+            self.state = self._rescheduled(pb.RescheduleRequest.FromString(raw), said["incarnation"])
         elif kind == KEEP:
-            self.applied = self.applied.keep(kept_from_proto(pb.KeepRequest.FromString(raw)))
+            self.state = self.state.keep(kept_from_proto(pb.KeepRequest.FromString(raw)))
         elif kind == GENERATION:
-            self.applied = self.applied.quiesce(said["generation"])
+            self.state = self.state.quiesce(said["generation"])
         elif kind == ASSIGN:
             self._switch(pb.AssignRequest.FromString(raw), said["incarnation"])
         else:
             raise Damaged(f"log record of unknown kind {kind!r}")
-
-    def load_base(self) -> None:
-        self._storage.load_base(alone=True)
 
     # --- steps
 
@@ -168,7 +154,7 @@ class AsyncState:
         if request.HasField("assignment"):
             self._storage.assignment = ShardAssignment.from_proto(request.assignment)
         self._put(values)
-        self.applied = self.applied.begin(incarnation, request.since)
+        self.state = self.state.begin(incarnation, request.since)
 
     def _put(self, values: Gradients) -> None:
         for number, (ids, rows) in values.of.items():
@@ -176,7 +162,7 @@ class AsyncState:
 
     def _accept(self, request: pb.PushRequest, gradients: Gradients, rate: float) -> None:
         pushed = pushed_from_proto(request, gradients, rate)
-        applied, update = self.applied.accept(pushed, self._rules, request.skipped)
+        applied, update = self.state.accept(pushed, self._rules, request.skipped)
         self._apply(applied, update)
 
     def _apply(self, applied: AppliedSteps, update: Update | None) -> None:
@@ -187,24 +173,18 @@ class AsyncState:
                 if gradients:
                     at = update.version
                     table.apply(at, gradients, update.scale, update.learning_rate, at, for_good=True)
-        self.applied = applied
+        self.state = applied
 
     def _rescheduled(self, request: pb.RescheduleRequest, incarnation: str) -> AppliedSteps:
-        return self.applied.reschedule(
+        return self.state.reschedule(
             ranges_from_proto(request.steps), incarnation, request.server, request.server_incarnation
         )
 
     def _beginning(self, applied: AppliedSteps) -> Records:
-        waiting = [[WAITS, decided(rate=one.learning_rate), one.gradients.raw] for one in applied.waiting]
+        waiting = [record(WAITS, one.gradients.raw, rate=one.learning_rate) for one in applied.waiting]
         return [*self._storage.head(applied_to_json(applied)), *waiting]
 
     # --- resharding
-
-    def _begin_fetch(self, request: pb.FetchRequest) -> None:
-        self._resharding.begin(request)
-        if self._storage.index not in ShardAssignment.from_proto(request.of).members:  # its rows are outdated
-            self._storage.drop_rows()
-            self.applied = self.applied.lost()
 
     def _fetched(self, to: ShardAssignment, generation: int) -> bool:
         """Whether all rows that `to` adds to this server were fetched in that generation."""
@@ -222,46 +202,32 @@ class AsyncState:
         """
         held, wanted = (of.held(self._storage.index) for of in (self._storage.assignment, to))
         fewer = bool((held & ~wanted).any())
-        return self.applied.began and not (fewer and self.applied.waiting) and bool((held >= wanted).all())
+        return self.state.began and not (fewer and self.state.waiting) and bool((held >= wanted).all())
 
     def _switch(self, request: pb.AssignRequest, incarnation: str) -> None:
-        storage, to, index = self._storage, ShardAssignment.from_proto(request.to), self._storage.index
-        storage.finish_copy()
-        ready = self._resharding.target if self._fetched(to, request.fetched) else None
-        before, applied = storage.assignment, self.applied
-        self._resharding.drop()
-        storage.assignment = to
-        if to == before and applied.began:
-            self.applied = replace(applied, quiesced=False, assigned_in=request.since)
+        to, applied = ShardAssignment.from_proto(request.to), self.state
+        if to == self._storage.assignment and applied.began:
+            self._storage.finish_copy()
+            self._resharding.drop()
+            self.state = replace(applied, quiesced=False, assigned_in=request.since)
             return
-        if index not in to.members:
-            for table in storage.tables:
-                table.clear()
+        ready = self._resharding.target if self._fetched(to, request.fetched) else None
+        self._resharding.switch(to, ready, stays=applied.began)
+        if self._storage.index not in to.members:
             applied = replace(applied.lost(), quiesced=False)
+        elif applied.began:
+            version = ready.request.version if ready is not None else 0
+            applied = applied.moved(version, incarnation, request.since)
         elif ready is not None:
             fetch = ready.request
-            self._resharding.take_in(ready, stays=applied.began)
-            if applied.began:
-                applied = applied.moved(fetch.version, incarnation, request.since)
-            else:
-                kept = kept_from_proto(fetch.kept) if fetch.kept.ledger else None
-                applied = applied.joins(
-                    ranges_from_proto(fetch.steps), fetch.version, kept, incarnation, request.since
-                )
-        elif applied.began:
-            if (before.held(index) & ~to.held(index)).any():
-                for table in storage.tables:
-                    table.keep(storage.has)
-            applied = applied.moved(0, incarnation, request.since)
+            kept = kept_from_proto(fetch.kept) if fetch.kept.ledger else None
+            applied = applied.joins(
+                ranges_from_proto(fetch.steps), fetch.version, kept, incarnation, request.since
+            )
         else:
             applied = replace(applied, quiesced=False)
-        self.applied = applied
+        self.state = applied
         self._leases.clear()
-
-
-def read_push(raw: Bytes) -> tuple[pb.PushRequest, list[memoryview]]:
-    """Parse a push; its gradients are views of `raw`, one for each table."""
-    return read(pb.PushRequest.FromString, raw, pb.PushRequest.GRADIENTS_FIELD_NUMBER)
 
 
 def pushed_from_proto(request: pb.PushRequest, gradients: Gradients, rate: float) -> Pushed:

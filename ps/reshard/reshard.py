@@ -12,14 +12,8 @@ from edl.contract.proto import ps_pb2 as pb
 from edl.contract.rows.placement import ShardAssignment
 from edl.ps.errors import Misplaced, OutOfMemory, Stale
 from edl.ps.reshard.transfer import ReshardSource, ReshardTarget
+from edl.ps.storage.records import FETCHED, PAGE
 from edl.ps.storage.storage import Storage
-
-# The kind of a log record: its first byte; no update mode uses these letters.
-FETCH, PAGE, FETCHED = (
-    b"f",
-    b"p",
-    b"w",
-)
 
 
 class Resharding:
@@ -44,10 +38,6 @@ class Resharding:
 
     # --- rows that this server fetches
 
-    def log_fetch(self, request: pb.FetchRequest) -> None:
-        self._storage.finish_copy()
-        self._storage.log.append(FETCH, request.SerializeToString())
-
     def begin(self, request: pb.FetchRequest) -> None:
         self.target, self._source = ReshardTarget(request), None
 
@@ -64,13 +54,13 @@ class Resharding:
         except OutOfMemory:
             self.target = None
             raise
-        self._storage.log.append(PAGE, raw)
+        self._storage.append(PAGE, raw)
         target.add(page, table)
         return page
 
     def fetched(self, request: pb.FetchRequest) -> None:
         target = self._comes(request)
-        self._storage.log.append(FETCHED)
+        self._storage.append(FETCHED)
         target.whole = True
 
     def replay(self, kind: bytes, text: bytes) -> None:
@@ -83,18 +73,30 @@ class Resharding:
         else:
             self.target.whole = True
 
-    def take_in(self, target: ReshardTarget, stays: bool) -> None:
-        """Load the fetched rows into the tables.
+    def switch(self, to: ShardAssignment, target: ReshardTarget | None, stays: bool) -> bool:
+        """Switch to an assignment: load the fetched rows, and drop the rows of other servers.
 
         Args:
+            target: the fetched rows; None: the tables have all rows.
             stays: keep those rows of the tables that the new assignment leaves on this server.
+
+        Returns:
+            whether the server has fewer buckets than before.
         """
-        for table in self._storage.tables:
-            if stays:
-                table.keep(self._storage.has)
-            else:
+        storage = self._storage
+        storage.finish_copy()
+        self.drop()
+        before, storage.assignment = storage.assignment, to
+        fewer = bool((before.held(storage.index) & ~to.held(storage.index)).any())
+        here = storage.index in to.members
+        for table in storage.tables:
+            if not here or (target is not None and not stays):
                 table.clear()
-        target.load(self._storage.tables)
+            elif stays and (target is not None or fewer):
+                table.keep(storage.has)
+        if here and target is not None:
+            target.load(storage.tables)
+        return fewer
 
     def _comes(self, request: pb.FetchRequest) -> ReshardTarget:
         if self.target is None or self.target.request is not request:

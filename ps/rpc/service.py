@@ -85,7 +85,7 @@ _STATUS = {
 READING: Reading = {
     "/edl.ParameterServer/Pull": lambda request: not request.generation,
     "/edl.ParameterServer/List": lambda request: not request.generation,
-    "/edl.ParameterServer/Describe": lambda _: True,
+    "/edl.ParameterServer/Describe": lambda request: not request.kept,
     "/edl.ParameterServer/Probe": lambda _: True,
 }
 SMALL = 1 << 18  # bytes of rows, ids and gradients: handled within a fraction of a millisecond
@@ -139,10 +139,8 @@ class Service:
             "Declare": unary(self._declare, pb.Tables, pb.Position),
             "StartGeneration": unary(self._start_generation, pb.StartGenerationRequest, pb.Position),
             "Restore": unary(self._restore, pb.RestoreRequest, pb.Position),
-            "Load": unary(self._load, None, pb.Position),
             "Pull": unary(self._pull, pb.PullRequest, None),
             "List": unary(self._list, pb.ListRequest, pb.Listed),
-            "Stage": unary(self._stage, None, pb.Position),
             "WritePart": unary(self._write_part, pb.WritePartRequest, pb.Written),
             "Committed": unary(self._committed, pb.CommittedRequest, pb.Position),
             "Begin": unary(self._begin_job, None, pb.Progress),
@@ -151,7 +149,6 @@ class Service:
             "Drain": unary(self._async_call("drain"), pb.DrainRequest, pb.Progress),
             "Reschedule": unary(self._async_call("reschedule"), pb.RescheduleRequest, pb.Progress),
             "Keep": unary(self._async_call("keep"), pb.KeepRequest, pb.Progress),
-            "Kept": unary(self._async_call("kept"), pb.KeptRequest, pb.KeepRequest),
             "Fetch": unary(self._fetch, pb.FetchRequest, pb.Position),
             "Page": unary(self._page, pb.PageRequest, pb.PageOfRows),
             "Assign": unary(self._assign, pb.AssignRequest, pb.Position),
@@ -191,9 +188,6 @@ class Service:
     async def _restore(self, request: pb.RestoreRequest, _: Context) -> pb.Position:
         return await self._then_wake(lambda request: self._server.restore(request), request)
 
-    async def _load(self, request: Bytes, _: Context) -> pb.Position:
-        return await self._when_started(lambda request: self._server.load(request), request, len(request))
-
     async def _pull(self, request: pb.PullRequest, _: Context) -> bytes:
         def act(request: pb.PullRequest) -> bytes:
             return encode_rows(self._server.pull(request), self._server.version)
@@ -206,14 +200,11 @@ class Service:
     async def _list(self, request: pb.ListRequest, _: Context) -> pb.Listed:
         return await self._when_started(lambda request: self._server.listed(request), request)
 
-    async def _stage(self, request: Bytes, _: Context) -> pb.Position:
-        return await self._growing(lambda: self._server.stage(request), len(request))
-
     async def _begin_job(self, request: Bytes, _: Context) -> pb.Progress:
-        return await self._growing(lambda: self._server.async_server.begin(request), max(len(request), SMALL))
+        return await self._growing(lambda: self._server.begin(request), max(len(request), SMALL))
 
     async def _push(self, request: Bytes, _: Context) -> pb.Progress:
-        return await self._growing(lambda: self._server.async_server.push(request), len(request))
+        return await self._growing(lambda: self._server.push(request), len(request))
 
     def _async_call(self, name: str) -> Callable[[Any, Context], Awaitable[Any]]:
         async def call(request: Any, _: Context) -> Any:
@@ -285,8 +276,8 @@ class Service:
             await self._then_wake(self._drop, request.run_id)
         return await self._do(lambda _: self._server.position(), request)
 
-    async def _describe(self, _request: pb.DescribeRequest, _: Context) -> pb.Description:
-        return await self._do(lambda busy: self._server.describe(busy), self._busy)
+    async def _describe(self, request: pb.DescribeRequest, _: Context) -> pb.Description:
+        return await self._do(lambda request: self._server.describe(self._busy, request.kept), request)
 
     async def _probe(self, _request: pb.ProbeRequest, _: Context) -> pb.Probed:
         return pb.Probed(done=self._calls, waiting=self._queued)

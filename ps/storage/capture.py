@@ -24,14 +24,13 @@ class Capture:
     """The tables at one step. They do not change until they are copied.
 
     Args:
-        clock: version of the tables at that step.
+        step: of the tables: their version.
         about: further metadata for a checkpoint shard.
     """
 
     def __init__(
         self,
         step: int,
-        clock: int,
         segment: int,
         declared: Sequence[pb.Table],
         tables: Sequence[Table],
@@ -39,7 +38,7 @@ class Capture:
         assignment: ShardAssignment,
     ):
         self.step, self.segment, self._assignment = step, segment, assignment
-        self._clock, self._declared, self._tables, self._about = clock, declared, tables, about
+        self._declared, self._tables, self._about = declared, tables, about
         self._copying = threading.Lock()
         self._copies: list[Copy] = []
         self._failure: Exception | None = None
@@ -54,7 +53,7 @@ class Capture:
         with self._copying:
             if not self.is_copied:
                 try:
-                    self._copies = [table.copy(self._clock) for table in self._tables]
+                    self._copies = [table.copy(self.step) for table in self._tables]
                 except Exception as error:
                     self._failure = error
                 self.is_copied = True

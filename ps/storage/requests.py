@@ -56,6 +56,16 @@ def read(parse: Callable[[bytes], Message], raw: Bytes, large: int) -> tuple[Mes
     return request, found
 
 
+def read_push(raw: Bytes) -> tuple[pb.PushRequest, list[memoryview]]:
+    """Parse a push; its gradients are views of `raw`, one for each table."""
+    return read(pb.PushRequest.FromString, raw, pb.PushRequest.GRADIENTS_FIELD_NUMBER)
+
+
+def read_begin(raw: Bytes) -> tuple[pb.BeginRequest, list[memoryview]]:
+    """Parse a request with initial rows; the rows are views of `raw`, one for each table."""
+    return read(pb.BeginRequest.FromString, raw, pb.BeginRequest.VALUES_FIELD_NUMBER)
+
+
 def gradient_fields(one: memoryview) -> tuple[int, Bytes, Bytes]:
     """The table, ids and values of a pb.Gradients message, without copies.
 

@@ -12,7 +12,6 @@ doing so. So it depends on no other call, and a capture whose caller has gone co
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -27,6 +26,7 @@ from edl.errors import CheckpointError
 from edl.ps.errors import Invalid, Misplaced, OutOfMemory, Unavailable, Unreadable
 from edl.ps.storage import checkpoint_shard
 from edl.ps.storage.capture import Capture, write_tensors
+from edl.ps.storage.records import HEAD, TABLES, Pieces, record
 from edl.ps.storage.requests import Gradients, gradient_fields, ids_of
 from edl.ps.storage.wal import Base, Damaged, Log, NoLog
 from edl.ps.table.table import Table
@@ -34,9 +34,7 @@ from edl.ps.table.table import Table
 SNAPSHOT_BYTES = 512 << 20  # smallest size of a log that a snapshot replaces
 SNAPSHOT_TIMES = 2  # and its smallest ratio to the memory of the tables
 
-HEAD, TABLES = b"H", b"T"  # the kind of a log record: its first byte; update modes add further kinds
-
-Records: TypeAlias = list[list[Bytes]]  # log records, each as a list of pieces
+Records: TypeAlias = list[Pieces]
 
 
 class Storage:
@@ -97,10 +95,21 @@ class Storage:
         """The first records of a log segment: all that recovery from it needs."""
         of = self.assignment
         told = {**about, "assignment": [of.servers, of.replicas, *of.out]}
-        records: Records = [[HEAD, json.dumps(told).encode()]]
+        records: Records = [record(HEAD, **told)]
         if self.declared is not None:
-            records.append([TABLES, self.declared.SerializeToString()])
+            records.append(record(TABLES, self.declared.SerializeToString()))
         return records
+
+    def append(self, kind: bytes, raw: Bytes = b"", **said: Any) -> None:
+        """Log a request before it takes effect.
+
+        Args:
+            said: what the server has decided about it.
+
+        Raises:
+            Unavailable: the log cannot be written.
+        """
+        self.log.append(*record(kind, raw, **said))
 
     def read_assignment(self, about: Mapping[str, Any]) -> None:
         """Set the shard assignment from a log head. Raises: LookupError, TypeError, ValueError."""
@@ -140,10 +149,11 @@ class Storage:
 
     # --- copies: for checkpoints, and for snapshots, without which a log would grow forever
 
-    def begin_capture(self, step: int, clock: int, beginning: Records, about: Mapping[str, Any]) -> Capture:
+    def begin_capture(self, clock: int, beginning: Records, about: Mapping[str, Any]) -> Capture:
         """Capture the present state and start a new log segment.
 
         Args:
+            clock: version of the tables.
             beginning: first records of the new segment.
 
         Raises:
@@ -153,7 +163,7 @@ class Storage:
         self.finish_copy()
         segment = self.log.another(beginning)
         tables = self.declared.tables
-        self._capture = Capture(step, clock, segment, tables, self.tables, about, self.assignment)
+        self._capture = Capture(clock, segment, tables, self.tables, about, self.assignment)
         return self._capture
 
     @property
@@ -255,18 +265,6 @@ class Storage:
         self.snapshot = None
         return self._load_checkpoint(step, attempt, alone)
 
-    def begin_with(self, start: pb.Start, generation: int, beginning: Records) -> None:
-        """Load another job's rows and make a local copy of them the base of the log.
-
-        The copy is needed because the other job may delete its checkpoint.
-
-        Raises:
-            Unreadable: the checkpoint cannot be read.
-            Unavailable: the copy cannot be written.
-        """
-        self.read_start(start)
-        self.keep_beginning(f"snapshot-of-generation-{generation}", beginning)
-
     def read_start(self, start: pb.Start) -> None:
         """Replace all rows by another job's rows of the tables that `start` names.
 
@@ -286,6 +284,8 @@ class Storage:
 
     def keep_beginning(self, name: str, beginning: Records) -> None:
         """Write the present rows to a file of this name and make it the base of the log, atomically.
+
+        The job whose rows they are may delete its checkpoint, so that cannot be the base.
 
         Raises:
             Unavailable: the file or the log cannot be written.

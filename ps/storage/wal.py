@@ -36,6 +36,7 @@ from edl.ps.errors import Unavailable
 
 HEAD = struct.Struct("<IIII")
 _OWN = struct.Struct("<I")  # its last number
+FORMAT = 2  # of the records' data (`edl.ps.storage.records`)
 BASE = "base.json"
 _SEGMENT = re.compile(r"log-(\d{12})")
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
@@ -61,6 +62,7 @@ class Base:
         snapshot: the file's name, beside the log.
         boot: of the machine, while it ran on which this was written.
         closed: all of it is on the disk.
+        format: of the records; those of edl 0.1 do not name it.
     """
 
     run: str
@@ -71,6 +73,7 @@ class Base:
     snapshot: str = ""
     boot: str = ""
     closed: bool = False
+    format: int = 1
 
 
 class Log:
@@ -112,6 +115,11 @@ class Log:
             if self.base.run.rpartition("/")[0] == run.rpartition("/")[0]:
                 raise Damaged("it is the log of another server")
             raise AnotherRun("it is the log of another run")
+        if self.base.format != FORMAT:
+            raise Damaged(
+                f"it has format {self.base.format}, expected {FORMAT}: another version of edl wrote it; the "
+                "job continues from its newest checkpoint"
+            )
         if not self.base.closed and self.base.boot != boot_id():
             raise Damaged("the machine was restarted or replaced: what was written last may be missing")
         numbers = [n for n in self._segments() if n >= self.base.first]
@@ -128,7 +136,7 @@ class Log:
             self._earlier += end
         self._earlier -= end
         self._open(numbers[-1], end)
-        self._save(Base(**{**self.base.__dict__, "boot": boot_id(), "closed": False}))
+        self._save(self.base)
 
     def _read_base(self) -> Base | None:
         try:
@@ -149,7 +157,7 @@ class Log:
         with _trouble(self.directory):
             self._another(records)
             self._earlier = 0
-            self._save(Base(**{**base.__dict__, "first": self.segment, "boot": boot_id(), "closed": False}))
+            self._save(replace(base, first=self.segment))
         self._remove()
 
     def another(self, records: list[list[Bytes]]) -> int:
@@ -173,7 +181,7 @@ class Log:
             Unavailable: as in `begin`.
         """
         with _trouble(self.directory):
-            self._save(Base(**{**base.__dict__, "boot": boot_id(), "closed": False}))
+            self._save(base)
         self._remove()
         self._earlier = sum(self._path(n).stat().st_size for n in self._segments() if n < self.segment)
 
@@ -198,7 +206,7 @@ class Log:
             with suppress(OSError):
                 os.fsync(self._file)
                 if self.base is not None:
-                    self._save(Base(**{**self.base.__dict__, "boot": boot_id(), "closed": True}))
+                    self._save(self.base, closed=True)
             os.close(self._file)
             self._file = -1
 
@@ -222,7 +230,8 @@ class Log:
         self._file = os.open(self._path(number), os.O_RDWR | os.O_CLOEXEC)
         self.segment, self._end = number, end
 
-    def _save(self, base: Base) -> None:
+    def _save(self, base: Base, closed: bool = False) -> None:
+        base = replace(base, boot=boot_id(), closed=closed, format=FORMAT)
         path = self.directory / BASE
         unfinished = path.with_suffix(".new")
         with open(unfinished, "wb") as file:

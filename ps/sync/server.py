@@ -15,20 +15,17 @@ from typing import Any
 from edl.contract.proto import ps_pb2 as pb
 from edl.contract.rows.placement import ShardAssignment
 from edl.contract.rows.wire import Bytes
-from edl.ps.errors import Misplaced, Stale
-from edl.ps.reshard.reshard import FETCH, FETCHED, PAGE, Resharding
-from edl.ps.storage.capture import Capture
-from edl.ps.storage.requests import Gradients, read
+from edl.ps.errors import Misplaced, check_not_stale
+from edl.ps.reshard.transfer import ReshardTarget
+from edl.ps.storage.records import APPLY, ASSIGN, BEGIN, GENERATION, PUSH, Record, record
+from edl.ps.storage.requests import Gradients, read_begin, read_push
 from edl.ps.storage.storage import Records, Storage
 from edl.ps.storage.wal import Damaged
 from edl.ps.sync.staging import Apply, Commit, Effect, Steps, TakeBack
-
-# The kind of a log record: its first byte.
-GENERATION, COMMIT, STAGE = b"S", b"C", b"G"
-ASSIGN, LOAD = b"A", b"L"
+from edl.ps.update_mode import UpdateMode
 
 
-class SyncServer:
+class SyncServer(UpdateMode[Steps]):
     """The state of one server with synchronous steps, and the calls that change it.
 
     Args:
@@ -36,10 +33,7 @@ class SyncServer:
     """
 
     def __init__(self, storage: Storage, head: Mapping[str, Any] | None = None):
-        self._storage = storage
-        self.steps = Steps() if head is None else _steps(head)
-        self._resharding = Resharding(storage)
-        self.rows_staged = 0
+        super().__init__(storage, Steps() if head is None else _steps(head))
 
     # --- the calls
 
@@ -51,101 +45,64 @@ class SyncServer:
                 was restarted without its log and the caller does not know that yet.
         """
         self._storage.check_declared(request.run_id)
-        steps, effects = self.steps.start_generation(request.generation, request.step, _commit(request))
-        if steps is not self.steps:
-            if request.HasField("assignment") and self.steps.began:
+        steps, effects = self.state.start_generation(request.generation, request.step, _commit(request))
+        if steps is not self.state:
+            if request.HasField("assignment") and self.state.began:
                 self._check_can_switch(ShardAssignment.from_proto(request.assignment), request.step)
-            self._storage.log.append(GENERATION, request.SerializeToString())
+            self._storage.append(GENERATION, request.SerializeToString())
             self._start_generation(request, steps, effects)
         return self.position()
 
     def restore(self, request: pb.RestoreRequest) -> pb.Position:
-        """Roll back to a checkpoint, unless the server has done so already.
-
-        Raises:
-            Unreadable: the checkpoint cannot be read; the server is empty then.
-        """
         self._storage.check_declared(request.run_id)
-        steps, effects = self.steps.restore(request.generation, request.step, request.attempt)
-        if not effects:
-            return self.position()
-        self._storage.check_checkpoint(request.step)
-        self._resharding.drop()
-        if request.HasField("assignment"):
-            self._storage.assignment = ShardAssignment.from_proto(request.assignment)
-        try:
-            if not request.step and request.HasField("start"):
-                self._storage.begin_with(request.start, request.generation, self._beginning(steps))
-            else:
-                self._storage.go_back(request.step, request.attempt)
-                self._storage.gone_back(request.step, request.attempt, self._beginning(steps))
-        except BaseException:
-            self.lost()
-            raise
-        self.steps = steps
+        steps = self.state.restore(request.generation, request.step, request.attempt)
+        if steps is not self.state:
+            self._roll_back(request, lambda _: steps)
         return self.position()
 
-    def load(self, raw: Bytes) -> pb.Position:
-        """Insert initial rows, before the first step."""
-        request, values = read(pb.LoadRequest.FromString, raw, pb.LoadRequest.VALUES_FIELD_NUMBER)
+    def begin(self, raw: Bytes) -> pb.Progress:
+        request, values = read_begin(raw)
         self._storage.check_declared(request.run_id)
         self._advance_to(request.generation, 0, None)
         rows = self._storage.gradients(raw, values)
         for number, (ids, _) in rows.of.items():
             self._storage.check_room(self._storage.tables[number], len(ids))
         self._storage.finish_copy()
-        self._storage.log.append(LOAD, raw)
+        self._storage.append(BEGIN, raw)
         self._storage.begin_with_rows(rows)
-        return self.position()
+        return self.progress()
 
-    def stage(self, raw: Bytes) -> pb.Position:
-        request, gradients = read(pb.StageRequest.FromString, raw, pb.StageRequest.GRADIENTS_FIELD_NUMBER)
+    def push(self, raw: Bytes) -> pb.Progress:
+        """Stage the gradients of one rank for the step of its ring.
+
+        Raises:
+            Misplaced: the step is one of mode=ps, or is not the server's.
+        """
+        request, gradients = read_push(raw)
         self._storage.check_declared(request.run_id)
+        if request.incarnation:
+            raise Misplaced(
+                "the push is of an asynchronous step (mode=ps), and this server is synchronous "
+                "(mode=hybrid): expected a generation and no incarnation"
+            )
         staged = self._storage.gradients(raw, gradients)
-        steps = self.steps.stage(request.generation, request.step, request.rank, staged)
-        if steps is not self.steps:
-            self._storage.check_memory([*self.steps.staged.values(), staged])
-            self._storage.log.append(STAGE, raw)
-            self.steps = steps
+        steps = self.state.stage(request.generation, request.step, request.rank, staged)
+        if steps is not self.state:
+            self._storage.check_memory([*self.state.staged.values(), staged])
+            self._storage.append(PUSH, raw)
+            self.state = steps
             self.rows_staged += sum(len(ids) for ids, _ in staged.of.values())
-        return self.position()
+        return self.progress()
 
     # --- resharding
 
-    def fetch(self, request: pb.FetchRequest) -> list[int]:
-        """Begin to fetch rows for another assignment.
+    def _lacks(self, request: pb.FetchRequest, to: ShardAssignment, of: ShardAssignment) -> bool:
+        check_not_stale(request.generation, self.state.generation)
+        return self._misses(to, of, request.step)
 
-        Returns:
-            the servers that send pages of rows, for `take_page` and then `fetched`; empty: no row is missing.
-
-        Raises:
-            Stale: a newer generation has started.
-        """
-        self._storage.check_declared(request.run_id)
-        to, of = ShardAssignment.from_proto(request.to), ShardAssignment.from_proto(request.of)
-        if self.steps.generation > request.generation:
-            raise Stale(
-                f"stale generation {request.generation}: generation {self.steps.generation} has started"
-            )
-        if not self._misses(to, of, request.step):
-            return []
-        self._resharding.log_fetch(request)
-        self._begin_fetch(request)
-        return list(of.members)
-
-    def take_page(self, request: pb.FetchRequest, raw: bytes) -> pb.PageOfRows:
-        return self._resharding.take_page(request, raw)
-
-    def fetched(self, request: pb.FetchRequest) -> pb.Position:
-        self._resharding.fetched(request)
-        return self.position()
-
-    def page(self, request: pb.PageRequest) -> pb.PageOfRows:
-        """One page of rows for another server."""
-        self._storage.check_declared(request.run_id)
+    def _check_can_send(self, request: pb.PageRequest) -> None:
         self._check_started(request.generation)
-        self.steps.advance_to(request.generation, request.step, None)
-        return self._resharding.page(request, self.steps.step)
+        self.state.advance_to(request.generation, request.step, None)
 
     def assign(self, request: pb.AssignRequest) -> pb.Position:
         """Switch to that assignment, between two steps; or keep it, and drop the fetched rows.
@@ -155,113 +112,79 @@ class SyncServer:
         """
         self._storage.check_declared(request.run_id)
         to = ShardAssignment.from_proto(request.to)
-        if request.generation < self.steps.generation:
-            raise Stale(
-                f"stale generation {request.generation}: generation {self.steps.generation} has started"
-            )
-        if to != self._storage.assignment or self._resharding.target is not None or not self.steps.began:
+        check_not_stale(request.generation, self.state.generation)
+        if to != self._storage.assignment or self._resharding.target is not None or not self.state.began:
             if self._storage.index in to.members:
                 self._check_can_switch(to, request.step)
-            self._storage.log.append(ASSIGN, request.SerializeToString())
+            self._storage.append(ASSIGN, request.SerializeToString())
             self._switch(to, request.generation, request.step, _commit(request))
         return self.position()
 
     # --- as an UpdateMode (ps/update_mode.py)
 
     @property
-    def began(self) -> bool:
-        return self.steps.began
-
-    @property
     def clock(self) -> int:
-        return self.steps.step
+        return self.state.step
 
     @property
     def incarnation(self) -> str:
-        generation, step, attempt = self.steps.restored
+        generation, step, attempt = self.state.restored
         out = "".join(f"/{index}" for index in self._storage.assignment.out)
-        return f"{self._storage.run_id}/{generation or self.steps.begun_in}/{step}/{attempt}{out}"
+        return f"{self._storage.run_id}/{generation or self.state.begun_in}/{step}/{attempt}{out}"
 
     @property
     def pending(self) -> int:
-        return sum(len(staged.raw) for staged in self.steps.staged.values()) + self._resharding.nbytes
+        return sum(len(staged.raw) for staged in self.state.staged.values()) + self._resharding.nbytes
 
-    def position(self) -> pb.Position:
-        steps, ready, there = self.steps, self._resharding.target, self._storage.assignment
-        told = pb.Position(generation=steps.generation, step=steps.step, empty=not steps.began)
-        if steps.began and there.servers:
-            told.assignment.CopyFrom(there.to_proto())
-        if ready is not None and ready.whole:
-            told.ready.CopyFrom(ready.to.to_proto())
-            told.ready_step = ready.request.step
-        return told
+    def progress(self) -> pb.Progress:
+        return pb.Progress(step=self.state.step, incarnation=self.incarnation, empty=not self.began)
+
+    def _position(self) -> pb.Position:
+        return pb.Position(generation=self.state.generation, step=self.state.step)
+
+    def _tell_fetched(self, position: pb.Position, ready: ReshardTarget) -> None:
+        position.ready.CopyFrom(ready.to.to_proto())
+        position.ready_step = ready.request.step
 
     def advance_to(self, request: pb.PullRequest | pb.ListRequest | pb.WritePartRequest) -> None:
         if isinstance(request, pb.WritePartRequest):
             self._check_started(request.generation)
         self._advance_to(request.generation, request.step, request if request.HasField("last") else None)
 
-    @property
-    def is_resharding(self) -> bool:
-        return self._resharding.target is not None
-
-    def capture(self) -> Capture:
-        if self._resharding.target is not None:
-            raise Misplaced("rows are being moved to another shard assignment")
-        staged = [[STAGE, self.steps.staged[rank].raw] for rank in sorted(self.steps.staged)]
-        step = self.steps.step
-        return self._storage.begin_capture(step, step, [*self._beginning(self.steps), *staged], {})
-
-    @property
-    def shards_suffice(self) -> bool:
-        return True  # all shards are of one step, so second replicas equal rows of another shard
+    def _about(self) -> Mapping[str, Any]:
+        return {}
 
     def rebased(self) -> None:
         base = self._storage.log.base
-        if base is not None and self.steps.step == base.step:
+        if base is not None and self.state.step == base.step:
             # A replay of the log from here cannot undo the step before.
-            self.steps = self.steps.for_good()
+            self.state = self.state.for_good()
             for table in self._storage.tables:
                 table.forget_undo()
 
-    def lost(self) -> None:
-        self.steps = self.steps.lost()
-        self._storage.lose(self._beginning(self.steps))
-
-    def beginning(self) -> Records:
-        return self._beginning(self.steps)
-
-    def replay(self, kind: bytes, text: bytes) -> None:
+    def _replay(self, record: Record) -> None:
+        kind, _, raw = record
         if kind == GENERATION:
-            start = pb.StartGenerationRequest.FromString(text)
+            start = pb.StartGenerationRequest.FromString(raw)
             self._start_generation(
-                start, *self.steps.start_generation(start.generation, start.step, _commit(start))
+                start, *self.state.start_generation(start.generation, start.step, _commit(start))
             )
-        elif kind == COMMIT:
-            pull = pb.PullRequest.FromString(text)
-            self._take(*self.steps.advance_to(pull.generation, pull.step, _commit(pull)))
-        elif kind == STAGE:
-            request, gradients = read(
-                pb.StageRequest.FromString, text, pb.StageRequest.GRADIENTS_FIELD_NUMBER
-            )
-            staged = self._storage.gradients(text, gradients)
-            self.steps = self.steps.stage(request.generation, request.step, request.rank, staged)
-        elif kind == LOAD:
-            _, values = read(pb.LoadRequest.FromString, text, pb.LoadRequest.VALUES_FIELD_NUMBER)
-            self._storage.begin_with_rows(self._storage.gradients(text, values))
-        elif kind == FETCH:
-            self._begin_fetch(pb.FetchRequest.FromString(text))
-        elif kind in (PAGE, FETCHED):
-            self._resharding.replay(kind, text)
+        elif kind == APPLY:
+            pull = pb.PullRequest.FromString(raw)
+            self._take(*self.state.advance_to(pull.generation, pull.step, _commit(pull)))
+        elif kind == PUSH:
+            request, gradients = read_push(raw)
+            staged = self._storage.gradients(raw, gradients)
+            self.state = self.state.stage(request.generation, request.step, request.rank, staged)
+        elif kind == BEGIN:
+            _, values = read_begin(raw)
+            self._storage.begin_with_rows(self._storage.gradients(raw, values))
         elif kind == ASSIGN:
-            assign = pb.AssignRequest.FromString(text)
+            assign = pb.AssignRequest.FromString(raw)
             to = ShardAssignment.from_proto(assign.to)
             self._switch(to, assign.generation, assign.step, _commit(assign))
         else:
             raise Damaged(f"log record of unknown kind {kind!r}")
-
-    def load_base(self) -> None:
-        self._storage.load_base()
 
     # --- state
 
@@ -271,9 +194,9 @@ class SyncServer:
         Raises:
             Misplaced: the generation has not started here.
         """
-        if generation > self.steps.generation:
+        if generation > self.state.generation:
             raise Misplaced(
-                f"generation {generation} has not started here, the newest is {self.steps.generation}: the "
+                f"generation {generation} has not started here, the newest is {self.state.generation}: the "
                 "server has lost its log"
             )
 
@@ -283,13 +206,13 @@ class SyncServer:
         step: int,
         request: pb.PullRequest | pb.ListRequest | pb.WritePartRequest | None,
     ) -> None:
-        steps, effects = self.steps.advance_to(
+        steps, effects = self.state.advance_to(
             generation, step, None if request is None else _commit(request)
         )
-        if steps is not self.steps:
+        if steps is not self.state:
             assert request is not None
-            record = pb.PullRequest(generation=generation, step=step, last=request.last)
-            self._storage.log.append(COMMIT, record.SerializeToString())
+            pull = pb.PullRequest(generation=generation, step=step, last=request.last)
+            self._storage.append(APPLY, pull.SerializeToString())
             self._take(steps, effects)
 
     def _start_generation(
@@ -300,19 +223,12 @@ class SyncServer:
             to = ShardAssignment.from_proto(request.assignment)
             self._switch(to, request.generation, request.step, _commit(request))
 
-    def _begin_fetch(self, request: pb.FetchRequest) -> None:
-        self._resharding.begin(request)
-        # Its rows are of another step.
-        if self._storage.index not in ShardAssignment.from_proto(request.of).members:
-            self._storage.drop_rows()
-            self.steps = self.steps.lost()
-
     def _misses(self, to: ShardAssignment, of: ShardAssignment, step: int) -> bool:
         """Whether the server lacks rows of assignment `to`."""
         index = self._storage.index
         if self._resharding.target is not None and self._resharding.target.gives(index, to, step):
             return False
-        mine = self._storage.assignment if self.steps.began and index in of.members else of
+        mine = self._storage.assignment if self.state.began and index in of.members else of
         return bool((to.held(index) & ~mine.held(index)).any())
 
     def _check_can_switch(self, to: ShardAssignment, step: int) -> None:
@@ -322,26 +238,20 @@ class SyncServer:
 
     def _switch(self, to: ShardAssignment, generation: int, step: int, last: Commit | None) -> None:
         """Switch to an assignment all of whose rows for this server are here."""
-        index, tables = self._storage.index, self._storage.tables
-        self._storage.finish_copy()
+        index = self._storage.index
         target = self._resharding.target
-        self._resharding.drop()
-        before, self._storage.assignment = self._storage.assignment, to
         if target is not None and not target.gives(index, to, step):
             target = None
+        stays = self.state.began and (
+            target is None or index in ShardAssignment.from_proto(target.request.of).members
+        )
+        fewer = self._resharding.switch(to, target, stays)
         if index not in to.members:
-            for table in tables:
-                table.clear()
-            self.steps = Steps(generation)
-        elif target is not None:
-            of = ShardAssignment.from_proto(target.request.of)
-            stays = self.steps.began and index in of.members
-            self._resharding.take_in(target, stays)
-            self.steps = self.steps.for_good() if stays else Steps.joining(generation, step, last)
-        elif self.steps.began and (before.held(index) & ~to.held(index)).any():
-            for table in tables:
-                table.keep(self._storage.has)
-            self.steps = self.steps.for_good()
+            self.state = Steps(generation)
+        elif target is not None and not stays:
+            self.state = Steps.joining(generation, step, last)
+        elif stays and (target is not None or fewer):
+            self.state = self.state.for_good()
 
     def _take(self, steps: Steps, effects: Sequence[Effect]) -> None:
         for effect in effects:
@@ -353,7 +263,7 @@ class SyncServer:
                 for table in self._storage.tables:
                     table.take_back()
                 self._storage.undone(steps.step)
-        self.steps = steps
+        self.state = steps
 
     def _apply(self, commit: Commit, ranks: Sequence[Gradients]) -> None:
         for number, table in enumerate(self._storage.tables):
@@ -365,16 +275,16 @@ class SyncServer:
 
     def _beginning(self, steps: Steps) -> Records:
         last = None if steps.last is None else list(steps.last.__dict__.values())
-        return self._storage.head(
-            {
-                "generation": steps.generation,
-                "step": steps.step,
-                "began": steps.began,
-                "last": last,
-                "restored": list(steps.restored),
-                "begun_in": steps.begun_in,
-            }
-        )
+        head = {
+            "generation": steps.generation,
+            "step": steps.step,
+            "began": steps.began,
+            "last": last,
+            "restored": list(steps.restored),
+            "begun_in": steps.begun_in,
+        }
+        staged = [record(PUSH, steps.staged[rank].raw) for rank in sorted(steps.staged)]
+        return [*self._storage.head(head), *staged]
 
 
 def _commit(

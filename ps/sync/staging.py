@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
-from edl.ps.errors import GenerationPending, Invalid, Misplaced, Stale
+from edl.ps.errors import GenerationPending, Invalid, Misplaced, check_not_stale
 
 
 @dataclass(frozen=True)
@@ -52,15 +52,7 @@ class TakeBack:
     """Undo the last step."""
 
 
-@dataclass(frozen=True)
-class GoBack:
-    """Roll back to the checkpoint of this step; 0: to the initial state."""
-
-    step: int
-    attempt: str
-
-
-Effect: TypeAlias = Apply | TakeBack | GoBack
+Effect: TypeAlias = Apply | TakeBack
 NOTHING: Mapping[int, Any] = MappingProxyType({})
 
 
@@ -100,7 +92,7 @@ class Steps:
             Invalid: `last` is not the step before.
         """
         _check(step, last)
-        self._check_not_stale(generation)
+        check_not_stale(generation, self.generation)
         if generation < 1:
             raise Invalid(f"generation {generation}: expected at least 1")
         if generation == self.generation:
@@ -150,20 +142,20 @@ class Steps:
             return self  # the gradients are in the rows or staged already
         return replace(self, staged=MappingProxyType({**self.staged, rank: gradients}))
 
-    def restore(self, generation: int, step: int, attempt: str) -> tuple[Steps, tuple[Effect, ...]]:
+    def restore(self, generation: int, step: int, attempt: str) -> Steps:
         """Roll back to the checkpoint of this step; 0: to the initial state. A repeated call changes nothing.
 
         Raises:
             Stale: a newer generation has started.
             Invalid: the generation or the step is too small.
         """
-        self._check_not_stale(generation)
+        check_not_stale(generation, self.generation)
         if generation < 1 or step < 0:
             raise Invalid(f"generation {generation}, step {step}: expected at least 1, and 0")
         key = generation, step, attempt
         if key == self.restored:
-            return self, ()
-        return Steps(generation, step, began=True, restored=key), (GoBack(step, attempt),)
+            return self
+        return Steps(generation, step, began=True, restored=key)
 
     @classmethod
     def joining(cls, generation: int, step: int, last: Commit | None) -> Steps:
@@ -184,12 +176,8 @@ class Steps:
     def _in_order(self) -> tuple[Any, ...]:
         return tuple(self.staged[rank] for rank in sorted(self.staged))
 
-    def _check_not_stale(self, generation: int) -> None:
-        if generation < self.generation:
-            raise Stale(f"stale generation {generation}: generation {self.generation} has started")
-
     def _check_current(self, generation: int) -> None:
-        self._check_not_stale(generation)
+        check_not_stale(generation, self.generation)
         if generation > self.generation:
             raise GenerationPending(f"generation {generation} has not started yet")
 

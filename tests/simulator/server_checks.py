@@ -63,7 +63,7 @@ def of_steps(servers: Servers, w: Sim) -> bool:
         server = servers.place(index).server
         if server is None or server.position().empty:
             return False
-        applied = server.async_server.applied
+        applied = server.async_server.state
         if applied.step < w.step:
             return False
         assert not applied.waiting and not applied.rescheduled, f"server {index} at the end: {applied}"

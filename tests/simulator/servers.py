@@ -310,7 +310,7 @@ class Servers:
 
         A checkpoint part is as of its begin, but answered later.
         """
-        if method not in ("Pull", "Stage", "List") or not request.generation:
+        if method not in ("Pull", "Push", "List") or not request.generation:
             return None
         assert w.servers is not None
         return w.servers.assignment

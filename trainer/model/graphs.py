@@ -14,21 +14,19 @@ def keep_xla_explicit() -> None:
     """Let Keras compile a model with XLA only where `jit_compile=True` says so.
 
     For "auto", the default, Keras takes XLA where there is a GPU. XLA compiles each size of a part anew, for
-    seconds, so after each change of the ring.
+    seconds on all processors, so after each ring change (trainer/step/background_compile.py).
     """
     keras.Model._resolve_auto_jit_compile = lambda self: False
 
 
-def compiled(
-    function: Callable[..., Any], *signature: tf.TensorSpec, jit: bool = False
-) -> Callable[..., Any]:
+def compiled(function: Callable[..., Any], *signature: tf.TensorSpec) -> Callable[..., Any]:
     """Trace `function` into one concrete graph for tensors of these shapes and types, now.
 
     A concrete function skips the matching of arguments that `tf.function` does anew on each call (0.15 of
     0.37 ms, measured). Without autograph, whose tracing takes seconds where plain tracing takes tenths; Keras
     does not convert layers either, so no model needs it.
     """
-    graph = concrete(function, *signature, jit=jit)
+    graph = concrete(function, *signature)
     return lambda *values: graph(*map(tf.convert_to_tensor, values))
 
 

@@ -58,7 +58,7 @@ class AsyncPsClient(AsyncServerGroup):
     def kept(self) -> bytes:
         """The stored ledger; empty: none."""
         first = self.coordinator
-        kept: bytes = self._ask("Kept", {first: pb.KeptRequest(run_id=self._run_id)})[first].ledger
+        kept: bytes = self._ask("Describe", {first: pb.DescribeRequest(kept=True)})[first].kept.ledger
         return kept
 
     # --- steps

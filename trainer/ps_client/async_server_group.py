@@ -205,7 +205,7 @@ class AsyncServerGroup(ServerGroup):
         """
         place = self._quiesce(worker)
         of, to, why = place.assignment, self._wanted.without(self._states.away), ""
-        told = self._ask("Describe", dict.fromkeys(of.members, pb.DescribeRequest()))
+        told = self._ask("Describe", dict.fromkeys(of.members, pb.DescribeRequest(kept=True)))
         first = told[of.coordinator]
         if any(one.accepted != first.accepted or one.waiting or one.position.empty for one in told.values()):
             self._resume(place)
@@ -223,7 +223,7 @@ class AsyncServerGroup(ServerGroup):
             addresses=self._addresses,
             steps=first.accepted,
             version=max(one.version for one in told.values()),
-            kept=self._ask("Kept", {of.coordinator: pb.KeptRequest(run_id=self._run_id)})[of.coordinator],
+            kept=first.kept,
         )
         gaining = [index for index in to.members if (to.held(index) & ~of.held(index)).any()]
         try:

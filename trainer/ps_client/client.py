@@ -116,7 +116,7 @@ class PsClient(ServerGroup):
         for at in range(0, len(ids), most):
             told, page = places(ids[at : at + most], self._assignment), rows[at : at + most]
             requests = {
-                index: pb.LoadRequest(
+                index: pb.BeginRequest(
                     run_id=self._run_id,
                     generation=self._generation,
                     values=[
@@ -130,7 +130,7 @@ class PsClient(ServerGroup):
                 for index in self._members
                 if (here := told(index)) is not None
             }
-            self._ask("Load", requests, known=True)
+            self._ask("Begin", requests, known=True)
 
     def move(self, step: int) -> str:
         """As the root, have the rows moved. All members in sync hold the state of this step.
@@ -215,7 +215,7 @@ class PsClient(ServerGroup):
         all_places = [places(ids, self._assignment) for ids, _ in gradients]
         requests = {}
         for index in self._members:
-            request = pb.StageRequest(run_id=self._run_id, generation=self._generation, step=step, rank=rank)
+            request = pb.PushRequest(run_id=self._run_id, generation=self._generation, step=step, rank=rank)
             for table, ((ids, values), told) in enumerate(zip(gradients, all_places, strict=True)):
                 if (here := told(index)) is not None:  # `add` avoids a copy that a list would cost
                     request.gradients.add(
@@ -223,4 +223,4 @@ class PsClient(ServerGroup):
                     )
             if request.gradients:
                 requests[index] = request
-        return Begun(self._begin("Stage", requests, known=True), lambda _: None)
+        return Begun(self._begin("Push", requests, known=True), lambda _: None)

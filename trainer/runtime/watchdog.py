@@ -165,9 +165,9 @@ class Watchdog:
 class Compute:
     """Watches steps and evaluation batches.
 
-    The first step with a number of records that this process has not computed before may compile the model
-    for it (XLA): it may take `first_seconds` in addition. So user code that hangs there is found later than
-    in any other step.
+    The first step with a number of records that this process has not computed before may compile functions of
+    the user's for it (`tf.function(jit_compile=True)`): it may take `first_seconds` in addition. So user code
+    that hangs there is found later than in any other step.
 
     Args:
         seconds: the time limit of a step.

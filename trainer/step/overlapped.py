@@ -63,8 +63,7 @@ class OverlappedStep(StepGraphs):
         self._before = self._inner_sum if model.run_eagerly else total
         self._total, self._divided, self._wire = total, divided, wire
         self._sample = types.tensors(sample)
-        # Python stages gradients of rows, or runs the model, before the sums: these are a graph of their own.
-        self._apart = bool(model.run_eagerly or self._served)
+        self._apart = False  # whether the sums are a graph of their own
         self._carried: list[tf.TensorSpec] = []
         self._step: Callable[..., list[tf.Tensor]]
         self._carry: Callable[..., list[tf.Tensor]]
@@ -154,7 +153,8 @@ class OverlappedStep(StepGraphs):
     ) -> control.StepResult:
         if not pieces and not self._synchronized:
             total, _, *reduced = self._nothing(tf.constant(contribution), tf.zeros([len(self._large) + 2]))
-            return control.StepResult(_agreed(total), False, 0.0, self._nbytes_of(reduced), reduced)
+            agreed = control.read(np.asarray(memoryview(total)))
+            return control.StepResult(agreed, False, 0.0, self._nbytes_of(reduced), reduced)
         if self._by_row:
             sparse_gradients.refuse_rank(int(draw[2]))
         call = np.array([self._total.next_call()], np.int64)
@@ -189,9 +189,11 @@ class OverlappedStep(StepGraphs):
             found = [*self._send(tf.constant(call[0]), *carried), *counts]
         else:
             found = (self._last if first else self._step)(*given(*last), *carried)
-        total, bad, ready_at, *reduced = found
+        told, ready_at, *reduced = found
+        numbers = np.asarray(memoryview(told))
         waited = max(0.0, time.time() - float(ready_at))
-        return control.StepResult(_agreed(total), bool(bad), waited, self._nbytes_of(reduced), reduced)
+        agreed, bad = control.read(numbers[: control.LENGTH]), bool(numbers[control.LENGTH])
+        return control.StepResult(agreed, bad, waited, self._nbytes_of(reduced), reduced)
 
     def apply(self, sums: control.StepResult) -> None:
         """Change the model: one update of the optimizer, with the exact mean of the gradients."""
@@ -214,6 +216,11 @@ class OverlappedStep(StepGraphs):
             NeedsTotals, HasRows: the graph must be built in a different way.
         """
         self._found: Layout | None = None
+        # XLA cannot wait for a ring, and would compile anew for each number of rows.
+        waits = self._totals or self._synchronized or self._by_row or self._served
+        jit = bool(self._model.jit_compile and not waits)
+        # Python stages gradients of rows, or runs the model, before the sums; XLA need not compile them.
+        self._apart = bool(self._model.run_eagerly or self._served or jit)
         if self._served is not None:
             draw = tf.TensorSpec([3], tf.int64)
             self._served.use(self._graph("ids", self._ids_graph, *self._types.signature, draw))
@@ -231,13 +238,13 @@ class OverlappedStep(StepGraphs):
             self._others["layers"] = list(attributes_of(self._model).values())
             self._prepare(self._found)
         if self._apart:
-            self._carry = self._graph("step", self._carry_graph, *signature)
+            self._carry = self._graph("step", self._ours, *signature, jit=jit)
         else:
             self._step = self._graph("step", self._step_graph, *signature)
         assert self._found is not None
         if self._divided and not self._by_row:
             carried = self._carried = self._summed_specs()
-            self._carry = self._graph("carry", self._carry_graph, *signature, *carried)
+            self._carry = self._graph("carry", self._ours, *signature, *carried, jit=jit)
             if not self._apart:
                 self._last = self._graph("last", self._step_graph, *signature, *carried)
         if self._apart:
@@ -249,7 +256,7 @@ class OverlappedStep(StepGraphs):
 
     def _step_graph(self, *arguments: tf.Tensor) -> list[tf.Tensor]:
         """Arguments: see `_ours`."""
-        made = self._carry_graph(*arguments)
+        made = self._ours(*arguments)
         count = len(self._large) + 1
         call = arguments[len(self._types.signature) + 1][3]
         return [*self._send_graph(call, *made[:count]), *made[count:]]
@@ -257,8 +264,8 @@ class OverlappedStep(StepGraphs):
     def _send_graph(self, call: tf.Tensor, *ours: tf.Tensor) -> list[tf.Tensor]:
         """Sum what this rank has for the sums of a step, in the call of this number.
 
-        Returns the summed control vectors; whether this rank's part is not finite, or spoils the sum; when
-        the part was ready; the sums.
+        Returns the summed control vectors, and after them whether this rank's part is not finite or spoils
+        the sum; when the part was ready; the sums.
         """
         *large, rest = ours
         with tf.control_dependencies([*large, rest]):
@@ -270,17 +277,8 @@ class OverlappedStep(StepGraphs):
             with tf.control_dependencies([rest]):
                 large[0] = tf.identity(large[0])
         total, spoiled, *reduced = self._reduced(large, rest)
-        return [total, bad + spoiled, ready_at, *reduced]
-
-    def _carry_graph(self, *arguments: tf.Tensor) -> list[tf.Tensor]:
-        """Compute `_ours`, compiled by XLA if the model is compiled with `jit_compile`.
-
-        XLA cannot wait for a ring, and would compile anew for each number of rows.
-        """
-        waits = self._totals or self._synchronized or self._by_row or self._served
-        if not self._model.jit_compile or waits:
-            return self._ours(*arguments)
-        return list(tf.function(self._ours, autograph=False, jit_compile=True)(*arguments))
+        # Python reads one tensor, and a time in the host's memory, so a GPU sends one tensor.
+        return [tf.concat([total, [bad + spoiled]], 0), ready_at, *reduced]
 
     def _ours(self, *arguments: tf.Tensor) -> list[tf.Tensor]:
         """This rank's contribution to the sums: of large gradients, and of the rest.
@@ -432,7 +430,3 @@ class OverlappedStep(StepGraphs):
         for v, piece in zip(layout.tables, pieces[dense:], strict=True):
             gradients[id(v)] = sparse_gradients.read(piece, v)
         self._put(layout, 1.0 / whole, pieces[trained:dense], gradients)
-
-
-def _agreed(total: tf.Tensor) -> control.Agreed:
-    return control.read(np.asarray(memoryview(total)))

@@ -33,6 +33,7 @@ from edl.trainer.model.data import Batch
 from edl.trainer.model.graphs import concrete, flat
 from edl.trainer.model.model_support import output_losses
 from edl.trainer.step import sparse_gradients
+from edl.trainer.step.background_compile import BackgroundCompiled
 from edl.trainer.step.batch_norm import is_synchronized
 from edl.trainer.step.exactness import Findings
 from edl.trainer.step.forward import Forward
@@ -128,14 +129,19 @@ class StepGraphs:
         self._others[name] = distinct(read_in(graph), without=self._of_ring)
 
     def _graph(
-        self, name: str, function: Callable[..., Any], *signature: tf.TensorSpec, changes_nothing: bool = True
+        self,
+        name: str,
+        function: Callable[..., Any],
+        *signature: tf.TensorSpec,
+        changes_nothing: bool = True,
+        jit: bool = False,
     ) -> Callable[..., list[tf.Tensor]]:
         """The function as a graph, unless the user wants to see each step; its results are flat."""
         if self._model.run_eagerly:
             return lambda *values: tf.nest.flatten(function(*map(tf.convert_to_tensor, values)))
         graph = concrete(function, *signature)
         self._note(graph, name, changes_nothing)
-        return flat(graph)
+        return BackgroundCompiled(graph, signature) if jit else flat(graph)
 
     def _forward(
         self,

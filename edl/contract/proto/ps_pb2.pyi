@@ -126,16 +126,6 @@ class Start(_message.Message):
     tables: _containers.RepeatedScalarFieldContainer[str]
     def __init__(self, directory: _Optional[str] = ..., step: _Optional[int] = ..., attempt: _Optional[str] = ..., everything: _Optional[bool] = ..., tables: _Optional[_Iterable[str]] = ...) -> None: ...
 
-class LoadRequest(_message.Message):
-    __slots__ = ("run_id", "generation", "values")
-    RUN_ID_FIELD_NUMBER: _ClassVar[int]
-    GENERATION_FIELD_NUMBER: _ClassVar[int]
-    VALUES_FIELD_NUMBER: _ClassVar[int]
-    run_id: str
-    generation: int
-    values: _containers.RepeatedCompositeFieldContainer[Gradients]
-    def __init__(self, run_id: _Optional[str] = ..., generation: _Optional[int] = ..., values: _Optional[_Iterable[_Union[Gradients, _Mapping]]] = ...) -> None: ...
-
 class PullRequest(_message.Message):
     __slots__ = ("run_id", "generation", "step", "last", "ids", "servers", "assignment")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
@@ -208,19 +198,33 @@ class Listed(_message.Message):
     incarnation: str
     def __init__(self, ids: _Optional[bytes] = ..., rows: _Optional[bytes] = ..., more: _Optional[bool] = ..., step: _Optional[int] = ..., incarnation: _Optional[str] = ...) -> None: ...
 
-class StageRequest(_message.Message):
-    __slots__ = ("run_id", "generation", "step", "rank", "gradients")
+class PushRequest(_message.Message):
+    __slots__ = ("run_id", "step", "gradients", "generation", "rank", "incarnation", "worker", "version", "learning_rate", "loss", "records", "skipped")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
-    GENERATION_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
-    RANK_FIELD_NUMBER: _ClassVar[int]
     GRADIENTS_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    LEARNING_RATE_FIELD_NUMBER: _ClassVar[int]
+    LOSS_FIELD_NUMBER: _ClassVar[int]
+    RECORDS_FIELD_NUMBER: _ClassVar[int]
+    SKIPPED_FIELD_NUMBER: _ClassVar[int]
     run_id: str
-    generation: int
     step: int
-    rank: int
     gradients: _containers.RepeatedCompositeFieldContainer[Gradients]
-    def __init__(self, run_id: _Optional[str] = ..., generation: _Optional[int] = ..., step: _Optional[int] = ..., rank: _Optional[int] = ..., gradients: _Optional[_Iterable[_Union[Gradients, _Mapping]]] = ...) -> None: ...
+    generation: int
+    rank: int
+    incarnation: str
+    worker: int
+    version: int
+    learning_rate: float
+    loss: float
+    records: int
+    skipped: bool
+    def __init__(self, run_id: _Optional[str] = ..., step: _Optional[int] = ..., gradients: _Optional[_Iterable[_Union[Gradients, _Mapping]]] = ..., generation: _Optional[int] = ..., rank: _Optional[int] = ..., incarnation: _Optional[str] = ..., worker: _Optional[int] = ..., version: _Optional[int] = ..., learning_rate: _Optional[float] = ..., loss: _Optional[float] = ..., records: _Optional[int] = ..., skipped: _Optional[bool] = ...) -> None: ...
 
 class Gradients(_message.Message):
     __slots__ = ("table", "ids", "values")
@@ -375,9 +379,10 @@ class EndRequest(_message.Message):
     def __init__(self, run_id: _Optional[str] = ...) -> None: ...
 
 class BeginRequest(_message.Message):
-    __slots__ = ("run_id", "values", "assignment", "since", "start", "attempt", "page", "more")
+    __slots__ = ("run_id", "values", "generation", "assignment", "since", "start", "attempt", "page", "more")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     VALUES_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
     ASSIGNMENT_FIELD_NUMBER: _ClassVar[int]
     SINCE_FIELD_NUMBER: _ClassVar[int]
     START_FIELD_NUMBER: _ClassVar[int]
@@ -386,13 +391,14 @@ class BeginRequest(_message.Message):
     MORE_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     values: _containers.RepeatedCompositeFieldContainer[Gradients]
+    generation: int
     assignment: ShardAssignment
     since: int
     start: Start
     attempt: str
     page: int
     more: bool
-    def __init__(self, run_id: _Optional[str] = ..., values: _Optional[_Iterable[_Union[Gradients, _Mapping]]] = ..., assignment: _Optional[_Union[ShardAssignment, _Mapping]] = ..., since: _Optional[int] = ..., start: _Optional[_Union[Start, _Mapping]] = ..., attempt: _Optional[str] = ..., page: _Optional[int] = ..., more: _Optional[bool] = ...) -> None: ...
+    def __init__(self, run_id: _Optional[str] = ..., values: _Optional[_Iterable[_Union[Gradients, _Mapping]]] = ..., generation: _Optional[int] = ..., assignment: _Optional[_Union[ShardAssignment, _Mapping]] = ..., since: _Optional[int] = ..., start: _Optional[_Union[Start, _Mapping]] = ..., attempt: _Optional[str] = ..., page: _Optional[int] = ..., more: _Optional[bool] = ...) -> None: ...
 
 class Steps(_message.Message):
     __slots__ = ("bounds",)
@@ -444,30 +450,6 @@ class LeasedSteps(_message.Message):
     progress: Progress
     def __init__(self, steps: _Optional[_Union[Steps, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ...) -> None: ...
 
-class PushRequest(_message.Message):
-    __slots__ = ("run_id", "incarnation", "step", "worker", "version", "learning_rate", "gradients", "loss", "records", "skipped")
-    RUN_ID_FIELD_NUMBER: _ClassVar[int]
-    INCARNATION_FIELD_NUMBER: _ClassVar[int]
-    STEP_FIELD_NUMBER: _ClassVar[int]
-    WORKER_FIELD_NUMBER: _ClassVar[int]
-    VERSION_FIELD_NUMBER: _ClassVar[int]
-    LEARNING_RATE_FIELD_NUMBER: _ClassVar[int]
-    GRADIENTS_FIELD_NUMBER: _ClassVar[int]
-    LOSS_FIELD_NUMBER: _ClassVar[int]
-    RECORDS_FIELD_NUMBER: _ClassVar[int]
-    SKIPPED_FIELD_NUMBER: _ClassVar[int]
-    run_id: str
-    incarnation: str
-    step: int
-    worker: int
-    version: int
-    learning_rate: float
-    gradients: _containers.RepeatedCompositeFieldContainer[Gradients]
-    loss: float
-    records: int
-    skipped: bool
-    def __init__(self, run_id: _Optional[str] = ..., incarnation: _Optional[str] = ..., step: _Optional[int] = ..., worker: _Optional[int] = ..., version: _Optional[int] = ..., learning_rate: _Optional[float] = ..., gradients: _Optional[_Iterable[_Union[Gradients, _Mapping]]] = ..., loss: _Optional[float] = ..., records: _Optional[int] = ..., skipped: _Optional[bool] = ...) -> None: ...
-
 class DrainRequest(_message.Message):
     __slots__ = ("run_id", "incarnation", "step")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
@@ -508,12 +490,6 @@ class KeepRequest(_message.Message):
     repeated: int
     def __init__(self, run_id: _Optional[str] = ..., incarnation: _Optional[str] = ..., step: _Optional[int] = ..., order: _Optional[int] = ..., ledger: _Optional[bytes] = ..., repeated: _Optional[int] = ...) -> None: ...
 
-class KeptRequest(_message.Message):
-    __slots__ = ("run_id",)
-    RUN_ID_FIELD_NUMBER: _ClassVar[int]
-    run_id: str
-    def __init__(self, run_id: _Optional[str] = ...) -> None: ...
-
 class Position(_message.Message):
     __slots__ = ("generation", "step", "empty", "assignment", "ready", "ready_step", "assigned_in", "fetched", "fetched_in")
     GENERATION_FIELD_NUMBER: _ClassVar[int]
@@ -537,11 +513,13 @@ class Position(_message.Message):
     def __init__(self, generation: _Optional[int] = ..., step: _Optional[int] = ..., empty: _Optional[bool] = ..., assignment: _Optional[_Union[ShardAssignment, _Mapping]] = ..., ready: _Optional[_Union[ShardAssignment, _Mapping]] = ..., ready_step: _Optional[int] = ..., assigned_in: _Optional[int] = ..., fetched: _Optional[_Union[ShardAssignment, _Mapping]] = ..., fetched_in: _Optional[int] = ...) -> None: ...
 
 class DescribeRequest(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("kept",)
+    KEPT_FIELD_NUMBER: _ClassVar[int]
+    kept: bool
+    def __init__(self, kept: _Optional[bool] = ...) -> None: ...
 
 class Description(_message.Message):
-    __slots__ = ("position", "tables", "memory", "memory_limit", "rows_pulled", "rows_staged", "busy_seconds", "log_bytes", "run_id", "index", "servers", "incarnation", "accepted", "rescheduled", "assignment", "version", "waiting")
+    __slots__ = ("position", "tables", "memory", "memory_limit", "rows_pulled", "rows_staged", "busy_seconds", "log_bytes", "run_id", "index", "servers", "incarnation", "accepted", "rescheduled", "assignment", "version", "waiting", "kept")
     POSITION_FIELD_NUMBER: _ClassVar[int]
     TABLES_FIELD_NUMBER: _ClassVar[int]
     MEMORY_FIELD_NUMBER: _ClassVar[int]
@@ -559,6 +537,7 @@ class Description(_message.Message):
     ASSIGNMENT_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     WAITING_FIELD_NUMBER: _ClassVar[int]
+    KEPT_FIELD_NUMBER: _ClassVar[int]
     position: Position
     tables: _containers.RepeatedCompositeFieldContainer[TableState]
     memory: int
@@ -576,7 +555,8 @@ class Description(_message.Message):
     assignment: ShardAssignment
     version: int
     waiting: int
-    def __init__(self, position: _Optional[_Union[Position, _Mapping]] = ..., tables: _Optional[_Iterable[_Union[TableState, _Mapping]]] = ..., memory: _Optional[int] = ..., memory_limit: _Optional[int] = ..., rows_pulled: _Optional[int] = ..., rows_staged: _Optional[int] = ..., busy_seconds: _Optional[float] = ..., log_bytes: _Optional[int] = ..., run_id: _Optional[str] = ..., index: _Optional[int] = ..., servers: _Optional[int] = ..., incarnation: _Optional[str] = ..., accepted: _Optional[_Union[Steps, _Mapping]] = ..., rescheduled: _Optional[_Union[Steps, _Mapping]] = ..., assignment: _Optional[_Union[ShardAssignment, _Mapping]] = ..., version: _Optional[int] = ..., waiting: _Optional[int] = ...) -> None: ...
+    kept: KeepRequest
+    def __init__(self, position: _Optional[_Union[Position, _Mapping]] = ..., tables: _Optional[_Iterable[_Union[TableState, _Mapping]]] = ..., memory: _Optional[int] = ..., memory_limit: _Optional[int] = ..., rows_pulled: _Optional[int] = ..., rows_staged: _Optional[int] = ..., busy_seconds: _Optional[float] = ..., log_bytes: _Optional[int] = ..., run_id: _Optional[str] = ..., index: _Optional[int] = ..., servers: _Optional[int] = ..., incarnation: _Optional[str] = ..., accepted: _Optional[_Union[Steps, _Mapping]] = ..., rescheduled: _Optional[_Union[Steps, _Mapping]] = ..., assignment: _Optional[_Union[ShardAssignment, _Mapping]] = ..., version: _Optional[int] = ..., waiting: _Optional[int] = ..., kept: _Optional[_Union[KeepRequest, _Mapping]] = ...) -> None: ...
 
 class ProbeRequest(_message.Message):
     __slots__ = ()

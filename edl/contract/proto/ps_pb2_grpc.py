@@ -49,10 +49,10 @@ class ParameterServerStub:
                 request_serializer=edl_dot_contract_dot_proto_dot_ps__pb2.RestoreRequest.SerializeToString,
                 response_deserializer=edl_dot_contract_dot_proto_dot_ps__pb2.Position.FromString,
                 _registered_method=True)
-        self.Load = channel.unary_unary(
-                '/edl.ParameterServer/Load',
-                request_serializer=edl_dot_contract_dot_proto_dot_ps__pb2.LoadRequest.SerializeToString,
-                response_deserializer=edl_dot_contract_dot_proto_dot_ps__pb2.Position.FromString,
+        self.Begin = channel.unary_unary(
+                '/edl.ParameterServer/Begin',
+                request_serializer=edl_dot_contract_dot_proto_dot_ps__pb2.BeginRequest.SerializeToString,
+                response_deserializer=edl_dot_contract_dot_proto_dot_ps__pb2.Progress.FromString,
                 _registered_method=True)
         self.Pull = channel.unary_unary(
                 '/edl.ParameterServer/Pull',
@@ -64,10 +64,10 @@ class ParameterServerStub:
                 request_serializer=edl_dot_contract_dot_proto_dot_ps__pb2.ListRequest.SerializeToString,
                 response_deserializer=edl_dot_contract_dot_proto_dot_ps__pb2.Listed.FromString,
                 _registered_method=True)
-        self.Stage = channel.unary_unary(
-                '/edl.ParameterServer/Stage',
-                request_serializer=edl_dot_contract_dot_proto_dot_ps__pb2.StageRequest.SerializeToString,
-                response_deserializer=edl_dot_contract_dot_proto_dot_ps__pb2.Position.FromString,
+        self.Push = channel.unary_unary(
+                '/edl.ParameterServer/Push',
+                request_serializer=edl_dot_contract_dot_proto_dot_ps__pb2.PushRequest.SerializeToString,
+                response_deserializer=edl_dot_contract_dot_proto_dot_ps__pb2.Progress.FromString,
                 _registered_method=True)
         self.WritePart = channel.unary_unary(
                 '/edl.ParameterServer/WritePart',
@@ -114,20 +114,10 @@ class ParameterServerStub:
                 request_serializer=edl_dot_contract_dot_proto_dot_ps__pb2.Ask.SerializeToString,
                 response_deserializer=edl_dot_contract_dot_proto_dot_ps__pb2.Answer.FromString,
                 _registered_method=True)
-        self.Begin = channel.unary_unary(
-                '/edl.ParameterServer/Begin',
-                request_serializer=edl_dot_contract_dot_proto_dot_ps__pb2.BeginRequest.SerializeToString,
-                response_deserializer=edl_dot_contract_dot_proto_dot_ps__pb2.Progress.FromString,
-                _registered_method=True)
         self.Lease = channel.unary_unary(
                 '/edl.ParameterServer/Lease',
                 request_serializer=edl_dot_contract_dot_proto_dot_ps__pb2.LeaseRequest.SerializeToString,
                 response_deserializer=edl_dot_contract_dot_proto_dot_ps__pb2.LeasedSteps.FromString,
-                _registered_method=True)
-        self.Push = channel.unary_unary(
-                '/edl.ParameterServer/Push',
-                request_serializer=edl_dot_contract_dot_proto_dot_ps__pb2.PushRequest.SerializeToString,
-                response_deserializer=edl_dot_contract_dot_proto_dot_ps__pb2.Progress.FromString,
                 _registered_method=True)
         self.Drain = channel.unary_unary(
                 '/edl.ParameterServer/Drain',
@@ -143,11 +133,6 @@ class ParameterServerStub:
                 '/edl.ParameterServer/Keep',
                 request_serializer=edl_dot_contract_dot_proto_dot_ps__pb2.KeepRequest.SerializeToString,
                 response_deserializer=edl_dot_contract_dot_proto_dot_ps__pb2.Progress.FromString,
-                _registered_method=True)
-        self.Kept = channel.unary_unary(
-                '/edl.ParameterServer/Kept',
-                request_serializer=edl_dot_contract_dot_proto_dot_ps__pb2.KeptRequest.SerializeToString,
-                response_deserializer=edl_dot_contract_dot_proto_dot_ps__pb2.KeepRequest.FromString,
                 _registered_method=True)
 
 
@@ -179,8 +164,10 @@ class ParameterServerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def Load(self, request, context):
-        """Before the first step: insert initial rows. An id that already has a row keeps it, so the call can be repeated.
+    def Begin(self, request, context):
+        """Before the first step: insert initial rows. mode=hybrid: an id that already has a row keeps it, so the call can be
+        repeated. mode=ps: start the job with these values of the dense variables; the first call wins, and later ones
+        change nothing. Initial rows of embeddings are sent before, page by page.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -203,8 +190,11 @@ class ParameterServerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def Stage(self, request, context):
-        """Stage one worker's gradients for the step taken at `step`. The call can be repeated.
+    def Push(self, request, context):
+        """Push one worker's gradients for a step. The call can be repeated.
+        mode=hybrid: the gradients are staged for the step taken at `step`.
+        mode=ps: they are the whole step. The coordinator gets them last, after all other servers have answered: so every
+        server has each step that the coordinator has.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -278,31 +268,15 @@ class ParameterServerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def Begin(self, request, context):
+    def Lease(self, request, context):
         """--- asynchronous SGD: all weights are on servers (mode=ps), and no all-reduce orders the steps
 
         A server accepts each step once, in any order and from any worker, and remembers which
         steps it has accepted. One mechanism therefore handles a worker that dies within a step, a duplicate message, and a
         server that has lost its last minutes: the step is computed again, and counts on the servers that lack it.
 
-        Start the job with these values of the dense variables. The first call wins; later ones change nothing. Initial
-        rows of embeddings are sent before, page by page.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def Lease(self, request, context):
-        """Lease steps to a worker. Only the coordinator answers this: the first server that is not out. A worker that is
+        Lease steps to a worker. Only the coordinator answers this: the first server that is not out. A worker that is
         silent for a while loses the leases of steps that it has not pushed.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def Push(self, request, context):
-        """Push the gradients of one step. The coordinator gets them last, after all other servers have answered: so every
-        server has each step that the coordinator has.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -331,14 +305,8 @@ class ParameterServerServicer:
         assignment or in a new one. If a process dies in between, the assignment of the server that switched last counts.
 
         Store the workers' state at a step beside the weights; the newest one is kept. Workers read it from the
-        coordinator. The other servers store it for the case that the coordinator dies.
+        coordinator (`Describe`). The other servers store it for the case that the coordinator dies.
         """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def Kept(self, request, context):
-        """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -361,10 +329,10 @@ def add_ParameterServerServicer_to_server(servicer, server):
                     request_deserializer=edl_dot_contract_dot_proto_dot_ps__pb2.RestoreRequest.FromString,
                     response_serializer=edl_dot_contract_dot_proto_dot_ps__pb2.Position.SerializeToString,
             ),
-            'Load': grpc.unary_unary_rpc_method_handler(
-                    servicer.Load,
-                    request_deserializer=edl_dot_contract_dot_proto_dot_ps__pb2.LoadRequest.FromString,
-                    response_serializer=edl_dot_contract_dot_proto_dot_ps__pb2.Position.SerializeToString,
+            'Begin': grpc.unary_unary_rpc_method_handler(
+                    servicer.Begin,
+                    request_deserializer=edl_dot_contract_dot_proto_dot_ps__pb2.BeginRequest.FromString,
+                    response_serializer=edl_dot_contract_dot_proto_dot_ps__pb2.Progress.SerializeToString,
             ),
             'Pull': grpc.unary_unary_rpc_method_handler(
                     servicer.Pull,
@@ -376,10 +344,10 @@ def add_ParameterServerServicer_to_server(servicer, server):
                     request_deserializer=edl_dot_contract_dot_proto_dot_ps__pb2.ListRequest.FromString,
                     response_serializer=edl_dot_contract_dot_proto_dot_ps__pb2.Listed.SerializeToString,
             ),
-            'Stage': grpc.unary_unary_rpc_method_handler(
-                    servicer.Stage,
-                    request_deserializer=edl_dot_contract_dot_proto_dot_ps__pb2.StageRequest.FromString,
-                    response_serializer=edl_dot_contract_dot_proto_dot_ps__pb2.Position.SerializeToString,
+            'Push': grpc.unary_unary_rpc_method_handler(
+                    servicer.Push,
+                    request_deserializer=edl_dot_contract_dot_proto_dot_ps__pb2.PushRequest.FromString,
+                    response_serializer=edl_dot_contract_dot_proto_dot_ps__pb2.Progress.SerializeToString,
             ),
             'WritePart': grpc.unary_unary_rpc_method_handler(
                     servicer.WritePart,
@@ -426,20 +394,10 @@ def add_ParameterServerServicer_to_server(servicer, server):
                     request_deserializer=edl_dot_contract_dot_proto_dot_ps__pb2.Ask.FromString,
                     response_serializer=edl_dot_contract_dot_proto_dot_ps__pb2.Answer.SerializeToString,
             ),
-            'Begin': grpc.unary_unary_rpc_method_handler(
-                    servicer.Begin,
-                    request_deserializer=edl_dot_contract_dot_proto_dot_ps__pb2.BeginRequest.FromString,
-                    response_serializer=edl_dot_contract_dot_proto_dot_ps__pb2.Progress.SerializeToString,
-            ),
             'Lease': grpc.unary_unary_rpc_method_handler(
                     servicer.Lease,
                     request_deserializer=edl_dot_contract_dot_proto_dot_ps__pb2.LeaseRequest.FromString,
                     response_serializer=edl_dot_contract_dot_proto_dot_ps__pb2.LeasedSteps.SerializeToString,
-            ),
-            'Push': grpc.unary_unary_rpc_method_handler(
-                    servicer.Push,
-                    request_deserializer=edl_dot_contract_dot_proto_dot_ps__pb2.PushRequest.FromString,
-                    response_serializer=edl_dot_contract_dot_proto_dot_ps__pb2.Progress.SerializeToString,
             ),
             'Drain': grpc.unary_unary_rpc_method_handler(
                     servicer.Drain,
@@ -455,11 +413,6 @@ def add_ParameterServerServicer_to_server(servicer, server):
                     servicer.Keep,
                     request_deserializer=edl_dot_contract_dot_proto_dot_ps__pb2.KeepRequest.FromString,
                     response_serializer=edl_dot_contract_dot_proto_dot_ps__pb2.Progress.SerializeToString,
-            ),
-            'Kept': grpc.unary_unary_rpc_method_handler(
-                    servicer.Kept,
-                    request_deserializer=edl_dot_contract_dot_proto_dot_ps__pb2.KeptRequest.FromString,
-                    response_serializer=edl_dot_contract_dot_proto_dot_ps__pb2.KeepRequest.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -554,7 +507,7 @@ class ParameterServer:
             _registered_method=True)
 
     @staticmethod
-    def Load(request,
+    def Begin(request,
             target,
             options=(),
             channel_credentials=None,
@@ -567,9 +520,9 @@ class ParameterServer:
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/edl.ParameterServer/Load',
-            edl_dot_contract_dot_proto_dot_ps__pb2.LoadRequest.SerializeToString,
-            edl_dot_contract_dot_proto_dot_ps__pb2.Position.FromString,
+            '/edl.ParameterServer/Begin',
+            edl_dot_contract_dot_proto_dot_ps__pb2.BeginRequest.SerializeToString,
+            edl_dot_contract_dot_proto_dot_ps__pb2.Progress.FromString,
             options,
             channel_credentials,
             insecure,
@@ -635,7 +588,7 @@ class ParameterServer:
             _registered_method=True)
 
     @staticmethod
-    def Stage(request,
+    def Push(request,
             target,
             options=(),
             channel_credentials=None,
@@ -648,9 +601,9 @@ class ParameterServer:
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/edl.ParameterServer/Stage',
-            edl_dot_contract_dot_proto_dot_ps__pb2.StageRequest.SerializeToString,
-            edl_dot_contract_dot_proto_dot_ps__pb2.Position.FromString,
+            '/edl.ParameterServer/Push',
+            edl_dot_contract_dot_proto_dot_ps__pb2.PushRequest.SerializeToString,
+            edl_dot_contract_dot_proto_dot_ps__pb2.Progress.FromString,
             options,
             channel_credentials,
             insecure,
@@ -905,33 +858,6 @@ class ParameterServer:
             _registered_method=True)
 
     @staticmethod
-    def Begin(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/edl.ParameterServer/Begin',
-            edl_dot_contract_dot_proto_dot_ps__pb2.BeginRequest.SerializeToString,
-            edl_dot_contract_dot_proto_dot_ps__pb2.Progress.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
     def Lease(request,
             target,
             options=(),
@@ -948,33 +874,6 @@ class ParameterServer:
             '/edl.ParameterServer/Lease',
             edl_dot_contract_dot_proto_dot_ps__pb2.LeaseRequest.SerializeToString,
             edl_dot_contract_dot_proto_dot_ps__pb2.LeasedSteps.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def Push(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/edl.ParameterServer/Push',
-            edl_dot_contract_dot_proto_dot_ps__pb2.PushRequest.SerializeToString,
-            edl_dot_contract_dot_proto_dot_ps__pb2.Progress.FromString,
             options,
             channel_credentials,
             insecure,
@@ -1056,33 +955,6 @@ class ParameterServer:
             '/edl.ParameterServer/Keep',
             edl_dot_contract_dot_proto_dot_ps__pb2.KeepRequest.SerializeToString,
             edl_dot_contract_dot_proto_dot_ps__pb2.Progress.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def Kept(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/edl.ParameterServer/Kept',
-            edl_dot_contract_dot_proto_dot_ps__pb2.KeptRequest.SerializeToString,
-            edl_dot_contract_dot_proto_dot_ps__pb2.KeepRequest.FromString,
             options,
             channel_credentials,
             insecure,

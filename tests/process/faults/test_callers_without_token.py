@@ -106,9 +106,9 @@ STRANGER, READER = "wrong", for_reading("token")
             [
                 *(
                     (f"/edl.ParameterServer/{call}", STRANGER)
-                    for call in ("Converse", "Load", "Pull", "WritePart")
+                    for call in ("Converse", "Begin", "Pull", "WritePart")
                 ),
-                *((f"/edl.ParameterServer/{call}", READER) for call in ("Converse", "Load", "Stage", "Push")),
+                *((f"/edl.ParameterServer/{call}", READER) for call in ("Converse", "Begin", "Push")),
             ],
         ),
     ],

@@ -159,7 +159,7 @@ def work(worker: Worker, directory: Path, progress: Callable[[int], None]) -> No
         last = commit(step - 1, (step - 1) % 5 == 4) if step else None
         worker("Pull", pull(1, step, range(50), last))
         for rank in (1, 0):
-            worker("Stage", stage(1, step, rank))
+            worker("Push", stage(1, step, rank))
         if step % 20 == 10:
             checkpoint(worker, directory, step, f"a{step}")
         progress(step)

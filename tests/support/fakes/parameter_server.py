@@ -77,11 +77,12 @@ class FakeServer:
                 self._is_settled(request.generation)
                 self._advance(request)
                 return pb.Rows(rows=[self._pull(ids) for ids in request.ids])
-            case "Stage":
+            case "Push":
                 self._is_settled(request.generation)
                 if request.step != self.step:
                     raise Refused(grpc.StatusCode.ABORTED, f"is at step {self.step}, not {request.step}")
                 self.staged.setdefault(request.rank, list(request.gradients))
+                return pb.Progress(step=self.step, empty=self.empty)
             case "WritePart":
                 if request.generation > self.generation:
                     raise Refused(grpc.StatusCode.FAILED_PRECONDITION, "the server has lost its log")
@@ -306,5 +307,5 @@ def _served(method: str) -> Any:
     return lambda self, request, context: self._answer(method, request, context)
 
 
-for _method in ("Declare", "StartGeneration", "Restore", "Pull", "Stage", "Committed", "Describe"):
+for _method in ("Declare", "StartGeneration", "Restore", "Pull", "Push", "Committed", "Describe"):
     setattr(Listening, _method, _served(_method))

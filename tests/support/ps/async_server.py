@@ -68,8 +68,8 @@ def content(server: Server) -> tuple[Any, ...]:
         server.async_server.accepted.SerializeToString(),
         server.async_server.rescheduled.SerializeToString(),
         server.position().SerializeToString(),
-        server.async_server.kept(pb.KeptRequest(run_id=RUN)).SerializeToString(),
-        sorted((one.step, one.learning_rate) for one in server.async_server.applied.waiting),
+        server.async_server.kept.SerializeToString(),
+        sorted((one.step, one.learning_rate) for one in server.async_server.state.waiting),
     ]
     for table in server.tables:
         copy = table.copy(server.version)

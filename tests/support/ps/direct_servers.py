@@ -163,19 +163,17 @@ class DirectCall:
         match self._method:
             case "Pull":
                 return pb.Rows(rows=[r.tobytes() for r in server.pull(request)], version=server.version)
-            case "Stage":
-                return server.stage(request.SerializeToString())
             case "List":
                 return server.listed(request)
             case "Fetch":
                 return self._fetch(server, request)
             case "Describe":
-                return server.describe(0.0)
+                return server.describe(0.0, request.kept)
             case "StartGeneration":
                 return server.start_generation(request)
             case "Begin" | "Push":
-                return getattr(server.async_server, self._method.lower())(request.SerializeToString())
-            case "Lease" | "Drain" | "Reschedule" | "Keep" | "Kept":
+                return getattr(server, self._method.lower())(request.SerializeToString())
+            case "Lease" | "Drain" | "Reschedule" | "Keep":
                 return getattr(server.async_server, self._method.lower())(request)
         return getattr(server, self._method.lower())(request)
 

@@ -45,12 +45,12 @@ def batch(step: int, rank: int) -> list[tuple[np.ndarray, np.ndarray]]:
     return found
 
 
-def stage(generation: int, step: int, rank: int = 0) -> pb.StageRequest:
+def stage(generation: int, step: int, rank: int = 0) -> pb.PushRequest:
     gradients = [
         pb.Gradients(table=table, ids=ids.tobytes(), values=values.tobytes())
         for table, (ids, values) in enumerate(batch(step, rank))
     ]
-    return pb.StageRequest(run_id=RUN, generation=generation, step=step, rank=rank, gradients=gradients)
+    return pb.PushRequest(run_id=RUN, generation=generation, step=step, rank=rank, gradients=gradients)
 
 
 def pull(generation: int, step: int, ids: Any = (), last: pb.Commit | None = None) -> pb.PullRequest:

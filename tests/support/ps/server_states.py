@@ -42,7 +42,7 @@ def begin(server: Server) -> Server:
 def train(server: Server, start: int, stop: int, generation: int = 1) -> None:
     for step in range(start, stop):
         for rank in (1, 0):
-            server.stage(stage(generation, step, rank).SerializeToString())
+            server.push(stage(generation, step, rank).SerializeToString())
         server.pull(pull(generation, step + 1, last=commit(step, skipped=step % 5 == 4)))
 
 

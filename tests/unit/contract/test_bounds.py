@@ -65,6 +65,8 @@ def test_numbers_inside_of_other_messages_and_of_maps_are_looked_at() -> None:
     assert violation(edl_pb2.FromWorker(ready=ready)).startswith("Ready.held_out is -1:")
     stepped = edl_pb2.Stepped(step=1, stall_seconds=float("nan"))
     assert "Stepped.stall_seconds is nan: expected a finite" in violation(edl_pb2.FromWorker(stepped=stepped))
+    assign = ps_pb2.AssignRequest(to=ps_pb2.ShardAssignment(servers=1 << 30))
+    assert violation(assign) == "ShardAssignment.servers is 1073741824: expected 0 to 64"
     not_finite = edl_pb2.Heartbeat(step=1, loss=float("nan"))
     assert violation(not_finite) == "", "a loss may be NaN"
 
@@ -152,14 +154,14 @@ async def test_a_generation_after_which_there_is_no_other_is_refused_and_changes
             await call("StartGeneration", start_generation(generation, 0))
     for name, request, outside in (
         ("Pull", pull(1, 0, [1], pb.Commit(step=-3)), "Commit.step is -3"),
-        ("Stage", pb.StageRequest(run_id=RUN, generation=1, rank=-1), "StageRequest.rank is -1"),
+        ("Push", pb.PushRequest(run_id=RUN, generation=1, rank=-1), "PushRequest.rank is -1"),
     ):
         with pytest.raises(grpc.aio.AioRpcError) as error:
             await call(name, request)
         assert error.value.code() is grpc.StatusCode.INVALID_ARGUMENT
         assert (error.value.details() or "").startswith(outside)
     assert (await call("StartGeneration", start_generation(1, 0))).generation == 1
-    await call("Stage", stage(1, 0))
+    await call("Push", stage(1, 0))
     await call.close()
     await listener.close(0)
     await service.close()

@@ -13,13 +13,13 @@ GIVEN = [
     pb.Gradients(),
     pb.Gradients(table=1, values=b"y" * 70_000),
 ]
-STAGED = pb.StageRequest(run_id="a run", generation=1 << 40, step=7, rank=2, gradients=GIVEN)
+STAGED = pb.PushRequest(run_id="a run", generation=1 << 40, step=7, rank=2, gradients=GIVEN)
 
 
 def test_a_message_is_taken_apart_into_what_is_large_and_the_rest() -> None:
-    rest, found = wire.without(STAGED.SerializeToString(), pb.StageRequest.GRADIENTS_FIELD_NUMBER)
+    rest, found = wire.without(STAGED.SerializeToString(), pb.PushRequest.GRADIENTS_FIELD_NUMBER)
     assert [pb.Gradients.FromString(bytes(one)) for one in found] == GIVEN
-    left = pb.StageRequest.FromString(rest)
+    left = pb.PushRequest.FromString(rest)
     left.gradients.extend(GIVEN)
     assert left == STAGED
 
@@ -53,7 +53,7 @@ def test_what_no_message_has_is_refused(raw: bytes) -> None:
     with pytest.raises(wire.NotAMessage):
         [*wire.fields(raw)]
     with pytest.raises(wire.NotAMessage):
-        wire.without(b"\x28\x01", pb.StageRequest.GRADIENTS_FIELD_NUMBER)
+        wire.without(b"\x38\x01", pb.PushRequest.GRADIENTS_FIELD_NUMBER)
 
 
 @pytest.mark.parametrize("size", [0, 1, 127, 128, 20_000])

@@ -193,7 +193,7 @@ def test_an_epoch_of_which_any_step_is_taken_is_trained_to_its_end(monkeypatch: 
 
         def pushed(way: AsyncServer, raw: Bytes, begun: Begun = begun) -> Progress:
             answer = push(way, raw)
-            begun.look(way.applied)
+            begun.look(way.state)
             return answer
 
         monkeypatch.setattr(AsyncServer, "push", pushed)

@@ -215,12 +215,12 @@ def test_how_old_all_workers_weights_were_is_one_number_in_the_status_in_metrics
 
 def test_a_worker_that_waits_for_a_server_which_answers_the_master_is_told() -> None:
     story = Story(workers=1, mode="hybrid").running(0)
-    beats = {FIRST: beat(0, 1, waits=ServerWait(1, "Stage", 4.25))}
+    beats = {FIRST: beat(0, 1, waits=ServerWait(1, "Push", 4.25))}
     said = view.status(story.job, story.now, beats)["waits"]
-    assert said.startswith("worker 0 waits for parameter server 1 (Stage: no answer for 4.2 s)")
-    beats = {FIRST: beat(0, 1, waits=ServerWait(1, "Stage", 4.25, "the log is full"))}
+    assert said.startswith("worker 0 waits for parameter server 1 (Push: no answer for 4.2 s)")
+    beats = {FIRST: beat(0, 1, waits=ServerWait(1, "Push", 4.25, "the log is full"))}
     assert view.status(story.job, story.now, beats)["waits"] == (
-        "worker 0 waits for parameter server 1 (Stage: tried again for 4.2 s): the log is full"
+        "worker 0 waits for parameter server 1 (Push: tried again for 4.2 s): the log is full"
     )
     story.tell(ev.ServerAway(1, 4.0, "restarting"))
     assert view.status(story.job, story.now, beats)["waits"].startswith(

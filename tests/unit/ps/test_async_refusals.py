@@ -23,7 +23,7 @@ from tests.support.ps.server_states import write_part
 def test_an_async_server_refuses_synchronous_calls_and_a_sync_server_asynchronous_ones(start: Start) -> None:
     server = begun(start())
     for call in (
-        lambda: server.stage(stage(1, 0).SerializeToString()),
+        lambda: server.push(stage(1, 0).SerializeToString()),
         lambda: server.pull(pb.PullRequest(run_id=RUN, generation=1, step=0)),
         lambda: write_part(server, 3, 0, "a"),
     ):
@@ -72,8 +72,6 @@ def test_calls_of_a_stale_incarnation_and_invalid_calls_are_refused_and_change_n
     ):
         with pytest.raises(Invalid):
             wrong()
-    with pytest.raises(Misplaced, match="another"):
-        call.kept(pb.KeptRequest(run_id="another"))
     one = begun(start("one", 1, 2))
     with pytest.raises(Misplaced, match="server 0; this is server 1"):
         take(one, 0)

@@ -181,7 +181,7 @@ def test_a_server_that_has_lost_its_log_has_its_part_of_a_checkpoint_and_the_res
                 push(server, step)
     assert made == set(range(6, STEPS))
     assert counts(*both) == expect(range(STEPS))
-    assert both[0].async_server.kept(pb.KeptRequest(run_id=RUN)).ledger == b"the ledger"
+    assert both[0].async_server.kept.ledger == b"the ledger"
 
 
 def test_a_server_without_a_log_is_empty_when_it_comes_back_and_goes_on_from_its_part(
@@ -264,7 +264,7 @@ def test_another_number_of_servers_goes_on_from_a_checkpoint_whose_parts_have_th
         for step in range(6, STEPS):
             push(server, step)
     assert counts(*new) == expect(range(STEPS))
-    assert new[0].async_server.kept(pb.KeptRequest(run_id=RUN)).ledger == b"the ledger"
+    assert new[0].async_server.kept.ledger == b"the ledger"
 
 
 def test_a_checkpoint_that_cannot_be_read_leaves_the_server_empty(start: Start, tmp_path: Path) -> None:

@@ -207,7 +207,7 @@ def test_the_learning_rate_is_divided_by_the_age_of_the_weights(start: Start, tm
 
 def test_the_newest_of_what_is_kept_stays_and_the_loss_is_of_the_steps_since(start: Start) -> None:
     server = begun(start())
-    assert server.async_server.kept(pb.KeptRequest(run_id=RUN)).ledger == b""
+    assert server.async_server.kept.ledger == b""
     for step in range(3):
         push(server, step)
 
@@ -221,7 +221,7 @@ def test_the_newest_of_what_is_kept_stays_and_the_loss_is_of_the_steps_since(sta
     push(server, 3)
     assert keep(1, b"one").records == 3
     assert keep(2, b"again").records == 3, "it came twice"
-    kept = server.async_server.kept(pb.KeptRequest(run_id=RUN))
+    kept = server.async_server.kept
     assert (kept.ledger, kept.order, kept.step) == (b"two", 2, 3)
 
 

@@ -77,7 +77,7 @@ async def test_a_step_of_two_workers(call: Caller, port: int) -> None:
     ids = np.array([5, -3, 2**62])
     first = await call("Pull", pull(1, 0, ids))
     assert [len(rows) for rows in first.rows] == [3 * 4 * 4, 3 * 2 * 4]
-    await asyncio.gather(call("Stage", stage(1, 0, 0)), other("Stage", stage(1, 0, 1)))
+    await asyncio.gather(call("Push", stage(1, 0, 0)), other("Push", stage(1, 0, 1)))
     assert (await other("Pull", pull(1, 0, ids))) == first, "nothing is in the rows yet"
     touched = np.frombuffer(stage(1, 0, 0).gradients[0].ids, np.int64)
     before = await call("Pull", pull(1, 0, touched))
@@ -93,7 +93,7 @@ async def test_a_step_of_two_workers(call: Caller, port: int) -> None:
 
 async def test_without_the_jobs_token_nothing_is_answered(port: int) -> None:
     stranger = Caller(port, "wrong")
-    for name, request in (("Pull", pull(1, 0)), ("Stage", stage(1, 0)), ("Describe", pb.DescribeRequest())):
+    for name, request in (("Pull", pull(1, 0)), ("Push", stage(1, 0)), ("Describe", pb.DescribeRequest())):
         assert (await refused(stranger, name, request))[0] == grpc.StatusCode.UNAUTHENTICATED
     await stranger.close()
 
@@ -102,13 +102,13 @@ async def test_a_call_before_its_generation_has_started_waits_for_it(call: Calle
     await call("Declare", tables())
     waiting = [
         asyncio.ensure_future(call("Pull", pull(1, 0, [1]))),
-        asyncio.ensure_future(call("Stage", stage(1, 0))),
+        asyncio.ensure_future(call("Push", stage(1, 0))),
         asyncio.ensure_future(call("Pull", pull(2, 0, [1]))),
     ]
     await call("Describe", pb.DescribeRequest())
     assert not any(one.done() for one in waiting)
     await call("StartGeneration", start_generation(1, 0))
-    assert (await waiting[0]).rows and (await waiting[1]).generation == 1
+    assert (await waiting[0]).rows and (await waiting[1]).incarnation == "run/1/0/"
     await call("Describe", pb.DescribeRequest())
     assert not waiting[2].done()
     await call("StartGeneration", start_generation(2, 0))
@@ -120,7 +120,7 @@ async def test_each_refusal_has_its_status_and_says_what_is_expected(call: Calle
     assert code == grpc.StatusCode.FAILED_PRECONDITION and "no tables are declared" in text
     await call("Declare", tables())
     await call("StartGeneration", start_generation(2, 0))
-    code, text = await refused(call, "Stage", stage(1, 0))
+    code, text = await refused(call, "Push", stage(1, 0))
     assert code == grpc.StatusCode.ABORTED and "generation 2 has started" in text
     code, text = await refused(call, "Pull", pull(2, 5, last=commit(4)))
     assert code == grpc.StatusCode.FAILED_PRECONDITION and "step 5" in text and "at step 0" in text
@@ -129,15 +129,15 @@ async def test_each_refusal_has_its_status_and_says_what_is_expected(call: Calle
     code, text = await refused(call, "Pull", pb.PullRequest(run_id=RUN, ids=[pb.Ids(table=9)]))
     assert code == grpc.StatusCode.INVALID_ARGUMENT and "table 9" in text
     ids = np.arange(50_000)
-    large = pb.StageRequest(
+    large = pb.PushRequest(
         run_id=RUN,
         generation=2,
         step=0,
         gradients=[pb.Gradients(table=1, ids=ids.tobytes(), values=bytes(8 * len(ids)))],
     )
-    code, text = await refused(call, "Stage", large)
+    code, text = await refused(call, "Push", large)
     assert code == grpc.StatusCode.RESOURCE_EXHAUSTED and "ps.servers" in text and "ps.resources" in text
-    assert (await call("Stage", stage(2, 0))).step == 0, "it goes on"
+    assert (await call("Push", stage(2, 0))).step == 0, "it goes on"
 
 
 async def test_a_reader_of_no_generation_sees_what_is_there_now(call: Caller) -> None:
@@ -146,7 +146,7 @@ async def test_a_reader_of_no_generation_sees_what_is_there_now(call: Caller) ->
     assert code == grpc.StatusCode.FAILED_PRECONDITION and "has no rows yet" in text
     await call("StartGeneration", start_generation(1, 0))
     initial = await call("Pull", pull(0, 0, [1, 2]))
-    await call("Stage", stage(1, 0))
+    await call("Push", stage(1, 0))
     await call("Pull", pull(1, 1, last=commit(0)))
     touched = np.frombuffer(stage(1, 0).gradients[0].ids, np.int64)
     assert (await call("Pull", pull(0, 0, touched))) == await call("Pull", pull(1, 1, touched))
@@ -156,11 +156,11 @@ async def test_a_reader_of_no_generation_sees_what_is_there_now(call: Caller) ->
 async def test_a_part_of_a_checkpoint_is_of_the_step_that_was_asked_for(call: Caller, tmp_path: Path) -> None:
     await call("Declare", tables())
     await call("StartGeneration", start_generation(1, 0))
-    await call("Stage", stage(1, 0))
+    await call("Push", stage(1, 0))
     request = pb.WritePartRequest(
         run_id=RUN, generation=1, step=1, last=commit(0), attempt="a", index=2, of=3
     )
-    written, _ = await asyncio.gather(call("WritePart", request), call("Stage", stage(1, 1)))
+    written, _ = await asyncio.gather(call("WritePart", request), call("Push", stage(1, 1)))
     assert not written.why and written.name.startswith("part-00002-of-00003")
     found = next((tmp_path / "checkpoints").glob(f"*/{written.name}"))
     assert found.stat().st_size == written.nbytes and len(written.sha256) == 32
@@ -209,7 +209,7 @@ async def test_a_part_whose_store_hangs_is_answered_in_words_and_the_server_goes
     for why in "no answer for", "an earlier call still has no answer":
         request = pb.WritePartRequest(run_id=RUN, generation=1, attempt="a", of=1)
         assert why in (await call("WritePart", request)).why
-    await call("Stage", stage(1, 0))
+    await call("Push", stage(1, 0))
     await call("Pull", pull(1, 1, last=commit(0)))
     answers.set()
 
@@ -229,7 +229,7 @@ async def test_a_part_that_cannot_be_written_says_why_and_the_server_goes_on(
     await call("StartGeneration", start_generation(1, 0))
     request = pb.WritePartRequest(run_id=RUN, generation=1, step=0, attempt="a", index=0, of=1)
     assert "checkpoints" in (await call("WritePart", request)).why
-    await call("Stage", stage(1, 0))
+    await call("Push", stage(1, 0))
     await call("Pull", pull(1, 1, last=commit(0)))
 
 
@@ -242,7 +242,7 @@ async def test_a_run_that_has_ended_leaves_nothing_and_another_one_may_come(tmp_
     try:
         await caller("Declare", tables())
         await caller("StartGeneration", start_generation(1, 0))
-        await caller("Stage", stage(1, 0))
+        await caller("Push", stage(1, 0))
         await caller("Pull", pull(1, 1, last=commit(0)))
         full = await caller("Describe", pb.DescribeRequest())
         await caller("End", pb.EndRequest(run_id="another"))
@@ -286,7 +286,8 @@ async def test_an_asynchronous_step_from_the_initial_values_to_the_drain(call: C
     keep = pb.KeepRequest(run_id=RUN, incarnation=began.incarnation, step=steps, order=1, ledger=b"ledger")
     assert (await call("Keep", keep)).records == 0
     keep.repeated = steps
-    assert await call("Kept", pb.KeptRequest(run_id=RUN)) == keep
+    assert (await call("Describe", pb.DescribeRequest(kept=True))).kept == keep
+    assert not (await call("Describe", pb.DescribeRequest())).HasField("kept")
     reschedule = pb.RescheduleRequest(
         run_id=RUN, incarnation=began.incarnation, steps=pb.Steps(bounds=[3, 5])
     )
@@ -308,7 +309,7 @@ async def test_refused_asynchronous_calls_have_their_statuses(port: int, call: C
     await call("Begin", counting.begin(8))
     code, text = await refused(call, "Push", push)
     assert code == grpc.StatusCode.FAILED_PRECONDITION and "'other'" in text
-    code, text = await refused(call, "Stage", stage(1, 0))
+    code, text = await refused(call, "Push", stage(1, 0))
     assert code == grpc.StatusCode.FAILED_PRECONDITION and "mode=hybrid" in text
     incarnation = (await call("Describe", pb.DescribeRequest())).incarnation
     code, text = await refused(
@@ -337,7 +338,7 @@ async def test_the_token_for_reading_is_enough_for_rows_and_not_for_steps(tmp_pa
         ("Drain", pb.DrainRequest(run_id=RUN, incarnation=incarnation)),
         ("Reschedule", pb.RescheduleRequest(run_id=RUN, incarnation=incarnation)),
         ("Keep", pb.KeepRequest(run_id=RUN, incarnation=incarnation)),
-        ("Kept", pb.KeptRequest(run_id=RUN)),
+        ("Describe", pb.DescribeRequest(kept=True)),
     ):
         assert (await refused(reader, name, request))[0] == grpc.StatusCode.PERMISSION_DENIED, name
     for caller in (job, reader):
@@ -384,8 +385,8 @@ async def test_over_a_stream_a_call_is_answered_as_by_itself(call: Caller, talke
     answer = await talker.answer()
     assert (answer.number, answer.code) == (7, 0)
     assert pb.Rows.FromString(answer.answer) == await call("Pull", pull(1, 0, [5, -3]))
-    await talker.ask(8, "Stage", stage(1, 0))
-    assert pb.Position.FromString((await talker.answer()).answer).generation == 1
+    await talker.ask(8, "Push", stage(1, 0))
+    assert pb.Progress.FromString((await talker.answer()).answer).incarnation == "run/1/0/"
 
 
 async def test_over_a_stream_who_waits_for_a_generation_does_not_make_others_wait(

@@ -38,7 +38,7 @@ from tests.support.ps.server_states import commit_manifest
 pytestmark = pytest.mark.waits
 MOST_STEPS = 64  # in any order, before they begin anew
 ALL = {method.name for method in pb.DESCRIPTOR.services_by_name["ParameterServer"].methods}
-ASYNC_CALLS = {"Begin", "Lease", "Push", "Drain", "Reschedule", "Keep", "Kept"}
+ASYNC_CALLS = {"Lease", "Drain", "Reschedule", "Keep"}
 ONE, TWO = ShardAssignment(1), ShardAssignment(2)
 
 
@@ -138,12 +138,12 @@ class Ring:
             case "Restore":
                 self.generation += AT_ONCE
                 return [pb.RestoreRequest(run_id=RUN, generation=g + 1 + i) for i in many]
-            case "Load":
+            case "Begin":
                 await self.restore()
                 return [self._load(i, self.generation + i % 2) for i in many]
             case "Pull":
                 for rank in (0, 1):
-                    await self.one("Stage", stage(g, step, rank))
+                    await self.one("Push", stage(g, step, rank))
                 takes, waits = pull(g, step + 1, self.ids, commit(step)), pull(g + 1, step, self.ids)
                 return [(takes, waits)[i % 2] for i in many]
             case "List":
@@ -154,7 +154,7 @@ class Ring:
                     )
                     for i in many
                 ]
-            case "Stage":
+            case "Push":
                 return [stage(g + i % 2, step, i % 4 // 2) for i in many]
             case "WritePart":
                 return [self._part() for _ in many]
@@ -177,7 +177,7 @@ class Ring:
                 return [pb.EndRequest(run_id=RUN) for _ in many]
             case "Converse":
                 return [
-                    ("Stage", stage(g, step, 0)),
+                    ("Push", stage(g, step, 0)),
                     ("Pull", pull(g, step, self.ids)),
                     ("Pull", pull(g + 1, step, self.ids)),
                     ("Describe", pb.DescribeRequest()),
@@ -186,10 +186,10 @@ class Ring:
                 ]
         return [getattr(pb, f"{name}Request")() for _ in many]
 
-    def _load(self, number: int, generation: int) -> pb.LoadRequest:
+    def _load(self, number: int, generation: int) -> pb.BeginRequest:
         ids = np.arange(1000 * (number + 1), 1000 * (number + 1) + 20)
         values = counting.gradients(0, ids, np.full((len(ids), 4), number))
-        return pb.LoadRequest(run_id=RUN, generation=generation, values=[values])
+        return pb.BeginRequest(run_id=RUN, generation=generation, values=[values])
 
     async def _committed(self) -> pb.CommittedRequest:
         request = self._part()
@@ -207,7 +207,7 @@ class Ring:
 
     async def meanwhile(self, name: str) -> None:
         """Calls of the next generation wait for this."""
-        if name in ("Load", "Pull", "List", "Stage"):
+        if name in ("Begin", "Pull", "List", "Push"):
             await self.start_generation()
 
     async def mend(self, name: str) -> None:
@@ -217,11 +217,11 @@ class Ring:
                 await self.start_generation()
             case "Restore":
                 await self.restore()
-            case "Load":
+            case "Begin":
                 for number in range(AT_ONCE):
                     request = self._load(number, self.generation)
-                    await self.one("Load", request)
-                    self.straight.load(request.SerializeToString())
+                    await self.one("Begin", request)
+                    self.straight.begin(request.SerializeToString())
             case "Fetch":
                 await self.other("Fetch", self._fetch(ONE, TWO))
                 await self._move()
@@ -246,8 +246,8 @@ class Ring:
         assert description.position.step in (self.step, self.step + 1)
         for rank in (0, 1):
             request = stage(self.generation, self.step, rank)
-            await self.one("Stage", request)
-            self.straight.stage(request.SerializeToString())
+            await self.one("Push", request)
+            self.straight.push(request.SerializeToString())
         self.last = commit(self.step)
         self.step += 1
         self.straight.pull(pull(self.generation, self.step, (), self.last))
@@ -317,8 +317,6 @@ class InAnyOrder:
             case "Keep":
                 self._kept += AT_ONCE
                 return [pb.KeepRequest(order=self._kept + i, ledger=b"ledger", **asked) for i in many]
-            case "Kept":
-                return [pb.KeptRequest(run_id=RUN) for _ in many]
             case "Pull":
                 return [counting.pull(MOST_STEPS) for _ in many]
             case "WritePart":
@@ -326,7 +324,7 @@ class InAnyOrder:
                 names = [f"a{self._attempts + i}" for i in many]
                 return [pb.WritePartRequest(run_id=RUN, attempt=name, of=1) for name in names]
         push = self._push(0)
-        return [("Push", push), ("Push", self._push(1)), ("Kept", pb.KeptRequest(run_id=RUN))]
+        return [("Push", push), ("Push", self._push(1)), ("Describe", pb.DescribeRequest(kept=True))]
 
     def _push(self, step: int) -> pb.PushRequest:
         return counting.push(self.incarnation, step, MOST_STEPS)
@@ -368,7 +366,7 @@ async def test_an_async_server_answers_whichever_calls_end_early(
 ) -> None:
     workers = InAnyOrder(nodes, tmp_path)
     await workers.begin()
-    await storm(ASYNC_CALLS | {"Converse", "Pull", "WritePart"}, workers, nodes, dice)
+    await storm(ASYNC_CALLS | {"Begin", "Push", "Converse", "Pull", "WritePart"}, workers, nodes, dice)
 
 
 # --- callers that say nothing more

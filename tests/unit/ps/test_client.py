@@ -46,7 +46,7 @@ def test_every_server_hears_of_every_step_whoever_has_its_rows(make: Callable[..
     job.takes_a_step(0, [1])
     job.client.pull(1, ())
     assert [s.server.step for s in job.there] == [1, 1, 1]
-    staged = [sum(method == "Stage" for method, _ in s.calls) for s in job.there]
+    staged = [sum(method == "Push" for method, _ in s.calls) for s in job.there]
     assert sorted(staged) == [0, 0, 1]
 
 
@@ -268,7 +268,7 @@ def test_what_a_server_refuses_for_good_ends_the_job_in_its_own_words(make: Call
     words = "parameter server memory limit 1 GiB is reached: raise ps.resources"
 
     def refuse(method: str, request: Any) -> Any:
-        if method == "Stage":
+        if method == "Push":
             raise Refused(grpc.StatusCode.RESOURCE_EXHAUSTED, words)
         return FakeServer.handle(job.there[0].server, method, request)
 
@@ -313,10 +313,10 @@ def test_a_step_is_staged_while_something_else_is_done_and_not_before_a_server_s
     job.begin()
     job.client.pull(0, ())
     may = threading.Event()
-    job.there[0].before = lambda method: may.wait(SECONDS) if method == "Stage" else None
+    job.there[0].before = lambda method: may.wait(SECONDS) if method == "Push" else None
     staged = job.client.begin_stage(0, 0, [(np.array([3]), -np.ones((1, 2), np.float32))])
     done = job.beside(staged.result)
-    job.there[0].comes_to("Stage")
+    job.there[0].comes_to("Push")
     assert not done.done()
     may.set()
     done.result(SECONDS)

@@ -39,7 +39,7 @@ def start(tmp_path: Path) -> Callable[..., Server]:
 def test_a_whole_checkpoint_replaces_the_log_before_it(start: Callable[..., Server], tmp_path: Path) -> None:
     server = begin(start())
     train(server, 0, 3)
-    server.stage(stage(1, 3).SerializeToString())  # another rank is ahead of the one that writes the manifest
+    server.push(stage(1, 3).SerializeToString())  # another rank is ahead of the one that writes the manifest
     checkpoint(server, 1, 3)
     copied(tmp_path, "killed")
     assert content(start("killed")) == content(server), "it is whole, though not committed yet"
@@ -127,7 +127,7 @@ def test_another_number_of_servers_takes_over_every_row_once(
                     mine = server_of(ids, 2) == index
                     g.values = np.frombuffer(g.values, np.float32).reshape(-1, dim)[mine].tobytes()
                     g.ids = ids[mine].tobytes()
-                server.stage(request.SerializeToString())
+                server.push(request.SerializeToString())
             server.pull(pull(1, step + 1, last=commit(step)))
     commit_manifest(two[0], 3, "b", [write_part(server, 1, 3, "b") for server in two])
     rows = {}
@@ -194,18 +194,18 @@ def test_rows_that_are_brought_one_by_one_are_there_once_and_outlive_the_process
 ) -> None:
     server = begin(start())
     ids, rows = np.array([5, -7]), np.arange(8, dtype=np.float32)
-    request = pb.LoadRequest(
+    request = pb.BeginRequest(
         run_id=RUN, generation=1, values=[pb.Gradients(table=0, ids=ids.tobytes(), values=rows.tobytes())]
     ).SerializeToString()
-    server.load(request)
-    server.load(request)
+    server.begin(request)
+    server.begin(request)
     assert server.pull(pull(1, 0, ids))[0].tolist() == rows.tolist() and len(server.tables[0]) == 2
     copied(tmp_path, "killed")
     assert content(start("killed")) == content(server)
     train(server, 0, 1)
     server.pull(pull(1, 1, last=commit(0)))
     with pytest.raises(Misplaced):
-        server.load(request)
+        server.begin(request)
 
 
 def test_a_start_that_does_not_fit_is_refused_by_the_tables_name(
@@ -245,7 +245,7 @@ def test_rows_that_are_not_finite_are_not_kept(start: Callable[..., Server]) -> 
     server = begin(start())
     request = stage(1, 0)
     request.gradients[0].values = np.full(len(request.gradients[0].values) // 4, np.nan, np.float32).tobytes()
-    server.stage(request.SerializeToString())
+    server.push(request.SerializeToString())
     server.pull(pull(1, 1, last=commit(0)))
     with pytest.raises(Exception, match=r"ps\.0\.0\.rows.* not finite"):
         write_part(server, 1, 1, "a")

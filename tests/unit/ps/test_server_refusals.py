@@ -52,15 +52,15 @@ def test_gradients_that_do_not_fit_their_table_are_refused(start: Callable[..., 
         request = stage(1, 0)
         change(request.gradients[0])
         with pytest.raises(Invalid):
-            server.stage(request.SerializeToString())
+            server.push(request.SerializeToString())
     whole = stage(1, 0).SerializeToString()
     for raw in (
         whole[:-1],
         b"\xff" + whole,
-        pb.StageRequest(run_id=RUN).SerializeToString() + b"\x2a\x01\x0b",
+        pb.PushRequest(run_id=RUN).SerializeToString() + b"\x3a\x01\x0b",
     ):
         with pytest.raises(Invalid, match="cannot be read"):
-            server.stage(raw)
+            server.push(raw)
     assert not server.steps.staged
 
 
@@ -69,7 +69,7 @@ def test_more_rows_than_the_memory_holds_are_refused_before_anything_is_changed(
 ) -> None:
     server = begin(start(memory_limit=2 << 20))
     ids = np.arange(20_000)
-    request = pb.StageRequest(
+    request = pb.PushRequest(
         run_id=RUN,
         generation=1,
         step=0,
@@ -79,7 +79,7 @@ def test_more_rows_than_the_memory_holds_are_refused_before_anything_is_changed(
     )
     before = content(server)
     with pytest.raises(OutOfMemory, match=r"server 0 .* 2 MiB: use more servers \(ps\.servers\)"):
-        server.stage(request.SerializeToString())
+        server.push(request.SerializeToString())
     assert content(server) == before
     train(server, 0, 30)  # with what fits it goes on
     assert server.describe(0.0).memory < 2 << 20

@@ -94,10 +94,10 @@ class Job:
             # By the scale and the learning rate of `commit`.
             values = np.full((len(own), DIM), gradient, np.float32)
             gradients = pb.Gradients(table=1, ids=own.tobytes(), values=values.tobytes())
-            request = pb.StageRequest(
+            request = pb.PushRequest(
                 run_id=RUN, generation=self.generation, step=self.step, rank=0, gradients=[gradients]
             )
-            await self.ask(index, "Stage", request)
+            await self.ask(index, "Push", request)
         self.step += 1
         await self.all(
             "Pull",
@@ -177,8 +177,8 @@ async def test_a_reader_takes_no_step(job: Job, client: Client) -> None:
     before = await away(lambda: client.rows("words", own))
     await job.ask(
         index,
-        "Stage",
-        pb.StageRequest(
+        "Push",
+        pb.PushRequest(
             run_id=RUN,
             generation=1,
             step=0,
@@ -279,7 +279,7 @@ async def test_the_token_for_reading_is_enough_for_nothing_else(job: Job) -> Non
     for call, request in (
         ("Declare", COUNTS),
         ("StartGeneration", start_generation(1, 0)),
-        ("Stage", pb.StageRequest(**run)),
+        ("Push", pb.PushRequest(**run)),
         ("Restore", pb.RestoreRequest(**run)),
         ("Pull", pb.PullRequest(**run)),
         ("List", pb.ListRequest(**run)),

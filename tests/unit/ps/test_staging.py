@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edl.ps.errors import GenerationPending, Invalid, Misplaced, Refused, Stale
-from edl.ps.sync.staging import Apply, Commit, Effect, GoBack, Steps, TakeBack
+from edl.ps.sync.staging import Apply, Commit, Effect, Steps, TakeBack
 
 
 def commit(step: int, skipped: bool = False, scale: float = 1.0) -> Commit:
@@ -90,16 +90,15 @@ def test_a_server_without_its_log_applies_nothing_and_says_that_it_is_empty() ->
         steps.advance_to(5, 1, commit(0))
     with pytest.raises(Misplaced, match="empty"):
         steps.stage(5, 0, 0, "a")
-    steps, effects = steps.restore(5, 0, "")
-    assert effects == (GoBack(0, ""),) and steps.began
+    assert steps.restore(5, 0, "").began
 
 
 def test_going_back_happens_once_however_often_it_is_told() -> None:
-    steps, effects = settled(9).restore(2, 5, "a")
-    assert effects == (GoBack(5, "a"),) and steps.step == 5
+    steps = settled(9).restore(2, 5, "a")
+    assert (steps.step, steps.staged, steps.last) == (5, {}, None)
     on, _ = steps.stage(2, 5, 0, "x").advance_to(2, 6, commit(5))
-    assert on.restore(2, 5, "a") == (on, ()), "late"
-    assert on.restore(3, 5, "a")[1] == (GoBack(5, "a"),)
+    assert on.restore(2, 5, "a") is on, "late"
+    assert on.restore(3, 5, "a").step == 5
 
 
 def test_a_state_that_cannot_be_reached_is_refused_with_words() -> None:
@@ -149,6 +148,10 @@ class Ring:
         effects: Sequence[Effect] = ()
         if call == "stage":
             steps = self.steps.stage(*args)
+        elif call == "restore":
+            steps = self.steps.restore(*args)
+            if steps is not self.steps:
+                self.rows, self.undo = (list(self.base) if steps.step else []), None
         else:
             steps, effects = getattr(self.steps, call)(*args)
         for effect in effects:
@@ -159,8 +162,6 @@ class Ring:
             elif isinstance(effect, TakeBack):
                 assert self.undo is not None
                 self.rows, self.undo = self.undo, None
-            else:
-                self.rows, self.undo = (list(self.base) if effect.step else []), None
         self.steps = steps
 
     def send(self, call: str, *args: Any) -> None:

@@ -36,7 +36,7 @@ def test_a_server_that_is_killed_comes_back_where_it_was(
     server = begin(start())
     for step in range(6):
         for rank in (0, 1):
-            server.stage(stage(1, step, rank).SerializeToString())
+            server.push(stage(1, step, rank).SerializeToString())
             copied(tmp_path, "killed")
             assert content(start("killed")) == content(server)
         server.pull(pull(1, step + 1, last=commit(step)))
@@ -49,7 +49,7 @@ def test_an_undone_step_stays_undone(start: Callable[..., Server], tmp_path: Pat
     server = begin(start())
     train(server, 0, 4)
     before = content(server)
-    server.stage(stage(1, 4).SerializeToString())
+    server.push(stage(1, 4).SerializeToString())
     server.pull(pull(1, 5, last=commit(4)))
     server.start_generation(start_generation(2, 4, commit(3)))
     copied(tmp_path, "killed")
@@ -76,7 +76,9 @@ def test_a_server_whose_log_is_gone_is_empty_and_takes_nothing(
         server.pull(pull(2, 3, last=commit(2)))
 
 
-def test_a_log_of_another_run_or_place_does_not_count(start: Callable[..., Server], tmp_path: Path) -> None:
+def test_a_log_of_another_run_server_or_format_does_not_count(
+    start: Callable[..., Server], tmp_path: Path
+) -> None:
     train(begin(start()), 0, 3)
     said: list[str] = []
     for other in (
@@ -85,6 +87,10 @@ def test_a_log_of_another_run_or_place_does_not_count(start: Callable[..., Serve
     ):
         assert other(copied(tmp_path, "other")).position().empty
     assert len(said) == 1 and "another server" in said[0], "that one run follows another is no trouble"
+    base = copied(tmp_path, "earlier") / "base.json"
+    base.write_text(base.read_text().replace(', "format": 2', ""), "utf-8")  # as edl 0.1 wrote it
+    assert start("earlier", warn=said.append).position().empty
+    assert "has format 1, expected 2: another version of edl wrote it" in said[1]
 
 
 def test_after_a_reboot_a_log_counts_only_if_it_was_closed(
@@ -128,7 +134,7 @@ def test_a_changed_byte_anywhere_makes_the_server_empty_or_is_the_torn_end(
     start: Callable[..., Server], tmp_path: Path
 ) -> None:
     server = begin(start())
-    server.stage(stage(1, 0).SerializeToString())
+    server.push(stage(1, 0).SerializeToString())
     server.pull(pull(1, 1, last=commit(0)))
     whole = segment(tmp_path / "log").read_bytes()
     positions = [*range(0, len(whole) - 120, 41), *range(len(whole) - 120, len(whole))]
@@ -168,7 +174,7 @@ def test_a_full_disk_refuses_with_words_and_changes_nothing(
 ) -> None:
     server = begin(start())
     train(server, 0, 2)
-    server.stage(stage(1, 2).SerializeToString())
+    server.push(stage(1, 2).SerializeToString())
     before, size = content(server), segment(tmp_path / "log").stat().st_size
     real = os.pwritev
 
@@ -179,7 +185,7 @@ def test_a_full_disk_refuses_with_words_and_changes_nothing(
 
     monkeypatch.setattr(os, "pwritev", short)
     for call in (
-        lambda: server.stage(stage(1, 2, 1).SerializeToString()),
+        lambda: server.push(stage(1, 2, 1).SerializeToString()),
         lambda: server.pull(pull(1, 3, last=commit(2))),
         lambda: server.start_generation(start_generation(2, 2)),
     ):
