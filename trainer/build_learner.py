@@ -21,8 +21,8 @@ from edl.trainer.model import mistakes
 from edl.trainer.model.data import Batch
 from edl.trainer.model.model_support import has_own_step, refuse_unless_compiled
 from edl.trainer.model.user_model import UserModel
+from edl.trainer.step.inner_sum import RingAllReduce
 from edl.trainer.step.learner import KerasLearner
-from edl.trainer.step.overlapped import RingAllReduce
 from edl.trainer.step.own_step import OwnStepLearner
 from edl.trainer.step.ps_learner import PsLearner
 

@@ -21,12 +21,48 @@ one such thread it would wait for ever. HorovodRing sees to that.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
+from typing import Protocol
 
 import tensorflow as tf
 
 from edl.trainer.ring.base import RingBroken, Vector
+
+
+class RingAllReduce(Protocol):
+    """Sums over the ring, made by a graph (trainer/ring/graph_all_reduce.py, trainer/step/inner_sum.py)."""
+
+    WIRES: tuple[str, ...]  # the types as which numbers can travel
+
+    @property
+    def variables(self) -> Sequence[tf.Variable]:
+        """The ring's own, which a graph with sums captures; they are not the model's."""
+        ...
+
+    def __call__(self, tensor: tf.Tensor, /, name: str, wire: str = "float32") -> tf.Tensor:
+        """Return the sum over all ranks.
+
+        Args:
+            wire: the type as which the numbers travel.
+        """
+        ...
+
+    def next_call(self) -> int:
+        """Count a call of the graph: returns its number."""
+        ...
+
+    def mark(self, call: tf.Tensor) -> None:
+        """Let the graph note that this call waits for a sum and computes nothing; 0: it computes.
+
+        The note is for the watchdog (trainer/runtime/watchdog.py). It is no part of the step.
+        """
+        ...
+
+    def ring_errors(self) -> AbstractContextManager[None]:
+        """Raise the ring's error, and not what TensorFlow makes of it, if one breaks the call of a graph."""
+        ...
 
 
 class InnerSum:
@@ -120,6 +156,16 @@ class InnerSum:
         except RingBroken as error:
             self._broken = error  # TensorFlow makes an error of its own of it, with our traceback as its text
             raise
+
+
+class Alone(InnerSum):
+    """The sums of a process that is in no ring: what it brings."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda vector: vector)
+
+    def __call__(self, vector: tf.Tensor, name: str = "", wire: str = "float32") -> tf.Tensor:
+        return tf.stop_gradient(vector)
 
 
 def _rounded(tensor: tf.Tensor, wire: str) -> tf.Tensor:

@@ -42,13 +42,12 @@ from edl.trainer.model.model_support import (
 )
 from edl.trainer.model.variable_spec import VariableSpec
 from edl.trainer.ring.base import Vector
-from edl.trainer.step.inner_sum import InnerSum
+from edl.trainer.step.inner_sum import Alone, InnerSum, RingAllReduce
 from edl.trainer.step.loss_terms import BROKEN_ASSUMPTION
-from edl.trainer.step.overlapped import CannotOverlap, OverlappedStep, RingAllReduce
-from edl.trainer.step.step_graphs import SEEDS, NeedsTotals, StepGraphs
+from edl.trainer.step.overlapped import OverlappedStep
+from edl.trainer.step.step_graphs import SEEDS, NeedsTotals
 from edl.trainer.step.training_metrics import TrainingMetrics
 from edl.trainer.step.trial import Inexact, try_model
-from edl.trainer.step.vector import VectorStep
 
 
 class KerasLearner:
@@ -58,14 +57,14 @@ class KerasLearner:
         model: compiled; its optimizer, loss and metrics are used as they are.
         sample: a batch of real records, to build, try and trace the model with; None without records.
         others: further batches; if their shapes differ, the model is traced for any shape.
-        reduce: the ring's all-reduce (trainer/ring/base.py).
+        reduce: the ring's all-reduce (trainer/ring/base.py); None without a ring: gradients are not summed,
+            and none are rows of a table.
         inexact: what to do with a model that a ring does not train exactly as Keras would: warn, refuse or
             allow.
         warn: called with a warning about it.
         in_graph: all-reduce operations that a graph can run while it computes; None to use `reduce`.
         pieces: the number of micro-batches that a batch is divided into.
         wire: the type in which large gradients travel.
-        at_once: a step's gradients are one vector, in which none are rows of a table; they are not summed.
         rows: the rows of the model's tables; None if they are in this process.
 
     Raises:
@@ -77,14 +76,13 @@ class KerasLearner:
         model: keras.Model,
         sample: Batch | None,
         others: Sequence[Batch],
-        reduce: Callable[[Vector], Vector],
+        reduce: Callable[[Vector], Vector] | None,
         inexact: str = "warn",
         warn: Callable[[str], None] = print,
         in_graph: RingAllReduce | None = None,
         pieces: int = 1,
         wire: str = "float32",
         rows: Rows | None = None,
-        at_once: bool = False,
     ):
         self.model, self._pieces = model, pieces
         refuse_unless_compiled(model)
@@ -102,36 +100,30 @@ class KerasLearner:
             trial = cache(partial(try_model, model, self._types, sample, Inexact(inexact, warn)))
             self._metrics = TrainingMetrics(model, self._types, sample, warn)
             self._variables += self._metrics.variables
-            inner_sum = InnerSum(reduce)
-            made_from = model, self._types, sample, self._metrics, inner_sum, trial, self.lookups
-            self._step: StepGraphs
-            try:
-                if at_once:
-                    raise CannotOverlap
-                self._step = OverlappedStep(
-                    *made_from, total=in_graph or inner_sum, divided=pieces > 1, wire=wire
+            inner_sum = InnerSum(reduce) if reduce is not None else Alone()
+            self._step = OverlappedStep(
+                model,
+                self._types,
+                sample,
+                self._metrics,
+                inner_sum,
+                trial,
+                self.lookups,
+                reduce is None,
+                total=in_graph or inner_sum,
+                divided=pieces > 1,
+                wire=wire,
+            )
+            if pieces > 1 and self._step.indivisible:
+                raise ModelError(
+                    "training.accumulateSteps must be 1 for this model, because each worker's part of a "
+                    f"step must be computed in one piece: {self._step.indivisible}"
                 )
-            except CannotOverlap:
-                if wire != "float32":
-                    raise ModelError(
-                        "training.compression must be none for this model, because its gradients and what is "
-                        "counted travel as one vector (docs/ring.md, Other kinds of steps)"
-                    ) from None
-                self._step = vector = VectorStep(*made_from, reduce=reduce, dense=at_once)
-                if pieces > 1 and vector.indivisible:
-                    raise ModelError(
-                        "training.accumulateSteps must be 1 for this model, because each worker's part of a "
-                        f"step must be computed in one piece: {vector.indivisible}"
-                    ) from None
             self._step.meanwhile = self._look_ahead
             self._variables += self._captured()
 
     def warm_up(self) -> None:
-        """Run the graphs that only a joining worker needs.
-
-        Steps were made before, so their memory is allocated.
-        """
-        self._step.warm_up()
+        """Nothing to do: a joining worker runs the same graphs as all others."""
 
     # --- the two halves of a step
 

@@ -62,7 +62,7 @@ class PsLearner(KerasLearner):
         pieces: int = 1,
     ):
         _refuse_optimizer(model.optimizer)
-        super().__init__(model, sample, others, _alone, inexact, warn, None, pieces, at_once=True)
+        super().__init__(model, sample, others, None, inexact, warn, None, pieces)
         layout = self._step.layout if sample is not None else None
         if layout is not None:
             _refuse_changes(model, layout)
@@ -134,16 +134,15 @@ class PsLearner(KerasLearner):
         agreed, rate = result.agreed, float(np.asarray(optimizer.learning_rate))
         if agreed.nonfinite or not agreed.records:
             return StepGradients(step, self._no_gradients, agreed.loss, 0, rate, skipped=True)
-        layout, vector = self._step.layout, np.asarray(result.given.vector)
-        share = np.float32(1.0 / agreed.records)
-        scale = share if layout.divided else np.float32(1.0)
-        pieces = np.split(vector[: layout.length], np.cumsum(layout.sizes)[:-1])
+        layout, share = self._step.layout, np.float32(1.0 / agreed.records)
+        pieces = [np.asarray(piece).reshape(-1) for piece in self._step.summed(result.given)]
         trained = len(layout.trained)
-        gradients = self._clipped([piece * scale for piece in pieces[:trained]])
+        gradients = self._clipped(pieces[:trained])
         averages = pieces[trained : trained + len(layout.averaged)]
         changes = [old.reshape(-1) - new * share for old, new in zip(before, averages, strict=True)]
         dense = self._dense.packed(dict(zip(self._trained, gradients, strict=True)))
         moved = self._moving.packed(dict(zip(self._averaged, changes, strict=True)))
+        scale = share if layout.divided else np.float32(1.0)
         rows = [(ids, values * scale) for ids, values in of_rows()] if self.tables else []
         given = [*rows, (self._pushed[0], dense), (self._pushed[1], moved)]
         return StepGradients(step, given, agreed.loss, agreed.records, rate)
@@ -215,10 +214,6 @@ def _dense_tables(optimizer: Any) -> tuple[Table, Table]:
         made["config"][name] = None
     dense = Table(DENSE, DIM, ZEROS, json.dumps(made, sort_keys=True))
     return dense, Table(MOVING, DIM, ZEROS, ADDED, own_learning_rate=True)
-
-
-def _alone(vector: Any) -> Any:
-    return vector
 
 
 def _fixed(ids: np.ndarray) -> np.ndarray:

@@ -4,10 +4,7 @@
 A step sums, in this order: the gradients, the values assigned by the forward pass, the increments of
 counters, the increments of the metrics (trainer/step/training_metrics.py), the rows of tables
 (trainer/step/sparse_gradients.py), and the control vector (trainer/agreement/control.py). `Layout` describes
-the position of each. There are two implementations. The model decides between them, once, at the start:
-
-    trainer/step/overlapped.py   one graph with a sum for each large gradient, and nothing waits meanwhile
-    trainer/step/vector.py       one vector; the optimizer runs after all of its sums; for every model
+the position of each; trainer/step/overlapped.py makes the sums.
 
 The model is tried first with a few real records (trainer/step/trial.py). Tracing shows how the graph of the
 gradients must be built. If its gradients depend on totals of the ring, the graph has a sum before them. If it
@@ -17,9 +14,7 @@ again, until it is the right one.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -29,20 +24,24 @@ import numpy as np
 import tensorflow as tf
 
 from edl.errors import ModelError
-from edl.trainer.agreement.control import StepResult
-from edl.trainer.embedding.interfaces import Commit
 from edl.trainer.embedding.lookups import Lookups
 from edl.trainer.embedding.recording import Given, Recorder
+from edl.trainer.model import batch_types
 from edl.trainer.model.batch_types import BatchTypes
 from edl.trainer.model.captured import distinct, read_in, refuse_assigned
 from edl.trainer.model.data import Batch
-from edl.trainer.model.model_support import is_scaled, output_losses
+from edl.trainer.model.graphs import concrete, flat
+from edl.trainer.model.model_support import output_losses
+from edl.trainer.step import sparse_gradients
+from edl.trainer.step.background_compile import BackgroundCompiled
 from edl.trainer.step.batch_norm import is_synchronized
 from edl.trainer.step.exactness import Findings
 from edl.trainer.step.forward import Forward
 from edl.trainer.step.fused_updates import fused
-from edl.trainer.step.inner_sum import InnerSum
+from edl.trainer.step.inner_sum import InnerSum, RingAllReduce
+from edl.trainer.step.served_rows import ServedRows
 from edl.trainer.step.training_metrics import TrainingMetrics
+from edl.trainer.step.trial import doubled
 
 
 class NeedsTotals(Exception):
@@ -56,7 +55,7 @@ class HasRows(Exception):
     """The model's gradients have rows, for which the graph has no sum."""
 
 
-class StepGraphs(ABC):
+class StepGraphs:
     """The graphs of one model's step, traced.
 
     Args:
@@ -67,6 +66,7 @@ class StepGraphs(ABC):
         inner_sum: the all-reduce over the ring for what a step sums before its gradients.
         try_model: determines how the step is made of parts.
         lookups: the lookups of rows that are on servers.
+        dense: the gradients of tables are not rows, for any optimizer.
 
     Raises:
         ModelError: the model cannot be trained this way; the text says why.
@@ -83,72 +83,32 @@ class StepGraphs(ABC):
         inner_sum: InnerSum,
         try_model: Callable[[], Findings],
         lookups: Lookups,
+        dense: bool = False,
     ):
-        self._lookups = lookups
+        self._lookups, self._dense = lookups, dense
+        self._served = ServedRows(lookups) if lookups.tables else None
+        self._at: tf.Tensor | None = None  # where the optimizer was in the step that was summed last
+        self._before: RingAllReduce = inner_sum  # makes the sums before those of the gradients
         self._model, self._types, self._inner_sum = model, types, inner_sum
         self._metrics = [(v, metrics.initial(v)) for v in metrics.variables]
         self._synchronized = is_synchronized(model)
         self._totals = 0  # floats that a step sums before its gradients
+        self._large: list[int] = []  # the trained variables, by position, that have a sum of their own
         self._by_row = False  # whether the gradients of tables are rows
+        self._added_up: frozenset[int] = frozenset()  # tables whose gradients are added up all the same
         self._findings = try_model()
         self._others: dict[str, list[Any]] = {}  # by graph: the variables that it captures
         self._of_ring = [*inner_sum.variables]  # captured as well, and none of the model
 
-    # --- a step
-
-    @abstractmethod
-    def allreduce_step(
-        self, pieces: Sequence[list[Any]], contribution: np.ndarray, draw: np.ndarray, records: int, step: int
-    ) -> StepResult:
-        """Take part in all sums of a step. Changes nothing.
-
-        Args:
-            pieces: the tensors of the batch's pieces, which are computed one after the other; none: there is
-                no batch.
-            contribution: this rank's control vector, without what the batch adds to it.
-            draw: a seed's two words, and the rank.
-            records: the number of records of the whole step, on all ranks.
-            step: that is taken: rows are those of the state there.
-
-        Raises:
-            RingBroken: one of the sums did not come back, unless TensorFlow raises it: see `ring_errors`.
-        """
-
-    @abstractmethod
-    def look_up(self, tensors: list[Any], draw: np.ndarray) -> None:
-        """Find out beforehand which rows a step will need. Does nothing if the model has no rows on servers.
-
-        Args:
-            tensors: the tensors of its only piece; the very same list is passed to `allreduce_step`.
-            draw: as there.
-        """
-
-    @abstractmethod
-    def begin_pull(self, tensors: list[Any], step: int, last: Commit) -> None:
-        """Request the rows that were looked up for these tensors.
-
-        Args:
-            step: for which they are.
-            last: the one before it, which is not in the model yet.
-        """
+    meanwhile: Callable[[], None] = staticmethod(lambda: None)  # what is done while a step waits for servers
 
     def optimizer_at(self) -> tuple[float, int]:
         """Return the learning rate and iterations of the step that was summed last, for rows on servers."""
-        optimizer = self._model.optimizer
-        return float(np.asarray(optimizer.learning_rate)), int(np.asarray(optimizer.iterations))
-
-    meanwhile: Callable[[], None] = staticmethod(lambda: None)  # what is done while a step waits for servers
-
-    @abstractmethod
-    def apply(self, sums: StepResult) -> None:
-        """Change the model: one update of the optimizer, with the exact mean of the gradients."""
-
-    @abstractmethod
-    def warm_up(self) -> None:
-        """Run once, with sums of zeros, the graph that only a rank without a batch runs. Nothing changes.
-
-        A graph's first run is slow, and all ranks would wait for it.
-        """
+        if self._at is None:  # this rank had no records
+            optimizer = self._model.optimizer
+            return float(np.asarray(optimizer.learning_rate)), int(np.asarray(optimizer.iterations))
+        rate, iterations = np.asarray(self._at).tolist()
+        return rate, int(iterations)
 
     @property
     def captured(self) -> list[Any]:
@@ -157,20 +117,6 @@ class StepGraphs(ABC):
         Among them are those of losses, metrics and schedules, which no model lists.
         """
         return distinct(v for found in self._others.values() for v in found)
-
-    @abstractmethod
-    def ring_errors(self) -> AbstractContextManager[None]:
-        """Inside this context, an error of a graph is raised as RingBroken if the ring broke."""
-
-    @abstractmethod
-    def trace(self, batch: Batch) -> Layout:
-        """Make the graph for arrays of the present types; for batches of any length, in rings of any size.
-
-        Raises:
-            NeedsTotals, HasRows: the graph must be built in a different way.
-        """
-
-    # --- what both are made from
 
     def _note(self, graph: Any, name: str, changes_nothing: bool = True) -> None:
         """Note the variables that a concrete function captures.
@@ -181,6 +127,21 @@ class StepGraphs(ABC):
         if changes_nothing:
             refuse_assigned(graph, self._of_ring)
         self._others[name] = distinct(read_in(graph), without=self._of_ring)
+
+    def _graph(
+        self,
+        name: str,
+        function: Callable[..., Any],
+        *signature: tf.TensorSpec,
+        changes_nothing: bool = True,
+        jit: bool = False,
+    ) -> Callable[..., list[tf.Tensor]]:
+        """The function as a graph, unless the user wants to see each step; its results are flat."""
+        if self._model.run_eagerly:
+            return lambda *values: tf.nest.flatten(function(*map(tf.convert_to_tensor, values)))
+        graph = concrete(function, *signature)
+        self._note(graph, name, changes_nothing)
+        return BackgroundCompiled(graph, signature) if jit else flat(graph)
 
     def _forward(
         self,
@@ -195,7 +156,7 @@ class StepGraphs(ABC):
 
     def _is_sum(self, forward: Forward) -> bool:
         """Whether the loss of a batch is the sum of those of its parts, so that nothing is divided."""
-        return forward.terms.all_sums and not forward.more_than_terms and not is_scaled(self._model)
+        return forward.terms.all_sums and not forward.more_than_terms
 
     def _require(self, forward: Forward) -> None:
         """Require the sum of totals that this model's step needs.
@@ -205,7 +166,7 @@ class StepGraphs(ABC):
         """
         terms = forward.terms
         exact = terms.all_means or self._is_sum(forward)
-        if not self._totals and (is_scaled(self._model) or not exact):
+        if not self._totals and not exact:
             raise NeedsTotals(terms.parts().shape[0])
 
     def _lay_out(self, forward: Forward, gradients: list[Any]) -> Layout:
@@ -214,10 +175,76 @@ class StepGraphs(ABC):
         if not self._by_row and any(isinstance(g, tf.IndexedSlices) for g in gradients):
             raise HasRows
         summed = self._findings.summed
-        divided = not (is_scaled(self._model) or (self._is_sum(forward) and not self._totals))
+        divided = bool(self._totals) or not self._is_sum(forward)
         metrics = [v for v, _ in self._metrics]
         has_rows = bool(self._lookups.tables)
         return Layout.of(self._model, forward, gradients, summed, divided, metrics, has_rows)
+
+    def _the_same_in_each_batch(self, layout: Layout, sample: Batch) -> frozenset[int]:
+        """Tables whose rows are not looked up for each record: their ids.
+
+        Examples are places in a text, and the different ids of a batch. Each rank computes a gradient for
+        these rows, while Keras computes one for the whole batch. So these gradients are summed like all
+        others.
+        """
+        once, twice = map(self._count_rows, (batch_types.leaves(sample), doubled(sample)))
+        tables = zip(layout.tables, once, twice, strict=True)
+        return frozenset(id(v) for v, n, doubled_n in tables if doubled_n != 2 * n)
+
+    def _count_rows(self, leaves: list[Any]) -> list[int]:
+        """The number of rows of each table that one rank's step would look up for these records."""
+        _, gradients = self._alone(leaves)
+        return [int(tf.shape(g.indices)[0]) for g in gradients if isinstance(g, tf.IndexedSlices)]
+
+    def _alone(self, leaves: list[Any]) -> tuple[Forward, list[Any]]:
+        """The forward pass and the gradients of some records, eagerly, without a ring."""
+        lookups = self._lookups.recorder() if self._lookups.tables else None
+        forward = self._forward(leaves, tf.zeros([2], tf.int64), lookups=lookups)
+        return forward, self._gradients_of(forward, forward.loss)
+
+    def _gradients_of(self, forward: Forward, target: tf.Tensor) -> list[Any]:
+        found = forward.gradients(target, None if self._dense else self._model.optimizer)
+        pairs = zip(self._model.trainable_variables, found, strict=True)
+        return [
+            tf.convert_to_tensor(g) if isinstance(g, tf.IndexedSlices) and id(v) in self._added_up else g
+            for v, g in pairs
+        ]
+
+    def _ids_graph(self, *arguments: tf.Tensor) -> list[tf.Tensor]:
+        """The ids of each table on servers, and the places of all that are asked for among them.
+
+        Arguments: the batch's tensors, and (a seed's two words, rank).
+        """
+        *tensors, draw = arguments
+        recorder = self._lookups.recorder()
+        self._forward(self._types.packed(tensors), draw[:2], lookups=recorder)
+        ids, places = recorder.unique()
+        return [*ids, *places]
+
+    def _optimizer_at(self) -> tf.Tensor:
+        """Return the learning rate and the iterations, float64 [2].
+
+        As results of a graph they cost next to nothing, while reading two variables outside of one takes 0.2
+        ms in the midst of a step.
+        """
+        optimizer = self._model.optimizer
+        numbers = optimizer.learning_rate, optimizer.iterations
+        return tf.stack([tf.cast(tf.convert_to_tensor(n), tf.float64) for n in numbers])
+
+    def _rows(
+        self, gradients: list[Any], rank: tf.Tensor, alive: tf.Tensor | None
+    ) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
+        """The numbers of rows that all ranks have, by table, and each table's rows at this rank's places."""
+        slices = [g for g in gradients if isinstance(g, tf.IndexedSlices)]
+        if not slices:
+            return [], []
+        counts = [tf.shape(g.indices)[0] for g in slices]
+        if alive is not None:
+            counts = [tf.where(alive, n, 0) for n in counts]
+            slices = [sparse_gradients.first(g, n) for g, n in zip(slices, counts, strict=True)]
+        before, all_rows = sparse_gradients.counted(lambda v: self._before(v, "counts"), rank, counts)
+        written = [sparse_gradients.written(g, before[i], all_rows[i]) for i, g in enumerate(slices)]
+        return [all_rows], written
 
     @staticmethod
     def _changes(forward: Forward, layout: Layout) -> list[tf.Tensor]:
@@ -269,6 +296,15 @@ class StepGraphs(ABC):
                 new.append(v.value + tf.cast(total, v.dtype))
         return new
 
+    def _divide(self, layout: Layout, sums: list[tf.Tensor]) -> list[tf.Tensor]:
+        """The sums of each variable of the layout, and of the rows of its tables."""
+        large, (rest, *counts) = sums[: len(self._large)], sums[len(self._large) :]
+        sizes = [n for i, n in enumerate(layout.sizes) if i not in self._large]
+        sizes += [counts[0][i] * sparse_gradients.width(v) for i, v in enumerate(layout.tables)]
+        small = iter(tf.split(rest, sizes, num=len(sizes)) if sizes else ())
+        each = dict(zip(self._large, large, strict=True))
+        return [each[i] if i in each else next(small) for i in range(len(layout.sizes) + len(layout.tables))]
+
     def _put(
         self, layout: Layout, share: tf.Tensor, sums: list[tf.Tensor], gradients: dict[int, Any]
     ) -> None:
@@ -310,13 +346,13 @@ _SALT = 1640531527
 
 @dataclass(frozen=True, eq=False)
 class Layout:
-    """The layout of the summed vector, in front of the control vector."""
+    """The order of what a step sums, in front of the control vector."""
 
     trained: list[keras.Variable]
     averaged: list[keras.Variable]  # moving averages: changed by the forward pass
     counters: list[keras.Variable]  # likewise, but integers or booleans, whose change is sent
     summed: frozenset[str]  # paths of counters that count records; the others count steps
-    divided: bool  # whether gradients are sums of means times records
+    divided: bool  # whether gradients are means over the records
     metrics: list[keras.Variable]  # their change is sent, too
     tables: list[keras.Variable]  # likewise trained, by rows; how many there are differs from step to step
 

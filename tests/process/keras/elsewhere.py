@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Steps of a model whose variables are on another device than the first: the second of two CPUs.
 
-As of a GPU, nothing of it may be taken to be where Python reads arrays. Prints, of each device and each way
-to make a step, where the variables are and the digest of the state after three steps in a ring of one.
+As of a GPU, nothing of it may be taken to be where Python reads arrays. Prints, of each device, where the
+variables are and the digest of the state after three steps in a ring of one.
 """
 
 import keras
@@ -36,19 +36,15 @@ def main() -> None:
     ring.form(0, 1)
     case = Case(model, plain)
     for device in ("CPU:0", "CPU:1"):
-        for at_once in (False, True):
-            with tf.device(device):
-                sums = None if at_once else ring.in_graph
-                learner = KerasLearner(
-                    case.build(), batch(case, 0, 5), (), ring.reduce, in_graph=sums, at_once=at_once
-                )
-                for step, (start, stop) in enumerate(STEPS):
-                    part = batch(case, start, stop)
-                    summed = learner.allreduce_step(part, control.write(step), step, 0, stop - start)
-                    assert summed.agreed.records == stop - start, summed.agreed
-                    learner.apply(summed)
-            where = {v.value.device.rpartition("/device:")[2] for v in learner.model.trainable_variables}
-            print(*where, "one vector" if at_once else "several sums", learner.digest(), flush=True)
+        with tf.device(device):
+            learner = KerasLearner(case.build(), batch(case, 0, 5), (), ring.reduce, in_graph=ring.in_graph)
+            for step, (start, stop) in enumerate(STEPS):
+                part = batch(case, start, stop)
+                summed = learner.allreduce_step(part, control.write(step), step, 0, stop - start)
+                assert summed.agreed.records == stop - start, summed.agreed
+                learner.apply(summed)
+        where = {v.value.device.rpartition("/device:")[2] for v in learner.model.trainable_variables}
+        print(*where, learner.digest(), flush=True)
     ring.close()
 
 

@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from edl.trainer.agreement import control
 from edl.trainer.model.graphs import concrete
-from edl.trainer.step import overlapped, vector
+from edl.trainer.step import step_graphs
 from edl.trainer.step.background_compile import SETTLED, BackgroundCompiled
 from edl.trainer.step.learner import KerasLearner
 from edl.zoo import counting
@@ -48,7 +48,7 @@ def numbers() -> tuple[Any, Any, None]:
 
 @dataclass(frozen=True)
 class Way:
-    """A model, and how its step sums."""
+    """A model, and options of its learner."""
 
     build: Callable[[bool], keras.Model]
     data: Callable[[], Any]
@@ -58,7 +58,6 @@ class Way:
 WAYS = {
     "several sums": Way(normalized, plain),
     "micro-batches": Way(normalized, plain, {"pieces": 2}),
-    "one vector": Way(normalized, plain, {"at_once": True}),
     "a count of records": Way(counted, numbers),
 }
 
@@ -84,8 +83,7 @@ def test_a_compiled_step_of_any_size_is_the_uncompiled_one(
             super().__init__(*arguments)
             made.append(self)
 
-    for module in (overlapped, vector):
-        monkeypatch.setattr(module, "BackgroundCompiled", Kept)
+    monkeypatch.setattr(step_graphs, "BackgroundCompiled", Kept)
     case = Case(lambda: way.build(False), way.data)
     without, xla = (
         KerasLearner(way.build(jit), batch(case, 0, 5), [batch(case, 0, 3)], lambda v: v, **way.options)
@@ -105,17 +103,13 @@ def test_a_compiled_step_of_any_size_is_the_uncompiled_one(
             patch.setattr(used, "_uncompiled", refuse)
             found = step(xla, start, stop)
         expected = step(without, start, stop)
-        for one, other in zip(tensors_of(found), tensors_of(expected), strict=True):
+        for one, other in zip(found.given, expected.given, strict=True):
             np.testing.assert_allclose(one, other, rtol=2e-5, atol=2e-5)
         assert found.agreed.records == stop - start
         for learner, sums in ((xla, found), (without, expected)):
             learner.apply(sums)
     if way.build is counted:
         np.testing.assert_array_equal(xla.model.get_weights()[0][:30], np.ones(30))
-
-
-def tensors_of(sums: control.StepResult) -> list[tf.Tensor]:
-    return [sums.given.vector] if isinstance(sums.given, vector.Total) else sums.given
 
 
 def test_sizes_that_soon_change_again_are_not_compiled() -> None:

@@ -15,17 +15,16 @@ import pytest
 import tensorflow as tf
 from keras import optimizers as o
 
-from edl.errors import ModelError
 from edl.trainer.agreement import control
 from edl.trainer.model.graphs import concrete
 from edl.trainer.ring.base import RingBroken
 from edl.trainer.ring.graph_all_reduce import GraphAllReduce
 from edl.trainer.ring.local import LocalRing
+from edl.trainer.step.finite import finite_as
 from edl.trainer.step.fused_updates import fused
 from edl.trainer.step.learner import KerasLearner
-from edl.trainer.step.overlapped import SMALL, OverlappedStep, finite_as
-from edl.trainer.step.vector import VectorStep
-from tests.process.keras.models import dense, plain, sgd, tagged, tagger, weighted
+from edl.trainer.step.overlapped import SMALL
+from tests.process.keras.models import dense, plain, sgd, tagged, tagger
 from tests.process.keras.ranks import on_ranks
 from tests.process.keras.rings import Case, batch
 
@@ -33,13 +32,16 @@ WIDTH = SMALL // 8  # of float32: both kernels of `wide` are large, its biases a
 SUMS = 3  # of a step of `wide`
 
 
-def wide(optimizer: Any = None) -> keras.Model:
+def wide(optimizer: Any = None, synchronized: bool = False, **options: Any) -> keras.Model:
     keras.utils.set_random_seed(3)
     x = inputs = keras.Input((4,))
-    x = keras.layers.BatchNormalization()(x)
+    if not synchronized:
+        x = keras.layers.BatchNormalization()(x)
     x = keras.layers.Dropout(0.5)(keras.layers.Dense(WIDTH, activation="tanh")(x))
+    if synchronized:
+        x = keras.layers.BatchNormalization(synchronized=True)(x)
     model = keras.Model(inputs, keras.layers.Dense(2)(x))
-    model.compile(optimizer or sgd(), "mse", metrics=["mae"])
+    model.compile(optimizer or sgd(), "mse", metrics=["mae"], **options)
     return model
 
 
@@ -123,11 +125,6 @@ def test_what_is_too_large_for_the_compressed_sum_all_see_and_nobody_applies(non
     found = made(ranks, 0, (0, 6, 12))
     assert [sums.agreed.nonfinite for sums in found] == [True] * 2
     assert [sums.at_fault for sums in found] == [True] * 2
-
-
-def test_a_step_of_one_vector_cannot_be_compressed() -> None:
-    with pytest.raises(ModelError, match=r"training\.compression must be none for this model"):
-        Rank(Case(lambda: dense(run_eagerly=True), plain), wire="float16")
 
 
 def test_records_that_are_missing_are_not_in_the_mean() -> None:
@@ -263,26 +260,37 @@ class Mine(o.SGD):
     """A user's own optimizer, whose update is unknown."""
 
 
-WAYS: dict[str, tuple[Case, type]] = {
-    "plain": (Case(wide, plain), OverlappedStep),
-    "Adam": (Case(lambda: dense(o.Adam()), plain), OverlappedStep),
-    "weights": (Case(dense, weighted), OverlappedStep),
-    "a table, SGD": (Case(lambda: tagger(mask=False), tagged), OverlappedStep),
-    "a table, by rows": (Case(lambda: tagger(mask=False, optimizer=o.Adam()), tagged), VectorStep),
-    "a masked mean": (Case(tagger, tagged), OverlappedStep),
-    "jit_compile": (Case(lambda: dense(jit_compile=True), plain), OverlappedStep),
-    "a loss that is scaled": (Case(lambda: dense(o.LossScaleOptimizer(sgd())), plain), VectorStep),
-    "gradient accumulation": (Case(lambda: dense(sgd(gradient_accumulation_steps=2)), plain), OverlappedStep),
-    "an optimizer of one's own": (Case(lambda: dense(Mine(0.1)), plain), OverlappedStep),
-    "reads what it has changed": (Case(lambda: dense(o.ScheduleFreeAdamW()), plain), OverlappedStep),
-    "run eagerly": (Case(lambda: dense(run_eagerly=True), plain), VectorStep),
+KINDS: dict[str, tuple[Case, int]] = {  # by what a model is: the sums of its step
+    "a masked mean, by rows": (Case(lambda: tagger(optimizer=o.Adam()), tagged), 3),
+    "a masked mean, jit_compile": (Case(lambda: tagger(jit_compile=True), tagged), 2),
+    "a loss that is scaled": (Case(lambda: wide(o.LossScaleOptimizer(sgd())), plain), SUMS),
+    "an optimizer of one's own": (Case(lambda: dense(Mine(0.1)), plain), 1),
+    "reads what it has changed": (Case(lambda: dense(o.ScheduleFreeAdamW()), plain), 1),
+    "synchronized statistics": (Case(lambda: wide(synchronized=True), plain), SUMS + 4),
+    "run eagerly": (Case(lambda: wide(run_eagerly=True), plain), SUMS),
+    "run eagerly, by rows": (Case(lambda: tagger(None, o.Adam(), mask=False, run_eagerly=True), tagged), 2),
 }
 
 
-@pytest.mark.parametrize("name", WAYS)
-def test_what_a_model_is_decides_how_its_steps_sum(name: str) -> None:
-    case, way = WAYS[name]
-    assert type(Rank(case).learner._step) is way
+@pytest.mark.parametrize("name", KINDS)
+def test_all_kinds_of_steps_end_with_the_same_bits_and_have_not_happened_if_they_break(name: str) -> None:
+    case, sums = KINDS[name]
+    ranks = ranks_of(case, 2)
+    before = ranks[0].learner.digest()
+    for nth in range(1, sums + 1):
+        ranks[1].made, ranks[1].breaks_at = 0, nth
+        with pytest.raises(RingBroken, match=r"rank 1 has cut the ring"):
+            made(ranks, 0, (0, 12, 12))
+        ranks[1].breaks_at = 0
+        assert [rank.learner.digest() for rank in ranks] == [before] * 2, f"sum {nth}"
+    for step, middle in enumerate((12, 5)):  # rank 1 has no records in the first
+        for rank in ranks:
+            rank.made = 0
+        for rank, result in zip(ranks, made(ranks, step, (0, middle, 12)), strict=True):
+            assert (result.agreed.records, result.agreed.nonfinite) == (12, False)
+            rank.learner.apply(result)
+        assert [rank.made for rank in ranks] == [sums] * 2
+    assert len({rank.learner.digest() for rank in ranks} - {before}) == 1
 
 
 def test_a_step_is_the_same_where_its_variables_are_on_another_device() -> None:
@@ -290,11 +298,9 @@ def test_a_step_is_the_same_where_its_variables_are_on_another_device() -> None:
     command = [sys.executable, "-m", "tests.process.keras.elsewhere"]
     ran = subprocess.run(command, capture_output=True, text=True, timeout=240)
     assert ran.returncode == 0, ran.stderr
-    found = [line.split(maxsplit=3) for line in ran.stdout.splitlines() if line.startswith("CPU:")]
-    of = {(where, kind): digest for where, kind, _, digest in found}
-    assert set(of) == {(where, kind) for where in ("CPU:0", "CPU:1") for kind in ("several", "one")}, found
-    for kind in ("several", "one"):
-        assert of["CPU:0", kind] == of["CPU:1", kind]
+    digests = dict(line.split() for line in ran.stdout.splitlines() if line.startswith("CPU:"))
+    assert set(digests) == {"CPU:0", "CPU:1"}, ran.stdout
+    assert digests["CPU:0"] == digests["CPU:1"]
 
 
 def test_no_check_is_made_of_the_side_of_a_sum_that_a_ring_of_one_does_not_take() -> None:
@@ -336,5 +342,4 @@ def test_variables_of_the_ring_are_not_taken_for_the_models() -> None:
     learner = KerasLearner(
         case.build(), batch(case, 0, 5), [batch(case, 0, 1)], lambda v: v, in_graph=GraphAllReduce()
     )
-    assert isinstance(learner._step, OverlappedStep)
     assert learner.others == []
