@@ -170,6 +170,9 @@ class Store:
                 # Remove the manifest first: a partly removed directory then does not count as a checkpoint.
                 names = sorted(checkpoint.files, key=lambda name: name != manifests.FILE)
                 self.place.remove(checkpoint.directory, names)
+                # An attempt may have been committed after it was listed.
+                if not checkpoint.is_complete and self.place.sizes(checkpoint.directory, manifests.FILE):
+                    self.place.remove(checkpoint.directory, [manifests.FILE])
         return old
 
     def _found(self) -> list[Checkpoint]:
@@ -235,6 +238,10 @@ class Writing:
                         f"has {there.get(part.name, 'no')} bytes, its writer has written {part.nbytes}"
                     )
             created = self.place.create(self.directory, manifests.FILE, data)
+            # If a later checkpoint exists, `prune` may have removed the parts meanwhile, and does not know of
+            # this manifest.
+            if {part.name for part in manifest.parts} - self.place.sizes(self.directory).keys():
+                self.place.remove(self.directory, [manifests.FILE])
         made = Checkpoint(self.place, self.step, self.attempt, {**there, manifests.FILE: len(data)})
         if not created and not manifests.same_state(made.manifest, manifests.decode(data)):
             raise CheckpointError(

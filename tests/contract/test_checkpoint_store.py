@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -272,6 +272,37 @@ def test_one_that_is_removed_while_it_is_read_is_not_called_damaged(
 
     monkeypatch.setattr(Store, "checkpoints", lambda _: listed[:2])
     assert place.store.newest(unexpected) is None
+
+
+@pytest.mark.parametrize("first", ["committed", "pruned"])
+def test_one_that_is_committed_while_it_is_pruned_is_not_there(
+    place: Place, monkeypatch: pytest.MonkeyPatch, first: str
+) -> None:
+    writing, pruned = place.store.begin(1, "1"), place.store
+    manifest = manifest_of(1, TENSORS, (writing.write_part(0, 1, TENSORS),))
+    write(place.store, 2)
+    if first == "committed":  # after `prune` has listed it as unfinished
+        remove, commits = pruned.place.remove, [lambda: writing.commit(manifest)]
+
+        def commit_and_remove(directory: str, names: Sequence[str]) -> None:
+            while commits:
+                commits.pop()()
+            remove(directory, names)
+
+        monkeypatch.setattr(pruned.place, "remove", commit_and_remove)
+        pruned.prune(1)
+        assert not commits
+    else:  # after `commit` has seen that all parts are there
+        create = writing.place.create
+
+        def prune_and_create(directory: str, name: str, data: bytes) -> bool:
+            pruned.prune(1)
+            return create(directory, name, data)
+
+        monkeypatch.setattr(writing.place, "create", prune_and_create)
+        writing.commit(manifest)
+    assert [c.step for c in place.store.checkpoints()] == [2]
+    assert place.files(writing.directory) == []
 
 
 def test_a_damaged_one_is_not_counted_among_those_to_keep(place: Place) -> None:
