@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plain values as bytes, and back: numbers, texts, arrays, and what Python puts them in.
+"""Serialization of plain values: None, numbers, strings, bytes, NumPy arrays, and collections of them.
 
-Promise: unpacking any bytes returns values only: it runs no code, as unpickling would.
-What comes out equals what went in, in type and value; arrays are new ones, and may be changed.
+Promise: decoding runs no code, unlike unpickling. The decoded value equals the encoded one in type and value;
+its arrays are new and writable.
+
+Not msgpack: tuples, sets, deques, arrays, and integers of more than 64 bits (states of random generators have
+some) would each need an extension type.
 """
 
 from __future__ import annotations
@@ -14,19 +17,19 @@ from typing import Any
 import ml_dtypes  # noqa: F401  so that NumPy knows bfloat16 by its name
 import numpy as np
 
-LENGTH = 8  # bytes that say how long the JSON is; after it come the arrays
+LENGTH = 8  # bytes of the JSON's length, which come first; the arrays' bytes follow the JSON
 KINDS = {"list": list, "tuple": tuple, "set": set, "frozenset": frozenset}
 
 
 class NotPlain(Exception):
-    """The value, or something in it, is none of these types."""
+    """The value, or one of its entries, has a type that cannot be encoded."""
 
 
 def encode(value: Any) -> bytes:
-    """Pack a value.
+    """Return the value as bytes.
 
     Raises:
-        NotPlain: it is something else, or has something else in it.
+        NotPlain: the value, or one of its entries, has a different type.
     """
     pieces: list[bytes] = []
     try:
@@ -37,7 +40,7 @@ def encode(value: Any) -> bytes:
 
 
 def decode(data: bytes | memoryview) -> Any:
-    """The reverse of `encode`."""
+    """Return the value that `encode` has turned into these bytes."""
     view = memoryview(data)
     start = LENGTH + int.from_bytes(view[:LENGTH], "little")
     return _value(json.loads(bytes(view[LENGTH:start])), [view[start:]])
@@ -47,7 +50,7 @@ def _tree(value: Any, pieces: list[bytes]) -> Any:
     """Return the value as JSON; the bytes of arrays are appended to `pieces`, in their order.
 
     Raises:
-        NotPlain: the value or a part of it is of a type that cannot be packed.
+        NotPlain: the value or a part of it is of a type that cannot be encoded.
     """
     kind = type(value)
     if value is None or kind in (bool, int, float, str):
@@ -71,7 +74,7 @@ def _tree(value: Any, pieces: list[bytes]) -> Any:
 
 
 def _value(tree: Any, rest: list[memoryview]) -> Any:
-    """The value of JSON; `rest` has one entry, the remaining bytes of arrays."""
+    """Return the value of this JSON. `rest` has one entry, the bytes of the arrays that are not read yet."""
     match tree:
         case {"dict": pairs}:
             return {_value(k, rest): _value(v, rest) for k, v in pairs}
