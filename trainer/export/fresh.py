@@ -21,13 +21,12 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
-import keras
 import numpy as np
 import tensorflow as tf
 
 from edl.layers import rows_to_be_loaded
 from edl.trainer.export import samples, saved_file
-from edl.trainer.export.samples import KERAS_TOLERANCE, OTHER_TOLERANCE, Sample
+from edl.trainer.export.samples import TOLERANCES, Outputs, Sample
 from edl.trainer.export.saved_file import FAILURES
 from edl.trainer.export.verification import Found
 from edl.trainer.model import user_model
@@ -57,24 +56,28 @@ def main(argv: Sequence[str]) -> None:
 
 
 def look(name: str, path: Path, sample: Sample, request: Mapping[str, Any]) -> Found:
-    """Load an export and compare its outputs."""
+    """Load an export in the format `name`, and compare its outputs.
 
-    def wrong(look: Look) -> str:
-        try:
-            return look(path, sample, request)
-        except NO_MEMORY:
-            raise
-        except FAILURES as error:
-            return f"{path.name} cannot be loaded and run: {format_error(error)}"
-
-    looks: dict[str, Look] = {"keras": _keras, "savedmodel": _saved_model, "onnx": _onnx}
+    Args:
+        request: names the user's module: `module` (empty if there is none), `source`, `functions`.
+    """
     try:
-        why = wrong(looks[name])
-        if why and name == "keras" and request["module"] and not wrong(_built):
+        why = _wrong(LOOKS[name], path, sample, request)
+        by_code = why and name == "keras" and request["module"]
+        if by_code and not _wrong(_built, path, sample, request):
             return Found(needs_code=why)
         return Found(why)
     except NO_MEMORY as error:
         return Found(unseen=f"the process that loads it has not had enough memory: {format_error(error)}")
+
+
+def _wrong(look: Look, path: Path, sample: Sample, request: Mapping[str, Any]) -> str:
+    try:
+        return look(path, sample, request)
+    except NO_MEMORY:
+        raise
+    except FAILURES as error:
+        return f"{path.name} cannot be loaded and run: {format_error(error)}"
 
 
 def _keras(path: Path, sample: Sample, request: Mapping[str, Any]) -> str:
@@ -109,71 +112,24 @@ def _module(request: Mapping[str, Any]) -> user_model.UserModel:
 
 def _as_in_memory(path: Path, model: Any, sample: Sample) -> str:
     if sample.features is None:
-        same = samples.digests(model) == sample.weights
+        same = saved_file.weights_digest(model) == sample.weights
         return "" if same else f"{path.name} holds other weights than the model in memory"
-    return _compared(path, sample, samples.outputs_of(model, sample.features), KERAS_TOLERANCE)
+    return _compared("keras", path, sample, samples.outputs_of(model, sample.features))
 
 
 def _saved_model(path: Path, sample: Sample, request: Mapping[str, Any]) -> str:
     loaded = tf.saved_model.load(str(path))
     if "serving_default" not in loaded.signatures:
         return f"{path.name} has no signature serving_default"
-    serve = loaded.signatures["serving_default"]
     if sample.features is None:
         return ""
-    _, keywords = serve.structured_input_signature
-    features = _by_name(sample.features, request["inputs"], list(keywords))
     with tf.device("/CPU:0"):
-        found = serve(**{name: _as_declared(value, keywords[name]) for name, value in features.items()})
+        inputs = {_in_signature(name): tf.constant(array) for name, array in sample.inputs.items()}
+        found = loaded.signatures["serving_default"](**inputs)
     # As Keras flattens them: by their numbers, or by their names.
     names = [f"output_{number}" for number in range(len(found))]
     ordered = [found[name] for name in (names if set(names) == set(found) else sorted(found))]
-    return _compared(path, sample, samples.flattened(ordered), OTHER_TOLERANCE)
-
-
-def _onnx(path: Path, sample: Sample, request: Mapping[str, Any]) -> str:
-    import onnxruntime
-
-    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
-    if sample.features is None:
-        return ""
-    types = {entry.name: _numpy_type(entry.type) for entry in session.get_inputs()}
-    features = _by_name(sample.features, request["inputs"], list(types))
-    given = {name: np.asarray(value).astype(types[name]) for name, value in features.items()}
-    return _compared(path, sample, samples.flattened(session.run(None, given)), OTHER_TOLERANCE)
-
-
-def _numpy_type(onnx_type: str) -> Any:
-    """The NumPy type of `tensor(float)`."""
-    name = onnx_type.removeprefix("tensor(").removesuffix(")")
-    return {"float": np.float32, "double": np.float64, "string": object}.get(name) or np.dtype(name)
-
-
-def _by_name(features: Any, ours: Sequence[str], theirs: Sequence[str]) -> dict[str, Any]:
-    """Flattened features by the names that an export has given to its inputs.
-
-    Args:
-        ours: the names of the model's inputs, in its order.
-        theirs: those of the export, in no order that could be relied on.
-
-    Raises:
-        ValueError: the export has a different number of inputs.
-    """
-    if isinstance(features, dict) and set(features) == set(theirs):
-        return dict(features)
-    leaves = [leaf for leaf in keras.tree.flatten(features) if leaf is not None]
-    known = (ours, [*map(_in_signature, ours)])
-    names = next((names for names in known if set(names) == set(theirs)), theirs)
-    if len(names) != len(leaves):
-        raise ValueError(f"it takes {len(names)} inputs ({', '.join(names)}), and the model {len(leaves)}")
-    return dict(zip(names, leaves, strict=True))
-
-
-def _as_declared(value: Any, spec: tf.TensorSpec) -> tf.Tensor:
-    """A feature as a signature declares it. Keras' functional models make [batch, 1] of [batch]."""
-    tensor = tf.cast(value, spec.dtype)
-    lacks_one = spec.shape.rank is not None and tensor.shape.rank == spec.shape.rank - 1
-    return tf.expand_dims(tensor, -1) if lacks_one else tensor
+    return _compared("savedmodel", path, sample, samples.flattened(ordered))
 
 
 def _in_signature(name: str) -> str:
@@ -182,8 +138,25 @@ def _in_signature(name: str) -> str:
     return name if name[:1].isalpha() else f"arg_{name}"
 
 
-def _compared(path: Path, sample: Sample, found: tuple[np.ndarray, ...], tolerance: float) -> str:
-    allowed, off = tolerance + sample.tolerance, samples.difference(sample.outputs, found)
+def _onnx(path: Path, sample: Sample, request: Mapping[str, Any]) -> str:
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    if sample.features is None:
+        return ""
+    found = session.run(None, {name: _for_onnx(array) for name, array in sample.inputs.items()})
+    return _compared("onnx", path, sample, samples.flattened(found))
+
+
+def _for_onnx(array: np.ndarray) -> np.ndarray:
+    return array.astype(object) if array.dtype.kind in "US" else array
+
+
+LOOKS: dict[str, Look] = {"keras": _keras, "savedmodel": _saved_model, "onnx": _onnx}
+
+
+def _compared(name: str, path: Path, sample: Sample, found: Outputs) -> str:
+    allowed, off = TOLERANCES[name] + sample.tolerance, samples.difference(sample.outputs, found)
     if off <= allowed:
         return ""
     if np.isinf(off):

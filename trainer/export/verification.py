@@ -20,8 +20,6 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-import keras
-
 from edl.contract.own_modules import module_command
 from edl.errors import EdlError
 from edl.trainer.export import formats
@@ -76,7 +74,7 @@ class Verification:
         self._seconds, self._threads = seconds, threads
         self._process: subprocess.Popen[bytes] | None = None
         self._asked_at = self._deadline = 0.0
-        self._names: list[str] = []
+        self._names: list[str] = []  # of the formats that were asked for
         self.unseen = ""  # why the process cannot run, or was not asked
 
     def begin(self) -> None:
@@ -84,7 +82,7 @@ class Verification:
         if self._process is not None and self._process.poll() is None:
             return
         self.close()
-        self.unseen = ""
+        self.unseen, self._names = "", []
         with self._noting():
             refuse_without(BASE_BYTES)
             # Anonymous memory, so that a full disk does not matter.
@@ -102,7 +100,6 @@ class Verification:
 
     def ask(
         self,
-        model: keras.Model,
         sample: Sample,
         exports: Mapping[str, Path],
         module: UserModel | None = None,
@@ -111,7 +108,7 @@ class Verification:
         """Begin to load and compare these exports.
 
         Args:
-            model: as it is in memory.
+            sample: of the model in memory.
             exports: by the names of their formats.
             module: builds the model, if Keras cannot load it.
             source: the text of the module, if it was given as such.
@@ -126,7 +123,6 @@ class Verification:
             request = {
                 "sample": vars(sample),
                 "exports": {name: str(path.resolve()) for name, path in exports.items()},
-                "inputs": [] if sample.features is None else formats.input_names(model, sample.features),
                 "module": module.name if module is not None else "",
                 "source": source,
                 "functions": dict(module.functions) if module is not None else {},
@@ -139,11 +135,13 @@ class Verification:
                 self._process.stdin.flush()
 
     def result(self, must_end: Callable[[], bool] = lambda: False) -> dict[str, Found]:
-        """Return the result for each export, by its format, and end the process.
+        """Return the result for each export that was asked for, by its format, and end the process.
 
         Args:
             must_end: asked now and then whether the answer is not needed any more.
         """
+        if not self._names:
+            return {}
         try:
             found = Found(unseen=self.unseen) if self.unseen else self._answer(must_end)
         finally:

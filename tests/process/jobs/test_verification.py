@@ -114,7 +114,7 @@ def test_each_format_gives_what_the_model_in_memory_gives(
 ) -> None:
     model, features = made()
     exports = written(model, features, tmp_path)
-    verification.ask(model, samples.of(model, features), exports, module=own_module())
+    verification.ask(samples.of(model, features), exports, module=own_module())
     found = verification.result()
     assert {name: f.wrong for name, f in found.items()} == dict.fromkeys(artifacts.FORMATS, "")
     assert sorted(p.name for p in tmp_path.iterdir()) == sorted(artifacts.FORMATS.values())
@@ -129,7 +129,7 @@ def test_what_differs_or_is_torn_is_found(tmp_path: Path, verification: Verifica
     weights.write_bytes(weights.read_bytes()[:-8])
     sample = samples.of(model, features)
     model.layers[-1].kernel.assign_add(np.ones((3, 2)))
-    verification.ask(model, samples.of(model, features), exports)
+    verification.ask(samples.of(model, features), exports)
     found = verification.result()
     assert found["keras"].wrong.startswith("model.keras cannot be loaded and run: ")
     assert found["savedmodel"].wrong.startswith("model.savedmodel cannot be loaded and run: ")
@@ -165,7 +165,7 @@ def test_a_model_that_only_its_own_code_can_build_is_loaded_by_that(
     built, features = model(), numbers(6, 3)
     path = tmp_path / artifacts.MODEL
     built.save(path)
-    verification.ask(built, samples.of(built, features), {"keras": path}, module=own_module())
+    verification.ask(samples.of(built, features), {"keras": path}, module=own_module())
     found = verification.result()["keras"]
     assert found.wrong == ""
     assert found.needs_code.startswith("model.keras cannot be loaded and run: TypeError: ")
@@ -180,7 +180,7 @@ def test_random_outputs_are_not_compared_but_the_weights_are(
     path = tmp_path / artifacts.MODEL
     noisy.save(path)
     noisy.layers[0].kernel.assign_add(np.ones((3, 2)))
-    verification.ask(noisy, samples.of(noisy, numbers(6, 3)), {"keras": path}, module=own_module())
+    verification.ask(samples.of(noisy, numbers(6, 3)), {"keras": path}, module=own_module())
     assert verification.result()["keras"].wrong == "model.keras holds other weights than the model in memory"
 
 
@@ -198,12 +198,12 @@ def test_who_dies_or_hangs_while_it_loads_a_file_has_not_found_anything_wrong_wi
     killed, hanging, stopped, crashed = map(begun, (SECONDS, 0.0, SECONDS, SECONDS))
     for one in (killed, hanging, stopped, crashed):
         process_of(one).send_signal(signal.SIGSTOP)
-        one.ask(made, sample, exports)
+        one.ask(sample, exports)
     assert "has not ended within" in hanging.result()["keras"].unseen
     before = stopped._deadline
     with open(path, "ab") as file:
         file.truncate(20_000_000_000)  # a hole: nothing of it lies on the disk
-    stopped.ask(made, sample, exports)
+    stopped.ask(sample, exports)
     assert stopped._deadline > before + 9_000, "a large file is given more time"
     assert "the job ends before" in stopped.result(lambda: True)["keras"].unseen
     process_of(killed).kill()

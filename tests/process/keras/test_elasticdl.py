@@ -98,12 +98,7 @@ def loaded_again(learner: KerasLearner, found: user_model.UserModel, records: Re
     """Check that the model gives the same outputs when its files are loaded, if need be by its own code."""
     sample = samples.of(learner.model, records.these(range(5)).x)
     assert sample.outputs, sample.why
-    request = {
-        "module": found.name,
-        "source": "",
-        "functions": found.functions,
-        "inputs": formats.input_names(learner.model, sample.features),
-    }
+    request = {"module": found.name, "source": "", "functions": found.functions}
     for form, name in artifacts.FORMATS.items():
         if form != "onnx":
             formats.write(learner.model, form, at / name, sample.features)
