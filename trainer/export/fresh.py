@@ -1,11 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A fresh process that loads an export, as its users will, and compares the outputs.
+"""The service of a fresh process that loads an export, as its users will, and compares the outputs.
 
-    python -m edl.trainer.export.fresh REQUEST RESULT
-
-Both are descriptors of files in memory. Imports at once, which takes seconds; then waits for a line on its
-standard input, which says that the request is there. If its standard input ends before that, the process
-ends. Nothing of the parent, which has trained the model, is here, not even TensorFlow's settings.
+Nothing of the process that has trained the model is here, not even TensorFlow's settings.
 
 A `.keras` file is loaded with Keras alone; and with the user's module, where the file's note says that it
 needs custom objects. Where Keras cannot load it so (a warning says so before the training), the module builds
@@ -14,10 +10,7 @@ the model, which then loads the file's weights. SavedModel and ONNX are loaded w
 
 from __future__ import annotations
 
-import json
-import os
-import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -30,63 +23,51 @@ from edl.trainer.export.samples import TOLERANCES, Outputs, Sample
 from edl.trainer.export.saved_file import FAILURES
 from edl.trainer.export.verification import Found
 from edl.trainer.model import user_model
-from edl.trainer.runtime import serialization
 from edl.trainer.runtime.error_report import format_error
 
 NO_MEMORY = (MemoryError, tf.errors.ResourceExhaustedError)
-# Takes an export, the sample and the request, and returns what is wrong with the export.
-Look: TypeAlias = Callable[[Path, Sample, Mapping[str, Any]], str]
+Module: TypeAlias = Mapping[str, Any] | None  # how the user's module is loaded; None: there is none
+# Takes an export, the sample and the module, and returns what is wrong with the export.
+Look: TypeAlias = Callable[[Path, Sample, Module], str]
 
 
-def main(argv: Sequence[str]) -> None:
-    """Load exports in this new process, and write what was found.
+class Verifier:
+    """What the process answers (trainer/input/reader_process.py)."""
 
-    Args:
-        argv: the numbers of two open files, for the request and for the result.
-    """
-    if not sys.stdin.buffer.readline():
-        return
-    with open(int(argv[0]), "rb") as file:
-        file.seek(0)
-        request = serialization.decode(file.read())
-    sample = Sample(**request["sample"])
-    found = {name: look(name, Path(path), sample, request) for name, path in request["exports"].items()}
-    with open(int(argv[1]), "w", encoding="utf-8") as file:
-        json.dump(found, file)
+    def look(self, name: str, path: Path, sample: Sample, module: Module) -> Found:
+        """Load an export in the format `name`, and compare its outputs.
 
-
-def look(name: str, path: Path, sample: Sample, request: Mapping[str, Any]) -> Found:
-    """Load an export in the format `name`, and compare its outputs.
-
-    Args:
-        request: names the user's module: `module` (empty if there is none), `source`, `functions`.
-    """
-    try:
-        why = _wrong(LOOKS[name], path, sample, request)
-        by_code = why and name == "keras" and request["module"]
-        if by_code and not _wrong(_built, path, sample, request):
+        Raises:
+            MemoryError, ResourceExhaustedError: the process has too little memory to do so.
+        """
+        why = _wrong(LOOKS[name], path, sample, module)
+        by_code = why and name == "keras" and module is not None
+        if by_code and not _wrong(_built, path, sample, module):
             return Found(needs_code=why)
         return Found(why)
-    except NO_MEMORY as error:
-        return Found(unseen=f"the process that loads it has not had enough memory: {format_error(error)}")
 
 
-def _wrong(look: Look, path: Path, sample: Sample, request: Mapping[str, Any]) -> str:
+def _wrong(look: Look, path: Path, sample: Sample, module: Module) -> str:
     try:
-        return look(path, sample, request)
+        return look(path, sample, module)
     except NO_MEMORY:
         raise
     except FAILURES as error:
         return f"{path.name} cannot be loaded and run: {format_error(error)}"
 
 
-def _keras(path: Path, sample: Sample, request: Mapping[str, Any]) -> str:
-    needs_names = request["module"] and saved_file.note(path)
-    return _as_in_memory(path, saved_file.load(path, _module(request).names if needs_names else {}), sample)
+def _keras(path: Path, sample: Sample, module: Module) -> str:
+    needs_names = module is not None and saved_file.note(path)
+    return _as_in_memory(path, saved_file.load(path, _loaded(module).names if needs_names else {}), sample)
 
 
-def _built(path: Path, sample: Sample, request: Mapping[str, Any]) -> str:
-    return _as_in_memory(path, built(path, _module(request), sample.features), sample)
+def _built(path: Path, sample: Sample, module: Module) -> str:
+    return _as_in_memory(path, built(path, _loaded(module), sample.features), sample)
+
+
+def _loaded(module: Module) -> user_model.UserModel:
+    assert module is not None
+    return user_model.load(**module, with_data=False)
 
 
 def built(path: Path, module: user_model.UserModel, features: Any) -> Any:
@@ -105,11 +86,6 @@ def built(path: Path, module: user_model.UserModel, features: Any) -> Any:
     return model
 
 
-def _module(request: Mapping[str, Any]) -> user_model.UserModel:
-    functions = request["functions"]
-    return user_model.load(request["module"], request["source"], with_data=False, functions=functions)
-
-
 def _as_in_memory(path: Path, model: Any, sample: Sample) -> str:
     if sample.features is None:
         same = saved_file.weights_digest(model) == sample.weights
@@ -117,7 +93,7 @@ def _as_in_memory(path: Path, model: Any, sample: Sample) -> str:
     return _compared("keras", path, sample, samples.outputs_of(model, sample.features))
 
 
-def _saved_model(path: Path, sample: Sample, request: Mapping[str, Any]) -> str:
+def _saved_model(path: Path, sample: Sample, module: Module) -> str:
     loaded = tf.saved_model.load(str(path))
     if "serving_default" not in loaded.signatures:
         return f"{path.name} has no signature serving_default"
@@ -138,7 +114,7 @@ def _in_signature(name: str) -> str:
     return name if name[:1].isalpha() else f"arg_{name}"
 
 
-def _onnx(path: Path, sample: Sample, request: Mapping[str, Any]) -> str:
+def _onnx(path: Path, sample: Sample, module: Module) -> str:
     import onnxruntime
 
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
@@ -166,10 +142,3 @@ def _compared(name: str, path: Path, sample: Sample, found: Outputs) -> str:
         f"{path.name} gives other outputs than the model in memory: they differ by {off:.2g} of the largest "
         f"one ({allowed:.2g} is allowed)"
     )
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(0)  # threads of TensorFlow and of the user's module have nothing left to say

@@ -14,12 +14,12 @@ import tensorflow as tf
 from edl.trainer.export import formats, saved_file
 from edl.trainer.model.records import Records
 from edl.trainer.model.user_model import UserModel
-from edl.trainer.runtime.serialization import NotPlain
 from edl.trainer.runtime.watchdog import Watch, unwatched
 
 RECORDS = 8
 TOLERANCES = {"keras": 1e-5, "savedmodel": 1e-4, "onnx": 1e-4}  # of the largest value of an output
 EPSILONS = 8.0  # of the type that the model computes in: what reordered sums may differ by
+SPECIAL = (tf.RaggedTensor, tf.SparseTensor)
 HALF = {"float16": 2.0**-10, "bfloat16": 2.0**-7}
 Outputs: TypeAlias = Sequence[np.ndarray]
 
@@ -63,34 +63,20 @@ def of(model: keras.Model, features: Any) -> Sample:
     """Return the model's outputs for the features of some records; None: there are no records."""
     types = {str(getattr(layer, "compute_dtype", "")) for layer in model._flatten_layers()}
     tolerance = EPSILONS * max((HALF.get(name, 0.0) for name in types), default=0.0)
-    why = "there are no records"
-    if features is not None:
+    if features is None:
+        why = "there are no records"
+    elif special := [f for f in keras.tree.flatten(features) if isinstance(f, SPECIAL)]:
+        why = f"its features are {type(special[0]).__name__}s, which exports are not given"
+    else:
         try:
-            features = _plain(features)
+            features = keras.tree.map_structure(lambda f: None if f is None else _array(f), features)
             outputs, again = outputs_of(model, features), outputs_of(model, features)
             if difference(outputs, again) <= TOLERANCES["keras"] + tolerance:
                 return Sample(features, formats.inputs(model, features), outputs, tolerance)
             why = "the model gives other outputs each time it is called"
-        except NotPlain as error:
-            why = str(error)
         except NotImplementedError as error:  # a model that is only trained, by its own step
             why = f"the model cannot be called: {error or 'it has no call()'}"
     return Sample(weights=saved_file.weights_digest(model), why=why)
-
-
-def _plain(features: Any) -> Any:
-    """The features as plain values, which another process can be sent.
-
-    Raises:
-        NotPlain: a feature is ragged or sparse.
-    """
-    if isinstance(features, dict):
-        return {key: _plain(inner) for key, inner in features.items()}
-    if isinstance(features, list | tuple):
-        return (list if isinstance(features, list) else tuple)(map(_plain, features))
-    if isinstance(features, tf.RaggedTensor | tf.SparseTensor):
-        raise NotPlain(f"its features are {type(features).__name__}s, which cannot be kept as a sample")
-    return None if features is None else _array(features)
 
 
 def _array(value: Any) -> np.ndarray:
