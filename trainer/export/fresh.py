@@ -120,12 +120,10 @@ def _onnx(path: Path, sample: Sample, module: Module) -> str:
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
     if sample.features is None:
         return ""
-    found = session.run(None, {name: _for_onnx(array) for name, array in sample.inputs.items()})
-    return _compared("onnx", path, sample, samples.flattened(found))
-
-
-def _for_onnx(array: np.ndarray) -> np.ndarray:
-    return array.astype(object) if array.dtype.kind in "US" else array
+    inputs = {
+        n: array.astype(object) if array.dtype.kind in "US" else array for n, array in sample.inputs.items()
+    }
+    return _compared("onnx", path, sample, samples.flattened(session.run(None, inputs)))
 
 
 LOOKS: dict[str, Look] = {"keras": _keras, "savedmodel": _saved_model, "onnx": _onnx}
