@@ -26,7 +26,7 @@ from edl.trainer.model import user_model
 from edl.trainer.runtime.error_report import format_error
 
 NO_MEMORY = (MemoryError, tf.errors.ResourceExhaustedError)
-Module: TypeAlias = Mapping[str, Any] | None  # how the user's module is loaded; None: there is none
+Module: TypeAlias = Mapping[str, Any] | None  # the arguments of user_model.load; None without a module
 # Takes an export, the sample and the module, and returns what is wrong with the export.
 Look: TypeAlias = Callable[[Path, Sample, Module], str]
 

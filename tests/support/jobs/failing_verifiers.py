@@ -9,28 +9,28 @@ import threading
 
 
 class Killed:
-    """As by the kernel, where memory is short."""
+    """Its process is killed, as by the kernel where memory is short."""
 
     def look(self, *_: object) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
 class Crashing:
-    """As by a library."""
+    """Its process crashes, as in a library."""
 
     def look(self, *_: object) -> None:
         os.kill(os.getpid(), signal.SIGSEGV)
 
 
 class Hanging:
-    """As a layer whose call() never returns."""
+    """Never answers, like a layer whose call() does not return."""
 
     def look(self, *_: object) -> None:
         threading.Event().wait()
 
 
 class TooLarge:
-    """As NumPy, where memory is limited."""
+    """Finds too little memory, as NumPy does."""
 
     def look(self, *_: object) -> None:
         raise MemoryError("cannot allocate 5 GiB")
