@@ -26,12 +26,12 @@ from edl.trainer.async_loop import AsyncLoop
 from edl.trainer.build_data import source_of
 from edl.trainer.build_inference import build_inference
 from edl.trainer.build_learner import (
-    TRIED_RECORDS,
     advised,
     explained,
     learner_of,
     model_of,
     ps_learner_of,
+    samples_of,
 )
 from edl.trainer.build_servers import connected, servers_of, step_servers_of
 from edl.trainer.callbacks.callbacks import Callbacks
@@ -44,13 +44,13 @@ from edl.trainer.checkpoint.warm_start import of_job as warm_start_of_job
 from edl.trainer.evaluation.evaluation import RingEvaluation
 from edl.trainer.evaluation.metrics import EvaluationMetrics
 from edl.trainer.export.exporter import Exporter
-from edl.trainer.export.preflight import refuse_empty, run_preflight
+from edl.trainer.export.preflight import run_preflight
 from edl.trainer.export.verification import Verification
 from edl.trainer.model import user_model
 from edl.trainer.model.data import Batch, Batches
 from edl.trainer.model.graphs import keep_xla_explicit
 from edl.trainer.model.records import Records
-from edl.trainer.model.splits import memorized
+from edl.trainer.model.splits import memorized, refuse_empty
 from edl.trainer.model.user_model import UserModel
 from edl.trainer.parts.sample import SampleReport
 from edl.trainer.ps_client.async_client import AsyncPsClient
@@ -109,7 +109,7 @@ def inference_of(context: Context) -> Worker:
         context.doing.now(f"{name}: model()")
         model = model_of(config, context.module, context.warn)
         context.doing.now(f"{name}: the first use of the model")
-        return build_inference(config, stream, context.module, model, context.ring, context.watchdog, servers)
+        return build_inference(context, model, servers)
 
 
 def trainer_of(context: Context, memory: InMemorySnapshot | None) -> Worker:
@@ -187,10 +187,7 @@ def trainer_of(context: Context, memory: InMemorySnapshot | None) -> Worker:
 
 
 def data_of(context: Context) -> tuple[Reader, Records, list[Batch]]:
-    """Return the training's records, and batches of the first ones, to trace and try the model with.
-
-    The first batch has several records, the others one each: if feed() pads each batch, their lengths differ.
-    """
+    """Return the training's records, and batches of the first ones, to trace and try the model with."""
     config, module = context.config, context.module
     context.doing.now(f'{context.name}: data("train")')
     reader = module.reader("train")
@@ -208,9 +205,7 @@ def data_of(context: Context) -> tuple[Reader, Records, list[Batch]]:
     )
     records.fit(config.data.buffer_mebibytes * MEBIBYTE * (1 - AHEAD), config.workers)
     context.doing.now(f"{context.name}: the first records, and the first use of the model with them")
-    tried = records.first(TRIED_RECORDS)
-    samples = [records.these(several) for several in (tried, *([i] for i in tried))] if tried else []
-    return reader, records, samples
+    return reader, records, samples_of(records)
 
 
 def learner_and_servers_of(

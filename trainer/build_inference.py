@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from threading import Event
 from typing import Any
 
 import keras
@@ -43,19 +42,18 @@ from edl.trainer.model.model_support import refuse_unless_compiled
 from edl.trainer.model.records import Records
 from edl.trainer.model.user_model import UserModel
 from edl.trainer.parts.evaluation import Evaluation
-from edl.trainer.parts.ring_steps import RingSteps
 from edl.trainer.parts.sample import SampleReport
 from edl.trainer.ps_client.client import PsClient
 from edl.trainer.restore import Restore
-from edl.trainer.ring.base import Ring, RingBroken
 from edl.trainer.runtime.error_report import format_error, format_traceback
-from edl.trainer.runtime.watchdog import Compute, Watch, Watchdog
+from edl.trainer.runtime.watchdog import Compute, Watch
 from edl.trainer.session.client import MasterStream
-from edl.trainer.session.orders import FormRing
 from edl.trainer.session.state import Session
 from edl.trainer.session.telemetry import Telemetry
+from edl.trainer.startup import Context
 from edl.trainer.state import State
 from edl.trainer.step.sample_loss import output_norm, with_fixed_weights
+from edl.trainer.warm_up import run_alone
 from edl.trainer.worker import Worker
 
 SAMPLE_RECORDS = 5  # to build, trace and try the model with
@@ -74,15 +72,7 @@ class NoRecords:
         raise AssertionError("there are no records")
 
 
-def build_inference(
-    config: Config,
-    stream: MasterStream,
-    module: UserModel,
-    model: Any,
-    ring: Ring,
-    watchdog: Watchdog,
-    servers: PsClient | None = None,
-) -> Worker:
+def build_inference(context: Context, model: Any, servers: PsClient | None = None) -> Worker:
     """Build the worker of a job that evaluates or predicts.
 
     Args:
@@ -93,18 +83,17 @@ def build_inference(
         ModelError: servers are configured, and the model has no tables for them.
         EdlError: the values, the model or the data are not what they should be.
     """
-    session, watch = stream.session, watchdog.watch
+    config, stream, session, module = context.config, context.stream, context.session, context.module
+    watch, computing = context.watchdog.watch, context.compute(context.waits_for_server)
     split = PREDICTED if config.mode == "predict" else config.evaluation.split
     reader = _reader_of(config, module, split)
     records = Records(reader, module.feed_of(split), module.name, watch, transform=module.transform_of(split))
     sample = records.these(range(min(SAMPLE_RECORDS, len(reader))))
     create_variables(model, sample)
     lookups = _lookups_of(config, model, servers)
-    learner = InferenceLearner(model, ring.reduce, lookups.tables)
+    learner = InferenceLearner(model, context.ring.reduce, lookups.tables)
     batches = Batches(NoRecords(), config.training.batch_size)
     plan = config.evaluation_plan(batches.steps, {split: len(reader)})
-    limits = config.elastic.step_timeout_seconds, config.elastic.startup_timeout_seconds
-    computing = Compute(watchdog, *limits, waits=lambda: session.waits() is not None, warn=session.warn)
     evaluation: Evaluation
     compared: Callable[[Batch], float]
     files: PredictionFiles | None = None
@@ -132,7 +121,9 @@ def build_inference(
             return None
         return _first_missing(config, module, learner, rows, plan, files, len(reader))
 
-    _meet_alone(config, ring, learner)
+    # The first real ring must not wait for graphs to be traced.
+    alone = Batches(NoRecords(), config.training.batch_size)
+    run_alone(config, context.ring, learner, alone, epochs=0)
     report = Telemetry(session, batches.steps)
     state = State(learner, batches.steps)
     restore = Restore(state, None, begin, learner.parts() if servers is not None else (), trains=False)
@@ -140,7 +131,16 @@ def build_inference(
         lookups.rows, lookups.at = servers, lambda: state.ledger.step
     end = partial(_end, session, files)
     worker = assemble(
-        config, session, ring, state, batches, report, restore, end, servers=servers, evaluation=evaluation
+        config,
+        session,
+        context.ring,
+        state,
+        batches,
+        report,
+        restore,
+        end,
+        servers=servers,
+        evaluation=evaluation,
     )
     if sample_loss is not None:
         worker.parts.append(SampleReport(sample_loss))
@@ -304,21 +304,3 @@ def _end(session: Session, files: PredictionFiles | None, worth: Mapping[str, fl
                 pb.PartFailed(part="prediction", why=format_error(error), traceback=format_traceback(error))
             )
     session.say(finished=pb.Finished(metrics={} if files else worth, failed=failed))
-
-
-def _meet_alone(config: Config, ring: Ring, learner: InferenceLearner) -> None:
-    """Run a ring of one without records, so that the first real ring does not wait for graphs to be traced.
-
-    Raises:
-        RingBroken: the master has ended this worker meanwhile.
-    """
-    said: list[pb.FromWorker] = []
-    alone = Session(0, said.append, Event())
-    batches = Batches(NoRecords(), config.training.batch_size)
-    report = Telemetry(alone, batches.steps, log=lambda line: None)
-    state = State(learner, batches.steps)
-    steps = RingSteps(config, alone, state, batches, report)
-    worker = Worker(alone, ring, state, report, steps)
-    worker.run_ring(FormRing(0, (0,), 0, sync=True, epochs=0, shares=(1,), layout=Layout(0)))
-    if broken := said[-1].left_ring.broken:
-        raise RingBroken(broken)

@@ -20,6 +20,7 @@ from edl.trainer.embedding.replacement import replaced
 from edl.trainer.model import mistakes
 from edl.trainer.model.data import Batch
 from edl.trainer.model.model_support import has_own_step, refuse_unless_compiled
+from edl.trainer.model.records import Records
 from edl.trainer.model.user_model import UserModel
 from edl.trainer.step.inner_sum import RingAllReduce
 from edl.trainer.step.learner import KerasLearner
@@ -27,6 +28,15 @@ from edl.trainer.step.own_step import OwnStepLearner
 from edl.trainer.step.ps_learner import PsLearner
 
 TRIED_RECORDS = 5  # to build, trace and try the model with: so that it divides into two unlike parts
+
+
+def samples_of(records: Records) -> list[Batch]:
+    """Return batches of the first good records, to build, trace and try a model with.
+
+    The first batch has several records, the others one each: if feed() pads each batch, their lengths differ.
+    """
+    tried = records.first(TRIED_RECORDS)
+    return [records.these(several) for several in (tried, *([i] for i in tried))] if tried else []
 
 
 class Alone:

@@ -45,18 +45,19 @@ from edl.trainer.build_learner import (
     learner_of,
     model_of,
     ps_learner_of,
+    samples_of,
 )
 from edl.trainer.callbacks.rules import accepted
 from edl.trainer.embedding.local_rows import LocalRows
 from edl.trainer.embedding.lookups import Lookups
 from edl.trainer.evaluation.local_evaluation import evaluate
 from edl.trainer.evaluation.metrics import EvaluationMetrics
-from edl.trainer.export.preflight import refuse_empty, run_preflight
+from edl.trainer.export.preflight import run_preflight
 from edl.trainer.model import mistakes, user_model
 from edl.trainer.model.data import Batch
 from edl.trainer.model.graphs import keep_xla_explicit
 from edl.trainer.model.records import Records
-from edl.trainer.model.splits import memorized
+from edl.trainer.model.splits import memorized, refuse_empty
 from edl.trainer.model.user_model import UserModel
 from edl.trainer.runtime.error_report import error_place, format_error
 from edl.trainer.runtime.watchdog import unwatched
@@ -143,9 +144,7 @@ class Check:
         lenient = config.data.max_bad_records > 0
         records = Records(reader, feed, module.name, lenient=lenient, transform=transform)
         with self._part((module, "feed" if module.feed else "data")):
-            tried = records.first(TRIED_RECORDS)
-            batches = [records.these(several) for several in (tried, *([i] for i in tried))] if tried else []
-            self._samples[split] = batches
+            self._samples[split] = batches = samples_of(records)
             arrays = _arrays(batches[0]) if batches else ()
             self.report.splits.append(FoundSplit(split, module.source(split), len(reader), arrays))
 

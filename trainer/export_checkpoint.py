@@ -23,12 +23,12 @@ import keras
 import numpy as np
 
 from edl import config as config_module
-from edl.checkpoints import Checkpoint, Loaded, Store
+from edl.checkpoints import Loaded, Store
 from edl.config import Config
 from edl.errors import CheckpointError, ConfigError, EdlError, ModelError
 from edl.layers.row_location import keep_rows_elsewhere
 from edl.trainer.agreement.epochs import without_memory
-from edl.trainer.build_learner import TRIED_RECORDS, Alone, learner_of
+from edl.trainer.build_learner import Alone, learner_of, samples_of
 from edl.trainer.embedding.replacement import replaced
 from edl.trainer.embedding.saved_rows import RowsOfCheckpoint, dims
 from edl.trainer.export import formats, samples, saved_file
@@ -108,12 +108,11 @@ def export(request: Request) -> str:
             raise ModelError(f"{path}: cannot be written as {request.name}: {format_error(error)}") from error
         if config.export.verify:
             sample = samples.of(model, features)
-            verification.ask(model, sample, {request.name: path}, module, config.model.source)
+            verification.ask(sample, {request.name: path}, module, config.model.source)
             found = verification.result()[request.name]
-            if found.wrong:
-                raise EdlError(f"{path} was written, but {found.wrong}")
-            if found.unseen:
-                raise EdlError(f"{path} was written, but is not verified: {found.unseen}")
+            if not found.verified:
+                why = found.wrong or f"is not verified: {found.unseen}"
+                raise EdlError(f"{path} was written, but {why}")
             what += ", loaded again in a process of its own"
     note = saved_file.note(path) if request.name == "keras" else ""
     if found.needs_code:
@@ -151,8 +150,7 @@ def _restored(
     assert reader is not None
     feed, transform = module.feed_of("train"), module.transform_of("train")
     records = Records(reader, feed, module.name, lenient=True, transform=transform)
-    tried = records.first(TRIED_RECORDS)
-    batches = [records.these(several) for several in (tried, *([i] for i in tried))] if tried else []
+    batches = samples_of(records)
     with replaced(config.ps.replace_embeddings if manifest.of_servers else 0):
         model = module.model()
     pieces, warn = config.training.accumulate_steps, lambda _: None
@@ -179,20 +177,18 @@ def _restored(
 
 
 def _loaded(store: Store, request: Request) -> Loaded:
-    def tell(text: str) -> None:
-        print(f"edl: {text}", file=sys.stderr)
-
     if request.step is None:
-        if (newest := store.load_newest(tell)) is None:
+        newest = store.load_newest(lambda text: print(f"edl: {text}", file=sys.stderr))
+        if newest is None:
             raise CheckpointError(f"{request.checkpoints}: no whole checkpoint found")
         return newest
-    found: list[Checkpoint] = [c for c in store.checkpoints() if c.step == request.step]
-    if not found:
-        steps = ", ".join(str(c.step) for c in store.checkpoints()) or "none"
+    found = {checkpoint.step: checkpoint for checkpoint in store.checkpoints()}
+    if request.step not in found:
+        steps = ", ".join(map(str, found)) or "none"
         raise CheckpointError(
             f"{request.checkpoints}: no checkpoint of step {request.step} found (there are: {steps})"
         )
-    return Loaded(found[-1], found[-1].read())
+    return Loaded(found[request.step], found[request.step].read())
 
 
 if __name__ == "__main__":

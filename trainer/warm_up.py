@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from threading import Event
 
 from edl.config import Config
@@ -18,7 +19,7 @@ from edl.trainer.session.orders import FormRing
 from edl.trainer.session.state import Session
 from edl.trainer.session.telemetry import Telemetry
 from edl.trainer.state import State
-from edl.trainer.step.interfaces import SampleLoss
+from edl.trainer.step.interfaces import Learner, SampleLoss
 from edl.trainer.step.learner import KerasLearner
 from edl.trainer.step.own_step import OwnStepLearner
 from edl.trainer.step.sample_loss import sample_loss
@@ -64,20 +65,30 @@ def warm_up(
     # A loss that is not finite is to be found in training, where the model is the job's.
     forgiving = config.training.model_copy(update={"on_non_finite": "skip"})
     config = config.model_copy(update={"training": forgiving})
+    sample = Sample(records)
+    sampled = _Sampled(sample, learner)
+    run_alone(config, ring, learner, Batches(sample, SAMPLE_RECORDS), epochs=1, parts=[sampled])
+    return sampled.loss
+
+
+def run_alone(
+    config: Config, ring: Ring, learner: Learner, batches: Batches, epochs: int, parts: Sequence[Part] = ()
+) -> None:
+    """Run a job of the real loop in a ring of one, without a master.
+
+    Raises:
+        RingBroken: the master has ended this worker meanwhile.
+    """
     said: list[pb.FromWorker] = []
     alone = Session(0, said.append, Event())
-    sample = Sample(records)
-    batches = Batches(sample, SAMPLE_RECORDS)
     report = Telemetry(alone, batches.steps, log=lambda line: None)
-    sampled = _Sampled(sample, learner)
     state = State(learner, batches.steps)
     steps = RingSteps(config, alone, state, batches, report)
-    worker = Worker(alone, ring, state, report, steps, parts=[sampled])
+    worker = Worker(alone, ring, state, report, steps, parts=parts)
     me = (alone.worker,)
-    worker.run_ring(FormRing(0, me, alone.worker, sync=True, epochs=1, shares=(1,), layout=sample.layout))
+    worker.run_ring(FormRing(0, me, 0, sync=True, epochs=epochs, shares=(1,), layout=batches.layout))
     if broken := said[-1].left_ring.broken:
         raise RingBroken(broken)
-    return sampled.loss
 
 
 class _Sampled(Part):

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from edl.contract.artifacts import write_whole
 from edl.errors import ConfigError, EdlError
 from edl.rows.client import ATTEMPTS, Client, Pages, RolledBack
 
@@ -147,7 +148,4 @@ def _keep(path: Path, found: Sequence[Exported]) -> None:
         }
         for each in found
     }
-    with open(path, "w", encoding="utf-8") as file:
-        file.write(json.dumps({"tables": said}, indent=2) + "\n")
-        file.flush()
-        os.fsync(file.fileno())
+    write_whole(path, json.dumps({"tables": said}, indent=2) + "\n")

@@ -14,7 +14,7 @@ import contextlib
 import math
 import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -90,116 +90,95 @@ class Exporter:
             worth: the loss and metrics of the model, if the ring has evaluated it.
 
         Raises:
-            RingBroken: see `_completed`; nothing was saved or reported.
+            RingBroken: servers have lost rows of the model; nothing was saved or reported. A ring is then
+                formed, which recomputes the missing rows before the model is saved.
         """
+        failed: list[pb.PartFailed] = []
         with contextlib.ExitStack() as held:
             if self.verification is not None:
                 held.callback(self.verification.close)
                 self.verification.begin()  # first, for it takes seconds
-            failed = self._completed(held)
+            with _noted(failed, SAVING, but=(RingBroken,)):
+                held.enter_context(self.whole())
             if self.module.callbacks is not None and self.output is not None:
                 self._secure()
-            try:
+            with _noted(failed, SAVING):
                 if self.finish():
                     worth = None
-            except FAILURES as error:
-                failed.append(_part(SAVING, error))
             kept = self._keep()
             self._report_saved(kept, [*failed, *_trouble(kept)])
             # A file that may still be moved is exported when it is where it stays.
-            exported = self._export(kept) if kept.trouble is None else None
-            metrics, evaluation = self._evaluated(worth)
-            kept = self._put_right(kept)
-            exports, missing = exported or self._export(kept)
-            found = self._verified(exports) if not missing else {}
-            wrong = [pb.PartFailed(part=VERIFICATION, why=f.wrong) for f in found.values() if f.wrong]
-            failed += [*self._not_verified(exports, found), *_trouble(kept), *missing, *wrong, *evaluation]
+            exports = self._export(kept, failed) if kept.trouble is None else None
+            metrics = dict(worth) if worth is not None else self._evaluate(failed)
+            kept = self._await_room(kept)
+            failed += _trouble(kept)
+            if exports is None:
+                exports = self._export(kept, failed)
+            found = self._verified(exports, failed)
             self._report_finished(kept, exports, found, metrics, failed)
+            kept.drop_spare()
 
     def keep(self, step: int) -> None:
         """Save the model as it is at this step, before the ring evaluates it, and report the copy.
 
         The copy remains if no worker lives to save the evaluated model.
-        """
-        if self.output is not None:
-            with contextlib.ExitStack() as held:
-                failed = self._completed(held)
-                self._report_saved(self._keep(), failed, step)
-
-    def _completed(self, held: contextlib.ExitStack) -> list[pb.PartFailed]:
-        """Complete the model until `held` is closed, and return the failures of this.
 
         Raises:
-            RingBroken: servers have lost rows of the model. A ring is then formed, which recomputes the
-                missing rows before the model is saved.
+            RingBroken: as for the final model.
         """
-        try:
-            held.enter_context(self.whole())
-        except RingBroken:
-            raise
-        except FAILURES as error:
-            return [_part(SAVING, error)]
-        return []
+        if self.output is None:
+            return
+        failed: list[pb.PartFailed] = []
+        with contextlib.ExitStack() as held:
+            with _noted(failed, SAVING, but=(RingBroken,)):
+                held.enter_context(self.whole())
+            self._report_saved(self._keep(), failed, step)
 
-    def _evaluated(self, worth: Mapping[str, Value] | None) -> tuple[dict[str, Value], list[pb.PartFailed]]:
-        """The loss and metrics of the model, and the failures of the evaluation."""
-        if worth is not None:
-            return dict(worth), []
-        try:
-            with self.live():
-                return evaluate(self.model, self.module, self.module.reader("test"), self.watch), []
-        except FAILURES as error:
-            return {}, [_part(EVALUATION, error)]
+    def _evaluate(self, failed: list[pb.PartFailed]) -> dict[str, Value]:
+        """The loss and metrics of the model."""
+        with _noted(failed, EVALUATION), self.live():
+            return evaluate(self.model, self.module, self.module.reader("test"), self.watch)
+        return {}
 
-    def _export(self, kept: Kept) -> tuple[dict[str, Path], list[pb.PartFailed]]:
-        """Write the further formats, and have all of them loaded again.
-
-        Returns:
-            the files by format, and the failures: of the formats that cannot be written, or of the
-            preparation of the verification.
-        """
+    def _export(self, kept: Kept, failed: list[pb.PartFailed]) -> dict[str, Path]:
+        """Write the further formats, have all files loaded again, and return the files by format."""
         exports = {"keras": kept.path} if kept.path is not None and kept.is_whole else {}
         if self.output is None or kept.path is None or not (self.further or (self.verification and exports)):
-            return exports, []
-        part, name = VERIFICATION, ""
-        try:
+            return exports
+        with _noted(failed, VERIFICATION):
             features = samples.features_of(self.module, self.watch)
-            part = EXPORTING
             for name in self.further:
-                with self._limited(f"the export of the trained model as {name}"):
+                with (
+                    _noted(failed, EXPORTING, f"{name}: "),
+                    self._limited(f"the export of the trained model as {name}"),
+                ):
                     write = partial(formats.write, self.model, name, sample=features)
-                    path = formats.put(self.output / artifacts.FORMATS[name], write, self.session.worker)
-                exports[name] = path
-            part = VERIFICATION
+                    path = self.output / artifacts.FORMATS[name]
+                    exports[name] = formats.put(path, write, self.session.worker)
             if self.verification is not None and exports:
                 with self._limited("the outputs of the trained model for a few records"):
                     sample = samples.of(self.model, features)
                 if sample.why:
                     log.info(f"of the saved model, the weights are compared: {sample.why}")
-                self.verification.ask(self.model, sample, exports, self.module, self.source)
-        except FAILURES as error:
-            return exports, [_part(part, error, f"{name}: " if part == EXPORTING else "")]
-        return exports, []
+                self.verification.ask(sample, exports, self.module, self.source)
+        return exports
 
-    def _verified(self, exports: Mapping[str, Path]) -> dict[str, Found]:
-        """Wait for what was found at the exports that were loaded again."""
-        if self.verification is None or not exports:
+    def _verified(self, exports: Mapping[str, Path], failed: list[pb.PartFailed]) -> dict[str, Found]:
+        """Wait for the result of the verification of these files."""
+        if self.verification is None:
             return {}
         found = self.verification.result(lambda: self._must_end)
+        failed += [pb.PartFailed(part=VERIFICATION, why=f.wrong) for f in found.values() if f.wrong]
         for name in (name for name, f in found.items() if f.verified):
             log.info(
                 f"{exports[name].name} was loaded in a process of its own, and is as the model in memory"
             )
+        if unseen := {exports[name].name: f.unseen for name, f in found.items() if f.unseen}:
+            kept = f"{' and '.join(unseen)} {'is' if len(unseen) == 1 else 'are'} kept, but not verified"
+            later = f"`edl model export {self.output}` does it later"
+            why = f"{kept}: {next(iter(unseen.values()))}; {later}"
+            failed.append(pb.PartFailed(part=VERIFICATION, why=why))
         return found
-
-    def _not_verified(self, exports: Mapping[str, Path], found: Mapping[str, Found]) -> list[pb.PartFailed]:
-        """The warning about files that could not be verified."""
-        names = [exports[name].name for name, f in found.items() if not f.verified]
-        verb = "is" if len(names) == 1 else "are"
-        unseen = next((f.unseen for f in found.values() if f.unseen), "")
-        why = f"{' and '.join(names)} {verb} kept, but not verified: {unseen}; "
-        why += f"`edl model export {self.output}` does it later"
-        return [pb.PartFailed(part=VERIFICATION, why=why)] if unseen else []
 
     def _report_finished(
         self,
@@ -230,8 +209,7 @@ class Exporter:
         )
 
     def _report_saved(self, kept: Kept, failed: Sequence[pb.PartFailed], step: int = 0) -> None:
-        place = self._place(kept)
-        self.session.say_saved(pb.Saved(model=place["model"], note=place["note"], step=step, failed=failed))
+        self.session.say_saved(pb.Saved(step=step, failed=failed, **self._place(kept)))
         kept.drop_spare()
 
     def _secure(self) -> Path | None:
@@ -262,31 +240,34 @@ class Exporter:
     def _directories(self) -> list[Path]:
         return [directory for directory in (self.output, self.salvage) if directory is not None]
 
-    def _put_right(self, kept: Kept) -> Kept:
-        """Retry to save the model in `output`, if a full disk prevented it.
+    def _await_room(self, kept: Kept) -> Kept:
+        """Save the model in `output` once there is room, if a full disk prevented it.
 
-        If the model is saved elsewhere, retry for a limited time. If it is saved nowhere, retry without
-        limit.
+        If the model is saved elsewhere, wait for a limited time. If it is saved nowhere, wait without limit.
         """
-        while kept.path is None and may_pass(kept.trouble) and not self._must_end:
+        deadline = time.monotonic() + self.room_seconds
+        while may_pass(kept.trouble) and not self._must_end:
+            elsewhere = kept.path
+            if elsewhere is not None and time.monotonic() >= deadline:
+                break
             time.sleep(LOOK_SECONDS)  # no event reports free disk space
-            kept = self._keep()
-        if self.output is None or kept.path is None or not kept.is_whole or kept.trouble is None:
-            return kept
-        here, there = kept.path, self.output / artifacts.MODEL
-        deadline = time.monotonic() + (self.room_seconds if may_pass(kept.trouble) else 0.0)
-        while True:
-            with contextlib.suppress(OSError):  # the reason why it is elsewhere is still the first one
-                if shutil.disk_usage(self.output).free > here.stat().st_size:
-                    formats.put(there, partial(shutil.copyfile, here), self.session.worker)
-                    break
-            if time.monotonic() >= deadline or self._must_end:
-                return kept
-            time.sleep(LOOK_SECONDS)
-        with contextlib.suppress(OSError):  # others may lie there
-            here.unlink()
-            temporary().rmdir()
-        return Kept(there)
+            if elsewhere is None:
+                kept = self._keep()
+            elif self._has_room(elsewhere):
+                kept = self._keep()
+                if kept.trouble is None:
+                    with contextlib.suppress(OSError):  # others may lie there
+                        elsewhere.unlink()
+                        temporary().rmdir()
+        return kept
+
+    def _has_room(self, file: Path) -> bool:
+        """Whether the output directory has room for a copy of the file."""
+        assert self.output is not None
+        try:
+            return shutil.disk_usage(self.output).free > file.stat().st_size
+        except OSError:
+            return False
 
     @property
     def _must_end(self) -> bool:
@@ -305,10 +286,29 @@ class Exporter:
 
 
 def _trouble(kept: Kept) -> list[pb.PartFailed]:
-    return [] if kept.trouble is None else [_part(SAVING, kept.trouble)]
+    return [] if kept.trouble is None else [_failure(SAVING, kept.trouble)]
 
 
-def _part(part: str, error: BaseException, what: str = "") -> pb.PartFailed:
+@contextlib.contextmanager
+def _noted(
+    failed: list[pb.PartFailed], part: str, what: str = "", but: tuple[type[BaseException], ...] = ()
+) -> Iterator[None]:
+    """Inside, a failure of the user's code ends the block, and is added to `failed`.
+
+    Args:
+        part: the part of the end that fails then.
+        what: the beginning of the reason.
+        but: errors that are raised nevertheless.
+    """
+    try:
+        yield
+    except but:
+        raise
+    except FAILURES as error:
+        failed.append(_failure(part, error, what))
+
+
+def _failure(part: str, error: BaseException, what: str = "") -> pb.PartFailed:
     """An error, for the master. Errors in our own words need no traceback."""
     ours = isinstance(error, EdlError) and not isinstance(error, UserCodeError)
     why = f"{what}{format_error(error)}"

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from edl.contract import artifacts
@@ -91,9 +92,27 @@ def _declared(tensor: Any) -> tf.TensorSpec:
     return tf.TensorSpec((None, *tensor.shape[1:]), tensor.dtype, tensor.name)
 
 
-def input_names(model: keras.Model, sample: Any) -> list[str]:
-    """The names of the inputs, in the order in which Keras flattens them; empty where one has none."""
-    return [str(getattr(spec, "name", "") or "") for spec in keras.tree.flatten(signature(model, sample))]
+def inputs(model: keras.Model, features: Any) -> dict[str, np.ndarray]:
+    """Arrays of features by the names and types that the model's exported function declares.
+
+    Args:
+        features: dense arrays, as the model is called with them.
+    """
+    specs = keras.tree.flatten(signature(model, features))
+    if isinstance(features, dict) and all(spec.name in features for spec in specs):
+        leaves = [features[spec.name] for spec in specs]
+    else:
+        leaves = keras.tree.flatten(features)
+    # Keras ignores superfluous features. A missing one is reported by the export when it is run.
+    pairs = zip(specs, leaves, strict=False)
+    return {spec.name: _as_declared(array, spec) for spec, array in pairs if array is not None}
+
+
+def _as_declared(array: np.ndarray, spec: tf.TensorSpec) -> np.ndarray:
+    """Convert a feature as Keras does for the model: to the declared type, and [batch] to [batch, 1]."""
+    if spec.dtype != tf.string:
+        array = array.astype(spec.dtype.as_numpy_dtype)
+    return array[..., np.newaxis] if spec.shape.rank == array.ndim + 1 else array
 
 
 def put(path: Path, write: Callable[[Path], object], writer: int) -> Path:

@@ -1,11 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A fresh process that loads an export, as its users will, and compares the outputs.
+"""The service of a fresh process that loads an export, as its users will, and compares the outputs.
 
-    python -m edl.trainer.export.fresh REQUEST RESULT
-
-Both are descriptors of files in memory. Imports at once, which takes seconds; then waits for a line on its
-standard input, which says that the request is there. If its standard input ends before that, the process
-ends. Nothing of the parent, which has trained the model, is here, not even TensorFlow's settings.
+Nothing of the process that has trained the model is here, not even TensorFlow's settings.
 
 A `.keras` file is loaded with Keras alone; and with the user's module, where the file's note says that it
 needs custom objects. Where Keras cannot load it so (a warning says so before the training), the module builds
@@ -14,76 +10,64 @@ the model, which then loads the file's weights. SavedModel and ONNX are loaded w
 
 from __future__ import annotations
 
-import json
-import os
-import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
 
-import keras
 import numpy as np
 import tensorflow as tf
 
 from edl.layers import rows_to_be_loaded
 from edl.trainer.export import samples, saved_file
-from edl.trainer.export.samples import KERAS_TOLERANCE, OTHER_TOLERANCE, Sample
+from edl.trainer.export.samples import TOLERANCES, Outputs, Sample
 from edl.trainer.export.saved_file import FAILURES
 from edl.trainer.export.verification import Found
 from edl.trainer.model import user_model
-from edl.trainer.runtime import serialization
 from edl.trainer.runtime.error_report import format_error
 
 NO_MEMORY = (MemoryError, tf.errors.ResourceExhaustedError)
-# Takes an export, the sample and the request, and returns what is wrong with the export.
-Look: TypeAlias = Callable[[Path, Sample, Mapping[str, Any]], str]
+Module: TypeAlias = Mapping[str, Any] | None  # the arguments of user_model.load; None without a module
+# Takes an export, the sample and the module, and returns what is wrong with the export.
+Look: TypeAlias = Callable[[Path, Sample, Module], str]
 
 
-def main(argv: Sequence[str]) -> None:
-    """Load exports in this new process, and write what was found.
+class Verifier:
+    """What the process answers (trainer/input/reader_process.py)."""
 
-    Args:
-        argv: the numbers of two open files, for the request and for the result.
-    """
-    if not sys.stdin.buffer.readline():
-        return
-    with open(int(argv[0]), "rb") as file:
-        file.seek(0)
-        request = serialization.decode(file.read())
-    sample = Sample(**request["sample"])
-    found = {name: look(name, Path(path), sample, request) for name, path in request["exports"].items()}
-    with open(int(argv[1]), "w", encoding="utf-8") as file:
-        json.dump(found, file)
+    def look(self, name: str, path: Path, sample: Sample, module: Module) -> Found:
+        """Load an export in the format `name`, and compare its outputs.
 
-
-def look(name: str, path: Path, sample: Sample, request: Mapping[str, Any]) -> Found:
-    """Load an export and compare its outputs."""
-
-    def wrong(look: Look) -> str:
-        try:
-            return look(path, sample, request)
-        except NO_MEMORY:
-            raise
-        except FAILURES as error:
-            return f"{path.name} cannot be loaded and run: {format_error(error)}"
-
-    looks: dict[str, Look] = {"keras": _keras, "savedmodel": _saved_model, "onnx": _onnx}
-    try:
-        why = wrong(looks[name])
-        if why and name == "keras" and request["module"] and not wrong(_built):
+        Raises:
+            MemoryError, ResourceExhaustedError: the process has too little memory to do so.
+        """
+        why = _wrong(LOOKS[name], path, sample, module)
+        by_code = why and name == "keras" and module is not None
+        if by_code and not _wrong(_built, path, sample, module):
             return Found(needs_code=why)
         return Found(why)
-    except NO_MEMORY as error:
-        return Found(unseen=f"the process that loads it has not had enough memory: {format_error(error)}")
 
 
-def _keras(path: Path, sample: Sample, request: Mapping[str, Any]) -> str:
-    needs_names = request["module"] and saved_file.note(path)
-    return _as_in_memory(path, saved_file.load(path, _module(request).names if needs_names else {}), sample)
+def _wrong(look: Look, path: Path, sample: Sample, module: Module) -> str:
+    try:
+        return look(path, sample, module)
+    except NO_MEMORY:
+        raise
+    except FAILURES as error:
+        return f"{path.name} cannot be loaded and run: {format_error(error)}"
 
 
-def _built(path: Path, sample: Sample, request: Mapping[str, Any]) -> str:
-    return _as_in_memory(path, built(path, _module(request), sample.features), sample)
+def _keras(path: Path, sample: Sample, module: Module) -> str:
+    needs_names = module is not None and saved_file.note(path)
+    return _as_in_memory(path, saved_file.load(path, _loaded(module).names if needs_names else {}), sample)
+
+
+def _built(path: Path, sample: Sample, module: Module) -> str:
+    return _as_in_memory(path, built(path, _loaded(module), sample.features), sample)
+
+
+def _loaded(module: Module) -> user_model.UserModel:
+    assert module is not None
+    return user_model.load(**module, with_data=False)
 
 
 def built(path: Path, module: user_model.UserModel, features: Any) -> Any:
@@ -102,78 +86,26 @@ def built(path: Path, module: user_model.UserModel, features: Any) -> Any:
     return model
 
 
-def _module(request: Mapping[str, Any]) -> user_model.UserModel:
-    functions = request["functions"]
-    return user_model.load(request["module"], request["source"], with_data=False, functions=functions)
-
-
 def _as_in_memory(path: Path, model: Any, sample: Sample) -> str:
     if sample.features is None:
-        same = samples.digests(model) == sample.weights
+        same = saved_file.weights_digest(model) == sample.weights
         return "" if same else f"{path.name} holds other weights than the model in memory"
-    return _compared(path, sample, samples.outputs_of(model, sample.features), KERAS_TOLERANCE)
+    return _compared("keras", path, sample, samples.outputs_of(model, sample.features))
 
 
-def _saved_model(path: Path, sample: Sample, request: Mapping[str, Any]) -> str:
+def _saved_model(path: Path, sample: Sample, module: Module) -> str:
     loaded = tf.saved_model.load(str(path))
     if "serving_default" not in loaded.signatures:
         return f"{path.name} has no signature serving_default"
-    serve = loaded.signatures["serving_default"]
     if sample.features is None:
         return ""
-    _, keywords = serve.structured_input_signature
-    features = _by_name(sample.features, request["inputs"], list(keywords))
     with tf.device("/CPU:0"):
-        found = serve(**{name: _as_declared(value, keywords[name]) for name, value in features.items()})
+        inputs = {_in_signature(name): tf.constant(array) for name, array in sample.inputs.items()}
+        found = loaded.signatures["serving_default"](**inputs)
     # As Keras flattens them: by their numbers, or by their names.
     names = [f"output_{number}" for number in range(len(found))]
     ordered = [found[name] for name in (names if set(names) == set(found) else sorted(found))]
-    return _compared(path, sample, samples.flattened(ordered), OTHER_TOLERANCE)
-
-
-def _onnx(path: Path, sample: Sample, request: Mapping[str, Any]) -> str:
-    import onnxruntime
-
-    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
-    if sample.features is None:
-        return ""
-    types = {entry.name: _numpy_type(entry.type) for entry in session.get_inputs()}
-    features = _by_name(sample.features, request["inputs"], list(types))
-    given = {name: np.asarray(value).astype(types[name]) for name, value in features.items()}
-    return _compared(path, sample, samples.flattened(session.run(None, given)), OTHER_TOLERANCE)
-
-
-def _numpy_type(onnx_type: str) -> Any:
-    """The NumPy type of `tensor(float)`."""
-    name = onnx_type.removeprefix("tensor(").removesuffix(")")
-    return {"float": np.float32, "double": np.float64, "string": object}.get(name) or np.dtype(name)
-
-
-def _by_name(features: Any, ours: Sequence[str], theirs: Sequence[str]) -> dict[str, Any]:
-    """Flattened features by the names that an export has given to its inputs.
-
-    Args:
-        ours: the names of the model's inputs, in its order.
-        theirs: those of the export, in no order that could be relied on.
-
-    Raises:
-        ValueError: the export has a different number of inputs.
-    """
-    if isinstance(features, dict) and set(features) == set(theirs):
-        return dict(features)
-    leaves = [leaf for leaf in keras.tree.flatten(features) if leaf is not None]
-    known = (ours, [*map(_in_signature, ours)])
-    names = next((names for names in known if set(names) == set(theirs)), theirs)
-    if len(names) != len(leaves):
-        raise ValueError(f"it takes {len(names)} inputs ({', '.join(names)}), and the model {len(leaves)}")
-    return dict(zip(names, leaves, strict=True))
-
-
-def _as_declared(value: Any, spec: tf.TensorSpec) -> tf.Tensor:
-    """A feature as a signature declares it. Keras' functional models make [batch, 1] of [batch]."""
-    tensor = tf.cast(value, spec.dtype)
-    lacks_one = spec.shape.rank is not None and tensor.shape.rank == spec.shape.rank - 1
-    return tf.expand_dims(tensor, -1) if lacks_one else tensor
+    return _compared("savedmodel", path, sample, samples.flattened(ordered))
 
 
 def _in_signature(name: str) -> str:
@@ -182,8 +114,23 @@ def _in_signature(name: str) -> str:
     return name if name[:1].isalpha() else f"arg_{name}"
 
 
-def _compared(path: Path, sample: Sample, found: tuple[np.ndarray, ...], tolerance: float) -> str:
-    allowed, off = tolerance + sample.tolerance, samples.difference(sample.outputs, found)
+def _onnx(path: Path, sample: Sample, module: Module) -> str:
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    if sample.features is None:
+        return ""
+    inputs = {
+        n: array.astype(object) if array.dtype.kind in "US" else array for n, array in sample.inputs.items()
+    }
+    return _compared("onnx", path, sample, samples.flattened(session.run(None, inputs)))
+
+
+LOOKS: dict[str, Look] = {"keras": _keras, "savedmodel": _saved_model, "onnx": _onnx}
+
+
+def _compared(name: str, path: Path, sample: Sample, found: Outputs) -> str:
+    allowed, off = TOLERANCES[name] + sample.tolerance, samples.difference(sample.outputs, found)
     if off <= allowed:
         return ""
     if np.isinf(off):
@@ -193,10 +140,3 @@ def _compared(path: Path, sample: Sample, found: tuple[np.ndarray, ...], toleran
         f"{path.name} gives other outputs than the model in memory: they differ by {off:.2g} of the largest "
         f"one ({allowed:.2g} is allowed)"
     )
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(0)  # threads of TensorFlow and of the user's module have nothing left to say

@@ -8,7 +8,6 @@ trained, and its weights can be saved; this is only a warning. The check may cha
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,12 +16,13 @@ import keras
 
 from edl import scratch
 from edl.contract import artifacts
-from edl.errors import DataError, EdlError, UserCodeError
+from edl.errors import EdlError, UserCodeError
 from edl.trainer.evaluation.local_evaluation import evaluate
-from edl.trainer.export import formats, samples, saved_file
+from edl.trainer.export import formats, saved_file
 from edl.trainer.export.model_saving import disk_error
 from edl.trainer.export.saved_file import FAILURES
 from edl.trainer.export.verification import BASE_BYTES, COPIES, refuse_without
+from edl.trainer.model.splits import refuse_empty
 from edl.trainer.model.user_model import UserModel
 from edl.trainer.runtime.error_report import format_error
 from edl.trainer.runtime.watchdog import Watch
@@ -57,26 +57,22 @@ def run_preflight(
     """
     if keeps:
         formats.refuse_missing(further)
-    _evaluation(model, module, watch, allow_empty)
+    _evaluate(model, module, watch, allow_empty)
     if not keeps:
         return
-    # A worker may be killed meanwhile: what it leaves is a link, and not a file as large as the model.
-    with scratch.directory() as directory, tempfile.TemporaryFile() as file:
-        path = directory / artifacts.MODEL
-        path.symlink_to(f"/proc/self/fd/{file.fileno()}")
+    with scratch.directory() as directory:
         for name in ("keras", *further):
-            if why := _unwritten(model, name, directory / artifacts.FORMATS[name], features):
-                warn(why)
-            elif name == "keras":
-                _loading(model, module, path, warn)
-        if verifies:
+            path = directory / artifacts.FORMATS[name]
             try:
-                refuse_without(BASE_BYTES + COPIES * path.stat().st_size)
-            except EdlError as error:
-                warn(f"the model could not be verified at the end: {error}")
+                formats.write(model, name, path, features)
+            except FAILURES as error:
+                _unwritten(name, error, warn)
+            else:
+                if name == "keras":
+                    _load(model, module, path, warn, verifies)
 
 
-def _evaluation(model: keras.Model, module: UserModel, watch: Watch, allow_empty: bool) -> None:
+def _evaluate(model: keras.Model, module: UserModel, watch: Watch, allow_empty: bool) -> None:
     try:
         reader = module.reader("test")
         if reader is not None:
@@ -93,52 +89,43 @@ def _evaluation(model: keras.Model, module: UserModel, watch: Watch, allow_empty
         ) from error
 
 
-def _unwritten(model: keras.Model, name: str, path: Path, features: Any) -> str:
-    """Write the model in a format. Return a warning, empty if it was written.
+def _unwritten(name: str, error: BaseException, warn: Callable[[str], None]) -> None:
+    """Warn of a model that could not be written in a format.
 
     Raises:
-        UserCodeError: the model cannot be written in this format, which is not Keras' own.
+        UserCodeError: the model itself is the cause, and the format is not Keras' own.
     """
-    try:
-        formats.write(model, name, path, features)
-    except FAILURES as error:
-        if (full := disk_error(error)) is not None:
-            return f"whether the model can be written as {name} could not be tried out: {full}"
-        if name == "keras":
-            return (
-                f"the model cannot be saved whole: {format_error(error)}; only its weights will be kept "
-                f"({artifacts.WEIGHTS}, or {artifacts.VARIABLES} where Keras cannot write that), and the job "
-                "will not count as succeeded"
-            )
+    if (full := disk_error(error)) is not None:
+        warn(f"whether the model can be written as {name} could not be tried out: {full}")
+    elif name == "keras":
+        warn(
+            f"the model cannot be saved whole: {format_error(error)}; only its weights will be kept "
+            f"({artifacts.WEIGHTS}, or {artifacts.VARIABLES} where Keras cannot write that), and the job "
+            "will not count as succeeded"
+        )
+    else:
         raise UserCodeError(
             f"export.formats: the model cannot be written as {name}, tried out before the first step: "
             f"{format_error(error)}"
         ) from error
-    return ""
 
 
-def _loading(model: keras.Model, module: UserModel, path: Path, warn: Callable[[str], None]) -> None:
-    """Load the saved model, and warn of what its users must know to do so."""
+def _load(
+    model: keras.Model, module: UserModel, path: Path, warn: Callable[[str], None], verifies: bool
+) -> None:
+    """Load the saved model, and warn of what its users must know to do so, or of too little memory for it."""
     if note := saved_file.note(path):
         warn(note)
-    why = ""
     try:
-        if samples.digests(saved_file.load(path, module.names)) != samples.digests(model):
-            why = "is loaded with other weights than it was saved with"
+        loaded = saved_file.load(path, module.names)
+        same = saved_file.weights_digest(loaded) == saved_file.weights_digest(model)
+        why = "" if same else "is loaded with other weights than it was saved with"
     except FAILURES as error:
         why = f"cannot be loaded again: {format_error(error)}"
     if why:
         warn(saved_file.by_its_code(f"{artifacts.MODEL} {why}"))
-
-
-def refuse_empty(size: int, split: str, name: str, allowed: bool) -> None:
-    """Refuse data without records, unless the job allows it.
-
-    Raises:
-        DataError: there are no records, and that is not allowed.
-    """
-    if size == 0 and not allowed:
-        none = "; return None if nothing is held out" if split == "test" else ""
-        raise DataError(
-            f"{name}: data({split!r}) has no records{none} (expected at least 1, or data.allowEmpty=true)"
-        )
+    try:
+        if verifies:
+            refuse_without(BASE_BYTES + COPIES * path.stat().st_size)
+    except EdlError as error:
+        warn(f"the model could not be verified at the end: {error}")

@@ -3,24 +3,25 @@
 
 from __future__ import annotations
 
-import hashlib
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
 
 import keras
 import numpy as np
 import tensorflow as tf
 
-from edl.trainer.export import saved_file
+from edl.trainer.export import formats, saved_file
 from edl.trainer.model.records import Records
 from edl.trainer.model.user_model import UserModel
-from edl.trainer.runtime.serialization import NotPlain
 from edl.trainer.runtime.watchdog import Watch, unwatched
 
 RECORDS = 8
-KERAS_TOLERANCE, OTHER_TOLERANCE = 1e-5, 1e-4  # of the largest value of an output
+TOLERANCES = {"keras": 1e-5, "savedmodel": 1e-4, "onnx": 1e-4}  # of the largest value of an output
 EPSILONS = 8.0  # of the type that the model computes in: what reordered sums may differ by
+SPECIAL = (tf.RaggedTensor, tf.SparseTensor)
 HALF = {"float16": 2.0**-10, "bfloat16": 2.0**-7}
+Outputs: TypeAlias = Sequence[np.ndarray]
 
 
 @dataclass(frozen=True)
@@ -29,15 +30,17 @@ class Sample:
 
     Args:
         features: nested NumPy arrays; None if no outputs can be compared, for the reason `why`.
+        inputs: the same features by the names that exports give to the model's inputs.
         outputs: each flattened output of the model.
         tolerance: how far outputs may be off, beyond the format's own tolerance.
-        weights: a digest of each variable of the model, if there are no features.
+        weights: the digest of the model's variables, if there are no features.
     """
 
     features: Any = None
-    outputs: tuple[np.ndarray, ...] = ()
+    inputs: Mapping[str, np.ndarray] = field(default_factory=dict)
+    outputs: Outputs = ()
     tolerance: float = 0.0
-    weights: tuple[str, ...] = ()
+    weights: str = ""
     why: str = ""
 
 
@@ -60,34 +63,20 @@ def of(model: keras.Model, features: Any) -> Sample:
     """Return the model's outputs for the features of some records; None: there are no records."""
     types = {str(getattr(layer, "compute_dtype", "")) for layer in model._flatten_layers()}
     tolerance = EPSILONS * max((HALF.get(name, 0.0) for name in types), default=0.0)
-    why = "there are no records"
-    if features is not None:
+    if features is None:
+        why = "there are no records"
+    elif special := [f for f in keras.tree.flatten(features) if isinstance(f, SPECIAL)]:
+        why = f"its features are {type(special[0]).__name__}s, which exports are not given"
+    else:
         try:
-            features = _plain(features)
+            features = keras.tree.map_structure(lambda f: None if f is None else _array(f), features)
             outputs, again = outputs_of(model, features), outputs_of(model, features)
-            if difference(outputs, again) <= KERAS_TOLERANCE + tolerance:
-                return Sample(features, outputs, tolerance)
+            if difference(outputs, again) <= TOLERANCES["keras"] + tolerance:
+                return Sample(features, formats.inputs(model, features), outputs, tolerance)
             why = "the model gives other outputs each time it is called"
-        except NotPlain as error:
-            why = str(error)
         except NotImplementedError as error:  # a model that is only trained, by its own step
             why = f"the model cannot be called: {error or 'it has no call()'}"
-    return Sample(weights=digests(model), why=why)
-
-
-def _plain(features: Any) -> Any:
-    """The features as values that another process can be sent.
-
-    Raises:
-        NotPlain: a feature is ragged or sparse.
-    """
-    if isinstance(features, dict):
-        return {key: _plain(inner) for key, inner in features.items()}
-    if isinstance(features, list | tuple):
-        return (list if isinstance(features, list) else tuple)(map(_plain, features))
-    if isinstance(features, tf.RaggedTensor | tf.SparseTensor):
-        raise NotPlain(f"its features are {type(features).__name__}s, which cannot be kept as a sample")
-    return None if features is None else _array(features)
+    return Sample(weights=saved_file.weights_digest(model), why=why)
 
 
 def _array(value: Any) -> np.ndarray:
@@ -95,7 +84,7 @@ def _array(value: Any) -> np.ndarray:
     return array.astype(np.bytes_) if array.dtype == object else array  # text, as TensorFlow gives it
 
 
-def outputs_of(model: Any, features: Any) -> tuple[np.ndarray, ...]:
+def outputs_of(model: Any, features: Any) -> Outputs:
     """Return each output of the model in inference, flattened.
 
     They are computed on the CPU, where results are the same everywhere.
@@ -105,12 +94,12 @@ def outputs_of(model: Any, features: Any) -> tuple[np.ndarray, ...]:
         return flattened(model(tensors, training=False))
 
 
-def flattened(outputs: Any) -> tuple[np.ndarray, ...]:
+def flattened(outputs: Any) -> Outputs:
     """Flatten a structure of outputs into arrays; None is left out."""
-    return tuple(_array(keras.ops.convert_to_numpy(o)) for o in keras.tree.flatten(outputs) if o is not None)
+    return [_array(keras.ops.convert_to_numpy(o)) for o in keras.tree.flatten(outputs) if o is not None]
 
 
-def difference(ours: tuple[np.ndarray, ...], theirs: tuple[np.ndarray, ...]) -> float:
+def difference(ours: Outputs, theirs: Outputs) -> float:
     """The largest difference, in proportion to the largest value of its output; inf: they are not alike."""
     if [o.shape for o in ours] != [t.shape for t in theirs]:
         return float("inf")
@@ -126,13 +115,3 @@ def _difference(ours: np.ndarray, theirs: np.ndarray) -> float:
     largest = np.abs(a).max(where=np.isfinite(a), initial=1e-30)
     found = off.max(initial=0.0) / largest
     return float(found) if np.isfinite(found) else float("inf")
-
-
-def digests(model: Any) -> tuple[str, ...]:
-    """The digest of each variable of the model, in its order."""
-    return tuple(_digest(np.asarray(keras.ops.convert_to_numpy(v))) for v in saved_file.weights(model))
-
-
-def _digest(array: np.ndarray) -> str:
-    about = f"{array.dtype} {array.shape} ".encode()
-    return hashlib.sha256(about + np.ascontiguousarray(array).tobytes()).hexdigest()

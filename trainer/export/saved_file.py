@@ -15,12 +15,14 @@ from pathlib import Path
 from typing import Any
 
 import keras
+import numpy as np
 
 from edl.contract.artifacts import MODEL
 from edl.layers import (  # a file may contain them, and Keras alone does not know them
     Embedding,
     rows_to_be_loaded,
 )
+from edl.trainer.model import digests
 
 FAILURES = (Exception, SystemExit)  # what the user's code may raise
 CONFIG = "config.json"
@@ -48,7 +50,7 @@ def save(model: keras.Model, path: Path) -> None:
         Exception: any that Keras raises.
     """
     model.save(path)
-    if not any(isinstance(layer, Embedding) and layer.is_plain for layer in model._flatten_layers()):
+    if not _replaced(model):
         return
     changed = path.with_name(f".plain.{path.name}")
     try:
@@ -70,11 +72,18 @@ def mark_built(model: Any) -> None:
         model.built = True
 
 
-def weights(model: Any) -> list[Any]:
-    """The variables of a model that are in a file of it, in its order."""
-    plain = (layer for layer in model._flatten_layers() if isinstance(layer, Embedding) and layer.is_plain)
-    left_out = {id(layer.ids) for layer in plain}
-    return [v for v in model.weights if id(v) not in left_out]
+def weights_digest(model: Any) -> str:
+    """Equal for two models if the variables that a file of the model holds are equal, bit for bit."""
+    left_out = {id(layer.ids) for layer in _replaced(model)}
+    weights = [v for v in model.weights if id(v) not in left_out]
+    types = str([(v.dtype, tuple(v.shape)) for v in weights]).encode()
+    arrays = (np.ascontiguousarray(keras.ops.convert_to_numpy(v)) for v in weights)
+    return digests.digest((array.view(np.uint8) for array in arrays), types).hex()
+
+
+def _replaced(model: Any) -> list[Embedding]:
+    """The layers that have replaced Keras' own."""
+    return [layer for layer in model._flatten_layers() if isinstance(layer, Embedding) and layer.is_plain]
 
 
 def _plain(config: Any) -> Any:
@@ -142,25 +151,22 @@ def config(path: Path) -> Any:
 
 def custom_objects(config: Any) -> list[str]:
     """The names of the classes and functions in a saved configuration that are not Keras' own."""
-    found = {_custom(node) for node in _nodes(config)}
-    return sorted(name for name in found if name)
+    found = set()
+    for node in _nodes(config):
+        name = node.get("registered_name")
+        if name == "function":  # one that is not registered, or Keras' own
+            name = str(node.get("config"))
+            own = not any(hasattr(module, name) for module in FUNCTIONS)
+        else:
+            own = str(node.get("module")).partition(".")[0] not in FAMILIES
+        if isinstance(name, str) and own:
+            found.add(name)
+    return sorted(found)
 
 
 def has_lambda(config: Any) -> bool:
-    """Whether it holds Python code, which Keras loads only when asked to."""
+    """Whether the configuration holds Python code, which Keras loads only when asked to."""
     return any(node.get("class_name") == "__lambda__" for node in _nodes(config))
-
-
-def _custom(node: dict[str, Any]) -> str:
-    """The name under which Keras looks for what this node is; empty: it finds it by itself."""
-    registered = node.get("registered_name")
-    if not isinstance(registered, str):
-        return ""
-    if registered == "function":
-        name = str(node.get("config"))
-        return "" if any(hasattr(module, name) for module in FUNCTIONS) else name
-    family = str(node.get("module")).partition(".")[0]
-    return "" if family in FAMILIES else registered
 
 
 def _nodes(value: Any) -> Iterator[dict[str, Any]]:

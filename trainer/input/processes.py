@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The worker's side of its reader processes: starts them, calls them, and finds out how they ended."""
+"""The worker's side of its reader processes: starts them, calls them, and finds out how they ended.
+
+The final model is verified in such a process, too (trainer/export/verification.py).
+"""
 
 from __future__ import annotations
 
@@ -18,14 +21,16 @@ from edl.contract.own_modules import module_command
 from edl.errors import DataError
 from edl.trainer.input.wire import Closed, Packet, pack, receive, send
 from edl.trainer.runtime.error_report import raise_relayed
+from edl.trainer.runtime.watchdog import STEP_TIMEOUT
 
 STARTS = 3  # of the fork server, for one reader
 ABORT_SECONDS = 5.0  # in which a process that hangs writes its stack
 # Variables of a worker that its readers must not see: they are not members of the job.
-OWN = frozenset({"EDL_TOKEN", "EDL_MASTER", "EDL_WORKER_ID", "TF_CONFIG"})
+OWN = frozenset({"EDL_TOKEN", "EDL_MASTER", "EDL_WORKER_ID", "EDL_RUN_ID", "EDL_RING_INTERFACE", "TF_CONFIG"})
+NO_GPU = {"CUDA_VISIBLE_DEVICES": "-1"}
 # Readers compute on one thread each, because they are as many as there are cores for them, and on no GPU.
 ENVIRONMENT = {
-    "CUDA_VISIBLE_DEVICES": "-1",
+    **NO_GPU,
     "TF_NUM_INTRAOP_THREADS": "1",
     "TF_NUM_INTEROP_THREADS": "1",
     "OMP_NUM_THREADS": "1",
@@ -60,11 +65,22 @@ class ForkServer:
         spec: its arguments, as JSON can hold them.
         start_seconds: the time in which a reader must be there.
         setting: the value of the job that sets this time, for messages.
+        what: the forked processes, for messages.
+        environment: variables of the process, beside this worker's.
     """
 
-    def __init__(self, service: str, spec: Mapping[str, Any], start_seconds: float, setting: str):
+    def __init__(
+        self,
+        service: str,
+        spec: Mapping[str, Any],
+        start_seconds: float,
+        setting: str,
+        what: str = "readers of the data",
+        environment: Mapping[str, str] = ENVIRONMENT,
+    ):
         self._service, self._spec = service, json.dumps(dict(spec))
-        self.seconds, self._setting = start_seconds, setting
+        self.seconds, self._setting, self._what, self._environment = start_seconds, setting, what, environment
+        self._closed = False
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._connection: socket.socket | None = None
@@ -87,6 +103,8 @@ class ForkServer:
         ours, theirs = socket.socketpair()
         with self._lock, theirs:
             for _ in range(STARTS):
+                if self._closed:
+                    break
                 self._begin()
                 pid = self._ask({"fork": True}, [theirs.fileno()])
                 if pid is not None:
@@ -94,8 +112,8 @@ class ForkServer:
                     return ReaderProcess(self, self.pid, pid, ours)
         ours.close()
         raise DataError(
-            f"the process that starts readers of the data has ended {STARTS} times before it started one; "
-            "the worker's log says why"
+            f"the process that starts {self._what} has ended {STARTS} times before it started one; the "
+            "worker's log says why"
         )
 
     def exit_code(self, parent: int, pid: int) -> int | None:
@@ -113,7 +131,10 @@ class ForkServer:
             return self._ask({"wait": pid})
 
     def close(self) -> None:
-        """End this process and all readers."""
+        """End this process and all readers. None can be forked afterwards."""
+        self._closed = True
+        if (process := self._process) is not None:
+            process.kill()  # a thread that waits for its import holds the lock
         with self._lock:
             self._end()
 
@@ -123,12 +144,16 @@ class ForkServer:
         self._end()
         ours, theirs = socket.socketpair()
         command = [*module_command("edl.trainer.input.fork_server"), str(theirs.fileno())]
-        environment = {name: value for name, value in os.environ.items() if name not in OWN} | ENVIRONMENT
+        environment = {
+            name: value
+            for name, value in os.environ.items()
+            if name not in OWN and not name.startswith("HOROVOD_")
+        }
         with theirs:
             self._process = subprocess.Popen(
                 [*command, self._service, self._spec],
                 stdin=subprocess.DEVNULL,
-                env=environment,
+                env={**environment, **self._environment},
                 pass_fds=[theirs.fileno()],
                 # A Ctrl-C in the terminal is the worker's to handle. A session of its own would do that, too,
                 # but Linux schedules sessions against each other (autogroups), and readers would starve.
@@ -159,7 +184,7 @@ class ForkServer:
         except TimeoutError:
             self._end()
             raise DataError(
-                f"reader processes of the data have not started within {self.seconds:g} s ({self._setting})"
+                f"{self._what} have not started within {self.seconds:g} s ({self._setting})"
             ) from None
         except OSError:
             answer = b""
@@ -187,12 +212,20 @@ class ReaderProcess:
         ):  # it has ended with its parent, and closed the connection
             self._alive = os.pidfd_open(pid)
 
-    def call(self, method: str, arguments: Sequence[Any], pieces: Sequence[Packet], seconds: float) -> Packet:
+    def call(
+        self,
+        method: str,
+        arguments: Sequence[Any],
+        pieces: Sequence[Packet],
+        seconds: float,
+        setting: str = STEP_TIMEOUT,
+    ) -> Packet:
         """Call a method in the process, and return its packed result.
 
         Args:
             pieces: further arguments.
             seconds: the time that it may take.
+            setting: the value of the job that sets this time, for messages.
 
         Raises:
             ReaderDied: the process has ended, or was ended because it hangs.
@@ -208,7 +241,7 @@ class ReaderProcess:
         except TimeoutError:
             self._abort()
             self._ended()
-            raise ReaderDied(f"has not answered for {seconds:g} s (elastic.stepTimeoutSeconds)") from None
+            raise ReaderDied(f"has not answered for {seconds:g} s ({setting})") from None
         self.answered = True
         if (relayed := error.unpack()) is not None:
             raise_relayed(relayed)

@@ -160,3 +160,16 @@ def memorized(train: Reader, held_out: Reader, source: str) -> str:
         "remembers them, and nothing about new records. Hold some out: edl.split, data() without a split, or "
         "data.testFraction (docs/data.md#records-that-are-held-out)"
     )
+
+
+def refuse_empty(size: int, split: str, name: str, allowed: bool) -> None:
+    """Refuse data without records, unless the job allows it.
+
+    Raises:
+        DataError: there are no records, and that is not allowed.
+    """
+    if size == 0 and not allowed:
+        none = "; return None if nothing is held out" if split == "test" else ""
+        raise DataError(
+            f"{name}: data({split!r}) has no records{none} (expected at least 1, or data.allowEmpty=true)"
+        )

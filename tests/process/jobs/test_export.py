@@ -183,6 +183,30 @@ def test_what_cannot_be_finished_is_saved_all_the_same_and_told(tmp_path: Path) 
     assert keras.models.load_model(tmp_path / artifacts.MODEL).count_params() == 4
 
 
+def test_a_model_that_finds_no_room_is_saved_again_when_there_is_some(tmp_path: Path) -> None:
+    """The output has no room at first, not even without the spare variables; another directory has."""
+    trained, said, attempts = model(), list[pb.FromWorker](), list[int]()
+
+    class NoRoomYet(keras.layers.Dense):
+        def save_own_variables(self, store: Any) -> None:
+            attempts.append(len(attempts))
+            if len(attempts) <= 2:
+                raise OSError(28, "No space left on device")
+            super().save_own_variables(store)
+
+    trained.layers[-1].__class__ = NoRoomYet
+    module = UserModel("mine", model, lambda split: None, None)
+    output, salvage = tmp_path / "output", tmp_path / "salvage"
+    exporter.Exporter(
+        trained, module, noting(said), unwatched, lambda: False, output, salvage, room_seconds=SECONDS
+    )()
+    (first,), finished = [m.saved for m in said if m.saved.model], said[-1].finished
+    assert (first.model, [f.part for f in first.failed]) == (str(salvage / artifacts.MODEL), ["saving"])
+    assert (finished.model, list(finished.failed)) == (artifacts.MODEL, [])
+    assert {p.name for p in output.iterdir()} == {artifacts.MODEL, artifacts.EXPORTS}, "no spare is left"
+    assert not list(salvage.iterdir())
+
+
 def test_the_variables_are_written_before_the_users_code_runs_which_is_ended_when_it_hangs(
     tmp_path: Path,
 ) -> None:

@@ -4,10 +4,9 @@
 from __future__ import annotations
 
 import json
-import signal
 import subprocess
 import sys
-import threading
+import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -23,13 +22,15 @@ from edl.contract import artifacts
 from edl.errors import ConfigError, EdlError, UserCodeError
 from edl.trainer.export import exporter, formats, samples
 from edl.trainer.export.preflight import run_preflight
-from edl.trainer.export.verification import Verification, environment, refuse_without
+from edl.trainer.export.verification import Found, Verification, refuse_without
 from edl.trainer.model.user_model import UserModel
 from edl.trainer.runtime.watchdog import unwatched
-from edl.trainer.session.state import Session
+from tests.process.conftest import ROOT
+from tests.process.jobs.test_export import noting
 
 pytestmark = pytest.mark.process
 SECONDS = 90.0
+NO_SAMPLE: Any = None  # for a process that does not look at it
 RNG = np.random.default_rng(0)
 
 
@@ -76,15 +77,10 @@ def verification() -> Iterator[Verification]:
     fresh.close()
 
 
-def begun(seconds: float = SECONDS) -> Verification:
-    fresh = Verification(seconds)
+def begun() -> Verification:
+    fresh = Verification(SECONDS)
     fresh.begin()
     return fresh
-
-
-def process_of(verification: Verification) -> subprocess.Popen[bytes]:
-    assert verification._process is not None
-    return verification._process
 
 
 def written(model: keras.Model, features: Any, folder: Path) -> dict[str, Path]:
@@ -114,7 +110,7 @@ def test_each_format_gives_what_the_model_in_memory_gives(
 ) -> None:
     model, features = made()
     exports = written(model, features, tmp_path)
-    verification.ask(model, samples.of(model, features), exports, module=own_module())
+    verification.ask(samples.of(model, features), exports, module=own_module())
     found = verification.result()
     assert {name: f.wrong for name, f in found.items()} == dict.fromkeys(artifacts.FORMATS, "")
     assert sorted(p.name for p in tmp_path.iterdir()) == sorted(artifacts.FORMATS.values())
@@ -129,7 +125,7 @@ def test_what_differs_or_is_torn_is_found(tmp_path: Path, verification: Verifica
     weights.write_bytes(weights.read_bytes()[:-8])
     sample = samples.of(model, features)
     model.layers[-1].kernel.assign_add(np.ones((3, 2)))
-    verification.ask(model, samples.of(model, features), exports)
+    verification.ask(samples.of(model, features), exports)
     found = verification.result()
     assert found["keras"].wrong.startswith("model.keras cannot be loaded and run: ")
     assert found["savedmodel"].wrong.startswith("model.savedmodel cannot be loaded and run: ")
@@ -165,7 +161,7 @@ def test_a_model_that_only_its_own_code_can_build_is_loaded_by_that(
     built, features = model(), numbers(6, 3)
     path = tmp_path / artifacts.MODEL
     built.save(path)
-    verification.ask(built, samples.of(built, features), {"keras": path}, module=own_module())
+    verification.ask(samples.of(built, features), {"keras": path}, module=own_module())
     found = verification.result()["keras"]
     assert found.wrong == ""
     assert found.needs_code.startswith("model.keras cannot be loaded and run: TypeError: ")
@@ -180,7 +176,7 @@ def test_random_outputs_are_not_compared_but_the_weights_are(
     path = tmp_path / artifacts.MODEL
     noisy.save(path)
     noisy.layers[0].kernel.assign_add(np.ones((3, 2)))
-    verification.ask(noisy, samples.of(noisy, numbers(6, 3)), {"keras": path}, module=own_module())
+    verification.ask(samples.of(noisy, numbers(6, 3)), {"keras": path}, module=own_module())
     assert verification.result()["keras"].wrong == "model.keras holds other weights than the model in memory"
 
 
@@ -190,29 +186,47 @@ def noise(x: Any) -> Any:
     return x + keras.random.normal(keras.ops.shape(x))
 
 
-def test_who_dies_or_hangs_while_it_loads_a_file_has_not_found_anything_wrong_with_it(tmp_path: Path) -> None:
-    made, features = dense()
-    path = tmp_path / artifacts.MODEL
-    made.save(path)
-    sample, exports = samples.of(made, features), {"keras": path}
-    killed, hanging, stopped, crashed = map(begun, (SECONDS, 0.0, SECONDS, SECONDS))
-    for one in (killed, hanging, stopped, crashed):
-        process_of(one).send_signal(signal.SIGSTOP)
-        one.ask(made, sample, exports)
-    assert "has not ended within" in hanging.result()["keras"].unseen
-    before = stopped._deadline
-    with open(path, "ab") as file:
+def failing(how: str, monkeypatch: pytest.MonkeyPatch) -> Verification:
+    """A verification whose process fails like this."""
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    service = f"tests.support.jobs.failing_verifiers:{how}"
+    monkeypatch.setattr("edl.trainer.export.verification.VERIFIER", service)
+    return begun()
+
+
+@pytest.mark.parametrize(
+    ("how", "why"),
+    [
+        ("Killed", "the process that loads it was killed (SIGKILL), perhaps because memory ran out"),
+        ("Crashing", "the process that loads it has crashed (SIGSEGV)"),
+        ("Hanging", "the process that loads it has not answered for 0.2 s (elastic.startupTimeoutSeconds)"),
+        ("TooLarge", "the process that loads it has failed: MemoryError: cannot allocate 5 GiB"),
+    ],
+)
+def test_who_dies_or_hangs_while_it_loads_a_file_has_not_found_anything_wrong_with_it(
+    how: str, why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fresh, path = failing(how, monkeypatch), tmp_path / "model.keras"
+    path.touch()
+    fresh._seconds = 0.2 if how == "Hanging" else SECONDS
+    fresh.ask(NO_SAMPLE, {"keras": path})
+    assert fresh.result() == {"keras": Found(unseen=why)}
+
+
+def test_a_large_file_is_given_more_time_unless_the_job_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fresh, path = failing("Hanging", monkeypatch), tmp_path / "model.keras"
+    with open(path, "wb") as file:
         file.truncate(20_000_000_000)  # a hole: nothing of it lies on the disk
-    stopped.ask(made, sample, exports)
-    assert stopped._deadline > before + 9_000, "a large file is given more time"
-    assert "the job ends before" in stopped.result(lambda: True)["keras"].unseen
-    process_of(killed).kill()
-    assert "was killed (SIGKILL), as happens where memory is short" in killed.result()["keras"].unseen
-    for number in (signal.SIGSEGV, signal.SIGCONT):
-        process_of(crashed).send_signal(number)
-    found = crashed.result()["keras"]
-    assert "has died (SIGSEGV)" in found.wrong
-    assert found.unseen == ""
+    fresh._seconds, looks = 0.2, list[float]()
+    fresh.ask(NO_SAMPLE, {"keras": path})
+
+    def must_end() -> bool:
+        looks.append(time.monotonic())
+        return looks[-1] > looks[0] + 1
+
+    assert "the job ends before" in fresh.result(must_end)["keras"].unseen
 
 
 def test_a_model_that_could_not_be_looked_at_is_kept_and_the_job_does_not_say_that_it_succeeded(
@@ -222,21 +236,14 @@ def test_a_model_that_could_not_be_looked_at_is_kept_and_the_job_does_not_say_th
     made, said = dense()[0], list[Any]()
     module = UserModel("mine", model, lambda split: edl.arrays(numbers(6, 3), numbers(6, 2)), None)
     made.compile(loss="mse")
-    session = Session(0, said.append, threading.Event())
-
-    verification = Verification(SECONDS)
-
-    def killed() -> bool:
-        process_of(verification).kill()
-        return False
-
-    for limit, finish, why in (
-        ("2000000000", lambda: False, "to load the model again takes about 500 MiB"),
-        ("max", killed, "was killed (SIGKILL)"),
+    for limit, why in (
+        ("2000000000", "to load the model again takes about 500 MiB"),
+        ("max", "was killed (SIGKILL)"),
     ):
         set_memory_limit(tmp_path, limit, monkeypatch)
+        verification, session = failing("Killed", monkeypatch), noting(said)
         exporter.Exporter(
-            made, module, session, unwatched, finish, tmp_path, None, 0.0, verification=verification
+            made, module, session, unwatched, lambda: False, tmp_path, None, 0.0, verification=verification
         )()
         finished = said[-1].finished
         (failed,) = finished.failed
@@ -250,10 +257,15 @@ def test_a_model_that_could_not_be_looked_at_is_kept_and_the_job_does_not_say_th
 
 
 def test_the_environment_of_the_job_is_not_handed_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("EDL_TOKEN", "secret")
-    monkeypatch.setenv("MINE", "needed")
-    found = environment(threads=1)
-    assert (found.get("EDL_TOKEN"), found["MINE"], found["TF_NUM_INTRAOP_THREADS"]) == (None, "needed", "1")
+    for name in ("EDL_TOKEN", "HOROVOD_RANK", "MINE"):
+        monkeypatch.setenv(name, "x")
+    fresh = Verification(SECONDS, threads=1)
+    fresh.begin()
+    assert fresh._server is not None
+    entries = Path(f"/proc/{fresh._server.pid}/environ").read_text().split("\0")
+    fresh.close()
+    assert {"MINE=x", "CUDA_VISIBLE_DEVICES=-1", "TF_NUM_INTRAOP_THREADS=1"} <= set(entries)
+    assert not {"EDL_TOKEN=x", "HOROVOD_RANK=x"} & set(entries)
 
 
 def set_memory_limit(folder: Path, limit: str, monkeypatch: pytest.MonkeyPatch) -> None:

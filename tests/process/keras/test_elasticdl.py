@@ -98,16 +98,11 @@ def loaded_again(learner: KerasLearner, found: user_model.UserModel, records: Re
     """Check that the model gives the same outputs when its files are loaded, if need be by its own code."""
     sample = samples.of(learner.model, records.these(range(5)).x)
     assert sample.outputs, sample.why
-    request = {
-        "module": found.name,
-        "source": "",
-        "functions": found.functions,
-        "inputs": formats.input_names(learner.model, sample.features),
-    }
+    module = {"name": found.name, "source": "", "functions": found.functions}
     for form, name in artifacts.FORMATS.items():
         if form != "onnx":
             formats.write(learner.model, form, at / name, sample.features)
-            assert fresh.look(form, at / name, sample, request).verified
+            assert fresh.Verifier().look(form, at / name, sample, module).verified
 
 
 @pytest.mark.filterwarnings("ignore:Skipping variable loading for optimizer")  # a model that is only called

@@ -19,7 +19,7 @@ from edl.layers.row_location import rows_elsewhere, saved_tables
 from edl.trainer.embedding.local_rows import LocalRows
 from edl.trainer.embedding.replacement import replaced
 from edl.trainer.embedding.saved_rows import counted_in_file
-from edl.trainer.export import samples, saved_file
+from edl.trainer.export import saved_file
 from tests.process.keras.rings import Case, Meeting, learner_of, parts_of, ring_step
 
 pytestmark = pytest.mark.process
@@ -126,7 +126,7 @@ def test_what_is_saved_has_the_layer_that_the_model_had(
     with learner.whole():
         expected = learner.model.predict(ids, verbose=0)
         saved_file.save(learner.model, path)
-        weights = samples.digests(learner.model)
+        weights = saved_file.weights_digest(learner.model)
     assert [item.name for item in tmp_path.iterdir()] == ["m.keras"]
     custom = {each.__name__: each for each in (Tower, Subclassed)}
     with warnings.catch_warnings():  # the layer's rows have no slots in the optimizer
@@ -135,7 +135,7 @@ def test_what_is_saved_has_the_layer_that_the_model_had(
     kinds = {type(layer) for layer in loaded._flatten_layers()}
     assert layers.Embedding in kinds and edl.layers.Embedding not in kinds
     np.testing.assert_allclose(loaded.predict(ids, verbose=0), expected, rtol=1e-6)
-    assert samples.digests(loaded) == weights
+    assert saved_file.weights_digest(loaded) == weights
     if build is not Subclassed:
         assert saved_file.note(path) == "", "nothing but Keras is needed"
 
