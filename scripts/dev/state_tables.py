@@ -8,10 +8,10 @@ from collections import defaultdict
 from textwrap import fill
 from typing import Any
 
+from edl.contract.state_tables import Table
 from edl.master.backends.kubernetes.pod_view import POD
 from edl.master.core.ring import RING
 from edl.master.core.servers import ROWS
-from edl.master.core.tables import Table
 from edl.master.core.workers import WORKER
 
 HEAD = """# State tables
