@@ -40,7 +40,7 @@ class AsyncServer(AsyncState):
         _check_mode(request.generation)
         self._storage.check_declared(request.run_id)
         values = self._storage.gradients(raw, given)
-        if self.state.began:
+        if self.phase.has_rows:
             return self.progress()
         if request.attempt:
             self._begin_in_pages(request, values)
@@ -87,7 +87,7 @@ class AsyncServer(AsyncState):
         self._pages = request.attempt, request.page + 1
 
     def lease(self, request: pb.LeaseRequest) -> pb.LeasedSteps:
-        self._check(request, changes_rows=True)
+        self._check("lease steps", request)
         index, coordinator = self._storage.index, self._storage.assignment.coordinator
         if index != coordinator:
             raise Misplaced(
@@ -110,7 +110,7 @@ class AsyncServer(AsyncState):
         """
         request, given = read_push(raw)
         _check_mode(request.generation)
-        self._check(request, changes_rows=True)
+        self._check("accept a step", request)
         gradients = self._storage.gradients(raw, given)
         applied, rules = self.state, self._rules
         self._leases.heard(request.worker)
@@ -131,16 +131,16 @@ class AsyncServer(AsyncState):
         return self.progress()
 
     def drain(self, request: pb.DrainRequest) -> pb.Progress:
-        self._check(request)
+        self._check("drain", request)
         applied, update = self.state.drain(request.step)
         if update is not None:
-            self._check(request, changes_rows=True)
+            self.phase.check_can("apply waiting steps")
             self._storage.append(APPLY, step=request.step)
             self._apply(applied, update)
         return self.progress()
 
     def reschedule(self, request: pb.RescheduleRequest) -> pb.Progress:
-        self._check(request)
+        self._check("reschedule steps", request)
         incarnation = self._new_incarnation()
         applied = self._rescheduled(request, incarnation)
         if applied is not self.state:
@@ -151,7 +151,7 @@ class AsyncServer(AsyncState):
         return self.progress()
 
     def keep(self, request: pb.KeepRequest) -> pb.Progress:
-        self._check(request)
+        self._check("keep the workers' state", request)
         applied = self.state.keep(kept_from_proto(request))
         if applied is not self.state:
             self._storage.append(KEEP, request.SerializeToString())
@@ -186,9 +186,9 @@ class AsyncServer(AsyncState):
                 applied = replace(applied, incarnation=self._new_incarnation(), others=())
             return replace(
                 applied,
+                phase=before.phase.after("restore" if request.step else "lose"),
                 restored=(request.generation or before.restored[0], request.step, request.attempt),
                 generation=max(before.generation, request.generation),
-                quiesced=before.quiesced,
                 assigned_in=request.generation,
             )
 
@@ -209,13 +209,15 @@ class AsyncServer(AsyncState):
 
     def _lacks(self, request: pb.FetchRequest, to: ShardAssignment, of: ShardAssignment) -> bool:
         self.state.check_generation(request.generation)
+        self.phase.check_can("fetch rows")
         stays = self._storage.index in of.members and self._has(to)
         return not (stays or self._fetched(to, request.generation))
 
     def _check_can_send(self, request: pb.PageRequest) -> None:
         self.state.check_generation(request.generation)
-        if not (self.state.began and self.state.quiesced) or self.state.waiting:
-            raise Misplaced("rows can be copied only while the server is quiesced and no accepted step waits")
+        self.phase.check_can("send rows")
+        if self.state.waiting:
+            raise Misplaced("rows can be copied only while no accepted step waits: call Drain first")
 
     def assign(self, request: pb.AssignRequest) -> pb.Position:
         """Resume, in the present shard assignment or in a new one whose rows are here.
@@ -226,8 +228,8 @@ class AsyncServer(AsyncState):
         self._storage.check_declared(request.run_id)
         self.state.check_generation(request.generation)
         to = ShardAssignment.from_proto(request.to)
-        if self.state.quiesced or to != self._storage.assignment:
-            lacks = self.state.began and not (self._has(to) or self._fetched(to, request.fetched))
+        if self.phase.is_quiesced or to != self._storage.assignment:
+            lacks = self.phase.has_rows and not (self._has(to) or self._fetched(to, request.fetched))
             if self._storage.index in to.members and lacks:  # a server without rows starts later, by `begin`
                 there = self._storage.assignment
                 raise Misplaced(f"cannot switch from {there} to {to}: this server lacks rows of it")
@@ -249,35 +251,28 @@ class AsyncServer(AsyncState):
     def advance_to(self, request: pb.PullRequest | pb.ListRequest | pb.WritePartRequest) -> None:
         _check_mode(request.generation)
         self._storage.check_run(request.run_id)
-        if not self.state.began:
-            raise Misplaced("the server has no rows: it is new, or has lost its log")
+        self.phase.check_can("read rows")
 
     def rebased(self) -> None:
         """Nothing to do: steps are never undone here."""
 
     def _check(
         self,
+        act: str,
         request: pb.LeaseRequest | pb.PushRequest | pb.DrainRequest | pb.RescheduleRequest | pb.KeepRequest,
-        changes_rows: bool = False,
     ) -> None:
-        """Reject a call of another run or incarnation, or one that the server's state does not allow.
-
-        Args:
-            changes_rows: whether the call accepts a step or changes rows.
+        """Check the run, the phase and the incarnation.
 
         Raises:
-            Misplaced: the server has no rows, has a different incarnation, or is quiesced.
+            Misplaced: the call is of another run or incarnation, or the server's phase does not allow it.
         """
         self._storage.check_declared(request.run_id)
-        if not self.state.began:
-            raise Misplaced("the server has no rows: it is new, or has lost its log")
+        self.phase.check_can(act)
         if request.incarnation != self.state.incarnation:
             raise Misplaced(
                 f"stale incarnation {request.incarnation!r} (current {self.state.incarnation!r}): a server "
                 "was restored or resharded; refresh and retry"
             )
-        if changes_rows and self.state.quiesced:
-            raise Misplaced("the server is quiesced: it accepts steps again after `Assign`")
 
 
 def _check_mode(generation: int) -> None:

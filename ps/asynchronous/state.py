@@ -89,7 +89,7 @@ class AsyncState(UpdateMode[AppliedSteps]):
             version=t.version,
             step=t.step,
             incarnation=t.incarnation,
-            empty=not t.began,
+            empty=not t.phase.has_rows,
             accepted=len(t.accepted),
             loss=t.loss,
             records=t.records,
@@ -188,7 +188,7 @@ class AsyncState(UpdateMode[AppliedSteps]):
 
     def _fetched(self, to: ShardAssignment, generation: int) -> bool:
         """Whether all rows that `to` adds to this server were fetched in that generation."""
-        ready = self._resharding.target
+        ready = self._resharding.ready
         return (
             ready is not None
             and ready.request.generation == generation
@@ -202,20 +202,20 @@ class AsyncState(UpdateMode[AppliedSteps]):
         """
         held, wanted = (of.held(self._storage.index) for of in (self._storage.assignment, to))
         fewer = bool((held & ~wanted).any())
-        return self.state.began and not (fewer and self.state.waiting) and bool((held >= wanted).all())
+        return self.phase.has_rows and not (fewer and self.state.waiting) and bool((held >= wanted).all())
 
     def _switch(self, request: pb.AssignRequest, incarnation: str) -> None:
         to, applied = ShardAssignment.from_proto(request.to), self.state
-        if to == self._storage.assignment and applied.began:
+        if to == self._storage.assignment and applied.phase.has_rows:
             self._storage.finish_copy()
             self._resharding.drop()
-            self.state = replace(applied, quiesced=False, assigned_in=request.since)
+            self.state = replace(applied.resumed(), assigned_in=request.since)
             return
-        ready = self._resharding.target if self._fetched(to, request.fetched) else None
-        self._resharding.switch(to, ready, stays=applied.began)
+        ready = self._resharding.ready if self._fetched(to, request.fetched) else None
+        self._resharding.switch(to, ready, stays=applied.phase.has_rows)
         if self._storage.index not in to.members:
-            applied = replace(applied.lost(), quiesced=False)
-        elif applied.began:
+            applied = applied.lost().resumed()
+        elif applied.phase.has_rows:
             version = ready.request.version if ready is not None else 0
             applied = applied.moved(version, incarnation, request.since)
         elif ready is not None:
@@ -225,7 +225,7 @@ class AsyncState(UpdateMode[AppliedSteps]):
                 ranges_from_proto(fetch.steps), fetch.version, kept, incarnation, request.since
             )
         else:
-            applied = replace(applied, quiesced=False)
+            applied = applied.resumed()
         self.state = applied
         self._leases.clear()
 
