@@ -223,12 +223,7 @@ class Server:
         )
         if mode.phase.has_rows:
             found.assignment.CopyFrom(storage.assignment.to_proto())
-        if isinstance(mode, AsyncServer):
-            found.accepted.CopyFrom(mode.accepted)
-            found.rescheduled.CopyFrom(mode.rescheduled)
-            found.version, found.waiting = mode.clock, len(mode.state.waiting)
-            if kept:
-                found.kept.CopyFrom(mode.kept)
+        mode.describe(found, kept)
         return found
 
     @property

@@ -90,6 +90,9 @@ class UpdateMode(ABC, Generic[S]):
     def progress(self) -> pb.Progress:
         """Return the server's progress, for the answers to pushes."""
 
+    def describe(self, description: pb.Description, kept: bool) -> None:
+        """Add the state of asynchronous steps, and with `kept` the workers' state that the server stores."""
+
     # --- the calls
 
     @abstractmethod

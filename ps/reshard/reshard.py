@@ -63,6 +63,11 @@ class Resharding:
         """The fetched rows; None until all of them are here."""
         return self._target if self._state is COMPLETE else None
 
+    def ready_for(self, to: ShardAssignment, step: int) -> ReshardTarget | None:
+        """The fetched rows, if they are all that this server gains in assignment `to`, as of that step."""
+        ready = self.ready
+        return ready if ready is not None and ready.gives(self._storage.index, to, step) else None
+
     @property
     def nbytes(self) -> int:
         """Bytes of the fetched rows."""

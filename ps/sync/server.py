@@ -230,7 +230,7 @@ class SyncServer(UpdateMode[Steps]):
     def _misses(self, to: ShardAssignment, of: ShardAssignment, step: int) -> bool:
         """Whether the server lacks rows of assignment `to`."""
         index = self._storage.index
-        if (ready := self._resharding.ready) is not None and ready.gives(index, to, step):
+        if self._resharding.ready_for(to, step) is not None:
             return False
         mine = self._storage.assignment if self.phase.has_rows and index in of.members else of
         return bool((to.held(index) & ~mine.held(index)).any())
@@ -243,9 +243,7 @@ class SyncServer(UpdateMode[Steps]):
     def _switch(self, to: ShardAssignment, generation: int, step: int, last: Commit | None) -> None:
         """Switch to an assignment all of whose rows for this server are here."""
         index = self._storage.index
-        target = self._resharding.ready
-        if target is not None and not target.gives(index, to, step):
-            target = None
+        target = self._resharding.ready_for(to, step)
         stays = self.phase.has_rows and (
             target is None or index in ShardAssignment.from_proto(target.request.of).members
         )

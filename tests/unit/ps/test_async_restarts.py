@@ -146,7 +146,7 @@ def test_a_whole_checkpoint_replaces_the_log_before_it(start: Start, tmp_path: P
     lost = start("lost")
     lost.declare(counting.tables(grads_to_wait=2))
     assert restore(lost, 2).step == 2
-    assert lost.async_server.accepted == steps(0, 2), (
+    assert lost.describe(0.0).accepted == steps(0, 2), (
         "what waited is not in the rows, so it is to be made again"
     )
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ import pytest
 from edl.contract.proto import ps_pb2 as pb
 from edl.contract.rows.buckets import BUCKETS
 from edl.contract.rows.placement import ShardAssignment, moves
+from edl.ps.server import Server
 from edl.trainer.embedding.interfaces import Commit, Table
 from edl.trainer.ps_client.client import PsClient
 from edl.trainer.ring.base import RingBroken
@@ -188,9 +190,12 @@ def test_a_fetch_that_arrives_again_after_the_switch_drops_no_rows(
 ) -> None:
     requests: list[pb.FetchRequest] = []
     real = DirectCall._fetch
-    monkeypatch.setattr(
-        DirectCall, "_fetch", lambda call, server, asked: requests.append(asked) or real(call, server, asked)
-    )
+
+    def fetch(call: DirectCall, server: Server, request: pb.FetchRequest) -> Any:
+        requests.append(request)
+        return real(call, server, request)
+
+    monkeypatch.setattr(DirectCall, "_fetch", fetch)
     world = World(0, tmp_path, 1, rate=0.0)
     job = Job(world)
     world.grow(1)
