@@ -28,6 +28,7 @@ import numpy as np
 from edl.checkpoints.manifest import Part
 from edl.contract.proto import ps_pb2 as pb
 from edl.contract.rows.placement import ShardAssignment
+from edl.contract.state_tables import ImpossibleStep
 from edl.ps.asynchronous.server import AsyncServer
 from edl.ps.errors import Invalid, Misplaced, Refused, Unavailable
 from edl.ps.storage.capture import Capture
@@ -42,6 +43,8 @@ from edl.ps.update_mode import UpdateMode
 
 class Server:
     """One server: its tables, its log and its update mode.
+
+    `mode` has the calls that change steps or move rows. `declare` may replace it.
 
     Args:
         index: of this server.
@@ -320,7 +323,7 @@ class Server:
     def _recover(self) -> None:
         try:
             self._replay()
-        except (Damaged, Refused, OSError, ValueError, LookupError, TypeError) as error:
+        except (Damaged, Refused, ImpossibleStep, OSError, ValueError, LookupError, TypeError) as error:
             if not isinstance(error, AnotherRun):
                 self._warn(f"the log in {self._log.directory} is ignored: {error}")
             self._storage.forget()

@@ -12,9 +12,11 @@ from typing import Any
 
 import pytest
 
+from edl.contract.proto import ps_pb2 as pb
 from edl.ps.errors import Misplaced, Unavailable
 from edl.ps.server import Server
 from edl.ps.storage import wal as logs
+from edl.ps.storage.records import FETCH, FETCHED
 from tests.support.ps.requests import RUN, commit, pull, stage, start_generation, tables
 from tests.support.ps.server_states import begin, content, copied, train, write_part
 
@@ -43,6 +45,16 @@ def test_a_server_that_is_killed_comes_back_where_it_was(
         copied(tmp_path, "killed")
         assert content(start("killed")) == content(server)
     assert not server.position().empty
+
+
+def test_a_log_with_an_impossible_transition_is_ignored(start: Callable[..., Server], tmp_path: Path) -> None:
+    server, said = begin(start()), list[str]()
+    server._storage.append(FETCH, pb.FetchRequest(run_id=RUN, generation=1).SerializeToString())
+    server._storage.append(FETCHED)
+    server._storage.append(FETCHED)
+    copied(tmp_path, "killed")
+    assert start("killed", warn=said.append).position().empty
+    assert "has no transition for 'complete'" in said[0]
 
 
 def test_an_undone_step_stays_undone(start: Callable[..., Server], tmp_path: Path) -> None:
