@@ -28,7 +28,7 @@ import numpy as np
 from edl.checkpoints.manifest import Part
 from edl.contract.proto import ps_pb2 as pb
 from edl.contract.rows.placement import ShardAssignment
-from edl.contract.rows.wire import Bytes
+from edl.contract.state_tables import ImpossibleStep
 from edl.ps.asynchronous.server import AsyncServer
 from edl.ps.errors import Invalid, Misplaced, Refused, Unavailable
 from edl.ps.storage.capture import Capture
@@ -37,13 +37,14 @@ from edl.ps.storage.requests import ids_of, tables_of
 from edl.ps.storage.storage import SNAPSHOT_BYTES, Storage
 from edl.ps.storage.wal import AnotherRun, Damaged, Log, NoLog
 from edl.ps.sync.server import SyncServer
-from edl.ps.sync.staging import Steps
 from edl.ps.table.table import Table
 from edl.ps.update_mode import UpdateMode
 
 
 class Server:
     """One server: its tables, its log and its update mode.
+
+    `mode` has the calls that change steps or move rows. `declare` may replace it.
 
     Args:
         index: of this server.
@@ -78,7 +79,7 @@ class Server:
         self._storage = Storage(
             index, servers, run_id, self._log, checkpoints, memory_limit, warn, snapshot_bytes
         )
-        self._mode: UpdateMode[Any] = SyncServer(self._storage)  # until `declare` names another mode
+        self.mode: UpdateMode[Any] = SyncServer(self._storage)  # until `declare` names another mode
         self.rows_pulled = 0
         self._room = np.empty(0, np.float32)  # reused: page faults of new memory cost as much as the copy
         self._recover()
@@ -87,8 +88,6 @@ class Server:
     def servers(self) -> int:
         """Number of servers; 0: unknown yet."""
         return self._storage.assignment.servers
-
-    # --- calls of both update modes
 
     def declare(self, request: pb.Tables) -> pb.Position:
         """Declare the job's tables and its update mode.
@@ -111,14 +110,6 @@ class Server:
             )
         return self.position()
 
-    def restore(self, request: pb.RestoreRequest) -> pb.Position:
-        """Roll back to a checkpoint.
-
-        Raises:
-            Unreadable: the checkpoint cannot be read; the server is empty then.
-        """
-        return self._mode.restore(request)
-
     def pull(self, request: pb.PullRequest) -> list[np.ndarray]:
         """The rows of the requested ids, float32 [n * dim] per table; valid until the next call."""
         self._make_readable(request)
@@ -129,7 +120,7 @@ class Server:
         found, at = [], 0
         for table, ids in wanted:
             out = self._room[at : at + len(ids) * table.dim]
-            table.pull(self._mode.clock, ids, out)
+            table.pull(self.mode.clock, ids, out)
             self.rows_pulled += len(ids)
             found.append(out)
             at += len(out)
@@ -148,7 +139,7 @@ class Server:
                 f"{len(self.tables)} tables"
             )
         after = request.after if request.HasField("after") else None
-        clock, of = self._mode.clock, self._storage.assignment
+        clock, of = self.mode.clock, self._storage.assignment
         if request.HasField("assignment"):
             of = ShardAssignment.from_proto(request.assignment)
         mine = None if of.copies < 2 else lambda ids: of.serves(self.index, ids)
@@ -167,10 +158,10 @@ class Server:
         self._storage.check_declared(request.run_id)
         if not self._storage.checkpoints:
             raise Misplaced("cannot write a checkpoint: this server was started without --checkpoint-dir")
-        self._mode.advance_to(request)
+        self.mode.advance_to(request)
         self._check_assignment(request)
-        capture = self._mode.capture()
-        if self._mode.shards_suffice:
+        capture = self.mode.capture()
+        if self.mode.shards_suffice:
             self._storage.will_write(capture, request.step, request.attempt)
         return capture
 
@@ -186,7 +177,7 @@ class Server:
         """Make that checkpoint, which is complete, the base of the log."""
         self._storage.check_declared(request.run_id)
         if self._storage.committed(request.step, request.attempt):
-            self._mode.rebased()
+            self.mode.rebased()
         return self.position()
 
     def snapshot(self) -> Capture | None:
@@ -194,10 +185,10 @@ class Server:
 
         The caller must then call `write_snapshot`, and `use_snapshot` whether or not that has failed.
         """
-        mode = self._mode
-        if mode.began and not mode.is_resharding and self._storage.time_for_snapshot(mode.pending):
+        mode = self.mode
+        if mode.phase.has_rows and not mode.is_resharding and self._storage.time_for_snapshot(mode.pending):
             try:
-                self._storage.snapshot = self._mode.capture()
+                self._storage.snapshot = mode.capture()
             except Unavailable as error:
                 self._warn(str(error))
             return self._storage.snapshot
@@ -214,11 +205,11 @@ class Server:
     def use_snapshot(self, capture: Capture, name: str) -> None:
         """Make the snapshot the base of the log; an empty name: it could not be written."""
         if self._storage.use_snapshot(capture, name):
-            self._mode.rebased()
+            self.mode.rebased()
 
     def describe(self, busy_seconds: float, kept: bool = False) -> pb.Description:
         """Return the server's state; with `kept`, including the workers' state that it stores."""
-        mode, storage = self._mode, self._storage
+        mode, storage = self.mode, self._storage
         found = pb.Description(
             position=self.position(),
             tables=[pb.TableState(name=table.name, rows=len(table), dim=table.dim) for table in self.tables],
@@ -233,14 +224,9 @@ class Server:
             servers=self.servers,
             incarnation=self.incarnation,
         )
-        if mode.began:
+        if mode.phase.has_rows:
             found.assignment.CopyFrom(storage.assignment.to_proto())
-        if isinstance(mode, AsyncServer):
-            found.accepted.CopyFrom(mode.accepted)
-            found.rescheduled.CopyFrom(mode.rescheduled)
-            found.version, found.waiting = mode.clock, len(mode.state.waiting)
-            if kept:
-                found.kept.CopyFrom(mode.kept)
+        mode.describe(found, kept)
         return found
 
     @property
@@ -254,55 +240,18 @@ class Server:
 
     @property
     def incarnation(self) -> str:
-        return self._mode.incarnation
-
-    @property
-    def pending(self) -> int:
-        """Bytes of gradients that are not in the rows yet, and of fetched rows."""
-        return self._mode.pending
+        return self.mode.incarnation
 
     def position(self) -> pb.Position:
-        return self._mode.position()
+        return self.mode.position()
 
     def close(self) -> None:
         """Flush the log to the disk and close it."""
         self._log.close()
 
-    def start_generation(self, request: pb.StartGenerationRequest) -> pb.Position:
-        return self._mode.start_generation(request)
-
-    def fetch(self, request: pb.FetchRequest) -> list[int]:
-        return self._mode.fetch(request)
-
-    def take_page(self, request: pb.FetchRequest, raw: bytes) -> pb.PageOfRows:
-        return self._mode.take_page(request, raw)
-
-    def fetched(self, request: pb.FetchRequest) -> pb.Position:
-        return self._mode.fetched(request)
-
-    def page(self, request: pb.PageRequest) -> pb.PageOfRows:
-        return self._mode.page(request)
-
-    def assign(self, request: pb.AssignRequest) -> pb.Position:
-        return self._mode.assign(request)
-
-    def begin(self, raw: Bytes) -> pb.Progress:
-        return self._mode.begin(raw)
-
-    def push(self, raw: Bytes) -> pb.Progress:
-        return self._mode.push(raw)
-
     @property
     def assignment(self) -> ShardAssignment:
         return self._storage.assignment
-
-    # --- calls of one update mode
-
-    @property
-    def steps(self) -> Steps:
-        """The state of synchronous steps (mode=hybrid)."""
-        assert isinstance(self._mode, SyncServer)
-        return self._mode.state
 
     @property
     def async_server(self) -> AsyncServer:
@@ -311,25 +260,25 @@ class Server:
         Raises:
             Misplaced: the update mode is synchronous.
         """
-        if not isinstance(self._mode, AsyncServer):
+        if not isinstance(self.mode, AsyncServer):
             if self._storage.declared is None:
                 self._storage.check_declared(self.run_id)
             raise Misplaced(
                 "this server is synchronous (mode=hybrid); the call is for asynchronous steps (mode=ps)"
             )
-        return self._mode
+        return self.mode
 
     @property
     def version(self) -> int:
         """Number of updates in the rows in mode=ps, otherwise 0."""
-        return self._mode.clock if isinstance(self._mode, AsyncServer) else 0
+        return self.mode.clock if isinstance(self.mode, AsyncServer) else 0
 
     # --- private
 
     def _declare(self, request: pb.Tables, tables: list[Table]) -> None:
         self._storage.declared, self._storage.tables = request, tables
-        if request.HasField("asynchronous") and not isinstance(self._mode, AsyncServer):
-            self._mode = AsyncServer(self._storage, clock=self._clock)
+        if request.HasField("asynchronous") and not isinstance(self.mode, AsyncServer):
+            self.mode = AsyncServer(self._storage, clock=self._clock)
 
     def _make_readable(self, request: pb.PullRequest | pb.ListRequest) -> None:
         """Apply the last step if this request is the first to need it, and check that the rows are here.
@@ -339,25 +288,21 @@ class Server:
         """
         if request.generation:
             self._storage.check_declared(request.run_id)
-            self._mode.advance_to(request)
+            self.mode.advance_to(request)
             self._check_assignment(request)
             return
         # A reader, not a worker of the job. An empty run id stands for any run.
-        there, servers = self._storage.assignment, request.servers
-        if servers and self._mode.began and there.servers and (there.servers != servers or there.out):
+        there, servers, has_rows = self._storage.assignment, request.servers, self.mode.phase.has_rows
+        if servers and has_rows and there.servers and (there.servers != servers or there.out):
             raise Misplaced(f"the rows are on {there} now; expected by the caller: {servers}")
-        if request.HasField("assignment") and self._mode.began:
+        if request.HasField("assignment") and has_rows:
             asked = ShardAssignment.from_proto(request.assignment)
             known = (asked.servers, asked.copies) == (there.servers, there.copies)
             if not known or self.index in asked.out or not {*there.out} <= {*asked.out}:
                 raise Misplaced(f"the rows are on {there} now; expected by the caller: {asked}")
         if request.run_id:
             self._storage.check_run(request.run_id)
-        if not self._mode.began:
-            raise Misplaced(
-                f"parameter server {self.index} has no rows yet: it is new, or has lost its log; the job's "
-                "workers will initialize it"
-            )
+        self.mode.phase.check_can("read rows")
 
     def _check_assignment(self, request: pb.PullRequest | pb.ListRequest | pb.WritePartRequest) -> None:
         """Reject a caller outside the ring whose assignment is outdated: resharding may have begun since.
@@ -378,14 +323,14 @@ class Server:
     def _recover(self) -> None:
         try:
             self._replay()
-        except (Damaged, Refused, OSError, ValueError, LookupError, TypeError) as error:
+        except (Damaged, Refused, ImpossibleStep, OSError, ValueError, LookupError, TypeError) as error:
             if not isinstance(error, AnotherRun):
                 self._warn(f"the log in {self._log.directory} is ignored: {error}")
             self._storage.forget()
-            self._mode = SyncServer(self._storage)
+            self.mode = SyncServer(self._storage)
             self._log.base = None
         if self._log.base is None:
-            self._storage.begin_log(self._mode.beginning())
+            self._storage.begin_log(self.mode.beginning())
 
     def _replay(self) -> None:
         loaded = False
@@ -398,18 +343,18 @@ class Server:
                     head = record.said
                     self._storage.read_assignment(head)
                     if "asynchronous" in head:
-                        self._mode = AsyncServer(self._storage, head, self._clock)
+                        self.mode = AsyncServer(self._storage, head, self._clock)
                     else:
-                        self._mode = SyncServer(self._storage, head)
+                        self.mode = SyncServer(self._storage, head)
             elif record.kind == TABLES:
                 if self._storage.declared is None:
                     request = pb.Tables.FromString(record.raw)
                     self._declare(request, tables_of(request))
                 if not loaded:
-                    self._mode.load_base()
+                    self.mode.load_base()
                     loaded = True
             else:
-                self._mode.replay(record)
+                self.mode.replay(record)
 
 
 def _check_numbers(asynchronous: pb.Asynchronous) -> None:

@@ -17,6 +17,7 @@ from edl.contract.proto import ps_pb2 as pb
 from edl.contract.rows.placement import ShardAssignment
 from edl.contract.rows.wire import Bytes
 from edl.ps.errors import Misplaced
+from edl.ps.phase import Phase
 from edl.ps.reshard.reshard import Resharding
 from edl.ps.reshard.transfer import ReshardTarget
 from edl.ps.storage.capture import Capture
@@ -28,8 +29,8 @@ class ServerState(Protocol):
     """The steps of one server, as a value."""
 
     @property
-    def began(self) -> bool:
-        """Whether the server holds the state of a job. False: it is new, or has lost its log."""
+    def phase(self) -> Phase:
+        """Whether the server has the rows of a job, and accepts steps."""
 
     def lost(self: S) -> S:
         """Drop the steps: their rows are gone. Generations are kept."""
@@ -51,9 +52,9 @@ class UpdateMode(ABC, Generic[S]):
     # --- the state
 
     @property
-    def began(self) -> bool:
-        """Whether the server holds the state of a job. False: it is new, or has lost its log."""
-        return self.state.began
+    def phase(self) -> Phase:
+        """Whether the server has the rows of a job, and accepts steps."""
+        return self.state.phase
 
     @property
     @abstractmethod
@@ -73,21 +74,24 @@ class UpdateMode(ABC, Generic[S]):
     @property
     def is_resharding(self) -> bool:
         """True while rows for another shard assignment are fetched; the state cannot be captured then."""
-        return self._resharding.target is not None
+        return self._resharding.is_active
 
     def position(self) -> pb.Position:
         """Return the server's step, generation and assignment, as a new ring's root needs them."""
         told, there = self._position(), self._storage.assignment
-        told.empty = not self.began
-        if self.began and there.servers:
+        told.empty = not self.phase.has_rows
+        if self.phase.has_rows and there.servers:
             told.assignment.CopyFrom(there.to_proto())
-        if (ready := self._resharding.target) is not None and ready.whole:
+        if (ready := self._resharding.ready) is not None:
             self._tell_fetched(told, ready)
         return told
 
     @abstractmethod
     def progress(self) -> pb.Progress:
         """Return the server's progress, for the answers to pushes."""
+
+    def describe(self, description: pb.Description, kept: bool) -> None:
+        """Add the state of asynchronous steps, and with `kept` the workers' state that the server stores."""
 
     # --- the calls
 
@@ -132,7 +136,7 @@ class UpdateMode(ABC, Generic[S]):
 
     def fetched(self, request: pb.FetchRequest) -> pb.Position:
         """All pages of the fetch have arrived: the server can switch to the new assignment."""
-        self._resharding.fetched(request)
+        self._resharding.complete(request)
         return self.position()
 
     def page(self, request: pb.PageRequest) -> pb.PageOfRows:

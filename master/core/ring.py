@@ -16,9 +16,9 @@ from enum import StrEnum
 
 from edl.contract.ids import NO_RING, Generation, WorkerId
 from edl.contract.reasons import Reason
+from edl.contract.state_tables import Table
 from edl.master.core import effects as ef
 from edl.master.core import events as ev
-from edl.master.core.tables import Table
 from edl.master.core.workers import IN, Pool, WorkerRecord
 
 KEPT_CHANGES = 100  # a job that runs for a month has ten thousand

@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from edl.master.core.tables import Table
+from edl.contract.state_tables import Table
 
 
 class RowsState(StrEnum):

@@ -20,9 +20,9 @@ from typing import NamedTuple
 from edl.contract.ids import WorkerId
 from edl.contract.phases import WorkerState
 from edl.contract.ranges import RangeSet
+from edl.contract.state_tables import Table
 from edl.master.core import events as ev
 from edl.master.core import facts
-from edl.master.core.tables import Table
 
 WORKER = Table(
     "a worker",

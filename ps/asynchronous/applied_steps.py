@@ -20,6 +20,7 @@ from typing import Any
 
 from edl.contract.ranges import RangeSet
 from edl.ps.errors import Invalid, Misplaced, Stale, check_not_stale
+from edl.ps.phase import Phase
 
 SILENT_SECONDS = 20.0  # a worker that is silent for longer loses its leases
 SILENT_TIMES = 5.0  # or for this many times the duration of a step, if that is longer
@@ -109,7 +110,8 @@ class AppliedSteps:
     """The steps that count on one server.
 
     Args:
-        incarnation: id of this history of states; empty: the server has no state of a job.
+        phase: whether the server has the rows of a job, and accepts steps.
+        incarnation: id of this history of states; empty: the server has no rows.
         version: number of updates in the rows.
         accepted: steps that count here, including those that wait.
         waiting: accepted steps that are not in the rows yet.
@@ -120,10 +122,10 @@ class AppliedSteps:
         restored: generation, step and attempt of the last rollback.
         others: coordinator only: the known incarnations of the other servers.
         generation: of the last root that quiesced this server.
-        quiesced: no step is accepted until that root assigns shards.
         assigned_in: the generation since which the server's shard assignment holds.
     """
 
+    phase: Phase = Phase.EMPTY
     incarnation: str = ""
     version: int = 0
     accepted: RangeSet = NOTHING
@@ -136,12 +138,7 @@ class AppliedSteps:
     restored: tuple[int, int, str] = (0, 0, "")
     others: tuple[tuple[int, str], ...] = ()
     generation: int = 0
-    quiesced: bool = False
     assigned_in: int = 0
-
-    @property
-    def began(self) -> bool:
-        return bool(self.incarnation)
 
     @property
     def step(self) -> int:
@@ -175,7 +172,9 @@ class AppliedSteps:
         Args:
             since: the generation of the calling root.
         """
-        return self if self.began else replace(self, incarnation=incarnation, assigned_in=since)
+        if self.phase.has_rows:
+            return self
+        return replace(self, phase=self.phase.after("begin"), incarnation=incarnation, assigned_in=since)
 
     def goes_back(self, generation: int, step: int, attempt: str) -> bool:
         """Whether the server must roll back to that checkpoint. False: it has done so already.
@@ -195,7 +194,7 @@ class AppliedSteps:
             check_not_stale(generation, self.generation)
         if generation < known and generation:
             raise Stale(f"stale generation {generation}: the server rolled back in generation {known}")
-        if generation > known or not (generation or self.began):
+        if generation > known or not (generation or self.phase.has_rows):
             return True
         if where != [step, attempt]:
             raise Misplaced(
@@ -205,10 +204,9 @@ class AppliedSteps:
         return False
 
     def lost(self) -> AppliedSteps:
-        """Drop everything but the last rollback's generation: the rows are lost."""
-        return AppliedSteps(
-            restored=(self.restored[0], 0, ""), generation=self.generation, quiesced=self.quiesced
-        )
+        """Drop everything but the generations: the rows are lost, or on other servers."""
+        phase, restored = self.phase.after("lose"), (self.restored[0], 0, "")
+        return AppliedSteps(phase, restored=restored, generation=self.generation)
 
     # --- resharding
 
@@ -219,7 +217,9 @@ class AppliedSteps:
             Stale: another root has started a newer generation.
         """
         check_not_stale(generation, self.generation)
-        return self if generation == self.generation else replace(self, generation=generation, quiesced=True)
+        if generation == self.generation:
+            return self
+        return replace(self, phase=self.phase.after("quiesce"), generation=generation)
 
     def check_generation(self, generation: int) -> None:
         """Check that the caller is the root that quiesced this server last.
@@ -244,19 +244,23 @@ class AppliedSteps:
         repeated = kept.repeated if kept is not None else 0
         return replace(
             self,
+            phase=self.phase.after("join"),
             incarnation=incarnation,
             version=version,
             accepted=steps,
             kept=kept,
             repeated=repeated,
-            quiesced=False,
             assigned_in=since,
         )
 
     def moved(self, version: int, incarnation: str, since: int) -> AppliedSteps:
-        """Continue with another set of rows, in a new incarnation: calls of the old one are stale."""
+        """Continue with a different set of rows, in a new incarnation: calls of the old one are stale."""
         version = max(self.version, version)
-        return replace(self, incarnation=incarnation, version=version, quiesced=False, assigned_in=since)
+        return replace(self.resumed(), incarnation=incarnation, version=version, assigned_in=since)
+
+    def resumed(self) -> AppliedSteps:
+        """Accept steps again, if there are rows."""
+        return replace(self, phase=self.phase.after("resume"))
 
     # --- steps
 

@@ -17,6 +17,7 @@ from edl.contract.proto import ps_pb2 as pb
 from edl.contract.ranges import RangeSet
 from edl.ps.asynchronous.applied_steps import AppliedSteps, Kept
 from edl.ps.errors import Invalid, Unavailable
+from edl.ps.phase import Phase
 
 EARLIER = {
     "line": "incarnation",
@@ -67,7 +68,7 @@ def applied_to_json(applied: AppliedSteps) -> dict[str, Any]:
             "restored": [*applied.restored],
             "others": applied.others,
             "generation": applied.generation,
-            "quiesced": applied.quiesced,
+            "quiesced": applied.phase.is_quiesced,
             "assigned_in": applied.assigned_in,
         }
     }
@@ -82,7 +83,9 @@ def applied_from_json(about: Mapping[str, Any]) -> AppliedSteps:
     said = {EARLIER.get(key, key): value for key, value in about["asynchronous"].items()}
     generation, step, attempt = said["restored"]
     kept = said["kept"]
+    phase = Phase.SERVING if said["incarnation"] else Phase.EMPTY
     return AppliedSteps(
+        phase.after("quiesce") if said.get("quiesced") else phase,
         incarnation=said["incarnation"],
         version=said["version"],
         accepted=RangeSet.of((a, b) for a, b in said["accepted"]),
@@ -94,7 +97,6 @@ def applied_from_json(about: Mapping[str, Any]) -> AppliedSteps:
         restored=(generation, step, attempt),
         others=tuple((server, incarnation) for server, incarnation in said["others"]),
         generation=said.get("generation", 0),
-        quiesced=said.get("quiesced", False),
         assigned_in=said.get("assigned_in", 0),
     )
 

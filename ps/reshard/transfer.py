@@ -87,19 +87,17 @@ class ReshardTarget:
 
     Args:
         request: the request that started the fetch.
-        whole: whether all rows are here.
     """
 
     request: pb.FetchRequest
     pages: list[tuple[int, Copy]] = field(default_factory=list)
-    whole: bool = False
 
     @property
     def to(self) -> ShardAssignment:
         return ShardAssignment.from_proto(self.request.to)
 
     def gives(self, index: int, to: ShardAssignment, step: int) -> bool:
-        """Whether all rows that the server gains in assignment `to` are here, as of that step."""
+        """Whether these are all rows that the server gains in assignment `to`, as of that step."""
         ready = self.to
         # Further servers may be out meanwhile.
         same = (ready.servers, ready.replicas) == (
@@ -107,7 +105,7 @@ class ReshardTarget:
             to.replicas,
         )
         held = bool((ready.held(index) >= to.held(index)).all())
-        return self.whole and same and held and self.request.step == step
+        return same and held and self.request.step == step
 
     def rows(self, table: int) -> int:
         return sum(len(copy.ids) for number, copy in self.pages if number == table)

@@ -183,10 +183,10 @@ class Service:
         return await self._do(lambda request: self._server.declare(request), request)
 
     async def _start_generation(self, request: pb.StartGenerationRequest, _: Context) -> pb.Position:
-        return await self._then_wake(lambda request: self._server.start_generation(request), request)
+        return await self._then_wake(lambda request: self._server.mode.start_generation(request), request)
 
     async def _restore(self, request: pb.RestoreRequest, _: Context) -> pb.Position:
-        return await self._then_wake(lambda request: self._server.restore(request), request)
+        return await self._then_wake(lambda request: self._server.mode.restore(request), request)
 
     async def _pull(self, request: pb.PullRequest, _: Context) -> bytes:
         def act(request: pb.PullRequest) -> bytes:
@@ -194,17 +194,17 @@ class Service:
 
         size = ROW_TIMES * sum(len(asked.ids) for asked in request.ids)
         if request.HasField("last"):  # it may be the first call after that step, and apply it
-            size += self._server.pending
+            size += self._server.mode.pending
         return await self._when_started(act, request, size)
 
     async def _list(self, request: pb.ListRequest, _: Context) -> pb.Listed:
         return await self._when_started(lambda request: self._server.listed(request), request)
 
     async def _begin_job(self, request: Bytes, _: Context) -> pb.Progress:
-        return await self._growing(lambda: self._server.begin(request), max(len(request), SMALL))
+        return await self._growing(lambda: self._server.mode.begin(request), max(len(request), SMALL))
 
     async def _push(self, request: Bytes, _: Context) -> pb.Progress:
-        return await self._growing(lambda: self._server.push(request), len(request))
+        return await self._growing(lambda: self._server.mode.push(request), len(request))
 
     def _async_call(self, name: str) -> Callable[[Any, Context], Awaitable[Any]]:
         async def call(request: Any, _: Context) -> Any:
@@ -231,13 +231,13 @@ class Service:
 
     async def _fetch(self, request: pb.FetchRequest, _: Context) -> pb.Position:
         """Fetch pages of several servers concurrently; log them one after the other."""
-        sources = await self._do(lambda request: self._server.fetch(request), request)
+        sources = await self._do(lambda request: self._server.mode.fetch(request), request)
         if sources:
             tables = range(len(self._server.tables))
             async with asyncio.TaskGroup() as tasks:
                 for source in sources:
                     tasks.create_task(self._fetch_of(source, request, tables))
-            return await self._do(lambda request: self._server.fetched(request), request)
+            return await self._do(lambda request: self._server.mode.fetched(request), request)
         return await self._do(lambda _: self._server.position(), None)
 
     async def _fetch_of(self, source: int, request: pb.FetchRequest, tables: Iterable[int]) -> None:
@@ -260,16 +260,18 @@ class Service:
                         raw = await call(asked, metadata=metadata)
                     except grpc.aio.AioRpcError as error:
                         raise _of_peer(source, error) from error
-                    page = await self._do(lambda raw: self._server.take_page(request, raw), raw, len(raw))
+                    page = await self._do(
+                        lambda raw: self._server.mode.take_page(request, raw), raw, len(raw)
+                    )
                     if not page.next:
                         break
                     asked.bucket = page.next
 
     async def _page(self, request: pb.PageRequest, _: Context) -> pb.PageOfRows:
-        return await self._when_started(lambda request: self._server.page(request), request, PAGE_BYTES)
+        return await self._when_started(lambda request: self._server.mode.page(request), request, PAGE_BYTES)
 
     async def _assign(self, request: pb.AssignRequest, _: Context) -> pb.Position:
-        return await self._then_wake(lambda request: self._server.assign(request), request)
+        return await self._then_wake(lambda request: self._server.mode.assign(request), request)
 
     async def _end(self, request: pb.EndRequest, _: Context) -> pb.Position:
         if self._another is not None and request.run_id == self._server.run_id:

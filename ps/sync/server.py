@@ -10,12 +10,14 @@ counts.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from edl.contract.proto import ps_pb2 as pb
 from edl.contract.rows.placement import ShardAssignment
 from edl.contract.rows.wire import Bytes
 from edl.ps.errors import Misplaced, check_not_stale
+from edl.ps.phase import Phase
 from edl.ps.reshard.transfer import ReshardTarget
 from edl.ps.storage.records import APPLY, ASSIGN, BEGIN, GENERATION, PUSH, Record, record
 from edl.ps.storage.requests import Gradients, read_begin, read_push
@@ -47,7 +49,7 @@ class SyncServer(UpdateMode[Steps]):
         self._storage.check_declared(request.run_id)
         steps, effects = self.state.start_generation(request.generation, request.step, _commit(request))
         if steps is not self.state:
-            if request.HasField("assignment") and self.state.began:
+            if request.HasField("assignment") and self.phase.has_rows:
                 self._check_can_switch(ShardAssignment.from_proto(request.assignment), request.step)
             self._storage.append(GENERATION, request.SerializeToString())
             self._start_generation(request, steps, effects)
@@ -98,6 +100,8 @@ class SyncServer(UpdateMode[Steps]):
 
     def _lacks(self, request: pb.FetchRequest, to: ShardAssignment, of: ShardAssignment) -> bool:
         check_not_stale(request.generation, self.state.generation)
+        if to == self._storage.assignment and self.state.begun_in == request.generation:
+            return False  # a late duplicate: the server has joined with the rows of this fetch
         return self._misses(to, of, request.step)
 
     def _check_can_send(self, request: pb.PageRequest) -> None:
@@ -113,7 +117,7 @@ class SyncServer(UpdateMode[Steps]):
         self._storage.check_declared(request.run_id)
         to = ShardAssignment.from_proto(request.to)
         check_not_stale(request.generation, self.state.generation)
-        if to != self._storage.assignment or self._resharding.target is not None or not self.state.began:
+        if to != self._storage.assignment or self.is_resharding or not self.phase.has_rows:
             if self._storage.index in to.members:
                 self._check_can_switch(to, request.step)
             self._storage.append(ASSIGN, request.SerializeToString())
@@ -137,7 +141,7 @@ class SyncServer(UpdateMode[Steps]):
         return sum(len(staged.raw) for staged in self.state.staged.values()) + self._resharding.nbytes
 
     def progress(self) -> pb.Progress:
-        return pb.Progress(step=self.state.step, incarnation=self.incarnation, empty=not self.began)
+        return pb.Progress(step=self.state.step, incarnation=self.incarnation, empty=not self.phase.has_rows)
 
     def _position(self) -> pb.Position:
         return pb.Position(generation=self.state.generation, step=self.state.step)
@@ -226,9 +230,9 @@ class SyncServer(UpdateMode[Steps]):
     def _misses(self, to: ShardAssignment, of: ShardAssignment, step: int) -> bool:
         """Whether the server lacks rows of assignment `to`."""
         index = self._storage.index
-        if self._resharding.target is not None and self._resharding.target.gives(index, to, step):
+        if self._resharding.ready_for(to, step) is not None:
             return False
-        mine = self._storage.assignment if self.state.began and index in of.members else of
+        mine = self._storage.assignment if self.phase.has_rows and index in of.members else of
         return bool((to.held(index) & ~mine.held(index)).any())
 
     def _check_can_switch(self, to: ShardAssignment, step: int) -> None:
@@ -239,17 +243,15 @@ class SyncServer(UpdateMode[Steps]):
     def _switch(self, to: ShardAssignment, generation: int, step: int, last: Commit | None) -> None:
         """Switch to an assignment all of whose rows for this server are here."""
         index = self._storage.index
-        target = self._resharding.target
-        if target is not None and not target.gives(index, to, step):
-            target = None
-        stays = self.state.began and (
+        target = self._resharding.ready_for(to, step)
+        stays = self.phase.has_rows and (
             target is None or index in ShardAssignment.from_proto(target.request.of).members
         )
         fewer = self._resharding.switch(to, target, stays)
         if index not in to.members:
-            self.state = Steps(generation)
+            self.state = replace(self.state.lost(), generation=generation)
         elif target is not None and not stays:
-            self.state = Steps.joining(generation, step, last)
+            self.state = self.state.joins(generation, step, last)
         elif stays and (target is not None or fewer):
             self.state = self.state.for_good()
 
@@ -278,7 +280,7 @@ class SyncServer(UpdateMode[Steps]):
         head = {
             "generation": steps.generation,
             "step": steps.step,
-            "began": steps.began,
+            "began": steps.phase.has_rows,
             "last": last,
             "restored": list(steps.restored),
             "begun_in": steps.begun_in,
@@ -304,7 +306,7 @@ def _steps(about: Mapping[str, Any]) -> Steps:
     return Steps(
         about["generation"],
         about["step"],
-        about["began"],
+        Phase.SERVING if about["began"] else Phase.EMPTY,
         last,
         restored=(generation, step, attempt),
         begun_in=about.get("begun_in", 0),

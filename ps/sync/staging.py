@@ -18,6 +18,7 @@ from types import MappingProxyType
 from typing import Any, TypeAlias
 
 from edl.ps.errors import GenerationPending, Invalid, Misplaced, check_not_stale
+from edl.ps.phase import Phase
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,7 @@ class Steps:
     Args:
         generation: the newest that has started; 0: none.
         step: of the state in the rows.
-        began: whether the server holds the state of a job; False: it is new, or has lost its log.
+        phase: EMPTY or SERVING.
         last: the step before; None: it was not applied here.
         can_undo: whether that step can be undone.
         staged: gradients by rank, for the step taken at `step`.
@@ -73,7 +74,7 @@ class Steps:
 
     generation: int = 0
     step: int = 0
-    began: bool = False
+    phase: Phase = Phase.EMPTY
     last: Commit | None = None
     can_undo: bool = False
     staged: Mapping[int, Any] = field(default_factory=lambda: NOTHING)
@@ -98,9 +99,10 @@ class Steps:
         if generation == self.generation:
             return self, ()
         started = replace(self, generation=generation, staged=NOTHING)
-        if not self.began:
-            begins = step == 0
-            return replace(started, began=begins, begun_in=generation if begins else 0), ()
+        if not self.phase.has_rows:
+            if step:
+                return started, ()
+            return replace(started, phase=self.phase.after("begin"), begun_in=generation), ()
         if step == self.step + 1 and last is not None:
             return started._after(last), (Apply(last, self._in_order()),)
         if step == self.step - 1 and self.can_undo:
@@ -118,11 +120,12 @@ class Steps:
         """
         _check(step, last)
         self._check_current(generation)
-        if self.began and step == self.step:
+        self.phase.check_can("read rows")
+        if step == self.step:
             if last is not None and self.last is not None and not last.is_same(self.last):
                 raise Misplaced(f"step {last.step}: workers disagree about its result: {last}, {self.last}")
             return self, ()
-        if self.began and step == self.step + 1 and last is not None:
+        if step == self.step + 1 and last is not None:
             return self._after(last), (Apply(last, self._in_order()),)
         raise self._misplaced(step)
 
@@ -136,7 +139,8 @@ class Steps:
         if rank < 0:
             raise Invalid(f"rank {rank}: expected 0 or more")
         self._check_current(generation)
-        if not self.began or step > self.step:
+        self.phase.check_can("accept a step")
+        if step > self.step:
             raise self._misplaced(step)
         if step < self.step or rank in self.staged:
             return self  # the gradients are in the rows or staged already
@@ -155,16 +159,15 @@ class Steps:
         key = generation, step, attempt
         if key == self.restored:
             return self
-        return Steps(generation, step, began=True, restored=key)
+        return Steps(generation, step, self.phase.after("restore"), restored=key)
 
-    @classmethod
-    def joining(cls, generation: int, step: int, last: Commit | None) -> Steps:
-        """The state of a server that has fetched its rows from others, at this step."""
-        return cls(generation, step, began=True, last=last, begun_in=generation)
+    def joins(self, generation: int, step: int, last: Commit | None) -> Steps:
+        """Continue with rows of other servers, at this step."""
+        return Steps(generation, step, self.phase.after("join"), last=last, begun_in=generation)
 
     def lost(self) -> Steps:
-        """Drop everything but the generation: the rows are lost."""
-        return Steps(self.generation)
+        """Drop everything but the generation: the rows are lost, or on other servers."""
+        return Steps(self.generation, phase=self.phase.after("lose"))
 
     def for_good(self) -> Steps:
         """Make the last step final: it cannot be undone afterwards."""
@@ -182,9 +185,9 @@ class Steps:
             raise GenerationPending(f"generation {generation} has not started yet")
 
     def _misplaced(self, step: int) -> Misplaced:
-        where = f"at step {self.step}" if self.began else "empty: it is new, or has lost its log"
         return Misplaced(
-            f"the state at step {step} was requested, and the server is {where}; a new ring must be formed"
+            f"the state at step {step} was requested, and the server is at step {self.step}; a new ring must "
+            "be formed"
         )
 
 

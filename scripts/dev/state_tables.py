@@ -8,18 +8,25 @@ from collections import defaultdict
 from textwrap import fill
 from typing import Any
 
+from edl.contract.state_tables import Table
 from edl.master.backends.kubernetes.pod_view import POD
 from edl.master.core.ring import RING
 from edl.master.core.servers import ROWS
-from edl.master.core.tables import Table
 from edl.master.core.workers import WORKER
+from edl.ps.phase import ALLOWED_IN, PHASES, Phase
+from edl.ps.reshard.reshard import FETCHES
 
 HEAD = """# State tables
 
-The state machines of the master are tables: the state and an event give the next state. A transition that a
-table lacks is an error. `scripts/dev/docs` draws this page from the tables. Events that leave the state as it
-is are not drawn.
+The state machines of the master and of the parameter servers are tables: the state and an event give the
+next state. A transition that a table lacks is an error. `scripts/dev/docs` draws this page from the tables.
+Events that leave the state as it is are not drawn.
 """
+ALLOWED = (
+    "This table is in `ps/phase.py`, too. Calls that change the phase are accepted in all phases, and so "
+    "are those that only report the state. With `mode=hybrid` a server is never quiesced: between two "
+    "steps of the ring it fetches rows while it is empty or serving, and sends rows while it is serving."
+)
 TABLES: tuple[tuple[str, str, Table[Any]], ...] = (
     (
         "A worker",
@@ -50,6 +57,22 @@ TABLES: tuple[tuple[str, str, Table[Any]], ...] = (
         "never again for this worker. The next worker may continue in the pod of a crashed one (`made`).",
         POD,
     ),
+    (
+        "A parameter server",
+        "The table is in `ps/phase.py`. A server gets the first rows of a job (`begin`), those of a "
+        "checkpoint (`restore`), or those of other servers (`join`). It loses them (`lose`) if a "
+        "checkpoint cannot be read, if they are outdated, or if other servers have them. With `mode=ps`, "
+        "the root of a ring quiesces all servers (`quiesce`), and lets them accept steps again once it "
+        "knows where the rows are (`resume`, `join`).",
+        PHASES,
+    ),
+    (
+        "A fetch of rows",
+        "The table is in `ps/reshard/reshard.py`. A server that gains rows in a new shard assignment fetches "
+        "them from other servers, and keeps them beside its tables until it switches to that assignment. It "
+        "drops them if a step or a rollback changes the rows before.",
+        FETCHES,
+    ),
 )
 
 
@@ -68,6 +91,14 @@ def picture(table: Table[Any]) -> str:
     return "\n".join(["```mermaid", *lines, "```"])
 
 
+def allowed() -> str:
+    """Draw what a parameter server does in which phase, as a table of Markdown."""
+    lines = [f"| | {' | '.join(Phase)} |", "| --- |" + " --- |" * len(Phase)]
+    for act, phases in ALLOWED_IN.items():
+        lines.append(f"| {act} | {' | '.join('yes' if phase in phases else '' for phase in Phase)} |")
+    return "\n".join(lines)
+
+
 def _name(state: str) -> str:
     return state.replace(" ", "_")
 
@@ -81,6 +112,8 @@ def main() -> None:
             for name, text, table in TABLES
         )
     )
+    print("\n## What a parameter server does in which phase\n")
+    print(fill(ALLOWED, 120, break_on_hyphens=False), allowed(), sep="\n\n")
 
 
 if __name__ == "__main__":

@@ -87,7 +87,7 @@ def _rows(index: int, server: Server, of: ShardAssignment, weights: np.ndarray, 
     Args:
         together: the largest number of steps applied as one, in which each step counts as a fraction.
     """
-    found = server.tables[0].copy(server._mode.clock)
+    found = server.tables[0].copy(server.mode.clock)
     foreign = found.ids[~of.has(index, found.ids)]
     assert not len(foreign), f"server {index} has the rows of {foreign}, which are others'"
     positions = np.arange(len(weights))

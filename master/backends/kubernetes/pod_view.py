@@ -9,8 +9,8 @@ from enum import StrEnum
 
 from edl.contract.ids import WorkerId
 from edl.contract.phases import WorkerState
+from edl.contract.state_tables import Table
 from edl.kubernetes import pods
-from edl.master.core.tables import Table
 
 
 class PodState(StrEnum):

@@ -65,8 +65,8 @@ def content(server: Server) -> tuple[Any, ...]:
     """The whole content of a server, bit for bit, independent of its order."""
     found: list[Any] = [
         server.async_server.progress().SerializeToString(),
-        server.async_server.accepted.SerializeToString(),
-        server.async_server.rescheduled.SerializeToString(),
+        server.async_server.state.accepted,
+        server.async_server.state.rescheduled,
         server.position().SerializeToString(),
         server.async_server.kept.SerializeToString(),
         sorted((one.step, one.learning_rate) for one in server.async_server.state.waiting),

@@ -87,8 +87,8 @@ class World:
     @property
     def all_are_in(self) -> bool:
         """Whether each row is on two servers, so that losing one copy is safe."""
-        have = [node.server for node in self.nodes if node.server is None or node.server.steps.began]
-        return len({s and (s.steps.generation, s.assignment) for s in have}) == 1 and all(
+        have = [node.server for node in self.nodes if node.server is None or node.server.mode.phase.has_rows]
+        return len({s and (s.mode.state.generation, s.assignment) for s in have}) == 1 and all(
             s is not None and not s.assignment.out and s.assignment.servers == len(have) for s in have
         )
 
@@ -170,15 +170,17 @@ class DirectCall:
             case "Describe":
                 return server.describe(0.0, request.kept)
             case "StartGeneration":
-                return server.start_generation(request)
+                return server.mode.start_generation(request)
             case "Begin" | "Push":
-                return getattr(server, self._method.lower())(request.SerializeToString())
+                return getattr(server.mode, self._method.lower())(request.SerializeToString())
             case "Lease" | "Drain" | "Reschedule" | "Keep":
                 return getattr(server.async_server, self._method.lower())(request)
-        return getattr(server, self._method.lower())(request)
+            case "Declare" | "Committed":
+                return getattr(server, self._method.lower())(request)
+        return getattr(server.mode, self._method.lower())(request)
 
     def _fetch(self, server: Server, request: pb.FetchRequest) -> Any:
-        if not (sources := server.fetch(request)):
+        if not (sources := server.mode.fetch(request)):
             return server.position()
         for source in sources:
             giver = self._world.nodes[source]
@@ -198,8 +200,8 @@ class DirectCall:
                     if self._node.server is not server or giver.server is None:
                         giver.start() if self._world.replicas == 1 else None
                         raise Unavailable("away")
-                    given = server.take_page(request, giver.server.page(page).SerializeToString())
+                    given = server.mode.take_page(request, giver.server.mode.page(page).SerializeToString())
                     if not given.next:
                         break
                     page.bucket = given.next
-        return server.fetched(request)
+        return server.mode.fetched(request)

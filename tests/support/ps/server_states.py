@@ -22,10 +22,10 @@ def content(server: Server) -> Content:
     found: list[Any] = [
         server.position().SerializeToString(),
         server.incarnation,
-        sorted(server.steps.staged),
+        sorted(server.mode.state.staged),
     ]
     for table in server.tables:
-        copy = table.copy(server.steps.step)
+        copy = table.copy(server.mode.state.step)
         order = np.argsort(copy.ids)
         found += [
             getattr(copy, name)[order].tobytes() for name in ("ids", "steps", "counts", "rows", "slots")
@@ -35,14 +35,14 @@ def content(server: Server) -> Content:
 
 def begin(server: Server) -> Server:
     server.declare(tables())
-    server.start_generation(start_generation(1, 0))
+    server.mode.start_generation(start_generation(1, 0))
     return server
 
 
 def train(server: Server, start: int, stop: int, generation: int = 1) -> None:
     for step in range(start, stop):
         for rank in (1, 0):
-            server.push(stage(generation, step, rank).SerializeToString())
+            server.mode.push(stage(generation, step, rank).SerializeToString())
         server.pull(pull(generation, step + 1, last=commit(step, skipped=step % 5 == 4)))
 
 

@@ -7,10 +7,10 @@ import pytest
 
 from edl.contract.ids import Generation, WorkerId
 from edl.contract.reasons import Reason
+from edl.contract.state_tables import ImpossibleStep
 from edl.master.core import effects as ef
 from edl.master.core import events as ev
 from edl.master.core.ring import BREAK, CHANGE, KEPT_CHANGES, LOSS, Earlier, Ring, RingState
-from edl.master.core.tables import ImpossibleStep
 from edl.master.core.workers import IN, OUT, UP, Pool
 
 BOTH = (WorkerId(0), WorkerId(1))

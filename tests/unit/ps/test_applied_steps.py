@@ -23,6 +23,7 @@ from edl.ps.asynchronous.applied_steps import (
 )
 from edl.ps.asynchronous.records import EARLIER, applied_from_json, applied_to_json
 from edl.ps.errors import Invalid, Misplaced, Stale
+from edl.ps.phase import Phase
 
 RULES = Rules()
 
@@ -112,14 +113,14 @@ def test_rescheduled_steps_are_computed_again_in_a_new_incarnation_and_not_appli
 def test_one_rollback_per_generation() -> None:
     fresh = AppliedSteps()
     assert fresh.goes_back(0, 4, "a") and fresh.goes_back(1, 4, "a") and fresh.goes_back(1, 0, "")
-    at = AppliedSteps(incarnation="b", restored=(2, 4, "a"))
+    at = AppliedSteps(Phase.SERVING, "b", restored=(2, 4, "a"))
     assert at.goes_back(3, 4, "a") and not at.goes_back(2, 4, "a") and not at.goes_back(0, 4, "a")
     with pytest.raises(Stale, match="stale generation 1"):
         at.goes_back(1, 4, "a")
     for generation in (0, 2):
         with pytest.raises(Misplaced, match=r"step 8 rejected: .* generation 2 already restored step 4"):
             at.goes_back(generation, 8, "c")
-    assert at.lost().goes_back(0, 8, "c") and not at.lost().began
+    assert at.lost().goes_back(0, 8, "c") and not at.lost().phase.has_rows
 
 
 def test_nothing_older_replaces_what_is_kept() -> None:
@@ -309,7 +310,7 @@ def test_files_with_the_keys_of_an_earlier_release_are_read() -> None:
         kept=Kept(4, 2, b"ledger"),
         others=((1, "b"),),
         generation=5,
-        quiesced=True,
+        phase=Phase.QUIESCED,
         assigned_in=4,
     )
     written = applied_to_json(applied)

@@ -23,7 +23,7 @@ from tests.support.ps.server_states import write_part
 def test_an_async_server_refuses_synchronous_calls_and_a_sync_server_asynchronous_ones(start: Start) -> None:
     server = begun(start())
     for call in (
-        lambda: server.push(stage(1, 0).SerializeToString()),
+        lambda: server.mode.push(stage(1, 0).SerializeToString()),
         lambda: server.pull(pb.PullRequest(run_id=RUN, generation=1, step=0)),
         lambda: write_part(server, 3, 0, "a"),
     ):

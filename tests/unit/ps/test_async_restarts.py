@@ -39,7 +39,7 @@ def test_a_restarted_server_starts_no_generation_before_it_knows_its_update_mode
     """Else it would do so as a ring's server, whose steps come in order, and begin with nothing."""
     server = start()
     with pytest.raises(Misplaced, match="no tables are declared"):
-        server.start_generation(pb.StartGenerationRequest(run_id=RUN, generation=1))
+        server.mode.start_generation(pb.StartGenerationRequest(run_id=RUN, generation=1))
     assert server.position().empty
 
 
@@ -146,7 +146,7 @@ def test_a_whole_checkpoint_replaces_the_log_before_it(start: Start, tmp_path: P
     lost = start("lost")
     lost.declare(counting.tables(grads_to_wait=2))
     assert restore(lost, 2).step == 2
-    assert lost.async_server.accepted == steps(0, 2), (
+    assert lost.describe(0.0).accepted == steps(0, 2), (
         "what waited is not in the rows, so it is to be made again"
     )
 
@@ -241,7 +241,7 @@ def test_a_rollback_names_its_generation(start: Start, tmp_path: Path) -> None:
     copied(tmp_path, "killed")
     assert content(start("killed")) == content(server)
     assert restore(server, 0, "", generation=4).empty
-    with pytest.raises(Misplaced, match="the server has no rows"):
+    with pytest.raises(Misplaced, match="it has no rows yet"):
         push(server, 5)
     begin(server)
     assert counts(server) == expect([])

@@ -94,7 +94,7 @@ class Ring:
         request = start_generation(self.generation, self.step, self.last)
         request.assignment.CopyFrom(ONE.to_proto())
         await self.one("StartGeneration", request)
-        self.straight.start_generation(start_generation(self.generation, self.step, self.last))
+        self.straight.mode.start_generation(start_generation(self.generation, self.step, self.last))
 
     def to(self, name: str, number: int) -> Node:
         return self.nodes[number % 2 if name == "Assign" else int(name == "Fetch")]
@@ -202,7 +202,7 @@ class Ring:
         self.generation += 1
         request = pb.RestoreRequest(run_id=RUN, generation=self.generation)
         await self.one("Restore", request)
-        self.straight.restore(request)
+        self.straight.mode.restore(request)
         self.step, self.last = 0, None
 
     async def meanwhile(self, name: str) -> None:
@@ -221,7 +221,7 @@ class Ring:
                 for number in range(AT_ONCE):
                     request = self._load(number, self.generation)
                     await self.one("Begin", request)
-                    self.straight.begin(request.SerializeToString())
+                    self.straight.mode.begin(request.SerializeToString())
             case "Fetch":
                 await self.other("Fetch", self._fetch(ONE, TWO))
                 await self._move()
@@ -247,7 +247,7 @@ class Ring:
         for rank in (0, 1):
             request = stage(self.generation, self.step, rank)
             await self.one("Push", request)
-            self.straight.push(request.SerializeToString())
+            self.straight.mode.push(request.SerializeToString())
         self.last = commit(self.step)
         self.step += 1
         self.straight.pull(pull(self.generation, self.step, (), self.last))
@@ -404,7 +404,7 @@ class Watching(grpc.aio.ServerInterceptor):
 async def test_a_call_whose_caller_is_stopped_ends(tmp_path: Path) -> None:
     rows, watching = Server(0, 0, RUN, tmp_path / "log", ""), Watching()
     rows.declare(tables())
-    rows.start_generation(start_generation(1, 0, None))
+    rows.mode.start_generation(start_generation(1, 0, None))
     service, waits = Service(rows), pull(2, 0, np.arange(4))
     sooner = [(name, 500 if "keepalive" in name else value) for name, value in OPTIONS]
     assert sooner != OPTIONS

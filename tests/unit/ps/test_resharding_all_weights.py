@@ -240,6 +240,26 @@ def test_a_step_that_waits_is_in_no_page_so_rows_do_not_move_before_it_is_applie
     assert servers.move_rows(0) == (NOWHERE, "") and servers.assignment == ShardAssignment(2)
 
 
+def test_a_fetch_that_arrives_after_assign_is_refused_and_changes_nothing(tmp_path: Path) -> None:
+    world = World(0, tmp_path, 1, rate=0.0)
+    world.grow(2)
+    job = Job(world)
+    job.ring(1)
+    servers, _ = job.ring(2)
+    assert servers.move_rows(0) == (NOWHERE, "") and servers.assignment == ShardAssignment(2)
+    new = world.nodes[1].start()
+    rows, position = len(new.tables[0]), new.position()
+    late = pb.FetchRequest(
+        run_id=RUN,
+        generation=position.generation,
+        of=ShardAssignment(1).to_proto(),
+        to=ShardAssignment(2).to_proto(),
+    )
+    with pytest.raises(Misplaced, match="cannot fetch rows: the server is serving"):
+        new.mode.fetch(late)
+    assert new.position() == position and len(new.tables[0]) == rows > 0
+
+
 def test_servers_that_all_lost_their_rows_are_as_many_as_there_were_and_not_all_that_ever_were(
     tmp_path: Path,
 ) -> None:
@@ -263,7 +283,9 @@ def test_an_earlier_root_is_rejected_and_late_steps_are_refused(tmp_path: Path) 
     later, at = job.ring(2)
     assert at == 0
     node = world.nodes[0].start()
-    node.start_generation(pb.StartGenerationRequest(run_id=RUN, generation=node.position().generation + 1))
+    node.mode.start_generation(
+        pb.StartGenerationRequest(run_id=RUN, generation=node.position().generation + 1)
+    )
     with pytest.raises(RingBroken, match="is quiesced"):
         earlier.push(made(step), 0, versions)
     with pytest.raises(RingBroken, match="stale generation"):

@@ -10,16 +10,19 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+from edl.contract.proto import ps_pb2 as pb
 from edl.contract.rows.buckets import BUCKETS
 from edl.contract.rows.placement import ShardAssignment, moves
+from edl.ps.server import Server
 from edl.trainer.embedding.interfaces import Commit, Table
 from edl.trainer.ps_client.client import PsClient
 from edl.trainer.ring.base import RingBroken
-from tests.support.ps.direct_servers import RootDied, World
+from tests.support.ps.direct_servers import DirectCall, RootDied, World
 from tests.support.ps.requests import RUN
 
 IDS, MOST = 300, 4
@@ -180,6 +183,29 @@ def from_three_to_two(where: Path) -> tuple[World, Job]:
     assert job.train(job.ring(3), 2)
     assert job.ring(2).assignment == ShardAssignment(2)
     return world, job
+
+
+def test_a_fetch_that_arrives_again_after_the_switch_drops_no_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    requests: list[pb.FetchRequest] = []
+    real = DirectCall._fetch
+
+    def fetch(call: DirectCall, server: Server, request: pb.FetchRequest) -> Any:
+        requests.append(request)
+        return real(call, server, request)
+
+    monkeypatch.setattr(DirectCall, "_fetch", fetch)
+    world = World(0, tmp_path, 1, rate=0.0)
+    job = Job(world)
+    world.grow(1)
+    assert job.train(job.ring(1), 2)
+    world.grow(2)
+    root = job.ring(2)
+    new = world.nodes[1].start()
+    rows, [late] = len(new.tables[0]), requests
+    assert new.mode.fetch(late) == [] and len(new.tables[0]) == rows > 0
+    assert job.train(root, 2), "the new server serves its rows"
 
 
 @pytest.mark.parametrize("said", [2, 0])

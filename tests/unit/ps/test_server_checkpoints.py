@@ -39,7 +39,9 @@ def start(tmp_path: Path) -> Callable[..., Server]:
 def test_a_whole_checkpoint_replaces_the_log_before_it(start: Callable[..., Server], tmp_path: Path) -> None:
     server = begin(start())
     train(server, 0, 3)
-    server.push(stage(1, 3).SerializeToString())  # another rank is ahead of the one that writes the manifest
+    server.mode.push(
+        stage(1, 3).SerializeToString()
+    )  # another rank is ahead of the one that writes the manifest
     checkpoint(server, 1, 3)
     copied(tmp_path, "killed")
     assert content(start("killed")) == content(server), "it is whole, though not committed yet"
@@ -63,7 +65,7 @@ def test_after_that_the_step_before_it_cannot_be_undone_here_nor_after_a_kill(
     server.committed(pb.CommittedRequest(run_id=RUN, step=3, attempt="a"))
     copied(tmp_path, "killed")
     for one in (server, start("killed")):
-        assert one.start_generation(start_generation(2, 2, commit(1))).step == 3, (
+        assert one.mode.start_generation(start_generation(2, 2, commit(1))).step == 3, (
             "the ring rolls back to the checkpoint"
         )
 
@@ -72,7 +74,7 @@ def test_a_checkpoint_of_an_undone_step_is_no_base(start: Callable[..., Server],
     server = begin(start())
     train(server, 0, 3)
     checkpoint(server, 1, 3)
-    server.start_generation(start_generation(2, 2, commit(1)))
+    server.mode.start_generation(start_generation(2, 2, commit(1)))
     train(server, 2, 3, generation=2)
     server.committed(pb.CommittedRequest(run_id=RUN, step=3, attempt="a"))
     assert len(list((tmp_path / "log").glob("log-*"))) == 2
@@ -92,11 +94,11 @@ def test_all_go_back_to_a_checkpoint_and_make_the_same_of_it(
     lost = start("lost")
     lost.declare(tables())
     for one in (server, lost):
-        one.start_generation(start_generation(2, 4))
-        assert one.restore(restore).step == 3
+        one.mode.start_generation(start_generation(2, 4))
+        assert one.mode.restore(restore).step == 3
         train(one, 3, 5, generation=2)
         assert content(one)[2:] == expected[2:]
-        assert one.restore(restore).step == 5, "late: it is done"
+        assert one.mode.restore(restore).step == 5, "late: it is done"
     copied(tmp_path, "killed")
     assert content(start("killed")) == content(server)
 
@@ -104,8 +106,8 @@ def test_all_go_back_to_a_checkpoint_and_make_the_same_of_it(
 def test_going_back_to_the_beginning_is_beginning_anew(start: Callable[..., Server], tmp_path: Path) -> None:
     server = begin(start())
     train(server, 0, 3)
-    server.start_generation(start_generation(2, 7))
-    position = server.restore(pb.RestoreRequest(run_id=RUN, generation=2, step=0))
+    server.mode.start_generation(start_generation(2, 7))
+    position = server.mode.restore(pb.RestoreRequest(run_id=RUN, generation=2, step=0))
     assert position.step == 0 and not any(len(table) for table in server.tables)
     copied(tmp_path, "killed")
     assert content(start("killed")) == content(server)
@@ -127,14 +129,14 @@ def test_another_number_of_servers_takes_over_every_row_once(
                     mine = server_of(ids, 2) == index
                     g.values = np.frombuffer(g.values, np.float32).reshape(-1, dim)[mine].tobytes()
                     g.ids = ids[mine].tobytes()
-                server.push(request.SerializeToString())
+                server.mode.push(request.SerializeToString())
             server.pull(pull(1, step + 1, last=commit(step)))
     commit_manifest(two[0], 3, "b", [write_part(server, 1, 3, "b") for server in two])
     rows = {}
     for index in range(count):
         server = start(f"new-{count}-{index}", index, count)
         server.declare(tables())
-        server.restore(pb.RestoreRequest(run_id=RUN, generation=2, step=3, attempt="b"))
+        server.mode.restore(pb.RestoreRequest(run_id=RUN, generation=2, step=3, attempt="b"))
         copy = server.tables[1].copy(3)
         assert (server_of(copy.ids, count) == index).all()
         for i, row, slots in zip(copy.ids.tolist(), copy.rows, copy.slots, strict=True):
@@ -170,7 +172,7 @@ def test_a_job_begins_with_the_rows_of_another_and_keeps_them(
     servers = [start(f"new-{index}", index, 2) for index in range(2)]
     for server in servers:
         server.declare(tables())
-        assert server.restore(request).step == 0 and not server.position().empty
+        assert server.mode.restore(request).step == 0 and not server.position().empty
         assert not len(server.tables[0]), "a table that was not asked for has rows"
     shutil.rmtree(tmp_path / "checkpoints")
     shutil.copytree(tmp_path / "new-0", tmp_path / "killed")
@@ -197,15 +199,15 @@ def test_rows_that_are_brought_one_by_one_are_there_once_and_outlive_the_process
     request = pb.BeginRequest(
         run_id=RUN, generation=1, values=[pb.Gradients(table=0, ids=ids.tobytes(), values=rows.tobytes())]
     ).SerializeToString()
-    server.begin(request)
-    server.begin(request)
+    server.mode.begin(request)
+    server.mode.begin(request)
     assert server.pull(pull(1, 0, ids))[0].tolist() == rows.tolist() and len(server.tables[0]) == 2
     copied(tmp_path, "killed")
     assert content(start("killed")) == content(server)
     train(server, 0, 1)
     server.pull(pull(1, 1, last=commit(0)))
     with pytest.raises(Misplaced):
-        server.begin(request)
+        server.mode.begin(request)
 
 
 def test_a_start_that_does_not_fit_is_refused_by_the_tables_name(
@@ -219,7 +221,7 @@ def test_a_start_that_does_not_fit_is_refused_by_the_tables_name(
         step = 9 if name == "shop" else 0
         begins = pb.Start(directory=str(tmp_path / "checkpoints"), step=step, attempt="a", tables=[name])
         with pytest.raises(Unreadable, match=words):
-            server.restore(pb.RestoreRequest(run_id=RUN, generation=2, start=begins))
+            server.mode.restore(pb.RestoreRequest(run_id=RUN, generation=2, start=begins))
         assert server.position().empty
 
 
@@ -231,12 +233,12 @@ def test_a_checkpoint_that_cannot_be_read_leaves_the_server_empty_and_is_named(
     checkpoint(server, 1, 3)
     part = next((tmp_path / "checkpoints").glob("*/part-*"))
     os.truncate(part, part.stat().st_size - 1)
-    server.start_generation(start_generation(2, 9))
+    server.mode.start_generation(start_generation(2, 9))
     with pytest.raises(Unavailable, match=part.name):
-        server.restore(pb.RestoreRequest(run_id=RUN, generation=2, step=3, attempt="a"))
+        server.mode.restore(pb.RestoreRequest(run_id=RUN, generation=2, step=3, attempt="a"))
     assert server.position().empty
     with pytest.raises(Unavailable, match=r"there is no checkpoint of step .*, attempt 'other'"):
-        server.restore(pb.RestoreRequest(run_id=RUN, generation=2, step=3, attempt="other"))
+        server.mode.restore(pb.RestoreRequest(run_id=RUN, generation=2, step=3, attempt="other"))
     copied(tmp_path, "killed")
     assert start("killed").position().empty
 
@@ -245,7 +247,7 @@ def test_rows_that_are_not_finite_are_not_kept(start: Callable[..., Server]) -> 
     server = begin(start())
     request = stage(1, 0)
     request.gradients[0].values = np.full(len(request.gradients[0].values) // 4, np.nan, np.float32).tobytes()
-    server.push(request.SerializeToString())
+    server.mode.push(request.SerializeToString())
     server.pull(pull(1, 1, last=commit(0)))
     with pytest.raises(Exception, match=r"ps\.0\.0\.rows.* not finite"):
         write_part(server, 1, 1, "a")

@@ -52,7 +52,7 @@ def test_gradients_that_do_not_fit_their_table_are_refused(start: Callable[..., 
         request = stage(1, 0)
         change(request.gradients[0])
         with pytest.raises(Invalid):
-            server.push(request.SerializeToString())
+            server.mode.push(request.SerializeToString())
     whole = stage(1, 0).SerializeToString()
     for raw in (
         whole[:-1],
@@ -60,8 +60,8 @@ def test_gradients_that_do_not_fit_their_table_are_refused(start: Callable[..., 
         pb.PushRequest(run_id=RUN).SerializeToString() + b"\x3a\x01\x0b",
     ):
         with pytest.raises(Invalid, match="cannot be read"):
-            server.push(raw)
-    assert not server.steps.staged
+            server.mode.push(raw)
+    assert not server.mode.state.staged
 
 
 def test_more_rows_than_the_memory_holds_are_refused_before_anything_is_changed(
@@ -79,7 +79,7 @@ def test_more_rows_than_the_memory_holds_are_refused_before_anything_is_changed(
     )
     before = content(server)
     with pytest.raises(OutOfMemory, match=r"server 0 .* 2 MiB: use more servers \(ps\.servers\)"):
-        server.push(request.SerializeToString())
+        server.mode.push(request.SerializeToString())
     assert content(server) == before
     train(server, 0, 30)  # with what fits it goes on
     assert server.describe(0.0).memory < 2 << 20

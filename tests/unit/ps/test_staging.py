@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edl.ps.errors import GenerationPending, Invalid, Misplaced, Refused, Stale
+from edl.ps.phase import Phase
 from edl.ps.sync.staging import Apply, Commit, Effect, Steps, TakeBack
 
 
@@ -22,7 +23,7 @@ def commit(step: int, skipped: bool = False, scale: float = 1.0) -> Commit:
 
 
 def settled(step: int = 0) -> Steps:
-    return Steps(generation=1, step=step, began=True)
+    return Steps(generation=1, step=step, phase=Phase.SERVING)
 
 
 def test_a_step_is_applied_when_the_server_first_hears_of_it() -> None:
@@ -85,12 +86,12 @@ def test_a_new_generation_before_a_step_that_happened_here_takes_it_back_once() 
 
 def test_a_server_without_its_log_applies_nothing_and_says_that_it_is_empty() -> None:
     steps, effects = Steps().start_generation(5, 1, commit(0))
-    assert effects == () and not steps.began and steps.step == 0
+    assert effects == () and not steps.phase.has_rows and steps.step == 0
     with pytest.raises(Misplaced, match="empty"):
         steps.advance_to(5, 1, commit(0))
     with pytest.raises(Misplaced, match="empty"):
         steps.stage(5, 0, 0, "a")
-    assert steps.restore(5, 0, "").began
+    assert steps.restore(5, 0, "").phase.has_rows
 
 
 def test_going_back_happens_once_however_often_it_is_told() -> None:
@@ -156,7 +157,7 @@ class Ring:
             steps, effects = getattr(self.steps, call)(*args)
         for effect in effects:
             if isinstance(effect, Apply):
-                assert self.steps.began
+                assert self.steps.phase.has_rows
                 self.undo = list(self.rows)
                 self.rows.append(() if effect.commit.skipped else effect.staged)
             elif isinstance(effect, TakeBack):
@@ -183,7 +184,7 @@ class Ring:
             self.truth.pop()
             self.last = None
         self.send("start_generation", self.generation, self.step, self.last)
-        if not self.steps.began or self.steps.step != self.step:
+        if not self.steps.phase.has_rows or self.steps.step != self.step:
             self.step, self.truth, self.last = self.base_step, list(self.base), None
             self.send("restore", self.generation, self.step, "a" if self.step else "")
 

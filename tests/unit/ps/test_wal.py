@@ -12,9 +12,11 @@ from typing import Any
 
 import pytest
 
+from edl.contract.proto import ps_pb2 as pb
 from edl.ps.errors import Misplaced, Unavailable
 from edl.ps.server import Server
 from edl.ps.storage import wal as logs
+from edl.ps.storage.records import FETCH, FETCHED
 from tests.support.ps.requests import RUN, commit, pull, stage, start_generation, tables
 from tests.support.ps.server_states import begin, content, copied, train, write_part
 
@@ -36,7 +38,7 @@ def test_a_server_that_is_killed_comes_back_where_it_was(
     server = begin(start())
     for step in range(6):
         for rank in (0, 1):
-            server.push(stage(1, step, rank).SerializeToString())
+            server.mode.push(stage(1, step, rank).SerializeToString())
             copied(tmp_path, "killed")
             assert content(start("killed")) == content(server)
         server.pull(pull(1, step + 1, last=commit(step)))
@@ -45,13 +47,23 @@ def test_a_server_that_is_killed_comes_back_where_it_was(
     assert not server.position().empty
 
 
+def test_a_log_with_an_impossible_transition_is_ignored(start: Callable[..., Server], tmp_path: Path) -> None:
+    server, said = begin(start()), list[str]()
+    server._storage.append(FETCH, pb.FetchRequest(run_id=RUN, generation=1).SerializeToString())
+    server._storage.append(FETCHED)
+    server._storage.append(FETCHED)
+    copied(tmp_path, "killed")
+    assert start("killed", warn=said.append).position().empty
+    assert "has no transition for 'complete'" in said[0]
+
+
 def test_an_undone_step_stays_undone(start: Callable[..., Server], tmp_path: Path) -> None:
     server = begin(start())
     train(server, 0, 4)
     before = content(server)
-    server.push(stage(1, 4).SerializeToString())
+    server.mode.push(stage(1, 4).SerializeToString())
     server.pull(pull(1, 5, last=commit(4)))
-    server.start_generation(start_generation(2, 4, commit(3)))
+    server.mode.start_generation(start_generation(2, 4, commit(3)))
     copied(tmp_path, "killed")
     assert content(start("killed")) == content(server)
     assert content(server)[2:] == before[2:]
@@ -70,7 +82,7 @@ def test_a_server_whose_log_is_gone_is_empty_and_takes_nothing(
     with pytest.raises(Misplaced, match="no tables are declared"):
         server.pull(pull(1, 3))
     assert server.declare(tables()).empty
-    position = server.start_generation(start_generation(2, 3, commit(2)))
+    position = server.mode.start_generation(start_generation(2, 3, commit(2)))
     assert (position.generation, position.step, position.empty) == (2, 0, True)
     with pytest.raises(Misplaced, match="empty"):
         server.pull(pull(2, 3, last=commit(2)))
@@ -118,7 +130,7 @@ def test_a_torn_tail_is_cut_off_at_every_byte_and_the_log_goes_on(
     server = begin(start())
     train(server, 0, 1)
     before, size = content(server), segment(tmp_path / "log").stat().st_size
-    server.start_generation(start_generation(2, 1, commit(0)))
+    server.mode.start_generation(start_generation(2, 1, commit(0)))
     after, whole = content(server), segment(tmp_path / "log").read_bytes()
     for length in range(size, len(whole) + 1):
         torn = segment(copied(tmp_path, "torn"))
@@ -126,7 +138,7 @@ def test_a_torn_tail_is_cut_off_at_every_byte_and_the_log_goes_on(
         found = start("torn")
         assert content(found) == (after if length == len(whole) else before), length
         assert torn.stat().st_size == (len(whole) if length == len(whole) else size)
-    found.start_generation(start_generation(3, 1))
+    found.mode.start_generation(start_generation(3, 1))
     assert content(start("torn")) == content(found)
 
 
@@ -134,7 +146,7 @@ def test_a_changed_byte_anywhere_makes_the_server_empty_or_is_the_torn_end(
     start: Callable[..., Server], tmp_path: Path
 ) -> None:
     server = begin(start())
-    server.push(stage(1, 0).SerializeToString())
+    server.mode.push(stage(1, 0).SerializeToString())
     server.pull(pull(1, 1, last=commit(0)))
     whole = segment(tmp_path / "log").read_bytes()
     positions = [*range(0, len(whole) - 120, 41), *range(len(whole) - 120, len(whole))]
@@ -174,7 +186,7 @@ def test_a_full_disk_refuses_with_words_and_changes_nothing(
 ) -> None:
     server = begin(start())
     train(server, 0, 2)
-    server.push(stage(1, 2).SerializeToString())
+    server.mode.push(stage(1, 2).SerializeToString())
     before, size = content(server), segment(tmp_path / "log").stat().st_size
     real = os.pwritev
 
@@ -185,9 +197,9 @@ def test_a_full_disk_refuses_with_words_and_changes_nothing(
 
     monkeypatch.setattr(os, "pwritev", short)
     for call in (
-        lambda: server.push(stage(1, 2, 1).SerializeToString()),
+        lambda: server.mode.push(stage(1, 2, 1).SerializeToString()),
         lambda: server.pull(pull(1, 3, last=commit(2))),
-        lambda: server.start_generation(start_generation(2, 2)),
+        lambda: server.mode.start_generation(start_generation(2, 2)),
     ):
         with pytest.raises(Unavailable, match=r"No space left.*nothing was changed"):
             call()
@@ -204,11 +216,11 @@ def test_without_checkpoints_the_log_is_replaced_by_a_snapshot(
     server = begin(start(snapshot_bytes=1))
     train(server, 0, 3)
     while server.snapshot() is None:
-        train(server, server.steps.step, server.steps.step + 1)
+        train(server, server.mode.state.step, server.mode.state.step + 1)
     capture = server._storage.snapshot
     assert capture is not None
     capture.copy()
-    train(server, server.steps.step, server.steps.step + 1)
+    train(server, server.mode.state.step, server.mode.state.step + 1)
     before = server._log.nbytes
     server.use_snapshot(capture, server.write_snapshot(capture))
     assert server._log.nbytes < before
