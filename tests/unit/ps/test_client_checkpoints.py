@@ -35,7 +35,7 @@ def test_servers_take_their_parts_before_the_next_step_and_write_them_beside_it(
         may.set()
         parts = written()
     assert [part.name.split("-")[1] for part in parts] == ["00003", "00004"]
-    job.client.speak_of(job.client.claim(1))
+    job.client.claim(1)
     sizes = job.store.place.sizes("step-000000000001-an-attempt")
     assert sizes == {part.name: part.nbytes for part in parts}
 
