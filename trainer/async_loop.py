@@ -147,17 +147,6 @@ class AsyncLoop:
 
     # --- state of the job
 
-    def take_charge(self, step: int) -> bool:
-        """Act as the root of a new ring, before any other call; calls of earlier roots are then rejected.
-
-        Args:
-            step: reached by the previous ring.
-
-        Returns:
-            whether rows are lost on both servers that held them; all servers must roll back then.
-        """
-        return self.servers.take_charge(self._session.worker, step)
-
     def look(self, wait_forever: bool = False) -> list[int]:
         """Declare the tables; returns the servers without rows.
 

@@ -97,7 +97,7 @@ class LeasedSteps(StepSource):
         loop, root, why, kept = self._loop, form.members.index(form.root), "", b""
         is_root, servers, told = form.root == self._session.worker, loop.servers, np.zeros(3, np.int64)
         if is_root:
-            why = self._restore_servers(form.step, loop.take_charge(form.step))
+            why = self._restore_servers(form.step, servers.take_charge(self._session.worker, form.step))
             servers.introduce()
             if not (kept := servers.kept()):  # it has it, as was seen to
                 first = servers.coordinator

@@ -289,6 +289,21 @@ class PsClient(RootCalls):
     def take_parts(
         self, step: int, attempt: str, first: int
     ) -> AbstractContextManager[Callable[[], list[Part]]]:
+        """Have each server snapshot its part of a checkpoint of this step, and write it in the background.
+
+        When this returns, all servers have made their snapshots.
+
+        Args:
+            first: the number of parts before theirs.
+
+        Returns:
+            a context manager, to be entered once. Inside, call its value to wait until all parts are written.
+            On exit, unwritten parts are given up.
+
+        Raises:
+            CheckpointError: a server could not. The context's value raises it, too.
+            PartNotWritten: a server went away before. The context's value raises it, too.
+        """
         calls: list[Writing] = []
         try:
             for number, index in enumerate(self._members):
@@ -311,6 +326,11 @@ class PsClient(RootCalls):
         return _being_written(calls)
 
     def answer_within(self, seconds: float) -> bool:
+        """Whether all servers answer within the time limit, including servers that return meanwhile.
+
+        Raises:
+            RingBroken: the call was called off.
+        """
         calls = self._begin("Describe", dict.fromkeys(self._members, pb.DescribeRequest()))
         try:
             for call in calls.values():
@@ -322,6 +342,7 @@ class PsClient(RootCalls):
         return True
 
     def committed(self, step: int, attempt: str) -> None:
+        """Report that the checkpoint is complete. Fails silently: the next checkpoint reports more."""
         for index in self._members:
             request = pb.CommittedRequest(run_id=self._run_id, step=step, attempt=attempt)
             self._links[index].tell("Committed", request)

@@ -3,14 +3,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 
-from edl.checkpoints import Part as FilePart
 from edl.errors import CheckpointError
 from edl.trainer.ring.base import RingBroken
 
@@ -57,44 +55,3 @@ class PartNotWritten(CheckpointError):
 
     It may write the part once it is back.
     """
-
-
-class PartsOfServers(Protocol):
-    """The servers' parts of a checkpoint."""
-
-    @property
-    def count(self) -> int:
-        """The number of servers."""
-        ...
-
-    def take_parts(
-        self, step: int, attempt: str, first: int
-    ) -> AbstractContextManager[Callable[[], Sequence[FilePart]]]:
-        """Have each server snapshot its part of a checkpoint of this step, and write it in the background.
-
-        When this returns, all servers have made their snapshots.
-
-        Args:
-            first: the number of parts before theirs.
-
-        Returns:
-            a context manager, to be entered once. Inside, call its value to wait until all parts are written.
-            On exit, unwritten parts are given up.
-
-        Raises:
-            CheckpointError: a server could not. The context's value raises it, too.
-            PartNotWritten: a server went away before. The context's value raises it, too.
-        """
-        ...
-
-    def answer_within(self, seconds: float) -> bool:
-        """Whether all servers answer within the time limit, including servers that return meanwhile.
-
-        Raises:
-            RingBroken: the call was called off.
-        """
-        ...
-
-    def committed(self, step: int, attempt: str) -> None:
-        """Report that the checkpoint is complete. Fails silently: the next checkpoint reports more."""
-        ...

@@ -119,7 +119,7 @@ def test_a_checkpoint_that_a_server_cannot_read_is_asked_for_again_and_then_refu
     connection = job.client._links[0]
     assert isinstance(connection, ServerLink)
     job.there[0].server._restore = refuses  # type: ignore[method-assign]
-    connection._clock = lambda: 25.0 * len(tries)
+    connection.clock = lambda: 25.0 * len(tries)
     with pytest.raises(ServerRefused, match=words):
         job.client.restore(3, "a")
     assert len(tries) == 4, "it is asked again until a minute is over"
