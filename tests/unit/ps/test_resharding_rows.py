@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rows move to more and fewer servers, and any process dies anywhere in between, by printed seeds.
 
-The servers (ps/) with their logs, and the client of the ring's root (trainer/ps_client/client.py), are what
+The servers (ps/) with their logs, and the calls of the ring's root (trainer/ps_client/root.py), are what
 ships; only the wire between them is simulated. Each step counts its ids, so what each row must be is known.
 """
 
