@@ -20,16 +20,16 @@ import numpy as np
 
 from edl.checkpoints import Store
 from edl.checkpoints.manifest import Manifest
+from edl.contract.proto import ps_pb2 as pb
 from edl.contract.rows.buckets import BUCKETS
 from edl.contract.rows.placement import ShardAssignment, moves
 from edl.trainer.embedding.interfaces import Commit, Table
-from edl.trainer.ps_client.async_client import AsyncPsClient
-from edl.trainer.ps_client.async_server_group import NOWHERE
 from edl.trainer.ps_client.calls import Link
 from edl.trainer.ps_client.client import PsClient
 from edl.trainer.ps_client.interfaces import StepGradients
 from edl.trainer.ps_client.interrupt import Interrupt
 from edl.trainer.ps_client.link import ServerLink
+from edl.trainer.ps_client.root import NOWHERE
 
 DIM, STEP_ROWS = 16, 100_000
 ADAM = {"class_name": "Adam", "config": {"learning_rate": 0.01}}
@@ -75,11 +75,11 @@ class Ring:
         self.servers = PsClient.at(addresses, "token", "run", 7, replicas)
         self.commit: Commit | None = None
         self.step = 0
-        self.servers.follow((TABLE,), lambda: self.commit)
+        self.servers.declare((TABLE,), lambda: self.commit)
 
     def form(self, processes: list[Process], servers: int) -> None:
         self.servers.enter([process.address for process in processes], servers)
-        self.servers.speak_of(self.servers.claim(0))
+        self.servers.claim(0)
         if self.step:
             assert not (why := self.servers.start_generation(self.step)), why
             if self.servers.moves:
@@ -89,7 +89,7 @@ class Ring:
 
     def restore(self, processes: list[Process], step: int) -> None:
         self.servers.enter([process.address for process in processes], len(processes))
-        self.servers.speak_of(self.servers.claim(0))
+        self.servers.claim(0)
         self.servers.restore(step, "bench")
 
     def take(self, ids: np.ndarray) -> None:
@@ -111,7 +111,15 @@ class AsyncWorkers:
             return ServerLink(index, address, "token", interrupt)
 
         links = [connect(index, address) for index, address in enumerate(addresses)]
-        self.servers = AsyncPsClient(links, "run", 7, interrupt, connect=connect, addresses=addresses)
+        self.servers = PsClient(
+            links,
+            "run",
+            7,
+            interrupt,
+            connect=connect,
+            addresses=addresses,
+            asynchronous=pb.Asynchronous(),
+        )
         self.servers.declare((TABLE,))
         self.step = 0
 
@@ -121,18 +129,18 @@ class AsyncWorkers:
         if not self.step:
             self.servers.begin([(np.zeros(0, np.int64), np.zeros((0, DIM), np.float32))])
         self.servers.introduce()
-        if self.servers.moves_at() != NOWHERE:
+        if self.servers.moves:
             self.servers.drain(self.step)
-            assert self.servers.move_rows(0) == (NOWHERE, "")
+            assert self.servers.move_quiesced(0) == (NOWHERE, "")
 
     def restore(self, processes: list[Process], step: int) -> None:
         self.servers.enter([process.address for process in processes], len(processes))
         self.servers.take_charge(0)
-        self.servers.go_back(step, "bench")
+        self.servers.restore(step, "bench")
 
     def take(self, ids: np.ndarray) -> None:
         [step] = self.servers.lease_steps(0, 1, self.step + 1)
-        versions = self.servers.rows_now([ids]).versions
+        versions = self.servers.pull_current([ids]).versions
         gradients = [(ids, np.ones((len(ids), DIM), np.float32))]
         assert self.servers.push(StepGradients(step, gradients, 0.0, 1, 0.01), 0, versions)
         self.step += 1

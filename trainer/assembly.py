@@ -59,7 +59,7 @@ def assemble(
         restore: restores initial states; the worker writes checkpoints if it has any.
         export: saves the final model, and reports the result to the master. Its argument is the result of the
             evaluation; None if the model is still to be evaluated.
-        servers: hold the rows of the model's tables; None in asynchronous training.
+        servers: hold the rows of the model's tables, in asynchronous training all weights.
         async_loop: makes the steps of asynchronous training.
         evaluation: evaluates the model in the ring.
         keep: saves a copy of the trained model of this step before the ring evaluates it.
@@ -73,7 +73,7 @@ def assemble(
     def save() -> None:
         export(rounds.worth(state.ledger) if rounds is not None else None)
 
-    if servers is not None:
+    if servers is not None and async_loop is None:
         parts.append(RowServers(servers, session, ring, state, restore))
     rounds = None
     if evaluation is not None:

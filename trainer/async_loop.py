@@ -32,7 +32,8 @@ from edl.trainer.agreement.checks import NonFinite
 from edl.trainer.agreement.ledger import Ledger
 from edl.trainer.embedding.interfaces import Table
 from edl.trainer.model.data import Batch, Batches
-from edl.trainer.ps_client.interfaces import AsyncServers, StepGradients
+from edl.trainer.ps_client.client import PsClient
+from edl.trainer.ps_client.interfaces import StepGradients
 from edl.trainer.ring.base import RingBroken
 from edl.trainer.runtime.log import log
 from edl.trainer.runtime.serialization import decode, encode
@@ -119,7 +120,7 @@ class AsyncLoop:
         config: Config,
         session: Session,
         learner: Learner,
-        servers: AsyncServers,
+        servers: PsClient,
         batches: Batches,
         report: Telemetry,
         clock: Callable[[], float] = time.monotonic,
@@ -142,20 +143,9 @@ class AsyncLoop:
         self._since_pull = 0  # steps computed since the dense weights were pulled
         self._dense_versions: Mapping[int, int] = {}
         self._saved = 0  # the model being saved has the steps below it; 0: none is being saved
+        servers.declare(learner.server_tables)
 
     # --- state of the job
-
-    def take_charge(self, step: int) -> bool:
-        """Act as the root of a new ring, before any other call; calls of earlier roots are then rejected.
-
-        Args:
-            step: reached by the previous ring.
-
-        Returns:
-            whether rows are lost on both servers that held them; all servers must roll back then.
-        """
-        self.servers.declare(self._learner.server_tables)
-        return self.servers.take_charge(self._session.worker, step)
 
     def look(self, wait_forever: bool = False) -> list[int]:
         """Declare the tables; returns the servers without rows.
@@ -163,7 +153,6 @@ class AsyncLoop:
         Args:
             wait_forever: wait for every server, even if others hold its rows.
         """
-        self.servers.declare(self._learner.server_tables)
         self._since_pull = 0
         found = self.servers.look(wait_forever)
         self.has_steps = any(len(told.accepted.bounds) for told in found.values())
@@ -203,7 +192,7 @@ class AsyncLoop:
     def pull_all(self, step: int) -> None:
         """Pull all current dense weights."""
         ids = [np.zeros(0, np.int64) for _ in self._learner.tables]
-        pulled = self.servers.rows_now([*ids, *self._learner.dense_ids(whole=True)])
+        pulled = self.servers.pull_current([*ids, *self._learner.dense_ids(whole=True)])
         self._learner.put(True, pulled.rows[len(ids) :])
         self._learner.at(step)
         self._since_pull = 0
@@ -219,8 +208,7 @@ class AsyncLoop:
 
     def find_progress(self) -> int:
         """Refresh and return `reached`."""
-        self.servers.find()
-        self.reached = self.servers.progress.step
+        self.reached = self.servers.find_progress().step
         return self.reached
 
     def boundary(self, step: int, end: int) -> int:
@@ -311,7 +299,7 @@ class AsyncLoop:
         self._staged, self._versions = (), {}
         self._with_rows = due and bool(self._learner.tables)
         if due and not self._with_rows:
-            pulled = self.servers.rows_now(self._learner.dense_ids(whole=False))
+            pulled = self.servers.pull_current(self._learner.dense_ids(whole=False))
             self._learner.put(False, pulled.rows)
             self._dense_versions = pulled.versions
         self._versions = self._dense_versions
@@ -322,7 +310,7 @@ class AsyncLoop:
     def pull(self, step: int, ids: Sequence[np.ndarray]) -> list[np.ndarray]:
         """Pull current rows; the first pull of a step may include the dense weights."""
         more = self._learner.dense_ids(whole=False) if self._with_rows else []
-        pulled = self.servers.rows_now([*ids, *more])
+        pulled = self.servers.pull_current([*ids, *more])
         if more:
             self._with_rows = False
             self._learner.put(False, pulled.rows[len(ids) :])

@@ -33,7 +33,7 @@ from edl.trainer.build_learner import (
     ps_learner_of,
     samples_of,
 )
-from edl.trainer.build_servers import connected, servers_of, step_servers_of
+from edl.trainer.build_servers import connected, servers_of
 from edl.trainer.callbacks.callbacks import Callbacks
 from edl.trainer.callbacks.history import HistoryFiles, as_json
 from edl.trainer.callbacks.rules import accepted
@@ -53,7 +53,6 @@ from edl.trainer.model.records import Records
 from edl.trainer.model.splits import memorized, refuse_empty
 from edl.trainer.model.user_model import UserModel
 from edl.trainer.parts.sample import SampleReport
-from edl.trainer.ps_client.async_client import AsyncPsClient
 from edl.trainer.ps_client.client import PsClient
 from edl.trainer.restore import Restore
 from edl.trainer.runtime.error_report import format_error
@@ -173,7 +172,7 @@ def trainer_of(context: Context, memory: InMemorySnapshot | None) -> Worker:
         report,
         Restore(state, checkpoints, begin, first),
         export,
-        servers=servers if isinstance(servers, PsClient) else None,
+        servers=servers,
         async_loop=async_loop,
         evaluation=evaluation,
         keep=export.keep,
@@ -210,7 +209,7 @@ def data_of(context: Context) -> tuple[Reader, Records, list[Batch]]:
 
 def learner_and_servers_of(
     context: Context, model: keras.Model, samples: Sequence[Batch]
-) -> tuple[KerasLearner | OwnStepLearner, PsClient | AsyncPsClient | None]:
+) -> tuple[KerasLearner | OwnStepLearner, PsClient | None]:
     """Return the learner of the model, and the job's parameter servers; None if it has none.
 
     With mode=auto, the model's tables decide the mode here.
@@ -219,7 +218,7 @@ def learner_and_servers_of(
     if config.asynchronous:
         with explained(context.module, model, samples, training.batch_size):
             ps_learner = ps_learner_of(config, model, samples, context.warn)
-        return ps_learner, step_servers_of(config, stream, ring)
+        return ps_learner, connected(config, stream, ring)
     with advised(config, model), explained(context.module, model, samples, training.batch_size):
         learner = learner_of(
             model,
@@ -239,7 +238,7 @@ def learner_and_servers_of(
 def use_servers(
     context: Context,
     learner: KerasLearner | OwnStepLearner,
-    servers: PsClient | AsyncPsClient | None,
+    servers: PsClient | None,
     batches: Batches,
     report: Telemetry,
     computing: Computing,
@@ -255,8 +254,8 @@ def use_servers(
     """
     stream, session = context.stream, context.session
     async_loop = None
-    if isinstance(servers, AsyncPsClient):
-        assert isinstance(learner, PsLearner)
+    if isinstance(learner, PsLearner):
+        assert servers is not None
         async_loop = AsyncLoop(
             context.config, session, learner, servers, batches, report, computing=computing
         )
@@ -354,7 +353,7 @@ def checkpoint_of(
     context: Context,
     model: keras.Model,
     learner: KerasLearner | OwnStepLearner,
-    servers: PsClient | AsyncPsClient | None,
+    servers: PsClient | None,
     batches: Batches,
 ) -> tuple[Checkpointing | None, Callable[[], None] | None]:
     """Return the checkpoints of the worker, and the function that does a warm start; None each without."""

@@ -3,20 +3,14 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
-
 from edl.config import Config
 from edl.contract.proto import ps_pb2 as pb
 from edl.errors import ModelError
-from edl.trainer.ps_client.async_client import AsyncPsClient
 from edl.trainer.ps_client.client import PsClient
-from edl.trainer.ps_client.server_group import ServerGroup
 from edl.trainer.ring.base import Ring
 from edl.trainer.session.client import MasterStream
 from edl.trainer.step.learner import KerasLearner
 from edl.trainer.step.own_step import OwnStepLearner
-
-C = TypeVar("C", bound=ServerGroup)
 
 
 def servers_of(
@@ -47,32 +41,23 @@ def servers_of(
 
 
 def connected(config: Config, stream: MasterStream, ring: Ring) -> PsClient:
-    """Return the job's parameter servers. Calls to them end when the ring is cut."""
-    return _connected(PsClient, config, stream, ring)
+    """Return the job's parameter servers.
 
-
-def step_servers_of(config: Config, stream: MasterStream, ring: Ring) -> AsyncPsClient:
-    """Return the parameter servers that hold all weights. Calls to them end when the ring is cut."""
-    how = pb.Asynchronous(
+    The session cuts calls to them with the ring, and reports which server this worker waits for.
+    """
+    asynchronous = pb.Asynchronous(
         grads_to_wait=config.ps.grads_to_wait,
         max_staleness=config.ps.max_staleness,
         scale_rate=config.ps.scale_rate_by_staleness,
     )
-    return _connected(AsyncPsClient, config, stream, ring, how)
-
-
-def _connected(
-    kind: type[C], config: Config, stream: MasterStream, ring: Ring, how: pb.Asynchronous | None = None
-) -> C:
-    """Return a client. The session cuts it with the ring, and reports which server this worker waits for."""
-    servers = kind.at(
+    servers = PsClient.at(
         stream.servers,
         stream.token,
         stream.run_id,
         config.training.seed,
         config.ps.replicas,
         config.ps.timeout_seconds,
-        how,
+        asynchronous if config.asynchronous else None,
     )
 
     def cut() -> None:

@@ -3,7 +3,7 @@
 
 With mode=auto, the first worker that has built the model reports its number of tables. That decides once, for
 all workers, whether the job has servers. The root of a ring moves the rows while the ring is formed, between
-two steps (trainer/ps_client/client.py). The core knows the requested servers, and those that hold the rows
+two steps (trainer/ps_client/root.py). The core knows the requested servers, and those that hold the rows
 according to the ring.
 
 The ring waits for a server that does not answer, unless others hold its rows. `waits` describes that for the

@@ -56,12 +56,12 @@ class SimLink(ServerLink):
 
     def start(self, method: str, request: Any) -> Any:
         future = Asked(self, method, request)
-        self._interrupt.begins(future)
+        self.interrupt.begins(future)
         return future
 
     def write_part(self, request: pb.WritePartRequest) -> Any:
         call = Asked(self, "WritePart", request)
-        self._interrupt.begins(call)
+        self.interrupt.begins(call)
         return Writing(self, call)
 
     def tell(self, method: str, request: Any) -> None:
@@ -156,7 +156,7 @@ class Writing:
 
     def captured(self) -> None:
         self._link.w.waits(lambda: self._call.taken or self._call.done)
-        self._link.ended(self._call)
+        self._link.interrupt.ends(self._call)
         if self._call.done and not self._call.taken:
             self.written()
 
@@ -175,4 +175,4 @@ class Writing:
 
     def forget(self) -> None:
         self._call.cancel()
-        self._link.ended(self._call)
+        self._link.interrupt.ends(self._call)

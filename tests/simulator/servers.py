@@ -8,7 +8,7 @@ are the shipped code. So is the master's handling of servers on a cluster (remot
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +17,6 @@ from edl.contract.reasons import Reason
 from edl.contract.rows.placement import ShardAssignment
 from edl.master.core import effects as ef
 from edl.master.core import events as ev
-from edl.trainer.ps_client.async_client import AsyncPsClient
 from edl.trainer.ps_client.client import PsClient
 from edl.trainer.ps_client.multiplex import Failed
 from tests.simulator import server_checks
@@ -275,7 +274,7 @@ class Servers:
 
     # --- as workers see them
 
-    def of(self, w: Sim) -> PsClient | AsyncPsClient:
+    def of(self, w: Sim) -> PsClient:
         """The client of one worker."""
         interrupt, addresses = SimInterrupt(w), self.addresses()
         replicas = self.config.replicas
@@ -287,7 +286,7 @@ class Servers:
         links = [connect(index, address) for index, address in enumerate(addresses)]
         if self.world.config.asynchronous:
             how = self.config
-            return AsyncPsClient(
+            return PsClient(
                 links,
                 RUN,
                 0,
@@ -376,7 +375,7 @@ class SimServers(PsClient):
         self.restored = False
         super().enter(addresses, servers, released_from)
 
-    def restore(self, step: int, attempt: str) -> None:
+    def restore(self, step: int, attempt: str, lost: Iterable[int] | None = None) -> None:
         self.restored = True
         self._servers.rolled_back.append(step)
-        super().restore(step, attempt)
+        super().restore(step, attempt, lost)

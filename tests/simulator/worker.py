@@ -21,8 +21,6 @@ from edl.trainer.checkpoint.checkpointing import Checkpointing
 from edl.trainer.checkpoint.in_memory_snapshot import InMemorySnapshot
 from edl.trainer.evaluation.evaluation import RingEvaluation
 from edl.trainer.model.data import Batches
-from edl.trainer.ps_client.async_client import AsyncPsClient
-from edl.trainer.ps_client.client import PsClient
 from edl.trainer.restore import Restore
 from edl.trainer.ring.local import InProcessGroup, LocalRing
 from edl.trainer.session.telemetry import Telemetry
@@ -74,7 +72,7 @@ class Sim:
             )
         report = Telemetry(self.session, batches.steps, lambda: world.clock.now, log=lambda line: None)
         self.async_loop = None
-        if isinstance(self.servers, AsyncPsClient) and isinstance(self.learner, CountingServed):
+        if self.servers is not None and isinstance(self.learner, CountingServed):
             now = lambda: world.clock.now  # noqa: E731
             self.async_loop = AsyncLoop(
                 world.config, self.session, self.learner, self.servers, batches, report, now
@@ -91,7 +89,7 @@ class Sim:
             report,
             Restore(state, self.checkpoints, None, first),
             lambda worth: fleet.export(self, worth),
-            servers=self.servers if isinstance(self.servers, PsClient) else None,
+            servers=self.servers,
             async_loop=self.async_loop,
             evaluation=evaluation,
             keep=lambda step: fleet.keeps(self, step),
@@ -129,7 +127,7 @@ class Sim:
         works, now = lambda: fleet.works(self), lambda: world.clock.now
         if self.servers is None:
             return CountingLearner(positions, works, world.sums, now)
-        if isinstance(self.servers, AsyncPsClient):
+        if world.config.asynchronous:
             return CountingServed(
                 positions,
                 works,

@@ -54,7 +54,8 @@ from edl.trainer.agreement.ledger import Ledger
 from edl.trainer.checkpoint.reading import BOUNDARY, CheckpointReader, Learner
 from edl.trainer.model.digests import digest, drained
 from edl.trainer.model.variable_spec import VariableSpec
-from edl.trainer.ps_client.interfaces import PartNotWritten, PartsOfServers
+from edl.trainer.ps_client.client import PsClient
+from edl.trainer.ps_client.interfaces import PartNotWritten
 from edl.trainer.ring.base import RingBroken, RingSlot
 from edl.trainer.runtime.log import log
 from edl.trainer.session.state import Session
@@ -87,7 +88,7 @@ class Checkpointing(CheckpointReader):
         run_id: str,
         background: Callable[[Callable[[], None]], object] | None = None,
         clock: Callable[[], float] = time.monotonic,
-        servers: PartsOfServers | None = None,
+        servers: PsClient | None = None,
     ):
         super().__init__(config, session, learner, store, run_id, servers)
         self._clock = clock
@@ -276,7 +277,7 @@ class Checkpointing(CheckpointReader):
         """Have the servers snapshot their rows, if this is rank 0.
 
         Returns:
-            see `PartsOfServers.take_parts`.
+            see `PsClient.take_parts`.
         """
         if self._servers is None or slot.rank:
             return nullcontext[Callable[[], Sequence[Part]]](tuple)
@@ -409,7 +410,7 @@ def deal(sizes: Sequence[int], of: int) -> list[int]:
 
 
 def of_job(
-    config: Config, session: Session, learner: Any, run_id: str, servers: PartsOfServers | None = None
+    config: Config, session: Session, learner: Any, run_id: str, servers: PsClient | None = None
 ) -> Checkpointing | None:
     """The checkpoints of a worker; None if the job writes no checkpoints.
 

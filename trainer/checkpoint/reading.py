@@ -20,7 +20,7 @@ from edl.errors import DataError, ModelError
 from edl.trainer.agreement.epochs import MEMORY, Epochs, without_memory
 from edl.trainer.agreement.ledger import Ledger
 from edl.trainer.model.variable_spec import VariableSpec
-from edl.trainer.ps_client.interfaces import PartsOfServers
+from edl.trainer.ps_client.client import PsClient
 from edl.trainer.runtime.log import log
 from edl.trainer.runtime.retry import tried_again
 from edl.trainer.session.state import Session
@@ -69,7 +69,7 @@ class CheckpointReader:
         learner: Learner,
         store: Store,
         run_id: str,
-        servers: PartsOfServers | None,
+        servers: PsClient | None,
     ):
         self._config, self._session, self._learner, self._store = config, session, learner, store
         self._run_id, self._servers = run_id, servers

@@ -38,8 +38,8 @@ from edl.trainer.model.data import Batch, Batches
 from edl.trainer.parts.checkpoints import CheckpointWriting
 from edl.trainer.parts.part import StepSource
 from edl.trainer.parts.rows import adopt
-from edl.trainer.ps_client.async_server_group import NOWHERE
 from edl.trainer.ps_client.calls import ServerRefused
+from edl.trainer.ps_client.root import NOWHERE
 from edl.trainer.restore import Restore
 from edl.trainer.ring.base import Ring, RingBroken, RingSlot, broadcast_bytes
 from edl.trainer.runtime.log import log
@@ -97,7 +97,7 @@ class LeasedSteps(StepSource):
         loop, root, why, kept = self._loop, form.members.index(form.root), "", b""
         is_root, servers, told = form.root == self._session.worker, loop.servers, np.zeros(3, np.int64)
         if is_root:
-            why = self._restore_servers(form.step, loop.take_charge(form.step))
+            why = self._restore_servers(form.step, servers.take_charge(self._session.worker, form.step))
             servers.introduce()
             if not (kept := servers.kept()):  # it has it, as was seen to
                 first = servers.coordinator
@@ -107,7 +107,8 @@ class LeasedSteps(StepSource):
             # An earlier root has rolled a server back, and died.
             if loop.find_progress() < form.step and not why:
                 why = "a parameter server rolled back to a checkpoint"
-            told[:] = loop.reached, servers.furthest, servers.moves_at()
+            # When all steps below `furthest` are done, all servers have the same steps.
+            told[:] = loop.reached, servers.furthest, servers.furthest if servers.moves else NOWHERE
         self._batches.take(form.layout, Share.even(0, 1))  # each worker makes whole steps
         step, furthest, self._moves_at = self._ring.broadcast(told, root).tolist()
         self._rolled_back = adopt(self._ring, root, servers, why)
@@ -226,7 +227,7 @@ class LeasedSteps(StepSource):
         """
         loop, why, told = self._loop, "", np.zeros(1, np.int64)
         if here.rank == 0:
-            told[0], why = loop.servers.move_rows(self._session.worker)
+            told[0], why = loop.servers.move_quiesced(self._session.worker)
         self._moves_at = int(self._ring.broadcast(told, 0)[0])
         why = adopt(self._ring, 0, loop.servers, why)
         loop.forget()  # leased steps and weights are those of the former servers
@@ -300,10 +301,10 @@ class LeasedSteps(StepSource):
             if whole and (checkpoints := self._restore.checkpoints) is not None and checkpoints.restored_step:
                 attempt = checkpoints.attempt
                 loop.servers.restart_as(checkpoints.restored_servers)
-                loop.servers.go_back(checkpoints.restored_step, attempt)
+                loop.servers.restore(checkpoints.restored_step, attempt)
             else:
                 if len(lost) < loop.servers.count:
-                    loop.servers.go_back(0, "")
+                    loop.servers.restore(0, "")
                 if self._restore.warm_start is not None:
                     self._restore.warm_start()
                 loop.begin()
@@ -327,7 +328,7 @@ class LeasedSteps(StepSource):
             if not step:  # it has no part that a server could load
                 continue
             try:
-                self._loop.servers.bring_back(lost, step, attempt)
+                self._loop.servers.restore(step, attempt, lost)
             except ServerRefused as error:
                 log.warning(str(error))
             else:

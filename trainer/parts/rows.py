@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
@@ -32,7 +31,7 @@ from edl.trainer.session.state import Session
 from edl.trainer.state import State
 
 
-def adopt(ring: Ring, root: int, servers: Any, why: str = "") -> str:
+def adopt(ring: Ring, root: int, servers: PsClient, why: str = "") -> str:
     """Use the root's shard assignment and server addresses on all members.
 
     Members whose information comes from different masters may know different servers.
@@ -58,7 +57,7 @@ class RowServers(Part):
     def __init__(self, servers: PsClient, session: Session, ring: Ring, state: State, restore: Restore):
         self._servers, self._session, self._ring = servers, session, ring
         self._state, self._restore = state, restore
-        servers.follow(state.learner.tables, lambda: state.ledger.commit)
+        servers.declare(state.learner.tables, lambda: state.ledger.commit)
         state.commit_of = self._commit_of
         self._stay = ""  # why the rows were not moved to the servers that the master wants
 
@@ -92,7 +91,7 @@ class RowServers(Part):
         ring, servers, state, restore = self._ring, self._servers, self._state, self._restore
         why = ""
         if form.root == self._session.worker:
-            servers.speak_of(servers.claim(self._session.worker))
+            servers.claim(self._session.worker)
             # After a warm start step 0 is a state to compare, too: the rows are another training's.
             there = state.ledger.step or restore.warm_start is not None
             if there and not restored and (why := servers.start_generation(state.ledger.step)):
@@ -107,7 +106,7 @@ class RowServers(Part):
                 servers.restore(state.ledger.step, attempt if state.ledger.step else "")
         root = form.members.index(form.root)
         generation = np.array([servers.generation], np.int64)
-        servers.speak_of(int(ring.broadcast(generation, root)[0]))
+        servers.generation = int(ring.broadcast(generation, root)[0])
         self._stay = ""
         return broadcast_text(ring, why, root)
 

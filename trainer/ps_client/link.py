@@ -81,9 +81,9 @@ class ServerLink:
         clock: Callable[[], float] = time.monotonic,
         patience: float | None = None,
     ):
-        self._index, self.patience = index, patience
+        self.index, self.patience = index, patience
         self.name = f"parameter server {index} ({address})"
-        self._address, self._interrupt, self._clock = address, interrupt, clock
+        self._address, self.interrupt, self.clock = address, interrupt, clock
         self._metadata = (("authorization", f"Bearer {token}"),)
         self._told = set[Any]()  # calls whose answers are ignored
         self._conversation: Conversation | None = None  # the newest
@@ -119,7 +119,7 @@ class ServerLink:
         call = self._channel.unary_stream(
             f"/{SERVICE}/WritePart", pb.WritePartRequest.SerializeToString, pb.Written.FromString
         )(request, metadata=self._metadata)
-        self._interrupt.begins(call)
+        self.interrupt.begins(call)
         return WritePart(self, call)
 
     def tell(self, method: str, request: Request) -> None:
@@ -135,23 +135,8 @@ class ServerLink:
                 self._conversation = Conversation(self._channel, self._metadata)
             conversation = self._conversation
         future = conversation.ask(method, request.SerializeToString(), _ANSWERS[method])
-        self._interrupt.begins(future)
+        self.interrupt.begins(future)
         return future
-
-    def ended(self, future: Any) -> None:
-        self._interrupt.ends(future)
-
-    def is_waiting(self, call: Call, method: str, since: float, why: str) -> None:
-        """Note that a call has had no answer for a while; see `Interrupt.waits_for`."""
-        self._interrupt.waits_for(call, self._index, method, since, why)
-
-    def waits_no_more(self, call: Call) -> None:
-        self._interrupt.waits_no_more(call)
-
-    def waits(self, seconds: float) -> None:
-        """Raises: RingBroken."""
-        if self._interrupt.wait(seconds):
-            raise self.cut()
 
     def cut(self) -> RingBroken:
         return RingBroken(f"the ring was cut while waiting for {self.name}")
@@ -200,7 +185,7 @@ class ServerLink:
             ServerRefused: the server rejects the request.
         """
         code, words = error.code(), error.details()
-        if self._interrupt.is_cut:
+        if self.interrupt.is_cut:
             raise self.cut() from error
         if code in AWAY or (code is UNREADABLE and unreadable < UNREADABLE_SECONDS):
             return
@@ -216,10 +201,6 @@ class ServerLink:
         """The TLS problem between worker and server, if there is one; otherwise empty."""
         return tls.trouble(self._address, tls.authority())
 
-    @property
-    def now(self) -> float:
-        return self._clock()
-
 
 class Busy:
     """Tell a busy server from a hanging one.
@@ -230,7 +211,7 @@ class Busy:
 
     def __init__(self, link: ServerLink, patience: float):
         self._link, self._patience = link, patience
-        self._done, self._since = -1, link.now
+        self._done, self._since = -1, link.clock()
 
     def look(self) -> bool:
         try:
@@ -240,8 +221,8 @@ class Busy:
         if probed is None:
             return False
         if not probed.waiting or probed.done != self._done:
-            self._done, self._since = probed.done, self._link.now
-        return self._link.now - self._since < self._patience
+            self._done, self._since = probed.done, self._link.clock()
+        return self._link.clock() - self._since < self._patience
 
 
 class Call:
@@ -250,19 +231,19 @@ class Call:
     def __init__(self, link: ServerLink, method: str, request: Request, generation: int | None):
         self._link, self._method, self._request, self._generation = link, method, request, generation
         self._future = link.start(method, request)
-        self._began_at = self._asked_at = link.now
+        self._began_at = self._asked_at = link.clock()
         self._told = False
         self._others: Callable[[], None] = lambda: None
 
     def result(
         self, wait_forever: bool = False, look: Callable[[], None] = lambda: None, within: float = math.inf
     ) -> Any:
-        self._asked_at = self._link.now
+        self._asked_at = self._link.clock()
         self._others = look
         try:
             return self._result(wait_forever, within)
         finally:
-            self._link.waits_no_more(self)
+            self._link.interrupt.waits_no_more(self)
 
     def check(self) -> None:
         try:
@@ -284,9 +265,10 @@ class Call:
             try:
                 answer = self._answer(patience)
             except grpc.RpcError as error:
+                now = link.clock()
                 if error.code() is UNREADABLE and unreadable_at is None:
-                    unreadable_at = link.now
-                link.refused(error, self._method, 0.0 if unreadable_at is None else link.now - unreadable_at)
+                    unreadable_at = now
+                link.refused(error, self._method, 0.0 if unreadable_at is None else now - unreadable_at)
                 away = patience is not None and error.code() is not UNREADABLE
                 if away and anew:
                     why = error.details() or error.code().name
@@ -297,22 +279,23 @@ class Call:
                     self._future, anew = link.start(self._method, self._request), True
                     continue
                 why = error.details() or error.code().name
-                away_at = link.now if away_at is None else away_at
-                if error.code() is not UNREADABLE and link.now - away_at >= limit:
+                away_at = link.clock() if away_at is None else away_at
+                if error.code() is not UNREADABLE and link.clock() - away_at >= limit:
                     raise ServerAway(f"{link.name} is away for {limit:.0f} s: {why}") from error
                 self._tell(why)
             else:
                 if self._told:
-                    log.info(f"{link.name} answered after {link.now - self._began_at:.1f} s")
+                    log.info(f"{link.name} answered after {link.clock() - self._began_at:.1f} s")
                 return answer
-            link.waits(pause)
+            if link.interrupt.wait(pause):
+                raise link.cut()
             self._look()
             pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
             self._future = link.start(self._method, self._request)
 
     def forget(self) -> None:
         self._future.cancel()  # no effect after the answer
-        self._link.ended(self._future)
+        self._link.interrupt.ends(self._future)
 
     def _answer(self, patience: float | None) -> Any:
         """Wait for the answer of the present attempt.
@@ -348,9 +331,9 @@ class Call:
         Args:
             why: error of the last attempt; empty: no answer yet.
         """
-        if self._link.now - self._asked_at >= LOOK_SECONDS:
-            self._link.is_waiting(self, self._method, self._asked_at, why)
-        waited = self._link.now - self._began_at
+        if self._link.clock() - self._asked_at >= LOOK_SECONDS:
+            self._link.interrupt.waits_for(self, self._link.index, self._method, self._asked_at, why)
+        waited = self._link.clock() - self._began_at
         if not self._told and waited >= TOLD_SECONDS:
             self._told = True
             why = self._link.trouble() or why or "it does not answer"
@@ -365,7 +348,7 @@ class WritePart:
 
     def captured(self) -> None:
         self._call.initial_metadata()  # returns or raises: keepalive or a cut ends the call
-        self._link.ended(self._call)
+        self._link.interrupt.ends(self._call)
         if self._call.done() and self._call.code() is not grpc.StatusCode.OK:
             self.written()
 
@@ -384,4 +367,4 @@ class WritePart:
 
     def forget(self) -> None:
         self._call.cancel()  # no effect after the answer
-        self._link.ended(self._call)
+        self._link.interrupt.ends(self._call)

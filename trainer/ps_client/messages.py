@@ -6,17 +6,20 @@ Splits the ids of a table by server, and merges the rows of the servers' answers
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
 from edl.checkpoints import Part
 from edl.contract.proto import ps_pb2 as pb
+from edl.contract.ranges import Range, RangeSet
 from edl.contract.rows.placement import ShardAssignment
-from edl.contract.rows.shares import IDS, Shares, encoded, put
+from edl.contract.rows.shares import IDS, PAGE_BYTES, VALUES, Shares, encoded, put
 from edl.errors import EdlError
 from edl.trainer.embedding.interfaces import Commit, Start, Table
+from edl.trainer.ps_client.interfaces import Values
 
 
 def tables_to_proto(
@@ -112,15 +115,44 @@ def put_together(
     return found
 
 
-def places(ids: np.ndarray, of: ShardAssignment) -> Callable[[int], Any]:
-    """A function from a server to an index of its ids, including those of replicas; None without ids."""
-    shares = [Shares(ids, of, second) for second in ((False, True) if of.copies > 1 else (False,))]
+def shares_of(ids: np.ndarray, of: ShardAssignment, copies: int) -> tuple[Shares, ...]:
+    """The servers of these ids, and those of their second replicas if there are any and `copies` is 2."""
+    return tuple(Shares(ids, of, second) for second in (False, True)[: min(copies, of.copies)])
 
-    def here(index: int) -> Any:
-        found = [share.of(index) for share in shares if share.has(index)]
-        return None if not found else found[0] if len(found) == 1 else np.concatenate(found)
 
-    return here
+def add_values(to: Any, index: int, values: Values, shares: Sequence[Sequence[Shares]]) -> bool:
+    """Add the gradients or rows for one server to a message, including those of replicas.
+
+    Args:
+        to: the field of the message, repeated `Gradients`.
+        index: the index of the server.
+        shares: of each table, by replica.
+
+    Returns:
+        whether there were any.
+    """
+    for table, ((ids, rows), copies) in enumerate(zip(values, shares, strict=True)):
+        if mine := [share.of(index) for share in copies if share.has(index)]:
+            here = mine[0] if len(mine) == 1 else np.concatenate(mine)
+            # `add` avoids a copy that a list would cost.
+            to.add(table=table, ids=encoded(ids[here], IDS), values=encoded(rows[here], VALUES))
+    return bool(to)
+
+
+def rows_per_page(dim: int) -> int:
+    """The number of rows in one message when many rows are read or written."""
+    return max(PAGE_BYTES // (8 + 4 * dim), 1)
+
+
+def furthest_of(told: Iterable[pb.Description]) -> int:
+    """One more than the last step that one of these servers has accepted."""
+    return max((one.accepted.bounds[-1] for one in told if one.accepted.bounds), default=0)
+
+
+def ranges_of(steps: pb.Steps) -> RangeSet:
+    """Parse steps, which a message has as the bounds of their ranges."""
+    pairs: list[Range] = list(pairwise(steps.bounds))[::2]
+    return RangeSet.of(pairs)
 
 
 def part_of(written: pb.Written) -> Part:

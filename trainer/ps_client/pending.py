@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any, Generic, TypeVar
 
-from edl.trainer.ps_client.calls import Pending, ServerAway
+from edl.trainer.ps_client.calls import Pending, ServerAway, Writing
 from edl.trainer.ring.base import RingBroken
 
 T = TypeVar("T")
@@ -51,8 +51,13 @@ class Begun(Generic[T]):
             self.forget()
 
     def forget(self) -> None:
-        for call in self._calls.values():
-            call.forget()
+        forget(self._calls.values())
+
+
+def forget(calls: Iterable[Pending | Writing]) -> None:
+    """Drop the answers of these calls."""
+    for call in calls:
+        call.forget()
 
 
 def _check(calls: Iterable[Pending]) -> None:

@@ -2,7 +2,7 @@
 """Derives from the servers' states which of them hold the rows of a step, in which shard assignment.
 
 Promise: pure arithmetic. The same answers give the same assignment and the same messages, whichever root
-receives them. The calls are in trainer/ps_client/client.py.
+receives them. The calls are in trainer/ps_client/root.py.
 
 Synchronous steps (mode=hybrid): `ServerStates.choose_assignment`. Asynchronous SGD (mode=ps):
 `plan_recovery`.
@@ -169,6 +169,10 @@ class RecoveryPlan:
     since: int = 0
     fetched: int = 0
     missing: tuple[int, ...] = ()
+
+    def is_behind(self, found: Mapping[int, pb.Position], step: int) -> bool:
+        """Whether a member that has answered has not reached this step."""
+        return any(index in found and found[index].step < step for index in self.assignment.members)
 
 
 def plan_recovery(found: Mapping[int, pb.Position]) -> RecoveryPlan | None:

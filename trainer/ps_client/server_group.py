@@ -1,34 +1,32 @@
 # SPDX-License-Identifier: Apache-2.0
 """The parameter servers of a job as one worker knows them: links, last states, and the assignment of rows.
 
-One operation calls several servers concurrently. `recovery` derives from their states which of them hold
-the rows. What is called, and when, is in `client` (synchronous steps) and `async_client`.
+One operation calls several servers concurrently. `root` has the calls that bring all servers to one state,
+and `client` those of all workers.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
-from copy import deepcopy
-from typing import Any, Self
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Self, TypeVar
 
 import numpy as np
 
-from edl.checkpoints import Part
 from edl.contract.heartbeats import ServerWait
 from edl.contract.proto import ps_pb2 as pb
 from edl.contract.rows.placement import ShardAssignment
-from edl.contract.rows.shares import IDS, PAGE_BYTES, VALUES, Shares, encoded, put
-from edl.trainer.embedding.interfaces import Commit, Start, Table
-from edl.trainer.ps_client.calls import Link, Pending, ReleasedServer, Request, ServerAway, Writing
+from edl.contract.rows.shares import Shares
+from edl.trainer.embedding.interfaces import Commit, Table
+from edl.trainer.ps_client.calls import Link, Pending, ReleasedServer, Request, ServerAway
 from edl.trainer.ps_client.interrupt import Interrupt
 from edl.trainer.ps_client.link import ServerLink
-from edl.trainer.ps_client.messages import commit_to_proto, part_of, tables_to_proto
+from edl.trainer.ps_client.messages import commit_to_proto, furthest_of, shares_of, tables_to_proto
 from edl.trainer.ps_client.pending import Begun
 from edl.trainer.ps_client.recovery import ServerStates
 from edl.trainer.ring.base import RingBroken
 
+M = TypeVar("M")  # a message of ps.proto
 TIMEOUT_SECONDS = 3.0
 RETRY_SECONDS = 0.25  # between two attempts while no server answers
 WORKERS = 1 << 20  # a generation is a counter times WORKERS, plus the number of the claiming worker
@@ -60,20 +58,23 @@ class ServerGroup:
         asynchronous: pb.Asynchronous | None = None,
     ):
         self._links, self._run_id, self._seed = list(links), run_id, seed
-        self._connect, self._addresses = connect, tuple(addresses)
-        self._interrupt = interrupt or Interrupt()
-        # The wanted assignment, and the present one.
-        self._wanted = self._assignment = ShardAssignment(len(links), replicas)
+        self._asynchronous = asynchronous
+        self.addresses = tuple(addresses)  # of all known servers, host:port by index
+        self.generation = 0  # that all calls of the ring carry
+        self.assignment = ShardAssignment(len(links), replicas)  # of rows to servers, as calls use it
+        self._wanted = self.assignment
         self._is_said = True  # whether the master has named the number of servers
+        self._connect, self._interrupt = connect, interrupt or Interrupt()
         self._tables: tuple[Table, ...] = ()
         self._last: Callable[[], Commit | None] = lambda: None
-        self._asynchronous = asynchronous
-        self._generation = 0
         self._claims_for = 0  # the worker that acts as the root
         self._claims_above = 0  # the greatest generation that this worker knew before the claim
         self._states = ServerStates()  # as of the last claim
-        self._start = Start()  # initial rows for the next `restore` of step 0
-        self._assignment.first  # noqa: B018  # computed once, not in the first step
+        self._there: tuple[int, ...] = ()  # quiesced servers: those that answer and may hold rows
+        self._incarnations: dict[int, str] = {}  # of the servers of mode=ps; they reject calls of older ones
+        self.furthest = 0  # one more than the last step that any server of mode=ps has accepted
+        self._known: dict[int, tuple[Shares, ...]] = {}  # by the `id` of an array of ids
+        self.assignment.first  # noqa: B018  # computed once, not in the first step
 
     @classmethod
     def at(
@@ -91,8 +92,8 @@ class ServerGroup:
         Args:
             addresses: host:port, by index.
             replicas: wanted number of servers per row.
-            asynchronous: as in ServerGroup.
             timeout: seconds after which a silent server is left out, if other servers hold its rows.
+            asynchronous: as in ServerGroup.
         """
         interrupt = Interrupt()
         patience = None if replicas < 2 else timeout
@@ -105,26 +106,27 @@ class ServerGroup:
 
     @property
     def count(self) -> int:
+        """The number of servers that hold rows."""
         return len(self._members)
 
     @property
-    def assignment(self) -> ShardAssignment:
-        """The assignment of rows to servers."""
-        return self._assignment
+    def coordinator(self) -> int:
+        """The index of the server that leases steps in mode=ps."""
+        return self.assignment.coordinator
 
     @property
     def _members(self) -> tuple[int, ...]:
-        return self._assignment.members
+        return self.assignment.members
 
     # --- which servers there are
 
-    def follow(self, tables: Sequence[Table], last: Callable[[], Commit | None]) -> None:
+    def declare(self, tables: Sequence[Table], last: Callable[[], Commit | None] | None = None) -> None:
         """Set the tables whose rows are on these servers.
 
         Args:
-            last: returns the last step's outcome, which is sent with each call.
+            last: returns the last step's outcome, which is sent with each call; None in mode=ps.
         """
-        self._tables, self._last = tuple(tables), last
+        self._tables, self._last = tuple(tables), last or self._last
 
     def enter(self, addresses: Sequence[str] = (), servers: int = 0, released_from: int = 0) -> None:
         """Prepare for a ring: from now on, calls end when the ring is cut.
@@ -137,12 +139,12 @@ class ServerGroup:
         self._interrupt.arm()
         self._know(addresses)
         if released_from:
-            self._addresses = self._addresses[:released_from]
+            self.addresses = self.addresses[:released_from]
             released = range(released_from, len(self._links))
             self._links[released_from:] = [ReleasedServer(index) for index in released]
         self._is_said = servers > 0
         # If the number is unknown, keep the previous number; not every server that ever existed counts.
-        self._wanted = ShardAssignment(servers or self._assignment.servers, self._wanted.replicas)
+        self._wanted = ShardAssignment(servers or self.assignment.servers, self._wanted.replicas)
 
     def _know(self, addresses: Sequence[str]) -> None:
         """Update the links.
@@ -150,13 +152,56 @@ class ServerGroup:
         Links to further servers stay: they may hold rows that a new master does not know of.
         """
         if addresses and self._connect is not None:
-            known, count = dict(enumerate(self._addresses)), len(addresses)
+            known, count = dict(enumerate(self.addresses)), len(addresses)
             links = [
                 self._links[index] if known.get(index) == address else self._connect(index, address)
                 for index, address in enumerate(addresses)
             ]
             self._links = [*links, *self._links[count:]]
-            self._addresses = (*addresses, *self._addresses[count:])
+            self.addresses = (*addresses, *self.addresses[count:])
+
+    def leave(self) -> None:
+        """The ring was left: calls for this worker's own state are possible again."""
+        self._interrupt.arm()
+
+    def cut(self) -> None:
+        """End all calls at once, from any thread: the ring is called off."""
+        self._interrupt.cut()
+
+    def pause(self, seconds: float) -> None:
+        """Wait.
+
+        Raises:
+            RingBroken: the ring was cut.
+        """
+        if self._interrupt.wait(seconds):
+            raise RingBroken("the ring was cut")
+
+    def waiting(self) -> ServerWait | None:
+        """The longest running wait for a server, or None. On any thread."""
+        return self._interrupt.longest(time.monotonic())
+
+    def adopt(self, assignment: ShardAssignment, addresses: Sequence[str] = ()) -> None:
+        """Use this assignment of rows, and these addresses, for all calls from now on."""
+        self._know(addresses)
+        self.assignment = assignment
+        self._known.clear()
+
+    def _shares(self, ids: np.ndarray, copies: int = 2) -> tuple[Shares, ...]:
+        """The servers of these ids, by replica.
+
+        Cached for read-only arrays in mode=ps: the ids of the dense weights, which are those of every step.
+
+        Args:
+            copies: 1 if only the first replicas are needed.
+        """
+        if ids.flags.writeable or self._asynchronous is None:
+            return shares_of(ids, self.assignment, copies)
+        if (known := self._known.get(id(ids))) is None:
+            known = self._known[id(ids)] = shares_of(ids, self.assignment, 2)
+        return known  # it refers to `ids`, so that the key stays unique
+
+    # --- a ring begins
 
     def claim(self, worker: int) -> int:
         """Claim a generation greater than every one that a server or this worker has known.
@@ -170,168 +215,44 @@ class ServerGroup:
             RingBroken: the ring was cut before all servers had answered.
         """
         last = self._last()
-        generations = self._claims_above, self._generation, 0 if last is None else last.generation
+        generations = self._claims_above, self.generation, 0 if last is None else last.generation
         self._claims_above = max(generations)
         self._states = self._declare_to_all()
         of = self._states.newest
         if not self._is_said and of is not None and of.servers <= len(self._links):
             self._wanted = ShardAssignment(of.servers, self._wanted.replicas)
         self._claims_for = worker
-        return self._next_generation()
+        self.generation = self._next_generation()
+        return self.generation
+
+    @property
+    def moves(self) -> bool:
+        """Whether rows must move to other servers, as the root knows after `claim`."""
+        return self.assignment != self._reachable
+
+    @property
+    def _reachable(self) -> ShardAssignment:
+        """The wanted assignment, without the servers that are away."""
+        return self._wanted.without(self._states.away)
 
     def _next_generation(self) -> int:
         known = max(self._states.generation, self._claims_above)
         return (known // WORKERS + 1) * WORKERS + self._claims_for % WORKERS
 
     def _wait_for(self, servers: Iterable[int]) -> None:
-        """Wait for servers that were away, and raise the generation.
+        """Wait for `servers`, which were away, and raise the generation.
 
         These servers may know a greater generation than the claimed one, or the same one from another claim.
-        """
-        self._find_late(servers)
-        self._generation = max(self._generation, self._next_generation())
-
-    def _find_late(self, servers: Iterable[int]) -> None:
-        """Refresh the state of all servers that may hold rows, and of `servers`, which were away.
-
-        Further servers have answered once and may have ended since, so waiting for them might never end.
+        The states of all servers that may hold rows are refreshed, too. Further servers have answered once
+        and may have ended since, so waiting for them might never end.
         """
         before, most = self._states, self._expected(self._states)
         may_have_rows = {index for index in before.found if index < most}
-        found = {**before.found, **self._declare(sorted({*may_have_rows, *servers}))}
+        found = {**before.found, **self._declare({*may_have_rows, *servers})}
         most = self._expected(ServerStates(found))
         away = (index for index in before.away if index < most and index not in found)
         self._states = ServerStates(found, tuple(away))
-
-    @property
-    def generation(self) -> int:
-        """The generation that all calls carry."""
-        return self._generation
-
-    def speak_of(self, generation: int) -> None:
-        """Set the generation that the root has claimed: all calls carry it from now on."""
-        self._generation = generation
-
-    def leave(self) -> None:
-        """The ring was left: calls for this worker's own state are possible again."""
-        self._interrupt.arm()
-
-    def cut(self) -> None:
-        """End all calls at once, from any thread: the ring is called off."""
-        self._interrupt.cut()
-
-    def waiting(self) -> ServerWait | None:
-        """The longest running wait for a server, or None. On any thread."""
-        return self._interrupt.longest(time.monotonic())
-
-    @property
-    def addresses(self) -> tuple[str, ...]:
-        """The known addresses of the servers, host:port by index."""
-        return self._addresses
-
-    def adopt(self, assignment: ShardAssignment, addresses: Sequence[str] = ()) -> None:
-        """Use this assignment of rows, and these addresses, for all calls from now on."""
-        self._know(addresses)
-        self._assignment = assignment
-
-    def begin_with(self, start: Start) -> None:
-        """Use these initial rows in the next `restore` of step 0. Once, because they may be large."""
-        self._start = start
-
-    @property
-    def moves(self) -> bool:
-        """Whether rows must move to other servers, as the root knows after `claim`."""
-        return self._assignment != self._wanted.without(self._states.away)
-
-    # --- rows of this worker's state
-
-    def all_rows(self, table: int) -> tuple[np.ndarray, np.ndarray]:
-        """All rows of a table, of this worker's state; waits for servers that are away.
-
-        After a rollback without further steps, the servers' present state is read.
-
-        Returns:
-            ids int64 [n], unique, and rows float32 [n, dim].
-        """
-        last, dim = self._last(), self._tables[table].dim
-        request = pb.ListRequest(run_id=self._run_id, table=table, most=max(PAGE_BYTES // (8 + 4 * dim), 1))
-        if last is not None:
-            request.generation, request.step = self._generation, last.step + 1
-            request.last.CopyFrom(self._commit(last.step + 1))
-            request.assignment.CopyFrom(self._assignment.to_proto())
-        asked = {index: deepcopy(request) for index in self._members}
-        found: list[tuple[np.ndarray, np.ndarray]] = []
-        while asked:
-            for index, page in self._ask("List", asked, last is not None, wait_forever=True).items():
-                ids = np.frombuffer(page.ids, IDS)
-                found.append((ids, np.frombuffer(page.rows, VALUES).reshape(len(ids), dim)))
-                if page.more:
-                    asked[index].after = int(ids[-1])
-                else:
-                    del asked[index]
-        return np.concatenate([ids for ids, _ in found]), np.concatenate([rows for _, rows in found])
-
-    def rows_of(self, table: int, ids: np.ndarray) -> np.ndarray:
-        """The rows of these ids, float32 [n, dim], of this worker's state, including initial rows."""
-        last, dim = self._last(), self._tables[table].dim
-        request = pb.PullRequest(run_id=self._run_id)
-        if last is not None:
-            request.generation, request.step = self._generation, last.step + 1
-            request.last.CopyFrom(self._commit(last.step + 1))
-            request.assignment.CopyFrom(self._assignment.to_proto())
-        found, most = np.empty((len(ids), dim), np.float32), max(PAGE_BYTES // (8 + 4 * dim), 1)
-        for at in range(0, len(ids), most):
-            share, requests = Shares(ids[at : at + most], self._assignment), {}
-            for index in self._members:
-                requests[index] = pb.PullRequest()
-                requests[index].CopyFrom(request)
-                requests[index].ids.add(table=table, ids=encoded(share.ids[share.of(index)], IDS))
-            for index, answer in self._ask("Pull", requests, last is not None, wait_forever=True).items():
-                put(found[at : at + most], share.of(index), b"".join(answer.rows), index)
-        return found
-
-    # --- checkpoints
-
-    def take_parts(
-        self, step: int, attempt: str, first: int
-    ) -> AbstractContextManager[Callable[[], list[Part]]]:
-        calls: list[Writing] = []
-        try:
-            for number, link in enumerate(map(self._links.__getitem__, self._members)):
-                request = pb.WritePartRequest(
-                    run_id=self._run_id,
-                    generation=self._generation,
-                    step=step,
-                    last=self._commit(step),
-                    attempt=attempt,
-                    index=first + number,
-                    of=first + self.count,
-                    assignment=self._assignment.to_proto(),
-                )
-                calls.append(link.write_part(request))
-            for call in calls:
-                call.captured()
-        except BaseException:
-            _forget(calls)
-            raise
-        return _being_written(calls)
-
-    def answer_within(self, seconds: float) -> bool:
-        links = [self._links[index] for index in self._members]
-        calls = [link.begin("Describe", pb.DescribeRequest()) for link in links]
-        try:
-            for call in calls:
-                call.result(wait_forever=True, within=seconds)
-        except ServerAway:
-            return False
-        finally:
-            for call in calls:
-                call.forget()
-        return True
-
-    def committed(self, step: int, attempt: str) -> None:
-        for link in map(self._links.__getitem__, self._members):
-            link.tell("Committed", pb.CommittedRequest(run_id=self._run_id, step=step, attempt=attempt))
+        self.generation = max(self.generation, self._next_generation())
 
     # --- their states
 
@@ -349,8 +270,8 @@ class ServerGroup:
                 raise RingBroken("the ring was cut while waiting for a parameter server to answer")
 
     def _declare_once(self) -> ServerStates:
-        reached, alone = range(len(self._links)), self._wanted.copies < 2
-        calls = self._begin("Declare", dict.fromkeys(reached, self._tables_message()))
+        alone = self._wanted.copies < 2
+        calls = self._begin("Declare", dict.fromkeys(range(len(self._links)), self._tables_message()))
         found, away = dict[int, pb.Position](), list[int]()
         positions = ServerStates(found)  # of the servers that have answered so far
         try:
@@ -379,11 +300,25 @@ class ServerGroup:
     def _expected(self, positions: ServerStates) -> int:
         """Number of known servers that hold rows or are wanted to."""
         wanted = self._wanted.servers if self._is_said else 0
-        return min(max(wanted, positions.needed) or self._assignment.servers, len(self._links))
+        return min(max(wanted, positions.needed) or self.assignment.servers, len(self._links))
 
-    def _declare(self, servers: Iterable[int]) -> dict[int, pb.Position]:
-        """Declare the tables to these servers, waiting for each; returns their states."""
-        return self._ask("Declare", dict.fromkeys(servers, self._tables_message()), wait_forever=True)
+    def _declare(self, servers: Iterable[int], wait_forever: bool = True) -> dict[int, pb.Position]:
+        """Declare the tables to these servers; returns their states."""
+        requests = dict.fromkeys(sorted(servers), self._tables_message())
+        return self._ask("Declare", requests, wait_forever=wait_forever)
+
+    def look(self, wait_forever: bool = False) -> dict[int, pb.Description]:
+        """Refresh the servers' states and incarnations, which later calls use; return the states by index.
+
+        Args:
+            wait_forever: wait for every server, even if others hold its rows.
+        """
+        self._declare(self._members, wait_forever)
+        requests = dict.fromkeys(self._members, pb.DescribeRequest())
+        found = self._ask("Describe", requests, wait_forever=wait_forever)
+        self._incarnations = {index: told.incarnation for index, told in found.items()}
+        self.furthest = furthest_of(found.values())
+        return found
 
     def _tables_message(self) -> pb.Tables:
         return tables_to_proto(self._tables, self._run_id, self._seed, self._asynchronous)
@@ -403,6 +338,10 @@ class ServerGroup:
 
     # --- calls
 
+    def _request(self, kind: Callable[..., M], **fields: Any) -> M:
+        """A message of this job and generation."""
+        return kind(run_id=self._run_id, generation=self.generation, **fields)
+
     def _ask(
         self, method: str, requests: Mapping[int, Request], known: bool = False, wait_forever: bool = False
     ) -> dict[int, Any]:
@@ -419,22 +358,8 @@ class ServerGroup:
 
     def _begin(self, method: str, requests: Mapping[int, Request], known: bool = False) -> dict[int, Pending]:
         """Call these servers concurrently."""
-        generation = self._generation if known else None
+        generation = self.generation if known else None
         return {
             index: self._links[index].begin(method, request, generation)
             for index, request in requests.items()
         }
-
-
-@contextmanager
-def _being_written(calls: Sequence[Writing]) -> Iterator[Callable[[], list[Part]]]:
-    """Own these calls until the block ends. The yielded function waits until all shards are written."""
-    try:
-        yield lambda: [part_of(call.written()) for call in calls]
-    finally:
-        _forget(calls)
-
-
-def _forget(calls: Iterable[Writing]) -> None:
-    for call in calls:
-        call.forget()

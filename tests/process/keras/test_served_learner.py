@@ -26,7 +26,7 @@ from edl.layers.row_location import rows_elsewhere
 from edl.trainer.agreement.ledger import Ledger
 from edl.trainer.async_loop import AsyncLoop
 from edl.trainer.model.data import Batch, Batches
-from edl.trainer.ps_client.async_client import AsyncPsClient
+from edl.trainer.ps_client.client import PsClient
 from edl.trainer.ps_client.interrupt import Interrupt
 from edl.trainer.ps_client.link import ServerLink
 from edl.trainer.session.state import Session
@@ -95,7 +95,7 @@ def async_loop_of(learner: PsLearner, addresses: list[str], **how: Any) -> Async
     links = [ServerLink(index, address, "token", interrupt) for index, address in enumerate(addresses)]
     typed = config.parse(values.merge(values.defaults(), {"mode": "ps", "ps": how}))
     options = pb.Asynchronous(grads_to_wait=typed.ps.grads_to_wait, max_staleness=typed.ps.max_staleness)
-    servers = AsyncPsClient(links, run_id, 7, interrupt, asynchronous=options)
+    servers = PsClient(links, run_id, 7, interrupt, asynchronous=options)
     session = Session(0, lambda message: None, Event())
     batches = Batches(InOrder(), BATCH)
     batches.take(InOrder.layout, Part.even(0, 1))

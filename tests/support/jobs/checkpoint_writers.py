@@ -14,7 +14,6 @@ from edl.config import values
 from edl.contract.layout import Layout
 from edl.contract.proto import edl_pb2 as pb
 from edl.trainer.checkpoint.checkpointing import Checkpointing
-from edl.trainer.ps_client.interfaces import PartsOfServers
 from tests.support.jobs.workers import BATCH, SIZE, A, Held, come_to_sum, ring_of
 
 LAYOUT = Layout(SIZE)
@@ -54,7 +53,7 @@ class Writer(A[Held]):
         number: int,
         where: Path,
         run_id: str = "run-1",
-        servers: Callable[[Store], PartsOfServers] | None = None,
+        servers: Callable[[Store], Any] | None = None,
         **named: Any,
     ):
         changes = named.pop("changes", {})

@@ -28,6 +28,7 @@ from tests.support.models.counting import AtOnce, CountingLearner, Positions
 
 SIZE, EPOCHS, BATCH = 12, 2, 4
 POSITIONS, STEPS = SIZE * EPOCHS, 6
+SECONDS = 60.0  # for what must happen; servers of other processes start slowly on a busy machine
 CONFIG = config.parse(values.defaults())  # the loop reads only its settings for nonfinite values
 
 
@@ -44,7 +45,7 @@ class Held(LocalRing):
         total = super().reduce(vector)
         self.sums.append(control.read(total[-control.LENGTH :]))
         self._came.release()
-        assert self._free or self._may.acquire(timeout=10)
+        assert self._free or self._may.acquire(timeout=SECONDS)
         return total
 
     def go_on(self) -> None:
@@ -54,7 +55,7 @@ class Held(LocalRing):
     def comes(self) -> None:
         """Wait until this ring has one more sum."""
         self.held_at += 1
-        assert self._came.acquire(timeout=10), f"sum {self.held_at} does not come"
+        assert self._came.acquire(timeout=SECONDS), f"sum {self.held_at} does not come"
 
     def free(self) -> None:
         self._free = True

@@ -30,13 +30,13 @@ class Job:
 
     def another(self, token: str = "token") -> PsClient:
         client = PsClient.at([s.address for s in self.there], token, "a-run", 7)
-        client.follow((WORDS, PLACES), lambda: self.last)
+        client.declare((WORDS, PLACES), lambda: self.last)
         client.enter()
         return client
 
     def begin(self) -> None:
         """A ring at step 0."""
-        self.client.speak_of(self.client.claim(1))
+        self.client.claim(1)
         self.client.restore(0, "")
 
     def takes_a_step(self, step: int, ids: list[int], skipped: bool = False) -> None:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Parameter servers without a network, for tests with printed seeds; each server can die like a process.
 
-The servers (ps/) with their logs, and their clients (trainer/ps_client/client.py,
-trainer/ps_client/async_client.py), are the shipped code. Only the transport between them is replaced.
+The servers (ps/) with their logs, and their client (trainer/ps_client/client.py), are the shipped code. Only
+the transport between them is replaced.
 """
 
 from __future__ import annotations

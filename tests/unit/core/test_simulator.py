@@ -17,7 +17,7 @@ from edl.master.core import effects as ef
 from edl.ps.asynchronous.applied_steps import AppliedSteps
 from edl.ps.asynchronous.server import AsyncServer
 from edl.ps.sync.staging import Steps
-from edl.trainer.ps_client import async_server_group
+from edl.trainer.ps_client import messages
 from edl.trainer.ps_client.server_group import ServerGroup
 from tests.simulator import masters, servers
 from tests.simulator.faults import KINDS, MOMENTS, RARE
@@ -133,12 +133,12 @@ def test_asynchronous_jobs_with_second_copies_do_without_servers_and_count_every
 
 
 def test_a_second_copy_that_learns_nothing_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    of = async_server_group.values_of
+    add = messages.add_values
 
-    def first_alone(index: int, values: Any, shares: Any) -> Any:
-        return of(index, values, [copies[:1] for copies in shares])
+    def first_alone(to: Any, index: int, values: Any, shares: Any) -> bool:
+        return add(to, index, values, [copies[:1] for copies in shares])
 
-    monkeypatch.setattr("edl.trainer.ps_client.async_client.values_of", first_alone)
+    monkeypatch.setattr("edl.trainer.ps_client.client.add_values", first_alone)
     with pytest.raises(SimulationFailed, match=r"the rows of [\s\S]* on server \d+ count"):
         run(20, servers="ps-copies")
 

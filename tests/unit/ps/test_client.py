@@ -152,7 +152,7 @@ def test_a_server_that_comes_back_without_its_log_breaks_the_ring(
         pulling.result(SECONDS)
     # The next root finds that out, and says why all have to go back.
     job.client.enter()
-    job.client.speak_of(job.client.claim(2))
+    job.client.claim(2)
     assert job.client.start_generation(1) == "parameter server 0 has lost its log and rows"
 
 
@@ -163,12 +163,12 @@ def test_the_root_brings_servers_to_the_rings_step_forward_or_back(make: Callabl
     job.client.pull(1, ())
     before = job.last
     job.takes_a_step(1, [1, 2])  # it is applied where a server hears of it, and here none has
-    job.client.speak_of(job.client.claim(1))
+    job.client.claim(1)
     assert job.client.start_generation(2) == ""
     assert np.array_equal(job.client.pull(2, [np.array([1, 2])])[0], np.ones((2, 2)))
     # The only one that had the second step has died: the ring goes on from the first.
     job.last = before
-    job.client.speak_of(job.client.claim(2))
+    job.client.claim(2)
     assert job.client.start_generation(1) == ""
     assert np.array_equal(job.client.pull(1, [np.array([1, 2])])[0], np.full((2, 2), 0.5))
 
@@ -180,7 +180,7 @@ def test_a_server_that_is_further_than_the_ring_can_follow_is_named(make: Callab
         job.takes_a_step(step, [1])
     job.client.pull(3, ())
     job.last = Commit(0, False, 1.0, 0.1, 0)
-    job.client.speak_of(job.client.claim(1))
+    job.client.claim(1)
     assert job.client.start_generation(1) == "parameter server 0 is at step 3, the ring at step 1"
 
 
@@ -194,12 +194,12 @@ def test_a_last_step_whose_gradients_another_ring_has_dropped_is_not_applied_wit
     job.client.pull(1, ())
     job.takes_a_step(1, [1])
     ahead, job.last = job.last, Commit(0, False, 0.5, 0.1, 0, job.client.generation)
-    job.client.speak_of(job.client.claim(2))
+    job.client.claim(2)
     assert job.client.start_generation(1) == "", (
         "a worker with only the first step continues from there, and dies"
     )
     job.last = ahead
-    job.client.speak_of(job.client.claim(3))
+    job.client.claim(3)
     assert job.client.start_generation(2) == "parameter server 0 has dropped what was staged for step 2"
 
 
@@ -227,23 +227,23 @@ def test_servers_that_went_back_are_not_taken_for_those_of_the_ring_before(make:
     job.kill(0)
     job.comes_back(0, lost=True)
     job.client.enter()
-    job.client.speak_of(job.client.claim(1))
+    job.client.claim(1)
     assert job.client.start_generation(1) == "parameter server 0 has lost its log and rows"
     job.client.restore(0, "")
     other = job.another()  # with the state of step 1: that root died before it had said that all go back
-    other.speak_of(other.claim(2))
+    other.claim(2)
     assert other.start_generation(1) == "parameter server 0 has dropped what was staged for step 1"
 
 
 def test_each_ring_has_a_newer_generation_and_two_roots_never_the_same(make: Callable[..., Job]) -> None:
     job, other = make(2), None
     first = job.client.claim(1)
-    job.client.speak_of(first)
+    job.client.generation = first
     job.client.restore(0, "")
     other = job.another()
     claimed = [job.client.claim(1), other.claim(2)]
     assert first < min(claimed) and len(set(claimed)) == 2
-    other.speak_of(claimed[1])
+    other.generation = claimed[1]
     other.restore(0, "")
     with pytest.raises(RingBroken, match="is in generation"):  # the first ring is over
         job.client.pull(0, [np.arange(4)])
@@ -253,11 +253,11 @@ def test_rows_are_not_sent_before_the_generation_has_started(make: Callable[...,
     job = make(1)
     generation = job.client.claim(1)
     other = job.another()
-    other.speak_of(generation)
+    other.generation = generation
     pulling = job.beside(lambda: other.pull(0, [np.arange(3)]))
     job.there[0].comes_to("Pull")
     assert not pulling.done()
-    job.client.speak_of(generation)
+    job.client.generation = generation
     job.client.restore(0, "")
     assert len(pulling.result(SECONDS)[0]) == 3
 
@@ -276,7 +276,7 @@ def test_what_a_server_refuses_for_good_ends_the_job_in_its_own_words(make: Call
     with pytest.raises(ServerRefused, match=f"parameter server 0 .*: {words}"):
         job.takes_a_step(0, [1])
     other = job.another()
-    other.follow((PLACES,), lambda: None)
+    other.declare((PLACES,), lambda: None)
     with pytest.raises(ServerRefused, match="the tables are others than before"):
         other.claim(3)
 
@@ -362,7 +362,7 @@ def test_a_request_says_of_which_step_the_worker_has_the_state(make: Callable[..
 def test_rows_of_any_ids_are_those_of_the_state_that_the_worker_has(
     make: Callable[..., Job], servers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("edl.trainer.ps_client.server_group.PAGE_BYTES", 5 * (8 + 4 * 2))  # five rows a page
+    monkeypatch.setattr("edl.trainer.ps_client.messages.PAGE_BYTES", 5 * (8 + 4 * 2))  # five rows a page
     job = make(servers)
     job.begin()
     ids = np.arange(23)

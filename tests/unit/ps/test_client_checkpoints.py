@@ -35,7 +35,7 @@ def test_servers_take_their_parts_before_the_next_step_and_write_them_beside_it(
         may.set()
         parts = written()
     assert [part.name.split("-")[1] for part in parts] == ["00003", "00004"]
-    job.client.speak_of(job.client.claim(1))
+    job.client.claim(1)
     sizes = job.store.place.sizes("step-000000000001-an-attempt")
     assert sizes == {part.name: part.nbytes for part in parts}
 
@@ -119,7 +119,7 @@ def test_a_checkpoint_that_a_server_cannot_read_is_asked_for_again_and_then_refu
     connection = job.client._links[0]
     assert isinstance(connection, ServerLink)
     job.there[0].server._restore = refuses  # type: ignore[method-assign]
-    connection._clock = lambda: 25.0 * len(tries)
+    connection.clock = lambda: 25.0 * len(tries)
     with pytest.raises(ServerRefused, match=words):
         job.client.restore(3, "a")
     assert len(tries) == 4, "it is asked again until a minute is over"

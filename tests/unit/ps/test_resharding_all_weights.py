@@ -21,10 +21,10 @@ from edl.contract.proto import ps_pb2 as pb
 from edl.contract.rows.placement import ShardAssignment
 from edl.ps.errors import Misplaced, Stale
 from edl.trainer.embedding.interfaces import Table
-from edl.trainer.ps_client.async_client import AsyncPsClient
-from edl.trainer.ps_client.async_server_group import NOWHERE
+from edl.trainer.ps_client.client import PsClient
 from edl.trainer.ps_client.interfaces import StepGradients
 from edl.trainer.ps_client.recovery import RecoveryPlan
+from edl.trainer.ps_client.root import NOWHERE
 from edl.trainer.ring.base import RingBroken
 from tests.support.models import counting_steps as counting
 from tests.support.ps.direct_servers import DirectLink, RootDied, World
@@ -71,10 +71,10 @@ class Job:
         world.spares = False  # what both copies of a row have lost is made again
         late.clear()
 
-    def servers(self, wanted: int) -> AsyncPsClient:
+    def servers(self, wanted: int) -> PsClient:
         _, addresses = self.world.links()
         links = [Late(self.world, int(address)) for address in addresses]
-        found = AsyncPsClient(
+        found = PsClient(
             links,
             RUN,
             7,
@@ -87,14 +87,14 @@ class Job:
         found.enter(addresses, wanted)
         return found
 
-    def ring(self, wanted: int) -> tuple[AsyncPsClient, int]:
+    def ring(self, wanted: int) -> tuple[PsClient, int]:
         """Form a ring as `LeasedSteps.before_sync` does, and return the step at which rows can move."""
         while True:
             self.workers += 1
             servers = self.servers(wanted)
             try:
                 if servers.take_charge(self.workers):
-                    servers.go_back(0, "")
+                    servers.restore(0, "")
                 empty = [index for index, told in servers.look().items() if told.position.empty]
                 if empty:
                     self.lost += len(empty)
@@ -102,11 +102,11 @@ class Job:
                     servers.begin(values, empty)
                 servers.introduce()
                 self.has(servers)
-                return servers, servers.moves_at()
+                return servers, servers.furthest if servers.moves else NOWHERE
             except (RootDied, RingBroken):
                 self.comes_back()
 
-    def has(self, servers: AsyncPsClient) -> None:
+    def has(self, servers: PsClient) -> None:
         """All members of a ring say so."""
         before, self.have = self.have, servers.assignment
         self.moved += self.have.servers != before.servers
@@ -117,12 +117,12 @@ class Job:
         servers, at = self.ring(wanted)
         dice = self.world.random
         try:
-            servers.find()
+            servers.find_progress()
             limit = min(STEPS, servers.progress.step + dice.randint(1, 12))
             while True:
                 if 0 <= at <= servers.progress.step:
                     servers.drain(at)
-                    at, why = servers.move_rows(self.workers)
+                    at, why = servers.move_quiesced(self.workers)
                     assert not why
                     self.has(servers)
                 self.arrive()
@@ -131,9 +131,9 @@ class Job:
                 steps = servers.lease_steps(self.workers, 3, until) or list(range(until))
                 dice.shuffle(steps)
                 for step in steps:
-                    versions = servers.rows_now([DENSE, counting.ids_of(step)]).versions
+                    versions = servers.pull_current([DENSE, counting.ids_of(step)]).versions
                     servers.push(made(step), self.workers, versions)
-                servers.find()
+                servers.find_progress()
                 if servers.progress.step >= until and at == NOWHERE:
                     break
         except (RootDied, RingBroken):
@@ -180,17 +180,17 @@ def test_each_step_counts_once_in_each_weight_whoever_dies_while_they_move(
         node.start()
     while True:
         servers, at = job.ring(wanted)
-        versions = servers.rows_now([DENSE, ALL_IDS]).versions
+        versions = servers.pull_current([DENSE, ALL_IDS]).versions
         for step in range(STEPS):
             servers.push(made(step), 0, versions)
         if at == NOWHERE:
             break
-        assert servers.move_rows(job.workers) == (NOWHERE, "")
+        assert servers.move_quiesced(job.workers) == (NOWHERE, "")
     job.arrive()
     of = ShardAssignment(wanted, replicas)
     assert servers.assignment == of and job.moved > 2 and world.faults > 3
     assert job.without > 1 or replicas < 2, "none was done without"
-    dense, rows = servers.rows_now([DENSE, ALL_IDS]).rows
+    dense, rows = servers.pull_current([DENSE, ALL_IDS]).rows
     np.testing.assert_array_equal(dense.reshape(-1), 1)
     np.testing.assert_array_equal(rows, 1)
     for number, ids in enumerate((DENSE, ALL_IDS)):
@@ -216,12 +216,12 @@ def test_what_has_moved_learns_on_as_if_it_had_stayed(tmp_path: Path) -> None:
             assert at == (NOWHERE if number == 0 or name == "stays" else 7 * number)
             servers.drain(7 * number)
             if at != NOWHERE:
-                assert servers.move_rows(0) == (NOWHERE, "")
+                assert servers.move_quiesced(0) == (NOWHERE, "")
             for step in servers.lease_steps(0, 7, 7 * number + 7):
-                versions = servers.rows_now([DENSE, counting.ids_of(step)]).versions
+                versions = servers.pull_current([DENSE, counting.ids_of(step)]).versions
                 assert len(set(versions.values())) == 1 and servers.push(made(step), 0, versions)
             assert servers.progress.step == 7 * number + 7
-        found.append(servers.rows_now([DENSE, ALL_IDS]).rows)
+        found.append(servers.pull_current([DENSE, ALL_IDS]).rows)
     for stayed, moved in zip(*found, strict=True):
         np.testing.assert_array_equal(stayed, moved)
 
@@ -232,12 +232,12 @@ def test_a_step_that_waits_is_in_no_page_so_rows_do_not_move_before_it_is_applie
     job = Job(world, grads_to_wait=2)
     servers, _ = job.ring(1)
     [step] = servers.lease_steps(0, 1, STEPS)
-    servers.push(made(step), 0, servers.rows_now([DENSE, ALL_IDS]).versions)
+    servers.push(made(step), 0, servers.pull_current([DENSE, ALL_IDS]).versions)
     servers, at = job.ring(2)
-    assert at == 1 and servers.move_rows(0) == (1, ""), "it waits"
+    assert at == 1 and servers.move_quiesced(0) == (1, ""), "it waits"
     assert servers.assignment == ShardAssignment(1)
     servers.drain(1)
-    assert servers.move_rows(0) == (NOWHERE, "") and servers.assignment == ShardAssignment(2)
+    assert servers.move_quiesced(0) == (NOWHERE, "") and servers.assignment == ShardAssignment(2)
 
 
 def test_a_fetch_that_arrives_after_assign_is_refused_and_changes_nothing(tmp_path: Path) -> None:
@@ -279,7 +279,7 @@ def test_an_earlier_root_is_rejected_and_late_steps_are_refused(tmp_path: Path) 
     job = Job(world)
     earlier, _ = job.ring(1)
     [step] = earlier.lease_steps(0, 1, STEPS)
-    versions = earlier.rows_now([DENSE, ALL_IDS]).versions
+    versions = earlier.pull_current([DENSE, ALL_IDS]).versions
     later, at = job.ring(2)
     assert at == 0
     node = world.nodes[0].start()
@@ -290,11 +290,11 @@ def test_an_earlier_root_is_rejected_and_late_steps_are_refused(tmp_path: Path) 
         earlier.push(made(step), 0, versions)
     with pytest.raises(RingBroken, match="stale generation"):
         later._resume(RecoveryPlan(ShardAssignment(2)))
-    assert later.move_rows(0) == (NOWHERE, ""), "it claims a later generation"
+    assert later.move_quiesced(0) == (NOWHERE, ""), "it claims a later generation"
     with pytest.raises(RingBroken, match="restored or resharded"):
         earlier.push(made(step), 0, versions)
     with pytest.raises(RingBroken, match="the rows are on 2 servers now; expected by the caller: 1 server"):
-        earlier.rows_now([DENSE, ALL_IDS])
+        earlier.pull_current([DENSE, ALL_IDS])
 
 
 @pytest.mark.parametrize("lost", [False, True])
@@ -305,10 +305,10 @@ def test_a_server_that_was_out_does_not_go_on_alone_while_the_one_that_has_more_
     world.grow(2)
     job = Job(world)
 
-    def trains(servers: AsyncPsClient, until: int) -> None:
+    def trains(servers: PsClient, until: int) -> None:
         while steps := servers.lease_steps(0, STEPS, until):
             for step in steps:
-                servers.push(made(step), 0, servers.rows_now([DENSE, counting.ids_of(step)]).versions)
+                servers.push(made(step), 0, servers.pull_current([DENSE, counting.ids_of(step)]).versions)
         assert servers.progress.step == until
 
     servers, _ = job.ring(2)
@@ -323,7 +323,7 @@ def test_a_server_that_was_out_does_not_go_on_alone_while_the_one_that_has_more_
     servers = job.servers(2)
     assert not servers.take_charge(99, 20)
     servers.introduce()
-    servers.find()
+    servers.find_progress()
     assert servers.assignment.out == (1,) and servers.progress.step == 20, "it has waited for server 0"
 
 
@@ -333,13 +333,13 @@ def test_a_server_that_has_no_room_stays_without_rows_and_the_others_go_on(tmp_p
     job = Job(world)
     servers, _ = job.ring(1)
     for step in servers.lease_steps(0, STEPS, STEPS):
-        servers.push(made(step), 0, servers.rows_now([DENSE, ALL_IDS]).versions)
+        servers.push(made(step), 0, servers.pull_current([DENSE, ALL_IDS]).versions)
     servers, _ = job.ring(2)
     server = world.nodes[1].start()
     server._storage.limit = 1
-    at, why = servers.move_rows(0)
+    at, why = servers.move_quiesced(0)
     assert at == NOWHERE and "is 0 MiB" in why, why
     assert servers.assignment == ShardAssignment(1) and server.position().empty
-    np.testing.assert_array_equal(servers.rows_now([DENSE, ALL_IDS]).rows[1], 1)
+    np.testing.assert_array_equal(servers.pull_current([DENSE, ALL_IDS]).rows[1], 1)
     world.nodes[1].kill()
     assert world.nodes[1].start().position().empty

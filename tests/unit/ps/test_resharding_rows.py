@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rows move to more and fewer servers, and any process dies anywhere in between, by printed seeds.
 
-The servers (ps/) with their logs, and the client of the ring's root (trainer/ps_client/client.py), are what
+The servers (ps/) with their logs, and the calls of the ring's root (trainer/ps_client/root.py), are what
 ships; only the wire between them is simulated. Each step counts its ids, so what each row must be is known.
 """
 
@@ -57,10 +57,10 @@ class Job:
         while True:
             self.workers += 1
             root = root_of(self.world)
-            root.follow(TABLES, lambda: self.commit)
+            root.declare(TABLES, lambda: self.commit)
             root.enter([str(node.index) for node in self.world.nodes], servers)
             try:
-                root.speak_of(root.claim(self.workers))
+                root.claim(self.workers)
                 if self.step == 0:
                     root.restore(0, "")
                 else:
@@ -154,12 +154,12 @@ def test_a_new_server_that_is_gone_for_good_leaves_the_rows_where_they_are(
     new = world.nodes[2]
     for number, dies_late in enumerate((True, False, False)):
         root = root_of(world)
-        root.follow(TABLES, lambda: job.commit)
+        root.declare(TABLES, lambda: job.commit)
         root.enter([str(node.index) for node in world.nodes], 3)
         if not dies_late:
             new.kill()
         new.is_gone = not dies_late
-        root.speak_of(root.claim(100 + number))
+        root.claim(100 + number)
         assert root.start_generation(job.step) == ""
         if dies_late:  # it has said that it is there
             new.kill()
@@ -233,15 +233,15 @@ def test_a_released_server_that_a_removed_root_has_claimed_is_not_waited_for(
         node.kill(lose=True)
     world.nodes[2].start = lambda: pytest.fail("it is waited for")  # type: ignore[method-assign]
     root = root_of(world)
-    root.follow(TABLES, lambda: job.commit)
+    root.declare(TABLES, lambda: job.commit)
     root.enter(["0", "1"], 2, released_from=2)
-    root.speak_of(root.claim(99))
+    root.claim(99)
     assert "parameter server 2 has lost its log and rows" in root.start_generation(job.step)
     root.restore(0, "")
     assert root.assignment == ShardAssignment(2, replicas)
     world.nodes[2].start = type(world.nodes[2]).start.__get__(world.nodes[2])  # type: ignore[method-assign]
     root.enter(["0", "1", "2"], 3)  # the master wants three again
-    root.speak_of(root.claim(99))
+    root.claim(99)
     job.step, job.commit, job.counts = 0, None, np.zeros(IDS, np.float32)
     root.restore(0, "")
     assert root.assignment == ShardAssignment(3, replicas) and job.train(root, 2)
@@ -257,14 +257,14 @@ def test_who_knows_fewer_servers_than_have_rows_does_not_go_back_and_is_told_by_
     assert job.train(root, 2)
     del world.nodes[2:]
     other = root_of(world)
-    other.follow(TABLES, lambda: job.commit)
+    other.declare(TABLES, lambda: job.commit)
     world.grow(3)
     other.enter()
-    other.speak_of(other.claim(9))
+    other.claim(9)
     with pytest.raises(RingBroken, match="rows are on 3 parameter servers, and this worker knows 2"):
         other.start_generation(job.step)
     root = job.ring(3)
-    other.speak_of(root.generation)
+    other.generation = root.generation
     other.adopt(root.assignment, root.addresses)
     (rows, _) = other.pull(job.step, [np.arange(IDS), np.arange(0)])
     np.testing.assert_array_equal(rows[:, 0], job.counts)
@@ -278,10 +278,10 @@ def test_who_saves_the_model_is_given_no_rows_by_servers_that_have_gone_over_mea
     job = Job(world)
     assert job.train(job.ring(1), 3)
     saver = root_of(world)
-    saver.follow(TABLES, lambda: job.commit)
+    saver.declare(TABLES, lambda: job.commit)
     world.grow(2)
     root = job.ring(2)
-    saver.speak_of(root.generation)  # it has heard of the ring, which broke before it heard of the move
+    saver.generation = root.generation  # it has heard of the ring, which broke before it heard of the move
     with pytest.raises(RingBroken, match="the rows are on 2 servers now; expected by the caller: 1 server"):
         saver.all_rows(0)
     with pytest.raises(RingBroken, match="the rows are on 2 servers now; expected by the caller: 1 server"):
@@ -304,9 +304,9 @@ def test_a_server_that_was_away_when_a_generation_was_claimed_hears_what_is_said
     world.nodes[1].start()  # which knows of no generation
     world.nodes[0].kill()  # which has all rows, and has not heard that the last step counts
     again = root_of(world)
-    again.follow(TABLES, lambda: job.commit)
+    again.declare(TABLES, lambda: job.commit)
     again.enter([str(node.index) for node in world.nodes], 2)
-    again.speak_of(again.claim(job.workers))
+    again.claim(job.workers)
     assert again.start_generation(job.step) == ""
     (rows, _) = again.pull(job.step, [np.arange(IDS), np.arange(0)])
     np.testing.assert_array_equal(rows[:, 0], job.counts)
@@ -329,7 +329,7 @@ def test_a_root_whose_ring_is_cut_while_it_waits_for_servers_can_still_save_the_
         raise RingBroken("the ring was cut")
 
     root.enter(["0", "1"], 2)
-    root.speak_of(root.claim(9))
+    root.claim(9)
     monkeypatch.setattr(root, "_wait_for", is_cut)
     with pytest.raises(RingBroken):
         root.start_generation(job.step)
@@ -347,9 +347,9 @@ def test_a_further_server_that_ends_after_it_has_answered_is_not_waited_for(tmp_
     world.nodes[0].kill()
     world.grow(3)  # for a moment people wanted three
     root = root_of(world)
-    root.follow(TABLES, lambda: job.commit)
+    root.declare(TABLES, lambda: job.commit)
     root.enter([str(node.index) for node in world.nodes], 2)
-    root.speak_of(root.claim(job.workers))
+    root.claim(job.workers)
     world.nodes[2].kill(lose=True)
     world.nodes[2].is_gone = True
     assert root.start_generation(job.step) == ""  # once server 0 is back

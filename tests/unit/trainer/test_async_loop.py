@@ -21,7 +21,7 @@ from edl.trainer.agreement.ledger import Ledger
 from edl.trainer.async_loop import AT_ONCE, AsyncLoop
 from edl.trainer.embedding.interfaces import Start, Table
 from edl.trainer.model.data import Batch, Batches
-from edl.trainer.ps_client.async_client import AsyncPsClient
+from edl.trainer.ps_client.client import PsClient
 from edl.trainer.ps_client.interfaces import Pulled, StepGradients, Whole
 from edl.trainer.ring.base import RingBroken
 from edl.trainer.session.state import Session
@@ -43,13 +43,16 @@ class Servers:
         self.left: list[int] = []
         self.others_make: Callable[[], None] = lambda: None  # what is left
 
+    def declare(self, tables: Sequence[Table]) -> None:
+        assert tables == (TABLE,)
+
     def lease_steps(self, worker: int, most: int, limit: int) -> list[int]:
         found, self.left = self.left[:most], self.left[most:]
         if not found:
             self.others_make()
         return found
 
-    def rows_now(self, ids: Sequence[np.ndarray]) -> Pulled:
+    def pull_current(self, ids: Sequence[np.ndarray]) -> Pulled:
         self.pulls += 1
         return Pulled([np.zeros((len(i), 1), np.float32) for i in ids], {0: self.pulls, 1: self.pulls})
 
@@ -249,10 +252,10 @@ class Link:
         pass
 
 
-def linked() -> tuple[AsyncPsClient, list[Link], list[tuple[int, str]]]:
+def linked() -> tuple[PsClient, list[Link], list[tuple[int, str]]]:
     calls: list[tuple[int, str]] = []
     links = [Link(index, calls) for index in range(3)]
-    servers = AsyncPsClient(links, "run", 1)  # type: ignore[arg-type]
+    servers = PsClient(links, "run", 1, asynchronous=pb.Asynchronous())  # type: ignore[arg-type]
     servers.declare([TABLE])
     servers.look()
     calls.clear()
