@@ -68,7 +68,7 @@ def test_gradients_are_staged_before_the_sums_and_a_rank_without_records_asks_fo
         noted.told.append(("sum", 7))
         return reduce(vector)
 
-    both.learner._step._inner_sum._reduce = told
+    both.learner._step._ours.inner_sum._reduce = told
     ring_step(both.learner, both.meeting, [batch(both.case, 0, 12)], 7)
     assert noted.told == [("pull", 7), ("stage", 7), ("sum", 7)]
     noted.told.clear()
