@@ -113,9 +113,6 @@ class KerasLearner:
             self._step.meanwhile = self._look_ahead
             self._variables += self._captured()
 
-    def warm_up(self) -> None:
-        """Nothing to do: a joining worker runs the same graphs as all others."""
-
     # --- the two halves of a step
 
     def allreduce_step(
