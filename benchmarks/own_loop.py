@@ -137,7 +137,7 @@ def own_loop(kind, optimizer, ring, x, y) -> None:  # type: ignore[no-untyped-de
 
         def train(self, job, learner, batches) -> None:  # type: ignore[no-untyped-def]
             session = Session(0, lambda message: None, threading.Event())
-            report = steady.Paced(session, steady.Timing(), kind.batch, lambda: None)
+            report = steady.Paced(session, steady.Timing(), kind.batch)
             state = State(learner, batches.steps)
             steps = RingSteps(self.config, session, state, batches, report)
             worker = Worker(session, ring, state, report, steps)

@@ -167,9 +167,9 @@ def memory() -> int:
 class Paced(Telemetry):
     """Knows when the loop begins a step, and when it has done it."""
 
-    def __init__(self, session: Session, pace: Timing, batch: int, warm_up: Callable[[], None]):
+    def __init__(self, session: Session, pace: Timing, batch: int):
         super().__init__(session, Steps(MOST, batch), log=lambda line: None)
-        self._timing, self._warm_up = pace, [warm_up]  # after the first step, as a worker does it
+        self._timing = pace
 
     def step_begins(self) -> None:
         super().step_begins()
@@ -177,8 +177,6 @@ class Paced(Telemetry):
 
     def step_done(self, *arguments: Any) -> None:
         super().step_done(*arguments)
-        if self._warm_up:
-            self._warm_up.pop()()
         self._timing.ends()
 
 
@@ -208,7 +206,7 @@ def ours(
     values_ = values.merge(values.defaults(), {"training": {"batchSize": whole}})
     session = Session(rank, lambda message: None, threading.Event())
     batches = Batches(Endless(x, y, model.batch), whole, ready=learner.ready)
-    report = Paced(session, Timing(), whole, learner.warm_up)
+    report = Paced(session, Timing(), whole)
     state = State(learner, batches.steps)
     steps = RingSteps(config.parse(values_), session, state, batches, report)
     worker = Worker(session, ring, state, report, steps)

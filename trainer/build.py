@@ -330,7 +330,6 @@ def first_steps(
     context.doing.now(f"{context.name}: the first step of the model")
     with explained(context.module, model, samples, config.training.batch_size):
         sample_loss = warm_up(config, context.ring, learner, records)
-        learner.warm_up()
     if stream.runs_preflight:
         context.doing.now(f"{context.name}: trying out the evaluation and the saving of the model")
         with learner.whole():  # the rows in it are those of the warm-up

@@ -81,7 +81,7 @@ app.kubernetes.io/component: {{ .component }}
 {{- end -}}
 
 {{/* What selects the pods of a component of one job only: a parent chart can have several jobs in a release, even with
-     one nameOverride. Not for Deployments, see above, nor for the NetworkPolicies: pods of before have no such label. */}}
+     one nameOverride. Not for Deployments, see above. */}}
 {{- define "edl.jobSelector" -}}
 {{ include "edl.selector" . }}
 edl.dev/job: {{ include "edl.fullname" .root | quote }}

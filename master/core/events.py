@@ -101,7 +101,7 @@ class ServersGivenUp:
     """Some of the requested parameter servers have not listened in time."""
 
     servers: int  # the requested number
-    stay: int  # the number of servers on which the rows stay
+    stay: int  # the number of servers on which the rows stay, or will first be; 0: unknown
     why: str
 
 

@@ -79,7 +79,8 @@ class RestartBackoff:
     """
 
     def __init__(self) -> None:
-        self.until = 0.0
+        self.until = 0.0  # no worker is replaced earlier
+        self.why = ""  # the reason for that pause
         self._early = 0  # deaths in a row
         self._in_vain = 0  # kills in a row
         self._same_time_until = 0.0
@@ -91,8 +92,10 @@ class RestartBackoff:
 
     def died_early(self, now: float) -> None:
         """Pause: a worker has died before it was ready. Each further one doubles the pause."""
-        self.until = now + _pause(self._early)
+        pause = _pause(self._early)
         self._early += 1
+        several = f"{self._early} workers in a row ended before they were ready"
+        self._pause_until(now + pause, several if self._early > 1 else "a worker ended before it was ready")
 
     def got_ready(self) -> None:
         """End the pauses for early deaths: a worker has become ready."""
@@ -106,7 +109,8 @@ class RestartBackoff:
         self._in_vain += 1
         self._same_time_until = now + pause
         if self._in_vain > 1:  # before the first kill there may have been a step that is not reported yet
-            self.until = max(self.until, now + pause)
+            times = f"{self._in_vain} times in a row"
+            self._pause_until(now + pause, f"workers were killed {times} before the ring made a step")
         return self._in_vain
 
     def ring_broke(self, now: float) -> int:
@@ -126,12 +130,17 @@ class RestartBackoff:
         if now >= self._starved_until or step > self._starved_at:
             self._starved = 1 if step > self._starved_at else self._starved + 1
             self._starved_at, self._starved_until = step, now + _pause(self._starved)
-            self.until = max(self.until, self._starved_until)
+            workers = f"{self._starved} workers in a row" if self._starved > 1 else "a worker"
+            self._pause_until(self._starved_until, f"{workers} found too little free memory on a GPU")
         return self._starved
 
     def stepped(self) -> None:
         """End the pauses for rings without progress: a member has completed a step."""
         self._in_vain = self._rings = 0
+
+    def _pause_until(self, until: float, why: str) -> None:
+        if until > self.until:
+            self.until, self.why = until, why
 
 
 def _pause(times: int) -> float:

@@ -55,16 +55,22 @@ def expire_cut(job: State) -> None:
             give_up(job, w, ef.FenceReason.CutTimeout, why)
 
 
+def missing(job: State) -> int:
+    """Return how many workers the job lacks; negative if it has more than the target."""
+    if job.began_at is None or job.exporter is not None or job.script_ended is not None:
+        return 0
+    lacks = job.target - job.pool.count(lambda kind: kind.stays)
+    return min(lacks, 0) if job.suspended else lacks
+
+
 def scale(job: State) -> None:
     """Create missing workers, or drain the newest ones if there are more than the target."""
-    if job.began_at is None or job.exporter is not None or job.script_ended is not None:
-        return
-    staying = job.pool.count(lambda kind: kind.stays)
-    if staying > job.target:
+    lacks = missing(job)
+    if lacks < 0:
         for w in sorted(job.pool.staying, key=_seniority)[job.target :]:
             drain(job, w, f"scaled to {job.target}")
-    if job.backoff.until <= job.now and not job.suspended:
-        for _ in range(job.target - staying):
+    if job.backoff.until <= job.now:
+        for _ in range(lacks):
             job.do(ef.Create(job.pool.add(job.now).id))
 
 

@@ -108,7 +108,7 @@ def have_rows(job: State, event: ev.JoinedRing) -> None:
 def given_up(job: State, event: ev.ServersGivenUp) -> None:
     """Handle requested servers that have not listened in time; no rows have been moved to them."""
     known = job.servers
-    if known.state is SETTLED:
+    if known.state is SETTLED and event.stay:
         _stay(job, event.stay, event.servers, event.why)
         return
     job.notice(Reason.ReshardFailed, f"{_servers(event.servers)} cannot have the rows: {event.why}")

@@ -15,9 +15,9 @@ from typing import Any
 
 from edl.contract.heartbeats import Staleness
 from edl.contract.ids import WorkerId
-from edl.formatting import numbered
+from edl.formatting import how_many, numbered
 from edl.master.core import events as ev
-from edl.master.core import facts, ps, silence, training
+from edl.master.core import facts, membership, ps, silence, training
 from edl.master.core.job import Job
 from edl.master.core.ring import Change
 from edl.master.core.state import TrainTask
@@ -53,7 +53,11 @@ def status(
     now_on = _pass(job, ahead)
     return {
         "phase": job.phase,
-        "reason": silence.waits(job) or _between_rings(job) or _newcomers(job, now) or job.reason,
+        "reason": silence.waits(job)
+        or _between_rings(job)
+        or _newcomers(job, now)
+        or _replacements(job, now)
+        or job.reason,
         "traceback": job.traceback,
         "seconds": job.active_before
         + (0.0 if job.began_at is None else (job.ended_at or now) - job.began_at),
@@ -198,9 +202,23 @@ def _newcomers(job: Job, now: float) -> str:
     ready = job.pool.where(lambda kind: kind.is_ready and kind.place == OUT)
     if not ready or job.join_at is None or job.join_at <= now or not job.ring.up:
         return ""
-    within = 5 * math.ceil((job.join_at - now) / 5)  # in words that stay the same for a while
     names = numbered("worker", [w.id for w in ready], MOST_NAMED)
-    return f"{job.reason}; {names} will join within {within} s, or when the ring changes before"
+    within = _within(job.join_at - now)
+    return f"{job.reason}; {names} will join {within}, or when the ring changes before"
+
+
+def _replacements(job: Job, now: float) -> str:
+    """Describe how long lost workers are not replaced, and why; empty if no replacement is delayed."""
+    lacks = membership.missing(job)
+    if lacks <= 0 or job.backoff.until <= now or job.ending is not None:
+        return ""
+    start = f"{how_many(lacks, 'worker')} will start {_within(job.backoff.until - now)}"
+    return f"{job.reason}; {start}, because {job.backoff.why}"
+
+
+def _within(seconds: float) -> str:
+    """Describe a time to wait, in words that stay the same for a while."""
+    return f"within {5 * math.ceil(seconds / 5)} s"
 
 
 def _checkpoint(job: Job, now: float) -> dict[str, Any] | None:

@@ -51,6 +51,7 @@ class RemoteServers:
         self._told = 0  # the number that was reported as ready or given up
         self._asked = 0  # the last number that was reported to the core as ready; 0: none
         self._resized = False  # by a user
+        self._before = 0  # number that may hold rows without the user's requests; 0: unknown
         self._assigned = 0  # number of servers with rows, as the ring reported to this master; 0: not yet
         # Servers that may hold rows or will get some: all run until the ring reports which hold the rows.
         self._most = servers
@@ -79,6 +80,8 @@ class RemoteServers:
 
     def resize(self, servers: int) -> None:
         if servers != self._wanted:
+            if not self._resized and (running := self._running()) is not None:
+                self._before = max(self._wanted, running)
             self._wanted, self._told, self._resized = servers, 0, True
             self._most = max(self._most, servers)
             self._find()
@@ -151,7 +154,7 @@ class RemoteServers:
         silent = next((i for i in range(self._wanted) if not self._watch.answers(i + 1)), self._wanted - 1)
         why = f"parameter server {silent} does not answer at {self._address(silent)} after {seconds:.0f} s"
         self._told = self._wanted  # so that it is not awaited, unless it is requested again
-        self._emit(ev.ServersGivenUp(self._wanted, self._have, why))
+        self._emit(ev.ServersGivenUp(self._wanted, self._have or self._before, why))
 
     async def close(self, ended: bool) -> None:
         self._pending.forget()

@@ -121,7 +121,7 @@ def test_who_may_talk_to_whom(rendered: dict[str, Rendered]) -> None:
     worker, master = (
         rendered[""].one("NetworkPolicy", f"edl-{side}")["spec"] for side in ("worker", "master")
     )
-    workers = {"podSelector": {"matchLabels": labels("edl", "worker")}}
+    workers = {"podSelector": {"matchLabels": labels("edl", "worker") | {"edl.dev/job": "edl"}}}
     assert worker["policyTypes"] == ["Ingress"]
     assert worker["ingress"] == [{"from": [workers]}]
     rpc, metrics = master["ingress"]

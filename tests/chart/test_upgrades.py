@@ -72,30 +72,45 @@ def test_a_parent_chart_has_several_jobs_and_can_leave_one_out(helm: Helm, tmp_p
         assert len([s for s in services if s.items() <= its.items()]) == 1
 
 
-def test_two_jobs_of_one_name_override_keep_apart(helm: Helm, tmp_path: Path) -> None:
+@pytest.mark.parametrize("named", ["by their aliases", "by one nameOverride"])
+def test_two_jobs_of_one_release_keep_apart(helm: Helm, tmp_path: Path, named: str) -> None:
+    alike = named == "by one nameOverride"
     jobs: dict[str, Object] = {
         name: {
-            "nameOverride": "job",
-            "fullnameOverride": f"job-{name}",
+            **({"nameOverride": "job", "fullnameOverride": f"both-{name}"} if alike else {}),
+            "master": {"replicas": 2},
+            "networkPolicy": {"restrictEgress": True},
             "metrics": {"serviceMonitor": {"enabled": True}},
         }
         for name in ("one", "two")
     }
     both = Rendered(helm("template", "both", str(umbrella(tmp_path / "umbrella", **jobs))))
-    pods = {
-        d["metadata"]["name"]: d["spec"]["template"]["metadata"]["labels"] | ACTS
-        for d in both.all("Deployment")
-    }
+    pods: dict[str, Object] = {}
+    for owner in [*both.all("Deployment"), *both.all("StatefulSet")]:
+        acting = ACTS if owner["kind"] == "Deployment" else {}
+        pods[owner["metadata"]["name"]] = owner["spec"]["template"]["metadata"]["labels"] | acting
+    for job in both.all("ConfigMap"):
+        if worker := (job.get("data") or {}).get("worker.yaml"):
+            name = job["metadata"]["name"].replace("-job", "-worker")
+            pods[name] = yaml.safe_load(worker)["metadata"]["labels"]
+    of = {job: [f"both-{job}-{part}" for part in ("master", "ps", "worker")] for job in jobs}
+    assert sorted(pods) == [*of["one"], *of["two"]]
     services = {s["metadata"]["name"]: s["metadata"]["labels"] for s in both.all("Service")}
-    pods |= {
-        s["metadata"]["name"]: s["spec"]["template"]["metadata"]["labels"] for s in both.all("StatefulSet")
-    }
-    names = ["job-one-master", "job-one-ps", "job-two-master", "job-two-ps"]
-    assert sorted(pods) == sorted(services) == names
     for service in both.all("Service"):
         assert selected(service["spec"]["selector"], pods) == [service["metadata"]["name"]]
     for monitor in both.all("ServiceMonitor"):
         assert selected(monitor["spec"]["selector"]["matchLabels"], services) == [monitor["metadata"]["name"]]
+    for budget in both.all("PodDisruptionBudget"):
+        assert selected(budget["spec"]["selector"]["matchLabels"], pods) == [budget["metadata"]["name"]]
+    policies = both.all("NetworkPolicy")
+    assert sorted(p["metadata"]["name"] for p in policies) == sorted(pods)
+    for policy in policies:
+        name, spec = policy["metadata"]["name"], policy["spec"]
+        assert selected(spec["podSelector"]["matchLabels"], pods) == [name]
+        rules = [*spec["ingress"], *spec.get("egress", ())]
+        peers = [peer for rule in rules for way in ("from", "to") for peer in rule.get(way, ())]
+        reached = {pod for peer in peers for pod in selected(peer["podSelector"]["matchLabels"], pods)}
+        assert reached and reached <= {*of[name.split("-")[1]]}, name
 
 
 ACTS = {"edl.dev/acting": "true"}  # which a master gives itself

@@ -8,65 +8,21 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import fsspec
 import numpy as np
 import pytest
 
-from edl.checkpoints import Best, CheckpointDamaged, CheckpointError, Store, Tensor, one_of
+from edl.checkpoints import CheckpointDamaged, CheckpointError, Store, Tensor, one_of
 from edl.checkpoints.elasticdl import files_in
-from edl.checkpoints.manifest import FILE
-from edl.errors import CheckpointRemoved, StoreUnavailable
+from edl.errors import StoreUnavailable
+from tests.contract.conftest import Place
 from tests.support.checkpoints.checkpoints import TENSORS, equal, manifest_of, of_size, unexpected, write
-from tests.support.checkpoints.s3 import BUCKET, Account, serving
+from tests.support.checkpoints.s3 import BUCKET, Account
 
 ROOT = Path(__file__).parents[2]
-
-
-@dataclass(frozen=True)
-class Place:
-    """A store, with access to its raw files."""
-
-    url: str
-    client: Any
-    root: str
-
-    @property
-    def store(self) -> Store:
-        """The store, opened as by a new process."""
-        return Store.open(self.url)
-
-    def files(self, directory: str = "") -> list[str]:
-        """The paths of all files below a directory of the store."""
-        self.client.invalidate_cache()
-        return sorted(self.client.find(f"{self.root}/{directory}".rstrip("/")))
-
-
-@pytest.fixture(scope="module")
-def s3() -> Iterator[Account]:
-    """An S3 server; the environment contains the account, as from the chart's Secret."""
-    with serving() as account, pytest.MonkeyPatch.context() as patch:
-        for name, text in account.variables.items():
-            patch.setenv(name, text)
-        yield account
-
-
-@pytest.fixture(params=["directory", "memory", "s3"])
-def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
-    name = tmp_path.name
-    match request.param:
-        case "directory":
-            url = str(tmp_path / "not" / "there yet")
-            return Place(url, fsspec.filesystem("file"), url)
-        case "memory":
-            return Place(f"memory://{name}", fsspec.filesystem("memory"), f"/{name}")
-        case _:
-            url = f"{request.getfixturevalue('s3').url}/{name}"
-            return Place(url, fsspec.filesystem("s3", skip_instance_cache=True), url.removeprefix("s3://"))
 
 
 def test_an_account_with_rights_below_the_address_alone_finds_that_nothing_is_there_yet(s3: Account) -> None:
@@ -235,113 +191,6 @@ def test_an_attempt_that_is_given_up_leaves_nothing(place: Place) -> None:
     writing.abandon()
     place.store.begin(1, "1").abandon()  # this step is committed, so it stays
     assert place.files() == before
-
-
-def test_pruning_keeps_the_newest_and_the_best(place: Place) -> None:
-    losses = {1: 0.5, 2: 0.2, 3: float("nan"), 4: 0.4, 5: 0.3, 6: 0.6}
-    for step, loss in losses.items():
-        write(place.store, step, metrics={"loss": loss})
-    place.store.begin(4, "2").write_part(0, 2, TENSORS)  # abandoned by a killed writer
-    place.store.begin(7, "1").write_part(0, 2, TENSORS)  # an unfinished checkpoint
-    assert [(c.step, c.attempt) for c in place.store.prune(0, Best("loss"))] == [(4, "2")]
-    assert [c.step for c in place.store.checkpoints()] == [1, 2, 3, 4, 5, 6]
-    assert [c.step for c in place.store.unfinished()] == [7]
-    assert {c.step for c in place.store.prune(2, Best("loss"))} == {1, 3, 4}
-    assert [c.step for c in place.store.checkpoints()] == [2, 5, 6]
-    place.store.prune(1, Best("loss", largest=True))
-    assert [c.step for c in place.store.checkpoints()] == [6]
-    place.store.checkpoints()[0].verify()
-
-
-def test_one_that_is_removed_while_it_is_read_is_not_called_damaged(
-    place: Place, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for step in (1, 2, 3):
-        write(place.store, step)
-    listed = place.store.checkpoints()
-    # A directory is not listed at once: its manifest can be in the list, and its parts be removed.
-    listed[0] = replace(listed[0], files={FILE: listed[0].files[FILE]})
-    place.store.prune(1)
-    for checkpoint in listed[:2]:
-        with pytest.raises(CheckpointRemoved, match=f"^{checkpoint.directory}: was removed while"):
-            checkpoint.verify()
-        with pytest.raises(CheckpointRemoved):
-            checkpoint.read()
-        assert checkpoint.was_removed()
-    assert not listed[2].was_removed()
-
-    monkeypatch.setattr(Store, "checkpoints", lambda _: listed[:2])
-    assert place.store.newest(unexpected) is None
-
-
-@pytest.mark.parametrize("first", ["committed", "pruned"])
-def test_one_that_is_committed_while_it_is_pruned_is_not_there(
-    place: Place, monkeypatch: pytest.MonkeyPatch, first: str
-) -> None:
-    writing, pruned = place.store.begin(1, "1"), place.store
-    manifest = manifest_of(1, TENSORS, (writing.write_part(0, 1, TENSORS),))
-    write(place.store, 2)
-    if first == "committed":  # after `prune` has listed it as unfinished
-        remove, commits = pruned.place.remove, [lambda: writing.commit(manifest)]
-
-        def commit_and_remove(directory: str, names: Sequence[str]) -> None:
-            while commits:
-                commits.pop()()
-            remove(directory, names)
-
-        monkeypatch.setattr(pruned.place, "remove", commit_and_remove)
-        pruned.prune(1)
-        assert not commits
-    else:  # after `commit` has seen that all parts are there
-        create = writing.place.create
-
-        def prune_and_create(directory: str, name: str, data: bytes) -> bool:
-            pruned.prune(1)
-            return create(directory, name, data)
-
-        monkeypatch.setattr(writing.place, "create", prune_and_create)
-        writing.commit(manifest)
-    assert [c.step for c in place.store.checkpoints()] == [2]
-    assert place.files(writing.directory) == []
-
-
-def test_a_damaged_one_is_not_counted_among_those_to_keep(place: Place) -> None:
-    write(place.store, 1)
-    later = write(place.store, 2)
-    place.client.pipe_file(place.files(later.directory)[-1], b"")
-    place.store.prune(1)
-    assert [c.step for c in place.store.checkpoints()] == [1, 2]  # 2 is newer than the newest whole one
-    write(place.store, 3)
-    place.store.prune(1)
-    assert [c.step for c in place.store.checkpoints()] == [3]
-
-
-def test_what_was_completed_last_is_not_given_up_for_a_later_one_that_cannot_be_read(place: Place) -> None:
-    write(place.store, 10)
-    later = place.files(write(place.store, 20).directory)[-1]
-    data = place.client.cat_file(later)
-    place.client.pipe_file(later, data[:-1] + bytes([data[-1] ^ 1]))
-    for step in (12, 14):  # the training continued from step 10
-        write(place.store, step)
-        place.store.begin(step + 1, "1").write_part(0, 2, TENSORS)  # the next one is being written
-        place.store.prune(1)
-        assert [c.step for c in place.store.checkpoints()] == [step, 20]
-        assert [c.step for c in place.store.unfinished()] == [step + 1]
-
-
-def test_what_the_training_has_left_behind_is_set_aside(place: Place) -> None:
-    for step in (1, 2, 3):
-        write(place.store, step)
-    assert [c.step for c in place.store.supersede(after=1)] == [2, 3]
-    assert [c.step for c in place.store.checkpoints()] == [1]
-    write(place.store, 2, attempt="2")
-    newest = place.store.newest(unexpected)
-    assert newest is not None and (newest.step, newest.attempt) == (2, "2")
-    place.store.prune(1)
-    assert [(c.step, c.attempt) for c in place.store.unfinished()] == [(3, "1")]
-    write(place.store, 3, attempt="2")
-    place.store.prune(1)
-    assert place.store.unfinished() == []
 
 
 def test_files_of_elasticdl_are_those_of_its_newest_complete_version(place: Place) -> None:

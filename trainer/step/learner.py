@@ -7,7 +7,7 @@
 `allreduce_step` has no side effect: what a forward pass would change (moving averages, counters) is part of
 the result (trainer/step/forward.py). Only `apply` changes the model, and it is called only after all sums
 have come back. So a step that breaks anywhere has not happened. How a model's step is summed is chosen at the
-start, by what the model contains (trainer/step/step_graphs.py).
+start, by what the model contains (trainer/step/contribution.py).
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import cache, partial
 from typing import Any
 
 import keras
@@ -42,10 +41,10 @@ from edl.trainer.model.model_support import (
 )
 from edl.trainer.model.variable_spec import VariableSpec
 from edl.trainer.ring.base import Vector
+from edl.trainer.step.contribution import Contribution, NeedsTotals
 from edl.trainer.step.inner_sum import Alone, InnerSum, RingAllReduce
 from edl.trainer.step.loss_terms import BROKEN_ASSUMPTION
-from edl.trainer.step.overlapped import OverlappedStep
-from edl.trainer.step.step_graphs import SEEDS, NeedsTotals
+from edl.trainer.step.overlapped import SEEDS, OverlappedStep
 from edl.trainer.step.training_metrics import TrainingMetrics
 from edl.trainer.step.trial import Inexact, try_model
 
@@ -97,23 +96,15 @@ class KerasLearner:
         self._metrics: TrainingMetrics | None = None
         if sample is not None:
             self._types = BatchTypes(sample, others)
-            trial = cache(partial(try_model, model, self._types, sample, Inexact(inexact, warn)))
             self._metrics = TrainingMetrics(model, self._types, sample, warn)
             self._variables += self._metrics.variables
+            findings = try_model(model, self._types, sample, Inexact(inexact, warn))
             inner_sum = InnerSum(reduce) if reduce is not None else Alone()
-            self._step = OverlappedStep(
-                model,
-                self._types,
-                sample,
-                self._metrics,
-                inner_sum,
-                trial,
-                self.lookups,
-                reduce is None,
-                total=in_graph or inner_sum,
-                divided=pieces > 1,
-                wire=wire,
+            total = in_graph or inner_sum
+            ours = Contribution(
+                model, self._types, self._metrics, findings, self.lookups, inner_sum, total, reduce is None
             )
+            self._step = OverlappedStep(ours, sample, pieces > 1, wire)
             if pieces > 1 and self._step.indivisible:
                 raise ModelError(
                     "training.accumulateSteps must be 1 for this model, because each worker's part of a "
@@ -121,9 +112,6 @@ class KerasLearner:
                 )
             self._step.meanwhile = self._look_ahead
             self._variables += self._captured()
-
-    def warm_up(self) -> None:
-        """Nothing to do: a joining worker runs the same graphs as all others."""
 
     # --- the two halves of a step
 
@@ -356,7 +344,7 @@ class KerasLearner:
         if not self._types.know(batch) and self._types.widen(batch):
             before = self._step.layout
             try:
-                after = self._step.trace(batch)
+                self._step.trace(batch)
             except NeedsTotals as needs:
                 raise DataError(
                     f"the batch of {batch} has other shapes than the first records, and the loss is a mean "
@@ -365,7 +353,7 @@ class KerasLearner:
                 ) from needs
             except (ValueError, TypeError, tf.errors.OpError) as error:
                 raise DataError(_not_both(batch, error)) from error
-            if before.key != after.key or self._captured():
+            if before.key != self._step.layout.key or self._captured():
                 raise ModelError(
                     f"the batch of {batch} has other shapes, with which the model trains other variables or "
                     "reads others"

@@ -198,9 +198,6 @@ class OwnStepLearner(OwnStepGraphs):
     def variable_specs(self) -> list[VariableSpec]:
         return snapshot.variable_specs(self._all, self.model)
 
-    def warm_up(self) -> None:
-        """Nothing to do: a joining worker runs no other graphs."""
-
     def state(self) -> np.ndarray:
         """The state of all variables, uint8 [bytes]."""
         return snapshot.joined(self.parts())

@@ -30,8 +30,8 @@ from edl.trainer.model.data import Batch
 from edl.trainer.model.model_support import moving
 from edl.trainer.ps_client.interfaces import StepGradients
 from edl.trainer.runtime.serialization import decode, encode
+from edl.trainer.step.layout import Layout
 from edl.trainer.step.learner import KerasLearner
-from edl.trainer.step.step_graphs import Layout
 
 DENSE, MOVING = "edl/dense", "edl/moving"  # tables; no layer of Keras has such a name
 ADDED = json.dumps(
@@ -135,7 +135,7 @@ class PsLearner(KerasLearner):
         if agreed.nonfinite or not agreed.records:
             return StepGradients(step, self._no_gradients, agreed.loss, 0, rate, skipped=True)
         layout, share = self._step.layout, np.float32(1.0 / agreed.records)
-        pieces = [np.asarray(piece).reshape(-1) for piece in self._step.summed(result.given)]
+        pieces = [np.asarray(piece).reshape(-1) for piece in layout.divide(result.given)]
         trained = len(layout.trained)
         gradients = self._clipped(pieces[:trained])
         averages = pieces[trained : trained + len(layout.averaged)]

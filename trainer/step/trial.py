@@ -132,7 +132,7 @@ class OwnStepFindings:
         mixed, summed: what depends on how a batch is divided, in words: it mixes the records, or adds them up
             where a mean over them is expected.
         added_up: which gradients have rows that are not looked up by records (as in
-            trainer/step/step_graphs.py).
+            trainer/step/contribution.py).
     """
 
     mixed: tuple[str, ...]

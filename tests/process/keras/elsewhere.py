@@ -10,8 +10,8 @@ import tensorflow as tf
 
 from edl.trainer.agreement import control
 from edl.trainer.ring.horovod import HorovodRing
+from edl.trainer.step.layout import SMALL
 from edl.trainer.step.learner import KerasLearner
-from edl.trainer.step.overlapped import SMALL
 from tests.process.keras.models import plain
 from tests.process.keras.rings import STEPS, Case, batch
 

@@ -209,9 +209,9 @@ class Beside:
     rows: LocalRows
     reference: keras.Model
 
-    def step(self, size: int, nth: int) -> control.Agreed:
+    def step(self, size: int, nth: int, bad: int = 0) -> control.Agreed:
         parts = parts_of(self.case, size, *STEPS[nth], nth)
-        return ring_step(self.learner, self.meeting, parts, nth, took=self.rows.took)
+        return ring_step(self.learner, self.meeting, parts, nth, self.rows.took, bad)
 
     def keras_step(self, nth: int) -> None:
         whole = batch(self.case, *STEPS[nth])

@@ -90,15 +90,18 @@ def ring_step(
     parts: Sequence[Batch | None],
     step: int = 0,
     took: Callable[[Commit], None] = lambda commit: None,
+    bad: int = 0,
 ) -> control.Agreed:
     """One step of a ring with a rank for each part, in this process; `took` gets it, as servers do.
+
+    `bad` records of the step were left out of these parts, which the other ranks cannot know beforehand.
 
     Ranks of odd number have their part made ready ahead, as a reading thread does it.
     """
     meeting.size = len(parts)
     parts = [learner.ready(part) if part and rank % 2 else part for rank, part in enumerate(parts)]
 
-    records = sum(len(part) for part in parts if part is not None)
+    records = bad + sum(len(part) for part in parts if part is not None)
 
     def contribute(rank: int) -> control.StepResult:
         return learner.allreduce_step(parts[rank], control.write(step), step, rank, records)

@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from edl.trainer.agreement import control
 from edl.trainer.model.graphs import concrete
-from edl.trainer.step import step_graphs
+from edl.trainer.step import tracer
 from edl.trainer.step.background_compile import SETTLED, BackgroundCompiled
 from edl.trainer.step.learner import KerasLearner
 from edl.zoo import counting
@@ -83,7 +83,7 @@ def test_a_compiled_step_of_any_size_is_the_uncompiled_one(
             super().__init__(*arguments)
             made.append(self)
 
-    monkeypatch.setattr(step_graphs, "BackgroundCompiled", Kept)
+    monkeypatch.setattr(tracer, "BackgroundCompiled", Kept)
     case = Case(lambda: way.build(False), way.data)
     without, xla = (
         KerasLearner(way.build(jit), batch(case, 0, 5), [batch(case, 0, 3)], lambda v: v, **way.options)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,27 +40,27 @@ def test_a_batch_in_pieces_learns_what_a_whole_one_does() -> None:
     both.assert_equal()
 
 
-class Noted(LocalRows):
-    """Notes what is asked of it."""
+class Noted:
+    """Rows that note what is asked of them."""
 
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
+    def __init__(self, rows: LocalRows) -> None:
+        self._rows = rows
         self.told: list[tuple[str, int]] = []
 
     def pull(self, step: int, ids: Any) -> Any:
         self.told.append(("pull", step))
         assert all(len(np.unique(some)) == len(some) for some in ids)
-        return super().pull(step, ids)
+        return self._rows.pull(step, ids)
 
     def stage(self, step: int, rank: int, gradients: Any) -> None:
         self.told.append(("stage", step))
         assert all(len(np.unique(some)) == len(some) for some, _ in gradients)
-        super().stage(step, rank, gradients)
+        self._rows.stage(step, rank, gradients)
 
 
 def test_gradients_are_staged_before_the_sums_and_a_rank_without_records_asks_for_nothing() -> None:
     both = beside(CASES["a shared table"])
-    noted = Noted(both.learner.tables)
+    noted = Noted(both.rows)
     both.learner.use(noted)
     reduce = both.meeting.reduce
 
@@ -67,13 +68,59 @@ def test_gradients_are_staged_before_the_sums_and_a_rank_without_records_asks_fo
         noted.told.append(("sum", 7))
         return reduce(vector)
 
-    both.learner._step._inner_sum._reduce = told
+    both.learner._step._ours.inner_sum._reduce = told
     ring_step(both.learner, both.meeting, [batch(both.case, 0, 12)], 7)
     assert noted.told == [("pull", 7), ("stage", 7), ("sum", 7)]
     noted.told.clear()
     sums = both.learner.allreduce_step(None, control.write(7), 7, 0, 0)
     assert noted.told == [("sum", 7)]
     assert both.learner.commit(7, sums).skipped
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "sum",
+        "records of unlike weight",
+        "run_eagerly",
+        "mask_zero",
+        "BatchNormalization(synchronized=True)",
+        "beside keras.layers.Embedding",
+        "a table that is not trained",
+    ],
+)
+def test_rows_are_pulled_again_and_staged_once_when_bad_records_are_left_out(name: str) -> None:
+    both = beside(CASES[name])
+    noted = Noted(both.rows)
+    both.learner.use(noted)
+    for nth, (start, stop) in enumerate(STEPS):
+        both.keras_step(nth)
+        agreed = both.step(SIZE, nth, bad=nth)
+        assert (agreed.records, agreed.nonfinite) == (stop - start, False)
+        ranks = SIZE - (nth == 1)  # one of the second step has no records
+        repeated = 2 if nth else 1
+        expected = {("pull", nth): ranks * repeated, ("stage", nth): ranks}
+        assert Counter(told for told in noted.told if told[1] == nth) == expected
+    both.assert_equal()
+
+
+@pytest.mark.parametrize("bad", [0, 2])
+def test_a_batch_in_pieces_stages_each_piece_once_when_bad_records_are_left_out(bad: int) -> None:
+    both = beside(CASES["records of unlike weight"], pieces=3)
+    both.keras_step(0)
+    both.step(2, 0, bad)
+    both.assert_equal()
+
+
+def test_a_step_that_is_not_finite_is_summed_once_though_records_are_bad() -> None:
+    both = beside(CASES["sum"])
+    rows = LocalRows(both.learner.tables, initial=lambda table, some: np.full((len(some), 4), np.inf, "f4"))
+    noted = Noted(rows)
+    both.learner.use(noted)
+    parts = [batch(both.case, 0, 6), batch(both.case, 6, 11)]
+    assert ring_step(both.learner, both.meeting, parts, 0, rows.took, bad=1).nonfinite
+    assert Counter(noted.told) == {("pull", 0): 2, ("stage", 0): 2}
+    assert len(rows.all_rows(0)[0]) == 0
 
 
 class Ahead:

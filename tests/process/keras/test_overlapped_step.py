@@ -22,8 +22,8 @@ from edl.trainer.ring.graph_all_reduce import GraphAllReduce
 from edl.trainer.ring.local import LocalRing
 from edl.trainer.step.finite import finite_as
 from edl.trainer.step.fused_updates import fused
+from edl.trainer.step.layout import SMALL
 from edl.trainer.step.learner import KerasLearner
-from edl.trainer.step.overlapped import SMALL
 from tests.process.keras.models import dense, plain, sgd, tagged, tagger
 from tests.process.keras.ranks import on_ranks
 from tests.process.keras.rings import Case, batch

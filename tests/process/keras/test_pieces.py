@@ -11,7 +11,7 @@ from edl.errors import ModelError
 from edl.trainer.agreement import control
 from edl.trainer.ring.local import LocalRing
 from edl.trainer.step.learner import KerasLearner
-from edl.trainer.step.step_graphs import turns
+from edl.trainer.step.overlapped import turns
 from tests.process.keras.models import dense, plain, tagged, tagger, weighted
 from tests.process.keras.ranks import on_ranks
 from tests.process.keras.rings import Case, batch

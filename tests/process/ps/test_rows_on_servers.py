@@ -26,10 +26,11 @@ from edl.rows.client import Client
 from tests.process.conftest import Running
 from tests.process.jobs.test_saved import A_Job
 from tests.support.jobs.evidence import saved_weights
-from tests.support.ps.rows import saved_rows
+from tests.support.ps.rows import ids_of, saved_rows
 
 pytestmark = pytest.mark.process
 RECORDS, EPOCHS = 2000, 3
+BAD_RECORDS = (0, 40, 41, 123)  # of bad_rows.py
 HYBRID = ("mode=hybrid", "ps.servers=2", "evaluation.epochs=0")
 
 
@@ -107,6 +108,24 @@ async def test_workers_and_servers_are_killed_and_every_record_counts_once(a_job
     assert "parameter server 0 exited: SIGKILL" in exits[0]
     assert not any(psutil.pid_exists(pid) for pid in processes), "a server was left"
     assert not folder.exists(), "the logs of a job that has ended were left"
+
+
+async def test_rows_of_bad_records_do_not_exist_and_all_others_count_once(a_job: A_Job) -> None:
+    """A step with bad records is summed twice, and its rows are pulled twice and staged once."""
+    sets = (*HYBRID, "data.maxBadRecords=4")
+    async with a_job(*sets, workers=2, records=400, epochs=2, model="bad_rows.py") as job:
+        first = await job.ring_of(2)
+        await job.stepping()
+        job.kill(first[0])
+        summary = await job.end()
+    assert summary["reason"].endswith("except 8 bad records that were left out"), summary
+    assert audit.audit(job.output).startswith("exactly once, except 8 bad records: 400 records x 2 epochs")
+    ids, rows = saved_rows(job.output / artifacts.MODEL)
+    [dense] = [w for w in saved_weights(job.output / artifacts.MODEL) if w.shape == (1,)]
+    good = np.setdiff1d(np.arange(400), BAD_RECORDS)
+    assert sorted(ids) == sorted(ids_of(good))
+    assert rows.min() == rows.max() == 2
+    assert dense[0] == 2 * len(good), "the ring has counted others than the servers"
 
 
 async def test_a_job_that_does_not_say_its_mode_has_servers_if_its_model_needs_them(a_job: A_Job) -> None:

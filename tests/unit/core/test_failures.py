@@ -73,6 +73,18 @@ def test_replacements_of_early_deaths_are_put_off_twice_as_long_each_time() -> N
     assert backoff.until == 100.5
 
 
+def test_the_longest_pause_before_a_replacement_is_the_one_that_counts() -> None:
+    backoff = RestartBackoff()
+    for kill in range(4):
+        backoff.was_killed(now=10.0 * kill)
+    killed = backoff.until, "workers were killed 4 times in a row before the ring made a step"
+    assert (backoff.until, backoff.why) == killed == (34.0, killed[1])
+    backoff.died_early(now=31.0)
+    assert (backoff.until, backoff.why) == killed
+    backoff.lacked_gpu_memory(now=33.5, step=0)
+    assert (backoff.until, backoff.why) == (34.5, "a worker found too little free memory on a GPU")
+
+
 def test_rings_that_break_before_their_first_step_wait_longer_each_time() -> None:
     backoff = RestartBackoff()
     assert [backoff.ring_broke(now=10.0 * n) for n in range(5)] == [1, 2, 3, 4, 5]

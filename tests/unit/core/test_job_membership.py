@@ -155,6 +155,33 @@ def test_workers_that_die_early_are_not_replaced_in_a_hot_loop() -> None:
     assert pauses == [0.5, 1.0, 2.0, 4.0]
 
 
+def test_the_status_says_how_long_and_why_lost_workers_are_not_replaced() -> None:
+    story = Story(workers=2, startupTimeoutSeconds=600).running(0)
+
+    def reason() -> str:
+        return str(view.status(story.job, story.now)["reason"])
+
+    trains = reason()
+    for worker in range(1, 5):
+        assert reason() == trains, f"worker {worker} starts"
+        story.tell(ev.Seen(WorkerId(worker), "pid"), ev.Gone(WorkerId(worker), signal="SIGKILL"))
+        story.beats(0)
+        if worker == 1:
+            assert reason() == (
+                f"{trains}; 1 worker will start within 5 s, because a worker ended before it was ready"
+            )
+        if worker < 4:
+            story.waits(2.5)
+    four = "4 workers in a row ended before they were ready"
+    assert reason() == f"{trains}; 1 worker will start within 5 s, because {four}"
+    story.tell(ev.Live(1, 1, False, 1))
+    assert "will start" not in reason(), "none is missing"
+    story.tell(ev.Live(4, 1, False, 1))
+    assert f"; 3 workers will start within 5 s, because {four}" in reason()
+    story.tell(ev.StopAsked("enough"))
+    assert "will start" not in reason()
+
+
 def test_one_that_leaves_stays_while_the_ring_would_be_too_small_without_it() -> None:
     story = Story(workers=2, least=2, joinDelaySeconds=0).running()
     assert not of(story.tell(ev.Leaving(WorkerId(1), "SIGTERM")), ef.Leave), "2 are needed"

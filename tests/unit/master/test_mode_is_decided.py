@@ -79,6 +79,26 @@ def test_a_model_without_tables_is_trained_in_the_ring_at_once_and_nobody_is_tol
     assert not told(effects, Reason.ModeDecided)
 
 
+def test_added_servers_that_are_given_up_leave_those_before_them_while_the_first_ones_start() -> None:
+    story = Story(workers=1, mode="auto")
+    story.tell(*ready(0, tables=1))
+    effects = story.tell(ev.ServersGivenUp(4, 2, "parameter server 3 does not listen after 60 s"))
+    assert only(effects, ef.Assigned) == ef.Assigned(2, wanted=4)
+    [text] = told(effects, Reason.ReshardFailed)
+    assert text.startswith("4 parameter servers cannot have the rows: parameter server 3")
+    assert only(story.tell(TWO), ef.Form).servers == 2
+
+
+@pytest.mark.parametrize("mode", ["auto", "hybrid"])
+def test_no_server_is_released_by_a_request_that_is_given_up_while_it_is_unknown_which_have_rows(
+    mode: str,
+) -> None:
+    story = Story(workers=1, mode=mode)
+    story.tell(*ready(0, tables=1))
+    effects = story.tell(ev.ServersGivenUp(4, 0, "parameter server 3 does not answer"))
+    assert told(effects, Reason.ReshardFailed) and not of(effects, ef.Assigned)
+
+
 def test_servers_start_as_soon_as_a_model_is_built_and_before_its_worker_is_ready() -> None:
     story = Story(workers=1, mode="auto")
     assert only(story.tell(ev.Hello(WorkerId(0)), ev.Built(WorkerId(0), 1)), ef.ModeDecided)

@@ -7,6 +7,8 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
+import pytest
+
 from edl.contract.proto import ps_pb2 as pb
 from edl.master.core import effects as ef
 from edl.master.core import events as ev
@@ -104,6 +106,24 @@ def test_fewer_servers_before_any_has_rows_are_told() -> None:
     assert not a.ready, "the workers know these"
     a.named.resize(2)
     assert a.ready == [(2, 3)]
+
+
+@pytest.mark.parametrize(("running", "before"), [(0, 2), (2, 2), (3, 3), (None, 0)])
+async def test_added_servers_that_do_not_listen_before_any_has_rows_leave_those_before_them(
+    running: int | None, before: int
+) -> None:
+    """An earlier master may have had rows moved to more servers than the values request."""
+    told: asyncio.Queue[ev.Event] = asyncio.Queue()
+    there, scaled = [running], list[int]()
+    servers = RemoteServers(told.put_nowait, str, "ps-{}".format, 2, scaled.append, 0.05, lambda: there[0])
+    servers.resize(4)
+    there[0] = 4
+    given_up = await asyncio.wait_for(told.get(), 60)
+    assert given_up == ev.ServersGivenUp(4, before, "parameter server 0 does not answer at ps-0 after 0 s")
+    if before:
+        servers.perform(ef.Assigned(before, wanted=4))
+    assert servers.wanted == scaled[-1] == (before or 4)
+    await servers.close(ended=False)
 
 
 def test_a_server_that_missed_the_last_move_does_not_say_where_the_rows_are() -> None:
