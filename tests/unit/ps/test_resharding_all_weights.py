@@ -246,7 +246,7 @@ def test_a_fetch_that_arrives_after_assign_is_refused_and_changes_nothing(tmp_pa
     job = Job(world)
     job.ring(1)
     servers, _ = job.ring(2)
-    assert servers.move_rows(0) == (NOWHERE, "") and servers.assignment == ShardAssignment(2)
+    assert servers.move_quiesced(0) == (NOWHERE, "") and servers.assignment == ShardAssignment(2)
     new = world.nodes[1].start()
     rows, position = len(new.tables[0]), new.position()
     late = pb.FetchRequest(
