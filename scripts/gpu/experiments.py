@@ -378,6 +378,7 @@ MODELS = {
     "resnet50": ("resnet50", "4") if REHEARSAL else ("resnet50-224", "128"),
     "encoder": ("encoder-1m", "4") if REHEARSAL else ("encoder-87m", "64"),
 }
+FEW_ROUNDS = ["--rounds", "2"] if REHEARSAL else []
 PRECISIONS = {"float32": "float32", "half": "mixed_float16"}
 
 
@@ -414,7 +415,7 @@ def steps(name: str, limit: float, model: str, precision: str, *options: str) ->
     """Measure a step of one rank, in turns with `keras.fit`, which must not be faster."""
     size, batch = MODELS[model]
     command = ["-m", "benchmarks.steady_state", size, "fit", "fit-pipeline", "fit-resident", "--batch", batch]
-    command += ["--precision", precision, "--goal", "0" if REHEARSAL else "1", *options]
+    command += ["--precision", precision, "--goal", "0" if REHEARSAL else "1", *FEW_ROUNDS, *options]
     measure(name, limit, BUILD, *command, pattern="edl|fit|a step|goal")
 
 
@@ -423,7 +424,7 @@ def ring_steps(limit: float) -> None:
     size, batch = MODELS["mlp"]
     goal = "0" if REHEARSAL else "0.98"
     command = ["benchmarks.steady_state", size, "plain", "--ranks", "2", "--batch", batch, "--goal", goal]
-    measure("ring_steps", limit, BUILD, "-m", *command, pattern="edl|plain|goal")
+    measure("ring_steps", limit, BUILD, "-m", *command, *FEW_ROUNDS, pattern="edl|plain|goal")
 
 
 def profile(name: str, limit: float, model: str) -> None:
