@@ -29,7 +29,7 @@ from benchmarks.steady_state import Steady, measured
 GPU, CPU = (
     "/device:GPU:",
     "/host:CPU",
-)  # begins of the names of planes, of which a trace has one for each device
+)  # begins of the names of planes; a trace has a plane for each device
 STREAM = "Stream"  # begin of the name of a line of a GPU; lines with other names repeat its events in groups
 COPIES = (
     "MemcpyH2D",
