@@ -79,7 +79,7 @@ def side(name: str, model: str, optimizer: str) -> None:
             super().begins()
             self._used = time.process_time()
 
-        def ends(self) -> None:
+        def ends(self, wait: object = None) -> None:
             self._cpu.append(time.process_time() - self._used)
             self._seconds.append(time.perf_counter() - self._began)
             if len(self._seconds) < self._many:

@@ -1,22 +1,37 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Steady state of real models: ours, plain Horovod's and Keras' `fit`, on the same engine, model and data.
+"""One rank of a steady ring, or of a peer that trains the same model on the same data.
 
-    python -m benchmarks.steady edl|plain|fit MODEL OPTIMIZER RANK RANKS PORT SECRET
+    python -m benchmarks.steady SIDE MODEL OPTIMIZER RANK RANKS PORT SECRET [--gpu] [--batch N] ...
+
+| side | |
+| --- | --- |
+| edl | the worker's own loop, with a session without a master |
+| plain | Horovod's DistributedGradientTape, in a ring that cannot change |
+| fit | `keras.fit` of arrays |
+| fit-pipeline | `keras.fit` of a tf.data pipeline, which prefetches batches to the device |
+| fit-resident | the step of `keras.fit`, on a batch that stays on the device: a step without input |
 
 The parent holds a rendezvous store at PORT. A rank waits for a line on stdin, makes as many steps as that
-says, prints the median seconds of one and the most memory that it has had (MiB), and waits for the next line.
+says, prints the seconds of a step, the peak of its memory (MiB) and the CPU seconds of a step, and waits for
+the next line.
+
+The seconds of a step are a median; with --gpu a mean, because a GPU computes behind the program.
 """
 
 from __future__ import annotations
 
+import argparse
+import functools
+import itertools
+import math
 import os
 import re
 import statistics
 import sys
 import threading
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +56,9 @@ from edl.trainer.worker import Worker
 
 WARM = 6  # steps that are not measured
 MOST = 1 << 40  # records: more than there is time for
-CLASSES = 10
+CLASSES, VOCABULARY = 10, 2000
+ARRAYS = 1 << 29  # bytes: with --gpu, `fit` has arrays of at most this size, and at most so many batches:
+BATCHES = 64  # it ends an epoch after all of them
 
 
 @dataclass(frozen=True)
@@ -61,10 +78,10 @@ def mlp(*widths: int) -> Callable[[], keras.Model]:
     return build
 
 
-def encoder(blocks: int = 6, width: int = 512, heads: int = 8, vocabulary: int = 2000) -> keras.Model:
-    """A transformer's encoder of 20 million parameters, for texts of 32 tokens."""
-    tokens = keras.Input((32,), dtype="int32")
-    x = keras.layers.Embedding(vocabulary, width)(tokens)
+def encoder(blocks: int = 6, width: int = 512, heads: int = 8, length: int = 32) -> keras.Model:
+    """A transformer's encoder for texts of so many tokens; by default of 20 million parameters."""
+    tokens = keras.Input((length,), dtype="int32")
+    x = keras.layers.Embedding(VOCABULARY, width)(tokens)
     for _ in range(blocks):
         attended = keras.layers.MultiHeadAttention(heads, width // heads)(x, x)
         x = keras.layers.LayerNormalization()(keras.layers.add([x, attended]))
@@ -86,7 +103,10 @@ MODELS = {
     "mlp-100m": Model(mlp(4096, 8192, 6144, 2560), (4096,), 16),
     "mobilenet-v2": Model(application("MobileNetV2", 96), (96, 96, 3), 8),
     "resnet50": Model(application("ResNet50", 64), (64, 64, 3), 8),
+    "resnet50-224": Model(application("ResNet50", 224), (224, 224, 3), 8),
+    "encoder-1m": Model(functools.partial(encoder, 2, 128, 4), (32,), 8),
     "encoder-20m": Model(encoder, (32,), 8),
+    "encoder-87m": Model(functools.partial(encoder, 12, 768, 12, 128), (128,), 8),
 }
 OPTIMIZERS: dict[str, Callable[[], keras.optimizers.Optimizer]] = {
     "sgd": lambda: keras.optimizers.SGD(0.001),
@@ -94,67 +114,124 @@ OPTIMIZERS: dict[str, Callable[[], keras.optimizers.Optimizer]] = {
 }
 
 
-def made(model: Model, optimizer: str) -> keras.Model:
+def made(model: Model, optimizer: str, jit: bool | str = "auto") -> keras.Model:
     keras.utils.set_random_seed(1)
     built = model.build()
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    built.compile(OPTIMIZERS[optimizer](), loss)
+    built.compile(OPTIMIZERS[optimizer](), loss, jit_compile=jit)
     return built
 
 
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.steady")
+    parser.add_argument("side", choices=("edl", "plain", *FITS))
+    parser.add_argument("model", choices=MODELS)
+    parser.add_argument("optimizer", choices=OPTIMIZERS)
+    for name in ("rank", "ranks", "port"):
+        parser.add_argument(name, type=int)
+    parser.add_argument("secret")
+    parser.add_argument(
+        "--gpu", action="store_true", help="time steps as a whole, use all of TensorFlow's threads"
+    )
+    parser.add_argument("--batch", type=int, help="records of a rank; default: the model's")
+    parser.add_argument("--precision", default="float32", help="Keras' precision policy")
+    parser.add_argument("--xla", action="store_true", help="compile with XLA; default with --gpu: do not")
+    parser.add_argument("--profile", help="a folder; the steps of the second line are traced into its SIDE")
+    return parser.parse_args()
+
+
 def main() -> None:
-    side, name, optimizer = sys.argv[1:4]
-    rank, ranks, port = map(int, sys.argv[4:7])
-    model = MODELS[name]
-    tf.config.threading.set_intra_op_parallelism_threads(1)
-    tf.config.threading.set_inter_op_parallelism_threads(1)
-    chance = np.random.default_rng(rank)
-    records = 4 * model.batch
-    x: np.ndarray = chance.normal(size=(records, *model.shape)).astype("f4")
-    if name.startswith("encoder"):
-        x = chance.integers(0, 2000, (records, *model.shape)).astype("i4")
-    y = chance.integers(0, CLASSES, records)
-    if side == "fit":
-        fit(made(model, optimizer), model, x, y)
+    args = arguments()
+    model = MODELS[args.model]
+    if args.batch:
+        model = replace(model, batch=args.batch)
+    jit: bool | str = "auto"
+    if args.gpu:
+        Timing.whole, jit = True, args.xla
+        keras.mixed_precision.set_global_policy(args.precision)
+    else:
+        tf.config.threading.set_intra_op_parallelism_threads(1)
+        tf.config.threading.set_inter_op_parallelism_threads(1)
+    Timing.profile = args.profile and str(Path(args.profile) / args.side)
+    x, y = drawn(model, args.rank, text=args.model.startswith("encoder"), large=args.gpu)
+    if args.side in FITS:
+        FITS[args.side](made(model, args.optimizer, jit), model, x, y)
         return
-    ring = HorovodRing(port, "lo", f"{side}-{rank}", store_secret=sys.argv[7])
-    if side == "edl":
-        ours(made(model, optimizer), model, ring, rank, ranks, x, y)
+    ring = HorovodRing(args.port, "lo", f"{args.side}-{args.rank}", store_secret=args.secret)
+    if args.side == "edl":
+        ours(made(model, args.optimizer, jit), model, ring, args.rank, args.ranks, x, y)
         return
-    ring.form(rank, ranks)
-    one_step, pace = plain(made(model, optimizer), model, x, y), Timing()
-    number = 0
-    while True:
+    ring.form(args.rank, args.ranks)
+    batches = iter(pipeline(model, x, y)) if args.gpu else slices(model, x, y)
+    one_step, pace = plain(made(model, args.optimizer, jit)), Timing()
+    for batch in batches:
         pace.begins()
-        one_step(number)
+        one_step(*batch)
         pace.ends()
-        number += 1
+
+
+def drawn(model: Model, seed: int, text: bool, large: bool) -> tuple[np.ndarray, np.ndarray]:
+    """Draw records and labels; so many batches of them that `fit` seldom ends an epoch, if they are timed."""
+    chance = np.random.default_rng(seed)
+    batches = max(4, min(BATCHES, ARRAYS // (4 * model.batch * math.prod(model.shape)))) if large else 4
+    shape = batches * model.batch, *model.shape
+    x = (
+        chance.integers(0, VOCABULARY, shape).astype("i4")
+        if text
+        else chance.standard_normal(shape, np.float32)
+    )
+    return x, chance.integers(0, CLASSES, len(x))
 
 
 class Timing:
     """Has steps measured for each line on stdin, as many as it says."""
 
+    whole = False  # whether the steps of a line are timed as one
+    profile: str | None = None  # the folder of a trace
+
     def __init__(self) -> None:
         self._seconds: list[float] = []
         self._began = 0.0
+        self._first = self._first_cpu = 0.0
         self._many = WARM
-        self._warm = False
+        self._lines = 0
 
     def begins(self) -> None:
         self._began = time.perf_counter()
+        if not self._seconds:
+            self._first, self._first_cpu = self._began, time.process_time()
 
-    def ends(self) -> None:
-        self._seconds.append(time.perf_counter() - self._began)
-        if len(self._seconds) < self._many:
+    def ends(self, wait: Callable[[], object] = lambda: None) -> None:
+        """End a step.
+
+        Args:
+            wait: returns when the device has computed all steps; called before the last one is timed.
+        """
+        if len(self._seconds) >= self._many - 1:
+            wait()
+        now = time.perf_counter()
+        self._seconds.append(now - self._began)
+        if len(self._seconds) < self._many or (not self._lines and compiling()):
             return
-        if not self._warm:
-            self._warm = True
+        if not self._lines:
             print("here", flush=True)
         else:
-            print(statistics.median(self._seconds), memory(), flush=True)
+            step = (now - self._first) / self._many if self.whole else statistics.median(self._seconds)
+            cpu = (time.process_time() - self._first_cpu) / self._many
+            if self.profile and self._lines == 2:
+                tf.profiler.experimental.stop()
+            print(step, memory(), cpu, flush=True)
         if not (line := sys.stdin.readline()):
             os._exit(0)
         self._many, self._seconds = int(line), []
+        self._lines += 1
+        if self.profile and self._lines == 2:
+            tf.profiler.experimental.start(self.profile)
+
+
+def compiling() -> bool:
+    """Whether XLA compiles a step in the background (trainer/step/background_compile.py)."""
+    return any(thread.name == "XLA" for thread in threading.enumerate())
 
 
 def memory() -> int:
@@ -214,7 +291,7 @@ def ours(
     worker.run_ring(FormRing(1, members, 0, sync=True, epochs=1, shares=shares, layout=Layout(MOST)))
 
 
-def plain(built: keras.Model, model: Model, x: np.ndarray, y: np.ndarray) -> Callable[[int], None]:
+def plain(built: keras.Model) -> Callable[[Any, Any], float]:
     """As Horovod's documentation does it, but for Keras 3's variables."""
     import horovod.tensorflow as hvd
 
@@ -228,20 +305,63 @@ def plain(built: keras.Model, model: Model, x: np.ndarray, y: np.ndarray) -> Cal
         built.optimizer.apply(tape.gradient(loss, variables), built.trainable_variables)
         return loss
 
-    def step(number: int) -> None:
-        at = number * model.batch % len(x)
-        float(graph(x[at : at + model.batch], y[at : at + model.batch]))
+    return lambda x, y: float(graph(x, y))
 
-    return step
+
+def slices(model: Model, x: np.ndarray, y: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """The batches of the arrays, again and again."""
+    for at in itertools.cycle(range(0, len(x), model.batch)):
+        yield x[at : at + model.batch], y[at : at + model.batch]
+
+
+def pipeline(model: Model, x: np.ndarray, y: np.ndarray) -> tf.data.Dataset:
+    """The batches of the arrays, again and again, prefetched to the GPU if there is one."""
+    batches = (values.reshape(-1, model.batch, *values.shape[1:]) for values in (x, y))
+    data = tf.data.Dataset.from_tensor_slices(tuple(batches)).repeat()
+    if tf.config.list_physical_devices("GPU"):
+        return data.apply(tf.data.experimental.prefetch_to_device("/GPU:0"))
+    return data.prefetch(tf.data.AUTOTUNE)
+
+
+class Marks(keras.callbacks.Callback):
+    """Times the steps of `fit`, each from its begin to the next one's.
+
+    A callback at the end of batches would make `fit` wait for the loss of each step.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._pace, self._stepped = Timing(), False
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        if self._stepped:
+            self._pace.ends(self._wait)
+        self._stepped = True
+        self._pace.begins()
+
+    def _wait(self) -> None:
+        self.model.trainable_variables[-1].numpy()  # the device copies it after all steps before
 
 
 def fit(built: keras.Model, model: Model, x: np.ndarray, y: np.ndarray) -> None:
-    pace = Timing()
-    callback = keras.callbacks.LambdaCallback(
-        on_train_batch_begin=lambda batch, logs: pace.begins(),
-        on_train_batch_end=lambda batch, logs: pace.ends(),
-    )
-    built.fit(x, y, batch_size=model.batch, epochs=MOST, verbose=0, callbacks=[callback], shuffle=False)
+    built.fit(x, y, batch_size=model.batch, epochs=MOST, verbose=0, callbacks=[Marks()], shuffle=False)
+
+
+def fit_pipeline(built: keras.Model, model: Model, x: np.ndarray, y: np.ndarray) -> None:
+    built.fit(pipeline(model, x, y), steps_per_epoch=MOST, verbose=0, callbacks=[Marks()])
+
+
+def fit_resident(built: keras.Model, model: Model, x: np.ndarray, y: np.ndarray) -> None:
+    batch = next(iter(pipeline(model, x, y)))
+    built.train_on_batch(*batch)  # makes the function of `fit`
+    marks, same = Marks(), itertools.repeat(batch)
+    marks.set_model(built)
+    for number in itertools.count():
+        marks.on_train_batch_begin(number)
+        built.train_function(same)
+
+
+FITS = {"fit": fit, "fit-pipeline": fit_pipeline, "fit-resident": fit_resident}
 
 
 if __name__ == "__main__":

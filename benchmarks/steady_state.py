@@ -1,23 +1,31 @@
 # SPDX-License-Identifier: Apache-2.0
 """Steps of a ring that does not change, against those of plain Horovod or of keras.fit.
 
-The ranks of both sides (benchmarks/steady.py) are started together. The processes of a side are stopped while
-the other side is measured.
+    python -m benchmarks.steady_state MODEL PEER... [--ranks N] [--rounds N] ...
+
+The ranks of all sides (benchmarks/steady.py) are started together. The processes of a side are stopped while
+a different one is measured.
+
+`scripts/bench ring` measures with one thread of the CPU. The command above is for a GPU, which all ranks and
+sides share. It exits with 1 if a peer is faster than the goal allows; the goal does not apply to
+fit-resident, which has no input to wait for.
 """
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import contextlib
 import os
 import signal
 import statistics
 import sys
+import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from benchmarks.report import Row
+from benchmarks.report import Row, spread
 from edl.contract.workers import worker_environment
 from edl.trainer.session.kvstore import KeyValueStore
 
@@ -33,8 +41,9 @@ class Steady:
     model: str  # of benchmarks/steady.py
     optimizer: str = "sgd"
     ranks: int = 2
-    peer: str = "plain"
+    peers: tuple[str, ...] = ("plain",)
     quick: bool = False  # whether it is measured where there is little time
+    options: tuple[str, ...] = ()  # of benchmarks/steady.py
 
 
 STEADY = (
@@ -45,8 +54,8 @@ STEADY = (
     Steady("mlp-8m", "adam", quick=True),
     Steady("mlp-25m", "adam"),
     Steady("mlp-8m", ranks=1, quick=True),
-    Steady("mlp-8m", ranks=1, peer="fit", quick=True),
-    Steady("mlp-8m", "adam", ranks=1, peer="fit"),
+    Steady("mlp-8m", ranks=1, peers=("fit",), quick=True),
+    Steady("mlp-8m", "adam", ranks=1, peers=("fit",)),
     Steady("mlp-8m", ranks=4),
     Steady("mobilenet-v2"),
     Steady("resnet50"),
@@ -63,10 +72,16 @@ class Side:
     steps: int = FEW  # that one measurement takes
     milliseconds: list[float] = field(default_factory=list)
     mebibytes: list[float] = field(default_factory=list)
+    cpu_milliseconds: list[float] = field(default_factory=list)
 
     def signal(self, number: signal.Signals) -> None:
         for process in self.processes:
             process.send_signal(number)
+
+    def forget(self) -> None:
+        """Drop what was measured so far."""
+        for found in (self.milliseconds, self.mebibytes, self.cpu_milliseconds):
+            found.clear()
 
     async def measure(self) -> float:
         """Seconds of a step, of the slowest rank."""
@@ -74,25 +89,35 @@ class Side:
         for process in self.processes:
             assert process.stdin is not None
             process.stdin.write(f"{self.steps}\n".encode())
-        told = [(await p.stdout.readline()).split() for p in self.processes]
+        lines = [await p.stdout.readline() for p in self.processes]
+        if not all(lines):
+            raise RuntimeError("a rank ended while it was measured")
         self.signal(signal.SIGSTOP)  # an idle ring's engine polls: it must not be in the way of the other's
-        seconds = max(float(words[0]) for words in told)
+        rows = [tuple(map(float, line.split())) for line in lines]
+        seconds, mebibytes, cpu = map(max, zip(*rows, strict=True))
         self.milliseconds.append(seconds * 1e3)
-        self.mebibytes.append(max(float(words[1]) for words in told))
+        self.mebibytes.append(mebibytes)
+        self.cpu_milliseconds.append(cpu * 1e3)
         return seconds
 
 
-async def _steady(case: Steady, rounds: int) -> tuple[Side, Side]:
+async def measured(case: Steady, rounds: int, seconds: float = STEADY_SECONDS) -> dict[str, Side]:
+    """Measure all sides of a case in turns.
+
+    Args:
+        seconds: of one measurement of one side.
+    """
     async with contextlib.AsyncExitStack() as stack:
-        sides = [await _side(stack, case, name) for name in ("edl", case.peer)]
-        for side in sides:
-            seconds = await side.measure()
-            side.steps = max(FEW, round(STEADY_SECONDS / seconds))
-            side.milliseconds.clear()
+        async with asyncio.TaskGroup() as group:
+            started = {n: group.create_task(_side(stack, case, n)) for n in ("edl", *case.peers)}
+        sides = {name: task.result() for name, task in started.items()}
+        for side in sides.values():
+            side.steps = max(FEW, round(seconds / await side.measure()))
+            side.forget()
         for _ in range(rounds):
-            for side in sides:
+            for side in sides.values():
                 await side.measure()
-    return sides[0], sides[1]
+    return sides
 
 
 async def _side(stack: contextlib.AsyncExitStack, case: Steady, name: str) -> Side:
@@ -104,17 +129,19 @@ async def _side(stack: contextlib.AsyncExitStack, case: Steady, name: str) -> Si
     meeting = [str(port), store.secret]
     more = worker_environment(os.environ) if name == "edl" else {}  # as its masters start it
     side = Side([])
+    errors = stack.enter_context(tempfile.TemporaryFile("w+b"))
     for rank in range(case.ranks):
         process = await asyncio.create_subprocess_exec(
             *command,
             str(rank),
             str(case.ranks),
             *meeting,
+            *case.options,
             cwd=ROOT,
             env={**os.environ, **more},
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.DEVNULL,
+            stderr=errors,
         )
         stack.push_async_callback(_end, process)
         side.processes.append(process)
@@ -122,7 +149,9 @@ async def _side(stack: contextlib.AsyncExitStack, case: Steady, name: str) -> Si
         assert process.stdout is not None
         while b"here" not in (line := await process.stdout.readline()):
             if not line:
-                raise RuntimeError(f"{' '.join(command)} ended before it was warm")
+                errors.seek(0)
+                said = errors.read().decode(errors="replace")[-2000:]
+                raise RuntimeError(f"{' '.join(command)} ended before it was warm: {said}")
     side.signal(signal.SIGSTOP)
     return side
 
@@ -136,11 +165,11 @@ async def _end(process: asyncio.subprocess.Process) -> None:
 def steady(rounds: int, cases: Sequence[Steady] = STEADY) -> Iterator[Row]:
     peers = {"plain": "plain Horovod", "fit": "keras.fit"}
     for case in cases:
-        ours, peer = asyncio.run(_steady(case, rounds))
-        speed = statistics.median(b / a for a, b in zip(ours.milliseconds, peer.milliseconds, strict=True))
+        (_, ours), (peer_name, peer) = asyncio.run(measured(case, rounds)).items()
+        speed = statistics.median(ratios(ours, peer))
         more = max(ours.mebibytes) / max(peer.mebibytes)
         name = f"{case.model}, {case.optimizer}, {case.ranks} rank{'s' * (case.ranks > 1)}"
-        against = f"against {peers[case.peer]}"
+        against = f"against {peers[peer_name]}"
         yield Row(
             f"{name}: a step, {against}",
             ours.milliseconds,
@@ -149,6 +178,46 @@ def steady(rounds: int, cases: Sequence[Steady] = STEADY) -> Iterator[Row]:
             f"speed >= 0.98 (is {speed:.3f})",
             speed >= 0.98,
         )
-        if case.peer == "plain":
+        if peer_name == "plain":
             memory = ours.mebibytes[-1:], peer.mebibytes[-1:]
             yield Row(f"{name}: memory of a worker", *memory, "MiB", "ratio <= 1.15", more <= 1.15)
+
+
+def ratios(ours: Side, peer: Side) -> list[float]:
+    """How many times as long the peer's step took, in each round."""
+    return [b / a for a, b in zip(ours.milliseconds, peer.milliseconds, strict=True)]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.steady_state")
+    parser.add_argument("model", help="of benchmarks/steady.py")
+    parser.add_argument("peers", nargs="+", help="plain, fit, fit-pipeline or fit-resident")
+    parser.add_argument("--optimizer", default="adam")
+    parser.add_argument("--ranks", type=int, default=1)
+    parser.add_argument("--rounds", type=int, default=6)
+    parser.add_argument("--seconds", type=float, default=0.5, help="of one measurement of one side")
+    parser.add_argument(
+        "--goal", type=float, default=1.0, help="the least ratio of a peer's step to that of edl"
+    )
+    args, more = parser.parse_known_args()
+    case = Steady(args.model, args.optimizer, args.ranks, tuple(args.peers), options=("--gpu", *more))
+    sides = asyncio.run(measured(case, args.rounds, args.seconds))
+    for name, side in sides.items():
+        cpu, steps = statistics.median(side.cpu_milliseconds), f"{side.steps} steps a round"
+        print(f"{name}: {spread(side.milliseconds)} ms a step, {cpu:.3g} ms of CPU, {steps}")
+    ours, resident = sides.pop("edl"), sides.pop("fit-resident", None)
+    if resident is not None:
+        shares = (
+            f"{1 / statistics.median(ratios(resident, s)):.2f} of {n}"
+            for n, s in [("edl", ours), *sides.items()]
+        )
+        print("a step without input takes", ", ".join(shares))
+    found = {name: ratios(ours, side) for name, side in sides.items()}
+    print("; ".join(f"{name} takes {spread(each)} times as long as edl" for name, each in found.items()))
+    missed = [name for name, each in found.items() if statistics.median(each) < args.goal]
+    print(f"goal >= {args.goal:g}:", f"missed against {', '.join(missed)}" if missed else "met", flush=True)
+    return 1 if missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

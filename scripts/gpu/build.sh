@@ -5,11 +5,12 @@
 #   scripts/gpu/build.sh [STEP...]
 #
 # The steps, in their order: environment prune compress cuda horovod patched gloo small. Without a STEP: all of them.
+# The step `links` is for rehearsals only: links to this checkout and its .venv in place of a build.
 # Needs Python 3.12, g++, cmake, make, patch, zstd, unzip, dpkg, 8 GB in $KIT_HOME, and an apt source with Debian's
 # nvidia-cuda-toolkit 12.4 (Debian 13, non-free). apt only downloads two packages; APT_OPTIONS are further options
 # for apt-get. Building for another card than an H100 or H200: see `prune` and HOROVOD_BUILD_CUDA_CC_LIST.
 set -euo pipefail
-. "$(dirname "$0")/dev/lib.sh"
+. "$(dirname "$0")/lib.sh"
 downloads=$KIT_HOME/downloads stage=$KIT_HOME/stage
 mkdir -p "$downloads" "$stage" "$horovod_source" "$horovod"
 
@@ -163,10 +164,20 @@ small() {
   chmod +x "$small/py-spy" "$small"/cuda_nvcc/bin/*
   cp -r "$horovod" "$small/horovod"
   cd "$root"
-  cp -r edl master trainer ps model_zoo chart patches tests scripts pyproject.toml setup.py "$small/tree/"
+  cp -r edl master trainer ps model_zoo chart patches tests benchmarks examples scripts pyproject.toml setup.py "$small/tree/"
   rm -rf "$small"/tree/tests/{cluster,chart,fakes}
   find "$small" -name __pycache__ -prune -exec rm -rf {} \;
   ln -s ../../environment "$small/tree/.venv" # scripts/storm starts the Python that it finds there
+}
+
+links() {
+  if [ -d "$environment" ] && [ ! -L "$environment" ]; then
+    say "$KIT_HOME has a build, which can rehearse: for links set KIT_HOME to a different folder"
+    return 1
+  fi
+  mkdir -p "$small/horovod"
+  ln -sfn "$root/.venv" "$environment"
+  ln -sfn "$root" "$small/tree"
 }
 
 [ $# -gt 0 ] || set -- environment prune compress cuda horovod patched gloo small

@@ -5,7 +5,10 @@
 
 Experiments joined by `+` run at the same time, each with that time limit (default 60 s): device time is
 scarce, and most of them only ask whether something works. A name that ends in _old uses Horovod without patch
-14, to compare. The exit status is 1 if an experiment of another name failed.
+14, to compare. The exit status is 1 if an experiment of a different name failed.
+
+With KIT_REHEARSE=1 they run without a GPU: over Gloo, with small models and few faults. What only a GPU can
+show is then not checked, and no speed is required.
 """
 
 from __future__ import annotations
@@ -21,13 +24,22 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
+from statistics import median
+from typing import Any
 
 import jobs
 from jobs import HERE, JOBS, OUT, TREE, Job, log
 
-ELEMENTS = os.environ.get("EDL_COUNTING_LARGE", "25000000")
-BUILD, BUILD_OLD = "nccl14", "nccl"  # of Horovod, with and without patch 14
+REHEARSAL = bool(os.environ.get("KIT_REHEARSE"))
+ELEMENTS = "200000" if REHEARSAL else "25000000"
+SLEEP = "0.15" if REHEARSAL else "0"  # seconds of a step
+BUILD = "gloo" if REHEARSAL else "nccl14"  # of Horovod, with patch 14
+BUILD_OLD = "nccl"  # without patch 14
+if REHEARSAL:
+    os.environ["MLP_WIDTH"] = "256"
+ON_GPU = {"CUDA_VISIBLE_DEVICES": "0"} if REHEARSAL else {}  # a GPU to edl, though not to TensorFlow
 TABLE: list[str] = []
 failed: list[str] = []
 
@@ -80,7 +92,7 @@ def counting_job(
     variables = {
         "EDL_COUNTING_RECORDS": str(records),
         "EDL_COUNTING_LARGE": ELEMENTS,
-        "EDL_COUNTING_SLEEP": os.environ.get("EDL_COUNTING_SLEEP", "0"),
+        "EDL_COUNTING_SLEEP": SLEEP,
     }
     job = Job(name, "counting_large", values, build, **(variables | more))
     done, text = False, f"never {workers} workers"
@@ -194,6 +206,8 @@ def storm(name: str, limit: float, build: str, workers: int, faults: int, seed: 
 
     Ranks on a GPU make their communicators after the ring is formed, so faults at that moment come later.
     """
+    if REHEARSAL:
+        faults, epochs = 3, 2
     directory, output = JOBS / name, JOBS / f"{name}.out"
     shutil.rmtree(directory, ignore_errors=True)
     JOBS.mkdir(parents=True, exist_ok=True)
@@ -235,7 +249,26 @@ def storm(name: str, limit: float, build: str, workers: int, faults: int, seed: 
     report(name, build, code == 0, *cells)
 
 
-# --- several workers on one GPU, the zoo, speed
+# --- several workers on one GPU, its memory, the zoo
+
+MLP = {"training.epochs": 2, "training.batchSize": 256, "export.verify": "false"}
+CARD = (jobs.query_gpu("gpu", "name,memory.total") or [["no GPU", "0"]])[0]  # the first GPU: name, MiB
+
+
+def shown_gpu(job: Job, workers: int, seconds: float) -> str:
+    """Wait until `edl status` shows a GPU for each worker of a ring; return what is wrong, or empty."""
+    found: list[dict[str, Any]] = []
+
+    def all_shown() -> bool:
+        rows = [row for row in job.status().get("workers", []) if row["rank"] is not None]
+        found[:] = [row["gpu"] for row in rows if row["gpu"] or REHEARSAL]
+        return len(found) == workers
+
+    if not job.until(all_shown, seconds, 0.5):
+        return f"edl status shows no ring of {workers} with a GPU each: {found}"
+    log(f"   {job.name}: edl status shows {found}")
+    wrong = [g for g in found if g and (g["name"] != CARD[0] or not 0 < g["memory"] <= g["memory_limit"])]
+    return f"edl status shows a GPU that is not {CARD}: {wrong}" if wrong else ""
 
 
 def train(
@@ -246,19 +279,74 @@ def train(
     code = job.end(limit)
     jobs.grep_logs(job.directory, pattern)
     took = re.search(r"Succeeded after [\d.]+ s", job.text())
-    memory = f"MiB by pid {job.memory}"
-    report(
-        name, BUILD, code == 0, f"exit {code}", took and took[0], memory, f"ends {jobs.exits(job.directory)}"
-    )
+    report(name, BUILD, code == 0, f"exit {code}", took and took[0], f"ends {jobs.exits(job.directory)}")
     return job
 
 
-MLP = {"training.epochs": 2, "training.batchSize": 256, "export.verify": "false"}
+def memory(name: str, limit: float, allowed: str, low: float, high: float, workers: int = 2) -> None:
+    """Train with a value of `worker.gpuMemory`, and check what `edl status` and the driver show of the GPU.
+
+    Run it by itself: the driver shows the processes of all jobs.
+
+    Args:
+        low, high: how many MiB of the GPU the largest process must have.
+    """
+    values = MLP | {
+        "workers": workers,
+        "minWorkers": workers,
+        "training.epochs": 10000,
+        "worker.gpuMemory": allowed,
+        "local.gpusPerWorker": 1 / workers,
+    }
+    job = Job(name, "mlp", values, BUILD, **ON_GPU)
+    wrong = shown_gpu(job, workers, limit * 0.8)
+    if not wrong:
+        job.until(lambda: job.memory or REHEARSAL, 5)
+        job.client().stop("its memory is known")
+    most = max(map(float, job.memory.values()), default=0.0)
+    if not wrong and not REHEARSAL and not low <= most <= high:
+        wrong = f"a process had {most:.0f} MiB, expected {low:.0f} to {high:.0f}"
+    job.end(max(1.0, limit - (time.time() - job.began)))
+    jobs.grep_logs(job.directory, r"OUT_OF_MEMORY|out of memory|Created device|rror")
+    charged, ends = job.status().get("failures", "unknown"), jobs.exits(job.directory)
+    cells = (
+        wrong or "the GPU is in the status",
+        f"MiB by pid {job.memory}",
+        f"charged: {charged}",
+        f"ends {ends}",
+    )
+    report(name, BUILD, not wrong and charged == [], *cells)
 
 
-def two_on_one_gpu(limit: float) -> None:
-    """Start two workers on one GPU with default settings."""
-    train("grow", limit, "mlp", MLP, r"OUT_OF_MEMORY|out of memory|Created device|rror")
+def too_many(limit: float) -> None:
+    """Ask for more workers than `local.gpusPerWorker` has places for: `edl run` must refuse the job."""
+    values = MLP | {"workers": 3, "local.gpusPerWorker": 0.5}
+    job = Job("too_many", "mlp", values, BUILD, CUDA_VISIBLE_DEVICES="0")
+    code = job.end(limit)
+    refused = "enough for 2 workers, not for workers=3" in job.text()
+    report(
+        "too_many", BUILD, refused and code not in (0, "no end"), f"exit {code}", job.text()[-200:].strip()
+    )
+
+
+def no_memory(name: str, limit: float, values: dict[str, object], succeeds: bool, **more: str) -> None:
+    """Let a worker find too little memory on its GPU: that must be said, and must not be charged.
+
+    Args:
+        succeeds: whether the job must end well, with the workers that find memory.
+    """
+    job = Job(name, "mlp", MLP | values, BUILD, **ON_GPU, **more)
+    code = job.end(limit)
+    said = re.search(r"the GPU's memory is not enough: [^\n]*", job.text())
+    charged, ends = job.status().get("failures", "unknown"), jobs.exits(job.directory)
+    passed = charged == [] and code == (0 if succeeds else 1) and not jobs.crashed(ends)
+    passed &= said is not None or (REHEARSAL and succeeds)
+    report(name, BUILD, passed, f"exit {code}", f"charged: {charged}", said and said[0][:200], f"ends {ends}")
+
+
+# One worker that may have less than its model needs, and two that each take all that is free.
+SMALL_MEMORY = {"workers": 1, "worker.gpuMemory": 200, "elastic.maxFailures": 1}
+ALL_MEMORY = {"workers": 2, "minWorkers": 1, "worker.gpuMemory": "all", "elastic.maxFailures": 3}
 
 
 def digits(limit: float) -> None:
@@ -282,42 +370,165 @@ def duplicate(limit: float) -> None:
     report("duplicate", BUILD, code == 1 and reason is not None, f"exit {code}", reason and reason[0][:300])
 
 
-def measure(name: str, limit: float, build: str, script: str, *arguments: str, **more: str) -> None:
-    """Run a script of this folder and report its last lines; it prints nothing if it fails."""
-    command = [sys.executable, str(HERE / script), *arguments]
+# --- speed
+
+# The models of benchmarks/steady.py and their batches, on a GPU and in a rehearsal.
+MODELS = {
+    "mlp": ("mlp-1m", "64") if REHEARSAL else ("mlp-25m", "1024"),
+    "resnet50": ("resnet50", "4") if REHEARSAL else ("resnet50-224", "128"),
+    "encoder": ("encoder-1m", "4") if REHEARSAL else ("encoder-87m", "64"),
+}
+FEW_ROUNDS = ["--rounds", "2"] if REHEARSAL else []
+PRECISIONS = {"float32": "float32", "half": "mixed_float16"}
+
+
+def measure(name: str, limit: float, build: str, *command: str, pattern: str = "", **more: str) -> None:
+    """Run a program of Python, and report its last lines, or those that match; it prints none if it fails."""
     variables = {
         "TF_FORCE_GPU_ALLOW_GROWTH": "true",
         "TF_CPP_MIN_LOG_LEVEL": "2",
         "KERAS_BACKEND": "tensorflow",
+        "KIT_JOB": str(JOBS / name),
     }
-    environment = jobs.environment(build, **(variables | more))
+    process = subprocess.Popen(
+        [sys.executable, *command],
+        env=jobs.environment(build, **(variables | more)),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
     try:
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=limit)
-    except subprocess.TimeoutExpired as error:
-        report(name, build, False, "no end", (error.stdout or b"")[-400:])
+        output, errors = process.communicate(timeout=limit)
+    except subprocess.TimeoutExpired:
+        jobs.kill_processes_of(JOBS / name)  # also the ranks that it has stopped
+        output, errors = process.communicate()
+        report(name, build, False, "no end", output[-300:].strip(), errors[-300:].strip())
         return
-    lines = done.stdout.splitlines()
-    for line in [*lines, *done.stderr[-500:].splitlines()]:
+    lines = output.splitlines()
+    for line in [*lines, *errors[-1500:].splitlines()]:
         log("  ", line[:400])
-    report(name, build, done.returncode == 0, *(line[:200] for line in lines[-3:]))
+    shown = [line for line in lines if re.match(pattern, line)] if pattern else lines[-3:]
+    report(name, build, process.returncode == 0, *(" ".join(line.split())[:200] for line in shown))
 
 
-def steps(name: str, limit: float, precision: str) -> None:
-    """Measure a step of an MLP of 24 million parameters, in turns with `keras.fit`."""
-    measure(name, limit, BUILD, "steps.py", precision, "6", "30")
+def steps(name: str, limit: float, model: str, precision: str, *options: str) -> None:
+    """Measure a step of one rank, in turns with `keras.fit`, which must not be faster."""
+    size, batch = MODELS[model]
+    command = ["-m", "benchmarks.steady_state", size, "fit", "fit-pipeline", "fit-resident", "--batch", batch]
+    command += ["--precision", precision, "--goal", "0" if REHEARSAL else "1", *FEW_ROUNDS, *options]
+    measure(name, limit, BUILD, *command, pattern="edl|fit|a step|goal")
+
+
+def ring_steps(limit: float) -> None:
+    """Measure a step of two ranks, in turns with plain Horovod, which must not be faster by more than 2 %."""
+    size, batch = MODELS["mlp"]
+    goal = "0" if REHEARSAL else "0.98"
+    command = ["benchmarks.steady_state", size, "plain", "--ranks", "2", "--batch", batch, "--goal", goal]
+    measure("ring_steps", limit, BUILD, "-m", *command, *FEW_ROUNDS, pattern="edl|plain|goal")
+
+
+def profile(name: str, limit: float, model: str) -> None:
+    """Trace steps of edl and of `keras.fit`, and report the time of kernels, copies and gaps in one step."""
+    size, batch = MODELS[model]
+    command = ["-m", "benchmarks.step_profile", size, str(OUT / name), "--batch", batch]
+    measure(name, limit, BUILD, *command, pattern="ms a step|kernels|Mem|overlap|gaps")
 
 
 def sums(name: str, limit: float, build: str) -> None:
     """Measure sums of two ranks by themselves, with communicators that do not block and with ones that do."""
     for blocking in ("0", "1"):
         label = f"{name}, NCCL_COMM_BLOCKING={blocking}"
-        measure(label, limit / 2, build, "sums.py", "2", NCCL_COMM_BLOCKING=blocking)
+        measure(label, limit / 2, build, str(HERE / "sums.py"), "2", NCCL_COMM_BLOCKING=blocking)
+
+
+# --- the longest step while the state is copied
+
+QUIET_SECONDS, SETTLED_STEPS = 5.0, 8
+
+
+def step_times(marks: Path) -> list[tuple[float, float, int, int]]:
+    """Return (end, seconds, generation, ranks in sync) of the steps of a worker of tests/models/large.py."""
+    lines = [
+        line.split()
+        for line in marks.read_text(encoding="utf-8").splitlines(keepends=True)
+        if line.endswith("\n")
+    ]
+    ends = [(float(end), int(generation), int(synced)) for end, generation, synced in lines]
+    return [(b[0], b[0] - a[0], b[1], b[2]) for a, b in pairwise(ends)]
+
+
+def pauses(limit: float) -> None:
+    """Compare the longest step while a checkpoint is captured, and while a worker joins, with other steps.
+
+    Both copy the state from the GPU. A join is measured from the first step of the new ring to the eighth
+    with the newcomer in sync; before, the newcomer starts on the same GPU, which is shown as `start`.
+    """
+    marks, kept = JOBS / "pauses-marks", JOBS / "pauses-kept"
+    for folder in (marks, kept):
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+    values = MLP | {
+        "workers": 2,
+        "maxWorkers": 3,
+        "training.epochs": 10000,
+        "elastic.heartbeatTimeoutSeconds": 20,
+        "checkpoint.dir": kept,
+        "checkpoint.seconds": 0,
+    }
+    variables = {"EDL_BENCH": str(marks), "EDL_LARGE": "1" if REHEARSAL else "25"}
+    job = Job("pauses", "large", values, BUILD, **variables)
+    windows: dict[str, list[float]] = {}
+    wrong = ""
+    try:
+        wrong = _pauses(job, marks, limit * 0.9, windows)
+        job.client().stop("all is measured")
+    except Exception as error:  # go on to end the job: its processes would outlive this one
+        wrong = f"failed: {error!r}"[:300]
+    job.end(max(1.0, limit - (time.time() - job.began)))
+    cells = [
+        f"{name}: longest step {1e3 * max(found):.1f} ms, median {1e3 * median(found):.1f} ms of {len(found)}"
+        for name, found in windows.items()
+        if found
+    ]
+    report("pauses", BUILD, not wrong and len(cells) == 4, wrong, *cells)
+
+
+def _pauses(job: Job, marks: Path, limit: float, windows: dict[str, list[float]]) -> str:
+    """Fill the windows with the seconds of steps; return what is wrong, or empty."""
+    if job.wait_for(r"ring \d+ -> 2", limit * 0.5) is None:
+        return "never 2 workers"
+    path, client = marks / str(job.worker_of_rank(0)[1]), job.client()
+    if not job.until(lambda: len(step_times(path)) > SETTLED_STEPS, limit * 0.3):
+        return "no steps"
+    times = [time.monotonic()]
+    time.sleep(QUIET_SECONDS)  # the steps of these seconds are measured
+    times.append(time.monotonic())
+    before = client.status()["checkpoint"]["step"]
+    client.checkpoint()
+    if not job.until(lambda: client.status()["checkpoint"]["step"] != before, limit * 0.3, 0.1):
+        return "no checkpoint"
+    times.append(time.monotonic())
+    former = step_times(path)[-1][2]
+    client.scale(3)
+    if not job.until(lambda: _settled(path, former), limit * 0.4, 0.1):
+        return "no third worker in sync"
+    found = step_times(path)
+    for name, start, stop in zip(("quiet", "checkpoint"), times, times[1:], strict=False):
+        windows[name] = [seconds for end, seconds, _, _ in found if start <= end < stop]
+    windows["start"] = [s for end, s, generation, _ in found if end >= times[-1] and generation == former]
+    windows["join"] = [s for _, s, generation, _ in found if generation > former]
+    return ""
+
+
+def _settled(path: Path, former: int) -> bool:
+    """Whether three ranks were in sync for some steps of a ring after that generation."""
+    rows = step_times(path)
+    return sum(generation > former and synced == 3 for _, _, generation, synced in rows) >= SETTLED_STEPS
 
 
 EXPERIMENTS: dict[str, Callable[[float], object]] = {
     "kill_14": lambda limit: counting_job("kill_14", limit, BUILD, KILL),
     "kill_old": lambda limit: counting_job("kill_old", limit, BUILD_OLD, KILL),
-    "kill_gloo": lambda limit: counting_job("kill_gloo", limit, "gloo", KILL),
     "stop_14": lambda limit: counting_job("stop_14", limit, BUILD, STOP),
     "stop_old": lambda limit: counting_job("stop_old", limit, BUILD_OLD, STOP),
     "leave_14": lambda limit: counting_job("leave_14", limit, BUILD, LEAVE),
@@ -328,17 +539,26 @@ EXPERIMENTS: dict[str, Callable[[float], object]] = {
     "storm4": lambda limit: storm("storm4", limit, BUILD, 4, 40, seed=4),
     "storm3b": lambda limit: storm("storm3b", limit, BUILD, 3, 20, seed=31),
     "storm4b": lambda limit: storm("storm4b", limit, BUILD, 4, 20, seed=41),
-    "storm_gloo": lambda limit: storm("storm_gloo", limit, "gloo", 3, 3, seed=1, epochs=2),
-    "grow": two_on_one_gpu,
+    "growth": lambda limit: memory("growth", limit, "growth", 300, 0.25 * float(CARD[1])),
+    "all": lambda limit: memory("all", limit, "all", 0.6 * float(CARD[1]), float(CARD[1]), workers=1),
+    "limit": lambda limit: memory("limit", limit, "4000", 4000, 6000),
+    "too_many": too_many,
+    "oom": lambda limit: no_memory("oom", limit, SMALL_MEMORY, False, MLP_NO_MEMORY="1" if REHEARSAL else ""),
+    "oom_neighbour": lambda limit: no_memory("oom_neighbour", limit, ALL_MEMORY, True),
     "digits": digits,
     "half": half_precision,
     "duplicate": duplicate,
-    "steps_float32": lambda limit: steps("steps_float32", limit, "float32"),
-    "steps_half": lambda limit: steps("steps_half", limit, "mixed_float16"),
+    "ring_steps": ring_steps,
+    "pauses": pauses,
     "sums": lambda limit: sums("sums", limit, BUILD),
     "sums_old": lambda limit: sums("sums_old", limit, BUILD_OLD),
-    "sums_gloo": lambda limit: sums("sums_gloo", limit, "gloo"),
 }
+for model in MODELS:
+    EXPERIMENTS[f"profile_{model}"] = lambda limit, m=model: profile(f"profile_{m}", limit, m)
+    for short, precision in PRECISIONS.items():
+        for suffix, options in {"": (), "_xla": ("--xla",)}.items():
+            name = f"steps_{model}_{short}{suffix}"
+            EXPERIMENTS[name] = lambda limit, a=(name, model, precision, *options): steps(a[0], limit, *a[1:])
 
 
 def run(name: str, limit: float) -> None:

@@ -30,6 +30,8 @@ EDL = HOME / "environment/bin/edl"
 STARTED = time.time()
 
 sys.path.insert(0, str(TREE))
+from edl.contract import artifacts  # noqa: E402
+from edl.net.master_client import Client  # noqa: E402
 from tests.support.jobs.evidence import CRASHES, check_weights  # noqa: E402
 
 
@@ -184,15 +186,24 @@ class Job:
         matched = self.until(lambda: re.search(pattern, self.text()), seconds, 0.05)
         return time.time() if matched else None
 
-    def workers(self) -> list[tuple[Any, Any, Any, Any]]:
-        """Return (id, pid, rank, state) of each worker."""
+    def status(self) -> dict[str, Any]:
+        """Return what `edl status` reports of the job, also after its end; empty if the job is not found."""
         command = [str(EDL), "status", "-o", "json", str(self.directory)]
         done = subprocess.run(command, capture_output=True, text=True, env=self.environment, timeout=20)
         try:
-            rows = json.loads(done.stdout)["workers"]
-        except (ValueError, KeyError):
-            return []
+            status: dict[str, Any] = json.loads(done.stdout)
+        except ValueError:
+            return {}
+        return status
+
+    def workers(self) -> list[tuple[Any, Any, Any, Any]]:
+        """Return (id, pid, rank, state) of each worker."""
+        rows = self.status().get("workers", [])
         return [(r.get("id"), r.get("pid"), r.get("rank"), r.get("state")) for r in rows]
+
+    def client(self) -> Client:
+        """Connect to the job's master."""
+        return Client(artifacts.read_contact(self.directory))
 
     def worker_of_rank(self, rank: int) -> tuple[int, int]:
         """Return (id, pid) of the worker with this rank, or of any other one."""

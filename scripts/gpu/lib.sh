@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Shared by the scripts of this folder: where things are, on the machine that builds and on the one with the GPU.
 kit=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
-. "$kit/../lib.sh"
+. "$kit/../dev/lib.sh"
 export KIT_HOME=${KIT_HOME:-$cache/gpu}
 environment=$KIT_HOME/environment # a virtual environment
 packages=$environment/lib/python3.12/site-packages

@@ -4,7 +4,7 @@
 #
 # Git ignores runs/. $PART is the size of a part (default 57M).
 set -euo pipefail
-. "$(dirname "$0")/dev/lib.sh"
+. "$(dirname "$0")/lib.sh"
 stage=$KIT_HOME/stage
 tar cf - -C "$KIT_HOME" small | zstd -q -6 -f -o "$stage/small.zst"
 # The GPU machine need not have zstd.

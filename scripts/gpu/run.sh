@@ -7,7 +7,7 @@
 # The first SECONDS limit the whole call. Results go to $OUT: table.txt, results.txt, logs.tgz. The exit status is
 # 1 if an experiment with patch 14 failed, 124 after a time-out. experiments.py has the names.
 set -euo pipefail
-. "$(dirname "$0")/dev/lib.sh"
+. "$(dirname "$0")/lib.sh"
 # A machine without a GPU has no such file, and can still rehearse.
 if [ -e "$KIT_HOME/env.sh" ]; then . "$KIT_HOME/env.sh"; fi
 export OUT=${OUT:-$KIT_HOME/results} PATH=$environment/bin:$small:$PATH # py-spy is in $small

@@ -4,7 +4,7 @@
 #
 # $SMOKE_SECONDS is the time limit (default 60). The machine's own data come first.
 set -euo pipefail
-. "$(dirname "$0")/dev/lib.sh"
+. "$(dirname "$0")/lib.sh"
 . "$KIT_HOME/env.sh"
 out=${OUT:-$KIT_HOME/results} limit=${SMOKE_SECONDS:-60}
 mkdir -p "$out"

@@ -4,7 +4,7 @@
 #
 #   scripts/gpu/take.sh runs/gpu-part-1
 set -euo pipefail
-. "$(dirname "$0")/dev/lib.sh"
+. "$(dirname "$0")/lib.sh"
 mkdir -p "$KIT_HOME/parts"
 mv "$root/${1:?a folder with a part, as runs/gpu-part-1}"/part.* "$KIT_HOME/parts/"
 ls -s --block-size=M "$KIT_HOME/parts"

@@ -6,7 +6,7 @@
 # a Python environment of that machine, such as PyTorch's: KIT_LIBRARIES is its site-packages folder (default: the
 # first one that has cuDNN).
 set -euo pipefail
-. "$(dirname "$0")/dev/lib.sh"
+. "$(dirname "$0")/lib.sh"
 parts=("$KIT_HOME"/parts/part.*)
 if [ ! -e "${parts[0]}" ]; then
   say "no parts in $KIT_HOME/parts: run take.sh first"
