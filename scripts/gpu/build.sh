@@ -21,15 +21,18 @@ download() { # REQUIREMENT: its wheel for this kind of machine
     -d "$downloads" "$1"
 }
 
-# The lock without tools, servers and exporters, and with `tensorflow` in place of `tensorflow-cpu`.
+# What a worker needs of the lock, with `tensorflow` in place of `tensorflow-cpu`, and without S3.
 environment() {
-  local uv
+  local uv more
   uv=$(find_uv)
   "$uv" venv --clear --python "$(find_python 3.12)" "$environment"
-  awk 'NR == FNR { left_out[$1]; next }
-       /^[a-z0-9]/ { split($1, parts, "=="); if (!(parts[1] in left_out)) print $1 }' \
-    "$kit/packages-left-out.txt" "$root/requirements.lock" >"$KIT_HOME/requirements.txt"
-  "$uv" pip install --python "$environment/bin/python" --no-deps -r "$KIT_HOME/requirements.txt" pip
+  # for the status of GPUs, and to compile Horovod
+  more=$(grep -oE '^(nvidia-ml-py|packaging|pip|setuptools|wheel)==[^ ]+' "$root/requirements.lock")
+  {
+    "$root/scripts/dev/requirements" worker libclang s3fs
+    printf '%s\n' "$more"
+  } | awk '/^[a-z0-9]/ && !/^tensorflow-cpu==/ { print $1 }' >"$KIT_HOME/requirements.txt"
+  "$uv" pip install --python "$environment/bin/python" --no-deps -r "$KIT_HOME/requirements.txt"
   download tensorflow==2.21.0
   unzip -q -o "$downloads"/tensorflow-2.21.0-*.whl -d "$packages"
   install_edl

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Pack what build.sh made into parts that one call to the GPU machine can carry: runs/gpu-part-1, -2, ...
 #
-# Git ignores runs/. $PART is the size of a part (default 57M).
+# Git ignores runs/. $PART is the size of a part (default 54M).
 set -euo pipefail
 . "$(dirname "$0")/lib.sh"
 stage=$KIT_HOME/stage
@@ -15,7 +15,7 @@ done
 rm -rf "$root"/runs/gpu-part-* "$stage/parts"
 mkdir "$stage/parts"
 tar cf - -C "$stage" cc.zst framework.zst packages.zst small.zst zstd liblz4.so.1 liblzma.so.5 libz.so.1 |
-  split -b "${PART:-57M}" -d - "$stage/parts/part."
+  split -b "${PART:-54M}" -d - "$stage/parts/part."
 number=0
 for part in "$stage"/parts/part.*; do
   number=$((number + 1))
