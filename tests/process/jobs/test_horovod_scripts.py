@@ -109,7 +109,8 @@ def an_example_of_horovod_goes_on_with_keras_2_when_a_worker_is_killed() -> None
         patch.setenv("EDL_TEST_SHORTER", "100")
         summary, logs = run("--legacy-keras", "-np", "2", "--min-np", "1", *example)
     assert (summary["reason"], summary["failures"]) == ("the script has ended on all workers", [])
-    assert [change["planned"] for change in summary["generations"]][:2] == [True, False]
+    broken = [change for change in summary["generations"] if not change["planned"]]
+    assert len(broken) == 1, "one worker was killed; the second one may have joined late, which is planned"
     assert all("Keras is tf_keras" in log for log in logs[:2])
 
 
