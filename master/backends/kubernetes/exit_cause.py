@@ -57,7 +57,7 @@ def exit_cause(
     if reason == OOM_KILLED:
         return ev.Gone(worker, code=code, why=out_of_memory(pod))
     if exceeded := _exceeded_limit(status):
-        return ev.Gone(worker, code=code, why=exceeded)
+        return ev.Gone(worker, code=code, limit=exceeded)
     if status.get("reason") == EVICTED:
         return ev.Gone(worker, code=code, free=True, why=f"{EVICTED}: {pods.short(status)}")
     if code is not None:

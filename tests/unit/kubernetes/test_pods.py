@@ -110,13 +110,13 @@ DEADLINE = "Pod was active on the node longer than the specified deadline"
 )
 def test_every_limit_of_a_pod_is_charged_and_named(code: int, reason: str, message: str) -> None:
     pod = a_pod("Failed", exited(code), reason=reason, message=message)
-    assert gone(pod) == ev.Gone(W, code=code, why=f"{reason}: {message.strip()}")
+    assert gone(pod) == ev.Gone(W, code=code, limit=f"{reason}: {message.strip()}")
 
 
 @pytest.mark.parametrize("reason", ["DeadlineExceeded", "Evicted"])
 def test_a_limit_is_charged_when_the_container_never_ran(reason: str) -> None:
     pod = a_pod("Failed", reason=reason, message="over")
-    assert gone(pod) == ev.Gone(W, why=f"{reason}: over")
+    assert gone(pod) == ev.Gone(W, limit=f"{reason}: over")
 
 
 @pytest.mark.parametrize(
