@@ -16,7 +16,7 @@ from edl.master.core import events as ev
 
 NOT_ITS_FAULT: Mapping[int, str] = {
     WorkerExit.PEER_BROKEN: "its peers broke the ring",
-    WorkerExit.UNAUTHENTICATED: "the master does not know its token: the Secret was changed more than once",
+    WorkerExit.UNAUTHENTICATED: "the master does not know its token: the Secret has changed",
 }
 # Container or pod reasons that are caused by the node, not by the job.
 LOST_NODE = frozenset({"ContainerStatusUnknown", "NodeLost", "NodeShutdown", "Shutdown", "Terminated"})

@@ -47,7 +47,7 @@ def deleted(pod: dict[str, Any], at: str = "2026-01-01T00:00:40Z", grace: int = 
     return pod
 
 
-TOKEN = "the master does not know its token: the Secret was changed more than once"
+TOKEN = "the master does not know its token: the Secret has changed"
 
 
 def disrupted(reason: str, status: str = "True") -> list[dict[str, str]]:
@@ -120,7 +120,8 @@ def test_a_limit_is_charged_when_the_container_never_ran(reason: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "message", ["The node was low on resource: ephemeral-storage. Threshold ...", "The node had condition: [x]. "]
+    "message",
+    ["The node was low on resource: ephemeral-storage. Threshold ...", "The node had condition: [x]. "],
 )
 def test_pressure_on_the_node_is_free_without_a_condition_of_the_pod(message: str) -> None:
     pod = a_pod("Failed", exited(137), reason="Evicted", message=message)
