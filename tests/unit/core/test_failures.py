@@ -57,7 +57,9 @@ def test_nobody_is_charged_for_an_end_that_is_explained_already(known: dict[str,
 LIMIT = "Evicted: Pod ephemeral local storage usage exceeds the total limit of containers 1Gi."
 
 
-@pytest.mark.parametrize("known", [{}, {"stopped": True}, {"expected": True}, {"in_broken_ring": True}], ids=str)
+@pytest.mark.parametrize(
+    "known", [{}, {"stopped": True}, {"expected": True}, {"in_broken_ring": True}], ids=str
+)
 @pytest.mark.parametrize("code", [0, 137, WorkerExit.STOPPED, WorkerExit.PEER_BROKEN])
 def test_a_limit_of_the_pod_is_charged_however_the_worker_ended(known: dict[str, Any], code: int) -> None:
     said = f"worker 1 exceeded a limit of its pod: {LIMIT}"
