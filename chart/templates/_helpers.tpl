@@ -225,3 +225,15 @@ annotations:
       "Ki" 1024.0 "Mi" 1048576.0 "Gi" 1073741824.0 "Ti" 1099511627776.0 "Pi" 1125899906842624.0 "Ei" 1152921504606846976.0 -}}
 {{- mulf (trimSuffix $unit $text | float64) (get $units $unit) -}}
 {{- end -}}
+
+{{/* A value as a literal of CEL. Kubernetes wants all elements of a list and all values of a map to be of one type, which
+     dyn() hides. */}}
+{{- define "edl.cel" -}}
+{{- if kindIs "map" . -}}
+dyn({ {{- range $key, $value := . }}{{ if ne $key (keys $ | sortAlpha | first) }}, {{ end }}{{ toJson $key }}: {{ include "edl.cel" $value }}{{ end -}} })
+{{- else if kindIs "slice" . -}}
+dyn([ {{- range $n, $value := . }}{{ if $n }}, {{ end }}{{ include "edl.cel" $value }}{{ end -}} ])
+{{- else -}}
+dyn({{ toJson . }})
+{{- end -}}
+{{- end -}}

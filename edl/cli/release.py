@@ -13,6 +13,7 @@ import base64
 import secrets
 import shlex
 import sys
+from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Generator, Iterator
 from contextlib import aclosing, contextmanager
 from pathlib import Path
@@ -69,6 +70,8 @@ def connect(name: str, namespace: str, kubeconfig: Path | None, context: str) ->
 def releases(namespace: str, kubeconfig: Path | None, context: str) -> list[dict[str, Any]]:
     """Describe the releases of a cluster for a list: namespace, release, phase, progress, workers, start.
 
+    The release is what `--release` takes: the full name of a job if its release has several.
+
     Args:
         namespace: only the releases of this namespace; "": of all.
 
@@ -87,6 +90,11 @@ def releases(namespace: str, kubeconfig: Path | None, context: str) -> list[dict
         finally:
             loop.run(api.close())
     found = {(m["metadata"]["namespace"], m["metadata"]["name"]): m for m in maps}
+    jobs = Counter(
+        (place, job["metadata"]["labels"][pods.INSTANCE])
+        for (place, name), job in found.items()
+        if Names.of_job(name) is not None
+    )
     rows = []
     for (place, name), job in sorted(found.items()):
         if (names := Names.of_job(name)) is None:
@@ -94,7 +102,9 @@ def releases(namespace: str, kubeconfig: Path | None, context: str) -> list[dict
         of = FoundRelease(
             place, job["metadata"]["labels"][pods.INSTANCE], names, job, found.get((place, names.status), {})
         )
-        row = {"namespace": place, "release": of.release}
+        # What --release takes: a parent chart can have several jobs in one release.
+        alone = jobs[place, of.release] == 1
+        row = {"namespace": place, "release": of.release if alone else names.fullname}
         rows.append({**row, "started": job["metadata"].get("creationTimestamp", ""), **in_short(of.report)})
     return rows
 

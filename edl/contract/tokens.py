@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tokens that a master accepts: the current one, and the one before it.
+"""The tokens that a master accepts: the current one, and those that it had before.
 
 A token is changed while workers run that know the old one. In a cluster it is in a mounted Secret, which the
-kubelet keeps up to date: the file is the current token, and FILE-previous, if it is there, the one before it.
+kubelet keeps up to date: the file is the current token, and FILE-kept, if it is there, has those of the
+release's earlier masters, one in a line (edl.master.cluster.kept_tokens).
 
 From each token, a read token is derived that only permits reading the rows of parameter servers. The job's
 token cannot be computed from it.
 
-Promise: calls with one of the two tokens are accepted, and no others. A change of the token is reported.
+Promise: calls with one of these tokens are accepted, and no others. A change of the token is reported.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 FILE = "EDL_TOKEN_FILE"  # in the environment
-PREVIOUS = "-previous"
+KEPT = "-kept"
+MAX_KEPT = 8  # the newest ones
 _FOR_READING = b"edl: read rows"
 
 
@@ -39,7 +41,8 @@ class Tokens:
 
     def __init__(self, given: str, file: Path | None = None, tell: Callable[[str], object] = str):
         self._file, self._tell = file, tell
-        self._current, self._before = given, ""
+        self._current = given
+        self._before: list[str] = []  # the newest one last
         self._read()
 
     @classmethod
@@ -56,25 +59,26 @@ class Tokens:
 
     def accept(self, authorization: str) -> bool:
         """Whether a call with this authorization header is accepted."""
-        return _is_one_of(authorization, self._known())
+        return _is_one_of(authorization, self.known())
 
     def accept_for_reading(self, authorization: str) -> bool:
         """Whether a call with this authorization header may read rows."""
-        return _is_one_of(authorization, map(for_reading, self._known()))
+        return _is_one_of(authorization, map(for_reading, self.known()))
 
-    def _known(self) -> list[str]:
+    def known(self) -> list[str]:
+        """All tokens that are accepted, the current one last."""
         self._read()
-        return [token for token in (self._current, self._before, self._previous()) if token]
+        kept = _text(self._file.with_name(self._file.name + KEPT)).split() if self._file is not None else []
+        earlier = [token for token in (*kept, *self._before) if token != self._current]
+        return [*dict.fromkeys(earlier), *filter(None, [self._current])]
 
     def _read(self) -> None:
         text = _text(self._file)
         if text and text != self._current:
             if self._current:
-                self._tell("the token has changed; the one before it is accepted, too")
-            self._before, self._current = self._current, text
-
-    def _previous(self) -> str:
-        return _text(self._file.with_name(self._file.name + PREVIOUS)) if self._file is not None else ""
+                self._tell("the token has changed; those before it are accepted, too")
+                self._before = [*self._before, self._current][-MAX_KEPT:]
+            self._current = text
 
 
 def _is_one_of(authorization: str, tokens: Iterable[str]) -> bool:

@@ -21,6 +21,7 @@ NAME, INSTANCE, COMPONENT, MANAGER, PART_OF = (
 WORKER_ID, RUN_ID, RANK, STATE, PRIORITY, PLACE = (
     f"edl.dev/{key}" for key in ("worker-id", "run-id", "rank", "state", "priority", "place")
 )
+SERVER: Final = "ps"  # the component of parameter servers, and the name of their container
 SERVER_INDEX: Final = "apps.kubernetes.io/pod-index"  # index of a parameter server; Kubernetes writes it
 JOB: Final = (
     "edl.dev/job"  # the full name of the job's release: several jobs may share all labels but this one
@@ -184,6 +185,11 @@ def disruption(pod: Pod) -> str:
         if condition.get("type") == "DisruptionTarget" and condition.get("status") == "True":
             return f"{condition.get('reason', 'disrupted')}: {short(condition)}"
     return ""
+
+
+def node_lost(pod: Pod) -> bool:
+    """True if Kubernetes deletes the pod because its node is lost or drained by a taint."""
+    return disruption(pod).startswith("DeletionByTaintManager:")
 
 
 def phase(pod: Pod) -> str:

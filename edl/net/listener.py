@@ -77,7 +77,7 @@ class TokenCheck(grpc.aio.ServerInterceptor):
         now = asyncio.get_running_loop().time()
         if given and now - self._told_at >= UNKNOWN_TOKEN_SECONDS:
             self._told_at = now
-            log.warning("a caller was refused: its token is neither the current one nor the one before it")
+            log.warning("a caller was refused: its token is neither the current one nor an earlier one")
         return self._without_token
 
 

@@ -30,6 +30,7 @@ from typing import Any, TypeAlias
 import structlog
 
 import edl
+from edl.contract import vital
 from edl.contract.ids import RunId, WorkerId
 from edl.contract.modes import MOST_SERVERS
 from edl.contract.phases import Phase
@@ -50,6 +51,7 @@ from edl.master.backends.kubernetes import (
     until_answered,
 )
 from edl.master.cluster.candidate import Candidate
+from edl.master.cluster.kept_tokens import keep_tokens
 from edl.master.core import events as ev
 from edl.master.core import past
 from edl.master.http.metrics import Metrics
@@ -203,7 +205,11 @@ class ReleaseMaster:
         installed = await candidate.unless_leaving(Installed.open(self._place, self._api))
         if installed is not None and not candidate.election.lost.is_set():
             self._installed = installed
-            await self._next(installed)
+            keeping = vital.task(keep_tokens(self._api, self._place, self._tokens), "token")
+            try:
+                await self._next(installed)
+            finally:
+                keeping.cancel()
 
     def _listener(self) -> Listener:
         """Create a listener that logs warnings about its certificate itself."""

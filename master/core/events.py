@@ -37,6 +37,7 @@ class Gone:
     signal: str = ""  # "SIGKILL", ...
     free: bool = False  # the backend knows that the job did not cause it (preemption, node loss)
     why: str = ""
+    limit: str = ""  # the limit of its pod for which it was ended, in Kubernetes' words
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,6 +39,9 @@ class Failure:
 
 def own_fault(w: WorkerRecord, gone: ev.Gone) -> str:
     """Return the failure that is charged for the worker's exit; empty if the worker did not cause it."""
+    if gone.limit and not w.failure_reason:
+        # Its successor would exceed the limit again, even if this worker has left in time at SIGTERM.
+        return f"worker {w.id} exceeded a limit of its pod: {gone.limit}"
     if w.stopped or w.failure_reason:
         return ""  # it was ordered to exit, or it reported the failure itself and was charged then
     if gone.free or gone.signal in OUTSIDE_SIGNALS:

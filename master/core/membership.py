@@ -277,9 +277,10 @@ def closed(job: State, w: WorkerRecord, event: ev.Closed) -> None:
 
 def gone(job: State, event: ev.Gone) -> None:
     """Handle the exit of a worker's process, and decide whether to charge it to the job."""
-    how = event.why or event.signal or f"exit code {event.code}"
+    how = event.limit or event.why or event.signal or f"exit code {event.code}"
     if w := job.pool.get(event.worker):
-        lose(job, w, "exited as requested" if w.stopped else how, delete=False)
+        as_requested = w.stopped and not event.limit
+        lose(job, w, "exited as requested" if as_requested else how, delete=False)
     elif (w := job.pool.lost.get(event.worker)) and not w.stopped:
         job.notice(Reason.WorkerExited, f"worker {w.id} exited: {how}")
         job.ring.name_cause(f"worker {w.id} is lost ({ev.STREAM_ENDED})", f"worker {w.id} is lost ({how})")

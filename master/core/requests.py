@@ -8,18 +8,20 @@ from edl.master.core import events as ev
 from edl.master.core import training
 from edl.master.core.state import State
 
+# True of a laptop and of a cluster: the core does not know where the job runs.
+TURN_THEM_ON = (
+    "Set checkpoint.dir to an address such as s3://bucket/prefix, or to a directory that all workers share "
+    "(on Kubernetes with checkpoint.existingClaim)"
+)
 CHECKPOINTS_OFF_WITH_SERVERS = (
-    "checkpoints are off; if a parameter server loses its log, training restarts from scratch. Turn them on "
-    "with --set checkpoint.dir=DIR"
+    "checkpoints are off; if a parameter server loses its log, training restarts from scratch. "
+    + TURN_THEM_ON
 )
 CHECKPOINTS_OFF_WITH_COPIES = (
     "checkpoints are off; if both parameter servers with a row lose their logs, training restarts from "
-    "scratch. Turn them on with --set checkpoint.dir=DIR"
+    "scratch. " + TURN_THEM_ON
 )
-CHECKPOINTS_OFF = (
-    "checkpoints are off; if all workers die, training restarts from scratch. Turn them on with --set "
-    "checkpoint.dir=DIR"
-)
+CHECKPOINTS_OFF = "checkpoints are off; if all workers die, training restarts from scratch. " + TURN_THEM_ON
 
 
 def begin(job: State, event: ev.Begin) -> None:

@@ -35,8 +35,12 @@ def test_the_notes_name_what_was_made(helm: Helm, notes: Path) -> None:
     assert "WARNING: the trained model will be lost with the worker's pod: set output.size" in text
     assert "WARNING: checkpoints are off" in text
     assert text.count("WARNING") == 2
-    kept = Rendered(helm("template", "vision", str(notes), *flags, "--set", "checkpoint.dir=/shared"))
+    kept = Rendered(
+        helm("template", "vision", str(notes), *flags, "--set", "checkpoint.dir=s3://bucket/prefix")
+    )
     assert "checkpoints" not in kept.one("Notes")["text"]
+    assert "edl stop --discard --release vision -n team" in text, "as the command itself would ask for"
+    assert "edl stop --release vision -n team" in kept.one("Notes")["text"]
     predicts = Rendered(helm("template", "vision", str(notes), *flags, "--set", "mode=predict")).one("Notes")
     assert "predicts the records of digits with 3 workers" in predicts["text"]
     assert "WARNING: the predictions will be lost with the worker's pod" in predicts["text"]

@@ -80,6 +80,25 @@ def test_on_demand_workers_without_a_higher_priority_are_refused(helm: Helm) -> 
         helm.template("onDemandWorkers=1", "priorityClass.create=false")
 
 
+LASTING = (
+    "checkpoint.existingClaim=c",
+    "checkpoint.hostPath=/nfs",
+    "worker.volumes[0].name=v,worker.volumes[0].nfs.server=n,worker.volumes[0].nfs.path=/p,"
+    "worker.volumeMounts[0].name=v,worker.volumeMounts[0].mountPath=/ckpt/",
+)
+
+
+@pytest.mark.parametrize("more", LASTING)
+def test_checkpoints_in_a_volume_are_accepted(helm: Helm, more: str) -> None:
+    assert config.parse(helm.template("checkpoint.dir=/ckpt", more).values).checkpoint.dir == "/ckpt"
+
+
+@pytest.mark.parametrize("directory", ["/ckpt", "/tmp/ckpt", "/var/lib/edl"])
+def test_checkpoints_without_a_volume_that_lasts_are_refused(helm: Helm, directory: str) -> None:
+    with pytest.raises(Refused, match=r"no lasting volume there: set checkpoint\.existingClaim"):
+        helm.template(f"checkpoint.dir={directory}", LASTING[2].replace("/ckpt/", "/ckp"))
+
+
 @pytest.mark.parametrize("said", ["0.5", "1.5", "30.0", "3"])
 def test_a_decimal_given_by_flag_is_a_number(helm: Helm, said: str) -> None:
     given = helm.template(f"elastic.heartbeatTimeoutSeconds={said}").values

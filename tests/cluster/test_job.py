@@ -218,14 +218,16 @@ def test_the_master_can_make_no_pod_but_its_workers(job: Release) -> None:
     there = namespace.get("pod", worker)
     kept = ("labels", "annotations", "ownerReferences")
     meta = {key: there["metadata"][key] for key in kept}
-    spec = {key: value for key, value in there["spec"].items() if key not in ("nodeName", "priority")}
+    spec = {
+        key: value
+        for key, value in there["spec"].items()
+        if key not in ("nodeName", "priority", "preemptionPolicy")
+    }
     account = f"--as=system:serviceaccount:{namespace.name}:edl-master"
 
-    def made(name: str = "edl-worker-999", owners: list[Object] | None = None, **more: Any) -> str:
+    def made(name: str = "edl-worker-999", named: Object | None = None, **more: Any) -> str:
         """What the API server says when the master's account makes such a pod."""
-        named = {**meta, "name": name, "namespace": namespace.name}
-        if owners is not None:
-            named["ownerReferences"] = owners
+        named = {**meta, "name": name, "namespace": namespace.name, **(named or {})}
         pod = {"apiVersion": "v1", "kind": "Pod", "metadata": named, "spec": {**spec, **more}}
         flags = ("--dry-run=server", account, "-f", "-")
         return namespace.kubectl("create", *flags, text=json.dumps(pod), ok=False)
@@ -238,22 +240,69 @@ def test_the_master_can_make_no_pod_but_its_workers(job: Release) -> None:
 
     assert "created" in made()
     theirs = {"valueFrom": {"secretKeyRef": {"name": SECRET, "key": "tls.key"}}}
-    for said, answer in {
-        "its own workers: edl-worker-N": made(name="other"),
-        "owned by configmap edl-job": made(owners=[]),
-        "of the service account edl-worker": made(serviceAccountName="edl-master"),
-        "the host's namespaces and privileges": made(hostNetwork=True),
-        "namespaces and privileges": made(containers=container(securityContext={"privileged": True})),
-        "the volumes that": made(volumes=mounting(hostPath={"path": "/"})),
-        "volumes that the release's have": made(
-            volumes=mounting(secret={"secretName": "sh.helm.release.v1.edl.v1"})
+
+    def secure(**more: Any) -> list[Object]:
+        return container(securityContext={**spec["containers"][0].get("securityContext", {}), **more})
+
+    def secured(**more: Any) -> Object:
+        return {**spec.get("securityContext", {}), **more}
+
+    owner, unconfined = meta["ownerReferences"][0], {"type": "Unconfined"}
+    others, fields = "its own workers: edl-worker-N", "with the fields that"
+    values, containers, volumes = (
+        "the values that the release's have",
+        "the containers, privileges",
+        "the volumes that",
+    )
+    answers = [
+        (others, made(name="other")),
+        (others, made(named={"ownerReferences": []})),
+        (others, made(named={"ownerReferences": [owner, {**owner, "name": "foreign", "uid": "1"}]})),
+        ("the labels and annotations", made(named={"labels": {**meta["labels"], "app": "web"}})),
+        ("the labels and annotations", made(named={"annotations": {"k8s.v1.cni.cncf.io/networks": "x"}})),
+        ("the labels and annotations", made(named={"finalizers": ["example.org/never"]})),
+        ("of the service account edl-worker", made(serviceAccountName="edl-master")),
+        *(
+            (fields, made(**{key: True}))
+            for key in ("hostNetwork", "hostPID", "hostIPC", "shareProcessNamespace")
         ),
-        "create workers with the volumes": made(volumes=mounting(secret={"secretName": SECRET})),
-        "with the volumes": made(volumes=mounting(projected={"sources": [{"secret": {"name": SECRET}}]})),
-        "the Secrets and ConfigMaps": made(containers=container(env=[{"name": "KEY", **theirs}])),
-    }.items():
-        assert "ValidatingAdmissionPolicy" in answer, said
-        assert said in answer
+        (fields, made(nodeName="n1")),
+        (fields, made(hostUsers=False, containers=secure(procMount="Unmasked"))),
+        (fields, made(imagePullSecrets=[{"name": SECRET}])),
+        (fields, made(hostname="edl-master", subdomain="edl")),
+        (fields, made(hostAliases=[{"ip": "10.0.0.1", "hostnames": ["edl-master"]}])),
+        (fields, made(initContainers=container(name="before"))),
+        (values, made(priorityClassName="system-node-critical")),
+        (values, made(restartPolicy="Always")),
+        (values, made(automountServiceAccountToken=True)),
+        (values, made(securityContext=secured(seccompProfile=unconfined))),
+        (values, made(securityContext=secured(appArmorProfile=unconfined))),
+        (values, made(securityContext=secured(seLinuxOptions={"type": "spc_t"}))),
+        (values, made(securityContext=secured(sysctls=[{"name": "net.ipv4.ip_forward", "value": "1"}]))),
+        (values, made(securityContext=secured(runAsUser=0, runAsNonRoot=False))),
+        ("the tolerations that", made(tolerations=[{"operator": "Exists"}])),
+        (containers, made(containers=[*spec["containers"], *container(name="beside")])),
+        (containers, made(containers=container(ports=[{"containerPort": 80, "hostPort": 80}]))),
+        (containers, made(containers=container(lifecycle={"postStart": {"exec": {"command": ["x"]}}}))),
+        *(
+            (containers, made(containers=secure(**more)))
+            for more in (
+                {"privileged": True, "allowPrivilegeEscalation": True},
+                {"allowPrivilegeEscalation": True},
+                {"runAsUser": 0},
+                {"capabilities": {"add": ["SYS_ADMIN"]}},
+                {"seccompProfile": unconfined},
+            )
+        ),
+        (volumes, made(volumes=mounting(hostPath={"path": "/"}))),
+        (volumes, made(volumes=mounting(secret={"secretName": "sh.helm.release.v1.edl.v1"}))),
+        (volumes, made(volumes=mounting(secret={"secretName": SECRET}))),
+        (volumes, made(volumes=mounting(projected={"sources": [{"secret": {"name": SECRET}}]}))),
+        (volumes, made(volumes=mounting(nfs={"server": "a", "path": "/"}))),
+        ("the Secrets and ConfigMaps", made(containers=container(env=[{"name": "KEY", **theirs}]))),
+    ]
+    for said, answer in answers:
+        assert "ValidatingAdmissionPolicy" in answer and said in answer, (said, answer)
     other = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "other"}}
     namespace.apply({**other, "spec": {"containers": [{"name": "a", "image": "nowhere:1"}]}})
     for words in (

@@ -16,12 +16,18 @@ from edl.master.core import events as ev
 
 NOT_ITS_FAULT: Mapping[int, str] = {
     WorkerExit.PEER_BROKEN: "its peers broke the ring",
-    WorkerExit.UNAUTHENTICATED: "the master does not know its token: the Secret was changed more than once",
+    WorkerExit.UNAUTHENTICATED: "the master does not know its token: the Secret has changed",
 }
 # Container or pod reasons that are caused by the node, not by the job.
 LOST_NODE = frozenset({"ContainerStatusUnknown", "NodeLost", "NodeShutdown", "Shutdown", "Terminated"})
 
-OOM_KILLED = "OOMKilled"
+# A node's kubelet ends a pod for one of these, and for what it writes in the pod's status, not for the
+# container's exit code: that is always the one of SIGKILL or SIGTERM.
+OOM_KILLED, EVICTED, DEADLINE = "OOMKilled", "Evicted", "DeadlineExceeded"
+# The kubelet's words for an eviction that the node caused. Any other eviction without the condition
+# DisruptionTarget is for a limit of the pod itself: ephemeral storage, or the size of an emptyDir
+# (pkg/kubelet/eviction/helpers.go of Kubernetes).
+NODE_PRESSURE = ("The node was low on resource", "The node had condition")
 
 
 def exit_cause(
@@ -50,6 +56,10 @@ def exit_cause(
         return ev.Gone(worker, free=True, why=f"its node was lost ({reason or status['reason']})")
     if reason == OOM_KILLED:
         return ev.Gone(worker, code=code, why=out_of_memory(pod))
+    if exceeded := _exceeded_limit(status):
+        return ev.Gone(worker, code=code, limit=exceeded)
+    if status.get("reason") == EVICTED:
+        return ev.Gone(worker, code=code, free=True, why=f"{EVICTED}: {pods.short(status)}")
     if code is not None:
         code = announced_in(terminated.get("message") or "", code)
         # The exit code also counts if we deleted the pod. A crashed worker's stream ends before its pod,
@@ -60,7 +70,7 @@ def exit_cause(
         if ended_with and pods.phase(pod) == "Failed":
             why = f"its init container {container.get('name')} ended with exit code {ended_with}"
             return ev.Gone(worker, code=ended_with, why=why)
-    # A node rejected or evicted the pod: OutOfcpu, Evicted, ...
+    # A node rejected the pod: OutOfcpu, NodeAffinity, ...
     if pods.phase(pod) == "Failed" and status.get("reason"):
         return ev.Gone(worker, free=True, why=f"{status['reason']}: {pods.short(status)}")
     if by_us:
@@ -71,6 +81,14 @@ def exit_cause(
 def out_of_memory(pod: pods.Pod) -> str:
     """Describe that the container exceeded its memory limit."""
     return f"{OOM_KILLED}: container memory limit {_memory_limit(pod)}"
+
+
+def _exceeded_limit(status: Mapping[str, Any]) -> str:
+    """Name the limit of the pod that it exceeded and was ended for; empty if it was not."""
+    reason, message = status.get("reason"), str(status.get("message") or "")
+    if reason == DEADLINE or (reason == EVICTED and not message.startswith(NODE_PRESSURE)):
+        return f"{reason}: {pods.short(status)}"
+    return ""
 
 
 def _exit(worker: WorkerId, code: int, number: int | None, by_us: bool) -> ev.Gone:

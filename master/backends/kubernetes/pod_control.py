@@ -39,17 +39,20 @@ class PodDeletion:
         self._tasks, self._emit = tasks, emit
         self._refused: set[str] = set()  # uids of pods
 
-    def discard(self, pod: pods.Pod) -> None:
-        """Delete an unneeded pod in the background."""
-        self._tasks.start(self.delete(pod), lambda error: self._failed(pod, format_error(error)))
+    def discard(self, pod: pods.Pod, by_force: bool = False) -> None:
+        """Delete an unneeded pod in the background; `by_force`: its node is lost."""
+        deletion = self.delete(pod, by_force=by_force)
+        self._tasks.start(deletion, lambda error: self._failed(pod, format_error(error)))
 
-    async def delete(self, pod: pods.Pod, grace: float = 0.0) -> None:
+    async def delete(self, pod: pods.Pod, grace: float = 0.0, by_force: bool = False) -> None:
         """Delete this pod, but not a different pod of its name.
 
         The grace period is at least 1 s: with 0, the API would remove the object of a pod that still runs.
+        Only a pod whose node is lost is removed `by_force`, because no kubelet would ever confirm its end.
         """
         name = pod["metadata"]["name"]
-        body = {"gracePeriodSeconds": max(1, math.ceil(grace)), "preconditions": {"uid": pods.uid(pod)}}
+        seconds = 0 if by_force else max(1, math.ceil(grace))
+        body = {"gracePeriodSeconds": seconds, "preconditions": {"uid": pods.uid(pod)}}
         backoff = Backoff(self._pace.first_pause, self._pace.blocked)
         while True:
             try:

@@ -3,6 +3,8 @@
 
 The chart creates it, and the master changes only the number of replicas.
 
+Pods of servers on lost nodes are replaced (`lost_servers`).
+
 Promise: until `close` is called, the number is the one requested last. This holds after outages of the API,
 and if others write the number: an upgrade by Helm writes the number from when it was rendered. A refusal of
 the API is reported as `Degraded`.
@@ -16,11 +18,12 @@ from edl.errors import ConfigError
 from edl.kubernetes.client import SOON, Api
 from edl.kubernetes.informer import Informer, Object
 from edl.master.backends.base import Tasks
+from edl.master.backends.kubernetes.lost_servers import LostServers
 from edl.master.backends.kubernetes.release import Place
 from edl.master.backends.kubernetes.retry import until_answered
 from edl.master.core import events as ev
 
-PART = "the number of parameter servers"
+PART, PODS = "the number of parameter servers", "the pods of parameter servers"
 GROUP = "apis/apps/v1"
 
 
@@ -42,6 +45,7 @@ class ServerSet:
         self._between: tuple[int, int] | None = None  # the requested least and greatest number
         self._writes = False
         self._tasks = Tasks()
+        self._lost = LostServers(api, place, self._tasks, emit)
 
     @property
     def running(self) -> int | None:
@@ -56,11 +60,13 @@ class ServerSet:
         """Request a number between `least` and `most`; the present number stays if it is in this range."""
         if self._between is None:
             self._tasks.keep(PART, self._informer.run, self._emit, self._api.pace.status)
+            self._tasks.keep(PODS, self._lost.run, self._emit, self._api.pace.status)
         self._between = least, most
         self._write_if_needed()
 
     async def close(self) -> None:
         """Stop watching and changing the number."""
+        self._lost.close()
         await self._tasks.close()
 
     def _changed(self, thing: Object, gone: bool) -> None:

@@ -259,6 +259,8 @@ class WorkerPods:
     def _is_overdue(self, w: WorkerPod) -> None:
         """Give up a deleted pod whose node never confirms its end, because the node is lost."""
         if not w.ended and w.pod is not None:
+            if pods.node_lost(w.pod):  # else it would count against quotas until the node is back
+                self._deletion.discard(w.pod, by_force=True)
             self.end(w, exit_cause(w.id, w.pod, w.asked, w.disrupted, overdue=True))
 
     def _see_it_taken_up(self, w: WorkerPod, pod: pods.Pod) -> None:

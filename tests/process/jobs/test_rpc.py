@@ -79,7 +79,7 @@ async def test_a_token_is_changed_while_the_master_runs(tmp_path: Path) -> None:
             return bool(code is grpc.StatusCode.OK)
 
         async def admitted() -> list[str]:
-            return [token for token in ("first", "second", "third", "", "-previous") if await admits(token)]
+            return [token for token in ("first", "second", "third", "", "-kept") if await admits(token)]
 
         assert await admitted() == ["first"]
         secret.write_text("second\n")
@@ -88,16 +88,16 @@ async def test_a_token_is_changed_while_the_master_runs(tmp_path: Path) -> None:
         secret.unlink()  # for a moment, or for good
         assert await admitted() == ["first", "second"]
         secret.write_text("third")
-        assert await admitted() == ["second", "third"]
+        assert await admitted() == ["first", "second", "third"]
         with capture_logs() as logs:
-            assert not await admits("first")
-            assert not await admits("first")
+            assert not await admits("fourth")
+            assert not await admits("fourth")
         assert len([e for e in logs if "a caller was refused" in e["event"]]) <= 1
     await server.close()
     anew = Tokens("third", secret)
     assert not anew.accept("Bearer second")
-    (tmp_path / "token-previous").write_text("second")
-    assert anew.accept("Bearer second"), "as the chart writes it for a master that starts anew"
+    (tmp_path / "token-kept").write_text("first\nsecond")
+    assert anew.accept("Bearer second"), "as the master keeps it for the next one"
 
 
 async def test_a_worker_whose_token_is_unknown_says_so_by_its_exit_code() -> None:

@@ -7,11 +7,16 @@ import asyncio
 from typing import Any
 
 import pytest
+from lightkube.config.kubeconfig import KubeConfig
+from lightkube.config.models import Cluster, User
 
+from edl.kubernetes import pods
+from edl.kubernetes.client import Api
+from edl.master.backends.kubernetes.server_set import ServerSet
 from edl.master.core import events as ev
 from tests.support.fakes.kubernetes_api import KubernetesApi
 from tests.support.kubernetes.driver import Driven
-from tests.support.kubernetes.small_server import PACE, SECOND, driving
+from tests.support.kubernetes.small_server import PACE, PLACE, SECOND, driving
 
 pytestmark = pytest.mark.waits
 
@@ -24,6 +29,63 @@ async def test_a_node_that_never_answers_does_not_hold_its_worker_for_ever(serve
         await asyncio.sleep(10 * SECOND)
         assert job.of(ev.Gone) == []
         assert (await job.gone(0)).why == "its node does not answer, and it should have ended long ago"
+
+
+LOST, EVICTED = "DeletionByTaintManager", "EvictionByEvictionAPI"
+
+
+def condemn(server: KubernetesApi, name: str, reason: str) -> None:
+    """Kubernetes deletes a pod for that reason; no kubelet confirms its end."""
+    condition = {"type": "DisruptionTarget", "status": "True", "reason": reason, "message": "m"}
+    pod = server.pod(name)
+    server.put("pods", {**pod, "status": {**pod.get("status", {}), "conditions": [condition]}})
+    server._finish = lambda *_: asyncio.sleep(0)  # type: ignore[method-assign]
+    server.delete_pod(name, 2)
+
+
+async def test_a_worker_on_a_lost_node_is_removed_by_force_and_others_are_not(server: KubernetesApi) -> None:
+    async with driving(server) as job:
+        await job.running(0, 1)
+        condemn(server, "edl-worker-0", EVICTED)
+        condemn(server, "edl-worker-1", LOST)
+        assert (await job.gone(0)).why == "EvictionByEvictionAPI: m"
+        assert (await job.gone(1)).why == "DeletionByTaintManager: m"
+        await job.until(lambda: "edl-worker-1" not in server.objects["pods"])
+        assert "edl-worker-0" in server.objects["pods"], "it may still run"
+
+
+async def test_a_server_on_a_lost_node_is_removed_by_force_and_others_are_not(server: KubernetesApi) -> None:
+    def a_server(index: int, job: str = "edl") -> str:
+        labels = {pods.JOB: job, pods.COMPONENT: pods.SERVER}
+        server.put(
+            "pods", {"metadata": {"name": f"{job}-ps-{index}", "labels": labels}, "spec": {"nodeName": "n1"}}
+        )
+        return f"{job}-ps-{index}"
+
+    server.put("statefulsets", {"metadata": {"name": "edl-ps"}, "spec": {"replicas": 3}})
+    for index in range(3):
+        a_server(index)
+    foreign = a_server(0, "other")
+    config = KubeConfig.from_one(cluster=Cluster(server=server.url), user=User())
+    api, told = Api(PACE, config), list[ev.Event]()
+    servers = ServerSet(api, PLACE, told.append)
+    servers.scale(3)
+    condemn(server, "edl-ps-0", LOST)
+    condemn(server, "edl-ps-1", EVICTED)
+    condemn(server, foreign, LOST)
+    first = server.pod("edl-ps-0")["metadata"]["uid"]
+    async with asyncio.timeout(60):
+        while "edl-ps-0" in server.objects["pods"]:
+            await asyncio.sleep(SECOND)
+    a_server(0)  # as its StatefulSet does
+    condemn(server, "edl-ps-2", LOST)
+    async with asyncio.timeout(60):
+        while "edl-ps-2" in server.objects["pods"]:
+            await asyncio.sleep(SECOND)
+    assert server.pod("edl-ps-0")["metadata"]["uid"] != first, "its replacement stays"
+    assert {"edl-ps-1", foreign} <= server.objects["pods"].keys()
+    await servers.close()
+    await api.close()
 
 
 async def runs_on(job: Driven, server: KubernetesApi, worker: int, node: str) -> None:

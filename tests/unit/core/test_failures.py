@@ -54,6 +54,23 @@ def test_nobody_is_charged_for_an_end_that_is_explained_already(known: dict[str,
     assert own_fault(a_lost_worker(**known), Gone(ID, code=1)) == ""
 
 
+LIMIT = "Evicted: Pod ephemeral local storage usage exceeds the total limit of containers 1Gi."
+
+
+@pytest.mark.parametrize(
+    "known", [{}, {"stopped": True}, {"expected": True}, {"in_broken_ring": True}], ids=str
+)
+@pytest.mark.parametrize("code", [0, 137, WorkerExit.STOPPED, WorkerExit.PEER_BROKEN])
+def test_a_limit_of_the_pod_is_charged_however_the_worker_ended(known: dict[str, Any], code: int) -> None:
+    said = f"worker 1 exceeded a limit of its pod: {LIMIT}"
+    assert own_fault(a_lost_worker(**known), Gone(ID, code=code, limit=LIMIT)) == said
+
+
+def test_a_limit_is_charged_once_to_a_worker_that_reported_its_failure() -> None:
+    w = a_lost_worker(failure_reason="OSError: no space left")
+    assert own_fault(w, Gone(ID, code=1, limit=LIMIT)) == ""
+
+
 def test_a_crash_in_a_ring_that_a_peer_has_broken_is_nobodys_fault_but_an_exit_is() -> None:
     w = a_lost_worker(in_broken_ring=True)
     assert own_fault(w, Gone(ID, signal="SIGABRT")) == ""

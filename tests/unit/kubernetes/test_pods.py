@@ -47,7 +47,7 @@ def deleted(pod: dict[str, Any], at: str = "2026-01-01T00:00:40Z", grace: int = 
     return pod
 
 
-TOKEN = "the master does not know its token: the Secret was changed more than once"
+TOKEN = "the master does not know its token: the Secret has changed"
 
 
 def disrupted(reason: str, status: str = "True") -> list[dict[str, str]]:
@@ -89,6 +89,43 @@ def test_out_of_memory_is_charged_and_names_the_limit() -> None:
     why = "OOMKilled: container memory limit 2Gi"
     assert gone(a_pod("Failed", exited(137, "OOMKilled"))) == ev.Gone(W, code=137, why=why)
     assert gone(deleted(a_pod("Failed", exited(137, "OOMKilled"))), by_us=True).why == why
+
+
+# Pods as the kubelet of Kubernetes 1.34 leaves them: its reasons and messages are
+# pkg/kubelet/eviction/helpers.go and pkg/kubelet/active_deadline.go.
+STORAGE = "Pod ephemeral local storage usage exceeds the total limit of containers 1Gi. "
+DEADLINE = "Pod was active on the node longer than the specified deadline"
+
+
+@pytest.mark.parametrize(
+    ("code", "reason", "message"),
+    [
+        (137, "Evicted", STORAGE),
+        (137, "Evicted", 'Container worker exceeded its local ephemeral storage limit "1Gi". '),
+        (137, "Evicted", 'Usage of EmptyDir volume "shm" exceeds the limit "64Mi". '),
+        (0, "Evicted", STORAGE),
+        (143, "DeadlineExceeded", DEADLINE),
+        (75, "DeadlineExceeded", DEADLINE),
+    ],
+)
+def test_every_limit_of_a_pod_is_charged_and_named(code: int, reason: str, message: str) -> None:
+    pod = a_pod("Failed", exited(code), reason=reason, message=message)
+    assert gone(pod) == ev.Gone(W, code=code, limit=f"{reason}: {message.strip()}")
+
+
+@pytest.mark.parametrize("reason", ["DeadlineExceeded", "Evicted"])
+def test_a_limit_is_charged_when_the_container_never_ran(reason: str) -> None:
+    pod = a_pod("Failed", reason=reason, message="over")
+    assert gone(pod) == ev.Gone(W, limit=f"{reason}: over")
+
+
+@pytest.mark.parametrize(
+    "message",
+    ["The node was low on resource: ephemeral-storage. Threshold ...", "The node had condition: [x]. "],
+)
+def test_pressure_on_the_node_is_free_without_a_condition_of_the_pod(message: str) -> None:
+    pod = a_pod("Failed", exited(137), reason="Evicted", message=message)
+    assert gone(pod) == ev.Gone(W, code=137, free=True, why=f"Evicted: {message.strip()}")
 
 
 @pytest.mark.parametrize(
