@@ -103,7 +103,9 @@ def export(request: Request) -> str:
         )
         path = Path(request.output)
         try:
-            formats.put(path, partial(formats.write, model, request.name, sample=features), os.getpid())
+            classes = module.labels.classes or ()
+            write = partial(formats.write, model, request.name, sample=features, classes=classes)
+            formats.put(path, write, os.getpid())
         except FAILURES as error:  # what Keras raises, or a disk
             raise ModelError(f"{path}: cannot be written as {request.name}: {format_error(error)}") from error
         if config.export.verify:
