@@ -52,7 +52,7 @@ class Images:
         labels: [records], or None.
         size: height and width; None: images keep their size, which must be the same.
         channels: 1, 3 or 4.
-        classes: the names of the classes by number; empty: labels are numbers, or there are none.
+        classes: the names of the classes by number; empty if images have no labels, or numbers as labels.
         has_order: the user has named the classes, so their numbers must not change.
     """
 
