@@ -161,6 +161,7 @@ def know_classes(config: Config, module: UserModel) -> None:
         CheckpointError: it cannot be read.
     """
     if not config.trains:
+        module.labels.classes = ()  # and not those of data("train"), which such a job does without
         module.labels.classes = saved_classes(config.init_from.path) or ()
 
 

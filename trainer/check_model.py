@@ -98,7 +98,7 @@ class Check:
         model: keras.Model | None = None
         with self._part(None):
             model = model_of(config, module, self._warn)
-        with self._part(None):
+        with contextlib.suppress(EdlError):  # initFrom.path may be an address of the cluster
             know_classes(config, module)
         for split in self._splits():
             with self._part((module, "feed" if module.feed and split in self._readers else "data")):
