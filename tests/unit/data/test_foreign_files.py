@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -47,37 +48,38 @@ def compared(reader: Any, expected: Mapping[str, Any]) -> None:
         np.testing.assert_array_equal(values, theirs)
 
 
-def exact_or_refused(open_it: Callable[[], Any], expected: Callable[[], Mapping[str, Any]]) -> bool:
+def exact_or_refused(
+    open_it: Callable[..., Any], path: Path, names: list[str], expected: Callable[[], Mapping[str, Any]]
+) -> bool:
     """Whether the file was read; if not, it was refused by name."""
     try:
-        reader = open_it()
+        reader = open_it(path, names) if names else open_it(path)
     except DataError:
         return False
     compared(reader, expected())
     return True
 
 
-def native(array: np.ndarray) -> np.ndarray:
-    return array.astype(array.dtype.newbyteorder("="))
+def one_array(path: Path) -> dict[str, np.ndarray]:
+    return {"": np.load(path)}
+
+
+def some_arrays(path: Path, names: list[str]) -> dict[str, np.ndarray]:
+    with np.load(path) as arrays:
+        return {name: arrays[name] for name in names}
 
 
 def test_arrays_of_numpy_and_scipy() -> None:
     """Written by Python 2 and 3, on Windows, in Fortran order, of objects, of records, of long doubles."""
     read = 0
     for path in [*files("numpy", "*.npy"), *files("scipy", "*.npy"), *files("matplotlib", "*.npy")]:
-        read += exact_or_refused(
-            lambda path=path: edl.npy(path), lambda path=path: {"": native(np.load(path))}
-        )
+        read += exact_or_refused(edl.npy, path, [], partial(one_array, path))
     for path in [*files("scipy", "*.npz"), *files("matplotlib", "*.npz")]:
-        names = []
-        exact_or_refused(lambda path=path: edl.npz(path), lambda path=path: dict(np.load(path)))
         with np.load(path) as arrays:
             names = arrays.files
+        exact_or_refused(edl.npz, path, [], partial(some_arrays, path, names))
         for name in names:
-            read += exact_or_refused(
-                lambda path=path, name=name: edl.npz(path, [name]),
-                lambda path=path, name=name: {name: np.load(path)[name]},
-            )
+            read += exact_or_refused(edl.npz, path, [name], partial(some_arrays, path, [name]))
     assert read > 100
 
 
@@ -89,10 +91,7 @@ def test_hdf5_files_of_h5py() -> None:
             for name in [name for name in content if content[name].shape]:
                 values = content[name]
                 expected = values.asstr()[()] if h5py.check_string_dtype(values.dtype) else values[()]
-                read += exact_or_refused(
-                    lambda path=path, name=name: edl.hdf5(path, [name]),
-                    lambda name=name, expected=expected: {name: expected},
-                )
+                read += exact_or_refused(edl.hdf5, path, [name], partial(dict, {name: expected}))
     assert read
 
 
@@ -103,12 +102,10 @@ def test_parquet_files_of_earlier_versions_of_pandas() -> None:
         frame = polars.read_parquet(path)
         for name in frame.columns:
             column = frame[name]
-            if column.dtype == polars.Datetime and column.dtype.time_zone:
+            if isinstance(column.dtype, polars.Datetime) and column.dtype.time_zone:
                 column = column.dt.convert_time_zone("UTC").dt.replace_time_zone(None)
-            read += exact_or_refused(
-                lambda path=path, name=name: edl.parquet(path, [name]),
-                lambda name=name, column=column: {name: column.to_numpy()},
-            )
+            expected = {name: column.to_numpy()}
+            read += exact_or_refused(edl.parquet, path, [name], partial(dict, expected))
         assert not [name for name in edl.parquet(path).read(0, 1) if name.startswith("__index_level")]
     assert read > 30
 

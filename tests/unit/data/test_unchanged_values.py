@@ -7,6 +7,7 @@ import json
 import struct
 from collections.abc import Callable
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -108,7 +109,7 @@ def test_links_of_hdf5_are_followed_within_the_file_and_refused_out_of_it() -> N
         with h5py.File(f"{name}.h5", "w") as file:
             file["y"], file[name] = y, link
         for names in ([name], []):
-            refused(lambda name=name, names=names: edl.hdf5(f"{name}.h5", names), f"'{name}' {says}")
+            refused(partial(edl.hdf5, f"{name}.h5", names), f"'{name}' {says}")
     with h5py.File("virtual.h5", "w") as file:
         file.create_virtual_dataset("x", layout)
         file.create_dataset("raw", (8,), "i4", external=[("raw.bin", 0, 32)])
