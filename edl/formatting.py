@@ -46,3 +46,9 @@ def one_line(text: str) -> str:
 def _escape(found: re.Match[str]) -> str:
     code = ord(found[0])
     return f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}"
+
+
+def class_numbers(classes: Sequence[str], most: int = 20) -> str:
+    """The classes with their numbers, for people: "0 cat, 1 dog"."""
+    shown = ", ".join(f"{number} {name}" for number, name in enumerate(classes[:most]))
+    return shown + (f" and {len(classes) - most:,} more" if len(classes) > most else "")

@@ -20,6 +20,7 @@ from edl.contract.proto import edl_pb2 as pb
 from edl.contract.steps import Steps
 from edl.data import Reader
 from edl.errors import ModelError
+from edl.formatting import class_numbers
 from edl.layers.row_location import keep_rows_elsewhere, saved_tables
 from edl.trainer.assembly import assemble
 from edl.trainer.async_loop import AsyncLoop
@@ -39,7 +40,7 @@ from edl.trainer.callbacks.history import HistoryFiles, as_json
 from edl.trainer.callbacks.rules import accepted
 from edl.trainer.checkpoint.checkpointing import Checkpointing, of_job
 from edl.trainer.checkpoint.in_memory_snapshot import InMemorySnapshot
-from edl.trainer.checkpoint.source import saved_counts
+from edl.trainer.checkpoint.source import saved_classes, saved_counts
 from edl.trainer.checkpoint.warm_start import of_job as warm_start_of_job
 from edl.trainer.evaluation.evaluation import RingEvaluation
 from edl.trainer.evaluation.metrics import EvaluationMetrics
@@ -357,11 +358,19 @@ def checkpoint_of(
 ) -> tuple[Checkpointing | None, Callable[[], None] | None]:
     """Return the checkpoints of the worker, and the function that does a warm start; None each without."""
     config, stream, session = context.config, context.stream, context.session
-    checkpoints = of_job(config, session, learner, stream.run_id, servers)
+    checkpoints = of_job(
+        config, session, learner, stream.run_id, servers, context.module.labels.classes or ()
+    )
     warm_start = warm_start_of_job(config, model, learner, session.began_with, servers)
     if warm_start is None:
         return checkpoints, None
     if stream.runs_preflight:
+        there, here = saved_classes(config.init_from.path), context.module.labels.classes
+        if there and here and there != here:
+            session.warn(
+                f"initFrom.path was trained with the classes {class_numbers(there)}, and this job trains "
+                f"with {class_numbers(here)}"
+            )
         own, _ = checkpoints.newest(batches.layout) if checkpoints else (0, None)
         if not own:
             seconds = config.elastic.startup_timeout_seconds / 2

@@ -56,6 +56,7 @@ def source_of(
         "shuffle": shuffle,
         "lenient": lenient,
         "count": records.layout.records,
+        "classes": module.labels.classes,
     }
     return ParallelRecords(
         ForkServer(RECORDS_SERVICE, spec, config.elastic.startup_timeout_seconds, STARTUP_TIMEOUT),

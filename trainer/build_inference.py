@@ -17,10 +17,13 @@ from edl.contract.evaluation import PREDICTED, EvaluationPlan
 from edl.contract.layout import Layout, Part
 from edl.contract.proto import edl_pb2 as pb
 from edl.data import Reader
+from edl.data.image_files import classes_of
 from edl.errors import ConfigError, DataError, ModelError
+from edl.formatting import class_numbers
 from edl.trainer.agreement.ledger import Ledger
 from edl.trainer.assembly import assemble
 from edl.trainer.build_data import source_of
+from edl.trainer.checkpoint.source import saved_classes
 from edl.trainer.checkpoint.warm_start import of_job as warm_start_of_job
 from edl.trainer.embedding.interfaces import Start
 from edl.trainer.embedding.local_rows import LocalRows
@@ -86,7 +89,10 @@ def build_inference(context: Context, model: Any, servers: PsClient | None = Non
     config, stream, session, module = context.config, context.stream, context.session, context.module
     watch, computing = context.watchdog.watch, context.compute(context.waits_for_server)
     split = PREDICTED if config.mode == "predict" else config.evaluation.split
+    know_classes(config, module)
     reader = _reader_of(config, module, split)
+    if told := unknown_classes(config, module, reader):
+        session.warn(told)
     records = Records(reader, module.feed_of(split), module.name, watch, transform=module.transform_of(split))
     sample = records.these(range(min(SAMPLE_RECORDS, len(reader))))
     create_variables(model, sample)
@@ -145,6 +151,30 @@ def build_inference(context: Context, model: Any, servers: PsClient | None = Non
     if sample_loss is not None:
         worker.parts.append(SampleReport(sample_loss))
     return worker
+
+
+def know_classes(config: Config, module: UserModel) -> None:
+    """Number the classes of labels as the model's training did, if the model to load says how.
+
+    Raises:
+        ConfigError: there is no such model.
+        CheckpointError: it cannot be read.
+    """
+    if not config.trains:
+        module.labels.classes = ()  # and not those of data("train"), which such a job does without
+        module.labels.classes = saved_classes(config.init_from.path) or ()
+
+
+def unknown_classes(config: Config, module: UserModel, reader: Reader) -> str:
+    """A warning if labels are evaluated whose numbers may not be those of the training; empty if not."""
+    names = classes_of(reader)
+    if config.mode != "evaluate" or module.labels.classes or not names:
+        return ""
+    return (
+        "initFrom.path has no names of classes, so the labels are numbered by these records alone: "
+        f"{class_numbers(names)}. If the training had other folders, name its classes: "
+        "edl.images(..., classes=[...])"
+    )
 
 
 def _reader_of(config: Config, module: UserModel, split: str) -> Reader:

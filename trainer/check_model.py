@@ -32,11 +32,13 @@ from edl.config import Config
 from edl.contract.evaluation import FINAL, PREDICTED
 from edl.contract.model_report import FoundArray, FoundMistake, FoundSplit, ModelReport
 from edl.contract.steps import Steps
+from edl.data.image_files import classes_of
+from edl.data.selected import columns_in
 from edl.errors import EdlError
 from edl.layers.row_location import keep_rows_elsewhere
 from edl.trainer.agreement import control
 from edl.trainer.agreement.metric_values import Value
-from edl.trainer.build_inference import create_variables, metrics_of
+from edl.trainer.build_inference import create_variables, know_classes, metrics_of, unknown_classes
 from edl.trainer.build_learner import (
     TRIED_RECORDS,
     Alone,
@@ -96,6 +98,8 @@ class Check:
         model: keras.Model | None = None
         with self._part(None):
             model = model_of(config, module, self._warn)
+        with contextlib.suppress(EdlError):  # initFrom.path may be an address of the cluster
+            know_classes(config, module)
         for split in self._splits():
             with self._part((module, "feed" if module.feed and split in self._readers else "data")):
                 self._read(module, split)
@@ -140,13 +144,16 @@ class Check:
         train = self._readers["train"] if split != "train" and "train" in self._readers else None
         if train is not None and (told := memorized(train, reader, module.source(split))):
             self._warn(told)
+        if told := unknown_classes(config, module, reader):
+            self._warn(told)
         feed, transform = module.feed_of(split), module.transform_of(split)
         lenient = config.data.max_bad_records > 0
         records = Records(reader, feed, module.name, lenient=lenient, transform=transform)
         with self._part((module, "feed" if module.feed else "data")):
             self._samples[split] = batches = samples_of(records)
             arrays = _arrays(batches[0]) if batches else ()
-            self.report.splits.append(FoundSplit(split, module.source(split), len(reader), arrays))
+            names = classes_of(reader), columns_in(reader) if feed is None else ()
+            self.report.splits.append(FoundSplit(split, module.source(split), len(reader), arrays, *names))
 
     def _train(self, module: UserModel, model: keras.Model) -> None:
         """Make a training step and an evaluation.

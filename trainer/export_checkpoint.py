@@ -29,6 +29,7 @@ from edl.errors import CheckpointError, ConfigError, EdlError, ModelError
 from edl.layers.row_location import keep_rows_elsewhere
 from edl.trainer.agreement.epochs import without_memory
 from edl.trainer.build_learner import Alone, learner_of, samples_of
+from edl.trainer.checkpoint.source import saved_classes
 from edl.trainer.embedding.replacement import replaced
 from edl.trainer.embedding.saved_rows import RowsOfCheckpoint, dims
 from edl.trainer.export import formats, samples, saved_file
@@ -95,6 +96,10 @@ def export(request: Request) -> str:
                 raise EdlError(verification.unseen)
         keras.utils.set_random_seed(config.training.seed)
         module = user_model.of_job(config)
+        if request.trained:  # its labels are numbered already, and the records of the training may be away
+            module.labels.classes = ()
+            with contextlib.suppress(EdlError):  # a damaged file is named where it is loaded
+                module.labels.classes = saved_classes(request.trained) or ()
         features = samples.features_of(module)
         model, what = (
             _trained(request, module, features)
@@ -103,7 +108,9 @@ def export(request: Request) -> str:
         )
         path = Path(request.output)
         try:
-            formats.put(path, partial(formats.write, model, request.name, sample=features), os.getpid())
+            classes = module.labels.classes or ()
+            write = partial(formats.write, model, request.name, sample=features, classes=classes)
+            formats.put(path, write, os.getpid())
         except FAILURES as error:  # what Keras raises, or a disk
             raise ModelError(f"{path}: cannot be written as {request.name}: {format_error(error)}") from error
         if config.export.verify:

@@ -33,7 +33,7 @@ from edl.contract.model_report import FoundArray, FoundMistake, ModelReport
 from edl.contract.own_modules import module_command
 from edl.contract.workers import worker_environment
 from edl.errors import EdlError, ModelError
-from edl.formatting import how_many, plain
+from edl.formatting import class_numbers, how_many, plain
 
 MOST_NOISE = 2_000  # characters of a crashed process's output that are shown
 
@@ -158,7 +158,10 @@ def _rows(report: ModelReport) -> Iterator[tuple[str, str, str]]:
     for split in report.splits:
         yield split.name, how_many(split.records, "record"), split.source
         for array in split.arrays:
-            yield "", f"  {array.name}", _kind(array)
+            names = ", ".join(split.columns) if array.name == "features" else ""
+            if array.name == "labels" and split.classes:
+                names = class_numbers(split.classes)
+            yield "", f"  {array.name}", f"{_kind(array)}  {names}".rstrip()
     if report.parameters:
         fixed = report.parameters - report.trained
         yield "model", how_many(report.parameters, "parameter"), f"{fixed:,} not trained" if fixed else ""

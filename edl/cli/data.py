@@ -18,7 +18,7 @@ from edl.cli.display import Screen
 from edl.config.helm_set import parse_set
 from edl.contract.own_modules import module_command
 from edl.contract.workers import worker_environment
-from edl.formatting import how_many, plain
+from edl.formatting import class_numbers, how_many, plain
 
 if TYPE_CHECKING:
     from edl.data.description import Description
@@ -132,6 +132,10 @@ def _lines(found: Description) -> Iterator[Text]:
     built = f", built in {found.index_seconds:.1f} s" if found.index_seconds else ""
     index = f" with an index beside it ({_size(found.index_bytes)}{built})" if found.index_bytes else ""
     yield Text(f"opened in {found.open_seconds:.2f} s{index}")
+    if found.matrix:
+        yield Text(f"columns of the features: {plain(', '.join(found.matrix))}")
+    if found.classes:
+        yield Text(f"labels: {plain(class_numbers(found.classes))}")
     if not found.columns:
         return
     yield Text("")

@@ -35,6 +35,9 @@ EXPORTS = "exports.json"
 FORMATS = {"keras": MODEL, "savedmodel": "model.savedmodel", "onnx": "model.onnx"}
 PREDICTIONS = "predictions"
 HISTORY, HISTORY_TABLE = "history.json", "history.csv"
+# In a .keras file: Keras' member about the file, and the names of the labels' classes by number in it. A
+# checkpoint's state has these names under the same key.
+METADATA, CLASSES = "metadata.json", "classes"
 WEIGHTS, VARIABLES = "model.weights.h5", "model.weights.npz"  # when the model cannot be saved whole
 
 # Format of the journal's lines. 3: a chain of hashes (edl.journal.format); 4: steps, no leases; 5: segments,

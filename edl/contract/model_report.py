@@ -47,12 +47,16 @@ class FoundSplit:
     Args:
         source: where they come from, such as `data('train')`.
         arrays: the features, labels and weights of its first records.
+        classes: the names of the labels' classes by number; empty if labels are numbers.
+        columns: the names of the columns of a matrix of features; empty for other features.
     """
 
     name: str
     source: str
     records: int
     arrays: tuple[FoundArray, ...]
+    classes: tuple[str, ...] = ()
+    columns: tuple[str, ...] = ()
 
 
 @dataclass
@@ -91,7 +95,14 @@ class ModelReport:
         found: dict[str, Any] = json.loads(text)
         found["mistakes"] = [FoundMistake(**mistake) for mistake in found["mistakes"]]
         found["splits"] = [
-            FoundSplit(**{**split, "arrays": tuple(map(_array, split["arrays"]))})
+            FoundSplit(
+                **{
+                    **split,
+                    "arrays": tuple(map(_array, split["arrays"])),
+                    "classes": tuple(split["classes"]),
+                    "columns": tuple(split["columns"]),
+                }
+            )
             for split in found["splits"]
         ]
         found["outputs"] = list(map(_array, found["outputs"]))

@@ -13,6 +13,7 @@ conversion          records of any source, written to an ArrayRecord file with t
 files               files by address: paths, lists, globs, directories, object stores
 formats             the formats by name, and a reader for any address
 joined, index_file  the records of several files as one; indexes that are built once
+partitions          directories whose names or logs say more than their files
 place               the file and the number there of a record, for messages
 npz_file            files that are read into memory
 csv_file            text of columns (csv_text); large files have an index (csv_scan), many small ones are

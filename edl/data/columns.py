@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,6 +15,8 @@ from edl.errors import DataError
 Types = Mapping[str, Any]  # by column: an argument of np.dtype()
 Fills = Mapping[str, Any]  # by column: the value in place of null
 
+_STORED = ("arrow.uuid", "arrow.json", "arrow.bool8", "arrow.fixed_shape_tensor")  # storages that are values
+
 
 def for_columns(option: Any, columns: Sequence[str], besides: Sequence[str | None] = ()) -> dict[str, Any]:
     """An option by column: of a single value, the same one for all columns but those `besides`."""
@@ -22,6 +25,12 @@ def for_columns(option: Any, columns: Sequence[str], besides: Sequence[str | Non
     if isinstance(option, Mapping):
         return dict(option)
     return {name: option for name in columns if name not in besides}
+
+
+def index_columns(schema: Any) -> list[str]:
+    """The columns in which pandas keeps the index of a frame: labels of its rows, and no columns there."""
+    described = json.loads((schema.metadata or {}).get(b"pandas", b"{}"))
+    return [name for name in described.get("index_columns", ()) if isinstance(name, str)]
 
 
 @dataclass(frozen=True)
@@ -107,13 +116,15 @@ class Wanted:
             if types.is_dictionary(kind):
                 column = _decoded(column)
             elif isinstance(kind, pyarrow.BaseExtensionType):
-                column = column.cast(kind.storage_type)
-            elif not _is_list(kind):
+                column = self._storage(name, column)
+                if hasattr(kind, "permutation"):  # a tensor of a fixed shape
+                    self._refuse_no_list(name, column, place_of)
+                    column = pc.list_flatten(column)
+                    shape += kind.shape
+            elif not is_list(kind):
                 break
             else:
-                if column.null_count:
-                    where = place_of(_first(column.is_null()))
-                    raise DataError(f"{where}: column {name!r} has no list; a list is needed")
+                self._refuse_no_list(name, column, place_of)
                 lengths = np.asarray(pc.list_value_length(column))
                 length = int(lengths[0]) if len(lengths) else max(getattr(kind, "list_size", 0), 0)
                 if (lengths != length).any():
@@ -131,6 +142,27 @@ class Wanted:
         options = {} if hasattr(column, "chunks") else {"zero_copy_only": False}
         return np.asarray(column.to_numpy(**options)).reshape(shape)
 
+    @staticmethod
+    def _refuse_no_list(name: str, column: Any, place: Callable[[int], str]) -> None:
+        if column.null_count:
+            where = place(_first(column.is_null()))
+            raise DataError(f"{where}: column {name!r} has no list; a list is needed")
+
+    def _storage(self, name: str, column: Any) -> Any:
+        """The storage of a column of an extension type, if it has the values.
+
+        Raises:
+            DataError: the storage has something else than the values.
+        """
+        kind = column.type
+        order = list(getattr(kind, "permutation", None) or ())
+        if kind.extension_name not in _STORED or order != sorted(order):
+            raise DataError(
+                f"{self.source}: column {name!r} has the extension type {kind.extension_name!r}, which has "
+                "no array type; leave it out with names=[...], or write its storage"
+            )
+        return column.cast(kind.storage_type)
+
     def _cast(self, name: str, column: Any) -> Any:
         import pyarrow
 
@@ -140,11 +172,13 @@ class Wanted:
         if wanted is None or wanted == column.type:
             return column
         try:
-            return column.cast(wanted)
+            found = column.cast(wanted)
+            _refuse_lost(column, found)
         except (pyarrow.ArrowInvalid, pyarrow.ArrowNotImplementedError) as error:
             raise DataError(
                 f"{self.source}: column {name!r} is {column.type} and not {wanted}, as dtype says: {error}"
             ) from error
+        return found
 
     def _filled(self, name: str, column: Any, place: Callable[[int], str], what: str) -> Any:
         import pyarrow
@@ -194,7 +228,39 @@ def _decoded(column: Any) -> Any:
     return column.dictionary_decode()
 
 
-def _is_list(kind: Any) -> bool:
+def _refuse_lost(column: Any, found: Any) -> None:
+    """Check what pyarrow's safe cast lets pass: overflow to infinity, times of a day, truth of numbers.
+
+    Raises:
+        pyarrow.ArrowInvalid: a value has changed by more than the rounding of a float.
+    """
+    import pyarrow
+    import pyarrow.compute as pc
+    from pyarrow import types
+
+    if types.is_floating(found.type):
+        changed = pc.is_inf(found)
+        if types.is_floating(column.type):
+            changed = pc.and_not(changed, pc.is_inf(column))
+        elif _is_text(column.type):
+            changed = pc.and_(changed, pc.match_substring_regex(column, "[0-9]"))
+    elif (types.is_boolean(found.type) and not _is_text(column.type)) or types.is_date(found.type):
+        changed = pc.not_equal(found.cast(column.type), column)
+    else:
+        return
+    if pc.any(changed).as_py():
+        value = column[_first(changed.fill_null(False))].as_py()
+        raise pyarrow.ArrowInvalid(f"{value!r} would change")
+
+
+def _is_text(kind: Any) -> bool:
+    from pyarrow import types
+
+    return any(of(kind) for of in (types.is_string, types.is_large_string, types.is_string_view))
+
+
+def is_list(kind: Any) -> bool:
+    """Whether a column of this pyarrow type has lists."""
     from pyarrow import types
 
     lists = types.is_list, types.is_large_list, types.is_fixed_size_list

@@ -26,6 +26,7 @@ from edl.data.files import Addresses, find
 from edl.data.in_memory import EXACT, Arrays
 from edl.data.index_file import cached
 from edl.data.joined import Joined, same_columns, span
+from edl.data.partitions import refuse_partitions
 from edl.data.place import in_files
 from edl.data.selected import columns_of, with_roles
 from edl.errors import DataError
@@ -75,7 +76,15 @@ def csv(
     columns = files[0].columns
     source = files[0].name
     chosen = columns_of(features, label, weight)
-    kept = (list(names) if header and names else []) or chosen or columns
+    named = (list(names) if header and names else []) or chosen
+    refuse_partitions(path, found, named, lambda: columns)
+    if header and "" in columns and not named:
+        raise DataError(
+            f"{source}: column {columns.index('') + 1} of the header has no name, as where pandas has "
+            "written row numbers; write the file with to_csv(index=False), or name the columns that are "
+            "wanted"
+        )
+    kept = named or columns
     wanted = Wanted(source, for_columns(dtype, kept, besides=(label, weight)), for_columns(fill, kept))
     wanted.refuse_missing(columns, list(names) if header else [])
     wanted.refuse_missing(columns, kept)
@@ -186,6 +195,7 @@ class _Columns:
         table = part.read(self.kept, given, known)
         free = [name for name in self.kept if name not in self.given]
         part.refuse_changed({name: table[name] for name in free}, _is_large)
+        part.refuse_overflow({name: table[name] for name in self.given})
         arrays = {}
         for name in self.kept:
             if name not in self.wanted.fill:

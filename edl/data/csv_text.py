@@ -20,7 +20,9 @@ from edl.data.in_memory import EXACT
 from edl.errors import DataError
 
 PADDED = r"^\s*0[0-9]+\s*$"  # digits with leading zeros, which a number would lose
+HEXADECIMAL = r"^\s*0[xX][0-9a-fA-F]+\s*$"  # which pyarrow reads as a signed number of the type's bits
 CHUNK = 1 << 24  # bytes
+_FOLLOWING = np.frombuffer(b"0123456789xX", np.uint8)
 _UNDECODED = "\ufffd"
 
 
@@ -244,9 +246,7 @@ class Part:
         import pyarrow
         import pyarrow.compute as pc
 
-        whole = [name for name, column in table.items() if pyarrow.types.is_integer(column.type)]
-        if whole and not self._has_padded_numbers():
-            whole = []
+        whole = self._with_odd_numbers(table)
         rounded = [n for n, column in table.items() if column.type == pyarrow.float64() and is_large(column)]
         if not whole and not rounded:
             return
@@ -260,8 +260,64 @@ class Part:
                     f"zeros as a number; dtype={{{name!r}: str}} keeps it as text, "
                     f"dtype={{{name!r}: 'int64'}} reads it as a number"
                 )
+            if (record := _index(pc.match_substring_regex(texts[name], HEXADECIMAL))) is not None:
+                text = texts[name][record].as_py().strip()
+                raise DataError(
+                    f"{self.place(name)(record)}: column {name!r} is {text!r}, a hexadecimal number; "
+                    f"dtype={{{name!r}: str}} keeps it as text, dtype={{{name!r}: 'uint64'}} reads it as a "
+                    "number"
+                )
         for name in rounded:
+            self._refuse_infinite(name, table[name], texts[name])
             self._refuse_rounded(name, texts[name])
+
+    def _with_odd_numbers(self, table: Mapping[str, Any]) -> list[str]:
+        """The columns of whole numbers, if one of them may begin with a zero and more."""
+        import pyarrow
+
+        whole = [name for name, column in table.items() if pyarrow.types.is_integer(column.type)]
+        return whole if whole and self._has_padded_numbers() else []
+
+    def refuse_overflow(self, table: Mapping[str, Any]) -> None:
+        """Check that no number has become infinite or negative.
+
+        Args:
+            table: the columns whose types were given.
+
+        Raises:
+            DataError: a number is beyond those of the column's type.
+        """
+        import pyarrow
+        import pyarrow.compute as pc
+
+        signed = {n: c for n, c in table.items() if pyarrow.types.is_signed_integer(c.type)}
+        if whole := self._with_odd_numbers(signed):
+            texts = self.read(whole, dict.fromkeys(whole, pyarrow.string()))
+            for name in whole:
+                wrong = _both(pc.less(table[name], 0), pc.match_substring_regex(texts[name], HEXADECIMAL))
+                self._refuse_beyond(name, wrong, table[name].type, texts[name])
+        infinite = [
+            name
+            for name, column in table.items()
+            if pyarrow.types.is_floating(column.type) and pc.any(pc.is_inf(column)).as_py()
+        ]
+        if infinite:
+            texts = self.read(infinite, dict.fromkeys(infinite, pyarrow.string()))
+            for name in infinite:
+                self._refuse_infinite(name, table[name], texts[name])
+
+    def _refuse_infinite(self, name: str, numbers: Any, texts: Any) -> None:
+        import pyarrow.compute as pc
+
+        wrong = _both(pc.is_inf(numbers), pc.match_substring_regex(texts, "[0-9]"))
+        self._refuse_beyond(name, wrong, numbers.type, texts)
+
+    def _refuse_beyond(self, name: str, wrong: Any, kind: Any, texts: Any) -> None:
+        if (record := _index(wrong)) is not None:
+            raise DataError(
+                f"{self.place(name)(record)}: column {name!r} is {texts[record].as_py()!r}, which is beyond "
+                f"the numbers of {kind}; dtype={{{name!r}: str}} keeps it as text"
+            )
 
     def _refuse_rounded(self, name: str, texts: Any) -> None:
         is_whole, values = _whole_numbers(texts)
@@ -285,7 +341,7 @@ class Part:
         return pyarrow.float64()
 
     def _has_padded_numbers(self) -> bool:
-        """Whether a value may begin with a zero and a further digit."""
+        """Whether a value may begin with a zero and a further digit, or an x."""
         if self.file.is_wide:
             return True
         before = np.zeros(256, bool)
@@ -297,7 +353,7 @@ class Part:
                 zeros = np.flatnonzero(text[2:-1] == ord("0")) + 2
                 previous, following = text[zeros - 1], text[zeros + 1]
                 previous = np.where(previous == ord(" "), text[zeros - 2], previous)  # a space after a comma
-                if (before[previous] & (following >= ord("0")) & (following <= ord("9"))).any():
+                if (before[previous] & np.isin(following, _FOLLOWING)).any():
                     return True
                 last = bytes(text[-4:-1])  # a zero at the end meets its digit in the next chunk
         return False
@@ -369,6 +425,11 @@ def _whole_numbers(texts: Any) -> tuple[np.ndarray, list[int]]:
 
     is_whole = pc.match_substring_regex(texts, r"^\s*[+-]?[0-9]+\s*$")
     return np.asarray(is_whole), [int(text) for text in pc.filter(texts, is_whole).to_pylist()]
+
+
+def _both(one: Any, other: Any) -> Any:
+    """Where two pyarrow columns of truth values are true; nulls are false."""
+    return np.asarray(one.fill_null(False)) & np.asarray(other.fill_null(False))
 
 
 def _index(truth: Any) -> int | None:

@@ -16,7 +16,9 @@ import numpy as np
 from edl.data.base import RandomAccess
 from edl.data.files import find
 from edl.data.formats import format_of, open_files
+from edl.data.image_files import classes_of
 from edl.data.nest import leaves
+from edl.data.selected import columns_in
 from edl.errors import DataError
 
 SHOWN = 3  # records
@@ -50,6 +52,8 @@ class Description:
         open_seconds: time to open the files, with the index where a format needs one.
         index_seconds: time that building the index took now; 0 if it was there, or none is needed.
         index_bytes: size of the indexes that lie beside the files.
+        matrix: the names of the columns of a matrix of features; empty for other features.
+        classes: the names of the labels' classes by number; empty if labels are numbers.
     """
 
     address: str
@@ -62,6 +66,8 @@ class Description:
     index_seconds: float
     index_bytes: int
     columns: tuple[Column, ...]
+    matrix: tuple[str, ...] = ()
+    classes: tuple[str, ...] = ()
 
 
 def describe(
@@ -107,6 +113,8 @@ def describe(
         index_seconds,
         sum(indexes.values()),
         columns,
+        columns_in(reader),
+        classes_of(reader),
     )
 
 

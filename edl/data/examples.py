@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import importlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -63,7 +63,7 @@ def serialized(
         return _joined(
             sources, lambda source, records, numbers: _as_bytes(records), is_near, records_per_read
         )
-    parser = _Parser(_spec(features, (label, weight), sources))
+    parser = _Parser(_spec(features, (label, weight), sources), takes_all=features is None)
     if features is None and label is None and weight is None and (written := _written(sources)) is not None:
         return _joined(sources, lambda *given: written.restore(parser(*given)), is_near, records_per_read)
     records = _joined(sources, parser, is_near, records_per_read)
@@ -89,6 +89,16 @@ def _as_bytes(records: Sequence[bytes]) -> np.ndarray:
     return found
 
 
+def feature_names(sources: Sequence[Source]) -> list[str]:
+    """The features of the first record, with or without values.
+
+    Raises:
+        DataError: the first record is no example.
+    """
+    first = next((source for source in sources if len(source)), None)
+    return [] if first is None else list(_example(first.read(0, 1)[0], first.name).features.feature)
+
+
 def _spec(
     features: Features, others: Sequence[str | None], sources: Sequence[Source]
 ) -> dict[str, tuple[str, tuple[int, ...]]]:
@@ -110,7 +120,7 @@ def _spec(
     first = next((source for source in sources if len(source)), None)
     if first is None:
         raise DataError(f"{name}: has no records, so their features are unknown; give features as a dict")
-    name, found = first.name, _inferred(first.read(0, 1)[0], first.name)
+    name, found = first.name, _inferred(first.read(0, 1)[0], first.name, more)
     for key in more or found:
         if key not in found:
             raise DataError(
@@ -177,16 +187,31 @@ def _example(record: bytes, name: str) -> Any:
         ) from error
 
 
-def _inferred(first: bytes, name: str) -> dict[str, tuple[str, tuple[int, ...]]]:
+def _inferred(first: bytes, name: str, wanted: Collection[str]) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """The type and shape of the features of a record.
+
+    Args:
+        wanted: the features that must have a type; empty: all.
+
+    Raises:
+        DataError: the record is no example, or a wanted feature has no values.
+    """
     example = _example(first, name)
     if (written := _structure(example, name)) is not None:
         return written.columns
     found: dict[str, tuple[str, tuple[int, ...]]] = {}
     for key in sorted(example.features.feature):
         feature = example.features.feature[key]
-        if kind := feature.WhichOneof("kind"):
-            count = len(getattr(feature, kind).value)
-            found[key] = _VALUES[kind], () if count == 1 else (count,)
+        kind = feature.WhichOneof("kind")
+        if kind is None and wanted and key not in wanted:
+            continue
+        if kind is None:
+            raise DataError(
+                f"{name}: record 0: feature {key!r} has no values, so its type is unknown; give features as "
+                "a dict, or name those that are wanted"
+            )
+        count = len(getattr(feature, kind).value)
+        found[key] = _VALUES[kind], () if count == 1 else (count,)
     if not found:
         raise DataError(
             f"{name}: record 0 has no features of a tf.train.Example; raw=True returns the records as bytes"
@@ -195,10 +220,14 @@ def _inferred(first: bytes, name: str) -> dict[str, tuple[str, tuple[int, ...]]]
 
 
 class _Parser:
-    """Parses records of a specification."""
+    """Parses records of a specification.
 
-    def __init__(self, spec: Mapping[str, tuple[str, tuple[int, ...]]]):
-        self._spec = dict(spec)
+    Args:
+        takes_all: no feature may be left out.
+    """
+
+    def __init__(self, spec: Mapping[str, tuple[str, tuple[int, ...]]], takes_all: bool = False):
+        self._spec, self._takes_all = dict(spec), takes_all
 
     def __call__(self, source: Source, records: Sequence[bytes], numbers: Sequence[int]) -> Any:
         """Return the arrays of the records by feature.
@@ -223,11 +252,34 @@ class _Parser:
             raise DataError(
                 f"{source.name}: record {numbers[0]} is not as features says: {_explained(error, self._spec)}"
             ) from error
+        if self._takes_all:
+            for record, number in zip(records, numbers, strict=True):
+                self._refuse_more(record, f"{source.name}: record {number}")
         arrays = {key: parsed[key].numpy() for key in self._spec}
         for key, (kind, shape) in self._spec.items():
             if kind not in _PARSED:
                 arrays[key] = _decoded(arrays[key], key, np.dtype(kind), shape, source.name, numbers)
         return arrays
+
+    def _refuse_more(self, record: bytes, where: str) -> None:
+        """Refuse a record with more than the specification, which TensorFlow's parser would drop.
+
+        Raises:
+            DataError: the record has other features, or is a SequenceExample.
+        """
+        found = _tensorflow().train.SequenceExample.FromString(record)  # an Example is one without sequences
+        if found.feature_lists.feature_list:
+            name = min(found.feature_lists.feature_list)
+            raise DataError(
+                f"{where}: is a tf.train.SequenceExample, whose sequences (such as {name!r}) are not read; "
+                "name features of its context, or use raw=True and parse the record in feed()"
+            )
+        for key in found.context.feature:
+            if key not in self._spec and key != STRUCTURE:
+                raise DataError(
+                    f"{where}: has the feature {key!r}, which record 0 lacks; name the features that are "
+                    "wanted"
+                )
 
 
 def _decoded(

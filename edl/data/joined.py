@@ -76,8 +76,13 @@ class Joined:
         return int(self.ends[source - 1]) if source else 0
 
 
-def same_columns(first: Mapping[str, Any], other: Mapping[str, Any], name: str, first_name: str) -> None:
+def same_columns(
+    first: Mapping[str, Any], other: Mapping[str, Any], name: str, first_name: str, converts: bool = False
+) -> None:
     """Check that a file has the columns of the first file, with the same types.
+
+    Args:
+        converts: the format's reader has an option `dtype`, which gives columns one type.
 
     Raises:
         DataError: a column is missing, is additional or has a different type.
@@ -90,7 +95,7 @@ def same_columns(first: Mapping[str, Any], other: Mapping[str, Any], name: str, 
         if kind != other[column]:
             raise DataError(
                 f"{name}: column {column!r} is {other[column]}, and {kind} in {first_name}; all files must "
-                "have the same columns"
+                "have the same columns" + f" (dtype={{{column!r}: TYPE}} converts them)" * converts
             )
 
 

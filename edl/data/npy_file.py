@@ -54,7 +54,7 @@ def _npy(file: File) -> RecordArray:
         shape, is_fortran, dtype = read(head)
     except (ValueError, EOFError) as error:
         raise DataError(f"{file.name}: cannot be read as .npy: {error}") from error
-    if dtype.hasobject or dtype.names:
+    if dtype.hasobject or dtype.kind == "V":
         raise DataError(
             f"{file.name}: holds {dtype}; expected an array of numbers or of text of a fixed length"
         )
@@ -64,6 +64,12 @@ def _npy(file: File) -> RecordArray:
         raise DataError(
             f"{file.name}: is in Fortran order, in which a record is not in one place; save "
             "np.ascontiguousarray(array)"
+        )
+    end = head.tell() + int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+    if file.size > end:
+        raise DataError(
+            f"{file.name}: has {file.size - end} bytes after its array; expected one array (np.save appends "
+            "a second one to an open file): write one file for each"
         )
     return RecordArray(file, head.tell(), dtype, shape)
 

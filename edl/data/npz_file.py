@@ -55,6 +55,13 @@ def npz(
             raise DataError(f"{file.name}: cannot be read as .npz: {error}") from error
         if not columns:
             raise DataError(f"{file.name}: holds no array")
+        for name, array in columns.items():
+            if not array.ndim or array.dtype.kind == "V":
+                what = f"of {array.dtype}" if array.ndim else "a single value"
+                raise DataError(
+                    f"{file.name}: array {name!r} is {what}; expected numbers or text with an entry for each "
+                    "record: leave it out with names=[...]"
+                )
         Arrays(columns, source=file.name)  # refuses arrays of unlike length
         if found:
             same_columns(_kinds(found[0]), _kinds(columns), file.name, files[0].name)

@@ -10,13 +10,15 @@ from typing import Any
 import numpy as np
 
 from edl.data.base import Reader
-from edl.data.columns import Wanted, for_columns
+from edl.data.columns import Wanted, for_columns, index_columns, is_list
 from edl.data.files import Addresses, File, find
 from edl.data.joined import Joined, same_columns, span
+from edl.data.partitions import refuse_partitions
 from edl.data.selected import columns_of, with_roles
 from edl.errors import DataError
 
 SUFFIXES = (".parquet", ".pq", ".parq")
+_FAR = 2**63 // 1000 - 1  # microseconds from 1970 that 64 bits hold as nanoseconds
 OPEN = 16  # files whose metadata is kept in memory
 
 
@@ -50,9 +52,15 @@ class Parquet:
         self._ends = np.cumsum(sizes, dtype=np.int64)
         self.records_per_read = max(sizes, default=1) or 1  # a row group is decoded as a whole
         self.schema = self._metadata.schema.to_arrow_schema()
-        self.names = list(self.schema.names)
+        self._int96 = {
+            self._metadata.schema.column(n).path.removesuffix(".list.element")
+            for n in range(self._metadata.num_columns)
+            if self._metadata.schema.column(n).physical_type == "INT96"
+        }
+        index = () if names else index_columns(self.schema)
+        self.names = [name for name in self.schema.names if name not in index]
         self._wanted = Wanted(self.path, dtype or {}, fill or {})
-        self._wanted.refuse_missing(self.names, names)
+        self._wanted.refuse_missing(self.schema.names, names)
         self._kept = list(names) or self.names
         self._lock = threading.Lock()
         self._read: tuple[int, tuple[str, ...], Any] = -1, (), None  # the last row group
@@ -106,10 +114,58 @@ class Parquet:
                     with self._file.open(what) as opened:
                         source = parquet.ParquetFile(opened, metadata=self._metadata)
                         table = source.read_row_group(group, columns=list(names), use_threads=False)
+                        if far := [name for name in names if name in self._int96]:
+                            source = parquet.ParquetFile(
+                                opened, metadata=self._metadata, coerce_int96_timestamp_unit="us"
+                            )
+                            micro = source.read_row_group(group, columns=far, use_threads=False)
+                            table = self._exact_times(table, micro, first)
                 except pyarrow.ArrowInvalid as error:
                     raise DataError(f"{self.path}: row group {group} cannot be read: {error}") from error
                 self._read = group, names, table
             return self._read[2]
+
+    def _exact_times(self, nano: Any, micro: Any, first: int) -> Any:
+        """The columns in nanoseconds, or in microseconds if `dtype` says so.
+
+        Spark and Impala write times as INT96 (days and nanoseconds). pyarrow reads them as nanoseconds in 64
+        bits, which wrap around outside of the years 1678 to 2262.
+
+        Raises:
+            DataError: a time cannot be kept exactly.
+        """
+        from pyarrow import types
+
+        for name in micro.column_names:
+            long, short = (_flat(table[name]) for table in (micro, nano))
+            wanted = self._wanted.arrow_type(name)
+            is_far = np.abs(long) > _FAR
+            is_fine = (short - long * 1000 != 0) & ~is_far
+            takes_micro = wanted is not None and types.is_timestamp(wanted) and wanted.unit != "ns"
+            wrong = is_fine if takes_micro else is_far
+            if wrong.any():
+                per = max(len(long) // max(len(micro), 1), 1)
+                what = "nanoseconds" if takes_micro else "the year outside of 1678 to 2262"
+                unit = "ns" if takes_micro else "us"
+                raise DataError(
+                    f"{self.path}: record {first + int(wrong.argmax()) // per}: column {name!r} has a time "
+                    f"(INT96) with {what}; dtype={{{name!r}: 'datetime64[{unit}]'}} keeps it"
+                )
+            if takes_micro:
+                at = nano.column_names.index(name)
+                nano = nano.set_column(at, micro.schema.field(name), micro[name])
+        return nano
+
+
+def _flat(column: Any) -> np.ndarray:
+    """The times of a column, in its unit, as int64; 0 for nulls."""
+    import pyarrow
+    import pyarrow.compute as pc
+
+    while is_list(column.type):
+        column = pc.list_flatten(column)
+    times: np.ndarray = column.cast(pyarrow.int64()).fill_null(0).to_numpy()
+    return times
 
 
 class _Files:
@@ -161,6 +217,7 @@ def parquet(
     """
     files = find(path, SUFFIXES, "parquet")
     kept = list(names) or columns_of(features, label, weight)
+    refuse_partitions(path, files, kept, lambda: Parquet(files[0]).schema.names)
     columns = kept or Parquet(files[0]).names
     types = for_columns(dtype, columns, besides=(label, weight))
     options = (kept, types, for_columns(fill, columns))
@@ -171,7 +228,7 @@ def parquet(
         expected, counts, together = _kinds(first, kept, types), [len(first)], first.records_per_read
         for nth in range(1, len(files)):
             other = opened(nth)
-            same_columns(expected, _kinds(other, kept, types), other.path, first.path)
+            same_columns(expected, _kinds(other, kept, types), other.path, first.path, converts=True)
             counts.append(len(other))
             together = max(together, other.records_per_read)
         names = [file.name for file in files]
@@ -185,5 +242,5 @@ def _kinds(file: Parquet, kept: Sequence[str], converted: Mapping[str, Any]) -> 
     return {
         name: "" if name in converted else str(kind)
         for name, kind in kinds.items()
-        if not kept or name in kept
+        if name in (kept or file.names)
     }

@@ -31,6 +31,13 @@ def columns_of(features: Sequence[str] | str | None, label: str | None, weight: 
     return list(dict.fromkeys([*chosen, *(name for name in (label, weight) if name is not None)]))
 
 
+def columns_in(reader: Any) -> tuple[str, ...]:
+    """The names of the columns of a matrix of features, below a split of its records; otherwise empty."""
+    while reader is not None and not isinstance(reader, Selected):
+        reader = getattr(reader, "underlying", None)
+    return () if reader is None else reader.columns
+
+
 class Selected:
     """A reader that selects columns by their roles from records that are dicts.
 
@@ -64,6 +71,7 @@ class Selected:
             None if features is None else [features] if isinstance(features, str) else list(features)
         )
         self._is_matrix: bool | None = None
+        self.columns: tuple[str, ...] = ()  # of the matrix
         self.records_per_read = getattr(records, "records_per_read", 1)
         if isinstance(records, RandomAccess):
             self.take = lambda indices: self._roles(records.take(indices))
@@ -98,6 +106,7 @@ class Selected:
         given = {name: np.asarray(columns[name]) for name in names}
         if self._is_matrix is None:  # decided by the first records, for all
             self._is_matrix = self._one is None and is_numeric(given)
+            self.columns = tuple(given) if self._is_matrix else ()
         x = given[self._one] if self._one is not None else matrix(given) if self._is_matrix else given
         label = columns[self._label] if self._label is not None else None
         if self._weight is None:

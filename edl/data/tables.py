@@ -8,14 +8,16 @@ the library.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
-from edl.data.columns import Wanted
+from edl.data.columns import Wanted, index_columns
 from edl.errors import DataError
 
+_INDEX = re.compile(r"__index_level_[0-9]+__$")  # pandas' row numbers in a table that Arrow has read
 NUMBERS = "biuf"  # kinds of NumPy types that go into one matrix
 
 
@@ -60,7 +62,11 @@ def by_column(value: Any, source: str) -> dict[str, np.ndarray]:
         raise DataError(f"{source}: pyarrow cannot read the {type(value).__name__}: {error}") from error
     if hasattr(value, "columns") and len(value.columns) < len(arrow.column_names):
         arrow = arrow.select(list(map(str, value.columns)))  # without the index of pandas
-    names = arrow.column_names
+    names = [
+        name
+        for name in arrow.column_names
+        if not (_INDEX.match(name) and name in index_columns(arrow.schema))
+    ]
     for name in names:
         if names.count(name) > 1:
             raise DataError(f"{source}: {names.count(name)} columns have the name {name!r}; rename one")

@@ -16,10 +16,11 @@ from typing import Any
 import numpy as np
 
 from edl.data.base import Reader
-from edl.data.examples import serialized
+from edl.data.examples import feature_names, serialized
 from edl.data.files import Addresses, File, Opened, find
 from edl.data.index_file import cached
 from edl.data.joined import span
+from edl.data.partitions import refuse_partitions
 from edl.errors import DataError
 
 SUFFIXES = (".tfrecord", ".tfrecords", ".tfrec")
@@ -170,5 +171,9 @@ def tfrecord(
     """
     files = find(path, reader="tfrecord")
     sources = [TfRecords(file) for file in files]
+    if not raw:
+        given = [features] if isinstance(features, str) else list(features or ())
+        named = given and [*given, *filter(None, (label, weight))]
+        refuse_partitions(path, files, named, lambda: feature_names(sources))
     is_near = all(file.is_local for file in files)
     return serialized(sources, features, label, weight, raw, is_near)

@@ -46,6 +46,7 @@ from edl.checkpoints import (
     utc_now,
 )
 from edl.config import Config, lineage
+from edl.contract.artifacts import CLASSES
 from edl.contract.layout import Layout
 from edl.contract.proto import edl_pb2 as pb
 from edl.contract.steps import Steps
@@ -77,6 +78,7 @@ class Checkpointing(CheckpointReader):
         background: runs work beside the training, one task at a time.
         servers: the parameter servers, which write a part each; None if the job has no servers.
         clock: monotonic time in seconds.
+        classes: the names of the labels' classes by number, which each checkpoint has, too.
     """
 
     def __init__(
@@ -89,8 +91,9 @@ class Checkpointing(CheckpointReader):
         background: Callable[[Callable[[], None]], object] | None = None,
         clock: Callable[[], float] = time.monotonic,
         servers: PsClient | None = None,
+        classes: Sequence[str] = (),
     ):
-        super().__init__(config, session, learner, store, run_id, servers)
+        super().__init__(config, session, learner, store, run_id, servers, classes)
         self._clock = clock
         self._background = background or ThreadPoolExecutor(1, "checkpoints", _lower_priority).submit
         self._lock = threading.Lock()
@@ -259,6 +262,7 @@ class Checkpointing(CheckpointReader):
                 "forced": list(self.forced),
                 "epochs": ledger.epochs.to_json(),
                 **of_servers,
+                **({CLASSES: self._classes} if self._classes else {}),
                 **({} if step == ledger.step else {BOUNDARY: ledger.step}),
             },
         )
@@ -410,16 +414,24 @@ def deal(sizes: Sequence[int], of: int) -> list[int]:
 
 
 def of_job(
-    config: Config, session: Session, learner: Any, run_id: str, servers: PsClient | None = None
+    config: Config,
+    session: Session,
+    learner: Any,
+    run_id: str,
+    servers: PsClient | None = None,
+    classes: Sequence[str] = (),
 ) -> Checkpointing | None:
     """The checkpoints of a worker; None if the job writes no checkpoints.
 
     Args:
         servers: the parameter servers, which write a part each; None if the job has no servers.
+        classes: the names of the labels' classes by number; empty if labels are numbers.
 
     Raises:
         CheckpointError: the address of the store is invalid.
     """
     if not (where := config.checkpoint.dir):
         return None
-    return Checkpointing(config, session, learner, Store.open(where), run_id, servers=servers)
+    return Checkpointing(
+        config, session, learner, Store.open(where), run_id, servers=servers, classes=classes
+    )

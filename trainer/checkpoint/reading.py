@@ -7,13 +7,14 @@ away for a while is read again; a damaged checkpoint is passed over for an older
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
 from edl.checkpoints import SERVERS, CheckpointError, Loaded, Manifest, Store, check_values
 from edl.config import Config
+from edl.contract.artifacts import CLASSES
 from edl.contract.layout import Layout
 from edl.contract.ranges import RangeSet
 from edl.errors import DataError, ModelError
@@ -60,6 +61,7 @@ class CheckpointReader:
         store: where the checkpoints are.
         run_id: the run ID of the job.
         servers: the parameter servers, whose rows are in the checkpoints; None if the job has no servers.
+        classes: the names of the labels' classes by number; empty if labels are numbers.
     """
 
     def __init__(
@@ -70,10 +72,11 @@ class CheckpointReader:
         store: Store,
         run_id: str,
         servers: PsClient | None,
+        classes: Sequence[str] = (),
     ):
         self._config, self._session, self._learner, self._store = config, session, learner, store
         self._run_id, self._servers = run_id, servers
-        self._fingerprint = ""
+        self._fingerprint, self._classes = "", list(classes)
         self._restored: Manifest | None = None  # the checkpoint that was restored
         self.forced: tuple[str, ...] = ()  # values that differ from the restored checkpoint's, in words
 
@@ -193,6 +196,12 @@ class CheckpointReader:
         forced = check_values(where, manifest, self._config, self._run_id)
         theirs = [(v.dtype, v.shape) for v in without_memory(manifest)]
         ours = [(d.dtype, d.shape) for d in self._learner.variable_specs()]
+        if (there := manifest.state.get(CLASSES, self._classes)) != self._classes:
+            raise DataError(
+                f"the checkpoint of step {step:,} in {where} was trained with the classes {', '.join(there)}"
+                f", and the data now have {', '.join(self._classes)}; give the former: edl.images(..., "
+                "classes=[...])"
+            )
         if manifest.model != self.model or theirs != ours:
             raise ModelError(
                 f"the checkpoint of step {step:,} in {where} is of another model: its layers, variables, "

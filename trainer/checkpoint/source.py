@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import json
 import shutil
+import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,6 +13,7 @@ from pathlib import Path
 from edl import scratch
 from edl.checkpoints import CheckpointError, Manifest, one_of
 from edl.checkpoints.elasticdl import files_in
+from edl.contract.artifacts import CLASSES, METADATA
 from edl.errors import ConfigError, EdlError
 from edl.trainer.embedding.saved_rows import counted, counted_in_file
 from edl.trainer.runtime.error_report import format_error
@@ -65,6 +68,22 @@ def saved_counts(where: str) -> dict[str, int]:
             return counted_in_file(path)
         except CheckpointError as error:
             raise CheckpointError(f"initFrom.path: {error}") from error
+
+
+def saved_classes(where: str) -> tuple[str, ...] | None:
+    """The names of the labels' classes by number, as `initFrom.path` has them; None if it has none.
+
+    Raises:
+        ConfigError: the file or checkpoint does not exist.
+        CheckpointError: it cannot be read.
+    """
+    found: list[str] | None = None
+    if where.endswith(".keras"):
+        with local_file(where) as path, zipfile.ZipFile(path) as archive:
+            found = json.loads(archive.read(METADATA)).get(CLASSES)
+    elif where and not is_file(where) and not files_in(where):
+        found = one_of(where).manifest.state.get(CLASSES)
+    return None if found is None else tuple(found)
 
 
 def is_file(where: str) -> bool:

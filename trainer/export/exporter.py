@@ -224,7 +224,8 @@ class Exporter:
             return Kept(None)
         safe = self._secure()
         with self._limited("saving the trained model (get_config(), save_own_variables(), ...)", self._hung):
-            return keep(self.model, self._directories, self.session.worker, safe)
+            classes = self.module.labels.classes or ()
+            return keep(self.model, self._directories, self.session.worker, safe, classes)
 
     def _hung(self, why: str, stack: str) -> None:
         # Another worker would hang as well. The master adds where the variables are.

@@ -48,19 +48,20 @@ def refuse_missing(formats: Sequence[str]) -> None:
             )
 
 
-def write(model: keras.Model, name: str, path: Path, sample: Any) -> None:
+def write(model: keras.Model, name: str, path: Path, sample: Any, classes: Sequence[str] = ()) -> None:
     """Write the model to `path`.
 
     Args:
         name: the name of the format.
         path: where nothing lies.
         sample: features of a few records; of what type each input is, where the model does not say.
+        classes: the names of the labels' classes by number, for Keras' own format.
 
     Raises:
         what Keras raises: the model cannot be written so.
     """
     if name == "keras":
-        saved_file.save(model, path)
+        saved_file.save(model, path, classes)
         return
     if not model.built:  # its own train_step() calls what it is made of, and never it
         model(keras.tree.map_structure(lambda array: arrays.tensor(arrays.standard(array)), sample))

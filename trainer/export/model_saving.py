@@ -80,18 +80,27 @@ def secure(model: keras.Model, directories: Sequence[Path], worker: int) -> Path
     return None
 
 
-def keep(model: keras.Model, directories: Sequence[Path], worker: int, safe: Path | None = None) -> Kept:
+def keep(
+    model: keras.Model,
+    directories: Sequence[Path],
+    worker: int,
+    safe: Path | None = None,
+    classes: Sequence[str] = (),
+) -> Kept:
     """Save the model in the first form and the first directory that work: whole anywhere before its weights.
 
     Args:
         directories: in order of preference; the last resort is a temporary one.
         worker: the number of this worker, for the names of unfinished files.
         safe: the file with the variables, from `secure`.
+        classes: the names of the labels' classes by number, which a whole model has, too.
     """
     trouble: BaseException | None = None
     for name, save in FORMS:
         for directory in _places(directories):
             path, write = directory / name, partial(save, model)
+            if save is saved_file.save:
+                write = partial(saved_file.save, model, classes=classes)
             try:
                 return Kept(formats.put(path, write, worker), trouble, safe)
             except FAILURES as error:

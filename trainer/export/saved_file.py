@@ -10,14 +10,14 @@ from __future__ import annotations
 import json
 import shutil
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import keras
 import numpy as np
 
-from edl.contract.artifacts import MODEL
+from edl.contract.artifacts import CLASSES, METADATA, MODEL
 from edl.layers import (  # a file may contain them, and Keras alone does not know them
     Embedding,
     rows_to_be_loaded,
@@ -41,16 +41,19 @@ FUNCTIONS = (  # where Keras looks for a function by its name
 )
 
 
-def save(model: keras.Model, path: Path) -> None:
-    """Save the model as Keras does.
+def save(model: keras.Model, path: Path, classes: Sequence[str] = ()) -> None:
+    """Save the model as Keras does, with the numbers of its labels' classes in the file's metadata.
 
     Layers that have replaced Keras' own (trainer/embedding/replacement.py) are saved as Keras' own.
+
+    Args:
+        classes: the names of the labels' classes by number; empty if labels are numbers.
 
     Raises:
         Exception: any that Keras raises.
     """
     model.save(path)
-    if not _replaced(model):
+    if not _replaced(model) and not classes:
         return
     changed = path.with_name(f".plain.{path.name}")
     try:
@@ -59,6 +62,8 @@ def save(model: keras.Model, path: Path) -> None:
                 with old.open(item) as source, new.open(item, "w", force_zip64=True) as target:
                     if item.filename == CONFIG:
                         target.write(json.dumps(_plain(json.load(source))).encode())
+                    elif item.filename == METADATA and classes:
+                        target.write(json.dumps({**json.load(source), CLASSES: list(classes)}).encode())
                     else:
                         shutil.copyfileobj(source, target, PIECE)
         changed.replace(path)

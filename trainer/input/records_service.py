@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import random
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -36,6 +37,7 @@ class RecordsService:
         split: its name.
         seed, shuffle, lenient: see `Records`.
         count: the number of records that the worker has found.
+        classes: the classes of the training's labels, as the worker knows them.
 
     Raises:
         DataError: there are more or fewer records than the worker has found.
@@ -52,9 +54,11 @@ class RecordsService:
         lenient: bool,
         count: int,
         functions: dict[str, str] | None = None,
+        classes: Sequence[str] | None = None,
     ):
         keras.utils.set_random_seed(seed)
         loaded = user_model.load(module, source, Data.model_validate(data), seed, functions=functions)
+        loaded.labels.classes = None if classes is None else tuple(classes)
         reader = loaded.reader(split)
         found = len(reader) if reader is not None else 0
         if reader is None or found != count:

@@ -29,7 +29,9 @@ from typing import Any
 from edl import scratch
 from edl.config import model_check
 from edl.config.job import Config, Data
+from edl.contract.evaluation import PREDICTED
 from edl.data import Reader, dataset
+from edl.data.image_files import classes_of, number_as
 from edl.errors import DataError, ModelError
 from edl.trainer.model import user_import
 from edl.trainer.model.splits import Splits
@@ -37,6 +39,17 @@ from edl.trainer.model.transform import Transform, parameters
 
 OPTIONAL = ("feed", "callbacks", "write", "transform")
 CONTRACT = ("model", "data", *OPTIONAL)  # the functions of the contract
+
+
+@dataclass
+class Labels:
+    """The numbers of the classes in a training's labels.
+
+    Args:
+        classes: their names by number; None: not known yet; empty: labels are numbers already.
+    """
+
+    classes: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -49,6 +62,7 @@ class UserModel:
         transform: called through `transform_of`.
         functions: names of functions of ElasticDL's contract, as in the values (model.functions).
         module_names: the module's names; None: those of the file that defines `model`.
+        labels: the numbers of the classes, which are those of the training in every split.
     """
 
     name: str
@@ -60,6 +74,7 @@ class UserModel:
     transform: Callable[..., Any] | None = None
     functions: Mapping[str, str] = field(default_factory=dict)
     module_names: Mapping[str, Any] | None = None
+    labels: Labels = field(default_factory=Labels)
 
     @property
     def names(self) -> Mapping[str, Any]:
@@ -71,7 +86,19 @@ class UserModel:
 
         Raises:
             ModelError: the records of what data(split) returned cannot be had by index.
+            DataError: a record has a class that the training has not.
         """
+        reader = self._reader(split)
+        if split == "train" and self.labels.classes is None:
+            self.labels.classes = classes_of(reader)
+        elif split != PREDICTED and classes_of(reader):  # the labels of a prediction are not used
+            if self.labels.classes is None:
+                self.labels.classes = classes_of(self._reader("train"))
+            if self.labels.classes:
+                number_as(reader, self.labels.classes, self.source(split))
+        return reader
+
+    def _reader(self, split: str) -> Reader | None:
         data = self.data(split)
         if data is None and split != "train":
             return None

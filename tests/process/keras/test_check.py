@@ -4,14 +4,18 @@
 from __future__ import annotations
 
 import re
+import shutil
 from pathlib import Path
 
+import keras
 import pytest
+from PIL import Image
 
 from edl import config
 from edl.config import values
 from edl.contract.model_report import ModelReport
 from edl.trainer.check_model import Check
+from edl.trainer.export import saved_file
 
 MODEL = """\
 import edl
@@ -156,6 +160,37 @@ def test_a_good_model_is_described() -> None:
     assert report.loss is not None
     assert report.metrics.keys() == {"loss"}
     assert report.process_bytes > report.state_bytes > 3 * 4
+
+
+def test_the_names_of_columns_and_classes_are_reported() -> None:
+    report = checked(a_model(HOUSES).replace("Dense(3)", "Dense(1)"), "columns")
+    assert [(s.columns, s.classes) for s in report.splits] == [(("rooms", "age"), ())] * 2
+    for path in ("train/cat", "train/dog", "train/owl", "test/dog", "test/owl"):
+        Path(path).mkdir(parents=True)
+        if path != "train/dog":
+            Image.new("RGB", (2, 2), "red").save(Path(path, "0.png"))
+    text = a_model("edl.images(split)", loss='"sparse_categorical_crossentropy"').replace(
+        "data()", "data(split)"
+    )
+    text = text.replace("keras.Input((2,))", "keras.Input((2, 2, 3)), keras.layers.Flatten()")
+    report = checked(text, "classes")
+    assert not report.mistakes, report.mistakes
+    assert [(s.name, s.classes) for s in report.splits] == [
+        ("train", ("cat", "dog", "owl")),
+        ("test", ("cat", "dog", "owl")),
+    ]
+    # The trained model says how its labels are numbered, without the records of its training.
+    model = keras.Sequential([keras.Input((2, 2, 3)), keras.layers.Flatten(), keras.layers.Dense(3)])
+    saved_file.save(model, Path("named.keras"), ["owl", "dog", "cat"])
+    saved_file.save(model, Path("unnamed.keras"))
+    assert keras.models.load_model("named.keras").count_params() == model.count_params()
+    shutil.rmtree("train")
+    for name, classes in (("named", ("owl", "dog", "cat")), ("unnamed", ("dog", "owl"))):
+        report = checked(text, f"of_{name}", "mode=evaluate", f"initFrom.path={name}.keras")
+        assert not report.mistakes, report.mistakes
+        assert report.splits[0].classes == classes
+        told = [line for line in report.warnings if "numbered by these records alone: 0 dog, 1 owl" in line]
+        assert len(told) == (name == "unnamed")
 
 
 def test_records_that_values_name_are_checked_without_data() -> None:

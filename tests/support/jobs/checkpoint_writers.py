@@ -56,12 +56,19 @@ class Writer(A[Held]):
         servers: Callable[[Store], Any] | None = None,
         **named: Any,
     ):
-        changes = named.pop("changes", {})
+        changes, classes = named.pop("changes", {}), named.pop("classes", ())
         super().__init__(number, ring=Held(), config=configured(where, **changes), **named)
         self.beside, store = Queue(), Store.open(str(where))
         self.servers = servers(store) if servers is not None else None
         self.checkpoints = Checkpointing(
-            self.config, self.session, self.learner, store, run_id, self.beside, servers=self.servers
+            self.config,
+            self.session,
+            self.learner,
+            store,
+            run_id,
+            self.beside,
+            servers=self.servers,
+            classes=classes,
         )
         self.rebuild(checkpoints=self.checkpoints)
 

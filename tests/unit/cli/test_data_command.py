@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from edl.cli import main
 
@@ -106,3 +107,18 @@ def test_a_file_that_cannot_be_read_is_an_error(
     assert told.startswith("edl: ")
     assert words in told
     assert told.count("\n") == 1
+
+
+def test_the_columns_of_a_matrix_and_the_numbers_of_classes_are_shown(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("t.csv").write_text("a,b,y\n1,2,3\n4,5,6\n")
+    assert called(monkeypatch, "t.csv", "--option", "label=y") == 0
+    assert "columns of the features: a, b\n" in capsys.readouterr().out
+    for name in ("cat", "dog", "owl"):
+        Path("pets", name).mkdir(parents=True)
+    Image.new("RGB", (2, 2)).save("pets/owl/0.png")
+    assert called(monkeypatch, "pets") == 0
+    assert "labels: 0 cat, 1 dog, 2 owl\n" in capsys.readouterr().out
+    assert called(monkeypatch, "pets", "-o", "json") == 0
+    assert json.loads(capsys.readouterr().out)["classes"] == ["cat", "dog", "owl"]

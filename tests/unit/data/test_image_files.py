@@ -16,7 +16,9 @@ from PIL import Image
 
 import edl
 from edl.data import image_files
+from edl.data.image_files import classes_of, number_as
 from edl.errors import DataError
+from edl.trainer.model.user_model import UserModel
 
 
 @pytest.fixture(autouse=True)
@@ -50,6 +52,43 @@ def test_a_folder_for_each_class(pictures: Path) -> None:
     grey, numbers = edl.images(pictures, size=(8, 6), channels=1, classes=["dog", "cat"]).read(0, 4)
     assert (grey.shape, numbers.tolist()) == ((4, 8, 6, 1), [1, 1, 0, 0])
     assert edl.images(pictures / "cat").read(0, 2).shape == (2, 30, 40, 3)
+
+
+def test_classes_are_those_of_the_training_in_every_split(tmp_path: Path) -> None:
+    def folders(split: str, **counts: int) -> Path:
+        for name, count in counts.items():
+            (tmp_path / split / name).mkdir(parents=True)
+            for nth in range(count):
+                Image.fromarray(np.full((2, 2, 3), nth, np.uint8)).save(
+                    tmp_path / split / name / f"{nth}.png"
+                )
+        return tmp_path / split
+
+    train, test = folders("train", cat=2, dog=0, owl=1, _hidden=1), folders("test", cat=1, owl=1)
+    reader: Any = edl.images(train)
+    assert reader.classes == ("cat", "dog", "owl") and reader.read(0, 3)[1].tolist() == [0, 0, 2]
+    assert edl.images(test).read(0, 2)[1].tolist() == [0, 1], "by itself, a folder knows of no other classes"
+
+    def module(**options: Any) -> UserModel:
+        return UserModel("mine", lambda: None, lambda split: edl.images(tmp_path / split, **options), None)
+
+    for splits in (("train", "test"), ("test",)):  # in a job, and in a process that reads the one split
+        module_of_job = module()
+        readers = [module_of_job.reader(split) for split in splits]
+        assert readers[-1] is not None and readers[-1].read(0, 2)[1].tolist() == [0, 2]
+        assert module_of_job.labels.classes == ("cat", "dog", "owl")
+    divided: Any = edl.split(edl.images(test), test=0.5)["test"]
+    number_as(divided, ["owl", "cat"], "test")
+    assert classes_of(divided) == ("owl", "cat")
+    folders("test", fox=1)
+    with pytest.raises(
+        DataError, match=r"fox/0\.png: class 'fox' of data\('test'\) is not one of the training's"
+    ):
+        module().reader("test")
+    with pytest.raises(DataError, match="data\\('test'\\): classes is cat, fox, owl, and the model's labels"):
+        number_as(edl.images(test, classes=["cat", "fox", "owl"]), reader.classes, "data('test')")
+    folders("predict", anything=1)
+    assert module().reader("predict") is not None, "labels of a prediction are not used"
 
 
 def test_a_table_of_paths(pictures: Path) -> None:

@@ -211,6 +211,20 @@ def test_what_differs_from_the_checkpoint_is_refused_by_name(pair: list[Writer],
         of(learner=CountingLearner(POSITIONS + 1)).newest(LAYOUT)
 
 
+def test_the_classes_of_the_labels_are_those_of_the_checkpoint(tmp_path: Path) -> None:
+    saves(Writer(0, tmp_path, classes=["cat", "dog"]))
+
+    def of(classes: list[str]) -> Checkpointing:
+        changes = {"checkpoint": {"resume": True}}
+        return Writer(5, tmp_path, run_id="run-2", changes=changes, classes=classes).checkpoints
+
+    assert of(["cat", "dog"]).newest(LAYOUT)[0] == 6
+    with pytest.raises(
+        DataError, match="was trained with the classes cat, dog, and the data now have cat, fox"
+    ):
+        of(["cat", "fox"]).newest(LAYOUT)
+
+
 def test_by_force_the_order_may_be_another_and_it_is_told_for_ever(
     pair: list[Writer], tmp_path: Path
 ) -> None:
