@@ -251,7 +251,7 @@ class LoopState:
 
 
 def named(names: Sequence[str]) -> str:
-    """The first few of these variables in words; empty if there is none."""
+    """The first few of these variables in words; empty without names."""
     return ", ".join(names[:NAMED]) + (f" and {len(names) - NAMED} others" if len(names) > NAMED else "")
 
 
