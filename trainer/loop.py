@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import shutil
 import sys
-import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -30,7 +29,9 @@ from typing import Any, Protocol
 import tensorflow as tf
 
 from edl import config as config_module
+from edl import scratch
 from edl.config import Config, values
+from edl.contract import artifacts
 from edl.data import dataset
 from edl.errors import DataError, ModelError
 from edl.trainer.model.data import Batches
@@ -386,9 +387,9 @@ class Alone:
 @contextmanager
 def _beside(output: Path) -> Iterator[Path]:
     """A new directory, whose files are moved into `output` at the end of the block."""
-    with tempfile.TemporaryDirectory(prefix=".saving-", dir=output) as directory:
-        yield Path(directory)
-        for path in sorted(Path(directory).iterdir()):
+    with scratch.directory(output, artifacts.SAVING) as directory:  # removes those of lost savers, too
+        yield directory
+        for path in sorted(directory.iterdir()):
             target = output / path.name
             if target.is_dir():
                 shutil.rmtree(target)

@@ -18,6 +18,7 @@ from functools import partial
 from pathlib import Path
 
 from edl import scratch
+from edl.contract import artifacts
 from edl.contract.exit_codes import WorkerExit
 from edl.contract.ids import WorkerId
 from edl.errors import EdlError
@@ -134,6 +135,7 @@ class Processes:
         await self._launcher.close()
         await self._tasks.close()
         await asyncio.to_thread(scratch.remove_abandoned)  # directories of killed workers
+        await asyncio.to_thread(scratch.remove_abandoned, self._logs.parent, artifacts.SAVING)
         if self._memories is not None:
             self._memories.close()
 

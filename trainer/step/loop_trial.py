@@ -24,8 +24,8 @@ from edl.errors import ModelError
 from edl.trainer.model.loop_state import MISSING, REPLACED, LoopState, named
 from edl.trainer.step.turns import Given
 
-# The gradients that turns 3 and 4 return are smaller by this factor. Neither it nor its square is a usual value
-# of 1 - decay: such an average would not change in these turns.
+# The gradients that turns 3 and 4 return are smaller by this factor. Neither it nor its square is a usual
+# value of 1 - decay: such an average would not change in these turns.
 SCALE = 0.23
 TOLERANCE = 1e-4  # relative difference of gradients that rounding can explain
 MOST_NOISE = 1e-2  # relative difference of the gradients of one state beyond which they are random

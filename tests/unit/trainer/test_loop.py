@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,6 +15,8 @@ import pytest
 import tensorflow as tf
 
 import edl
+from edl import scratch
+from edl.contract import artifacts
 from edl.trainer import loop, script
 
 RECORDS = 10
@@ -215,6 +218,22 @@ def test_a_loop_that_is_left_cannot_save() -> None:
     assert "was left before the job's end" in job.left_early
     with pytest.raises(edl.EdlError, match=r"test_loop.py, line \d+: job.save\(\) was called before"):
         job.save(lambda directory: None)
+
+
+def test_what_a_killed_saver_has_left_is_removed_by_the_next_one(tmp_path: Path) -> None:
+    kill = "import os; (path / 'half').touch(); os.kill(os.getpid(), 9)"
+    code = (
+        f"from pathlib import Path; from edl.trainer import loop\nwith loop._beside(Path()) as path: {kill}"
+    )
+    assert subprocess.run([sys.executable, "-c", code], cwd=tmp_path).returncode == -9
+    assert [path.name for path in tmp_path.glob(".saving-*/*")] == ["half"]
+    with (
+        scratch.directory(tmp_path, artifacts.SAVING) as of_a_live_saver,
+        loop._beside(tmp_path) as directory,
+    ):
+        (directory / "whole").touch()
+        assert of_a_live_saver.is_dir()
+    assert [path.name for path in tmp_path.iterdir()] == ["whole"]
 
 
 def test_state_behind_functions_is_restored_after_the_first_turns() -> None:
