@@ -287,7 +287,8 @@ class JournalProof:
             self._count(form["root"])
         self.begins = form["root"] not in self.synced or self.on_servers
         if self.own_loop and not self.begins:
-            self._goes_on_uncompared(form["root"])
+            if not (self.members & self.synced) - self.uncompared:  # else they are compared in this ring
+                self._goes_on_uncompared(form["root"])
             self.uncompared |= self.members - self.synced
         self.root_step = 0 if self.on_servers else self._goes_on(form["root"], lost, where)
         if self.inherited and self.rings == 1 and not self.unseen:
