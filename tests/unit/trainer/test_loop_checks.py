@@ -61,19 +61,19 @@ def descent(held: dict[str, Any], update: Callable[[np.ndarray, loop.Step], obje
 
 def rebound() -> tuple[Any, Body]:
     """`W = W - lr * mean`, and the state holds the first array."""
-    held = {"w": np.zeros(3, np.float32)}
+    held: dict[str, Any] = {"w": np.zeros(3, np.float32)}
     return [held["w"]], descent(held, lambda mean, step: held.update(w=held["w"] - 0.1 * mean))
 
 
 def entry() -> tuple[Any, Body]:
     """As `rebound`, with an entry of a dict that is the state."""
-    held = {"w": np.zeros(3, np.float32)}
+    held: dict[str, Any] = {"w": np.zeros(3, np.float32)}
     return held, descent(held, lambda mean, step: held.update(w=held["w"] - 0.1 * mean))
 
 
 def old_get() -> tuple[Any, Body]:
     """The function `get` returns the first array for ever, though `set` is right; as with JAX."""
-    held = {"w": np.zeros(3, np.float32)}
+    held: dict[str, Any] = {"w": np.zeros(3, np.float32)}
     first = held["w"]
     put = lambda value: held.update(w=value)  # noqa: E731
     return edl.state(lambda: first, put), descent(
@@ -83,7 +83,7 @@ def old_get() -> tuple[Any, Body]:
 
 def one_of_two() -> tuple[Any, Body]:
     """One array is changed in place, the other one is replaced."""
-    held = {"w": np.zeros(3, np.float32), "b": np.zeros(2, np.float32)}
+    held: dict[str, Any] = {"w": np.zeros(3, np.float32), "b": np.zeros(2, np.float32)}
 
     def body(step: loop.Step) -> None:
         off = float((step.records["x"] @ held["w"] + held["b"].sum() - step.records["y"]).mean())
@@ -183,7 +183,7 @@ def sound() -> Iterator[tuple[str, Any, Body]]:
     yield "gradients are random", [noisy], random
     solved = np.ones(3, np.float32)
     yield "all gradients are 0", [solved], lambda step: step.mean([0 * solved])
-    behind = {"w": np.zeros(3, np.float32)}
+    behind: dict[str, Any] = {"w": np.zeros(3, np.float32)}
     yield (
         "new arrays behind functions",
         edl.state(lambda: behind["w"], lambda value: behind.update(w=value)),
@@ -197,7 +197,8 @@ def test_a_loop_whose_state_is_complete_trains_on(state: Any, body: Body) -> Non
 
 
 def test_updates_that_never_change_the_state_are_refused_later_if_the_trial_cannot_tell() -> None:
-    chance, held = np.random.default_rng(0), {"w": np.zeros(3, np.float32)}
+    chance = np.random.default_rng(0)
+    held: dict[str, Any] = {"w": np.zeros(3, np.float32)}
 
     def body(step: loop.Step) -> None:
         if (mean := step.mean([chance.normal(size=3).astype(np.float32)])) is not None:
