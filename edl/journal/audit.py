@@ -282,7 +282,7 @@ def _verdict(proof: JournalProof, kept: _Kept, summary: dict[str, Any]) -> str:
     if proof.unproved:
         once = (
             f"not proved: {how_many(proof.unproved, 'time')} the training went on from a worker that had "
-            "received the state and was never compared with another one, so a `state` that lacks something "
+            "received the state and was never compared with others, so a `state` that lacks something "
             "would not have been noticed. Counted once"
         )
     text = (
