@@ -20,14 +20,18 @@ PREFIX = "edl-scratch-"
 
 
 @contextlib.contextmanager
-def directory() -> Iterator[Path]:
+def directory(inside: Path | None = None, prefix: str = PREFIX) -> Iterator[Path]:
     """A new directory that is removed at the end of the block, or once this process has ended.
+
+    Args:
+        inside: where to create it; None for the system's directory of temporary files.
+        prefix: of its name.
 
     Raises:
         OSError: the directory cannot be created.
     """
-    remove_abandoned()
-    path, lock = _locked()
+    remove_abandoned(inside, prefix)
+    path, lock = _locked(inside, prefix)
     try:
         yield path
     finally:
@@ -47,9 +51,9 @@ def of_this_process() -> Path:
     return path
 
 
-def remove_abandoned() -> None:
-    """Remove this user's directories whose processes have ended."""
-    for path in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
+def remove_abandoned(inside: Path | None = None, prefix: str = PREFIX) -> None:
+    """Remove this user's directories whose processes have ended; the arguments are those of `directory`."""
+    for path in (inside or Path(tempfile.gettempdir())).glob(f"{prefix}*"):
         with contextlib.suppress(OSError):  # another user's, one in use, or another process removes it
             lock = _open(path)
             try:
@@ -66,10 +70,10 @@ def _remove(path: Path, process: int) -> None:
         shutil.rmtree(path, ignore_errors=True)
 
 
-def _locked() -> tuple[Path, int]:
+def _locked(inside: Path | None = None, prefix: str = PREFIX) -> tuple[Path, int]:
     """Create a new directory and return it with the descriptor that holds its lock."""
     while True:
-        path = Path(tempfile.mkdtemp(prefix=PREFIX))
+        path = Path(tempfile.mkdtemp(prefix=prefix, dir=inside))
         lock = -1
         with contextlib.suppress(FileNotFoundError):
             lock = _open(path)

@@ -52,6 +52,7 @@ def assemble(
     callbacks: Callbacks | None = None,
     history: Callable[[Sequence[Mapping[str, Value]]], None] | None = None,
     memory: InMemorySnapshot | None = None,
+    more: Sequence[Part] = (),
 ) -> Worker:
     """Return a worker with these parts. None: the job does not have this part.
 
@@ -66,8 +67,9 @@ def assemble(
         callbacks: the user's.
         history: receives the history of all whole epochs, again and again.
         memory: keeps a copy of each state in memory that outlives this process.
+        more: parts that come first.
     """
-    parts: list[Part] = []
+    parts = [*more]
     due: Due = never
 
     def save() -> None:

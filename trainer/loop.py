@@ -8,9 +8,10 @@
             continue                          # the step did not happen, and comes again
         ...
 
-`job.steps()` first lets the loop run twice with a few records, before this worker takes part in anything.
-In the first turn `mean` returns None, so a loop that does not expect that fails at its start. In the second
-turn it returns the gradients themselves, so that all is traced and compiled; then the state is restored.
+`job.steps()` first lets the loop run a few times with a few records, before this worker takes part in
+anything. In the first turn `mean` returns None, so a loop that does not expect that fails at its start. In
+the second turn it returns the gradients themselves, so that all is traced and compiled. On one worker, two
+further turns show whether `state` holds all that the loop changes. Then the state is restored.
 
 The host runs the loop: `Alone` for `python train.py`, and trainer/script.py for a worker of a job.
 """
@@ -19,7 +20,6 @@ from __future__ import annotations
 
 import shutil
 import sys
-import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -29,7 +29,9 @@ from typing import Any, Protocol
 import tensorflow as tf
 
 from edl import config as config_module
+from edl import scratch
 from edl.config import Config, values
+from edl.contract import artifacts
 from edl.data import dataset
 from edl.errors import DataError, ModelError
 from edl.trainer.model.data import Batches
@@ -46,6 +48,7 @@ from edl.trainer.session.telemetry import Telemetry
 from edl.trainer.state import State
 from edl.trainer.step.fused_updates import fuse
 from edl.trainer.step.loop_learner import Gradients, LoopLearner
+from edl.trainer.step.loop_trial import LoopTrial
 from edl.trainer.step.turns import LoopLeft, Turn, Turns
 from edl.trainer.worker import Worker
 
@@ -61,6 +64,11 @@ class Host(Protocol):
     ring: Ring
     watch: Watch
     job: Job | None  # that the script has joined
+
+    @property
+    def tries_whole(self) -> bool:
+        """Whether the loop's trial compares two steps from the same state, for all workers of the job."""
+        ...
 
     def train(self, job: Job, learner: LoopLearner, batches: Batches) -> None:
         """Train until the job ends; called on a thread of its own.
@@ -178,8 +186,7 @@ class Job:
             raise ModelError(f"{caller()}: job.steps() was called a second time")
         self.has_begun = True
         try:
-            for own in (False, True):
-                yield from self._try_once(own)
+            yield from self._try()
             self._thread.start()
             while (turn := self._turns.next()) is not None:
                 yield from self._one(Step(self, turn))
@@ -226,29 +233,33 @@ class Job:
         if not step.is_given:
             raise ModelError(f"the loop's body did not call step.mean() for step {step.number + 1}")
 
-    def _try_once(self, own: bool) -> Iterator[Step]:
-        """Let the loop run once without a ring.
-
-        Args:
-            own: `mean` returns the gradients, and the state is restored; else it returns None.
-        """
-        before = [part.copy() for part in self._state.parts()] if own else []
-        self._learner.begin(0, 0, check=True)
+    def _try(self) -> Iterator[Step]:
+        """Let the loop run without a ring, and restore the state (trainer/step/loop_trial.py)."""
+        learner, trial = self._learner, LoopTrial(self._state, self._where)
         turn = Turn(self._sample.x, 0, len(self._sample))
+
+        def first(tree: Any, loss: Any, metrics: Mapping[str, Any]) -> None:
+            learner.refuse_changed(0)
+            gradients = Gradients(tree, loss is not None, sorted(metrics))
+            trial.gave(gradients.given(tree, loss, metrics))
+            found.append(gradients)
+
+        def later(tree: Any, loss: Any, metrics: Mapping[str, Any]) -> Any:
+            assert learner.gradients is not None
+            learner.refuse_changed(0)
+            return learner.own_mean(*trial.gave(learner.gradients.given(tree, loss, metrics)))
+
         found: list[Gradients] = []
-
-        def give(tree: Any, loss: Any, metrics: Mapping[str, Any]) -> Any:
-            self._learner.refuse_changed(0)
-            found.append(Gradients(tree, loss is not None, sorted(metrics)))
-            return self._learner.own_mean(tree, loss, metrics) if own else None
-
-        yield from self._one(Step(self, turn, give))
-        if own:
-            self._learner.refuse_grown()
-            self._state.take_over(self._state.prepared(before))
-        else:
-            self._learner.refuse_changed(0, "after step.mean() had returned None")
-            self._learner.learn(found[0])
+        learner.begin(0, 0, check=True)
+        yield from self._one(Step(self, turn, first))
+        learner.refuse_changed(0, "after step.mean() had returned None")
+        learner.learn(found[0])
+        for _ in range(trial.begin(whole=self._host.tries_whole)):
+            learner.begin(0, 0, check=True)
+            yield from self._one(Step(self, turn, later))
+            learner.refuse_grown()
+            trial.changed()
+        trial.end()
 
     def _train(self) -> None:
         try:
@@ -358,6 +369,7 @@ class Alone:
         self.watch: Watch = unwatched
         self.job: Job | None = None
         self.output = Path.cwd()
+        self.tries_whole = True
 
     def train(self, job: Job, learner: LoopLearner, batches: Batches) -> None:
         """Train in a ring of this process alone."""
@@ -375,9 +387,9 @@ class Alone:
 @contextmanager
 def _beside(output: Path) -> Iterator[Path]:
     """A new directory, whose files are moved into `output` at the end of the block."""
-    with tempfile.TemporaryDirectory(prefix=".saving-", dir=output) as directory:
-        yield Path(directory)
-        for path in sorted(Path(directory).iterdir()):
+    with scratch.directory(output, artifacts.SAVING) as directory:  # removes those of lost savers, too
+        yield directory
+        for path in sorted(directory.iterdir()):
             target = output / path.name
             if target.is_dir():
                 shutil.rmtree(target)

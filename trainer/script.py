@@ -34,8 +34,9 @@ from edl.trainer.callbacks.history import HistoryFiles, as_json
 from edl.trainer.checkpoint.checkpointing import of_job
 from edl.trainer.checkpoint.in_memory_snapshot import InMemorySnapshot
 from edl.trainer.model.data import Batches
+from edl.trainer.parts.part import Part
 from edl.trainer.restore import Restore
-from edl.trainer.ring.base import Ring
+from edl.trainer.ring.base import Ring, RingSlot
 from edl.trainer.runtime.watchdog import Watch
 from edl.trainer.session.client import MasterStream
 from edl.trainer.session.telemetry import Telemetry
@@ -72,6 +73,16 @@ def run(script: str, arguments: Sequence[str]) -> None:
             raise UserCodeError(f"{path.name} has called sys.exit({error.code!r})") from error
 
 
+class _Comparison(Part):
+    """Compares the workers' states in the first steps of each ring, when some may have received theirs."""
+
+    def __init__(self, learner: LoopLearner):
+        self._learner = learner
+
+    def ring_up(self, here: RingSlot) -> None:
+        self._learner.compare_first_steps()
+
+
 class Served:
     """The host of a loop that is a worker of a job (`loop.Host`).
 
@@ -99,6 +110,11 @@ class Served:
     def output(self) -> Path:
         """The directory for the script's own files."""
         return self._begun.results or Path.cwd()
+
+    @property
+    def tries_whole(self) -> bool:
+        """True on one worker, for all."""
+        return self._begun.stream.runs_preflight
 
     def train(self, job: loop.Job, learner: LoopLearner, batches: Batches) -> None:
         """Train in the job's rings until the training ends."""
@@ -132,6 +148,7 @@ class Served:
             export,
             history=history,
             memory=self._memory,
+            more=[_Comparison(learner)],
         )
         self._ready(worker)
         self._ended(worker)

@@ -19,7 +19,9 @@ from typing import NoReturn
 import tensorflow as tf
 
 from edl import config as config_module
+from edl import scratch
 from edl.config import Config
+from edl.contract import artifacts
 from edl.contract.exit_codes import WorkerExit
 from edl.contract.proto import edl_pb2 as pb
 from edl.trainer.model.user_model import UserModel
@@ -85,6 +87,7 @@ def begin(stream: MasterStream) -> Begun:
         output_lock.hold(output, stream.run_id)
         if config.trains and os.environ.get(output_lock.PER_RUN):
             results = output_lock.results_of(output, stream.run_id)
+        scratch.remove_abandoned(results, artifacts.SAVING)
     watchdog = Watchdog(config.elastic.step_timeout_seconds, partial(_hung, stream))
     return Begun(config, stream, watchdog, Doing(), output, results)
 

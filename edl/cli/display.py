@@ -282,7 +282,8 @@ def result(summary: dict[str, Any], kept: str, model: str) -> str:
         model: location of the trained model, if one was saved.
     """
     trained = summary.get("task", {}).get("kind", "train") == "train"
-    saved = (summary["phase"] == Phase.Succeeded and trained) or summary.get("model")
+    # A script may have saved no model, and a shortened summary does not name it.
+    saved = summary.get("model", summary["phase"] == Phase.Succeeded and trained)
     summary = clean(summary)
     where = f"  model     {plain(model)}\n" if saved else ""
     where += f"  kept in   {plain(kept)}"

@@ -38,4 +38,4 @@ def horovod(context: typer.Context) -> None:
         )
     os.environ.update(call.environment)
     output = call.output or local_job.new_output(script.stem)
-    raise typer.Exit(local_job.run_job(output, merged, command="edl horovod"))
+    raise typer.Exit(local_job.run_job(output, merged, command="edl horovod", all_output=call.all_output))

@@ -112,6 +112,7 @@ class Call:
         files, sets: values files and settings of edl. The flags are the first settings.
         output: the output directory; None for a new one.
         notes: flags that were ignored, with the reason, a line for each.
+        all_output: whether the lines of all workers are shown, and not only those of rank 0.
     """
 
     says: str = ""
@@ -122,6 +123,7 @@ class Call:
     sets: tuple[str, ...] = ()
     output: Path | None = None
     notes: tuple[str, ...] = ()
+    all_output: bool = False
 
 
 class _Parser(argparse.ArgumentParser):
@@ -172,6 +174,7 @@ def parse(line: Sequence[str]) -> Call:
     parser.add_argument("--output-filename", "--output", type=Path)
     parser.add_argument("--gloo", action="store_true")
     parser.add_argument("--verbose", action="store_true")
+    parser.add_argument("--all-output", action="store_true")
     parser.add_argument("--values", "-f", type=Path, action="append", default=[])
     parser.add_argument("--set", action="append", default=[])
     parser.add_argument(*REFUSED, action=_Refuse, nargs="?", dest="refused")
@@ -195,6 +198,7 @@ def parse(line: Sequence[str]) -> Call:
         sets=(*_settings(found), *found.set),
         output=found.output_filename,
         notes=found.notes,
+        all_output=found.all_output,
     )
 
 
@@ -207,6 +211,7 @@ are refused, and flags without an effect are ignored, each with the reason.
   --min-np N, --max-np N    the script uses hvd.elastic: workers may join and leave
   --start-timeout SECONDS   until a worker has entered hvd.init(), or hvd.elastic.run
   --output-filename DIR     the output directory, with a log of each worker
+  --all-output              show the lines of all workers, and not only those of rank 0
   --set KEY=VALUE, -f FILE  values of edl; repeatable
   --legacy-keras            tf.keras is Keras 2, from the package tf-keras
   --check-build, --version  what edl's Horovod has"""

@@ -16,6 +16,7 @@ from edl.errors import ConfigError, EdlError
 from edl.formatting import plain
 
 RUNS = Path("runs")  # the folder in which `edl run` creates output directories
+MOST_NAMED = 8  # files in a line
 VALUES = "values.json"  # in an output directory: the job's values, complete
 MOST_LISTED = 10
 
@@ -134,3 +135,11 @@ def _newest_first(jobs: list[Path]) -> list[Path]:
         with contextlib.suppress(OSError):
             times[job] = (job / VALUES).stat().st_mtime_ns
     return sorted(times, key=lambda job: times[job], reverse=True)
+
+
+def others(output: Path) -> str:
+    """Name the files in an output directory that edl itself does not write: a script has saved them."""
+    own = {path.name for path in artifacts.written(output)} | {VALUES}
+    names = sorted(p.name for p in output.iterdir() if p.name not in own and not p.name.startswith("."))
+    more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
+    return plain(", ".join(names[:MOST_NAMED]) + more)

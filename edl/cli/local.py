@@ -59,7 +59,15 @@ class Local:
                 return ()
             case "predict":
                 return (f"predictions: {data.get('predictions') or self._output / artifacts.PREDICTIONS}",)
-        return (f"model: {model}, once the job succeeds",)
+        if self._runs_script():
+            saved = latest.others(self._output)
+            return (f"saved by the script: {saved}",) if saved else ()
+        return (f"model: {model}, once the job succeeds",) if data["phase"] not in ENDED else ()
+
+    def _runs_script(self) -> bool:
+        with suppress(EdlError, OSError):
+            return bool(config.parse(values.load([self._output / latest.VALUES])).model.script)
+        return False
 
     def wait(self, phase: Phase, seconds: float | None) -> tuple[str, str]:
         deadline = time.monotonic() + seconds if seconds is not None else None

@@ -18,10 +18,12 @@ from typing import Any
 from edl.cli import display, follow, latest, ui
 from edl.cli.job_values import has_checkpoint
 from edl.cli.latest import RUNS, VALUES
+from edl.cli.script_lines import ScriptLines
 from edl.contract import artifacts
 from edl.contract.own_modules import module_command
 from edl.contract.phases import Phase
 from edl.errors import EdlError
+from edl.formatting import plain
 from edl.net.master_client import Client
 from edl.report.at_end import write_report
 from edl.signals import to_handle
@@ -44,6 +46,7 @@ def run_job(
     more: Sequence[str] = (),
     begun: Callable[[subprocess.Popen[bytes]], None] = lambda master: None,
     command: str = "edl run",
+    all_output: bool = False,
 ) -> int:
     """Run a job with these values, and show it until it ends. Return the exit code.
 
@@ -51,6 +54,7 @@ def run_job(
         more: additional arguments of the master.
         begun: is called with the master's process once the master listens.
         command: the command that runs the job, for the job's reason if this process is killed.
+        all_output: of a script, show the lines of all workers, and not only those of rank 0.
 
     Raises:
         EdlError: a Horovod without edl's patches is installed, or `output` cannot be used.
@@ -63,7 +67,14 @@ def run_job(
         return _detach(process, output, interrupts)
     with contextlib.ExitStack() as until_the_end:
         pages = until_the_end if with_ui else None
-        return _attend(display.Screen(), process, output, interrupts, pages, begun)
+        screen, lines = display.Screen(), None
+        if merged["model"].get("script"):
+
+            def show(line: str) -> None:
+                screen.print(line, soft_wrap=True)
+
+            lines = ScriptLines(output / artifacts.LOGS, show, all_output, process.terminate)
+        return _attend(screen, process, output, interrupts, pages, begun, lines)
 
 
 @contextlib.contextmanager
@@ -215,10 +226,12 @@ def _attend(
     interrupts: Interrupts,
     pages: contextlib.ExitStack | None,
     begun: Callable[[subprocess.Popen[bytes]], None],
+    lines: ScriptLines | None,
 ) -> int:
     """Show the job until it ends. Return the exit code.
 
     Args:
+        lines: shows the lines of the job's script; None: the job has no script.
         pages: keeps the job's live page open; None: the job has no live page.
         begun: is called once the master listens.
     """
@@ -230,18 +243,27 @@ def _attend(
             begun(process)
             if pages is not None:
                 console.print(pages.enter_context(ui.beside(output)), soft_wrap=True)
-            follow.show(console, Client(artifacts.read_contact(output)).follow())
+            statuses = Client(artifacts.read_contact(output)).follow()
+            if lines is None:
+                follow.show(console, statuses)
+            else:
+                with lines:
+                    follow.show(console, lines.follow(statuses))
     except OSError:  # the output is a closed pipe, or the terminal is closed
         unread = True
         process.terminate()
     process.wait()
     if unread:
         return 128 + (interrupts.number or signal.SIGPIPE)
-    return _ended(console, process, output, interrupts)
+    return _ended(console, process, output, interrupts, script=lines is not None)
 
 
 def _ended(
-    console: display.Screen, process: subprocess.Popen[bytes], output: Path, interrupts: Interrupts
+    console: display.Screen,
+    process: subprocess.Popen[bytes],
+    output: Path,
+    interrupts: Interrupts,
+    script: bool = False,
 ) -> int:
     """Print the result of the job. Return the exit code.
 
@@ -263,6 +285,10 @@ def _ended(
     with contextlib.suppress(OSError):  # the terminal is closed
         told = display.result(summary, str(kept), str(kept / summary["model"]))
         console.print(display.ended(summary["phase"], told), soft_wrap=True)
+        if script and (saved := latest.others(kept)):
+            console.print(f"  saved     {saved}", soft_wrap=True)
+        if script:
+            console.print(f"  lines     of all workers: {plain(str(kept / artifacts.LOGS))}", soft_wrap=True)
         if told := write_report(kept):
             console.print(f"  {told}", style="yellow" if told.startswith("warning") else None, soft_wrap=True)
         if told := display.next_steps(summary, str(kept), told.startswith("report")):

@@ -36,6 +36,7 @@ ONLY_IN_EVENTS = frozenset(
         "FailedCreatePodSandBox",
     }
 )
+LOST_FILES = "what the script saves will be lost with its pod; set output.size or output.existingClaim"
 LOST = "the trained model {} lost with the worker's pod; set output.size or output.existingClaim"
 LOST_PREDICTIONS = (
     "the predictions will be lost with the workers' pods; set output.size, output.existingClaim or "
@@ -156,6 +157,10 @@ class FoundRelease:
             case "predict":
                 where = self.predictions
                 return f"predictions: {where}" if where else f"warning: {LOST_PREDICTIONS}"
+        with suppress(EdlError):
+            if self.values.get("model", {}).get("script"):
+                where = self._kept("what the script saves")
+                return f"results: {where}" if where else f"warning: {LOST_FILES}"
         where = self.model
         return f"model: {where}, once the job succeeds" if where else f"warning: {LOST.format('will be')}"
 

@@ -92,6 +92,13 @@ ScriptOption = Annotated[
         "arguments, so other options come before it.",
     ),
 ]
+AllOutputOption = Annotated[
+    bool,
+    typer.Option(
+        "--all-output",
+        help="With --script: show the lines that all workers print, and not only those of rank 0.",
+    ),
+]
 ScriptArguments = Annotated[list[str] | None, typer.Argument(hidden=True)]
 ModelArgument = Annotated[
     str,
@@ -119,6 +126,7 @@ def run(
     resume: ResumeOption = None,
     script: ScriptOption = "",
     arguments: ScriptArguments = None,
+    all_output: AllOutputOption = False,
     force: ForceOption = False,
 ) -> None:
     """Train a model on this machine, with workers as processes."""
@@ -137,7 +145,7 @@ def run(
     if dry_run:
         print(yaml.safe_dump(merged, sort_keys=False, allow_unicode=True), end="")
         return
-    raise typer.Exit(run_job(output, merged, salvage, detach, with_ui))
+    raise typer.Exit(run_job(output, merged, salvage, detach, with_ui, all_output=all_output))
 
 
 def given_values(

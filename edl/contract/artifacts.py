@@ -30,6 +30,7 @@ from edl.errors import EdlError
 SUMMARY, JOURNAL, MODEL, LOGS, CONTACT = "summary.json", "events.jsonl", "model.keras", "logs", "master.json"
 LOCK, SERVERS, CHECKPOINTS = ".lock", "servers", "checkpoints"
 REPORT = "report.html"
+SAVING = ".saving-"  # prefix of the directories in which a script saves, until its files are complete
 EXPORTS = "exports.json"
 # Export formats: the name in the values, and the file or directory.
 FORMATS = {"keras": MODEL, "savedmodel": "model.savedmodel", "onnx": "model.onnx"}

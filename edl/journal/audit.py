@@ -278,8 +278,15 @@ def _verdict(proof: JournalProof, kept: _Kept, summary: dict[str, Any]) -> str:
             but += f", except {bad} skipped records (non-finite)"
         else:
             but += f", except {bad} bad records" + (f", {unnamed} of them unnamed" * (unnamed > 0))
+    once = "exactly once"
+    if proof.unproved:
+        once = (
+            f"not proved: {how_many(proof.unproved, 'time')} the training went on from a worker that had "
+            "received the state and was never compared with others, so a `state` that lacks something "
+            "would not have been noticed. Counted once"
+        )
     text = (
-        f"exactly once{but}: {how_many(size, 'record')} x {how_many(epochs, 'epoch')} in "
+        f"{once}{but}: {how_many(size, 'record')} x {how_many(epochs, 'epoch')} in "
         f"{how_many(done, 'step')}, {how_many(proof.rings, 'ring')}; "
         f"{how_many(len(summary['digests']), 'worker')} ended with the same weights"
     )

@@ -10,6 +10,9 @@ It shares no code with the master's decisions. From the recorded events and effe
 - Every ring uses the data layout and the number of epochs of the job, and divides each step over its
   members.
 
+It also counts how often a loop of the user's own went on from a worker that had received its state and was
+never compared with the others. The members of a ring compare their states in its second step.
+
 The size of a proof does not depend on the job's length. `edl audit` updates it over the lines that it reads.
 The master updates it too and writes it at the head of each segment, so earlier segments can be deleted.
 """
@@ -31,6 +34,7 @@ from edl.errors import EdlError
 
 Entry = Mapping[str, Any]
 _NONE: Entry = {}
+COMPARED = 2  # steps of a ring after which the states of its members have been compared
 NOT_A_MASTERS = (LookupError, TypeError, ValueError, AttributeError, AssertionError)
 """Exceptions that are raised by a line that no master has written."""
 
@@ -90,6 +94,11 @@ class JournalProof:
     on_servers: bool = False  # the whole state is on servers: no worker has to hold it
     evaluated: dict[str, int] = field(default_factory=dict)  # by split: records of the last complete pass
     stopped: int = 0  # epochs after which training ends, because a callback has stopped it
+    own_loop: bool = False  # a script with edl.join: its `state` may lack something
+    uncompared: set[int] = field(
+        default_factory=set
+    )  # members of an own loop that have only received a state
+    unproved: int = 0  # how often an own loop went on from one of them
     inherited: bool = False  # an earlier master formed rings before the first line; its journal is not here
     unseen: int = 0  # steps made before the first line, as far as the lines show
 
@@ -123,6 +132,7 @@ class JournalProof:
             self.on_servers = is_asynchronous(str(values.get("mode", "train")))
             self.epochs = int(training["epochs"]) if self.mode == "train" else 0
             self.batch = int(training["batchSize"])
+            self.own_loop = self.mode == "train" and bool(values.get("model", {}).get("script"))
             self.stopped = 0  # workers whose state includes it report it again
             self.seed, self.shuffle = int(training["seed"]), bool(data["shuffle"])
         except (LookupError, TypeError, ValueError, OverflowError) as error:
@@ -142,6 +152,8 @@ class JournalProof:
         if self.lines == 1 and event["type"] == "Adopted":
             self.safe = event.get("safe", 0)
         self._note(entry, where)
+        if event.get("generation") == self.generation and event.get("step", 0) >= self.root_step + COMPARED:
+            self._compared()
         if self.inherited and not self.rings and not self.unseen:
             self.unseen = self.safe
 
@@ -172,6 +184,7 @@ class JournalProof:
                 if event["has_state"]:
                     self.synced.add(event["worker"])
             case "Gone":  # for good: this worker cannot be a root any more
+                self.uncompared.discard(event["worker"])
                 self.synced.discard(event["worker"])
                 self.out.pop(event["worker"], None)
                 self.copies.pop(event["worker"], None)
@@ -205,6 +218,8 @@ class JournalProof:
                     self._form(effect, lost, where)
                 case "Export":
                     self._count(effect["worker"])
+                    if not self._ended_alike(effect["worker"]):
+                        self._goes_on_uncompared(effect["worker"])
                     self.exported = self._goes_on(effect["worker"], lost, where)
 
     def _joined(self, event: Entry, where: str) -> None:
@@ -271,6 +286,10 @@ class JournalProof:
         if (copy := self.copies.get(form["root"])) is not None and copy.step == form.get("step", 0):
             self._count(form["root"])
         self.begins = form["root"] not in self.synced or self.on_servers
+        if self.own_loop and not self.begins:
+            if not (self.members & self.synced) - self.uncompared:  # else they are compared in this ring
+                self._goes_on_uncompared(form["root"])
+            self.uncompared |= self.members - self.synced
         self.root_step = 0 if self.on_servers else self._goes_on(form["root"], lost, where)
         if self.inherited and self.rings == 1 and not self.unseen:
             self.unseen = self.root_step
@@ -288,6 +307,23 @@ class JournalProof:
         self.synced.clear()
         self.out.clear()
         self.copies.clear()
+        self.uncompared.clear()
+
+    def _compared(self) -> None:
+        """Update the proof: the members of the ring have compared their states."""
+        if len(self.members) > 1:
+            self.uncompared -= self.members
+
+    def _goes_on_uncompared(self, root: int) -> None:
+        """Count the root if it has received its state and was never compared with a different worker."""
+        self.unproved += root in self.uncompared
+        self.uncompared.discard(root)
+
+    def _ended_alike(self, worker: int) -> bool:
+        """Whether the state that this worker reported last is that of a different worker, too."""
+        ends = [(out.step, out.digest) for w, out in self.out.items() if w in self.synced and out.digest]
+        out = self.out.get(worker, Out())
+        return ends.count((out.step, out.digest)) > 1
 
     def _count(self, root: int) -> None:
         """Set the root's state to its copy in memory, unless the root holds a state already."""

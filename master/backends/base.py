@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 from collections.abc import Callable, Coroutine
 from functools import partial
 from pathlib import Path
@@ -40,6 +41,10 @@ from edl.master.core import events as ev
 
 log = structlog.get_logger()
 MOST_LINE = 500  # characters
+# Lines of a stack, as Python's faulthandler and the libraries of TensorFlow print it after the cause.
+FRAME = re.compile(
+    r"\s*(@ +0x|File \"|(Current )?[Tt]hread 0x|Extension modules: |\*\*\* |<no Python frame>)"
+)
 
 Emit: TypeAlias = Callable[[ev.Event], None]
 
@@ -129,15 +134,20 @@ class Tasks:
             failed(error)
 
 
-def last_line(log: Path) -> str:
-    """Return the last line of a process's log, for messages; empty if the log cannot be read."""
+def last_line(log: Path, most: int = 1) -> str:
+    """Return the last line of a process's log, for messages; empty if the log cannot be read.
+
+    Args:
+        most: so many of the last lines, without the frames of a stack.
+    """
     try:
         with open(log, "rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - 10 * MOST_LINE))
             lines = file.read().decode(errors="replace").strip().splitlines()
     except OSError:
         return ""
-    return plain(lines[-1])[-MOST_LINE:] if lines else ""
+    found = [line.strip() for line in lines if line.strip() and not FRAME.match(line)]
+    return plain("; ".join(found[-most:]))[-MOST_LINE:]
 
 
 def format_error(error: Exception) -> str:

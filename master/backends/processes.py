@@ -18,6 +18,7 @@ from functools import partial
 from pathlib import Path
 
 from edl import scratch
+from edl.contract import artifacts
 from edl.contract.exit_codes import WorkerExit
 from edl.contract.ids import WorkerId
 from edl.errors import EdlError
@@ -26,10 +27,12 @@ from edl.master.backends.gpus import Gpus
 from edl.master.backends.launchers import Launcher, LauncherLost
 from edl.master.core import effects as ef
 from edl.master.core import events as ev
+from edl.master.core.failures import OUTSIDE_SIGNALS
 
 MEMORY = "edl-state"  # name of the memory file, visible in /proc
 ENDING_SECONDS = 2.0  # for a process to exit after its stream has ended
 CLOSE_SECONDS = 10.0  # for killed processes to be reaped
+LAST_LINES = 3  # of the log of a crashed worker, for the reason
 NOT_STARTED = "it was not started yet"
 
 
@@ -134,6 +137,7 @@ class Processes:
         await self._launcher.close()
         await self._tasks.close()
         await asyncio.to_thread(scratch.remove_abandoned)  # directories of killed workers
+        await asyncio.to_thread(scratch.remove_abandoned, self._logs.parent, artifacts.SAVING)
         if self._memories is not None:
             self._memories.close()
 
@@ -171,7 +175,9 @@ class Processes:
         _end_group(w.pid)
         w.pid = 0  # from now on the pid may belong to a different process
         if code < 0:
-            self._end(w, ev.Gone(w.id, signal=signal.Signals(-code).name))
+            name = signal.Signals(-code).name
+            ends = last_line(log, LAST_LINES) if name not in OUTSIDE_SIGNALS else ""
+            self._end(w, ev.Gone(w.id, signal=name, why=f"its log ends with: {ends}" if ends else ""))
         else:
             # A worker that could not report its failure to the master has logged it.
             why = last_line(log) if code == WorkerExit.FAILED else ""

@@ -29,7 +29,8 @@ from edl.master.core import membership, training
 from edl.master.core.ring import BREAK
 from edl.master.core.state import State
 
-CAUSES = "bad memory, or an operation whose result depends on the machine"
+CAUSES = "an operation whose result depends on the machine, or bad memory"
+CAUSES_OF_A_LOOP = f"something that the loop changes is missing from the `state` of edl.join(), {CAUSES}"
 MOST_NAMED = 8  # workers in a sentence
 
 
@@ -87,7 +88,9 @@ def at_the_end(job: State, step: int, digests: Mapping[WorkerId, str]) -> bool:
         _drop(job, found, step)
         return job.ending is None
     if job.config.asynchronous or not (job.checkpoints.enabled and job.config.trains):
-        job.end(Phase.Failed, f"{_sentence(found, step)}. There is no checkpoint that they could go back to")
+        job.end(
+            Phase.Failed, f"{_sentence(job, found, step)}. There is no checkpoint that they could go back to"
+        )
         return False
     job.result.model, job.result.variables, job.result.kept_at = "", "", None
     _go_back(job, found, step)
@@ -112,13 +115,13 @@ def _drop(job: State, found: Difference, step: int) -> None:
     are = "s" if len(found.odd) > 1 else ""
     job.notice(
         Reason.ReplicaDivergence,
-        f"{_sentence(found, step)}; worker{are} {named}{more} {'are' if are else 'is'} dropped, "
+        f"{_sentence(job, found, step)}; worker{are} {named}{more} {'are' if are else 'is'} dropped, "
         "the others go on",
     )
     for worker in found.odd:
         why = (
             f"worker {worker} holds another state than {found.agree} of {how_many(found.of, 'member')} at "
-            f"step {step:,}: {CAUSES}"
+            f"step {step:,}: {_causes(job)}"
         )
         w = job.pool.get(worker)
         if w is None or w.stopped:
@@ -131,7 +134,7 @@ def _drop(job: State, found: Difference, step: int) -> None:
 def _go_back(job: State, found: Difference, step: int) -> None:
     """Void all states: the next ring starts from the newest checkpoint."""
     divergence, newest = job.divergence, job.checkpoints.step
-    divergence.roll_back(_sentence(found, step), job.ring.generation)
+    divergence.roll_back(_sentence(job, found, step), job.ring.generation)
     most = job.config.elastic.max_failures
     if divergence.times > most:
         job.end(
@@ -147,8 +150,13 @@ def _go_back(job: State, found: Difference, step: int) -> None:
     job.close("the states of the members differ", BREAK)
 
 
-def _sentence(found: Difference, step: int) -> str:
+def _causes(job: State) -> str:
+    """The possible causes of a difference, the likeliest first."""
+    return CAUSES_OF_A_LOOP if job.config.model.script else CAUSES
+
+
+def _sentence(job: State, found: Difference, step: int) -> str:
     if found.odd:
         return f"at step {step:,}, {len(found.odd)} of {how_many(found.of, 'member')} held another state"
     agree = f"no more than {found.agree} of {how_many(found.of, 'member')} agree"
-    return f"at step {step:,} the members held different states, and {agree} ({CAUSES})"
+    return f"at step {step:,} the members held different states, and {agree} ({_causes(job)})"

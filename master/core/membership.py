@@ -277,7 +277,7 @@ def closed(job: State, w: WorkerRecord, event: ev.Closed) -> None:
 
 def gone(job: State, event: ev.Gone) -> None:
     """Handle the exit of a worker's process, and decide whether to charge it to the job."""
-    how = event.limit or event.why or event.signal or f"exit code {event.code}"
+    how = event.limit or ": ".join(filter(None, (event.signal, event.why))) or f"exit code {event.code}"
     if w := job.pool.get(event.worker):
         as_requested = w.stopped and not event.limit
         lose(job, w, "exited as requested" if as_requested else how, delete=False)

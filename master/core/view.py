@@ -79,6 +79,7 @@ def status(
         "generation": ring.generation,
         "target": job.target,
         "workers": [_worker(job, worker, beats.get(worker.id), here.get(worker.id)) for worker in job.pool],
+        "exporter": job.exporter,
         "began_with": job.began_with,
         "predictions": job.config.prediction.dir if job.config.mode == "predict" else "",
         "checkpoint": _checkpoint(job, now),

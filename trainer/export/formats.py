@@ -127,8 +127,9 @@ def put(path: Path, write: Callable[[Path], object], writer: int) -> Path:
         what `write` raises, and OSError.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    for left in path.parent.glob(f".[0-9]*.{path.name}"):  # of a writer that was lost
-        _remove(left)
+    for names in (f".[0-9]*.{path.name}", f"{saved_file.PLAIN}.[0-9]*.{path.name}"):
+        for left in path.parent.glob(names):  # a writer that was lost has left it
+            _remove(left)
     unfinished = path.with_name(f".{writer}.{path.name}")
     try:
         write(unfinished)

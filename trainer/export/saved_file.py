@@ -26,6 +26,7 @@ from edl.trainer.model import digests
 
 FAILURES = (Exception, SystemExit)  # what the user's code may raise
 CONFIG = "config.json"
+PLAIN = ".plain."  # prefix of an unfinished file, before the name of the file that it replaces
 EMBEDDING = "edl>Embedding"  # as it is registered
 PIECE = 1 << 20
 MOST_NAMED = 8
@@ -55,7 +56,7 @@ def save(model: keras.Model, path: Path, classes: Sequence[str] = ()) -> None:
     model.save(path)
     if not _replaced(model) and not classes:
         return
-    changed = path.with_name(f".plain.{path.name}")
+    changed = path.with_name(f"{PLAIN}{path.name}")
     try:
         with zipfile.ZipFile(path) as old, zipfile.ZipFile(changed, "w") as new:
             for item in old.infolist():

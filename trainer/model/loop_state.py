@@ -28,6 +28,15 @@ EXPECTED = (
     "state holds tf.Variables, Keras variables, writable NumPy arrays, objects with .variables (models, "
     "optimizers, tf.Modules), edl.state(get, set), and lists, tuples or dicts of these"
 )
+NAMED = 5  # variables in a message
+REPLACED = (
+    "the loop makes new arrays, and `state` holds the first ones: write `W -= ...` or `W[...] = ...` in "
+    "place of `W = W - ...`, or pass edl.state(get, set), whose get returns the present arrays"
+)
+MISSING = (
+    "something that the loop changes is missing from `state` (an optimizer's variables, averages, a counter, "
+    "a random generator)"
+)
 
 
 @dataclass(frozen=True)
@@ -239,6 +248,11 @@ class LoopState:
             yield from self._flat(name, list(variables))
         else:
             raise ModelError(f"{name} is of type {type(item).__name__}: {EXPECTED}")
+
+
+def named(names: Sequence[str]) -> str:
+    """The first few of these variables in words; empty without names."""
+    return ", ".join(names[:NAMED]) + (f" and {len(names) - NAMED} others" if len(names) > NAMED else "")
 
 
 def is_seed(v: Any) -> bool:

@@ -4,11 +4,16 @@
     allreduce_step   offers the step to the user's loop, and sums the gradients that it gives
     apply            returns the mean to the loop, which changes its state, and comes round
 
-Nothing is known of the user's model but the shapes of its gradients and the variables of its state. So two
-things that other learners prevent are found by digests of each variable: a loop that changes its state before
-the mean (at this worker), and one whose state differs between workers (in the same all-reduce as the
-gradients, where each rank compares its own digests with the mean of all). They are computed in some steps
-only, because they read the whole state.
+Nothing is known of the user's model but the shapes of its gradients and the variables of its state. So what
+other learners prevent is found by digests of each variable:
+
+    at this worker               a loop that changes its state before the mean, and one whose updates do not
+                                 change the state at all
+    in the all-reduce of a step  a state that differs between workers: each rank compares its own digests with
+                                 the mean of all
+
+They are computed in some steps only, because they read the whole state: in the first steps of the job, in
+those of each ring, whose new members may lack something that is not in the state, and in each hundredth.
 """
 
 from __future__ import annotations
@@ -34,7 +39,7 @@ from edl.trainer.embedding.interfaces import Commit, Table
 from edl.trainer.model import snapshot
 from edl.trainer.model.data import Batch
 from edl.trainer.model.digests import digest
-from edl.trainer.model.loop_state import WORDS, LoopState
+from edl.trainer.model.loop_state import MISSING, REPLACED, WORDS, LoopState, named
 from edl.trainer.model.variable_spec import VariableSpec
 from edl.trainer.ring.base import RingBroken, Vector
 from edl.trainer.step.turns import Given, Turn, Turns
@@ -42,12 +47,17 @@ from edl.trainer.step.turns import Given, Turn, Turns
 ALIGNED = 16  # values: TensorFlow's tensors begin at multiples of 64 bytes
 CHUNK = 1 << 16  # values that are multiplied and checked while they are in the processor's cache
 FIRST_CHECKED, CHECKED = 3, 100  # the state is compared in the first steps, and then in one of so many
+MOVES = 50  # updates with gradients that are not zero, which cannot all leave the whole state as it was
 SALTS = np.array([2654435761, 2246822519], np.uint64)  # odd, so that (step, rank) spreads over a seed's bits
 UNCHECKED = np.zeros((0, WORDS), np.float32)
-NAMED = 5  # variables in a message
 RULE = (
     "between two steps only the result of step.mean() may change the state, because workers see different "
     "records and steps may come again"
+)
+CAUSES = (  # the likeliest first
+    f"either {MISSING}, so that a new worker has not received it, or something other than the result of "
+    "step.mean() changes the state. If both are excluded: an operation whose result depends on the machine, "
+    "or bad memory"
 )
 
 
@@ -109,7 +119,7 @@ class Gradients:
         flat = [None if leaf.missing else _array(a) for leaf, a in zip(found, arrays, strict=True)]
         return Given(flat, float(0.0 if loss is None else loss), [float(metrics[m]) for m in self.metrics])
 
-    def fill(self, to: np.ndarray, given: Given, weight: int) -> bool:
+    def fill(self, to: np.ndarray, given: Given, weight: float) -> bool:
         """Write the gradients times `weight`, float32 [size]; returns whether all are finite."""
         finite = True
         ranges = itertools.pairwise(self.starts)
@@ -141,6 +151,10 @@ class Gradients:
                 mean = memory[start : start + leaf.size].reshape(leaf.shape)
                 found.append(mean.astype(leaf.dtype, copy=False))
         return keras.tree.pack_sequence_as(self._tree, found)
+
+    def any(self, total: np.ndarray) -> bool:
+        """Whether a gradient is not zero, from sums as those that `fill` writes."""
+        return any(total[at : min(at + CHUNK, self.size)].any() for at in range(0, self.size, CHUNK))
 
     def labels(self) -> list[str]:
         return [*map(str, self.leaves), *self.metrics]
@@ -175,6 +189,10 @@ class LoopLearner:
         self._metrics = np.zeros(0)  # sums of metric times records in this epoch, and these records
         self._checked = UNCHECKED  # digests of this step; empty if it is not checked
         self._before = self._checked  # at the beginning of the turn
+        self._whole = False  # whether they are computed again after the gradients of this step
+        self._new = 0  # number of next steps that are checked, because the ring is new
+        self._still = UNCHECKED  # digests at an earlier step, to which no state was taken over since then
+        self._moves = 0  # updates since then whose gradients were not zero
 
     # --- the loop's first turn, and the beginning and end of each
 
@@ -184,19 +202,27 @@ class LoopLearner:
         self._metrics = np.zeros(len(gradients.metrics) + 1)
         self._state.add("edl/metrics", self._metrics)
 
-    def begin(self, step: int, rank: int, check: bool) -> None:
-        """Prepare the state for a turn: set the seeds of random layers."""
+    def begin(self, step: int, rank: int, check: bool, whole: bool = True) -> None:
+        """Prepare the state for a turn: set the seeds of random layers.
+
+        Args:
+            check: whether digests of the state are computed.
+            whole: whether they are computed after the gradients, too.
+        """
         for v in self._state.seeds:
             words = (self._seed + np.array([step, rank], np.uint64) * SALTS) % np.uint64(1 << 31)
             v.assign(np.broadcast_to(words, v.shape).astype(v.dtype.as_numpy_dtype))
-        self._before = self._state.digests() if check else UNCHECKED
+        self._before, self._whole = self._state.digests() if check else UNCHECKED, whole
 
-    def own_mean(self, tree: Any, loss: Any, metrics: Mapping[str, Any]) -> Any:
-        """The gradients of a turn without a ring, as `apply` would give them."""
-        given = self._gradients.given(tree, loss, metrics)
+    def compare_first_steps(self) -> None:
+        """Compare the workers' states in the next steps: the ring is new."""
+        self._new = FIRST_CHECKED
+
+    def own_mean(self, given: Given, scale: float) -> Any:
+        """The gradients of a turn without a ring, times `scale`, as `apply` would give them."""
 
         def fill(to: np.ndarray) -> None:
-            self._gradients.fill(to, given, 1)
+            self._gradients.fill(to, given, scale)
 
         return self._gradients.mean(snapshot.filled([self._gradients.size], fill), 1)
 
@@ -218,14 +244,13 @@ class LoopLearner:
         Raises:
             ModelError: names the variables.
         """
-        self._checked = self._state.digests() if len(self._before) else self._before
+        self._checked = self._state.digests() if len(self._before) and self._whole else self._before
         if names := self._names(self._checked != self._before):
             raise ModelError(f"step {step + 1} has changed {names} of the state {when}; {RULE}")
 
     def _names(self, unlike: np.ndarray) -> str:
         """The variables whose digests differ, bool [variables, WORDS], in words; empty if none does."""
-        names = [n for n, differs in zip(self._state.names, unlike, strict=False) if differs.any()]
-        return ", ".join(names[:NAMED]) + (f" and {len(names) - NAMED} others" if len(names) > NAMED else "")
+        return named([n for n, differs in zip(self._state.names, unlike, strict=False) if differs.any()])
 
     # --- the two halves of a step
 
@@ -236,7 +261,10 @@ class LoopLearner:
         given: Given | None = None
         if records:
             self.turns.rest()
-            self.begin(step, rank, check=step < FIRST_CHECKED or step % CHECKED == 0)
+            whole = step < FIRST_CHECKED or step % CHECKED == 0
+            self.begin(step, rank, check=whole or self._new > 0, whole=whole)
+            if step % CHECKED == 0:
+                self._refuse_still(step)
             used = batch if batch is not None and count else self._sample
             given = self.turns.offer(Turn(used.x, step, count))
         else:
@@ -261,6 +289,7 @@ class LoopLearner:
         if total.ctypes.data != _array(vector).ctypes.data:  # else it is the sum in a ring of one
             self._vector = vector
         self._refuse_unlike(total, step)
+        self._new = max(self._new - 1, 0)
         agreed = control.read(total[-control.LENGTH :])
         if given is not None and (agreed.nonfinite or not agreed.records):
             self.turns.answer(None)  # there will be no update
@@ -274,6 +303,7 @@ class LoopLearner:
             ModelError: the loop has made variables that are not in its state.
         """
         total, records = result.given, result.agreed.records
+        self._moves += self._gradients.any(_array(total))
         self._metrics += [*_array(total)[self._gradients.size : self._after_metrics], records]
         self.turns.answer(self._gradients.mean(total, records))
         self.refuse_grown()
@@ -324,7 +354,24 @@ class LoopLearner:
             return
         ranks, theirs = total[-control.LENGTH - 1], total[self._after_metrics : -control.LENGTH - 1]
         if names := self._names(self._checked * ranks != theirs.reshape(-1, WORDS)):
-            raise ModelError(f"at step {step + 1} the workers' states differ in {names}; {RULE}")
+            raise ModelError(f"at step {step + 1} the workers' states differ in {names}: {CAUSES}")
+
+    def _refuse_still(self, step: int) -> None:
+        """Refuse a loop whose updates leave the whole state as it is.
+
+        Some arrays may be frozen, and a learning rate may be 0 for some steps. The metrics are the last
+        variable, which edl itself changes.
+
+        Raises:
+            ModelError: the loop has applied MOVES updates, and nothing has changed.
+        """
+        if self._moves >= MOVES and np.array_equal(self._before[:-1], self._still[:-1]):
+            names = named(self._state.names[:-1])
+            raise ModelError(
+                f"step {step + 1}: {self._moves} updates with gradients that are not zero have not changed "
+                f"{names}. Probably {REPLACED}"
+            )
+        self._still, self._moves = self._before, 0
 
     # --- metrics, the end
 
@@ -352,6 +399,7 @@ class LoopLearner:
 
     def take_over(self, values: Any) -> None:
         self._state.take_over(values)
+        self._still, self._moves = UNCHECKED, 0
 
     def change(self, values: Mapping[int, np.ndarray]) -> None:
         self.take_over(self.prepared([values.get(i, part) for i, part in enumerate(self.parts())]))

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -90,3 +91,33 @@ async def test_a_script_that_cannot_train_fails_the_job_with_one_sentence(
     assert summary["phase"] == "Failed"
     assert told in summary["reason"]
     assert summary["reason"].count("train.py") >= 1
+
+
+LATE_MOMENTUM = """
+import time, edl, numpy as np
+w, speed = np.zeros(4, np.float32), 0.0
+for step in edl.join(np.zeros(6400), {"weights": w}).steps():
+    if (mean := step.mean([np.ones(4, np.float32)])) is None:
+        continue
+    time.sleep(0.02)
+    speed = 0.9 * speed + mean[0][0] if step.number > 5 else 0.0  # after the trial, and not in the state
+    w -= 0.1 * (mean[0] + speed)
+"""
+
+
+async def test_a_worker_that_joins_without_all_of_the_state_fails_the_job_with_its_first_update(
+    a_job: A_Job, tmp_path: Path
+) -> None:
+    (script := tmp_path / "train.py").write_text(LATE_MOMENTUM)
+    async with a_job(f"model.script={script}", "training.epochs=40", workers=1) as job:
+        await job.ring_of(1)
+        await job.until(lambda: job.status["step"] > 20)
+        job.master.scale(2)
+        summary = await job.end()
+    joined = summary["generations"][-1]
+    found = re.search(
+        r"train.py, line \d+: at step (\d+) the workers' states differ in weights: either ", summary["reason"]
+    )
+    assert summary["phase"] == "Failed" and found, summary["reason"]
+    assert int(found[1]) - joined["step"] == 2, "its first update is the first one that differs"
+    assert summary["reason"].endswith("or bad memory")

@@ -13,6 +13,8 @@ import pytest
 from edl.checkpoints import Store
 from edl.cli import display, local_job
 from edl.cli.latest import VALUES
+from edl.cli.local import Local
+from edl.config.values import load
 from edl.contract import artifacts
 from tests.support.checkpoints.checkpoints import write
 
@@ -61,3 +63,16 @@ def test_the_error_about_a_killed_master_says_how_to_resume_the_job(tmp_path: Pa
     assert local_job.exited(job, -signal.SIGKILL) == expected
     (job / VALUES).unlink()
     assert local_job.exited(job, 3).startswith("the master exited unexpectedly (exit code 3)")
+
+
+def test_the_status_of_a_script_names_what_the_script_has_saved_and_no_model(tmp_path: Path) -> None:
+    values = {**load([], ["model.script=/train.py"])}
+    (tmp_path / VALUES).write_text(json.dumps(values))
+    summary = {**SUMMARY, "phase": "Succeeded", "model": "", "task": {"kind": "train", "epochs": 1}}
+    (tmp_path / artifacts.SUMMARY).write_text(json.dumps(summary))
+    job = Local(tmp_path).snapshot()
+    assert job.notes == ()
+    assert "model" not in display.result(job.data, job.kept, job.model)
+    for name in ("w.npz", "history.json", ".hidden"):
+        (tmp_path / name).touch()
+    assert Local(tmp_path).snapshot().notes == ("saved by the script: w.npz",)

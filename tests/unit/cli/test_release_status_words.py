@@ -37,16 +37,22 @@ def test_finished_epochs_do_not_push_out_what_else_has_happened() -> None:
 def test_what_a_job_will_leave_is_what_its_mode_makes() -> None:
     claim = {"name": "output", "persistentVolumeClaim": {"claimName": "kept"}}
 
-    def told(mode: str, volume: Any = claim, directory: str = "") -> str:
-        values = json.dumps({"workers": 4, "mode": mode, "prediction": {"dir": directory}})
+    def told(mode: str, volume: Any = claim, directory: str = "", script: str = "") -> str:
+        model = {"script": script}
+        values = json.dumps({"workers": 4, "mode": mode, "prediction": {"dir": directory}, "model": model})
         pod = json.dumps({"spec": {"volumes": [volume]}})
         job = {"metadata": {"labels": {}}, "data": {"values.json": values, "worker.yaml": pod}}
         found = FoundRelease("team", "edl", Names("edl"), job, {"data": {"phase": "Training"}})
         notes = snapshot(found, [], []).notes
-        return next((n for n in notes if n.startswith(("model: ", "predictions: ", "warning: "))), "")
+        return next(
+            (n for n in notes if n.startswith(("model: ", "predictions: ", "results: ", "warning: "))), ""
+        )
 
     lost = {"name": "output", "emptyDir": {}}
     assert told("train") == "model: model.keras in persistentvolumeclaim/kept, once the job succeeds"
+    saved = "results: what the script saves in persistentvolumeclaim/kept"
+    assert told("train", script="/train.py") == saved
+    assert told("train", lost, script="/train.py").startswith("warning: what the script saves will be lost")
     assert told("predict") == "predictions: predictions in persistentvolumeclaim/kept"
     assert told("evaluate") == told("evaluate", lost) == ""
     assert told("train", lost).startswith("warning: the trained model will be lost")

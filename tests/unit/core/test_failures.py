@@ -31,6 +31,10 @@ def a_lost_worker(**known: Any) -> WorkerRecord:
         ),
         (Gone(ID, why="its log cannot be written"), "worker 1 failed: its log cannot be written"),
         (Gone(ID, signal="SIGSEGV"), "worker 1 crashed (SIGSEGV)"),
+        (
+            Gone(ID, signal="SIGABRT", why="its log ends with: LLVM ERROR"),
+            "worker 1 crashed (SIGABRT): its log ends with: LLVM ERROR",
+        ),
         (Gone(ID, signal="SIGKILL"), ""),
         (Gone(ID, signal="SIGTERM"), ""),
         (Gone(ID, code=75, free=True), ""),

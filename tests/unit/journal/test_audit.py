@@ -74,6 +74,35 @@ def test_a_job_that_went_well_has_a_verdict_in_one_line(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("script", "compared", "expected"),
+    [
+        ("/train.py", 5, "not proved: 1 time the training went on from a worker that had received the state"),
+        ("/train.py", 6, "exactly once: 100 records x 1 epoch in 10 steps, 4 rings"),
+        ("", 5, "exactly once: 100 records x 1 epoch in 10 steps, 4 rings"),
+    ],
+    ids=["a loop, killed before its second step", "a loop, killed after it", "a Keras model"],
+)
+def test_a_loop_that_goes_on_from_a_worker_that_was_never_compared_has_no_certificate(
+    tmp_path: Path, script: str, compared: int, expected: str
+) -> None:
+    story = Story(workers=2, joinDelaySeconds=0.5, model={"script": script} if script else {}).running()
+    story.tell(ev.Progress(story.job.ring.generation, 4))
+    story.kill(1)
+    story.out(0, step=4, broken="reset")
+    story.ready(2)
+    story.waits(1.0)
+    form = only(story.out(0, step=4), ef.Form)
+    assert (form.members, form.root) == ((0, 2), 0)
+    for worker in form.members:
+        story.tell(ev.JoinedRing(worker, form.generation, 4))
+    story.tell(ev.Progress(form.generation, compared))
+    story.kill(0)
+    (alone,) = only(story.out(2, step=compared, broken="reset"), ef.Form).members
+    assert alone == 2
+    assert verdict(story, tmp_path, worker=2).startswith(expected)
+
+
 def test_a_beat_of_a_ring_whose_state_was_lost_is_no_news(tmp_path: Path) -> None:
     story = Story(workers=2, joinDelaySeconds=0.5).running()
     story.tell(ev.Progress(Generation(1), 5))

@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from edl.contract.ids import WorkerId
 from edl.master.backends.launchers import Spawn
 from edl.master.backends.processes import Processes
@@ -79,14 +81,35 @@ def test_a_thread_of_user_code_may_die() -> None:
     assert "ZeroDivisionError" in done.stderr
 
 
-async def test_the_last_line_of_a_worker_that_could_not_tell_its_master_is_the_reason(tmp_path: Path) -> None:
+ABORT = "echo step 1; echo; echo 'LLVM ERROR: inconsistency'; echo '    @ 0x7f1 abort'; kill -ABRT $$"
+
+
+@pytest.mark.parametrize(
+    ("command", "expected"),
+    [
+        (
+            "echo 'Traceback ...'; echo 'AttributeError: the link broke'; exit 1",
+            ev.Gone(WorkerId(0), code=1, why="AttributeError: the link broke"),
+        ),
+        (
+            ABORT,
+            ev.Gone(
+                WorkerId(0), signal="SIGABRT", why="its log ends with: step 1; LLVM ERROR: inconsistency"
+            ),
+        ),
+        ("echo step 1; kill -KILL $$", ev.Gone(WorkerId(0), signal="SIGKILL")),
+    ],
+    ids=["exits", "crashes", "is killed"],
+)
+async def test_the_log_of_a_worker_that_could_not_tell_its_master_has_the_reason(
+    tmp_path: Path, command: str, expected: ev.Gone
+) -> None:
     events: list[ev.Event] = []
-    command = ["sh", "-c", "echo 'Traceback ...'; echo 'AttributeError: the link broke'; exit 1"]
-    backend = Processes(events.append, Spawn(command, {}), tmp_path)
+    backend = Processes(events.append, Spawn(["sh", "-c", command], {}), tmp_path)
     await backend.start()
     backend.perform(ef.Create(WorkerId(0)))
     async with asyncio.timeout(20):
         while not any(isinstance(event, ev.Gone) for event in events):
             await asyncio.sleep(0.01)
     await backend.close()
-    assert events[-1] == ev.Gone(WorkerId(0), code=1, why="AttributeError: the link broke")
+    assert events[-1] == expected
