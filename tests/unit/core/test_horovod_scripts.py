@@ -5,11 +5,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from edl.cli import display
 from edl.contract.ids import WorkerId
 from edl.contract.reasons import Reason
 from edl.master.core import effects as ef
 from edl.master.core import events as ev
-from edl.master.core import view
+from edl.master.core import facts, view
 from tests.support.jobs.invariants import replayed
 from tests.support.jobs.stories import Story, of, only
 
@@ -88,7 +89,36 @@ def test_lost_commits_are_named() -> None:
     story.kill(0)
     story.ready(1)
     story.up()
-    assert "8 commits are lost" in only_text(story, Reason.StateLost)
+    assert only_text(story, Reason.StateLost) == (
+        "every worker that held the state is gone: 8 commits are lost, the job starts again from the start "
+        "of its script"
+    )
+
+
+def test_no_message_speaks_of_records() -> None:
+    story = script(2)
+    beats(story, 0, 1)
+    status = view.status(story.job, story.now, story.telemetry.beats)
+    assert display.progress_line(status) == "20 commits, 4 per second; 2 workers (generation 1)"
+    assert status["records"] == {"size": None, "total": 0, "applied": 19}
+    story.kill(0)
+    story.out(1, step=19, broken="reset")
+    story.up(19)
+    beats(story, 1)
+    while not story.noticed(Reason.WorkerUnreachable):
+        story.waits(0.25)
+    told = [e.text for _, _, effects in story.watchdog.history for e in effects if isinstance(e, ef.Notice)]
+    assert "ring 2 -> 1 in 0.20 s (worker 0 is lost (SIGKILL))" in told
+    assert "Removing it would lose 19 commits (20 s of training)" in told[-1]
+    assert not any("record" in text for text in told)
+
+
+def beats(story: Story, *workers: int) -> None:
+    """Let the ring run for ten seconds, with heartbeats of these workers."""
+    for _ in range(10):
+        for worker in workers:
+            beat = facts.Heartbeat(WorkerId(worker), story.job.ring.generation, 20, rate=4.0)
+            story.tell(beat, after=1 / len(workers))
 
 
 def test_a_plain_script_starts_again_at_most_as_often_as_maxfailures_says() -> None:
