@@ -13,7 +13,10 @@ import pytest
 from edl.checkpoints import Store
 from edl.cli import display, local_job
 from edl.cli.latest import VALUES
+from edl.cli.local import Local
+from edl.config import values
 from edl.contract import artifacts
+from edl.errors import EdlError
 from tests.support.checkpoints.checkpoints import write
 
 SUMMARY: dict[str, Any] = {
@@ -61,3 +64,11 @@ def test_the_error_about_a_killed_master_says_how_to_resume_the_job(tmp_path: Pa
     assert local_job.exited(job, -signal.SIGKILL) == expected
     (job / VALUES).unlink()
     assert local_job.exited(job, 3).startswith("the master exited unexpectedly (exit code 3)")
+
+
+def test_no_model_is_copied_from_the_job_of_a_script(tmp_path: Path) -> None:
+    of_script = values.load(sets=["mode=horovod,model.script=train.py"])
+    (tmp_path / "values.json").write_text(json.dumps(of_script))
+    (tmp_path / artifacts.SUMMARY).write_text("{}")
+    with pytest.raises(EdlError, match="the job runs a script, which saves its files itself"):
+        Local(tmp_path).fetch("keras", tmp_path / "copy.keras")
