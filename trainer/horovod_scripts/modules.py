@@ -18,7 +18,15 @@ import horovod.tensorflow as hvd
 import keras
 import tensorflow as tf
 
-from edl.trainer.horovod_scripts import callbacks, elastic, keras3, member, objects, optimizer
+from edl.trainer.horovod_scripts import (
+    callbacks,
+    elastic,
+    keras3,
+    member,
+    objects,
+    optimizer,
+    sync_batch_norm,
+)
 
 PLACES = ("rank", "size", "local_rank", "local_size", "cross_rank", "cross_size")
 MISSING = {  # horovod.run and horovod.runner are in the wheel, and refuse themselves (scripts/dev/horovodrun)
@@ -43,9 +51,11 @@ def install() -> None:
     if "horovod.keras" in sys.modules:
         return
     sys.meta_path.insert(0, _Refusing())
+    made: dict[str, Any] = {}
     if not optimizer.is_keras2():
         keras3.install(optimizer.refuse_compile)
-    made = {
+        made["SyncBatchNormalization"] = sync_batch_norm.SyncBatchNormalization
+    made |= {
         "init": _init,
         "shutdown": lambda: None,  # the worker leaves its ring when its process ends
         **{name: _planned(name) for name in PLACES},
