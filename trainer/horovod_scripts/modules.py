@@ -64,6 +64,7 @@ def install() -> None:
         "broadcast_variables": broadcast_variables(hvd.broadcast_variables),
         "DistributedOptimizer": optimizer.distributed_optimizer,
         "elastic": elastic,
+        **{name: _without_sets(name) for name in ("add_process_set", "remove_process_set")},
     }
     for name, value in made.items():
         setattr(hvd, name, value)
@@ -99,6 +100,15 @@ def _init(comm: Any = None, process_sets: Any = None) -> None:
     if comm is not None or process_sets:
         raise ValueError("hvd.init(comm=, process_sets=): not supported, because a ring can change")
     member.current().init()
+
+
+def _without_sets(name: str) -> Any:
+    """A function that refuses process sets, where Horovod names a variable that would not help."""
+
+    def refuse(process_set: Any) -> None:
+        raise ValueError(f"hvd.{name}: process sets are not supported, because a ring can change")
+
+    return refuse
 
 
 def broadcast_variables(engines: Any) -> Any:
