@@ -47,7 +47,7 @@ def read_list(output: Path) -> bytes:
     """
     path = output / artifacts.EXPORTS
     try:
-        return path.read_bytes()
+        return artifacts.read_whole(path)
     except OSError as error:
         raise EdlError(f"{path}: cannot read: {error.strerror} (was a model saved there?)") from error
 

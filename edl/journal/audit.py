@@ -152,7 +152,7 @@ def _exports(output: Path, summary: dict[str, Any], list_sha256: str, elsewhere:
     beside = output if fetched else output / model.parent
     path = beside / artifacts.EXPORTS
     try:
-        text = path.read_bytes()
+        text = artifacts.read_whole(path)
         listed = exports.parse(text)
     except OSError as error:
         if isinstance(error, FileNotFoundError) and not list_sha256:  # for example if the disk was full
