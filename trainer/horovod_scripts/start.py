@@ -12,7 +12,7 @@ from edl.config import Config
 from edl.contract.exit_codes import WorkerExit
 from edl.errors import UserCodeError
 from edl.trainer.horovod_scripts import keras3, member, modules, optimizer
-from edl.trainer.runtime.error_report import error_location, format_error
+from edl.trainer.runtime.error_report import format_error
 from edl.trainer.runtime.gpu_memory import set_gpu_memory
 from edl.trainer.script import run
 from edl.trainer.session.client import MasterStream
@@ -42,7 +42,6 @@ def work(stream: MasterStream, ready: Callable[[float], None], lost: Callable[[s
     except Exception as error:
         if optimizer.is_keras2() or not (advice := keras3.keras2_advice(error)):
             raise
-        place = error_location(error)
-        raise UserCodeError(f"{format_error(error)}{f' ({place})' if place else ''}; {advice}") from error
+        raise UserCodeError(f"{format_error(error)}; {advice}") from error
     worker.finished()
     return WorkerExit.STOPPED
