@@ -271,7 +271,8 @@ def next_steps(summary: dict[str, Any], kept: str, reported: bool) -> str:
     steps = [f"open the report: edl report --open {where}"] if reported else []
     trained = summary.get("task", {}).get("kind", "train") == "train"
     if summary["phase"] == Phase.Succeeded and name.endswith(".keras"):
-        steps.append(f"load the model: keras.models.load_model({plain(f'{kept}/{name}')!r})")
+        told = f"keras.models.load_model({plain(f'{kept}/{name}')!r})"
+        steps.append(f"load the model: {plain(summary.get('model_note') or told)}")
     elif summary["phase"] != Phase.Succeeded:
         if trained and (summary.get("checkpoint") or {}).get("step"):
             steps.append(f"resume the job: edl run --resume {where}")
