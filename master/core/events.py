@@ -280,7 +280,7 @@ class Failed:
     why: str
     traceback: str = ""
     fatal: bool = False  # every other worker would fail, too, so the job fails at once
-    mistake: bool = False  # an error in the model's code while the worker started
+    mistake: bool = False  # an error in the user's code, which would raise it again
     no_gpu_memory: bool = False  # its GPU has too little free memory
 
 

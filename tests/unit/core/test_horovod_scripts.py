@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 from edl.cli import display
+from edl.contract.exit_codes import WorkerExit
 from edl.contract.ids import WorkerId
 from edl.contract.reasons import Reason
 from edl.master.core import effects as ef
@@ -131,7 +132,38 @@ def test_a_plain_script_starts_again_at_most_as_often_as_maxfailures_says() -> N
         if story.job.ring.members:
             story.tell(ev.JoinedRing(WorkerId(worker + 1), story.job.ring.generation, 0))
     assert story.job.ending and story.job.ending[0] == "Failed"
-    assert "workers were killed 3 times in a row" in story.job.reason
+    assert "workers were lost 3 times in a row" in story.job.reason
+
+
+def fails(story: Story, worker: int, why: str) -> None:
+    story.tell(ev.Failed(WorkerId(worker), why, "Traceback", mistake=True), ev.Gone(WorkerId(worker), code=1))
+
+
+def test_a_mistake_that_a_script_repeats_ends_the_job_and_its_peers_were_not_killed() -> None:
+    story = script(2, elastic=False, least=2)
+    fails(story, 0, "ValueError: no (train.py, line 7)")
+    assert story.job.ending is None, "the first time, the data of this worker may be the cause"
+    story.tell(ev.Gone(WorkerId(1), code=WorkerExit.PEER_BROKEN))
+    story.waits(5)
+    story.ready(2, 3)
+    fails(story, 3, "ValueError: no (train.py, line 7)")
+    assert story.job.ending == ("Failed", "ValueError: no (train.py, line 7)")
+    told = [e.text for _, _, effects in story.watchdog.history for e in effects if isinstance(e, ef.Notice)]
+    assert "worker 1 exited: it ended itself, because its ring broke" in told or any(
+        "worker 1 is lost: it ended itself, because its ring broke" in text for text in told
+    ), told
+    assert not any("killed" in text for text in told)
+
+
+def test_a_mistake_after_further_commits_is_another_failure() -> None:
+    story = script(2)
+    fails(story, 0, "ValueError: no (train.py, line 7)")
+    story.out(1, step=0, broken="reset")
+    story.up(0)
+    story.tell(ev.Progress(story.job.ring.generation, 9))
+    story.ready(2)
+    fails(story, 1, "ValueError: no (train.py, line 7)")
+    assert story.job.ending is None
 
 
 def only_text(story: Story, reason: Reason) -> str:
