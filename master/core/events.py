@@ -140,6 +140,7 @@ class Hello:
     worker: WorkerId
     resumes: bool = False  # the worker is ready already, and `Resume` follows
     brings_state: bool = False  # it may have an in-memory snapshot of the state when it is ready
+    pid: int = 0  # of its process
 
 
 @dataclass(frozen=True, slots=True)

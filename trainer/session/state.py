@@ -11,6 +11,7 @@ waits for itself; saving takes real time anyhow.)
 
 from __future__ import annotations
 
+import os
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -264,7 +265,9 @@ class Session:
     def greeting(self) -> list[pb.FromWorker]:
         """The first messages of a stream."""
         self._reported_staleness = None
-        hello = pb.Hello(worker=self.worker, version=edl.__version__, resumes=self.state.ready)
+        hello = pb.Hello(
+            worker=self.worker, version=edl.__version__, resumes=self.state.ready, pid=os.getpid()
+        )
         messages = [pb.FromWorker(hello=hello)]
         if self.state.ready:
             messages.append(pb.FromWorker(generation=self.state.generation, resume=self.state.resume()))
