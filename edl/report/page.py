@@ -67,7 +67,7 @@ def ring(timeline: Timeline, told: Mapping[str, Any]) -> str:
         for number, change in sorted(kept, key=lambda each: each[0])
     ]
     some = f": the {len(rows):,} with the longest stalls" if len(rows) < len(changes) else ""
-    columns = ("#change", "#time", "#from", "#to", "cause", "#stall (s)")
+    columns: tuple[str, ...] = ("#change", "#time", "#from", "#to", "cause", "#stall (s)")
     columns += ("#redone records",) if timeline.counted == RECORDS else ()
     counts: dict[str, int] = {}
     for change in timeline.changes:
