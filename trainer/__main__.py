@@ -67,7 +67,7 @@ def main(argv: list[str] | None = None) -> int:
     start = Start(stream)
 
     def end(error: BaseException) -> None:
-        _fail(stream, error, start.starts)
+        _fail(stream, error)
         _exit(WorkerExit.FAILED)
 
     vital.end_with_threads(end)
@@ -78,19 +78,15 @@ def main(argv: list[str] | None = None) -> int:
         print(f"edl worker {args.worker}: {error}", file=sys.stderr)
         code = _lost(str(error))
     except BaseException as error:  # SystemExit too: every error of the user's code ends the worker
-        _fail(stream, error, start.starts)
+        _fail(stream, error)
         _exit(WorkerExit.FAILED)
     stream.close()
     _exit(code)
 
 
-def _fail(stream: MasterStream, error: BaseException, starting: bool) -> None:
-    """Report the exception that ends this worker to its log and to the master.
-
-    Args:
-        starting: the worker was not ready yet.
-    """
-    stream.session.fail(error, starting=starting)
+def _fail(stream: MasterStream, error: BaseException) -> None:
+    """Report the exception that ends this worker to its log and to the master."""
+    stream.session.fail(error)
     stream.close()
     print(format_traceback(error), file=sys.stderr)  # last: a master that was not told reads it there
 
@@ -160,7 +156,6 @@ class Start:
 
     def __init__(self, stream: MasterStream):
         self._stream = stream
-        self.starts = True  # False once the worker is ready
         # Held while one thread ends this process; for ever, once the worker is ready.
         self._mine = threading.Lock()
         self._grace_seconds = 0.0  # for leaving, once the worker is ready
@@ -178,7 +173,6 @@ class Start:
         Args:
             grace_seconds: how long a worker that is asked to end may take for a step.
         """
-        self.starts = False
         self._grace_seconds = grace_seconds
         self._mine.acquire()
 

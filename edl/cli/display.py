@@ -18,7 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from edl.cli.jobs import ENDED, JobSnapshot, Phase
-from edl.contract.modes import servers_of
+from edl.contract.modes import HOROVOD, servers_of
 from edl.formatting import how_many, plain
 
 PLAIN_WIDTH = 240  # columns of output that is not a terminal
@@ -70,7 +70,7 @@ def snapshot(job: JobSnapshot, wide: bool = False) -> None:
     name = f"{data['model']}{servers}: " if "model" in data else ""
     reason = "" if data["reason"] == data["phase"].lower() else f", {data['reason']}"
     console.print(f"{name}{data['phase']}{reason}", soft_wrap=True)
-    if data.get("pass") or data.get("records", {}).get("total"):
+    if data.get("pass") or data.get("records", {}).get("total") or _is_script(data):
         console.print(progress_line(data))
     if data["workers"]:
         console.print(workers_table(data, wide))
@@ -89,7 +89,7 @@ def progress_line(status: dict[str, Any]) -> str:
     if now := status.get("pass"):
         what = "predicted" if task.get("kind") == "predict" else "evaluated"
         return f"{now['done']:,} of {now['records']:,} records of data({now['split']!r}) {what}"
-    if task.get("kind") == "horovod" and status["step"]:
+    if _is_script(status) and status["step"]:
         return f"{status['step']:,} commits, {status['rate']:,.0f} per second; {status['reason']}"
     if not task["steps"]:
         return str(status["reason"])
@@ -105,6 +105,11 @@ def progress_line(status: dict[str, Any]) -> str:
         mean = status.get("epoch_loss")
         parts.append(f"loss {status['loss'] if mean is None else mean:.4f}")
     return ", ".join(parts)
+
+
+def _is_script(told: dict[str, Any]) -> bool:
+    """Whether a status or a summary is of a script that was written for Horovod, which counts commits."""
+    return bool(told.get("task", {}).get("kind") == HOROVOD)
 
 
 def _losses(told: dict[str, Any]) -> str:
@@ -170,7 +175,8 @@ def workers_table(status: dict[str, Any], wide: bool = False) -> Table:
     table = Table(box=None, pad_edge=False, header_style="dim")
     pods = any("node" in w for w in status["workers"])
     gpus = any(w.get("gpu") for w in status["workers"])
-    columns = ["worker", "pod" if pods else "pid", "rank", "state", "step", "records/s", "memory"]
+    step, rate = ("commit", "commits/s") if _is_script(status) else ("step", "records/s")
+    columns = ["worker", "pod" if pods else "pid", "rank", "state", step, rate, "memory"]
     for name in (*columns, *(["GPU", "its memory", "busy"] if gpus else [])):
         table.add_column(name, justify="left" if name in ("state", "GPU") else "right")
     for name in (*(["node"] if pods else []), *(["delay"] if wide else [])):
@@ -265,7 +271,8 @@ def next_steps(summary: dict[str, Any], kept: str, reported: bool) -> str:
     steps = [f"open the report: edl report --open {where}"] if reported else []
     trained = summary.get("task", {}).get("kind", "train") == "train"
     if summary["phase"] == Phase.Succeeded and name.endswith(".keras"):
-        steps.append(f"load the model: keras.models.load_model({plain(f'{kept}/{name}')!r})")
+        told = f"keras.models.load_model({plain(f'{kept}/{name}')!r})"
+        steps.append(f"load the model: {plain(summary.get('model_note') or told)}")
     elif summary["phase"] != Phase.Succeeded:
         if trained and (summary.get("checkpoint") or {}).get("step"):
             steps.append(f"resume the job: edl run --resume {where}")
@@ -315,8 +322,8 @@ def result(summary: dict[str, Any], kept: str, model: str) -> str:
         redone = earlier["redone_records"] + sum(c["redone_records"] for c in changes)
         stall = max(earlier["stall_seconds"], *(c["stall_seconds"] for c in changes), 0.0)
         times = how_many(count, "time")
-        again = f"{how_many(redone, 'record')} redone"
-        lines.append(f"  ring      changed {times}, longest stall {stall:.2f} s, {again}")
+        again = "" if _is_script(summary) else f", {how_many(redone, 'record')} redone"
+        lines.append(f"  ring      changed {times}, longest stall {stall:.2f} s{again}")
     if (last := summary.get("checkpoint")) and last["step"]:
         place = plain(_as_given(last["dir"], kept))
         lines.append(f"  newest    checkpoint of step {last['step']:,} in {place}")

@@ -37,12 +37,12 @@ END = "EOF"  # of the values in the printed command
 def elasticdl(context: typer.Context) -> None:
     """Run a command line of ElasticDL: `edl elasticdl train --model_def=... --job_name=...`."""
     task, *line = context.args or ["--help"]
-    if task == "zoo":
-        _zoo(line)
-    elif task in (TRAIN, EVALUATE, PREDICT) and "--help" not in line:
-        _job(elasticdl_flags.parse(task, line))
-    elif task in ("-h", "--help") or "--help" in line:
+    if task in ("-h", "--help") or {"-h", "--help"} & {*line}:
         display.line(HELP)
+    elif task == "zoo":
+        _zoo(line)
+    elif task in (TRAIN, EVALUATE, PREDICT):
+        _job(elasticdl_flags.parse(task, line))
     else:
         raise ConfigError(f"edl elasticdl: unknown command {task} (expected train, evaluate, predict or zoo)")
 
@@ -140,4 +140,4 @@ def _init(found: Any) -> None:
         display.line(
             "# --cluster_spec: no meaning here: it is run once, by `edl elasticdl train --cluster_spec`"
         )
-    image.init(Path(found.model_zoo), "", found.base_image, False, MODELS)
+    image.write(Path(found.model_zoo), "", found.base_image, False, MODELS, elasticdl=True)

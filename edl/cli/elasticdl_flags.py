@@ -135,7 +135,11 @@ def _data(job: Job, task: str, given: Mapping[str, str]) -> None:
             raise ConfigError(f"edl elasticdl {task}: {flag} is missing")
     options: dict[str, Any] = {}
     for part in filter(None, (part.strip() for part in given.get("--data_reader_params", "").split(";"))):
-        name, _, text = part.partition("=")
+        name, equals, text = part.partition("=")
+        if not (equals and name.strip()):
+            raise ConfigError(
+                f"edl elasticdl --data_reader_params: {part}: expected NAME=VALUE, separated by semicolons"
+            )
         options[name.strip()] = _literal(text.strip())
     kind = str(options.pop("reader_type", "")).lower()
     if kind == "odps":
@@ -247,6 +251,11 @@ def _image(job: Job, task: str, given: Mapping[str, str]) -> None:
         job.set("worker.image", {"repository": repository, "tag": tag})
         job.notes.append(
             f"{image}: the image of the workers, built on edl's; the master keeps edl's own image"
+        )
+    elif not job.local and (module := str(job.values["model"]["module"])).startswith(f"{MODELS}/"):
+        job.notes.append(
+            f"no --image_name: edl's own image of workers has no {module}. Build one with it (edl elasticdl "
+            "zoo init, build and push) and name it, or set worker.image, or mount the models (--volume)"
         )
 
 

@@ -157,7 +157,7 @@ def picture(status: dict[str, Any]) -> RenderableType:
     return Group(
         "",
         head,
-        Bar(records["applied"] / max(records["total"], 1)),
+        Bar(records["applied"] / records["total"] if records["total"] else 0.0),
         workers_table(status),
         *servers,
         *checkpoint(status),

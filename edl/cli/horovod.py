@@ -10,10 +10,16 @@ from pathlib import Path
 
 import typer
 
-from edl.cli import display, horovod_check, horovod_flags, local_job
+from edl.cli import display, horovod_check, horovod_flags, local_job, models
 from edl.config import parse, values
 from edl.contract.gpus import too_few_gpus
 from edl.errors import ConfigError
+
+# As `python -m` does: the current folder is first on the path, in place of the script's.
+RUN_MODULE = """import os, runpy, sys
+sys.path[0] = os.getcwd()
+runpy.run_module({module!r}, run_name="__main__", alter_sys=True)
+"""
 
 
 def horovod(context: typer.Context) -> None:
@@ -24,10 +30,11 @@ def horovod(context: typer.Context) -> None:
         return
     for note in call.notes:
         print(note, file=sys.stderr)
-    script = Path(call.script).resolve()
-    horovod_check.check(script)
+    file = _file_of(call.script) if call.is_module else Path(call.script).resolve()
+    horovod_check.check(file, legacy=horovod_flags.LEGACY_KERAS in call.environment)
+    script = RUN_MODULE.format(module=call.script) if call.is_module else str(file)
     merged = values.load([*call.files], [*call.sets], [], [])
-    merged = values.merge(merged, {"model": {"script": str(script), "arguments": [*call.arguments]}})
+    merged = values.merge(merged, {"model": {"script": script, "arguments": [*call.arguments]}})
     typed = parse(merged)
     if why := too_few_gpus(typed.local.gpus_per_worker, typed.workers, os.environ | call.environment):
         raise ConfigError(why)
@@ -37,5 +44,22 @@ def horovod(context: typer.Context) -> None:
             "pip install --no-deps tf-keras==VERSION"
         )
     os.environ.update(call.environment)
-    output = call.output or local_job.new_output(script.stem)
+    output = call.output or local_job.new_output(call.script if call.is_module else file.stem)
     raise typer.Exit(local_job.run_job(output, merged, command="edl horovod", all_output=call.all_output))
+
+
+def _file_of(module: str) -> Path:
+    """The file that `python -m MODULE` runs.
+
+    Raises:
+        ConfigError: there is no such module, or it is a package without a `__main__`.
+    """
+    found = models.find(module)
+    if found is not None and found.submodule_search_locations is not None:
+        found = models.find(f"{module}.__main__")
+    if found is None or found.origin is None:
+        raise ConfigError(
+            f"edl horovod: python -m {module}: no such module, or a package without __main__.py; modules of "
+            f"{Path.cwd()} and installed ones are found"
+        )
+    return Path(found.origin)

@@ -30,12 +30,18 @@ _SESSION_NAMES = (
     "logging",
 )
 _SWITCHES = ("disable_eager_execution", "disable_v2_behavior")
+# Scripts of the first years of TensorFlow 2 choose a GPU by these, and Keras 2 still has them.
+ON_KERAS_2 = (
+    "tensorflow.compat.v1.Session",
+    "tensorflow.compat.v1.keras.backend.set_session",
+    "tensorflow.keras.backend.set_session",
+)
 # A dotted name, and why it cannot be used. Names under it cannot be used either.
 REASONS = {
     **{f"tensorflow.{name}": _TF1 for name in _SESSION_NAMES},
     **{f"tensorflow.compat.v1.{name}": _TF1 for name in (*_V1_NAMES, *_SWITCHES)},
     "tensorflow.train.MonitoredTrainingSession": _TF1,
-    "tensorflow.keras.backend.set_session": _TF1,
+    **dict.fromkeys(ON_KERAS_2, f"{_TF1}, or run it on Keras 2 (--legacy-keras)"),
     "keras.backend.set_session": _TF1,
     "horovod.tensorflow.BroadcastGlobalVariablesHook": _TF1,
     "horovod.tensorflow.Adasum": "needs MPI or NCCL; use op=hvd.Average",
@@ -49,8 +55,11 @@ REASONS = {
 }
 
 
-def check(script: Path) -> None:
+def check(script: Path, legacy: bool = False) -> None:
     """Check a script without running it.
+
+    Args:
+        legacy: whether it runs on Keras 2, where a session can be made as plain Python can.
 
     Raises:
         ConfigError: the script cannot be read or parsed, or has a line that cannot run.
@@ -65,6 +74,8 @@ def check(script: Path) -> None:
     for node in _unconditional(tree):
         for name in _names(node, aliases):
             for known, why in REASONS.items():
+                if legacy and known in ON_KERAS_2:
+                    continue
                 if name == known or name.startswith(f"{known}."):
                     raise ConfigError(f"{script}:{node.lineno}: {known} {why}")
 

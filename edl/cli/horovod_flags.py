@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,6 +26,7 @@ Tensor operations
 LOCAL = frozenset({"localhost", "127.0.0.1"})
 _MPI = "edl's Horovod is built without MPI"
 _SSH = "workers on other machines are pods: helm install with mode=horovod"
+_ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=")
 _OWN_LOG = "each worker has a log of its own: edl logs"
 DISCOVERY = "--host-discovery-script"
 _NO_SSH = "edl does not connect to hosts by ssh"
@@ -107,7 +109,8 @@ class Call:
 
     Args:
         says: a text to print instead of running a script; empty: run the script.
-        script, arguments: the script and its arguments.
+        script, arguments: the script, or the name of a module to run as `python -m` does, and its arguments.
+        is_module: whether `script` is the name of a module.
         environment: variables for the workers.
         files, sets: values files and settings of edl. The flags are the first settings.
         output: the output directory; None for a new one.
@@ -118,6 +121,7 @@ class Call:
     says: str = ""
     script: str = ""
     arguments: tuple[str, ...] = ()
+    is_module: bool = False
     environment: dict[str, str] = field(default_factory=dict)
     files: tuple[Path, ...] = ()
     sets: tuple[str, ...] = ()
@@ -154,6 +158,15 @@ class _Value(argparse.Action):
         namespace.environment = namespace.environment | {VALUES[str(option_string)]: str(values)}
 
 
+class _Export(argparse.Action):
+    """mpirun's flag, which users of horovodrun know. Workers have the variables of this process anyway."""
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
+        name, equals, value = str(values).partition("=")
+        if equals:
+            namespace.environment = namespace.environment | {name: value}
+
+
 def parse(line: Sequence[str]) -> Call:
     """Parse horovodrun's flags, the script and its arguments.
 
@@ -182,17 +195,20 @@ def parse(line: Sequence[str]) -> Call:
         parser.add_argument(flag, action=_Ignore, nargs=count, dest="ignored")
     parser.add_argument(*VALUES, action=_Value, dest="value")
     parser.add_argument(*SWITCHES, action=_Switch, nargs=0, dest="switch")
+    parser.add_argument("-x", action=_Export, dest="export")
     parser.add_argument("command", nargs=argparse.REMAINDER)
     found = parser.parse_args([*line])
     if found.version or found.check_build or found.help:
         return Call(says=HELP if found.help else BUILD if found.check_build else VERSION)
-    script, arguments = _script(found.command)
-    environment = found.environment
+    command, assigned = _without_env(found.command)
+    script, arguments, is_module = _script(command)
+    environment = found.environment | assigned
     if found.fusion_threshold_mb is not None:
         environment["HOROVOD_FUSION_THRESHOLD"] = str(found.fusion_threshold_mb << 20)
     return Call(
         script=script,
         arguments=arguments,
+        is_module=is_module,
         environment=environment,
         files=tuple(found.values),
         sets=(*_settings(found), *found.set),
@@ -202,7 +218,8 @@ def parse(line: Sequence[str]) -> Call:
     )
 
 
-HELP = """edl horovod -np N [FLAGS] script.py [ARGS]
+HELP = """edl horovod -np N [FLAGS] [NAME=VALUE ...] script.py [ARGS]
+edl horovod -np N [FLAGS] [NAME=VALUE ...] python -m MODULE [ARGS]
 
 Run a script that was written for Horovod. The flags are horovodrun's. Flags that edl cannot honour
 are refused, and flags without an effect are ignored, each with the reason.
@@ -213,6 +230,7 @@ are refused, and flags without an effect are ignored, each with the reason.
   --output-filename DIR     the output directory, with a log of each worker
   --all-output              show the lines of all workers, and not only those of rank 0
   --set KEY=VALUE, -f FILE  values of edl; repeatable
+  -x NAME=VALUE             a variable for the workers, which have those of this shell
   --legacy-keras            tf.keras is Keras 2, from the package tf-keras
   --check-build, --version  what edl's Horovod has"""
 
@@ -253,14 +271,39 @@ def _settings(found: argparse.Namespace) -> list[str]:
     return settings
 
 
-def _script(command: Sequence[str]) -> tuple[str, tuple[str, ...]]:
-    """The script and its arguments, without the interpreter that horovodrun needs."""
+def _without_env(command: Sequence[str]) -> tuple[list[str], dict[str, str]]:
+    """The command without `--`, `env` and assignments before it, and the variables that these set."""
+    rest, assigned = [*command], dict[str, str]()
+    if rest and rest[0] == "--":
+        del rest[0]
+    if rest and Path(rest[0]).name == "env":
+        del rest[0]
+    while rest and _ASSIGNMENT.match(rest[0]):
+        name, _, value = rest.pop(0).partition("=")
+        assigned[name] = value
+    return rest, assigned
+
+
+def _script(command: Sequence[str]) -> tuple[str, tuple[str, ...], bool]:
+    """The script and its arguments, without the interpreter that horovodrun needs.
+
+    The last value is whether the script is a module, run by `python -m`.
+
+    Raises:
+        ConfigError: the command runs something else.
+    """
     rest = [*command]
-    if rest and Path(rest[0]).name.startswith("python"):
+    runs_python = bool(rest) and Path(rest[0]).name.startswith("python")
+    if runs_python:
         del rest[0]
         while rest and rest[0] in ("-u", "-O", "-B"):
             del rest[0]
-    if not rest or rest[0].startswith("-") or not rest[0].endswith(".py"):
+        if len(rest) > 1 and rest[0] == "-m":
+            return rest[1], tuple(rest[2:]), True
+    if not rest or rest[0].startswith("-") or not (runs_python or rest[0].endswith(".py")):
         found = f", found {' '.join(command)}" if command else ""
-        raise ConfigError(f"edl horovod: expected a Python script: edl horovod -np 2 train.py{found}")
-    return rest[0], tuple(rest[1:])
+        raise ConfigError(
+            "edl horovod: expected a Python script or module: edl horovod -np 2 train.py, or "
+            f"edl horovod -np 2 python -m package.train{found}"
+        )
+    return rest[0], tuple(rest[1:]), False

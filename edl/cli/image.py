@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import configparser
 import os
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -30,6 +31,7 @@ app = typer.Typer(
 
 MODELS = "/models"  # folder of the models in the image, unless `--models-path` names a different one
 TOOLS = ("docker", "buildah")
+_MODEL_OF_ELASTICDL = re.compile(r"^(def custom_model|class CustomModel)\b", re.M)
 IGNORED = ".git\n.venv\nruns\n**/__pycache__\nDockerfile\nvalues.yaml\n.dockerignore\n"
 DOCKERFILE = """\
 # An image of edl's workers with the models of this folder: `edl image build --image NAME .`
@@ -80,38 +82,7 @@ def init(
     ] = MODELS,
 ) -> None:
     """Write a Dockerfile and a values file beside your models."""
-    if not directory.is_dir():
-        raise EdlError(f"folder {directory} not found")
-    repository, tag = _split(image or f"{directory.resolve().name.lower()}:1")
-    found = [
-        path.name for path in sorted(directory.glob("*.py")) if not model_check.check(read(path), most=None)
-    ]
-    others = "".join(f"\n  # or: {models_path}/{name}" for name in found[1:])
-    module = (
-        f"{models_path}/{found[0]}"
-        if found
-        else f"{models_path}/my_model.py  # no model found; a model file has model() and data(split)"
-    )
-    packages = PACKAGES if (directory / "requirements.txt").is_file() else NO_PACKAGES
-    written = {
-        "Dockerfile": DOCKERFILE.format(base=base_image, packages=packages, models=models_path),
-        "values.yaml": VALUES.format(repository=repository, tag=tag, module=module, others=others),
-        ".dockerignore": IGNORED,
-    }
-    paths = {directory / name: text for name, text in written.items()}
-    differing = [str(path) for path, text in paths.items() if path.exists() and read(path) != text]
-    if differing and not force:
-        exist = "exists" if len(differing) == 1 else "exist"
-        raise EdlError(f"{', '.join(differing)} already {exist}; nothing was written (--force overwrites)")
-    for path, text in paths.items():
-        try:
-            artifacts.write_whole(path, text)
-        except OSError as error:
-            raise EdlError(f"{path}: cannot write: {error.strerror}") from error
-        print(f"wrote {path}")
-    if not found:
-        print(f"no model found in {directory} (expected a Python file with model() and data(split))")
-    print(f"next: edl image build --image {repository}:{tag} {directory}")
+    write(directory, image, base_image, force, models_path)
 
 
 @app.command()
@@ -181,6 +152,59 @@ def push(
         command = ["docker", "push", image]
     _run(tool, command, f"{image} was not pushed")
     print(f"pushed {image}")
+
+
+def write(
+    directory: Path, image: str, base_image: str, force: bool, models_path: str, elasticdl: bool = False
+) -> None:
+    """Write a Dockerfile and a values file beside models.
+
+    Args:
+        elasticdl: the folder is a zoo of ElasticDL, whose models are in folders and have a custom_model().
+
+    Raises:
+        EdlError: the folder does not exist, or files with other contents would be overwritten.
+    """
+    if not directory.is_dir():
+        raise EdlError(f"folder {directory} not found")
+    repository, tag = _split(image or f"{directory.resolve().name.lower()}:1")
+    found = [
+        str(path.relative_to(directory))
+        for path in sorted(directory.rglob("*.py") if elasticdl else directory.glob("*.py"))
+        if (
+            _MODEL_OF_ELASTICDL.search(read(path))
+            if elasticdl
+            else not model_check.check(read(path), most=None)
+        )
+    ]
+    expected = "custom_model()" if elasticdl else "model() and data(split)"
+    others = "".join(f"\n  # or: {models_path}/{name}" for name in found[1:])
+    module = (
+        f"{models_path}/{found[0]}"
+        if found
+        else f"{models_path}/my_model.py  # no model found; a model file has {expected}"
+    )
+    packages = PACKAGES if (directory / "requirements.txt").is_file() else NO_PACKAGES
+    written = {
+        "Dockerfile": DOCKERFILE.format(base=base_image, packages=packages, models=models_path),
+        "values.yaml": VALUES.format(repository=repository, tag=tag, module=module, others=others),
+        ".dockerignore": IGNORED,
+    }
+    paths = {directory / name: text for name, text in written.items()}
+    differing = [str(path) for path, text in paths.items() if path.exists() and read(path) != text]
+    if differing and not force:
+        exist = "exists" if len(differing) == 1 else "exist"
+        raise EdlError(f"{', '.join(differing)} already {exist}; nothing was written (--force overwrites)")
+    for path, text in paths.items():
+        try:
+            artifacts.write_whole(path, text)
+        except OSError as error:
+            raise EdlError(f"{path}: cannot write: {error.strerror}") from error
+        print(f"wrote {path}")
+    if not found:
+        print(f"no model found in {directory} (expected a Python file with {expected})")
+    build = "elasticdl zoo build" if elasticdl else "image build"
+    print(f"next: edl {build} --image {repository}:{tag} {directory}")
 
 
 def _check_model(directory: Path) -> None:

@@ -16,7 +16,7 @@ from edl.cli.jobs import ENDED, NO_STATUS, JobSnapshot, Journal, LogSource, Phas
 from edl.cli.process_faults import ProcessFaults
 from edl.config import values
 from edl.contract import artifacts
-from edl.errors import EdlError
+from edl.errors import ConfigError, EdlError
 from edl.net.master_client import Client
 
 
@@ -122,6 +122,9 @@ class Local:
             raise EdlError(
                 f"{self._output}: the job has not ended; `edl model export` writes its model as it is now"
             )
+        with suppress(ConfigError, OSError):  # jobs of other versions
+            script = config.parse(values.load([self._output / latest.VALUES])).model.script
+            received.refuse_script(script, self._output)
         files = received.listed(received.read_list(self._output), name, self._output)
         with received.Receiving(target) as made:
             for file, about in files.items():

@@ -46,7 +46,7 @@ def check(module: str, with_data: bool = True, named: Collection[str] = ()) -> N
     if module.endswith(".py") or os.sep in module:
         _check_file(Path(module), with_data, named)
     elif "." in module:
-        if not _exists(module):
+        if not find(module):
             raise ModelError(
                 f"model.module: module {module!r} not found on the Python path; "
                 f"{_hint(module) or 'a file is given by its path, such as ./my_model.py'}"
@@ -107,8 +107,11 @@ def _hint(module: str) -> str:
     return f"did you mean {meant[0]}?" if meant else ""
 
 
-def _exists(module: str) -> bool:
-    """Whether a worker could find the module. importlib's own find_spec would import its packages."""
+def find(module: str) -> ModuleSpec | None:
+    """The spec of a module that a worker could import; None if it could not.
+
+    importlib's own find_spec would import its packages.
+    """
     top, *rest = module.split(".")
     # Workers add the current folder to Python's path before they import the module
     # (trainer/model/user_model.py).
@@ -116,10 +119,10 @@ def _exists(module: str) -> bool:
     name = top
     for part in rest:
         if found is None or found.submodule_search_locations is None:
-            return False
+            return None
         name = f"{name}.{part}"
         found = PathFinder.find_spec(name, list(found.submodule_search_locations))
-    return found is not None
+    return found
 
 
 def _find_top(name: str) -> ModuleSpec | None:

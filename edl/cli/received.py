@@ -22,6 +22,23 @@ from edl.errors import EdlError
 PIECE = 1 << 20
 
 
+def refuse_script(script: str, where: object) -> None:
+    """Refuse the job of a script, which writes its files itself.
+
+    Args:
+        script: model.script of its values; empty: the job exports a model of Keras.
+        where: location of the job, for messages.
+
+    Raises:
+        EdlError: the job runs a script.
+    """
+    if script:
+        raise EdlError(
+            f"{where}: the job runs a script, which saves its files itself, so edl has exported no model; "
+            "copy them from where the script writes them (job.save: the output directory)"
+        )
+
+
 def read_list(output: Path) -> bytes:
     """Read the list of exports in an output directory.
 
@@ -30,7 +47,7 @@ def read_list(output: Path) -> bytes:
     """
     path = output / artifacts.EXPORTS
     try:
-        return path.read_bytes()
+        return artifacts.read_whole(path)
     except OSError as error:
         raise EdlError(f"{path}: cannot read: {error.strerror} (was a model saved there?)") from error
 

@@ -53,6 +53,7 @@ async def fetch(api: Api, found: FoundRelease, name: str, target: Path) -> str:
     where = f"release {found.release}"
     if not found.model:
         raise EdlError(f"{where}: {LOST.format('was' if found.ended else 'will be')}")
+    received.refuse_script(str(found.values.get("model", {}).get("script", "")), where)
     if not found.ended:
         raise EdlError(f"{where}: the job has not ended: {found.phase}, {found.reason}")
     if found.model_file.startswith("/"):

@@ -17,6 +17,7 @@ master.json    address and token of the running master (readable by the owner on
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
@@ -45,6 +46,7 @@ WEIGHTS, VARIABLES = "model.weights.h5", "model.weights.npz"  # when the model c
 # no heartbeats; 8: digests of the members' states; 10: `rolled_back` and `callbacks_done`;
 # 11: the state of the ring; 12: `assigned` in the state of the servers
 JOURNAL_VERSION = 13
+MOST_BYTES = 64 << 20  # of a file that is read whole, and of a line of the journal; a job writes far less
 _SEGMENT = re.compile(r"events\.([0-9]{1,9})\.jsonl")
 
 
@@ -138,6 +140,19 @@ def has_ended(output: Path) -> bool:
         raise EdlError(f"{output}: {error.strerror}") from error
 
 
+def read_whole(path: Path) -> bytes:
+    """Read a small file of a job.
+
+    Raises:
+        OSError: it cannot be read, or it is larger than a job writes it.
+    """
+    with open(path, "rb") as file:
+        found = file.read(MOST_BYTES + 1)
+    if len(found) > MOST_BYTES:
+        raise OSError(errno.EFBIG, f"larger than {MOST_BYTES >> 20} MiB, which no job writes")
+    return found
+
+
 def read_summary(output: Path) -> dict[str, Any]:
     """Read the summary of the job in `output`.
 
@@ -147,7 +162,7 @@ def read_summary(output: Path) -> dict[str, Any]:
     """
     path = output / SUMMARY
     try:
-        summary = json.loads(path.read_bytes())
+        summary = json.loads(read_whole(path))
     except OSError as error:
         raise EdlError(f"{path}: cannot read: {error.strerror} (has the job ended?)") from error
     except (ValueError, RecursionError) as error:
@@ -169,6 +184,6 @@ def read_contact(output: Path) -> Contact:
         EdlError: `output` is not a job's output directory.
     """
     try:
-        return Contact(**json.loads((output / CONTACT).read_text(encoding="utf-8")))
+        return Contact(**json.loads(read_whole(output / CONTACT)))
     except (OSError, ValueError, TypeError) as error:
         raise EdlError(f"{output}: not the output directory of a job ({CONTACT} not found)") from error

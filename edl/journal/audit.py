@@ -32,6 +32,7 @@ import numpy as np
 
 from edl.checkpoints import Store
 from edl.contract import artifacts, exports
+from edl.contract.modes import HOROVOD, TRAIN
 from edl.contract.order import Order
 from edl.contract.phases import Phase
 from edl.contract.steps import Steps
@@ -151,7 +152,7 @@ def _exports(output: Path, summary: dict[str, Any], list_sha256: str, elsewhere:
     beside = output if fetched else output / model.parent
     path = beside / artifacts.EXPORTS
     try:
-        text = path.read_bytes()
+        text = artifacts.read_whole(path)
         listed = exports.parse(text)
     except OSError as error:
         if isinstance(error, FileNotFoundError) and not list_sha256:  # for example if the disk was full
@@ -245,9 +246,13 @@ def _verdict(proof: JournalProof, kept: _Kept, summary: dict[str, Any]) -> str:
     if summary["phase"] != Phase.Succeeded and not _is_trained(proof):
         ended = f"{summary['phase']} ({one_line(summary['reason'])});"
         return _unfinished(proof, kept, ended) + _reservations(proof, summary)
+    if proof.mode == HOROVOD:
+        if not (proof.finished or proof.inherited):
+            raise AuditFailed("no worker has reported the end of its script, though the job has succeeded")
+        return _of_script(proof) + _reservations(proof, summary)
     if proof.layout is None:
         raise AuditFailed("no record was trained on, though the job has succeeded")
-    if proof.mode != "train":
+    if proof.mode != TRAIN:
         return _passed(proof)
     size = proof.layout.records
     steps = Steps(size, proof.batch)
@@ -300,7 +305,7 @@ def _in_model(proof: JournalProof) -> int:
 
 def _is_trained(proof: JournalProof) -> bool:
     """Whether all steps are in the model: a failure afterwards, as of an evaluation, takes none out of it."""
-    if proof.mode != "train" or proof.layout is None:
+    if proof.mode != TRAIN or proof.layout is None:
         return False
     done = _in_model(proof)
     return done > 0 and done >= Steps(proof.layout.records, proof.batch).end(done, proof.epochs)
@@ -308,7 +313,9 @@ def _is_trained(proof: JournalProof) -> bool:
 
 def _unfinished(proof: JournalProof, kept: _Kept, phase: str) -> str:
     """The verdict on a job that runs, was stopped, or failed before all steps were made."""
-    if proof.mode != "train":
+    if proof.mode == HOROVOD:
+        return f"{phase} {_of_script(proof)}"
+    if proof.mode != TRAIN:
         return _passed(proof) if proof.evaluated else f"{phase} no pass over all records was completed"
     if proof.layout is None:
         return f"{phase} no step was trained"
@@ -357,6 +364,19 @@ def _passed(proof: JournalProof) -> str:
     return (
         f"exactly once: each of the {records:,} records of data({split!r}) is {done}, in "
         f"{how_many(proof.rings, 'ring')}"
+    )
+
+
+def _of_script(proof: JournalProof) -> str:
+    """The verdict on a script that was written for Horovod: its commits are known, its records are not."""
+    commits = f"at least {how_many(proof.safe, 'commit')}" if proof.safe else "no commit"
+    kept = ", and no ring began behind a commit that all members had" if proof.safe or proof.losses else ""
+    if kept and proof.losses:
+        kept += " without a report"
+    ends = f"the script of {how_many(len(proof.finished), 'worker')} has ended by itself, after "
+    return (
+        f"{ends if proof.finished else ''}{commits} in {how_many(proof.rings, 'ring')}{kept}; not proved: "
+        "records and weights, because a Horovod script reads its own data"
     )
 
 

@@ -13,6 +13,9 @@ It shares no code with the master's decisions. From the recorded events and effe
 It also counts how often a loop of the user's own went on from a worker that had received its state and was
 never compared with the others. The members of a ring compare their states in its second step.
 
+A script that was written for Horovod reads its own data. Its steps are the commits that its workers have
+reported, in one epoch without an end, and no record is in the proof.
+
 The size of a proof does not depend on the job's length. `edl audit` updates it over the lines that it reads.
 The master updates it too and writes it at the head of each segment, so earlier segments can be deleted.
 """
@@ -26,7 +29,7 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from edl.contract.layout import Layout
-from edl.contract.modes import is_asynchronous, task_of
+from edl.contract.modes import HOROVOD, TRAIN, is_asynchronous, task_of
 from edl.contract.ranges import RangeSet
 from edl.contract.reasons import Reason
 from edl.contract.steps import Steps
@@ -91,6 +94,7 @@ class JournalProof:
     begins: bool = False  # the ring's root had no state, or loads it from a checkpoint
     resumed: int = 0  # the step that the first ring began with
     mode: str = "train"
+    finished: set[int] = field(default_factory=set)  # workers whose script has ended by itself (mode=horovod)
     on_servers: bool = False  # the whole state is on servers: no worker has to hold it
     evaluated: dict[str, int] = field(default_factory=dict)  # by split: records of the last complete pass
     stopped: int = 0  # epochs after which training ends, because a callback has stopped it
@@ -130,14 +134,14 @@ class JournalProof:
             training, data = values["training"], values["data"]
             self.mode = task_of(str(values.get("mode", "train")))
             self.on_servers = is_asynchronous(str(values.get("mode", "train")))
-            self.epochs = int(training["epochs"]) if self.mode == "train" else 0
-            self.batch = int(training["batchSize"])
-            self.own_loop = self.mode == "train" and bool(values.get("model", {}).get("script"))
+            self.epochs = int(training["epochs"]) if self.mode == TRAIN else int(self.mode == HOROVOD)
+            self.batch = 1 if self.mode == HOROVOD else int(training["batchSize"])
+            self.own_loop = self.mode == TRAIN and bool(values.get("model", {}).get("script"))
             self.stopped = 0  # workers whose state includes it report it again
             self.seed, self.shuffle = int(training["seed"]), bool(data["shuffle"])
         except (LookupError, TypeError, ValueError, OverflowError) as error:
             raise ValueError(f"{type(error).__name__}: {error}") from error
-        if self.batch < 1 or (self.mode == "train" and self.epochs < 1):
+        if self.batch < 1 or (self.mode == TRAIN and self.epochs < 1):
             raise ValueError(f"{self.epochs} epochs, batches of {self.batch}")
 
     def note(self, entry: Entry, where: str) -> None:
@@ -201,6 +205,8 @@ class JournalProof:
                         f"{where}: the checkpoint of step {event['step']} is completed, though its parts are "
                         "of different states"
                     )
+            case "Finished" if self.mode == HOROVOD:
+                self.finished.add(event["worker"])
             case "Saved" if event.get("step"):
                 self.kept = event["step"]
             case "BadRecords" if event["generation"] == self.generation:
@@ -208,7 +214,9 @@ class JournalProof:
             case "EpochEnded" if event["generation"] == self.generation and self.layout is not None:
                 steps = Steps(self.layout.records, self.batch)
                 self.safe = max(self.safe, event["epochs"] * steps.per_epoch)
-            case "Live" if not any(e.get("reason") == Reason.SpecRefused for e in entry["effects"]):
+            case "Live" if self.mode == TRAIN and not any(
+                e.get("reason") == Reason.SpecRefused for e in entry["effects"]
+            ):
                 epochs = int(event["epochs"])
                 self.epochs = min(epochs, self.stopped or epochs)
         lost = any(effect.get("reason") == Reason.StateLost for effect in entry["effects"])

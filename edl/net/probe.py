@@ -18,6 +18,7 @@ import time
 from typing import Any
 
 from edl.contract import artifacts
+from edl.contract.modes import HOROVOD
 from edl.contract.phases import ENDED, Phase
 from edl.errors import EdlError, MasterUnavailable, Unauthenticated
 from edl.net import tls
@@ -77,7 +78,8 @@ def _healthy(first: dict[str, Any], status: dict[str, Any]) -> str:
     if status["target"] == 0:
         return "the master answers; the job should have no workers"
     before, now = first["records"]["applied"], status["records"]["applied"]
-    return f"the master answers; {now - before} records were trained on meanwhile" if now > before else ""
+    what = "commits were made" if status["task"]["kind"] == HOROVOD else "records were trained on"
+    return f"the master answers; {now - before} {what} meanwhile" if now > before else ""
 
 
 def _status(address: str, token: str, until: float) -> dict[str, Any]:

@@ -30,11 +30,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from edl.contract import artifacts
+from edl.contract.modes import HOROVOD
 from edl.errors import EdlError
 from edl.formatting import how_many, one_line, plain
 from edl.report.moment import by_state, moment
 from edl.report.tables import style, table, text_of
-from edl.report.timeline import Timeline, duration
+from edl.report.timeline import COMMITS, RECORDS, Timeline, duration
 
 if TYPE_CHECKING:
     from edl.report.reading import Following
@@ -208,12 +209,16 @@ def now(told: Mapping[str, Any]) -> str:
     if news:
         parts.append(f'<h2 id="news-head">Newest notices</h2><ol reversed>{"".join(reversed(news))}</ol>')
     if rows := told.get("workers"):
-        parts.append(_workers(rows))
+        parts.append(_workers(rows, COMMITS if task.get("kind") == HOROVOD else RECORDS))
     return "".join(parts)
 
 
-def _workers(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Count the workers by state. If they are many, list those that need a look first."""
+def _workers(rows: Sequence[Mapping[str, Any]], counted: str) -> str:
+    """Count the workers by state. If they are many, list those that need a look first.
+
+    Args:
+        counted: what their rates count: records or commits.
+    """
     ordered, title = list(rows), f"{how_many(len(rows), 'worker')} now"
     if len(rows) > MOST_WORKERS:
         ordered.sort(key=lambda worker: (worker["rank"] is not None, worker["rate"]))
@@ -229,7 +234,7 @@ def _workers(rows: Sequence[Mapping[str, Any]]) -> str:
         )
         for w in ordered[:MOST_WORKERS]
     ]
-    columns = ("#worker", "pid or pod", "#rank", "state", "#step", "#records/s")
+    columns = ("#worker", "pid or pod", "#rank", "state", "#step", f"#{counted}/s")
     states = by_state(worker["state"] for worker in rows)
     return f"<p>{text_of(states)}</p>{table(title, columns, shown)}"
 

@@ -11,7 +11,7 @@ from edl.formatting import how_many
 from edl.report import hours as paid
 from edl.report import pictures, svg
 from edl.report.tables import COLOURS, scrolled, style, table, text_of
-from edl.report.timeline import PHASES, State, Timeline, duration
+from edl.report.timeline import PHASES, RECORDS, State, Timeline, duration
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -62,12 +62,13 @@ def ring(timeline: Timeline, told: Mapping[str, Any]) -> str:
             len(change.members),
             timeline.cause(change)[1],
             f"{change.stall:.2f}",
-            f"{change.redone:,}",
+            *((f"{change.redone:,}",) if timeline.counted == RECORDS else ()),
         )
         for number, change in sorted(kept, key=lambda each: each[0])
     ]
     some = f": the {len(rows):,} with the longest stalls" if len(rows) < len(changes) else ""
-    columns = ("#change", "#time", "#from", "#to", "cause", "#stall (s)", "#redone records")
+    columns: tuple[str, ...] = ("#change", "#time", "#from", "#to", "cause", "#stall (s)")
+    columns += ("#redone records",) if timeline.counted == RECORDS else ()
     counts: dict[str, int] = {}
     for change in timeline.changes:
         kind = timeline.cause(change)[0]
@@ -113,7 +114,8 @@ def workers(timeline: Timeline, told: Mapping[str, Any]) -> str:
         ]
         rows.append((worker.id, worker.handle, *seconds, "" if speed is None else f"{speed:,.0f}", end))
     some = f": {len(rows):,} of them, first those that were lost" if len(rows) < len(found) else ""
-    columns = ("#worker", "pid or pod", "#starting", "#initializing", "#member", "#records/s", "end")
+    rate = f"#{timeline.counted}/s"
+    columns = ("#worker", "pid or pod", "#starting", "#initializing", "#member", rate, "end")
     lost = sum(worker.lost for worker in found)
     text = f"{how_many(len(found), 'worker')}, {lost:,} of them lost."
     return _section(
@@ -307,7 +309,7 @@ def facts(timeline: Timeline, told: Mapping[str, Any], verdict: str) -> str:
     if done is not None and task.get("steps"):
         named.append(("steps", f"{done:,} of {task['steps']:,}"))
     if applied := (told.get("records") or {}).get("applied"):
-        named.append(("records", f"{applied:,}"))
+        named.append((timeline.counted, f"{applied:,}"))
     if total := sum(seconds.values()):
         named.append(("useful time", f"{100 * seconds.get('useful', 0.0) / total:.1f} %"))
     number, stall, redone = (
@@ -322,7 +324,8 @@ def facts(timeline: Timeline, told: Mapping[str, Any], verdict: str) -> str:
         redone = earlier["redone_records"] + sum(change["redone_records"] for change in kept)
     named.append(("ring changes", f"{number:,}"))
     named.append(("longest stall", f"{stall:.2f} s"))
-    named.append(("redone records", f"{redone:,}"))
+    if timeline.counted == RECORDS:
+        named.append(("redone records", f"{redone:,}"))
     if timeline.masters > 1:
         named.append(("masters", f"{timeline.masters:,}"))
     items = "".join(f"<div><dt>{text_of(name)}</dt><dd>{text_of(value)}</dd></div>" for name, value in named)

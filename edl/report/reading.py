@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from edl.contract.modes import HOROVOD
 from edl.contract.phases import WorkerState
 from edl.contract.steps import Steps
 from edl.formatting import one_line
@@ -257,7 +258,8 @@ class _Reading:
         for number in self._ring:
             if number not in stays and (worker := self._workers.get(number)) is not None:
                 worker.become(State.READY if worker.state is State.MEMBER else worker.state, now)
-        if self.timeline.values.get("mode") != "ps":  # there, workers do not wait for each other
+        # With mode=ps, workers do not wait for each other; a script of Horovod divides no records over them.
+        if self.timeline.values.get("mode") not in ("ps", HOROVOD):
             self._paces.form(members, tuple(effect["shares"]), self._batch, effect.get("step", 0))
         self._ring, self._generation = members, effect["generation"]
         self._noticed, self._left, self._broken = None, None, ""

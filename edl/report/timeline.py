@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
+from edl.contract.modes import HOROVOD
 from edl.contract.steps import Steps
 from edl.report.pace import Pace
 from edl.report.servers import Server
@@ -112,6 +113,9 @@ class Change:
 PHASES = ("not noticed yet", "leaving the old ring", "deciding", "connecting", "first step")
 
 
+RECORDS, COMMITS = "records", "commits"
+
+
 @dataclass
 class Timeline:
     """All that the report shows of a journal."""
@@ -136,6 +140,11 @@ class Timeline:
     @property
     def writes_checkpoints(self) -> bool:
         return bool(self.values.get("checkpoint", {}).get("dir"))
+
+    @property
+    def counted(self) -> str:
+        """What workers count as their progress: records, or commits of a script that Horovod runs."""
+        return COMMITS if self.values.get("mode") == HOROVOD else RECORDS
 
     def cause(self, change: Change) -> tuple[str, str]:
         """Name the kind of a change (start, lost, left, joined, broken), and its cause as text."""

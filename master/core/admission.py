@@ -43,6 +43,8 @@ def hello(job: State, w: WorkerRecord, event: ev.Hello) -> None:
         _runs(job, w, "hello")
     elif w.state == WorkerState.STARTING:
         job.pool.change(w, "hello")
+    if event.pid and not w.handle:  # its backend does not observe processes, as with `edl mpi`
+        w.handle = str(event.pid)
     if not event.resumes:
         told_its_state(job, w)
     if event.brings_state and w.is_starting and not job.divergence.untrusted_up_to:

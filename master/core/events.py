@@ -141,6 +141,7 @@ class Hello:
     worker: WorkerId
     resumes: bool = False  # the worker is ready already, and `Resume` follows
     brings_state: bool = False  # it may have an in-memory snapshot of the state when it is ready
+    pid: int = 0  # of its process
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,7 +282,7 @@ class Failed:
     why: str
     traceback: str = ""
     fatal: bool = False  # every other worker would fail, too, so the job fails at once
-    mistake: bool = False  # an error in the model's code while the worker started
+    mistake: bool = False  # an error in the user's code, which would raise it again
     no_gpu_memory: bool = False  # its GPU has too little free memory
 
 

@@ -35,6 +35,7 @@ class Failure:
     worker: WorkerId
     why: str
     traceback: str
+    step: int = 0  # of the job at that time
 
 
 def own_fault(w: WorkerRecord, gone: ev.Gone) -> str:
@@ -113,7 +114,7 @@ class RestartBackoff:
         self._same_time_until = now + pause
         if self._in_vain > 1:  # before the first kill there may have been a step that is not reported yet
             times = f"{self._in_vain} times in a row"
-            self._pause_until(now + pause, f"workers were killed {times} before the ring made a step")
+            self._pause_until(now + pause, f"workers were lost {times} before the ring made a step")
         return self._in_vain
 
     def ring_broke(self, now: float) -> int:

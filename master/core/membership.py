@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from edl.contract.exit_codes import WorkerExit
 from edl.contract.phases import Phase, WorkerState
 from edl.contract.reasons import Reason
 from edl.master.core import effects as ef
@@ -190,7 +191,7 @@ def lose(job: State, w: WorkerRecord, why: str, delete: bool = True, hung: bool 
 
 def charge(job: State, w: WorkerRecord, why: str, traceback: str = "") -> None:
     """Charge a failure to the job; more than elastic.maxFailures of them fail it."""
-    job.failures.append(Failure(w.id, why, traceback))
+    job.failures.append(Failure(w.id, why, traceback, job.train.done if job.train else 0))
     job.failure_count += 1
     most = job.config.elastic.max_failures
     job.notice(Reason.WorkerFailed, f"{why} (failure {job.failure_count}; elastic.maxFailures is {most})")
@@ -237,12 +238,21 @@ def failed(job: State, w: WorkerRecord, event: ev.Failed) -> None:
     # If no worker was ready yet, all workers would fail in the same way.
     if event.no_gpu_memory:
         _lacked_gpu_memory(job, w, event)
-    elif event.fatal or (event.mistake and job.train is None):
+    elif event.fatal or (event.mistake and (job.train is None or _repeats(job, event))):
         job.traceback = event.traceback
         job.end(Phase.Failed, event.why)
     else:
         charge(job, w, event.why, event.traceback)
         charge_export(job, w, event.why)
+
+
+def _repeats(job: State, event: ev.Failed) -> bool:
+    """True if a script of Horovod has made this mistake at this line before, and no commit since.
+
+    It begins at its top or at its last commit, so each further attempt would end there.
+    """
+    done = job.train.done if job.train else 0
+    return job.config.runs_horovod and any(f.why == event.why and f.step == done for f in job.failures)
 
 
 def _lacked_gpu_memory(job: State, w: WorkerRecord, event: ev.Failed) -> None:
@@ -278,6 +288,8 @@ def closed(job: State, w: WorkerRecord, event: ev.Closed) -> None:
 def gone(job: State, event: ev.Gone) -> None:
     """Handle the exit of a worker's process, and decide whether to charge it to the job."""
     how = event.limit or ": ".join(filter(None, (event.signal, event.why))) or f"exit code {event.code}"
+    if event.code == WorkerExit.PEER_BROKEN:
+        how = "it ended itself, because its ring broke"
     if w := job.pool.get(event.worker):
         as_requested = w.stopped and not event.limit
         lose(job, w, "exited as requested" if as_requested else how, delete=False)
@@ -297,7 +309,7 @@ def _killed(job: State, w: WorkerRecord, how: str) -> None:
     times = job.backoff.was_killed(job.now)
     if times < 2:
         return
-    why = f"workers were killed {times} times in a row before the ring made a step; the last: "
+    why = f"workers were lost {times} times in a row before the ring made a step; the last: "
     why += f"worker {w.id}, {how}"
     gang = job.config.runs_horovod and not job.config.horovod.elastic  # it makes no steps
     most = job.config.elastic.max_failures + 1 if gang else MOST_IN_VAIN

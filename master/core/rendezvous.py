@@ -202,7 +202,7 @@ def _plan_or_wait(job: State, limits: Limits) -> RingPlan:
     """Plan the next ring, and report the end of the last one. Wait if the plan has no root."""
     plan = _plan(job, limits)
     if job.ring.members:
-        job.do(*job.ring.changes[-1].tell())
+        job.do(*job.ring.changes[-1].tell(not job.config.runs_horovod))
     if plan.root is None:
         _wait(job, plan.reason)
     return plan

@@ -119,8 +119,12 @@ class Change:
         before, self.rolled_back = self.rolled_back, True
         return not before
 
-    def tell(self) -> list[ef.Effect]:
-        """Return one notice about this change, the first time that it is called."""
+    def tell(self, counts_records: bool = True) -> list[ef.Effect]:
+        """Return one notice about this change, the first time that it is called.
+
+        Args:
+            counts_records: whether the workers report the records that they train again.
+        """
         if self.told:
             return []
         self.told = True
@@ -129,7 +133,8 @@ class Change:
             reason, text = Reason.RingBroken, f"{text} broke before its first step"
         elif self.from_size:
             reason = Reason.RingReshaped
-            text += f" in {self.stall_seconds:.2f} s, {self.redone_records} records redone"
+            text += f" in {self.stall_seconds:.2f} s"
+            text += f", {self.redone_records} records redone" if counts_records else ""
         else:
             reason = Reason.RingFormed
         return [ef.Notice(reason, f"{text} ({self.cause})")]

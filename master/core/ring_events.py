@@ -44,7 +44,7 @@ def stepped(job: State, _w: WorkerRecord, event: ev.Stepped) -> None:
     if change.note(event):
         job.goodput.redo(event.wasted_seconds / max(len(job.ring.members), 1))
         if len(change.stepped) == len(job.ring.members):
-            job.do(*change.tell())
+            job.do(*change.tell(not job.config.runs_horovod))
 
 
 def left(job: State, w: WorkerRecord, event: ev.LeftRing) -> None:

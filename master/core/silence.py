@@ -129,12 +129,13 @@ def _decision(job: State, w: WorkerRecord, found: Loss) -> str:
     silent = [o.id for o in job.pool if o.id in job.silences and o.has_state and o.progress >= w.progress]
     one = len(silent) < 2
     subject, them = numbered("worker", silent or [w.id], MOST_NAMED), "it" if one else "them"
+    what = "commit" if job.config.runs_horovod else "record"
     starts = f", and another worker would take {start:.0f} s to start" if start else ""
     they_have, their = ("the worker has", "its") if one else ("they have", "their")
     goes_on = f"delete {'the worker' if one else 'them'} to go on without {their} state now"
     return (
         f"{subject} send{'s' if one else ''} no heartbeats, and no other worker holds the state of step "
-        f"{found.step:,}. Removing {them} would lose {how_many(found.records, 'record')} "
+        f"{found.step:,}. Removing {them} would lose {how_many(found.records, what)} "
         f"({found.seconds:.0f} s of training){starts}. The job waits until {they_have} been silent for "
         f"{until:.0f} s; {goes_on}"
     )

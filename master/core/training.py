@@ -126,9 +126,11 @@ def go_on_from(job: State, step: int, checkpoint: bool = False) -> None:
     if step < job.train.safe or (had and not step):
         records = steps.begins_at(had) - steps.begins_at(step)
         place = f"the checkpoint of step {step:,}" if checkpoint else f"step {step}"
-        last = f"goes on from {place}" if step else "starts again from its first record"
+        what, first = "records of training", "its first record"
+        if job.config.runs_horovod:
+            what, first = "commits", "the start of its script"
+        last = f"goes on from {place}" if step else f"starts again from {first}"
         _begins_anew(job)
-        what = "commits" if job.config.runs_horovod else "records of training"
         job.notice(
             Reason.StateLost,
             f"every worker that held the state is gone: {records} {what} are lost, the job {last}",

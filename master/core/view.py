@@ -48,7 +48,9 @@ def status(
     here = {
         w.id: b for w in job.pool if (b := beats.get(w.id)) and w.in_ring and b.generation == ring.generation
     }
-    rate = sum(beat.rate for beat in here.values())
+    rates = [beat.rate for beat in here.values()]
+    # A script of Horovod commits on all workers together; records are divided over the workers.
+    rate = max(rates, default=0.0) if job.config.runs_horovod else sum(rates)
     loss = training.latest_loss(job.epoch_loss, ahead.epoch_loss)
     now_on = _pass(job, ahead)
     return {
@@ -63,7 +65,7 @@ def status(
         + (0.0 if job.began_at is None else (job.ended_at or now) - job.began_at),
         "records": {
             "size": _records(job),
-            "total": total,
+            "total": 0 if job.config.runs_horovod else total,
             "applied": applied,
         },
         "task": _task(job, task),

@@ -84,7 +84,7 @@ def event_of(worker: WorkerId, message: pb.FromWorker) -> ev.Event | facts.Heart
 
 def hello_of(worker: WorkerId, hello: pb.Hello) -> ev.Hello:
     """Return the event for a worker's first message."""
-    return ev.Hello(worker, hello.resumes, hello.brings_state)
+    return ev.Hello(worker, hello.resumes, hello.brings_state, hello.pid)
 
 
 def ended_before(s: pb.Predecessor) -> ev.Gone:

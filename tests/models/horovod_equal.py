@@ -113,6 +113,17 @@ if "tf_keras" in keras.Model.__module__:
     print("on Keras 2")
 assert isinstance(gradients(make_rows(), slice(4))[0], tf.IndexedSlices)
 
+# The statistics of all ranks, and the gradients through them.
+normalized, plain = make_model(hvd.SyncBatchNormalization()), make_model(keras.layers.BatchNormalization())
+for model, mine in ((normalized, slice(rank, None, size)), (plain, slice(None))):
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_mean((model(features[mine] * 3 + 5, training=True) - targets[mine]) ** 2)
+    slopes = tape.gradient(loss, model.trainable_variables)
+    if model is normalized:
+        slopes = [hvd.allreduce(tf.convert_to_tensor(slope)) for slope in slopes]
+    keras.optimizers.SGD(0.1).apply_gradients(zip(slopes, model.trainable_variables, strict=True))
+check("SyncBatchNormalization", normalized, plain)
+
 # By `fit`, with the callbacks, from different weights on each rank.
 model, expected = make_model(), make_model()
 if rank:

@@ -209,7 +209,7 @@ class Faults:
                 self.to_blame.add(w.id)
                 fleet.exit(w, self.random.choice(("SIGABRT", "SIGSEGV")), own=True)
             case "raise" if speaks:
-                fleet.fail(w, ValueError("no"))
+                fleet.fail(w, ConnectionError("no"))  # one that may pass
             case "fatal" if speaks:
                 self.ends.add("Failed")
                 fleet.fail(w, ModelError("the model is not compiled"))

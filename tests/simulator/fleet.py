@@ -144,7 +144,7 @@ class Fleet:
             self.world.faults.to_blame.add(worker)
             return  # it hangs, and is never ready
         if 0.12 < fate < 0.15:
-            self.does(w, placed + takes, lambda: self.fail(w, ImportError("no such thing")))
+            self.does(w, placed + takes, lambda: self.fail(w, ConnectionError("no such host")))
         self.does(w, placed + takes, lambda: self.ready(w))
 
     def place(self, w: Sim) -> None:

@@ -117,13 +117,23 @@ def note(path: Path) -> str:
     found, needs = config(path), []
     if names := custom_objects(found):
         more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
-        needs.append(
-            f"with custom objects ({', '.join(names[:MOST_NAMED])}{more}): import the module that registers "
-            "them, or pass custom_objects to keras.models.load_model"
-        )
+        ours = {name: module for name in names if (module := _module_of_ours(name))}
+        how = [f"import {', '.join(sorted({*ours.values()}))}"] if ours else []
+        if len(ours) < len(names):
+            them = ", ".join([name for name in names if name not in ours][:MOST_NAMED]) if ours else "them"
+            how.append(
+                f"import the module that registers {them}, or pass custom_objects to keras.models.load_model"
+            )
+        needs.append(f"with custom objects ({', '.join(names[:MOST_NAMED])}{more}): {'; '.join(how)}")
     if has_lambda(found):
         needs.append("with safe_mode=False (it holds Python code of a Lambda layer)")
     return f"{path.name} can be loaded only {' and '.join(needs)}" if needs else ""
+
+
+def _module_of_ours(name: str) -> str:
+    """The module of edl that registers this name with Keras; empty for names of the user."""
+    module = getattr(keras.saving.get_registered_object(name), "__module__", "")
+    return module if module.partition(".")[0] == "edl" and not module.startswith("edl.zoo") else ""
 
 
 def by_its_code(why: str, name: str = MODEL) -> str:

@@ -13,8 +13,11 @@
 from __future__ import annotations
 
 import functools
+import re
 import sys
 from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import keras
@@ -23,6 +26,11 @@ from keras.src.backend.tensorflow.core import Variable
 from keras.src.optimizers.base_optimizer import BaseOptimizer
 from keras.src.trainers.trainer import Trainer
 
+KERAS = Path(keras.__file__).parent
+# In errors about arguments of Keras 2, and about models that are saved in a folder.
+REMOVED = re.compile(
+    r"not recognized|[Uu]nrecognized keyword|unexpected keyword argument|Invalid filepath extension"
+)
 _reported: set[str] = set()
 
 
@@ -63,6 +71,26 @@ def install(refuse_compile: Callable[[Any, Any], None]) -> None:
         compile_model(model, *args, **options)
 
     Trainer.compile = compile
+
+
+def keras2_advice(error: BaseException) -> str:
+    """Advise to run the script on Keras 2 if it uses what Keras 3 does not have; empty for other errors."""
+    last = error.__traceback__
+    while last is not None and last.tb_next is not None:
+        last = last.tb_next
+    in_keras = last is not None and Path(last.tb_frame.f_code.co_filename).is_relative_to(KERAS)
+    missing = ""
+    if isinstance(error, AttributeError):
+        missing = getattr(error.obj, "__name__", "") if isinstance(error.obj, ModuleType) else ""
+        missing = missing or type(error.obj).__module__
+    elif isinstance(error, ImportError):
+        missing = (error.name or "").removeprefix("tensorflow.")
+    if missing.partition(".")[0] == "keras" or (in_keras and REMOVED.search(str(error))):
+        return (
+            "if the script is written for Keras 2, run it with --legacy-keras (in a cluster, "
+            "TF_USE_LEGACY_KERAS=1 in worker.env)"
+        )
+    return ""
 
 
 def set_value(variable: Any, value: Any) -> None:

@@ -18,7 +18,15 @@ import horovod.tensorflow as hvd
 import keras
 import tensorflow as tf
 
-from edl.trainer.horovod_scripts import callbacks, elastic, keras3, member, objects, optimizer
+from edl.trainer.horovod_scripts import (
+    callbacks,
+    elastic,
+    keras3,
+    member,
+    objects,
+    optimizer,
+    sync_batch_norm,
+)
 
 PLACES = ("rank", "size", "local_rank", "local_size", "cross_rank", "cross_size")
 MISSING = {  # horovod.run and horovod.runner are in the wheel, and refuse themselves (scripts/dev/horovodrun)
@@ -43,9 +51,11 @@ def install() -> None:
     if "horovod.keras" in sys.modules:
         return
     sys.meta_path.insert(0, _Refusing())
+    made: dict[str, Any] = {}
     if not optimizer.is_keras2():
         keras3.install(optimizer.refuse_compile)
-    made = {
+        made["SyncBatchNormalization"] = sync_batch_norm.SyncBatchNormalization
+    made |= {
         "init": _init,
         "shutdown": lambda: None,  # the worker leaves its ring when its process ends
         **{name: _planned(name) for name in PLACES},
@@ -54,6 +64,7 @@ def install() -> None:
         "broadcast_variables": broadcast_variables(hvd.broadcast_variables),
         "DistributedOptimizer": optimizer.distributed_optimizer,
         "elastic": elastic,
+        **{name: _without_sets(name) for name in ("add_process_set", "remove_process_set")},
     }
     for name, value in made.items():
         setattr(hvd, name, value)
@@ -89,6 +100,15 @@ def _init(comm: Any = None, process_sets: Any = None) -> None:
     if comm is not None or process_sets:
         raise ValueError("hvd.init(comm=, process_sets=): not supported, because a ring can change")
     member.current().init()
+
+
+def _without_sets(name: str) -> Any:
+    """A function that refuses process sets, where Horovod names a variable that would not help."""
+
+    def refuse(process_set: Any) -> None:
+        raise ValueError(f"hvd.{name}: process sets are not supported, because a ring can change")
+
+    return refuse
 
 
 def broadcast_variables(engines: Any) -> Any:

@@ -10,7 +10,9 @@ from collections.abc import Callable
 from edl import config as config_module
 from edl.config import Config
 from edl.contract.exit_codes import WorkerExit
-from edl.trainer.horovod_scripts import member, modules
+from edl.errors import UserCodeError
+from edl.trainer.horovod_scripts import keras3, member, modules, optimizer
+from edl.trainer.runtime.error_report import format_error
 from edl.trainer.runtime.gpu_memory import set_gpu_memory
 from edl.trainer.script import run
 from edl.trainer.session.client import MasterStream
@@ -24,7 +26,7 @@ def work(stream: MasterStream, ready: Callable[[float], None], lost: Callable[[s
         lost: returns the exit code of a worker that has lost its master, by the reason.
 
     Raises:
-        UserCodeError: the script has called sys.exit with a failure.
+        UserCodeError: the script has called sys.exit with a failure, or uses what only Keras 2 has.
         BaseException: raised by the script.
     """
     config: Config = config_module.parse(json.loads(stream.config_json))
@@ -37,5 +39,9 @@ def work(stream: MasterStream, ready: Callable[[float], None], lost: Callable[[s
     except member.Stopped as stopped:
         print(f"edl worker {stream.session.worker}: {stopped}", file=sys.stderr)
         return lost(stopped.end.why) if stopped.end.lost else WorkerExit.STOPPED
+    except Exception as error:
+        if optimizer.is_keras2() or not (advice := keras3.keras2_advice(error)):
+            raise
+        raise UserCodeError(f"{format_error(error)}; {advice}") from error
     worker.finished()
     return WorkerExit.STOPPED

@@ -11,6 +11,7 @@ waits for itself; saving takes real time anyhow.)
 
 from __future__ import annotations
 
+import os
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -220,19 +221,15 @@ class Session:
         """Send one message, e.g. `say(g, joined_ring=pb.JoinedRing(step=3))`."""
         self._send(pb.FromWorker(generation=generation, **what))  # type: ignore[arg-type]
 
-    def fail(self, error: BaseException, starting: bool = False) -> None:
-        """Report why this worker cannot continue.
-
-        Args:
-            starting: whether the worker was not ready yet.
-        """
+    def fail(self, error: BaseException) -> None:
+        """Report why this worker cannot continue."""
         ours = isinstance(error, EdlError)  # then a different worker would fail, too
         plain = ours and not isinstance(error, UserCodeError)  # the message needs no traceback
         text = "" if plain else error_report.format_traceback(error)
         why = error_report.format_error(error)
         if not plain and (where := error_report.error_location(error)):
             why = f"{why} ({where})"
-        mistake = starting and not ours and error_report.is_reproducible(error)
+        mistake = not ours and error_report.is_reproducible(error)
         if lack := error_report.lack_of_gpu_memory(error):
             failed = pb.Failed(why=lack, traceback=error_report.format_traceback(error), no_gpu_memory=True)
         else:
@@ -268,7 +265,9 @@ class Session:
     def greeting(self) -> list[pb.FromWorker]:
         """The first messages of a stream."""
         self._reported_staleness = None
-        hello = pb.Hello(worker=self.worker, version=edl.__version__, resumes=self.state.ready)
+        hello = pb.Hello(
+            worker=self.worker, version=edl.__version__, resumes=self.state.ready, pid=os.getpid()
+        )
         messages = [pb.FromWorker(hello=hello)]
         if self.state.ready:
             messages.append(pb.FromWorker(generation=self.state.generation, resume=self.state.resume()))

@@ -13,7 +13,7 @@ import yaml
 
 from edl.contract import artifacts
 from edl.contract.tokens import for_reading
-from tests.support.kubernetes.release_commands import Cluster, says
+from tests.support.kubernetes.release_commands import Cluster, install, says
 
 pytestmark = pytest.mark.waits
 
@@ -111,5 +111,7 @@ async def test_a_model_that_does_not_arrive_as_it_was_written_is_not_there(clust
     cluster.refuse("exec", "pods", 403, "Forbidden", "pods is forbidden: cannot create pods/exec")
     done = await cluster.edl(*get)
     assert (done.code, "cannot create pods/exec" in done.err) == (1, True)
+    install(cluster, "edl", "mode=horovod,model.script=train.py")
+    assert "release edl: the job runs a script, which saves its files itself" in (await cluster.edl(*get)).err
     assert sorted(p.name for p in cluster.folder.iterdir() if "model" in p.name) == []
     assert list(cluster.objects["pods"]) == ["edl-master"], "a pod is left"

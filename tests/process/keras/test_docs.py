@@ -80,3 +80,25 @@ def test_a_script_with_fit_trains_and_its_model_file_has_the_same_model_and_reco
     ]
     np.testing.assert_array_equal(records[0], before["x"])
     np.testing.assert_array_equal(records[1], before["y"])
+
+
+def test_the_model_of_the_page_on_strategies_trains_on_files_as_it_describes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    after = re.findall(r"```python\n(.*?)```", (DOCS / "coming-from-multiworker.md").read_text(), re.DOTALL)[
+        1
+    ]
+    (tmp_path / "data" / "train").mkdir(parents=True)
+    with tf.io.TFRecordWriter("data/train/a.tfrecord") as file:
+        for number in range(4):
+            values = {"x": [float(number)] * 8, "y": [2.0 * number]}
+            features = {
+                k: tf.train.Feature(float_list=tf.train.FloatList(value=v)) for k, v in values.items()
+            }
+            file.write(tf.train.Example(features=tf.train.Features(feature=features)).SerializeToString())
+    module: dict[str, Any] = {}
+    exec(after, module)
+    x, y = module["data"]("train").read(0, 4)
+    assert (x.shape, y.ravel().tolist()) == ((4, 8), [0.0, 2.0, 4.0, 6.0])
+    assert np.isfinite(module["model"]().fit(x, y, verbose=0).history["loss"][0])

@@ -19,7 +19,7 @@ from edl.config import values
 from edl.contract import artifacts
 from edl.errors import ModelError
 from edl.trainer.elasticdl import stand_ins
-from edl.trainer.export import formats, fresh, samples
+from edl.trainer.export import formats, fresh, samples, saved_file
 from edl.trainer.model import user_model
 from edl.trainer.model.records import Records
 from edl.trainer.step.learner import KerasLearner
@@ -144,6 +144,11 @@ def test_a_module_is_trained_as_by_elasticdl(name: str, tmp_path: Path) -> None:
     accuracy = shown["logits_accuracy" if name == "deepfm" else "accuracy"]
     assert 0 < float(accuracy) <= 1
     loaded_again(learner, found, records, tmp_path)
+    if name == "deepfm":
+        imports = (
+            "import edl.layers.embedding, edl.trainer.elasticdl.operations; import the module that registers"
+        )
+        assert f": {imports} ApplyMask, or pass custom_objects" in saved_file.note(tmp_path / artifacts.MODEL)
     assert "elasticdl" not in sys.modules, (
         "the stand-ins are importable only while a module of the zoo is loaded"
     )

@@ -273,10 +273,31 @@ def test_helm_is_given_the_values(
         elasticdl.elasticdl(Context(f"train {PREBUILT}"))  # type: ignore[arg-type]
 
 
-def test_the_zoo_of_the_documents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_part_of_the_reader_without_a_value_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"--data_reader_params: val: expected NAME=VALUE"):
+        job(f"{ON_PREM} --data_reader_params=val")
+
+
+def test_an_image_without_the_model_is_named() -> None:
+    line = "--job_name=a --model_zoo=zoo --model_def=mnist.custom_model --training_data=/data"
+    (note,) = [note for note in job(line).notes if "no --image_name" in note]
+    assert "edl's own image of workers has no /model_zoo/mnist.py. Build one with it" in note
+    assert not [n for n in job(f"{line} --image_name=mine:1").notes if "no --image_name" in n]
+
+
+def test_the_zoo_of_the_documents(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.chdir(tmp_path)
+    elasticdl.elasticdl(Context("zoo init --help"))  # type: ignore[arg-type]
+    assert "edl elasticdl zoo init|build|push" in capsys.readouterr().out and not [*tmp_path.iterdir()]
+    (tmp_path / "mnist").mkdir()
+    (tmp_path / "mnist" / "mnist_functional_api.py").write_text("def custom_model():\n    return 1\n")
     elasticdl.elasticdl(Context("zoo init"))  # type: ignore[arg-type]
     assert "COPY . /model_zoo" in (tmp_path / "Dockerfile").read_text()
+    assert "module: /model_zoo/mnist/mnist_functional_api.py\n" in (tmp_path / "values.yaml").read_text()
+    told = capsys.readouterr().out
+    assert "no model found" not in told and "next: edl elasticdl zoo build --image" in told
     called: list[list[str]] = []
 
     def call(command: list[str]) -> int:

@@ -172,6 +172,9 @@ def test_the_end_names_what_to_do_next() -> None:
         "  next      open the report: edl report --open 'runs/a b'",
         "            load the model: keras.models.load_model('runs/a b/model.keras')",
     ]
+    needs = "m.keras can be loaded only with custom objects (A): import the module that registers them"
+    noted = {**ended, "model_note": needs}
+    assert display.next_steps(noted, "job", reported=False) == f"  next      load the model: {needs}"
     stopped = {**ended, "phase": "Stopped", "model": "", "checkpoint": {"step": 7}}
     assert (
         display.next_steps(stopped, "job", reported=False)

@@ -5,12 +5,14 @@ from __future__ import annotations
 
 import hashlib
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
-from edl.cli import horovod_check, horovod_flags
+from edl.cli import horovod, horovod_check, horovod_flags
 from edl.cli.app import app
 from edl.config import parse, values
 from edl.errors import ConfigError
@@ -99,7 +101,9 @@ def test_each_flag_of_horovodrun_is_known() -> None:
         ("train.py", "-np is missing"),
         ("-np 2", "expected a Python script"),
         ("-np 2 bash train.sh", "expected a Python script"),
-        ("-np 2 python -m train", "expected a Python script"),
+        ("-np 2 python -m", "expected a Python script or module"),
+        ("-np 2 python -c pass", "expected a Python script or module"),
+        ("-np 2 env -i train.py", "expected a Python script or module"),
         ("-np 0 train.py", "0: expected a number, at least 1"),
         ("-np 2 --min-np 3 train.py", "-np 2: expected 3 (--min-np) to 2"),
         ("-np 2 -H server1:4 train.py", "-H server1"),
@@ -112,6 +116,39 @@ def test_mistakes_are_named(line: str, words: str) -> None:
     with pytest.raises(ConfigError) as refused:
         horovod_flags.parse(line.split())
     assert words in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("line", "script", "is_module", "environment"),
+    [
+        ("python -m pkg.train --epochs 3", "pkg.train", True, {}),
+        ("-- python -u train.py --epochs 3", "train.py", False, {}),
+        ("env X=1 Y= python -m pkg.train --epochs 3", "pkg.train", True, {"X": "1", "Y": ""}),
+        ("X=a=b train.py --epochs 3", "train.py", False, {"X": "a=b"}),
+        ("-x HOME -x X=1 python3 train --epochs 3", "train", False, {"X": "1"}),
+    ],
+)
+def test_commands_of_horovodrun_run(
+    line: str, script: str, is_module: bool, environment: dict[str, str]
+) -> None:
+    call = horovod_flags.parse(["-np", "2", *line.split()])
+    assert (call.script, call.is_module, call.environment) == (script, is_module, environment)
+    assert call.arguments == ("--epochs", "3")
+
+
+def test_a_module_runs_as_by_python_m(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "pkg").mkdir()
+    (tmp_path / "pkg" / "__init__.py").write_text("VALUE = 7")
+    (tmp_path / "pkg" / "__main__.py").write_text(
+        "from . import VALUE\nimport sys\nprint(VALUE, sys.argv[1:])"
+    )
+    monkeypatch.chdir(tmp_path)
+    assert horovod._file_of("pkg") == tmp_path / "pkg" / "__main__.py"
+    (script := tmp_path / "text.py").write_text(horovod.RUN_MODULE.format(module="pkg"))
+    done = subprocess.run([sys.executable, str(script), "-a"], capture_output=True, text=True, timeout=60)
+    assert done.stdout == "7 ['-a']\n", done.stderr
+    with pytest.raises(ConfigError, match=r"python -m pkg\.absent: no such module"):
+        horovod._file_of("pkg.absent")
 
 
 def test_keras_2_that_is_not_installed_is_named_before_a_worker_starts(
@@ -183,6 +220,16 @@ def test_code_behind_a_condition_is_not_judged(tmp_path: Path) -> None:
     horovod_check.check(script)
     with pytest.raises(ConfigError, match="No such file"):
         horovod_check.check(tmp_path / "absent.py")
+
+
+def test_a_gpu_is_chosen_by_a_session_on_keras_2_only(tmp_path: Path) -> None:
+    (script := tmp_path / "train.py").write_text(
+        "import tensorflow as tf\n"
+        "tf.compat.v1.keras.backend.set_session(tf.compat.v1.Session(config=tf.compat.v1.ConfigProto()))\n"
+    )
+    horovod_check.check(script, legacy=True)
+    with pytest.raises(ConfigError, match="or run it on Keras 2 \\(--legacy-keras\\)"):
+        horovod_check.check(script)
 
 
 EXAMPLES = Path(__file__).parents[2] / "process" / "jobs" / "horovod_examples"

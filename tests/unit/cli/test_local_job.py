@@ -14,8 +14,9 @@ from edl.checkpoints import Store
 from edl.cli import display, local_job
 from edl.cli.latest import VALUES
 from edl.cli.local import Local
-from edl.config.values import load
+from edl.config import values
 from edl.contract import artifacts
+from edl.errors import EdlError
 from tests.support.checkpoints.checkpoints import write
 
 SUMMARY: dict[str, Any] = {
@@ -66,8 +67,8 @@ def test_the_error_about_a_killed_master_says_how_to_resume_the_job(tmp_path: Pa
 
 
 def test_the_status_of_a_script_names_what_the_script_has_saved_and_no_model(tmp_path: Path) -> None:
-    values = {**load([], ["model.script=/train.py"])}
-    (tmp_path / VALUES).write_text(json.dumps(values))
+    of_script = values.load(sets=["model.script=/train.py"])
+    (tmp_path / VALUES).write_text(json.dumps(of_script))
     summary = {**SUMMARY, "phase": "Succeeded", "model": "", "task": {"kind": "train", "epochs": 1}}
     (tmp_path / artifacts.SUMMARY).write_text(json.dumps(summary))
     job = Local(tmp_path).snapshot()
@@ -76,3 +77,11 @@ def test_the_status_of_a_script_names_what_the_script_has_saved_and_no_model(tmp
     for name in ("w.npz", "history.json", ".hidden"):
         (tmp_path / name).touch()
     assert Local(tmp_path).snapshot().notes == ("saved by the script: w.npz",)
+
+
+def test_no_model_is_copied_from_the_job_of_a_script(tmp_path: Path) -> None:
+    of_script = values.load(sets=["mode=horovod,model.script=train.py"])
+    (tmp_path / "values.json").write_text(json.dumps(of_script))
+    (tmp_path / artifacts.SUMMARY).write_text("{}")
+    with pytest.raises(EdlError, match="the job runs a script, which saves its files itself"):
+        Local(tmp_path).fetch("keras", tmp_path / "copy.keras")

@@ -98,7 +98,7 @@ def test_the_longest_pause_before_a_replacement_is_the_one_that_counts() -> None
     backoff = RestartBackoff()
     for kill in range(4):
         backoff.was_killed(now=10.0 * kill)
-    killed = backoff.until, "workers were killed 4 times in a row before the ring made a step"
+    killed = backoff.until, "workers were lost 4 times in a row before the ring made a step"
     assert (backoff.until, backoff.why) == killed == (34.0, killed[1])
     backoff.died_early(now=31.0)
     assert (backoff.until, backoff.why) == killed

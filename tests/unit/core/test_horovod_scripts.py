@@ -5,11 +5,13 @@ from __future__ import annotations
 
 from typing import Any
 
+from edl.cli import display
+from edl.contract.exit_codes import WorkerExit
 from edl.contract.ids import WorkerId
 from edl.contract.reasons import Reason
 from edl.master.core import effects as ef
 from edl.master.core import events as ev
-from edl.master.core import view
+from edl.master.core import facts, view
 from tests.support.jobs.invariants import replayed
 from tests.support.jobs.stories import Story, of, only
 
@@ -88,7 +90,36 @@ def test_lost_commits_are_named() -> None:
     story.kill(0)
     story.ready(1)
     story.up()
-    assert "8 commits are lost" in only_text(story, Reason.StateLost)
+    assert only_text(story, Reason.StateLost) == (
+        "every worker that held the state is gone: 8 commits are lost, the job starts again from the start "
+        "of its script"
+    )
+
+
+def test_no_message_speaks_of_records() -> None:
+    story = script(2)
+    beats(story, 0, 1)
+    status = view.status(story.job, story.now, story.telemetry.beats)
+    assert display.progress_line(status) == "20 commits, 4 per second; 2 workers (generation 1)"
+    assert status["records"] == {"size": None, "total": 0, "applied": 19}
+    story.kill(0)
+    story.out(1, step=19, broken="reset")
+    story.up(19)
+    beats(story, 1)
+    while not story.noticed(Reason.WorkerUnreachable):
+        story.waits(0.25)
+    told = [e.text for _, _, effects in story.watchdog.history for e in effects if isinstance(e, ef.Notice)]
+    assert "ring 2 -> 1 in 0.20 s (worker 0 is lost (SIGKILL))" in told
+    assert "Removing it would lose 19 commits (20 s of training)" in told[-1]
+    assert not any("record" in text for text in told)
+
+
+def beats(story: Story, *workers: int) -> None:
+    """Let the ring run for ten seconds, with heartbeats of these workers."""
+    for _ in range(10):
+        for worker in workers:
+            beat = facts.Heartbeat(WorkerId(worker), story.job.ring.generation, 20, rate=4.0)
+            story.tell(beat, after=1 / len(workers))
 
 
 def test_a_plain_script_starts_again_at_most_as_often_as_maxfailures_says() -> None:
@@ -101,7 +132,38 @@ def test_a_plain_script_starts_again_at_most_as_often_as_maxfailures_says() -> N
         if story.job.ring.members:
             story.tell(ev.JoinedRing(WorkerId(worker + 1), story.job.ring.generation, 0))
     assert story.job.ending and story.job.ending[0] == "Failed"
-    assert "workers were killed 3 times in a row" in story.job.reason
+    assert "workers were lost 3 times in a row" in story.job.reason
+
+
+def fails(story: Story, worker: int, why: str) -> None:
+    story.tell(ev.Failed(WorkerId(worker), why, "Traceback", mistake=True), ev.Gone(WorkerId(worker), code=1))
+
+
+def test_a_mistake_that_a_script_repeats_ends_the_job_and_its_peers_were_not_killed() -> None:
+    story = script(2, elastic=False, least=2)
+    fails(story, 0, "ValueError: no (train.py, line 7)")
+    assert story.job.ending is None, "the first time, the data of this worker may be the cause"
+    story.tell(ev.Gone(WorkerId(1), code=WorkerExit.PEER_BROKEN))
+    story.waits(5)
+    story.ready(2, 3)
+    fails(story, 3, "ValueError: no (train.py, line 7)")
+    assert story.job.ending == ("Failed", "ValueError: no (train.py, line 7)")
+    told = [e.text for _, _, effects in story.watchdog.history for e in effects if isinstance(e, ef.Notice)]
+    assert "worker 1 exited: it ended itself, because its ring broke" in told or any(
+        "worker 1 is lost: it ended itself, because its ring broke" in text for text in told
+    ), told
+    assert not any("killed" in text for text in told)
+
+
+def test_a_mistake_after_further_commits_is_another_failure() -> None:
+    story = script(2)
+    fails(story, 0, "ValueError: no (train.py, line 7)")
+    story.out(1, step=0, broken="reset")
+    story.up(0)
+    story.tell(ev.Progress(story.job.ring.generation, 9))
+    story.ready(2)
+    fails(story, 1, "ValueError: no (train.py, line 7)")
+    assert story.job.ending is None
 
 
 def only_text(story: Story, reason: Reason) -> str:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from edl.cli import output
 from edl.contract.ids import WorkerId
 from edl.contract.reasons import Reason
 from edl.master.core import effects as ef
@@ -404,3 +405,12 @@ def test_a_worker_that_connects_after_it_was_told_to_end_is_told_again() -> None
     assert only(story.tell(ev.Hello(WorkerId(0))), ef.Stop).worker == 0
     assert not of(story.tell(ev.Hello(WorkerId(1))), ef.Stop), "it is no worker of this job"
     assert only(story.tell(ev.Closed(WorkerId(0), "its stream ended")), ef.End).phase == "Stopped"
+
+
+def test_a_worker_whose_process_is_not_observed_is_shown_with_the_id_that_it_reports() -> None:
+    story = Story(workers=2)
+    story.tell(ev.Seen(WorkerId(1), "edl-worker-1"))
+    story.tell(ev.Hello(WorkerId(0), pid=4711), ev.Hello(WorkerId(1), pid=7))
+    status = view.status(story.job, story.now)
+    assert [w["handle"] for w in status["workers"]] == ["4711", "edl-worker-1"]
+    assert output.job(status, "digits", ended=False)["workers"][0]["pid"] == 4711

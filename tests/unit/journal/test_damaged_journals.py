@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import random
 import shutil
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -393,3 +394,26 @@ def test_a_shortened_journal_of_a_stopped_job_is_found_out(tmp_path: Path) -> No
     path.write_text("".join(path.read_text().splitlines(keepends=True)[:-1]))
     with pytest.raises(EdlError, match=r"missing, or the journal is another job's"):
         audit.audit(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        (artifacts.JOURNAL, r"events\.jsonl: line \d+: the line is longer than 64 MiB"),
+        (artifacts.SUMMARY, r"summary\.json: cannot read: larger than 64 MiB"),
+        (artifacts.EXPORTS, r"exports\.json: cannot read: larger than 64 MiB"),
+    ],
+)
+@pytest.mark.parametrize("emptied", [False, True])
+def test_a_file_of_a_gibibyte_is_refused_at_once(
+    tmp_path: Path, name: str, words: str, emptied: bool
+) -> None:
+    keep(whole_story(exports={"keras": "model.keras"}), output := tmp_path)
+    if emptied:  # then its first line is too long
+        (output / name).write_bytes(b"")
+    with open(output / name, "ab") as file:
+        file.truncate(1 << 30)  # takes no room on the disk
+    began = time.process_time()
+    with pytest.raises(EdlError, match=words):
+        audit.audit(output)
+    assert time.process_time() - began < 10, "the whole file was read"
