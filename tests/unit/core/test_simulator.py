@@ -254,12 +254,16 @@ def test_a_job_that_does_not_end_is_noticed(monkeypatch: pytest.MonkeyPatch) -> 
         run(20)
 
 
+async def always(election: LeaderElection, term: int) -> bool:
+    return True
+
+
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize(
     ("promise", "broken", "first"),  # and the first seed of the 60: a run that shows it should come soon
     [
         ("fresh", property(lambda election: not election.lost.is_set()), 0),  # however old its renewal is
-        ("vouch", lambda election, term: True, 50),  # though it may take the Lease itself
+        ("vouch", always, 50),  # though it may take the Lease itself
     ],
 )
 def test_two_masters_that_speak_at_a_time_are_noticed(
