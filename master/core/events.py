@@ -48,6 +48,14 @@ class Delayed:
 
 
 @dataclass(frozen=True, slots=True)
+class Terminating:
+    """The worker's process will be killed after a grace period: its pod is evicted or being deleted."""
+
+    worker: WorkerId
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
 class Degraded:
     """A part of the backend does not work: status writes, deletions, a task that failed."""
 
@@ -181,6 +189,7 @@ class Resume:
     forced: tuple[str, ...] = ()  # as in Ready
     tables: int = 0  # as in Ready
     sample_loss: SampleLoss | None = None  # as in Ready
+    leaving: str = ""  # why it wants to leave, as in Leaving; empty: it does not
 
 
 @dataclass(frozen=True, slots=True)
@@ -499,6 +508,7 @@ Event = (
     Seen
     | Delayed
     | Gone
+    | Terminating
     | Degraded
     | ServerListens
     | ServersReady

@@ -395,3 +395,36 @@ def test_a_new_master_compares_the_loss_of_a_new_worker_with_that_of_the_workers
         "worker 2 computes a loss of 0.7 for the first records with fixed weights, "
         "workers 0 and 1 compute 0.5: "
     )
+
+
+def leaving(new: NewMaster, worker: int, members: tuple[int, ...] = (0, 1)) -> list[ef.Effect]:
+    """Let a member come back that had asked an earlier master to let it leave."""
+    w, ring = WorkerId(worker), tuple(map(WorkerId, members))
+    resume = ev.Resume(w, DATA, Generation(7), ring, False, True, None, leaving="SIGTERM")
+    return new.tell(ev.Hello(w, resumes=True), resume)
+
+
+@pytest.mark.parametrize("way", ["it says so", "its pod is being deleted", "both"])
+def test_who_is_about_to_be_killed_hands_over_to_the_replacement_that_an_earlier_master_has_started(
+    way: str,
+) -> None:
+    """The master was drained with its only workers; without checkpoints, nobody else holds the state."""
+    new = NewMaster(0, 1, 2, 3, next_id=4, workers=2)
+    if way != "it says so":
+        new.tell(*(ev.Terminating(WorkerId(w), "its pod is being deleted") for w in (0, 1)))
+    back = new.back if way == "its pod is being deleted" else lambda w, members: leaving(new, w, members)
+    effects = [e for w in (0, 1) for e in back(w, members=(0, 1))]
+    assert not of(new.first + effects, ef.Delete) + of(new.first + effects, ef.Stop), "they are no surplus"
+    assert [new.job.pool[WorkerId(w)].state for w in (0, 1)] == ["draining", "draining"]
+    assert of(effects, ef.Leave) == [ef.Leave(Generation(7), workers(0, 1))]
+    for w in (2, 3):
+        new.tell(ev.Hello(WorkerId(w)), ev.Ready(WorkerId(w), DATA))
+    (form,) = of(new.out(0, 1), ef.Form)
+    assert (form.root, form.members) == (0, (0, 2, 3)), "one of them transfers the state"
+    assert new.job.restarts == 0
+
+
+def test_a_worker_that_starts_in_a_pod_that_is_being_deleted_is_replaced_at_once() -> None:
+    new = NewMaster(0, 1, next_id=2, workers=2)
+    new.tell(ev.Terminating(WorkerId(1), "its pod is being deleted"))
+    assert of(new.tell(ev.Hello(WorkerId(1))), ef.Create) == [ef.Create(WorkerId(2))]
