@@ -40,7 +40,7 @@ WEIGHTS, VARIABLES = "model.weights.h5", "model.weights.npz"  # when the model c
 # Format of the journal's lines. 3: a chain of hashes (edl.journal.format); 4: steps, no leases; 5: segments,
 # no heartbeats; 8: digests of the members' states; 10: `rolled_back` and `callbacks_done`;
 # 11: the state of the ring; 12: `assigned` in the state of the servers
-JOURNAL_VERSION = 13
+JOURNAL_VERSION = 14
 _SEGMENT = re.compile(r"events\.([0-9]{1,9})\.jsonl")
 
 

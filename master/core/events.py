@@ -131,11 +131,10 @@ class Adopted:
     next_id: int  # number of workers so far; also the next id
     within_seconds: float = 10.0  # for workers to reconnect: they try twice a second
     active_seconds: float = 0.0  # since the job began, as far as is known
-    safe: int = 0  # steps that all members of its last ring had, as far as is known
     began_with: str = ""  # WarmStarted.text, if the job began with a different training's state
     prompt: tuple[WorkerId, ...] = ()  # reached this master before it acted, and so reconnect sooner
     prompt_seconds: float = 10.0  # for these workers to reconnect
-    past: Past | None = None  # the history of the job until then, as far as is known
+    past: Past | None = None  # the history of the job until then; None: unknown
 
 
 # --- events: from the workers' streams

@@ -51,7 +51,7 @@ def test_a_journal_of_an_earlier_version_is_refused_in_words(
     read: Callable[[Path], object], tmp_path: Path
 ) -> None:
     path = written_by_an_earlier_edl(tmp_path)
-    with pytest.raises(EdlError, match=r"events.jsonl: the journal has version 1, this edl reads version 13"):
+    with pytest.raises(EdlError, match=r"events.jsonl: the journal has version 1, this edl reads version 14"):
         read(path)
 
 
