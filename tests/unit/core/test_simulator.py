@@ -20,7 +20,7 @@ from edl.ps.sync.staging import Steps
 from edl.trainer.ps_client import messages
 from edl.trainer.ps_client.server_group import ServerGroup
 from tests.simulator import masters, servers
-from tests.simulator.faults import KINDS, MOMENTS, RARE
+from tests.simulator.faults import DRAIN, KINDS, MOMENTS, RARE
 from tests.simulator.worker import FLIP
 from tests.simulator.world import SimulationFailed, World
 
@@ -47,7 +47,7 @@ def test_hundreds_of_simulated_jobs_count_every_record_once() -> None:
         losses += world.job.restarts
         takeovers += world.takeovers if world.two else 0
         ends[world.job.phase] += 1
-    kinds = {*KINDS, *RARE, *masters.KINDS, *servers.KINDS, FLIP}
+    kinds = {*KINDS, *RARE, *masters.KINDS, *servers.KINDS, FLIP, DRAIN}
     assert set(faults) == kinds, "a kind of fault never happened"
     assert set(moments) == {*MOMENTS, *servers.MOMENTS}, "a moment was never hit"
     assert faults.total() > 3 * SEEDS, "the simulator has hardly injected a fault"
