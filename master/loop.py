@@ -118,6 +118,8 @@ class Master:
                     backend.perform(effect)
                 if isinstance(effect, ef.ForServers):
                     self.servers.perform(effect)
+            if isinstance(event, ev.Saved):
+                server.acknowledge(event)  # not before it is in the journal
             server.changed()
             for observe in self.observers:
                 observe(now, event, effects)

@@ -73,7 +73,7 @@ class Telemetry:
                 self.beats.pop(worker, None)
                 self._speeds.pop(worker, None)
                 self._staleness.pop(worker, None)
-        if speaker in self._heard:
+        if speaker in self._heard and isinstance(said, SAID):  # others speak about a worker, too
             self._heard[speaker] = now
             self._heard.move_to_end(speaker)
         if isinstance(said, Heartbeat):

@@ -104,7 +104,7 @@ class Served:
         self.watch: Watch = begun.watchdog.watch
         self.job: loop.Job | None = None
         self._begun, self._memory, self._ready, self._ended = begun, memory, ready, ended
-        self._saved = threading.Event()  # the script is over, and its result is reported
+        self._saved = threading.Event()  # the script is over
 
     @property
     def output(self) -> Path:
@@ -134,6 +134,8 @@ class Served:
             session.say(history=pb.History(json=as_json(told[-MOST_TOLD:])))
             job.turns.end()
             self._saved.wait()
+            # In answer to each order: the master that gave the last one may have died.
+            session.say(finished=pb.Finished(model=self._saved_model()))
 
         restore = Restore(state, of_job(config, session, learner, begun.stream.run_id))
         report = Telemetry(session, batches.steps)
@@ -163,7 +165,6 @@ class Served:
             raise ModelError(f"{self.config.model.name}: the script has ended, and never called edl.join()")
         if early := self.job.left_early:
             raise ModelError(f"{early}; in a job it must go on until job.steps() ends")
-        self._begun.session.say(finished=pb.Finished(model=self._saved_model()))
         self._saved.set()
         self.job.wait()  # its thread ends this process
 

@@ -45,7 +45,7 @@ WEIGHTS, VARIABLES = "model.weights.h5", "model.weights.npz"  # when the model c
 # Format of the journal's lines. 3: a chain of hashes (edl.journal.format); 4: steps, no leases; 5: segments,
 # no heartbeats; 8: digests of the members' states; 10: `rolled_back` and `callbacks_done`;
 # 11: the state of the ring; 12: `assigned` in the state of the servers
-JOURNAL_VERSION = 13
+JOURNAL_VERSION = 14
 MOST_BYTES = 64 << 20  # of a file that is read whole, and of a line of the journal; a job writes far less
 _SEGMENT = re.compile(r"events\.([0-9]{1,9})\.jsonl")
 

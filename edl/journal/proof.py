@@ -154,12 +154,19 @@ class JournalProof:
         self.lines += 1
         event = entry["event"]
         if self.lines == 1 and event["type"] == "Adopted":
-            self.safe = event.get("safe", 0)
+            self._inherit(event.get("past") or {})
         self._note(entry, where)
         if event.get("generation") == self.generation and event.get("step", 0) >= self.root_step + COMPARED:
             self._compared()
         if self.inherited and not self.rings and not self.unseen:
             self.unseen = self.safe
+
+    def _inherit(self, past: Entry) -> None:
+        """Begin with what an earlier master knew, whose journal is not here."""
+        self.safe = past.get("safe", 0)
+        if past.get("ending") and past.get("layout"):  # then no ring follows
+            self.inherited, self.layout = True, Layout(**past["layout"])
+            self.safe = max(self.safe, past.get("done", 0))
 
     def _note(self, entry: Entry, where: str) -> None:
         event = entry["event"]

@@ -265,8 +265,9 @@ class _Reading:
         self._noticed, self._left, self._broken = None, None, ""
 
     def _stepped(self, event: Entry, now: float) -> None:
-        if (change := self._change(event)) is None:
-            return
+        if (change := self._change(event)) is None or event["worker"] in change.steppers:
+            return  # a member repeats its report to each new master
+        change.steppers.add(event["worker"])
         if change.stepped is None or event.get("stall_seconds", 0.0) > change.stall:
             change.stepped, change.stall = now, event.get("stall_seconds", 0.0)
         change.redone += event.get("redone_records", 0)

@@ -85,6 +85,7 @@ class Change:
         connected: when the first member was in the new ring; None if it broke before.
         stepped: when the member with the longest stall had made its first step.
         stall: seconds between the last step before and the first step after it, as its members measured.
+        steppers: the members that have made a step.
     """
 
     generation: int
@@ -96,6 +97,7 @@ class Change:
     connected: float | None = None
     stepped: float | None = None
     stall: float = 0.0
+    steppers: set[int] = field(default_factory=set)
     redone: int = 0  # records that were trained again
     broken: str = ""  # what the members reported of the break
 

@@ -53,7 +53,7 @@ from edl.master.backends.kubernetes import (
 from edl.master.cluster.candidate import Candidate
 from edl.master.cluster.kept_tokens import keep_tokens
 from edl.master.core import events as ev
-from edl.master.core import past
+from edl.master.core import facts, past
 from edl.master.http.metrics import Metrics
 from edl.master.http.server import Server
 from edl.master.loop import Master
@@ -69,6 +69,9 @@ from edl.net.listener import Listener
 from edl.net.tls import certificate_for
 
 log = structlog.get_logger()
+
+
+NOTHING = facts.Past({}, "starting")  # the history of a new run
 
 
 @dataclass(frozen=True)
@@ -113,7 +116,7 @@ def plan(found: Found, wanted: Wanted, new_id: RunId) -> Plan:
     if found.run_id is None or found.another_requested(wanted):
         if isinstance(wanted, Invalid):
             return Refuse(wanted.why)
-        return Train(new_id, wanted, ev.Adopted((), found.next_id))
+        return Train(new_id, wanted, ev.Adopted((), found.next_id, past=NOTHING))
     if found.ended:
         return Rest()
     if found.earlier is not None:

@@ -51,6 +51,8 @@ def hello(job: State, w: WorkerRecord, event: ev.Hello) -> None:
         job.pool.snapshots.comes_with(w)
     if w.stopped:  # it was not connected then, and process 1 of a container ignores SIGTERM
         job.do(ef.Stop(w.id, f"worker {w.id} is not needed any more"))
+    elif w.terminating and not event.resumes:
+        membership.drain(job, w, w.terminating)
 
 
 def _runs(job: State, w: WorkerRecord, event: str) -> None:
@@ -95,6 +97,8 @@ def resume(job: State, w: WorkerRecord, event: ev.Resume) -> None:
         for outdated in outdated_ones:
             why = "it was in a ring that the others have left"
             membership.give_up(job, outdated, ef.FenceReason.OutdatedRing, why)
+    if (why := w.terminating or event.leaving) and job.pool.get(w.id) is w:
+        membership.drain(job, w, why)
 
 
 def told_its_state(job: State, w: WorkerRecord) -> None:

@@ -49,6 +49,14 @@ class Delayed:
 
 
 @dataclass(frozen=True, slots=True)
+class Terminating:
+    """The worker's process will be killed after a grace period: its pod is evicted or being deleted."""
+
+    worker: WorkerId
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
 class Degraded:
     """A part of the backend does not work: status writes, deletions, a task that failed."""
 
@@ -124,11 +132,10 @@ class Adopted:
     next_id: int  # number of workers so far; also the next id
     within_seconds: float = 10.0  # for workers to reconnect: they try twice a second
     active_seconds: float = 0.0  # since the job began, as far as is known
-    safe: int = 0  # steps that all members of its last ring had, as far as is known
     began_with: str = ""  # WarmStarted.text, if the job began with a different training's state
     prompt: tuple[WorkerId, ...] = ()  # reached this master before it acted, and so reconnect sooner
     prompt_seconds: float = 10.0  # for these workers to reconnect
-    past: Past | None = None  # the history of the job until then, as far as is known
+    past: Past | None = None  # the history of the job until then; None: unknown
 
 
 # --- events: from the workers' streams
@@ -183,6 +190,7 @@ class Resume:
     forced: tuple[str, ...] = ()  # as in Ready
     tables: int = 0  # as in Ready
     sample_loss: SampleLoss | None = None  # as in Ready
+    leaving: str = ""  # why it wants to leave, as in Leaving; empty: it does not
 
 
 @dataclass(frozen=True, slots=True)
@@ -501,6 +509,7 @@ Event = (
     Seen
     | Delayed
     | Gone
+    | Terminating
     | Degraded
     | ServerListens
     | ServersReady

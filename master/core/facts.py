@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 
 from edl.contract.heartbeats import Gpu, ServerWait, Staleness
 from edl.contract.ids import Generation, WorkerId
+from edl.contract.layout import Layout
+from edl.contract.ranges import RangeSet
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +46,28 @@ class PartFailed:
     traceback: str = ""
 
 
+@dataclass(slots=True)
+class Result:
+    """The results of a job."""
+
+    metrics: dict[str, float | None] = field(default_factory=dict)
+    model: str = ""  # file name in the output directory, or the path of a file elsewhere
+    note: str = ""  # what a user has to know to load it
+    variables: str = ""  # a file with the trained variables, written before the model is saved
+    exports: dict[str, str] = field(default_factory=dict)  # path by format, like `model`
+    kept_at: int | None = (
+        None  # the step of `model`, if it is a copy that was kept before the last evaluation
+    )
+    failed: tuple[PartFailed, ...] = ()  # failed parts of the end of the job
+    lost_exporters: int = 0  # number of workers lost while they saved or evaluated
+    rows_lost: int = 0  # how often parameter servers lost rows while the model was to be saved
+    skipped: RangeSet = field(default_factory=RangeSet)  # steps
+    bad: int = 0  # records that were left out, over all epochs
+    digests: dict[WorkerId, str] = field(default_factory=dict)  # of the final state, by worker in sync
+    # Metrics of each epoch, as in the History of Keras' fit.
+    history: dict[str, tuple[float | None, ...]] = field(default_factory=dict)
+
+
 @dataclass(frozen=True, slots=True)
 class Past:
     """History of a job under earlier masters of its run, for its summary (`edl.master.core.past`).
@@ -61,6 +85,14 @@ class Past:
         failure_count: of all that were charged.
         warnings: of the workers, about the model and its data.
         evaluations: the last one of each split.
+        safe: steps that all members of the last ring had; while a ring trained, it may have made more.
+        generation: of the last ring; 0: no ring was formed.
+        stepped: the members of that ring whose costs are in `stall_seconds` and `redone_records`.
+        ending: the phase in which the job ends, and the reason; None: it was not to end.
+        mode: the mode, once it is decided.
+        layout: of the data; None while no worker has counted the records.
+        done: steps that every member of the last ring had; those of its root when it was formed.
+        result: of the job, so far.
     """
 
     seconds: dict[str, float]
@@ -75,6 +107,14 @@ class Past:
     failure_count: int = 0
     warnings: tuple[str, ...] = ()
     evaluations: dict[str, Evaluation] = field(default_factory=dict)
+    safe: int = 0
+    generation: int = 0
+    stepped: tuple[WorkerId, ...] = ()
+    ending: tuple[str, str] | None = None
+    mode: str = "auto"
+    layout: Layout | None = None
+    done: int = 0
+    result: Result = field(default_factory=Result)
 
 
 @dataclass(frozen=True, slots=True)

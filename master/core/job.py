@@ -62,6 +62,7 @@ OF_THE_JOB: Mapping[type, Callable[[State, Any], None]] = {
     ev.Seen: admission.seen,
     ev.Delayed: admission.delayed,
     ev.Gone: membership.gone,
+    ev.Terminating: membership.terminating,
     ev.Degraded: reports.degraded,
     # of heartbeats
     ev.Progress: ring_events.progress,

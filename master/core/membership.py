@@ -65,9 +65,13 @@ def missing(job: State) -> int:
 
 
 def scale(job: State) -> None:
-    """Create missing workers, or drain the newest ones if there are more than the target."""
+    """Create missing workers, or drain the newest ones if there are more than the target.
+
+    While the workers of an earlier master reconnect, none is a surplus: they may hold the state, and some
+    may be about to leave.
+    """
     lacks = missing(job)
-    if lacks < 0:
+    if lacks < 0 and job.failover.until is None:
         for w in sorted(job.pool.staying, key=_seniority)[job.target :]:
             drain(job, w, f"scaled to {job.target}")
     if job.backoff.until <= job.now:
@@ -190,7 +194,9 @@ def lose(job: State, w: WorkerRecord, why: str, delete: bool = True, hung: bool 
 
 
 def charge(job: State, w: WorkerRecord, why: str, traceback: str = "") -> None:
-    """Charge a failure to the job; more than elastic.maxFailures of them fail it."""
+    """Charge a failure to the job, once for each worker; more than elastic.maxFailures of them fail it."""
+    if any(known.worker == w.id for known in job.failures):
+        return  # under an earlier master, which it has told, too
     job.failures.append(Failure(w.id, why, traceback, job.train.done if job.train else 0))
     job.failure_count += 1
     most = job.config.elastic.max_failures
@@ -278,6 +284,15 @@ def _lacked_gpu_memory(job: State, w: WorkerRecord, event: ev.Failed) -> None:
 def leaving(job: State, w: WorkerRecord, event: ev.Leaving) -> None:
     """Drain a worker that asks to leave."""
     drain(job, w, event.why)
+
+
+def terminating(job: State, event: ev.Terminating) -> None:
+    """Drain a worker that will be killed, once its relation to the ring is known."""
+    if (w := job.pool.get(event.worker)) is None:
+        return
+    w.terminating = event.why
+    if not w.expected:
+        drain(job, w, event.why)
 
 
 def closed(job: State, w: WorkerRecord, event: ev.Closed) -> None:

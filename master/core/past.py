@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from edl.contract.ids import Generation
 from edl.master.core import facts
 from edl.master.core.failures import Failure
 from edl.master.core.ring import Earlier
@@ -35,6 +36,14 @@ def of(job: State) -> facts.Past:
         failure_count=job.failure_count,
         warnings=tuple(job.warnings),
         evaluations=dict(job.evaluations),
+        safe=job.train.safe if job.train is not None else job.safe_before,
+        generation=job.ring.generation,
+        stepped=tuple(sorted(job.ring.changes[-1].stepped)) if job.ring.changes else (),
+        ending=None if job.ending is None else (str(job.ending[0]), job.ending[1]),
+        mode=job.mode,
+        layout=job.train.layout if job.train is not None else None,
+        done=job.train.done if job.train is not None else 0,
+        result=replace(job.result, failed=tuple(replace(part, traceback="") for part in job.result.failed)),
     )
 
 
@@ -61,7 +70,8 @@ def restore(job: State, past: facts.Past, active_seconds: float) -> None:
     # The workers may have trained without a master. If one of them is the last to hold the state, removing it
     # would lose that training, too (master.core.silence).
     job.kept_useful_seconds = past.kept_useful_seconds - job.goodput.without_master
-    job.ring.restore(Earlier(past.changes, past.stall_seconds, past.redone_records))
+    earlier = Earlier(past.changes, past.stall_seconds, past.redone_records)
+    job.ring.restore(earlier, Generation(past.generation), past.stepped)
     job.restarts = past.state_losses
     job.checkpoints.know(past.checkpoint)
     job.failures = [Failure(worker, why, "") for worker, why in past.failures]
@@ -69,3 +79,16 @@ def restore(job: State, past: facts.Past, active_seconds: float) -> None:
     job.warnings = list(past.warnings)
     job.evaluations = dict(past.evaluations)
     job.evaluations_told = {split: found.step for split, found in past.evaluations.items()}
+    job.safe_before = past.safe
+    job.unseen = trained_unseen(past)
+    job.result = replace(past.result)
+
+
+def trained_unseen(past: facts.Past) -> bool:
+    """True if workers may have trained more steps than the earlier master has recorded.
+
+    A ring was training or being formed when that master was last heard. In all other cases the workers had
+    left their ring, and had reported their steps.
+    """
+    began = past.doing == "starting" and past.generation > 0
+    return began or past.doing in ("useful", "re-forming")

@@ -29,7 +29,9 @@ def warned(job: State, _w: WorkerRecord, event: ev.Warned) -> None:
 
 
 def warm_started(job: State, _w: WorkerRecord, event: ev.WarmStarted) -> None:
-    """Report that the job begins with the state of a different training."""
+    """Report that the job begins with the state of a different training, once."""
+    if event.text == job.began_with:
+        return
     job.began_with = event.text
     job.notice(Reason.WarmStarted, event.text)
 

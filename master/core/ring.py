@@ -166,7 +166,7 @@ class Ring:
         self.ranks: dict[WorkerId, int] = {}
         self.cause = ""  # why its members leave it
         self._reported = ""  # the part of `cause` that a member has reported, such as an error of Horovod
-        self.cut_at = 0.0  # when it was cut, if it is broken
+        self.cut_at = 0.0  # when the last of its members were ordered to leave it
         self._asked: set[WorkerId] = set()  # members that were ordered to leave
         self.errors = Counter[str]()  # errors with which members left it, and how often
         self.stopped_at: float | None = None  # when the first of its members left
@@ -174,6 +174,10 @@ class Ring:
         self.shares: tuple[int, ...] = ()  # of each step, by rank
         self.changes: list[Change] = []  # the newest KEPT_CHANGES
         self.earlier = Earlier()
+        self._counted: tuple[Generation, tuple[WorkerId, ...]] = (
+            NO_RING,
+            (),
+        )  # members whose costs `earlier` has
 
     @property
     def inside(self) -> list[WorkerRecord]:
@@ -234,6 +238,8 @@ class Ring:
         """Record a ring that an earlier master formed, as its members report it."""
         self.earlier.changes = generation - 1 - len(self.changes)  # each generation is one change
         change = Change(generation, members, "taken over", True, now, len(members), told=True, learned=True)
+        if generation == self._counted[0]:
+            change.stepped.update(self._counted[1])
         self._begin("learn", change)
 
     def _begin(self, event: str, change: Change) -> None:
@@ -269,7 +275,7 @@ class Ring:
             return []  # ordered already
         self._reported = why if self.state is BROKEN else ""
         self.cut_at, self._asked = now, set()
-        return self.ask_the_rest()
+        return self.ask_the_rest(now)
 
     def name_cause(self, known: str, now_known: str) -> None:
         """Replace a part of the cause of the change to the next ring, unless the change is reported."""
@@ -277,12 +283,13 @@ class Ring:
         if self.changes and not self.changes[-1].told:
             self.changes[-1].cause = self.changes[-1].cause.replace(known, now_known)
 
-    def ask_the_rest(self) -> list[ef.Effect]:
+    def ask_the_rest(self, now: float) -> list[ef.Effect]:
         """Order the remaining members to leave: those that were not known yet when the ring was closed."""
         rest = tuple(w.id for w in self.inside if w.id not in self._asked)
         if not self.closing or not rest:
             return []
         self._asked.update(rest)
+        self.cut_at = now
         return [ef.Cut(self.generation, rest) if self.broken else ef.Leave(self.generation, rest)]
 
     def stops(self, now: float, error: str = "") -> None:
@@ -301,9 +308,14 @@ class Ring:
         """Record that all members of a learned ring hold the state, and train on."""
         self.changes[-1].up_seconds, self.shares = 0.0, (1,) * len(self.members)
 
-    def restore(self, earlier: Earlier) -> None:
-        """Continue the totals of an earlier master."""
-        self.earlier = earlier
+    def restore(self, earlier: Earlier, generation: Generation, stepped: tuple[WorkerId, ...]) -> None:
+        """Continue the totals of an earlier master.
+
+        Args:
+            generation: that master's last ring.
+            stepped: its members whose costs are in the totals; they report them again.
+        """
+        self.earlier, self._counted = earlier, (generation, stepped)
 
     def dissolve(self) -> None:
         """Remove the ring: all members have left, and no ring follows at once."""

@@ -6,7 +6,7 @@ Only `Job.handle` changes it; the other modules of this package are parts of tha
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from edl.config import Config
 from edl.contract.evaluation import EvaluationPlan
@@ -14,7 +14,6 @@ from edl.contract.heartbeats import Staleness
 from edl.contract.ids import NO_RING, Generation, WorkerId
 from edl.contract.layout import Layout
 from edl.contract.phases import Phase
-from edl.contract.ranges import RangeSet
 from edl.contract.reasons import Reason
 from edl.contract.steps import Steps
 from edl.errors import EdlError
@@ -35,28 +34,6 @@ SUSPENDED_AT_ZERO = (
     "suspended: workers is 0. The job writes no checkpoints (checkpoint.dir is empty), so one worker "
     "keeps the state"
 )
-
-
-@dataclass(slots=True)
-class Result:
-    """The results of a job."""
-
-    metrics: dict[str, float | None] = field(default_factory=dict)
-    model: str = ""  # file name in the output directory, or the path of a file elsewhere
-    note: str = ""  # what a user has to know to load it
-    variables: str = ""  # a file with the trained variables, written before the model is saved
-    exports: dict[str, str] = field(default_factory=dict)  # path by format, like `model`
-    kept_at: int | None = (
-        None  # the step of `model`, if it is a copy that was kept before the last evaluation
-    )
-    failed: tuple[facts.PartFailed, ...] = ()  # failed parts of the end of the job
-    lost_exporters: int = 0  # number of workers lost while they saved or evaluated
-    rows_lost: int = 0  # how often parameter servers lost rows while the model was to be saved
-    skipped: RangeSet = field(default_factory=RangeSet)  # steps
-    bad: int = 0  # records that were left out, over all epochs
-    digests: dict[WorkerId, str] = field(default_factory=dict)  # of the final state, by worker in sync
-    # Metrics of each epoch, as in the History of Keras' fit.
-    history: dict[str, tuple[float | None, ...]] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -153,6 +130,9 @@ class State:
         self.epochs = config.training.epochs if config.trains else int(config.runs_horovod)  # to train
         self.stopped = 0  # epochs after which a callback ended the training; 0: no callback did
         self.safe_before = 0  # TrainTask.safe as an earlier master knew it
+        self.unseen = (
+            False  # workers of an earlier master may have trained more steps; cleared by the next ring
+        )
         self.train: TrainTask | None = None  # None until a worker has counted the records
         self.held_out: dict[str, int] = {}  # records of each split that the ring evaluates on
         self.model = ""  # fingerprint of the model, from the first ready worker
@@ -185,7 +165,7 @@ class State:
         self.pending_stop: PendingStop | None = None  # set while a stop waits for a checkpoint
         self.stop_request_id = ""  # id of the last request to stop with a checkpoint
         self.stop_failure = ""  # why that request failed; empty: it did not
-        self.result = Result()
+        self.result = facts.Result()
         self.step = 0
         self.loss: float | None = None  # of the last step
         self.epoch_loss: facts.EpochLoss | None = None

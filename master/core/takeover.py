@@ -6,21 +6,29 @@
 
 from __future__ import annotations
 
+from edl.contract.phases import Phase
 from edl.contract.reasons import Reason
 from edl.master.core import effects as ef
 from edl.master.core import events as ev
-from edl.master.core import facts, membership, past
+from edl.master.core import facts, membership, past, training
 from edl.master.core.ring import CHANGE, LOSS
 from edl.master.core.state import State
 
 
 def adopted(job: State, event: ev.Adopted) -> None:
     """Continue the job of an earlier master with its workers and its accounts."""
-    job.safe_before, job.active_before = event.safe, event.active_seconds
-    job.began_with = event.began_with
-    if event.past is not None or event.active_seconds:
-        unknown = facts.Past({}, "useful")
-        past.restore(job, event.past or unknown, event.active_seconds)
+    job.active_before, job.began_with = event.active_seconds, event.began_with
+    # What is unknown is not nothing: its workers may have trained, and then a start without them is a loss.
+    known = event.past or facts.Past({}, "useful")
+    past.restore(job, known, event.active_seconds)
+    if known.ending is not None:  # its workers may be gone already, and the job must not be trained again
+        phase, reason = known.ending
+        job.ending, job.reason, job.began_at = (Phase(phase), reason), reason, job.now
+        job.mode = known.mode
+        if known.layout is not None:
+            training.open_task(job, known.layout, {})
+            assert job.train is not None
+            job.train.done = job.step = known.done
     for w in job.failover.begin(event, job.now):
         job.timeouts.watch(w)
     if event.workers:
@@ -48,7 +56,7 @@ def adopt_ring(job: State) -> bool:
             _keep(job)
             return True
         job.close("a new master took over", CHANGE if whole else LOSS)
-        job.do(*job.ring.ask_the_rest())
+        job.do(*job.ring.ask_the_rest(job.now))
     return True
 
 
@@ -57,6 +65,9 @@ def _keep(job: State) -> None:
     ring = job.ring
     ring.keep()
     job.reason = f"a new master took over, and the ring of {len(ring.members)} trains on"
+    job.unseen = False
+    if job.train is not None:  # so that epochs that an earlier master has reported are not reported again
+        job.train.done = max(job.train.done, job.train.safe)
     job.notice(Reason.FailedOver, job.reason)
     job.checkpoints.ring_is_up(job.now)
     job.do(ef.Train(ring.generation, ring.members, job.epochs))  # it may not know the last change

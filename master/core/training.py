@@ -123,17 +123,20 @@ def go_on_from(job: State, step: int, checkpoint: bool = False) -> None:
     """
     assert job.train is not None
     steps, had = job.train.steps, max(job.train.done, job.train.safe)
-    if step < job.train.safe or (had and not step):
-        records = steps.begins_at(had) - steps.begins_at(step)
+    unseen, job.unseen = job.unseen and checkpoint and step < job.train.end, False
+    if step < job.train.safe or (had and not step) or unseen:
+        records = max(steps.begins_at(had) - steps.begins_at(step), 0)
         place = f"the checkpoint of step {step:,}" if checkpoint else f"step {step}"
         what, first = "records of training", "its first record"
         if job.config.runs_horovod:
             what, first = "commits", "the start of its script"
         last = f"goes on from {place}" if step else f"starts again from {first}"
         _begins_anew(job)
+        lost = f"{records} {what}"
+        if unseen:
+            lost = f"at least {lost}" if records else f"an unknown number of {what}"
         job.notice(
-            Reason.StateLost,
-            f"every worker that held the state is gone: {records} {what} are lost, the job {last}",
+            Reason.StateLost, f"every worker that held the state is gone: {lost} are lost, the job {last}"
         )
     job.train.safe = min(job.train.safe, step)
     reach(job, job.train, step)

@@ -364,7 +364,6 @@ def unfinished(output: Path, spec: JobSpec) -> tuple[RunId, ev.Adopted] | None:
     return RunId(reader.head["run_id"]), ev.Adopted(
         workers,
         job.pool.next_id,
-        safe=job.train.safe if job.train else 0,
         active_seconds=active,
         began_with=job.began_with,
         past=past.until(past.of(job), active),

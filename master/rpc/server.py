@@ -188,6 +188,10 @@ class Server(rpc.MasterServicer):
         if (order := message_of(effect)) is not None:
             self._send(*order)
 
+    def acknowledge(self, saved: ev.Saved) -> None:
+        """Confirm to a worker that its saved model is recorded."""
+        self._send((saved.worker,), pb.ToWorker(ack=pb.Ack()))
+
     def take(self, config_json: str) -> None:
         """Send changed values of the job to the workers, in the same message as the first values."""
         self._config_json = config_json
@@ -231,7 +235,6 @@ class Server(rpc.MasterServicer):
             self._authority.outranked(first.hello.term)
             why = f"this master (term {mine}) is superseded by that of term {first.hello.term}"
             await context.abort(grpc.StatusCode.UNAVAILABLE, why)
-        self._addresses = await self._servers.addresses()  # the worker needs them from its first step on
         worker = await self._who(first.hello)
         if worker is None:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "no worker slot is available")
@@ -249,10 +252,15 @@ class Server(rpc.MasterServicer):
         )
         if preflight:
             self._preflight_worker, self._preflights = worker, self._preflights + 1
-        self._send((worker,), pb.ToWorker(welcome=self._welcome(worker)))
         self._handler.emit(hello_of(worker, first.hello))
         listening = asyncio.create_task(self._listen(worker, requests, outbox))
         try:
+            # It is heard meanwhile: a new master gives up workers that do not report their state soon, and
+            # servers may take longer to listen.
+            self._addresses = await self._servers.addresses()  # it needs them from its first step on
+            if await self._authority.confirmed():
+                welcome = pb.ToWorker(welcome=self._welcome(worker))
+                yield Letter.of(welcome, self._run_id, self._authority.term).wire
             while (wire := await outbox.next()) is not None and await self._authority.confirmed():
                 yield wire
             if worker in self._fenced:
@@ -297,8 +305,6 @@ class Server(rpc.MasterServicer):
                     self._handler.emit(event)
                     if isinstance(event, facts.Heartbeat):
                         self.changed()
-                    elif isinstance(event, ev.Saved):
-                        self._send((worker,), pb.ToWorker(ack=pb.Ack()))
         outbox.close()
 
     def _meet(self, worker: WorkerId, message: pb.FromWorker) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any, NoReturn
 
 import grpc
@@ -35,7 +35,7 @@ class StandbyServer(RefusingServer, rpc.StandbyServicer):
         self,
         listener: Listener,
         changed: Callable[[], None],
-        vouch: Callable[[int], bool],
+        vouch: Callable[[int], Awaitable[bool]],
     ):
         super().__init__(listener)
         self._changed, self._vouch = changed, vouch
@@ -92,7 +92,7 @@ class StandbyServer(RefusingServer, rpc.StandbyServicer):
             self._words.pop(stream, None)
 
     async def ConfirmLease(self, request: pb.LeaseRenewal, context: Context) -> pb.LeaseConfirmation:
-        return pb.LeaseConfirmation(yes=not self._over.is_set() and self._vouch(request.term))
+        return pb.LeaseConfirmation(yes=not self._over.is_set() and await self._vouch(request.term))
 
     async def Watch(self, request: pb.WatchRequest, context: Context) -> AsyncIterator[pb.Status]:
         await self._refuse(context)

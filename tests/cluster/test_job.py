@@ -312,7 +312,8 @@ def test_the_master_can_make_no_pod_but_its_workers(job: Release) -> None:
     ):
         assert "its own workers" in namespace.kubectl(*words, account, "--dry-run=server", ok=False)
     for pod, container_name in ((worker, "worker"), (job.master()["metadata"]["name"], "master")):
-        namespace.kubectl("label", "pod", pod, "a=b", account)
+        namespace.kubectl("label", "pod", pod, "edl.dev/rank=9", "--overwrite", "--dry-run=server", account)
+        assert "edl's labels" in namespace.kubectl("label", "pod", pod, "a=b", account, ok=False)
         image = ("set", "image", f"pod/{pod}", f"{container_name}=nowhere:1")
         assert "labels and annotations" in namespace.kubectl(*image, account, ok=False)
 

@@ -7,6 +7,8 @@ A run passes if
   valid reason: a requested stop, or too many failures of its own);
 - every counted failure is the worker's own fault, and every such failure is counted;
 - no worker is fenced that was alive and sent messages, and no state is dropped that a worker holds;
+- a worker that has asked to leave is draining, whichever master has heard it, and its replacement stays;
+- no master begins with fewer steps than one has known without reporting a loss, or trains after the end;
 - the job ends soon after the faults have stopped (`World.run`), and until then no worker waits long to join
   or to leave;
 - a replay decides the same.
@@ -27,7 +29,7 @@ from edl.contract.reasons import Reason
 from edl.contract.steps import Steps
 from edl.master.core import effects as ef
 from edl.master.core import events as ev
-from edl.master.core import view
+from edl.master.core import facts, view
 from edl.trainer.agreement.metric_values import Value
 from tests.simulator.worker import FLIP, Sim
 from tests.support.jobs.invariants import replayed
@@ -36,6 +38,9 @@ if TYPE_CHECKING:
     from tests.simulator.world import World
 
 PATIENCE_SECONDS = 8.0
+HEARD_SECONDS = 1.0  # after which a message has arrived, if nothing delays it
+# Notices that training is lost, or will be repeated.
+LOSSES = (Reason.StateLost, Reason.RolledBack, Reason.ReplicaDivergence)
 REPLAY_EVERY = 20  # runs: it takes as long as the run
 
 
@@ -48,6 +53,9 @@ class Checks:
         self.evaluation_failed = False  # True after at least one failed evaluation
         self.states: dict[tuple[int, str], set[bytes]] = {}  # reported by the writers of a checkpoint
         self.mixed = ""  # the error of a completed checkpoint
+        self.saved = False  # a master has recorded the saved model
+        self.decided = ""  # the end of the job, once a master has decided it
+        self.trained = 0  # steps that all members of a ring had, as any master has heard
         self.finals: list[Sim] = []  # the workers with the final state when it was exported
 
     def ought_to_be_charged(self, gone: ev.Gone) -> bool | None:
@@ -101,6 +109,62 @@ class Checks:
             known = self.world.job.pool
             kept = [w for w in kept if known.get(w) and workers[w].master == self.world.master.top.number]
         assert not kept, f"the job starts anew, but {kept} hold its state"
+
+    def hears(self, said: ev.Event | facts.Heartbeat, generation: int) -> None:
+        """Record the progress that the acting master has heard of; it outlives that master."""
+        job = self.world.job
+        known = isinstance(said, facts.Heartbeat | ev.Progress) and said.generation == generation > 0
+        if known and generation > job.divergence.untrusted_up_to and job.ring.steps_whole:
+            self.trained = max(self.trained, said.step - 1)
+
+    def tells_losses(self, effects: list[ef.Effect]) -> None:
+        """Check that a ring that begins with fewer steps than a master has known is reported as a loss.
+
+        Check also that no ring is formed once a master has decided the end of the job.
+        """
+        job = self.world.job
+        if job.ending is not None:
+            self.decided = str(job.ending[0])
+        self.saved |= any(isinstance(e, ef.Notice) and e.reason is Reason.Evaluating for e in effects)
+        formed = any(isinstance(e, ef.Form) for e in effects)
+        assert not (formed and self.decided), f"a ring is formed, although the job has {self.decided}"
+        if self.world.config.asynchronous or job.train is None:  # the steps are on servers
+            return
+        if any(isinstance(e, ef.Notice) and e.reason in LOSSES for e in effects):
+            self.trained = min(self.trained, job.train.done)
+        for form in (e for e in effects if isinstance(e, ef.Form)):
+            assert form.step >= self.trained, (
+                f"a ring begins at step {form.step} after one had {self.trained}, and no loss is reported"
+            )
+
+    def keeps_replacements(self, effects: list[ef.Effect]) -> None:
+        """Check that no worker is dropped as a surplus while others have asked to leave."""
+        job, now = self.world.job, self.world.clock.now
+        surplus = {e.worker for e in effects if isinstance(e, ef.Stop | ef.Delete)}
+        if not any(isinstance(e, ef.Notice) and ": scaled to" in e.text for e in effects):
+            return
+        leaves = [
+            w.id
+            for w in self.world.fleet.workers.values()
+            if w.alive and w.asked_at is not None and now - w.asked_at > HEARD_SECONDS
+        ]
+        stay = [w.id for w in job.pool.staying if w.id not in leaves]
+        assert len(stay) >= job.target, (
+            f"workers {sorted(surplus)} are dropped as a surplus while {leaves} leave, so only {stay} stay"
+        )
+
+    def leavers_leave(self) -> None:
+        """Check that a worker that has asked to leave is draining, whichever master has heard it."""
+        world, now = self.world, self.world.clock.now
+        for w in world.fleet.workers.values():
+            known = world.job.pool.get(w.id)
+            if known is None or not w.alive or w.asked_at is None or w.frozen or w.fenced:
+                continue
+            since = max(w.asked_at, w.greeted_at, w.audible_at, world.master.hears_since)
+            heard = w.master == world.master.greets_as and now - since > HEARD_SECONDS
+            assert not heard or not known.kind.stays, (
+                f"worker {w.id} has asked to leave at {w.asked_at:.3f} and is {known.state}"
+            )
 
     def one_state(self, members: list[Sim], begins_at: int | None, at_least: int) -> None:
         """Check that all members that take part in sums have the same state: step, ledger and model.
@@ -209,6 +273,7 @@ class Checks:
         """Check that, between faults, ready workers soon join the ring, and leaving workers soon leave it."""
         job, now = self.world.job, self.world.clock.now
         self.says_its_phase()
+        self.leavers_leave()
         if self.world.servers is not None:
             self.world.servers.moves_end()
         few = sum(w.is_ready for w in job.pool) < job.min_size  # the ring may need the leaving workers
@@ -238,9 +303,7 @@ class Checks:
             assert view.summary(replayed(world.watchdog)) == summary
         if summary["failed_parts"]:
             # The model was saved, or no worker could save it. In both cases it is not trained again.
-            told = (e for _, _, effects in world.watchdog.history for e in effects)
-            saved = any(isinstance(e, ef.Notice) and e.reason is Reason.Evaluating for e in told)
-            assert end.phase == "Failed" and bool(summary["model"]) == saved, end
+            assert end.phase == "Failed" and bool(summary["model"]) == self.saved, end
         elif end.phase == "Failed" and world.faults.kinds[FLIP] and "held different states" in end.reason:
             pass
         elif end.phase == "Failed" and "Failed" not in world.faults.ends:

@@ -46,6 +46,8 @@ KINDS = (
     "new master",
     "to zero",
 )
+DRAIN = "drain"  # of the master's node, with some or all workers
+DRAIN_SECONDS = 15.0  # from the requests to leave until the workers are killed
 # Faults whose messages are outside of any stream, for runs with one master.
 ONE_MASTERS = ("late", "twice", "mute", "stall", "new master", "wrong data", "to zero")
 SOAK = ("kill", "kill", "freeze", "mute", "term", "term now", "late", "twice", "stall", "preempt", "scale")
@@ -98,6 +100,7 @@ class Faults:
             kind, moment = self.random.choice(kinds), self.random.choice(MOMENTS)
             self.clock.later(at, lambda kind=kind, moment=moment: self.plan(kind, moment))  # type: ignore[misc]
         self._schedule_flips()
+        self._schedule_drains()
 
     def _schedule_flips(self) -> None:
         """Schedule bit flips in a third of the runs with checkpoints, or in all of them (`World.flips`)."""
@@ -196,6 +199,30 @@ class Faults:
                 world.master.hear(ev.StopAsked("enough"))
             case _:
                 self._fail(kind, w)
+
+    def _schedule_drains(self) -> None:
+        """Schedule drains of the master's node in a quarter of the runs, from a chance of their own."""
+        chance = random.Random(f"drains of {self.world.seed}")
+        if not self.soak and chance.random() < 0.25:
+            for _ in range(chance.choice((1, 1, 2))):
+                self.clock.later(chance.uniform(0, self.calm_at), lambda: self._drain(chance))
+
+    def _drain(self, chance: random.Random) -> None:
+        """Drain the master's node: it dies before, between or after the requests of its workers to leave."""
+        fleet = self.world.fleet
+        alive = [w for w in fleet.workers.values() if w.alive and not w.stopping]
+        if not alive or self.world.ended is not None:
+            return
+        self.kinds[DRAIN] += 1
+        self.last = self.clock.now
+        self.clock.later(chance.uniform(0, 0.1), self._lose_the_master)
+        for victim in alive if chance.random() < 0.5 else chance.sample(alive, chance.randint(1, len(alive))):
+            self.clock.later(chance.uniform(0, 0.1), lambda v=victim: fleet.terminate(v))  # type: ignore[misc]
+            self.clock.later(DRAIN_SECONDS, lambda v=victim: fleet.exit(v, "SIGKILL"))  # type: ignore[misc]
+
+    def _lose_the_master(self) -> None:
+        if self.world.ended is None and self.world.master.lives:
+            self.world.master.dies()
 
     def _fail(self, kind: str, w: Sim) -> None:
         """Let a worker fail by its own fault."""

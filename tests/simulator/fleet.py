@@ -104,7 +104,7 @@ class Fleet:
 
     def greets(self, w: Sim) -> None:
         """Open a worker's stream to the master, and send its greeting."""
-        w.greeted, w.master = True, self.world.master.number
+        w.greeted, w.master, w.greeted_at = True, self.world.master.number, self.clock.now
         for message in w.session.greeting():
             if w.memory is not None and message.HasField("hello"):
                 message.hello.brings_state = w.memory.is_there
@@ -270,7 +270,11 @@ class Fleet:
         if not w.greeted:
             self.does(w, 0, lambda: self.exit(w, signal="SIGTERM"))
         else:
-            self.does(w, 0, lambda: w.session.say(leaving=pb.Leaving(why="SIGTERM")))
+            self.does(w, 0, lambda: self._leaves(w))
+
+    def _leaves(self, w: Sim) -> None:
+        w.asked_at = self.clock.now if w.asked_at is None else w.asked_at
+        w.session.say(leaving=pb.Leaving(why="SIGTERM"))
 
     def fail(self, w: Sim, error: Exception, blame: bool = True) -> None:
         """Report the error, and exit once it has arrived. An error during an evaluation ends only that."""

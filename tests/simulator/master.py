@@ -9,7 +9,7 @@ from edl.contract.ids import WorkerId
 from edl.contract.reasons import Reason
 from edl.master.core import effects as ef
 from edl.master.core import events as ev
-from edl.master.core import facts
+from edl.master.core import facts, past
 from edl.master.core.job import Job
 from edl.master.rpc.checkpoint_parts import CheckpointParts
 from edl.master.rpc.messages import message_of
@@ -18,6 +18,12 @@ from tests.support.jobs.invariants import Watchdog
 
 if TYPE_CHECKING:
     from tests.simulator.world import World
+
+
+def left_by(job: Job, now: float) -> tuple[facts.Past, float]:
+    """What a master leaves to the next one, and the time, as in its journal or in the status of a release."""
+    active = job.active_before + (now - job.began_at if job.began_at is not None else 0.0)
+    return past.until(past.of(job), active), now
 
 
 class Master:
@@ -33,6 +39,17 @@ class Master:
         self._inbox: list[ev.Event | facts.Heartbeat] = []  # messages received while stalled
         self._awake_at = 0.0
         self._tick_at: float | None = None
+        self._left = left_by(self.job, self.clock.now)
+
+    @property
+    def hears_since(self) -> float:
+        """When this master was stalled last: it may not have heard messages sent before."""
+        return self._awake_at
+
+    @property
+    def greets_as(self) -> int:
+        """The number by which workers know this master once they have greeted it."""
+        return self.number
 
     def find_servers(self) -> None:
         """Watch the parameter servers, if the job has any."""
@@ -52,6 +69,7 @@ class Master:
             self._hear(said)
 
     def _hear(self, said: ev.Event | facts.Heartbeat) -> None:
+        self.world.checks.hears(said, self.job.ring.generation)
         for event in self.telemetry.hears(said, self.clock.now):
             self._tell(event)
         self._set_timer()
@@ -78,6 +96,8 @@ class Master:
             if isinstance(effect, ef.Form):
                 checks.keeps_the_state(effect, effects)
             self._perform(effect)
+        checks.tells_losses(effects)
+        checks.keeps_replacements(effects)
         checks.nobody_waits_long()
 
     def _perform(self, effect: ef.Effect) -> None:
@@ -161,6 +181,7 @@ class Master:
         """
         self.number += 1
         self.lives, self._inbox, self._awake_at, self._tick_at = False, [], 0.0, None
+        self._left = left_by(self.job, self.clock.now)
         self.world.fleet.lose_the_master()
         self.clock.later(self.random.choice((0.05, 1, 5)) * self.random.random(), self._take_over)
 
@@ -175,5 +196,7 @@ class Master:
         self.find_servers()
         workers = world.fleet.workers
         found = tuple((w.id, "pid" if w.placed else "") for w in workers.values() if w.alive)
-        self._hear(ev.Adopted(found, len(workers)))
+        known, at = self._left
+        active = sum(known.seconds.values()) + self.clock.now - at
+        self._hear(ev.Adopted(found, len(workers), active_seconds=active, past=known))
         self._hear(ev.Begin())

@@ -82,7 +82,11 @@ class MasterProcess:
         found, born, follow = adopting.result()
         prompt = tuple(map(WorkerId, sorted(self.candidate.take_witnesses())))
         spec = JobSpec(world.values, world.config)
-        adopted = ev.Adopted(found, born, prompt=prompt, prompt_seconds=world.silence)
+        past, at = self.masters.left
+        active = sum(past.seconds.values()) + self.masters.clock.now - at
+        adopted = ev.Adopted(
+            found, born, active_seconds=active, prompt=prompt, prompt_seconds=world.silence, past=past
+        )
         master = loop.Master(spec, RUN, adopted=adopted)
         term = Term(self.masters, self.process, election.term, master)
         self.masters.acts(term)
@@ -250,7 +254,12 @@ class Term:
                 self._note(effect)
         if isinstance(event, ev.Gone) and ought is not None and now >= masters.unsettled_until:
             checks.is_charged(event, ought)
+        if acts:
+            checks.hears(event, self._job.ring.generation)
+            checks.tells_losses(effects)
+            masters.shows(self._job)
         if acts and now >= masters.unsettled_until:
+            checks.keeps_replacements(effects)
             checks.nobody_waits_long()
         return effects
 

@@ -16,8 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 from edl.contract.ids import WorkerId
 from edl.master.core import events as ev
+from edl.master.core import facts
 from edl.master.core.job import Job
 from tests.simulator.cluster import API, HOSTS, SERVICE, Cluster
+from tests.simulator.master import left_by
 from tests.simulator.master_process import MasterProcess, Term
 from tests.simulator.network import Network
 from tests.support.jobs.invariants import Watchdog
@@ -54,6 +56,8 @@ class Masters:
         self.terms = 0  # the number of terms so far
         self.ring_term = 0  # the term of the last ring that came up
         self.epochs = world.config.training.epochs
+        self.left = facts.Past({}, "starting"), 0.0  # the status for the next master, and when it was written
+        self._shown = ""  # the phase in that status
         self.unsettled_until = 0.0  # workers that start until then may be late
         self._first = Watchdog(Job(world.config))
 
@@ -105,6 +109,15 @@ class Masters:
         if living:
             self._unsettle(seconds)
             self.random.choice(living).process.stop_for(seconds)
+
+    @property
+    def hears_since(self) -> float:
+        return self.unsettled_until
+
+    @property
+    def greets_as(self) -> int:
+        assert self.top is not None
+        return self.top.number
 
     # --- faults
 
@@ -195,6 +208,11 @@ class Masters:
             world.faults.last = max(world.faults.last, self.clock.now)
             for w in world.fleet.workers.values():
                 w.fenced = False
+
+    def shows(self, job: Job) -> None:
+        """Write the status: a new phase at once, other changes once a second."""
+        if job.phase != self._shown or self.clock.now >= self.left[1] + 1.0:
+            self.left, self._shown = left_by(job, self.clock.now), job.phase
 
     def speaks(self, term: int) -> None:
         """Check that a master that sends an order to a worker has the greatest term."""

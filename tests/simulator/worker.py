@@ -105,6 +105,8 @@ class Sim:
         self.greeted = False  # its stream is open
         self.is_ready = False
         self.stopping = False
+        self.asked_at: float | None = None  # when it received SIGTERM
+        self.greeted_at = 0.0  # when it greeted its present master
         self.evaluating = False
         self.failed = False  # it has reported its failure
         self.own_end = False  # it ended by its own fault

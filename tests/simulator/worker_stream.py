@@ -59,7 +59,7 @@ class Stream(MasterStream):
         elif body == "key_value":
             self.found.add((term, message.generation, message.key_value.key))
         elif body == "welcome":
-            w.greeted = True
+            w.greeted, w.greeted_at = True, self._fleet.clock.now
         elif body == "stop":
             w.stopping = True
             self._fleet.stop(w)

@@ -198,7 +198,8 @@ class MasterStream:
             if ended.welcomed:
                 until = self._loop.time() + self._patience
             unheard = ended.stands_by and not self._welcomed.is_set()  # `open` limits the time
-            if ended.meant or self._closing or self.session.stopped or not (self._patience or unheard):
+            over = self.session.stopped or (self._closing and not self._outbox.qsize())
+            if ended.meant or over or not (self._patience or unheard):
                 break
             if not ended.welcomed:  # at once it would be refused again
                 await asyncio.sleep(AGAIN_SECONDS)
@@ -239,6 +240,8 @@ class MasterStream:
                 if self._predecessor is not None and not self._welcomed.is_set():
                     message.hello.predecessor.CopyFrom(self._predecessor)
             self._post(message)
+        if self._closing:  # the last report, which is among them, did not reach the former master
+            self._post(None)
         metadata = (("authorization", f"Bearer {self._token}"),)
         admitted: asyncio.Future[bool] = self._loop.create_future()
         welcomed = False

@@ -27,11 +27,22 @@ from edl.trainer.runtime import error_report
 from edl.trainer.session.orders import End, Export, FormRing, Order, WriteCheckpoint
 
 NO_GENERATION = -1
+# The messages that a new master receives again, because the former one may have died with them. Those about
+# a ring are repeated until the next ring. Not repeated are `ready`, `joined_ring` and `left_ring`, which
+# `resume` has; heartbeats, and `finished` of Horovod's scripts, which come again anyhow; answers to orders
+# that a new master repeats (but `saved` is, since a file is of use without its worker); and the rendezvous
+# and checkpoint attempts of a former master, which a new one begins anew.
+REPEATED = frozenset({"built", "leaving", "warned", "warm_started", "saved", "failed"})
+REPEATED_IN_RING = frozenset({"stepped", "epoch_ended", "evaluated", "bad_records"})
 NOTED_SECONDS = 5.0
 
 
 class SessionState:
-    """What a master must know of this worker: the last ring it was ordered into, and how that ring went."""
+    """What a master must know of this worker: its last ring, how it went, and what was reported since.
+
+    A new master knows nothing of what a worker has reported to a former one. So each report is repeated to
+    it, whether or not the former one had received it, and the core ignores what it knows already.
+    """
 
     def __init__(self) -> None:
         self.generation = 0
@@ -39,6 +50,8 @@ class SessionState:
         self._ready: pb.Ready | None = None
         self._up, self._left = False, False
         self._out: pb.LeftRing | None = None
+        self._leaving = ""
+        self._reports: dict[tuple[str, str], pb.FromWorker] = {}  # by kind and subject, oldest first
 
     @property
     def ready(self) -> bool:
@@ -54,6 +67,7 @@ class SessionState:
         if untrusted_up_to and self.generation <= untrusted_up_to:
             self._out = None
         self.generation, self._members, self._up, self._left = generation, members, False, False
+        self._reports = {key: told for key, told in self._reports.items() if key[0] in REPEATED}
 
     def is_inside(self, generation: int) -> bool:
         """Whether this is the last ring this worker was ordered into, and it has not left it."""
@@ -64,12 +78,25 @@ class SessionState:
         match message.WhichOneof("body"):
             case "ready":
                 self._ready = message.ready
+                self._reports.pop(("built", ""), None)  # `resume` has the number of tables
                 if message.ready.HasField("held"):
                     self._out = message.ready.held
             case "joined_ring" if message.generation == self.generation:
                 self._up = True
             case "left_ring":
                 self._out, self._left = message.left_ring, message.generation == self.generation
+            case "leaving":
+                self._leaving = message.leaving.why
+        kind = message.WhichOneof("body") or ""
+        of_this_ring = kind in REPEATED_IN_RING and message.generation == self.generation
+        if kind in REPEATED or of_this_ring:
+            key = kind, _subject(message)
+            self._reports.pop(key, None)
+            self._reports[key] = message
+
+    def reports(self) -> list[pb.FromWorker]:
+        """The reports for a new master, oldest first; they follow `resume`."""
+        return list(self._reports.values())
 
     def resume(self) -> pb.Resume:
         """The message for a new master."""
@@ -86,7 +113,23 @@ class SessionState:
             joined=self._up,
             left=self._left,
             left_ring=self._out,
+            leaving=self._leaving,
         )
+
+
+def _subject(message: pb.FromWorker) -> str:
+    """What a report is about; a later report about the same replaces it."""
+    match message.WhichOneof("body"):
+        case "warned":
+            return message.warned.text
+        case "bad_records":
+            records = message.bad_records
+            return f"{records.epoch}: {[record.index for record in records.records]}"
+        case "evaluated":
+            return message.evaluated.split
+        case "saved":
+            return "variables" if message.saved.variables else "model"
+    return ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,7 +306,7 @@ class Session:
     # --- the stream's side
 
     def greeting(self) -> list[pb.FromWorker]:
-        """The first messages of a stream."""
+        """The first messages of a stream: what this worker has reported to former masters comes again."""
         self._reported_staleness = None
         hello = pb.Hello(
             worker=self.worker, version=edl.__version__, resumes=self.state.ready, pid=os.getpid()
@@ -271,7 +314,7 @@ class Session:
         messages = [pb.FromWorker(hello=hello)]
         if self.state.ready:
             messages.append(pb.FromWorker(generation=self.state.generation, resume=self.state.resume()))
-        return messages
+        return messages + self.state.reports()
 
     def heartbeat(self, rate: float, memory: int, gpu: Gpu | None = None) -> None:
         """Report the training's progress.

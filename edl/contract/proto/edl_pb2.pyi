@@ -111,7 +111,7 @@ class Predecessor(_message.Message):
     def __init__(self, place: _Optional[int] = ..., signal: _Optional[str] = ..., code: _Optional[int] = ..., why: _Optional[str] = ...) -> None: ...
 
 class Resume(_message.Message):
-    __slots__ = ("layout", "members", "joined", "left", "left_ring", "model", "held_out", "forced", "tables", "sample_loss")
+    __slots__ = ("layout", "members", "joined", "left", "left_ring", "model", "held_out", "forced", "tables", "sample_loss", "leaving")
     class HeldOutEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -129,6 +129,7 @@ class Resume(_message.Message):
     FORCED_FIELD_NUMBER: _ClassVar[int]
     TABLES_FIELD_NUMBER: _ClassVar[int]
     SAMPLE_LOSS_FIELD_NUMBER: _ClassVar[int]
+    LEAVING_FIELD_NUMBER: _ClassVar[int]
     layout: Layout
     members: _containers.RepeatedScalarFieldContainer[int]
     joined: bool
@@ -139,7 +140,8 @@ class Resume(_message.Message):
     forced: _containers.RepeatedScalarFieldContainer[str]
     tables: int
     sample_loss: SampleLoss
-    def __init__(self, layout: _Optional[_Union[Layout, _Mapping]] = ..., members: _Optional[_Iterable[int]] = ..., joined: _Optional[bool] = ..., left: _Optional[bool] = ..., left_ring: _Optional[_Union[LeftRing, _Mapping]] = ..., model: _Optional[str] = ..., held_out: _Optional[_Mapping[str, int]] = ..., forced: _Optional[_Iterable[str]] = ..., tables: _Optional[int] = ..., sample_loss: _Optional[_Union[SampleLoss, _Mapping]] = ...) -> None: ...
+    leaving: str
+    def __init__(self, layout: _Optional[_Union[Layout, _Mapping]] = ..., members: _Optional[_Iterable[int]] = ..., joined: _Optional[bool] = ..., left: _Optional[bool] = ..., left_ring: _Optional[_Union[LeftRing, _Mapping]] = ..., model: _Optional[str] = ..., held_out: _Optional[_Mapping[str, int]] = ..., forced: _Optional[_Iterable[str]] = ..., tables: _Optional[int] = ..., sample_loss: _Optional[_Union[SampleLoss, _Mapping]] = ..., leaving: _Optional[str] = ...) -> None: ...
 
 class Built(_message.Message):
     __slots__ = ("tables",)

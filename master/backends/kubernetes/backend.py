@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The adapter: `Create` and `Delete` become pods; changes of pods become `Seen`, `Delayed` and `Gone`.
+"""The adapter: `Create` and `Delete` become pods; changes of pods become events of `WorkerPods`.
 
 `start` adopts the existing pods, deletes those of other runs, and watches from then on. `close` writes the
 last status. The pods stay, because they belong to the release and not to this master.
@@ -54,7 +54,7 @@ class Run(Protocol):
         """The values that the run was started with, and the live values that it has taken since."""
 
     def emit(self, event: ev.Event) -> None:
-        """Process Seen, Delayed, Gone, Degraded, CheckpointAsked and StopAsked."""
+        """Process Seen, Delayed, Terminating, Gone, Degraded, CheckpointAsked and StopAsked."""
 
     def take(self, wanted: Wanted) -> None:
         """Process changed values of the release."""

@@ -177,17 +177,32 @@ class LeaderElection:
         rival = Rival(holder, where, now - self._leaving_at, now - self._seen_at, lost_by)
         return why_take(rival, self._api.pace)
 
-    def vouch(self, term: int) -> bool:
+    async def vouch(self, term: int) -> bool:
         """Promise the holder of that term not to take the Lease for `stale`, while the API is out.
 
         The holder itself asks for this. False if this master reaches the API: it then takes over instead.
         """
-        spec = self._seen.get("spec") or {}
-        pod = str(spec.get("holderIdentity") or "").rpartition("_")[0]
-        yes = not (self.term or self._taking or self._api.api_up) and term == spec.get("leaseTransitions")
-        if not yes or self.masters.whereabouts(pod) is not Whereabouts.HERE:
+        if not self._may_vouch(term) or (self._api.api_up and await self._api_answers()):
+            return False
+        if not self._may_vouch(term):  # it took the Lease meanwhile
             return False
         self._vouched_at = self._clock()
+        return True
+
+    def _may_vouch(self, term: int) -> bool:
+        spec = self._seen.get("spec") or {}
+        pod = str(spec.get("holderIdentity") or "").rpartition("_")[0]
+        waits = not (self.term or self._taking) and term == spec.get("leaseTransitions")
+        return waits and self.masters.whereabouts(pod) is Whereabouts.HERE
+
+    async def _api_answers(self) -> bool:
+        """Ask the API now: watches show an API that is frozen only after a minute."""
+        try:
+            async with asyncio.timeout(self._api.pace.renew / 2):
+                await self._api.get(self._path)
+        except (ApiError, TimeoutError):
+            self._seen_at = self._clock()  # the holder could not renew the Lease, either
+            return False
         return True
 
     async def stand_by(self, lost: Callable[[int], list[int]]) -> None:
@@ -280,7 +295,10 @@ class LeaderElection:
         """Renew the Lease while a different master could take it, for ever."""
         while not self.lost.is_set():
             if self.masters.others or self._outranked > self.term:
+                answered = not self._unanswered
                 await self._renew()
+                if answered and self._unanswered:
+                    continue  # ask the standbys at once, before the last renewal is too old
             self._news.clear()
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._api.pace.renew if self.masters.others else None):
@@ -295,7 +313,7 @@ class LeaderElection:
             self._renewed_at = began
             self._announce()
         try:
-            async with asyncio.timeout(pace.renew if vouched else pace.fresh):
+            async with asyncio.timeout(pace.renew if vouched else pace.fresh - pace.renew):
                 began = self._clock()
                 try:
                     self._see(await self._write(spec))

@@ -86,6 +86,7 @@ class WorkerPod:
     asked: bool = False  # its deletion was requested
     fenced: bool = False  # it was removed and may still run
     why: str = ""  # why it does not run yet
+    terminating: bool = False  # `Terminating` is emitted: it is evicted, or was deleted from outside
     disrupted: str = ""  # why Kubernetes evicts it
     overdue: asyncio.TimerHandle | None = None
     untaken: asyncio.TimerHandle | None = None

@@ -335,7 +335,12 @@ def _past(past: facts.Past) -> str:
     """Encode the history as JSON of bounded length."""
     failures = tuple((worker, cut(why, MAX_LINE)) for worker, why in past.failures[-MAX_TEXTS:])
     warnings = tuple(cut(text, MAX_LINE) for text in past.warnings[:MAX_TEXTS])
-    return PAST.dump_json(replace(past, failures=failures, warnings=warnings)).decode()
+    past = replace(past, failures=failures, warnings=warnings)
+    text = PAST.dump_json(past).decode()
+    if len(text) <= MAX_STATUS:
+        return text
+    result = replace(past.result, history={}, failed=past.result.failed[:MAX_TEXTS])
+    return PAST.dump_json(replace(past, result=result)).decode()
 
 
 def condition(refused: str) -> Data:

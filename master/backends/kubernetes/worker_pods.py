@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The table of a run's workers and their pods. Changes of a pod become `Seen`, `Delayed` or `Gone`.
+"""The table of a run's workers and their pods. Changes of a pod become events: `Seen`, `Gone` and others.
 
 A pod belongs to a worker by its UID. Its name has the id of the worker that it was created for. Ids are never
 reused, so no two pods of a run have the same name. If a foreign pod has the name, it is not touched, and the
@@ -29,6 +29,7 @@ from edl.master.core import events as ev
 
 log = structlog.get_logger()
 
+DELETED = "its pod is being deleted"
 KEPT = 20  # pods of ended workers are kept for `kubectl logs`; older ones are deleted
 
 
@@ -36,7 +37,7 @@ class WorkerPods:
     """The workers of a run that are needed or whose pods exist.
 
     Args:
-        emit: called with Seen, Delayed and Gone.
+        emit: called with Seen, Delayed, Terminating and Gone.
         next_id: the first unused id.
         nodes: health of the nodes; is notified of nodes that do not start their pods.
         creation, deletion: create pods, and delete those that are not needed.
@@ -251,6 +252,10 @@ class WorkerPods:
             w.step("runs")
             w.why = ""
             self._emit(ev.Seen(w.id, pod["metadata"]["name"]))
+        why = view.disruption or (DELETED if view.deletion_seconds is not None else "")
+        if why and not (w.terminating or w.unwanted):  # the worker may have told only an earlier master so
+            w.terminating = True
+            self._emit(ev.Terminating(w.id, why))
         self._see_it_taken_up(w, pod)
         if view.deletion_seconds is not None and w.overdue is None:
             loop = asyncio.get_running_loop()

@@ -16,13 +16,14 @@ from structlog.testing import capture_logs
 
 import edl
 from edl.contract.exit_codes import WorkerExit
-from edl.contract.ids import RunId, WorkerId
+from edl.contract.ids import Generation, RunId, WorkerId
 from edl.contract.proto import edl_pb2 as pb
 from edl.contract.proto import edl_pb2_grpc as rpc
 from edl.contract.tokens import Tokens
 from edl.master.core import effects as ef
 from edl.master.core import events as ev
 from edl.master.core import facts
+from edl.master.parameter_servers.base import NoServers
 from edl.master.rpc.authority import Alone
 from edl.master.rpc.server import Server
 from edl.net.listener import Listener
@@ -111,6 +112,63 @@ async def test_a_worker_whose_token_is_unknown_says_so_by_its_exit_code() -> Non
     await server.close()
     assert "UNAUTHENTICATED: the job's token is missing or wrong" in said.decode()
     assert worker.returncode == WorkerExit.UNAUTHENTICATED
+
+
+async def test_a_worker_that_comes_back_is_heard_before_the_parameter_servers_listen() -> None:
+    """A new master gives up a worker that does not report its state within ten seconds."""
+    heard: asyncio.Queue[str] = asyncio.Queue()
+    listen = asyncio.Event()
+
+    class Hearing(Idle):
+        def emit(self, said: ev.Event | facts.Heartbeat) -> None:
+            heard.put_nowait(type(said).__name__)
+
+    class Starting(NoServers):
+        async def addresses(self) -> tuple[str, ...]:
+            await listen.wait()
+            return ("a:1",)
+
+    server = Server(Hearing(), Listener(Tokens("a-token")), "{}", "", servers=Starting())
+    port = await server.start("127.0.0.1:0")
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel, asyncio.timeout(20):
+        stream = rpc.MasterStub(channel).Work(metadata=[("authorization", "Bearer a-token")])
+        hello = pb.Hello(worker=0, version=edl.__version__, resumes=True)
+        await stream.write(pb.FromWorker(run_id="run-1", hello=hello))
+        await stream.write(pb.FromWorker(run_id="run-1", generation=7, resume=pb.Resume(joined=True)))
+        assert [await heard.get() for _ in range(2)] == ["Hello", "Resume"]
+        server.perform(ef.Leave(Generation(7), (WorkerId(0),)))
+        listen.set()
+        assert list((await stream.read()).welcome.servers) == ["a:1"], "the welcome comes before any order"
+        assert (await stream.read()).HasField("leave")
+        stream.cancel()
+    await server.close()
+
+
+async def test_the_last_words_of_a_worker_reach_the_next_master() -> None:
+    heard: asyncio.Queue[str] = asyncio.Queue()
+
+    class Hearing(Idle):
+        def emit(self, said: ev.Event | facts.Heartbeat) -> None:
+            heard.put_nowait(type(said).__name__)
+
+    first = Server(Hearing(), Listener(Tokens("a-token")), "{}", "", outage_timeout=20.0)
+    port = await first.start("127.0.0.1:0")
+    stream = MasterStream(f"127.0.0.1:{port}", "a-token", 0, "")
+    async with asyncio.timeout(30):
+        await asyncio.to_thread(stream.open)
+        stream.session.say(ready=pb.Ready(model="a"))
+        assert [await heard.get() for _ in range(2)] == ["Hello", "Ready"]
+        await first.close()
+        stream.session.fail(ValueError("bad"))
+        closing = asyncio.create_task(asyncio.to_thread(stream.close, 20.0))
+        await asyncio.sleep(1.0)  # for nothing to happen: no master listens
+        while not heard.empty():
+            heard.get_nowait()
+        second = Server(Hearing(), Listener(Tokens("a-token")), "{}", "", outage_timeout=20.0)
+        await second.start(f"127.0.0.1:{port}")
+        assert [await heard.get() for _ in range(3)] == ["Hello", "Resume", "Failed"]
+        await asyncio.wait_for(closing, 10.0)
+    await second.close()
 
 
 async def test_one_worker_makes_the_preflight_and_one_other_if_that_is_lost() -> None:

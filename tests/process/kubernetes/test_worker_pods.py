@@ -219,6 +219,21 @@ async def test_the_pods_of_an_earlier_master_are_adopted_and_those_of_other_runs
         assert second.of(ev.Gone, 2) == [], "that was reported already"
 
 
+async def test_every_master_is_told_of_pods_that_are_being_deleted(server: KubernetesApi) -> None:
+    async with driving(server) as first:
+        first.told = a_status()
+        await first.running(0, 1, 2)
+        server.delete_pod("edl-worker-0", grace=1000)
+        server.preempt("edl-worker-1", grace=1000)
+        await first.until(lambda: len(first.of(ev.Terminating)) == 2)
+    async with driving(server) as second:
+        await second.until(lambda: len(second.of(ev.Terminating)) == 2)
+        for job in first, second:
+            ends = {e.worker: e.why.partition(":")[0] for e in job.of(ev.Terminating)}
+            assert ends == {0: "its pod is being deleted", 1: "PreemptionByScheduler"}
+            assert job.of(ev.Gone) == []
+
+
 async def test_a_release_that_is_installed_again_at_once_takes_nothing_over(server: KubernetesApi) -> None:
     async with driving(server) as old:
         await old.running(0, 1)

@@ -65,6 +65,7 @@ class Watchdog:
         match event:
             case ev.Adopted(_, born):
                 self.created = {WorkerId(w) for w in range(born)}
+                self.checkpoint = event.past.checkpoint if event.past is not None else 0
             case ev.Checkpointed() if worker in before:
                 self.checkpoint = event.step
             case ev.Ready() if starting:

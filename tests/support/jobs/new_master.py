@@ -25,7 +25,6 @@ class NewMaster:
         next_id: int = 0,
         pending: tuple[int, ...] = (),
         workers: int = 3,
-        safe: int = 0,
         load_balancing: str = "none",
         began_with: str = "",
         prompt: tuple[int, ...] = (),
@@ -44,9 +43,7 @@ class NewMaster:
         known = [(WorkerId(w), f"pod-{w}") for w in adopted] + [(WorkerId(w), "") for w in pending]
         near = tuple(map(WorkerId, prompt))
         self.tell(
-            ev.Adopted(
-                tuple(known), next_id, 10.0, active_seconds, safe, began_with, near, PROMPT_SECONDS, past
-            )
+            ev.Adopted(tuple(known), next_id, 10.0, active_seconds, began_with, near, PROMPT_SECONDS, past)
         )
         self.first = self.tell(ev.Begin())
 

@@ -355,7 +355,7 @@ def test_one_that_is_given_up_is_not_charged_for_ending() -> None:
 
 
 def test_a_state_that_is_older_than_what_the_earlier_master_knew_of_is_told_as_a_loss() -> None:
-    new = NewMaster(0, safe=7)
+    new = NewMaster(0, past=facts.Past({}, "useful", safe=7))
     effects = new.back(0, members=(0,), left=True, out=said(0, step=4))
     assert len(of(effects, ef.Form)) == 1
     (lost,) = [e.text for e in of(effects, ef.Notice) if e.reason is Reason.StateLost]
@@ -395,3 +395,114 @@ def test_a_new_master_compares_the_loss_of_a_new_worker_with_that_of_the_workers
         "worker 2 computes a loss of 0.7 for the first records with fixed weights, "
         "workers 0 and 1 compute 0.5: "
     )
+
+
+def leaving(new: NewMaster, worker: int, members: tuple[int, ...] = (0, 1)) -> list[ef.Effect]:
+    """Let a member come back that had asked an earlier master to let it leave."""
+    w, ring = WorkerId(worker), tuple(map(WorkerId, members))
+    resume = ev.Resume(w, DATA, Generation(7), ring, False, True, None, leaving="SIGTERM")
+    return new.tell(ev.Hello(w, resumes=True), resume)
+
+
+@pytest.mark.parametrize("way", ["it says so", "its pod is being deleted", "both"])
+def test_who_is_about_to_be_killed_hands_over_to_the_replacement_that_an_earlier_master_has_started(
+    way: str,
+) -> None:
+    """The master was drained with its only workers; without checkpoints, no other worker holds the state."""
+    new = NewMaster(0, 1, 2, 3, next_id=4, workers=2)
+    if way != "it says so":
+        new.tell(*(ev.Terminating(WorkerId(w), "its pod is being deleted") for w in (0, 1)))
+    back = new.back if way == "its pod is being deleted" else lambda w, members: leaving(new, w, members)
+    effects = [e for w in (0, 1) for e in back(w, members=(0, 1))]
+    assert not of(new.first + effects, ef.Delete) + of(new.first + effects, ef.Stop), "they are no surplus"
+    assert [new.job.pool[WorkerId(w)].state for w in (0, 1)] == ["draining", "draining"]
+    assert of(effects, ef.Leave) == [ef.Leave(Generation(7), workers(0, 1))]
+    for w in (2, 3):
+        new.tell(ev.Hello(WorkerId(w)), ev.Ready(WorkerId(w), DATA))
+    (form,) = of(new.out(0, 1), ef.Form)
+    assert (form.root, form.members) == (0, (0, 2, 3)), "one of them transfers the state"
+    assert new.job.restarts == 0
+
+
+def test_a_worker_that_starts_in_a_pod_that_is_being_deleted_is_replaced_at_once() -> None:
+    new = NewMaster(0, 1, next_id=2, workers=2)
+    new.tell(ev.Terminating(WorkerId(1), "its pod is being deleted"))
+    assert of(new.tell(ev.Hello(WorkerId(1))), ef.Create) == [ef.Create(WorkerId(2))]
+
+
+@pytest.mark.parametrize(
+    ("known", "lost"),
+    [
+        (None, "an unknown number of records of training are lost"),
+        (facts.Past({}, "useful", generation=1), "an unknown number of records of training are lost"),
+        (facts.Past({}, "useful", safe=7, generation=1), "at least 70 records of training are lost"),
+        (facts.Past({}, "starting", generation=1), "an unknown number of records of training are lost"),
+        (facts.Past({}, "waiting for workers", safe=7, generation=1), "70 records of training are lost"),
+        (facts.Past({}, "starting"), ""),
+    ],
+)
+def test_a_master_that_finds_no_worker_with_the_state_reports_that_as_a_loss(
+    known: facts.Past | None, lost: str
+) -> None:
+    new = NewMaster(next_id=2, workers=1, past=known, active_seconds=60.0)
+    effects = new.tell(ev.Hello(WorkerId(2)), ev.Ready(WorkerId(2), DATA))
+    assert of(effects, ef.Form)
+    told = [e.text for e in of(effects, ef.Notice) if e.reason is Reason.StateLost]
+    gone, again = "every worker that held the state is gone: ", ", the job starts again from its first record"
+    assert told == ([gone + lost + again] if lost else [])
+    assert view.summary(new.job)["state_losses"] == len(told)
+    assert new.job.kept_useful_seconds >= 0.0
+
+
+def test_a_job_whose_end_is_decided_is_not_trained_again_by_the_next_master() -> None:
+    first = NewMaster(0, next_id=1, workers=1)
+    first.back(0, members=(0,))
+    first.out(0, step=10)
+    first.tell(ev.Finished(WorkerId(0), {"loss": 0.5}, "model.keras", exports={"keras": "model.keras"}))
+    assert first.job.ending is not None and not first.job.ended
+    before = view.summary(first.job)
+    second = NewMaster(next_id=1, workers=1, past=past.of(first.job))
+    assert second.job.ended and second.job.phase == "Succeeded"
+    assert not of(second.first, ef.Create)
+    found = view.summary(second.job)
+    for same in ("reason", "records", "task", "metrics", "model", "exports", "digests", "step"):
+        assert found[same] == before[same], same
+
+
+def test_a_saved_model_is_known_to_the_next_master_though_the_worker_that_saved_it_is_gone() -> None:
+    first = NewMaster(0, next_id=1, workers=1)
+    first.back(0, members=(0,))
+    first.out(0, step=10)
+    first.tell(ev.Saved(WorkerId(0), "model.keras"))
+    second = NewMaster(next_id=1, workers=1, past=past.of(first.job))
+    effects = second.tell(ev.Hello(WorkerId(1)), ev.Ready(WorkerId(1), DATA))
+    assert not of(effects, ef.Form), "it is not trained again"
+    assert second.job.reason.endswith("; the trained model is kept: model.keras")
+
+
+def test_reports_that_come_again_count_once() -> None:
+    first = NewMaster(0, 1, next_id=2, workers=2)
+    first.back(0, members=(0, 1))
+    first.back(1, members=(0, 1))
+    g = Generation(7)
+    reports = (
+        ev.Stepped(WorkerId(0), g, 5, 5.0, 7, 0.0),
+        ev.Warned(WorkerId(0), "the metric is not exact"),
+        ev.WarmStarted(WorkerId(0), "m.keras"),
+        ev.EpochEnded(WorkerId(0), g, 0, None),
+    )
+    first.tell(*reports)
+    second = NewMaster(0, 1, next_id=2, workers=2, past=past.of(first.job), began_with=first.job.began_with)
+    second.back(0, members=(0, 1))
+    effects = second.back(1, members=(0, 1)) + second.tell(*reports)
+    effects += second.tell(
+        ev.Stepped(WorkerId(1), g, 5, 4.0, 2, 0.0)
+    )  # the first one died before it heard this
+    assert not [e for e in of(effects, ef.Notice) if e.reason in (Reason.ModelWarning, Reason.WarmStarted)]
+    assert past.of(second.job).redone_records == 9
+    failed = ev.Failed(WorkerId(0), "ValueError: bad")
+    second.tell(failed)
+    third = NewMaster(0, 1, next_id=3, workers=2, past=past.of(second.job))
+    third.back(0, members=(0, 1))
+    third.tell(failed)
+    assert third.job.failure_count == 1

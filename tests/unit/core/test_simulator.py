@@ -20,7 +20,7 @@ from edl.ps.sync.staging import Steps
 from edl.trainer.ps_client import messages
 from edl.trainer.ps_client.server_group import ServerGroup
 from tests.simulator import masters, servers
-from tests.simulator.faults import KINDS, MOMENTS, RARE
+from tests.simulator.faults import DRAIN, KINDS, MOMENTS, RARE
 from tests.simulator.worker import FLIP
 from tests.simulator.world import SimulationFailed, World
 
@@ -47,7 +47,7 @@ def test_hundreds_of_simulated_jobs_count_every_record_once() -> None:
         losses += world.job.restarts
         takeovers += world.takeovers if world.two else 0
         ends[world.job.phase] += 1
-    kinds = {*KINDS, *RARE, *masters.KINDS, *servers.KINDS, FLIP}
+    kinds = {*KINDS, *RARE, *masters.KINDS, *servers.KINDS, FLIP, DRAIN}
     assert set(faults) == kinds, "a kind of fault never happened"
     assert set(moments) == {*MOMENTS, *servers.MOMENTS}, "a moment was never hit"
     assert faults.total() > 3 * SEEDS, "the simulator has hardly injected a fault"
@@ -254,12 +254,16 @@ def test_a_job_that_does_not_end_is_noticed(monkeypatch: pytest.MonkeyPatch) -> 
         run(20)
 
 
+async def always(election: LeaderElection, term: int) -> bool:
+    return True
+
+
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize(
     ("promise", "broken", "first"),  # and the first seed of the 60: a run that shows it should come soon
     [
         ("fresh", property(lambda election: not election.lost.is_set()), 0),  # however old its renewal is
-        ("vouch", lambda election, term: True, 50),  # though it may take the Lease itself
+        ("vouch", always, 50),  # though it may take the Lease itself
     ],
 )
 def test_two_masters_that_speak_at_a_time_are_noticed(

@@ -20,7 +20,7 @@ from edl.journal.format import JournalDamaged
 from edl.journal.proof import AuditFailed, JournalProof
 from edl.master.core import effects as ef
 from edl.master.core import events as ev
-from edl.master.core import facts
+from edl.master.core import facts, past
 from edl.master.core.job import Job
 from tests.support.checkpoints.checkpoints import write
 from tests.support.jobs.invariants import Watchdog
@@ -214,6 +214,25 @@ def test_a_master_that_takes_over_before_the_first_ring_has_seen_all_steps(tmp_p
         ev.Adopted((), 0, past=facts.Past({"starting": 3.0}, "starting"), active_seconds=3.0), ev.Begin()
     )
     assert "earlier master" not in verdict(story.running(0), tmp_path)
+
+
+def test_a_master_that_only_ends_the_job_proves_nothing_by_itself(tmp_path: Path) -> None:
+    """As in a cluster, if the master is lost between the decision and the end of the last worker."""
+    first = Story(workers=1, joinDelaySeconds=0).running()
+    only(first.out(0, step=10, digest="d"), ef.Export)
+    first.tell(ev.Finished(FIRST, {}, "model.keras"))
+    known = past.of(first.job)
+    second = Story(workers=1, joinDelaySeconds=0)
+    second.job = Job(config.parse(second.values))
+    second.watchdog, second.now = Watchdog(second.job), first.now
+    second.tell(ev.Adopted(((FIRST, "a pod"),), 1, past=known), ev.Begin(), ev.Gone(FIRST, code=0))
+    keep(second, tmp_path)
+    told = audit.audit(tmp_path)
+    assert told.startswith("exactly once: 100 records x 1 epoch in 10 steps, 0 rings; 1 worker ended")
+    assert (
+        "; the first 10 steps were made under an earlier master, whose journal is not here: not proved"
+        in told
+    )
 
 
 def test_weights_that_differ_are_told(tmp_path: Path) -> None:

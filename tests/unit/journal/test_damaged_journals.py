@@ -110,11 +110,11 @@ def test_what_was_done_to_a_journal_is_told_with_its_line(
 
 
 def test_a_version_that_is_not_ours_is_told(output: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    edit(output, lambda lines: [lines[0].replace(b'"version":13', b'"version":14'), *lines[1:]])
+    edit(output, lambda lines: [lines[0].replace(b'"version":14', b'"version":15'), *lines[1:]])
     told = list(refusals(output, capsys))
     assert len(told) == 2
     for text in told:
-        assert "has version 14, this edl reads version 13" in text
+        assert "has version 15, this edl reads version 14" in text
 
 
 def test_the_masters_of_one_run_make_one_chain(tmp_path: Path) -> None:

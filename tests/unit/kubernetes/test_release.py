@@ -11,6 +11,8 @@ import pytest
 
 import edl
 from edl.contract.ids import RunId, WorkerId
+from edl.contract.layout import Layout
+from edl.contract.ranges import RangeSet
 from edl.kubernetes import pods
 from edl.master.backends.kubernetes.release import Found, Left
 from edl.master.backends.kubernetes.status import Snapshot, render
@@ -64,6 +66,23 @@ def test_the_next_master_reads_what_the_run_has_done() -> None:
         failures=((WorkerId(3), "ValueError: é"),),
         warnings=("inexact",),
         evaluations={"test": facts.Evaluation(30, 50, {"loss": 0.5, "auc": None})},
+        safe=30,
+        generation=4,
+        stepped=(WorkerId(0), WorkerId(2)),
+        ending=("Succeeded", "done"),
+        mode="train",
+        layout=Layout(100, 7, 64),
+        done=31,
+        result=facts.Result(
+            {"loss": 0.5, "auc": None},
+            "model.keras",
+            exports={"keras": "model.keras"},
+            kept_at=30,
+            failed=(facts.PartFailed("evaluation", "no"),),
+            skipped=RangeSet.of([(3, 5)]),
+            digests={WorkerId(0): "d"},
+            history={"loss": (0.7, None)},
+        ),
     )
     written = render(Snapshot(a_status(), RunId("run-1"), {}, 4, "", past=past), None)
     assert Left.read({key: text for key, text in written.items() if text}).past == past
@@ -74,6 +93,9 @@ def test_the_next_master_reads_what_the_run_has_done() -> None:
     many = replace(past, failures=past.failures * 1000, warnings=("long" * 1000,) * 1000)
     text = render(Snapshot(a_status(), RunId("run-1"), {}, 4, "", past=many), None)["past"]
     assert text is not None and len(text) < 50_000
+    long = replace(past, result=facts.Result(model="model.keras", history={"loss": (0.123456789,) * 10_000}))
+    text = render(Snapshot(a_status(), RunId("run-1"), {}, 4, "", past=long), None)["past"]
+    assert text is not None and len(text) < 50_000 and "model.keras" in text
 
 
 def test_a_run_that_has_ended_is_left_with_how_and_when() -> None:

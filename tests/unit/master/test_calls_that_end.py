@@ -289,7 +289,11 @@ async def test_a_master_answers_after_calls_that_end_early(
 
 async def test_a_standby_answers_after_calls_that_end_early(dice: random.Random) -> None:
     listener, changes = CancellingListener(dice), asyncio.Event()
-    standby = StandbyServer(listener, changes.set, lambda term: term == 1)
+
+    async def vouch(term: int) -> bool:
+        return term == 1
+
+    standby = StandbyServer(listener, changes.set, vouch)
     callers = Callers(listener, await standby.start("127.0.0.1:0"), dice)
 
     def calls(name: str) -> list[Call]:

@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
@@ -50,7 +51,7 @@ def test_a_journal_of_an_earlier_version_is_refused_in_words(
     read: Callable[[Path], object], tmp_path: Path
 ) -> None:
     path = written_by_an_earlier_edl(tmp_path)
-    with pytest.raises(EdlError, match=r"events.jsonl: the journal has version 1, this edl reads version 13"):
+    with pytest.raises(EdlError, match=r"events.jsonl: the journal has version 1, this edl reads version 14"):
         read(path)
 
 
@@ -344,3 +345,31 @@ def test_the_whole_journal_is_rescued(tmp_path: Path) -> None:
     month.summarize(lived, kept, elsewhere)
     assert len(artifacts.journals(elsewhere)) > 3
     assert audit.audit(elsewhere).startswith("exactly once: 10,000 records x 10 epochs")
+
+
+async def test_a_saved_model_is_confirmed_once_it_is_in_the_journal() -> None:
+    """A worker that gets this answer may die: the model is not trained again."""
+    order: list[str] = []
+
+    class Noted:
+        trouble, full = "", False
+
+        def note(self, now: float, event: ev.Event, effects: list[ef.Effect]) -> None:
+            order.append(type(event).__name__)
+
+    class Answers:
+        def acknowledge(self, saved: ev.Saved) -> None:
+            order.append(f"confirmed to {saved.worker}")
+
+        def changed(self) -> None: ...
+
+        def perform(self, effect: ef.Effect) -> None: ...
+
+    master = Master(JobSpec.parse(values.defaults()), RunId("run-1"))
+    master.emit(ev.Saved(WorkerId(3), "model.keras"))
+    living = asyncio.create_task(master.live(cast(Any, Answers()), cast(Any, Answers()), cast(Any, Noted())))
+    async with asyncio.timeout(10):
+        while len(order) < 3:
+            await asyncio.sleep(0.01)
+    living.cancel()
+    assert order == ["Begin", "Saved", "confirmed to 3"]

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from edl.contract.proto import edl_pb2 as pb
-from edl.trainer.session.state import SessionState
+from edl.trainer.session.state import REPEATED, REPEATED_IN_RING, SessionState
 
 DATA = pb.Layout(records=100, block=7, shards=64)
 
@@ -60,3 +60,67 @@ def test_when_it_has_left_what_it_said_then_counts_until_the_next_time() -> None
     assert told.resume() == pb.Resume(layout=DATA, members=(0, 2), joined=True, left=True, left_ring=out)
     told.form(8, (0,))
     assert told.resume() == pb.Resume(layout=DATA, members=(0,), left_ring=out)
+
+
+# The messages that a new master does not need to receive again: `resume` has their contents ...
+IN_RESUME = {"ready", "joined_ring", "left_ring"}
+# ... or the worker says them again in any case: at intervals, or when the new master orders it ...
+SAID_AGAIN = {"hello", "resume", "heartbeat", "finished", "history", "rows_lost"}
+# ... or they are about an attempt that ends with its master, and is begun anew.
+OF_AN_ATTEMPT = {"addresses", "key_value", "checkpoint_part", "checkpoint_failed", "checkpointed"}
+
+
+def test_each_kind_of_message_is_one_that_a_new_master_hears_again_or_does_not_need() -> None:
+    kinds = [field.name for field in pb.FromWorker.DESCRIPTOR.oneofs_by_name["body"].fields]
+    sorts = [REPEATED, REPEATED_IN_RING, IN_RESUME, SAID_AGAIN, OF_AN_ATTEMPT]
+    assert sorted(kinds) == sorted(kind for sort in sorts for kind in sort)
+
+
+def test_what_a_master_may_not_have_heard_is_said_to_the_next_one_and_the_one_after() -> None:
+    told = a_ready_worker()
+    told.form(7, (0, 2))
+    reports = [
+        said(warned=pb.Warned(text="the metric is not exact")),
+        said(warm_started=pb.WarmStarted(text="m.keras")),
+        said(7, stepped=pb.Stepped(step=4, redone_records=7)),
+        said(7, bad_records=pb.BadRecords(epoch=0, records=[pb.BadRecord(index=3, why="no number")])),
+        said(7, bad_records=pb.BadRecords(epoch=0, records=[pb.BadRecord(index=9, why="no number")])),
+        said(7, epoch_ended=pb.EpochEnded(epochs=1)),
+        said(7, evaluated=pb.Evaluated(step=4, split="test")),
+        said(leaving=pb.Leaving(why="SIGTERM")),
+        said(saved=pb.Saved(model="model.keras")),
+        said(failed=pb.Failed(why="ValueError: bad")),
+    ]
+    for message in reports:
+        told.note(message)
+    assert told.reports() == reports == told.reports()
+    assert told.resume().leaving == "SIGTERM"
+
+
+def test_the_last_report_about_a_thing_replaces_the_one_before() -> None:
+    told = a_ready_worker()
+    told.form(7, (0, 2))
+    for epochs in 1, 2:
+        told.note(said(7, epoch_ended=pb.EpochEnded(epochs=epochs)))
+        told.note(said(warned=pb.Warned(text="the metric is not exact")))
+    assert [message.WhichOneof("body") for message in told.reports()] == ["epoch_ended", "warned"]
+    assert told.reports()[0].epoch_ended.epochs == 2
+
+
+def test_reports_about_a_ring_end_with_it() -> None:
+    told = a_ready_worker()
+    told.form(7, (0, 2))
+    told.note(said(6, stepped=pb.Stepped(step=3)))
+    assert told.reports() == []
+    told.note(said(7, stepped=pb.Stepped(step=4)))
+    told.note(said(leaving=pb.Leaving(why="SIGTERM")))
+    told.form(8, (0,))
+    assert [message.WhichOneof("body") for message in told.reports()] == ["leaving"]
+
+
+def test_a_model_that_was_built_is_reported_until_the_worker_is_ready() -> None:
+    told = SessionState()
+    told.note(said(built=pb.Built(tables=2)))
+    assert told.reports() == [said(built=pb.Built(tables=2))]
+    told.note(said(ready=pb.Ready(layout=DATA, tables=2)))
+    assert told.reports() == []
