@@ -27,7 +27,13 @@ from edl.exit_announcements import announce_as_told
 from edl.trainer.checkpoint.in_memory_snapshot import InMemorySnapshot
 from edl.trainer.runtime.error_report import format_traceback
 from edl.trainer.runtime.keras_import import import_keras
-from edl.trainer.runtime.termination import become_subreaper, end_children, leave, when_asked_to_end
+from edl.trainer.runtime.termination import (
+    become_subreaper,
+    call_handler_of_user,
+    end_children,
+    leave,
+    when_asked_to_end,
+)
 from edl.trainer.session.client import MasterStream, NoMaster
 
 if TYPE_CHECKING:
@@ -221,6 +227,7 @@ def _lost(why: str) -> WorkerExit:
 
 
 def _exit(code: int) -> NoReturn:
+    call_handler_of_user()
     end_children()
     sys.stdout.flush()
     sys.stderr.flush()

@@ -109,6 +109,9 @@ class WorkerRecord:
     bad: dict[int, int] = field(default_factory=dict)  # omitted records by epoch, at that time
     digest: str = ""
     exported: bool = False  # it was lost while it saved or evaluated the final model
+    leaves: bool = (
+        False  # it was asked to leave, by itself or by the master, so its later failures do not count
+    )
     stopped: bool = False  # it was ordered to exit, so its later failures do not count
     kill_at: float | None = None  # it was ordered to exit, and is killed at this time
     in_broken_ring: bool = False  # when it was lost, its ring had already lost a different member
