@@ -234,7 +234,7 @@ def failed(job: State, w: WorkerRecord, event: ev.Failed) -> None:
     w.failure_reason = event.why
     lose(job, w, event.why)
     if w.stopped or w.leaves:
-        return  # its end is intended, whatever the user's code makes of it
+        return  # its end is intended, however the user's code brings it about
     # If no worker was ready yet, all workers would fail in the same way.
     if event.no_gpu_memory:
         _lacked_gpu_memory(job, w, event)
