@@ -66,12 +66,12 @@ def when_asked_to_end(act: Callable[[str], None]) -> None:
         if number == signal.SIGINT:
             install(number, signal.SIG_DFL)
 
-    def keep(number: int, handler: Any) -> Any:
+    def keep(signalnum: Any, handler: Any) -> Any:
         """Stand in for signal.signal."""
-        if number not in handled or threading.current_thread() is not threading.main_thread():
-            return install(number, handler)
-        before = _of_user.get(number, signal.SIG_DFL)
-        _of_user[number] = handler
+        if signalnum not in handled or threading.current_thread() is not threading.main_thread():
+            return install(signalnum, handler)
+        before = _of_user.get(signalnum, signal.SIG_DFL)
+        _of_user[signalnum] = handler
         return before
 
     def as_usual() -> None:
