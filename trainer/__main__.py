@@ -14,6 +14,7 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, NoReturn
 
 from edl import full_disk
@@ -22,12 +23,18 @@ from edl.contract.exit_codes import WorkerExit
 from edl.contract.gpus import use_gpu
 from edl.contract.modes import HOROVOD
 from edl.contract.proto import edl_pb2 as pb
-from edl.contract.workers import ASKED_BACKEND, WORKER_ENVIRONMENT
+from edl.contract.workers import ASKED_BACKEND, WORKER_ENVIRONMENT, remove_leftovers
 from edl.exit_announcements import announce_as_told
 from edl.trainer.checkpoint.in_memory_snapshot import InMemorySnapshot
 from edl.trainer.runtime.error_report import format_traceback
 from edl.trainer.runtime.keras_import import import_keras
-from edl.trainer.runtime.termination import become_subreaper, end_children, leave, when_asked_to_end
+from edl.trainer.runtime.termination import (
+    become_subreaper,
+    call_handler_of_user,
+    end_children,
+    leave,
+    when_asked_to_end,
+)
 from edl.trainer.session.client import MasterStream, NoMaster
 
 if TYPE_CHECKING:
@@ -58,6 +65,7 @@ def main(argv: list[str] | None = None) -> int:
     become_subreaper()
     full_disk.outlive()
     asked = os.environ.pop(ASKED_BACKEND, os.environ.get("KERAS_BACKEND", ""))
+    leftovers = remove_leftovers(os.environ)
     os.environ.update(WORKER_ENVIRONMENT)  # for Keras, which is not imported yet; hashes are seeded earlier
     token, worker_id = os.environ.get("EDL_TOKEN", ""), -1 if args.predecessor else args.worker
     brings_state = args.memory is not None and args.memory.is_there
@@ -73,7 +81,7 @@ def main(argv: list[str] | None = None) -> int:
     vital.end_with_threads(end)
     when_asked_to_end(start.asked_to_end)
     try:
-        code = work(stream, start, args.memory, asked)
+        code = work(stream, start, args.memory, asked, leftovers)
     except NoMaster as error:
         print(f"edl worker {args.worker}: {error}", file=sys.stderr)
         code = _lost(str(error))
@@ -96,12 +104,17 @@ def _predecessor(text: str) -> pb.Predecessor:
 
 
 def work(
-    stream: MasterStream, start: Start, memory: InMemorySnapshot | None = None, backend: str = ""
+    stream: MasterStream,
+    start: Start,
+    memory: InMemorySnapshot | None = None,
+    backend: str = "",
+    leftovers: Sequence[str] = (),
 ) -> int:
     """Connect to the master, build, warm up, report ready, and train until the end; returns the exit code.
 
     Args:
         backend: the Keras backend that the environment has requested.
+        leftovers: lines about variables of other launchers that were removed.
     """
     stream.open()
     start.begin()
@@ -109,6 +122,8 @@ def work(
         stream.session.warn(
             f"KERAS_BACKEND is {backend}, and edl trains with Keras' TensorFlow backend: it is not used"
         )
+    for line in leftovers if stream.runs_preflight else ():
+        stream.session.warn(line)
 
     def ready(worker: Worker) -> None:
         elastic = config.parse(json.loads(stream.config_json)).elastic
@@ -215,6 +230,7 @@ def _lost(why: str) -> WorkerExit:
 
 
 def _exit(code: int) -> NoReturn:
+    call_handler_of_user()
     end_children()
     sys.stdout.flush()
     sys.stderr.flush()

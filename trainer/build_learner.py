@@ -65,6 +65,7 @@ def model_of(config: Config, module: UserModel, warn: Callable[[str], None]) -> 
         raise ModelError(
             f"{module.name}: model() must return a compiled keras.Model, not {type(model).__name__}{hint}"
         )
+    mistakes.refuse_strategy(module, model)
     for line in told:
         warn(line)
     return model

@@ -32,6 +32,7 @@ from edl.config import Config
 from edl.contract.evaluation import FINAL, PREDICTED
 from edl.contract.model_report import FoundArray, FoundMistake, FoundSplit, ModelReport
 from edl.contract.steps import Steps
+from edl.contract.workers import remove_leftovers
 from edl.data.image_files import classes_of
 from edl.data.selected import columns_in
 from edl.errors import EdlError
@@ -291,6 +292,7 @@ def _size(variable: Any) -> int:
 
 def main() -> int:
     """Check the model of the values on standard input, and return the process's exit code."""
+    remove_leftovers(os.environ)
     check = Check(config_module.parse(json.load(sys.stdin)))
     check.run()
     with open(int(sys.argv[1]), "w", encoding="utf-8") as result:

@@ -7,12 +7,14 @@ python -P -m edl.trainer.convert_data < REQUEST
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from edl.contract.workers import remove_leftovers
 from edl.data import open_files
 from edl.data.conversion import Converted, Elements, check_target, convert
 from edl.errors import DataError, EdlError
@@ -46,6 +48,7 @@ class Request:
 
 def main() -> int:
     """Run the request on standard input. Return the exit code."""
+    remove_leftovers(os.environ)
     request = Request(**json.load(sys.stdin))
     try:
         began = time.monotonic()

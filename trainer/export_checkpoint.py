@@ -130,7 +130,7 @@ def export(request: Request) -> str:
 def _trained(request: Request, module: UserModel, features: Any) -> tuple[keras.Model, str]:
     path = Path(request.trained)
     try:
-        model = saved_file.load(path, module.names)
+        model = saved_file.load(path, module.names, is_own=False)
     except FAILURES as error:
         try:
             model = built(path, module, features)

@@ -132,7 +132,8 @@ class Supervisor:
         """Ask the worker to end, and start no further one."""
         self.asked = True
         if self.worker:
-            os.kill(self.worker, number)
+            with contextlib.suppress(ProcessLookupError):  # it has ended, and was reaped a moment ago
+                os.kill(self.worker, number)
 
     def _one(self, arguments: list[str]) -> int:
         """Run one worker, from its start to its end; returns its exit code, as in subprocess."""

@@ -16,6 +16,7 @@ import typer
 from edl import config
 from edl.checkpoints import CheckpointError, Store, check_values, one_of
 from edl.checkpoints.elasticdl import files_in
+from edl.checkpoints.keras_files import is_keras_file
 from edl.cli import completion
 from edl.cli.latest import VALUES
 from edl.config import values
@@ -132,7 +133,7 @@ def check_checkpoints(typed: config.Config, resume: Path | None) -> None:
         raise ConfigError(f"--resume {resume}: no checkpoint to resume from: {why}")
     elif source := typed.init_from.path:
         try:
-            if not source.endswith((".keras", ".weights.h5")):
+            if not is_keras_file(source):
                 files_in(source) or one_of(source)
             elif "://" not in source and not Path(source).is_file():
                 raise ConfigError(f"{source}: no such file")

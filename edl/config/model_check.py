@@ -95,6 +95,8 @@ def check(
         return [f"{name}: nested too deeply for Python to read"]
     if not contract:
         return []
+    if wrong := _horovod(tree, name):
+        return [f"{name}: {wrong}"]
     if named or is_elasticdl(source.encode("utf-8")):
         return [f"{name}: {line}" for line in _elasticdl(tree, table, with_data, named)]
     return [f"{name}: {line}" for line in _contract(tree, table, with_data)]
@@ -131,6 +133,42 @@ def _contract(tree: ast.Module, table: symtable.SymbolTable, with_data: bool) ->
     for name, call in CONTRACT.items():
         if isinstance(function := last.get(name), Function):
             yield from _function(function, call)
+
+
+def _horovod(tree: ast.Module, name: str) -> str:
+    """Refuse a model file that uses Horovod itself. A file that tries whether it can be imported may."""
+    names, lines, first = set[str](), set[int](), 0
+    for node in _unconditional(tree):
+        match node:
+            case ast.Import(names=imported):
+                found = [a for a in imported if a.name.partition(".")[0] == "horovod"]
+                names |= {alias.asname or "horovod" for alias in found}
+            case ast.ImportFrom(module=str(module), names=imported, level=0):
+                found = imported if module.partition(".")[0] == "horovod" else []
+                names |= {alias.asname or alias.name for alias in found}
+            case _:
+                continue
+        if found:
+            first = first or node.lineno
+            lines.add(node.lineno)
+    lines |= {node.lineno for node in ast.walk(tree) if isinstance(node, ast.Name) and node.id in names}
+    if not first:
+        return ""
+    *most, last = map(str, sorted(lines))
+    listed = f"{', '.join(most)} and {last}" if most else last
+    return (
+        f"line {first}: imports Horovod, and edl makes the ring of workers and averages gradients itself: "
+        f"remove what uses Horovod (line{'s' * bool(most)} {listed}). A training script that was written for "
+        f"Horovod runs unchanged: edl horovod -np N {name}"
+    )
+
+
+def _unconditional(node: ast.AST) -> Iterator[ast.stmt]:
+    """The statements of a module and its functions that are in no `if` and no `try`."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.stmt) and not isinstance(child, ast.If | ast.Try):
+            yield child
+            yield from _unconditional(child)
 
 
 def _elasticdl(

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The environment with which worker processes are started."""
+"""The environment of worker processes: what is added to it, and what other launchers have left in it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 from typing import Final
 
 WORKER_ENVIRONMENT: Final = {
@@ -26,6 +26,50 @@ _TUNABLES = {
     "hugetlb": 1,  # one page fault per 2 MiB, if transparent_hugepage is madvise or always
     "arena_max": 1,  # else each thread keeps free memory of its own, in growing amounts
 }
+
+
+# A launcher that edl was started by, or a shell of an earlier job, tells a process its place by these. A ring
+# has its own places, and Horovod, TensorFlow or the model's code would take a stale one for the truth.
+_LAUNCHERS = frozenset(
+    {
+        "TF_CONFIG",
+        *(
+            f"HOROVOD_{name}"
+            for name in ("RANK", "SIZE", "CONTROLLER", "CPU_OPERATIONS", "ELASTIC", "HOSTNAME")
+        ),
+        *(f"HOROVOD_{of}_{name}" for of in ("LOCAL", "CROSS") for name in ("RANK", "SIZE")),
+        *(f"HOROVOD_GLOO_{name}" for name in ("IFACE", "RENDEZVOUS_ADDR", "RENDEZVOUS_PORT")),
+        *("HOROVOD_SECRET_KEY", "HOROVOD_HOSTS", "HOROVOD_NUM_NICS"),
+        *("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE"),
+        *("ROLE_RANK", "ROLE_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),
+    }
+)
+_LAUNCHER_PREFIXES = ("OMPI_COMM_WORLD_", "OMPI_MCA_orte_ess_", "PMI_", "PMIX_", "TORCHELASTIC_")
+# Horovod's engine crashes (SIGSEGV) if both are set: its tuner then has nothing to tune, also if it is off.
+_FUSION, _CYCLE = "HOROVOD_FUSION_THRESHOLD", "HOROVOD_CYCLE_TIME"
+
+
+def remove_leftovers(environment: MutableMapping[str, str]) -> list[str]:
+    """Remove what other launchers have left in the environment of a process that runs a model.
+
+    Settings of Horovod's engine stay, except for a combination that crashes it.
+
+    Returns:
+        Lines about what was removed, for warnings.
+    """
+    found = sorted(n for n in environment if n in _LAUNCHERS or n.startswith(_LAUNCHER_PREFIXES))
+    for name in found:
+        del environment[name]
+    lines = []
+    if found:
+        listed = ", ".join(found)
+        lines.append(f"the environment has variables of another launcher, which are not used: {listed}")
+    if _FUSION in environment and environment.pop(_CYCLE, None) is not None:
+        lines.append(
+            f"{_CYCLE} is not used: Horovod crashes if it and {_FUSION} are both set, and begins a "
+            "cycle as soon as a tensor is ready anyway"
+        )
+    return lines
 
 
 def worker_environment(given: Mapping[str, str]) -> dict[str, str]:

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Failures, charged to their cause.
 
-Preemption, the loss of a node, and deletion by a user are free and unlimited. A crash of the user's code is
-charged, and the job fails when its budget is spent. The crash of a peer is not charged. A kill from outside
-is not charged either, but a job fails if its workers are killed again and again without progress. It also
-fails if its rings break one after the other before their first step, although no worker is lost. A GPU with
-too little free memory is not charged, because a different process may hold the rest of it. The job fails if
-this happens again and again without progress.
+Preemption, the loss of a node, deletion by a user, and every end after a request to leave are free and
+unlimited. A crash of the user's code is charged, and the job fails when its budget is spent. The crash of a
+peer is not charged. A kill from outside is not charged either, but a job fails if its workers are killed
+again and again without progress. It also fails if its rings break one after the other before their first
+step, although no worker is lost. A GPU with too little free memory is not charged, because a different
+process may hold the rest of it. The job fails if this happens again and again without progress.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ def own_fault(w: WorkerRecord, gone: ev.Gone) -> str:
     if gone.limit and not w.failure_reason:
         # Its successor would exceed the limit again, even if this worker has left in time at SIGTERM.
         return f"worker {w.id} exceeded a limit of its pod: {gone.limit}"
-    if w.stopped or w.failure_reason:
-        return ""  # it was ordered to exit, or it reported the failure itself and was charged then
+    if w.stopped or w.leaves or w.failure_reason:
+        return ""  # it was asked to leave or to exit, or it reported the failure itself and was charged then
     if gone.free or gone.signal in OUTSIDE_SIGNALS:
         return ""
     if w.expected:
@@ -69,7 +69,7 @@ def cause_unknown(w: WorkerRecord, gone: ev.Gone) -> bool:
 
     Such an exit is free, but must not be retried for ever.
     """
-    if w.stopped or w.expected or w.failure_reason:
+    if w.stopped or w.leaves or w.expected or w.failure_reason:
         return False
     killed = gone.signal in OUTSIDE_SIGNALS and not gone.free
     return killed or gone.code in (WorkerExit.PEER_BROKEN, WorkerExit.LOST)

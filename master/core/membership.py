@@ -125,6 +125,7 @@ def drain(job: State, w: WorkerRecord, why: str) -> None:
     """Remove the worker from the job as soon as the state does not depend on it."""
     if w.state == DRAINING:
         return
+    w.leaves = True
     job.notice(Reason.WorkerDraining, f"worker {w.id} is draining: {why}")
     if w.is_starting:
         stop(job, w, why)
@@ -239,8 +240,8 @@ def failed(job: State, w: WorkerRecord, event: ev.Failed) -> None:
     """Handle a failure that a worker reports before it exits."""
     w.failure_reason = event.why
     lose(job, w, event.why)
-    if w.stopped:
-        return  # it was ordered to stop, so the failure is intended
+    if w.stopped or w.leaves:
+        return  # its end is intended, however the user's code brings it about
     # If no worker was ready yet, all workers would fail in the same way.
     if event.no_gpu_memory:
         _lacked_gpu_memory(job, w, event)

@@ -110,6 +110,7 @@ class WorkerRecord:
     digest: str = ""
     exported: bool = False  # it was lost while it saved or evaluated the final model
     terminating: str = ""  # why its process will be killed, according to the backend; empty: it will not
+    leaves: bool = False  # it was asked to leave, by itself or the master: later failures do not count
     stopped: bool = False  # it was ordered to exit, so its later failures do not count
     kill_at: float | None = None  # it was ordered to exit, and is killed at this time
     in_broken_ring: bool = False  # when it was lost, its ring had already lost a different member

@@ -13,12 +13,11 @@ from pathlib import Path
 from edl import scratch
 from edl.checkpoints import CheckpointError, Manifest, one_of
 from edl.checkpoints.elasticdl import files_in
+from edl.checkpoints.keras_files import is_keras_file
 from edl.contract.artifacts import CLASSES, METADATA
 from edl.errors import ConfigError, EdlError
 from edl.trainer.embedding.saved_rows import counted, counted_in_file
 from edl.trainer.runtime.error_report import format_error
-
-FILES = (".keras", ".weights.h5")  # as Keras saves models, and weights
 
 
 @contextmanager
@@ -60,7 +59,7 @@ def saved_counts(where: str) -> dict[str, int]:
     """
     if not where:
         return {}
-    if not is_file(where):
+    if not is_keras_file(where):
         # ElasticDL had no layers that learn which ids there are.
         return {} if files_in(where) else counted(one_of(where))
     with local_file(where) as path:
@@ -81,14 +80,9 @@ def saved_classes(where: str) -> tuple[str, ...] | None:
     if where.endswith(".keras"):
         with local_file(where) as path, zipfile.ZipFile(path) as archive:
             found = json.loads(archive.read(METADATA)).get(CLASSES)
-    elif where and not is_file(where) and not files_in(where):
+    elif where and not is_keras_file(where) and not files_in(where):
         found = one_of(where).manifest.state.get(CLASSES)
     return None if found is None else tuple(found)
-
-
-def is_file(where: str) -> bool:
-    """Whether this is a file that Keras has saved, and not a checkpoint."""
-    return where.endswith(FILES)
 
 
 def place_of(manifest: Manifest, where: str) -> str:

@@ -27,16 +27,21 @@ from typing import Any, Protocol
 import keras
 import numpy as np
 
-from edl import scratch
 from edl.checkpoints import Checkpoint, CheckpointError, Tensor, one_of
 from edl.checkpoints.elasticdl import ServerFile, files_in
+from edl.checkpoints.keras_files import is_keras_file, is_of_keras_2
 from edl.config import Config
 from edl.errors import ModelError
 from edl.layers.embedding import Embedding
 from edl.trainer.agreement.epochs import without_memory
 from edl.trainer.checkpoint import elasticdl
-from edl.trainer.checkpoint.comparison import kind_of, refuse_rows, refuse_variables, stored_in
-from edl.trainer.checkpoint.source import is_file, local_file, place_of
+from edl.trainer.checkpoint.comparison import (
+    compare_file,
+    kind_of,
+    refuse_rows,
+    refuse_variables,
+)
+from edl.trainer.checkpoint.source import local_file, place_of
 from edl.trainer.embedding.interfaces import Start, Table
 from edl.trainer.embedding.saved_rows import counted, dims, dims_in_file, tables
 from edl.trainer.model import snapshot
@@ -118,7 +123,7 @@ class WarmStart:
             ModelError: it does not fit the model; the text names the variables.
             CheckpointError: it cannot be read.
         """
-        if is_file(self.where):
+        if is_keras_file(self.where):
             with local_file(self.where) as path:
                 self._compare_file(path)
         elif files := files_in(self.where):
@@ -131,7 +136,7 @@ class WarmStart:
 
         Raises as `check` does, and changes nothing then.
         """
-        if is_file(self.where):
+        if is_keras_file(self.where):
             what = self._take_file()
         elif files := files_in(self.where):
             what = self._take_elasticdl(files)
@@ -370,7 +375,7 @@ class WarmStart:
     def _take_file(self) -> str:
         before, rows = self.learner.parts(), dict[int, tuple[np.ndarray, np.ndarray]]()
         with local_file(self.where) as path:
-            self._compare_file(path)
+            converted = self._compare_file(path)
             try:
                 with warnings.catch_warnings():  # of the optimizer's part, which is not wanted anyway
                     warnings.filterwarnings("ignore", "Skipping variable loading for optimizer")
@@ -389,7 +394,9 @@ class WarmStart:
             raise CheckpointError(f"initFrom.path: {self.where}: {format_error(error)}") from error
         if self.servers is not None:
             self.servers.begin_with(Start(rows=rows))
-        return f"the weights of {self.where}"
+        return f"the weights of {self.where}" + (
+            f", converted from {', '.join(converted)}" if converted else ""
+        )
 
     @contextmanager
     def _collecting(self, rows: dict[int, tuple[np.ndarray, np.ndarray]]) -> Iterator[None]:
@@ -408,14 +415,14 @@ class WarmStart:
             for layer in layers:
                 layer.loader = None
 
-    def _compare_file(self, path: Path) -> None:
-        there = dims_in_file(path) if self.learner.tables else {}
-        for table in self.learner.tables:
-            refuse_rows(f"initFrom.path: {self.where}", table, there.get(table.name))
-        with scratch.directory() as directory:
-            own = directory / "own.weights.h5"
-            self.model.save_weights(own)
-            refuse_variables(f"initFrom.path: {self.where}", stored_in(own), stored_in(path))
+    def _compare_file(self, path: Path) -> list[str]:
+        """Compare a file's variables with the model's. Return the dtypes that are converted."""
+        place = f"initFrom.path: {self.where}"
+        if self.learner.tables:
+            dims = {} if is_of_keras_2(path.name) else dims_in_file(path)  # it has no rows for servers
+            for table in self.learner.tables:
+                refuse_rows(place, table, dims.get(table.name))
+        return compare_file(place, path, self.model)
 
 
 def of_job(

@@ -79,12 +79,21 @@ def mark_built(model: Any) -> None:
 
 
 def weights_digest(model: Any) -> str:
-    """Equal for two models if the variables that a file of the model holds are equal, bit for bit."""
-    left_out = {id(layer.ids) for layer in _replaced(model)}
-    weights = [v for v in model.weights if id(v) not in left_out]
-    types = str([(v.dtype, tuple(v.shape)) for v in weights]).encode()
-    arrays = (np.ascontiguousarray(keras.ops.convert_to_numpy(v)) for v in weights)
-    return digests.digest((array.view(np.uint8) for array in arrays), types).hex()
+    """Equal for two models if files of them hold equal values, bit for bit.
+
+    A layer may write other values than its variables: Keras merges what LoRA has learned into the kernel.
+    """
+
+    def values() -> Iterator[np.ndarray]:
+        for layer in model._flatten_layers():
+            store: dict[str, Any] = {}
+            layer.save_own_variables(store)
+            for value in store.values():
+                array = np.ascontiguousarray(keras.ops.convert_to_numpy(value))
+                yield np.frombuffer(f"{array.dtype}{array.shape}".encode(), np.uint8)
+                yield array.reshape(-1).view(np.uint8)
+
+    return digests.digest(values()).hex()
 
 
 def _replaced(model: Any) -> list[Embedding]:
@@ -141,11 +150,13 @@ def by_its_code(why: str, name: str = MODEL) -> str:
     return f"{why}; build the model by its own code, and take the weights with model.load_weights({name!r})"
 
 
-def load(path: Path, known: Mapping[str, Any]) -> Any:
+def load(path: Path, known: Mapping[str, Any], is_own: bool = True) -> Any:
     """The model in the file, as the note says that it can be loaded.
 
     Args:
         known: the names of the module that it was built in.
+        is_own: this process, or the worker that has started it, has written the file. Code in any other file
+            (of a Lambda layer) is not run.
 
     Raises:
         what Keras raises: it cannot be loaded.
@@ -153,7 +164,9 @@ def load(path: Path, known: Mapping[str, Any]) -> Any:
     found = config(path)
     custom = {name: known[name] for name in custom_objects(found) if name in known}
     with rows_to_be_loaded():  # in the process that has the others on servers, too
-        return keras.models.load_model(path, custom_objects=custom, safe_mode=not has_lambda(found))
+        return keras.models.load_model(
+            path, custom_objects=custom, safe_mode=not (is_own and has_lambda(found))
+        )
 
 
 def config(path: Path) -> Any:

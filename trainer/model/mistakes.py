@@ -16,6 +16,7 @@ from typing import Any
 
 import keras
 import numpy as np
+import tensorflow as tf
 
 from edl.errors import ModelError
 from edl.formatting import how_many
@@ -84,6 +85,25 @@ def behind(
         return None
     why, about = found
     return Mistake(f"{module.name}: {why}", about, place_of(module, about), format_error(error))
+
+
+def refuse_strategy(module: UserModel, model: keras.Model) -> None:
+    """Refuse a model whose variables, or whose optimizer, belong to a strategy of TensorFlow.
+
+    Raises:
+        Mistake: the model was built or compiled in a strategy's scope; the text names its line.
+    """
+    optimizer = getattr(model, "optimizer", None)
+    found = getattr(model, "_distribute_strategy", None), getattr(optimizer, "_distribution_strategy", None)
+    for strategy in found:
+        if strategy is None or strategy is tf.distribute.get_strategy():  # the default, which is none
+            continue
+        raise Mistake(
+            f"{module.name}: model() works in the scope() of {type(strategy).__name__}, and edl makes the "
+            "ring of workers itself: delete the strategy and its scope (docs/coming-from-multiworker.md)",
+            "model",
+            place_of(module, "model", "scope"),
+        )
 
 
 def not_finite(module: UserModel, batch: Batch) -> Mistake:
@@ -220,11 +240,12 @@ def _loss_name(loss: Any) -> str:
 # --- lines of the user's code
 
 
-def place_of(module: UserModel, about: str) -> Place | None:
+def place_of(module: UserModel, about: str, method: str = "compile") -> Place | None:
     """The line of a function of the contract that a mistake is about; None if there is no such line.
 
     Args:
         about: model, data or feed.
+        method: of model, the line that calls this method.
     """
     function: Callable[..., Any] | None = {
         "model": module.model,
@@ -248,15 +269,15 @@ def place_of(module: UserModel, about: str) -> Place | None:
         and node.lineno <= code.co_firstlineno + len(node.decorator_list)
         and node.end_lineno is not None
         and code.co_firstlineno <= node.end_lineno
-        for line in _lines(node, about)
+        for line in _lines(node, about, method)
     ]
     return place._replace(line=max(lines)) if lines else place
 
 
-def _lines(function: ast.FunctionDef, about: str) -> Iterator[int]:
+def _lines(function: ast.FunctionDef, about: str, method: str) -> Iterator[int]:
     for node in ast.walk(function):
         match node:
-            case ast.Call(func=ast.Attribute(attr="compile")) if about == "model":
+            case ast.Call(func=ast.Attribute(attr=called)) if about == "model" and called == method:
                 yield node.lineno
             case ast.Return() if about != "model":
                 yield node.lineno

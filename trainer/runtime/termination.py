@@ -8,6 +8,10 @@ Python handler alone would be late: it runs on the main thread between two bytec
 collective, or in the user's code, for minutes. But the interpreter writes to the wakeup descriptor at once,
 and a thread reads it.
 
+The user's code may install handlers of its own, as scripts for preemptible machines do: they save something
+and call sys.exit. In the middle of a step, that would break the ring, and lose the state if all workers are
+asked to end. So these handlers are kept here, and called once the worker has left.
+
 The kernel delivers the signal to the main thread while that thread has it unblocked, so the engine's and
 TensorFlow's threads are not disturbed. `shielded` keeps the signal from threads that must not receive it.
 """
@@ -20,7 +24,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Container, Iterator
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import psutil
 
@@ -33,11 +37,25 @@ MOST_LOOKS = 10  # at what is left of what was started
 KILLED_SECONDS = 1.0  # within which the kernel ends a process that is killed
 
 
+_asked: list[int] = []  # the signal that has asked this process to end
+_of_user: dict[int, Any] = {}  # the handlers that the user's code has installed, by signal
+
+
+def call_handler_of_user() -> None:
+    """Call the user's handler of the signal that has asked this process to end, if there is one."""
+    handler = _of_user.pop(_asked[0], None) if _asked else None
+    if callable(handler):
+        with contextlib.suppress(BaseException):  # it calls sys.exit, and this process ends anyway
+            handler(_asked[0], None)
+
+
 def when_asked_to_end(act: Callable[[str], None]) -> None:
     """Call `act`, on a thread of its own, with the name of the first of these signals that arrives.
 
-    Signals that this process was started to ignore stay ignored. To be called on the main thread.
+    Signals that this process was started to ignore stay ignored. Handlers that are installed later are kept
+    for `call_handler_of_user`. To be called on the main thread.
     """
+    install = signal.signal
     handled = to_handle(ASKING)
     heard, heed = os.pipe()  # closed by exec; see below for fork
     os.set_blocking(heed, False)
@@ -46,26 +64,35 @@ def when_asked_to_end(act: Callable[[str], None]) -> None:
         with contextlib.suppress(OSError):  # also when the user's code has taken the wakeup descriptor
             os.write(heed, bytes([number]))
         if number == signal.SIGINT:
-            signal.signal(number, signal.SIG_DFL)
+            install(number, signal.SIG_DFL)
+
+    def keep(signalnum: Any, handler: Any) -> Any:
+        """Stand in for signal.signal."""
+        if signalnum not in handled or threading.current_thread() is not threading.main_thread():
+            return install(signalnum, handler)
+        before = _of_user.get(signalnum, signal.SIG_DFL)
+        _of_user[signalnum] = handler
+        return before
 
     def as_usual() -> None:
-        """Restore the default handlers in a forked child: it is no worker, and its signals are its own."""
+        """Restore the handlers in a forked child: it is no worker, and its signals are its own."""
+        signal.signal = install
         if signal.getsignal(signal.SIGINT) is handle:
-            signal.signal(signal.SIGINT, signal.default_int_handler)
+            install(signal.SIGINT, _of_user.get(signal.SIGINT, signal.default_int_handler))
         if signal.getsignal(signal.SIGTERM) is handle:
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            install(signal.SIGTERM, _of_user.get(signal.SIGTERM, signal.SIG_DFL))
             signal.set_wakeup_fd(-1)
 
     def wait() -> None:
-        asked: list[int] = []
-        while not asked:  # other signals are written there, too
-            asked = [number for number in os.read(heard, 4096) if number in handled]
-        act(signal.Signals(asked[0]).name)
+        while not _asked:  # other signals are written there, too
+            _asked.extend(number for number in os.read(heard, 4096) if number in handled)
+        act(signal.Signals(_asked[0]).name)
 
     for number in handled:
-        signal.signal(number, handle)
+        install(number, handle)
         signal.siginterrupt(number, False)  # calls of the user's libraries continue after it
     signal.set_wakeup_fd(heed, warn_on_full_buffer=False)
+    signal.signal = keep
     os.register_at_fork(after_in_child=as_usual)
     threading.Thread(target=wait, name="signals", daemon=True).start()
 

@@ -29,6 +29,7 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
+from tensorflow.python.framework.config import is_op_determinism_enabled
 
 from edl.trainer.agreement import control
 from edl.trainer.embedding.interfaces import Commit
@@ -284,7 +285,7 @@ class OverlappedStep:
         """
         *large, rest = ours
         with tf.control_dependencies([*large, rest]):
-            ready_at = tf.timestamp()
+            ready_at = _now()
             self._total.mark(call)
         bad = rest[-1]
         if large and 4 * math.prod(large[0].shape) < LATE:
@@ -340,6 +341,13 @@ class OverlappedStep:
             return
         with fused(model.optimizer):
             model.optimizer.apply_gradients([(gradients.get(id(v)), v) for v in model.trainable_variables])
+
+
+def _now() -> tf.Tensor:
+    """Seconds since the epoch, when a graph comes to this operation, float64 in the host's memory."""
+    if not is_op_determinism_enabled():
+        return tf.timestamp()
+    return tf.numpy_function(lambda: np.float64(time.time()), [], tf.float64)  # tf.timestamp is refused
 
 
 def _specs(layout: Layout, more: int) -> list[tf.TensorSpec]:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import keras
+import numpy as np
 import pytest
 
 from edl.trainer.export import saved_file
@@ -74,6 +75,40 @@ def test_python_code_in_a_file_is_told(tmp_path: Path) -> None:
     )
     with pytest.raises(ValueError, match="safe_mode"):
         keras.models.load_model(path)
+    with pytest.raises(ValueError, match="safe_mode"):
+        saved_file.load(path, {}, is_own=False)
+    assert saved_file.load(path, {})(np.zeros((1, 3))).numpy().tolist() == [[1.0, 1.0, 1.0]]
+
+
+def lora() -> keras.Model:
+    model = keras.Sequential([keras.Input((3,), dtype="int32"), keras.layers.Embedding(9, 4)])
+    model.add(keras.layers.Flatten())
+    model.add(dense())
+    for layer in (model.layers[0], model.layers[2]):
+        layer.enable_lora(2)
+        for variable in layer.trainable_variables:
+            variable.assign(np.random.default_rng(1).normal(size=variable.shape))
+    return model
+
+
+def quantized(mode: str) -> keras.Model:
+    model = keras.Sequential([keras.Input((3,)), dense()])
+    model.layers[0].quantize(mode)
+    return model
+
+
+@pytest.mark.parametrize(
+    "build", [lora, lambda: quantized("int8"), lambda: quantized("float8")], ids=["LoRA", "int8", "float8"]
+)
+def test_weights_are_compared_as_keras_saves_them(tmp_path: Path, build: Any) -> None:
+    """LoRA's factors are merged into the kernel, and new ones are drawn when the file is loaded."""
+    model = build()
+    model.save(tmp_path / "model.keras")
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+    assert saved_file.weights_digest(loaded) == saved_file.weights_digest(model)
+    bias = loaded.layers[-1].bias
+    bias.assign_add(np.ones(bias.shape))
+    assert saved_file.weights_digest(loaded) != saved_file.weights_digest(model)
 
 
 def test_a_file_that_is_none_of_keras_needs_nothing_that_is_known(tmp_path: Path) -> None:

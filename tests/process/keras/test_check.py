@@ -36,6 +36,7 @@ def data():
 """
 FEED = "\n\ndef feed(records):\n    return {feed}\n"
 COMPILE, DATA, FEED_LINE = 10, 15, 19
+OPTIMIZER = "keras.optimizers.SGD()"
 GOOD = "np.ones((50, 2)), np.ones((50, 3))"
 CLASSES = "np.ones((50, 2)), np.arange(50) % 3"
 CSV = 'edl.csv("houses.csv")'
@@ -138,6 +139,22 @@ def test_a_mistake_is_reported_once_with_its_line(name: str) -> None:
     assert Path(mistake.file).name.startswith("m"), mistake
     assert re.search(words, mistake.why), mistake.why
     assert "\n" not in mistake.why
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_the_scope_of_a_strategy_is_refused_with_its_line(compiled: bool) -> None:
+    """Whether the model is built in it, or only compiled."""
+    line = (
+        f'    model.compile({OPTIMIZER}, "mse")\n' if compiled else "    model = keras.Sequential(LAYERS)\n"
+    )
+    scope = f"    with tf.distribute.MirroredStrategy(['/cpu:0']).scope():\n    {line}"
+    text = a_model(optimizer=OPTIMIZER).replace(line, scope)
+    text = text.replace("numpy as np\n", "numpy as np, tensorflow as tf\n")
+    text = text.replace("LAYERS = [keras.Input((2,)), keras.layers.Dense(3)]\n", "\n")
+    text = text.replace("(LAYERS)", "([keras.Input((2,)), keras.layers.Dense(3)])")
+    (found,) = checked(text, f"scope_{compiled}").mistakes
+    assert (found.line, found.function) == (COMPILE - 1 + compiled, "model"), found
+    assert re.search(r"works in the scope\(\) of MirroredStrategy, .* delete the strategy", found.why)
 
 
 def test_independent_mistakes_are_all_reported() -> None:

@@ -19,7 +19,7 @@ from edl.trainer.checkpoint.warm_start import WarmStart
 from edl.trainer.evaluation.inference import InferenceLearner
 from edl.trainer.step.learner import KerasLearner
 from edl.trainer.step.own_step import OwnStepLearner
-from tests.process.keras.models import dense, plain
+from tests.process.keras.models import dense, plain, sgd
 from tests.process.keras.rings import Case, Meeting, batch, learner_of, parts_of, ring_step
 from tests.support.checkpoints.checkpoints import write
 
@@ -71,11 +71,12 @@ def trained() -> KerasLearner:
 
 
 def saved(of: KerasLearner, path: Path) -> Path:
-    of.model.save(path) if path.suffix == ".keras" else of.model.save_weights(path)
+    of.model.save_weights(path) if path.name.endswith(".weights.h5") else of.model.save(path)
     return path
 
 
-@pytest.mark.parametrize("kind", ["checkpoints", "one of them", "m.keras", "m.weights.h5"])
+@pytest.mark.parametrize("kind", ["checkpoints", "one of them", "m.keras", "m.weights.h5", "m.h5"])
+@pytest.mark.filterwarnings("ignore:You are saving your model as an HDF5 file")
 def test_the_weights_and_averages_are_taken_and_the_optimizer_begins_anew(
     trained: KerasLearner, tmp_path: Path, kind: str
 ) -> None:
@@ -96,6 +97,37 @@ def test_the_weights_and_averages_are_taken_and_the_optimizer_begins_anew(
     for name, value in state(ours).items():
         assert value == (there if name in weights else before)[name], name
     assert before["dense/kernel"] != there["dense/kernel"] and str(where) in told[0]
+
+
+def composed(prefix: str, dtype: str = "float32") -> keras.Model:
+    """Nested and shared layers under names of its own."""
+    keras.utils.set_random_seed(len(prefix))
+    layers = keras.layers
+    x = inputs = keras.Input((4,), name=f"{prefix}in")
+    shared = layers.Dense(4, name=f"{prefix}shared", dtype=dtype)
+    inner = [keras.Input((4,)), layers.Dense(4, name=f"{prefix}b", dtype=dtype), layers.BatchNormalization()]
+    x = shared(keras.Sequential(inner, name=f"{prefix}inner")(shared(x)))
+    model = keras.Model(inputs, layers.Dense(2, name=f"{prefix}out", dtype=dtype)(x), name=f"{prefix}model")
+    model.compile(sgd(), "mse")
+    return model
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("kind", ["m.keras", "m.weights.h5", "m.h5"])
+@pytest.mark.filterwarnings("ignore:You are saving your model as an HDF5 file")
+def test_a_file_is_loaded_by_structure_as_keras_loads_it(tmp_path: Path, kind: str, dtype: str) -> None:
+    there, second, told = composed("of_the_file_", dtype), composed("second_"), list[str]()
+    path = tmp_path / kind
+    there.save_weights(path) if kind == "m.weights.h5" else there.save(path)
+    second.load_weights(path)
+    ours = learner(Case(lambda: composed("renamed_"), plain))
+    start = warm(ours, path, told=told.append)
+    start.check()
+    start.begin()
+    for here, expected, saved in zip(ours.model.weights, second.weights, there.weights, strict=True):
+        np.testing.assert_array_equal(here, expected)
+        np.testing.assert_array_equal(here, np.asarray(saved, here.dtype))
+    assert told[0].endswith(", converted from float16") == (dtype == "float16")
 
 
 def test_where_nothing_is_trained_the_averages_of_the_weights_are_taken(tmp_path: Path) -> None:
@@ -200,19 +232,23 @@ def test_everything_of_a_checkpoint_is_taken_but_what_it_had_counted_of_an_epoch
     assert np.frombuffer(here["adam/iteration"], np.int64) == 3
 
 
+@pytest.mark.filterwarnings("ignore:You are saving your model as an HDF5 file")
 def test_what_does_not_fit_is_refused_variable_by_variable_and_nothing_is_changed(
     trained: KerasLearner, tmp_path: Path
 ) -> None:
     kept(trained, tmp_path)
     other = learner(Case(adam(outputs=3), lambda: (plain()[0], np.zeros((30, 3), "f4"), None)))
     before = state(other)
-    for start in (warm(other, tmp_path), warm(other, saved(trained, tmp_path / "m.keras"))):
+    for start in (
+        warm(other, tmp_path),
+        *(warm(other, saved(trained, tmp_path / n)) for n in ("m.keras", "m.h5")),
+    ):
         for attempt in (start.check, start.begin):
             with pytest.raises(ModelError) as refused:
                 attempt()
             text = str(refused.value)
             assert "float32 [8, 3] here, and float32 [8, 2] there" in text
-            assert "dense_1" in text and "float32 [4, 8]" not in text
+            assert "dense_1" in text and "float32 [4, 8]" not in text, text
     assert state(other) == before
 
 
@@ -236,9 +272,13 @@ def test_an_optimizer_of_another_kind_keeps_its_own_beginning_and_cannot_take_ev
 def test_what_is_not_there_or_is_no_such_file_is_refused_in_words(tmp_path: Path) -> None:
     ours = learner()
     (tmp_path / "empty.keras").write_bytes(b"PK")
+    (tmp_path / "model.bin").touch()
+    saved(ours, tmp_path / "new.weights.h5").rename(tmp_path / "new.h5")
     cases: list[tuple[str, type[EdlError], str]] = [
         ("none.keras", ConfigError, "none.keras: no such file on this worker"),
         ("empty.keras", CheckpointError, "empty.keras is not a file that Keras has saved"),
+        ("new.h5", CheckpointError, "rename it, so that its name ends with .weights.h5"),
+        ("model.bin", ConfigError, "is a file, and the names of Keras' files end with .keras, "),
         ("nothing", CheckpointError, "no whole checkpoint found"),
         ("step-000000000007-a", CheckpointError, "no checkpoint found"),
     ]

@@ -52,6 +52,16 @@ WRONG = [
     (GOOD + "(" * 500 + ")" * 500, "line 11: too many nested parentheses"),
     (GOOD + "-" * 100_000 + "1\n", "nested too deeply"),
     (GOOD + "#" * model_check.MOST_CHARACTERS, "characters; at most 262,144"),
+    (
+        "import horovod.tensorflow.keras as hvd\nhvd.init()\n" + MODEL + DATA + "rank = hvd.rank()\n",
+        "line 1: imports Horovod, and edl makes the ring of workers and averages gradients itself: remove "
+        "what uses Horovod (lines 1, 2 and 7). A training script that was written for "
+        "Horovod runs unchanged: edl horovod -np N",
+    ),
+    (
+        MODEL + "def data(split):\n    from horovod import tensorflow\n    return 1\n",
+        "remove what uses Horovod (line 4).",
+    ),
     ("import keras\n" + MODEL, "has no function data(). A model file defines model() and data(split)"),
     (DATA, "has no function model()."),
     (DATA + "def build_model():\n    return 1\n", "has no function model(); it has build_model()."),
@@ -73,6 +83,7 @@ WRONG = [
 # What is right, or may be.
 RIGHT = [
     GOOD,
+    GOOD + "try:\n    import horovod.tensorflow as hvd\nexcept ImportError:\n    hvd = None\n",
     "\ufeff" + GOOD,
     GOOD.replace("\n", "\r\n"),
     "# -*- coding: utf-8 -*-\n" + GOOD,

@@ -3,6 +3,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import pytest
+
 from edl.cli import output
 from edl.contract.ids import WorkerId
 from edl.contract.reasons import Reason
@@ -220,6 +224,32 @@ def test_one_that_was_told_to_end_is_not_charged_for_how_its_work_broke_off() ->
     story.tell(ev.Scale(1))
     story.tell(ev.Failed(WorkerId(1), "RingBroken: told to stop"), ev.Gone(WorkerId(1), code=1))
     assert story.job.failures == []
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        ev.Failed(WorkerId(0), "the model's code has called sys.exit(0)"),
+        ev.Failed(WorkerId(0), "ValueError: while it ends", mistake=True),
+        ev.Failed(WorkerId(0), "a failure that is fatal otherwise", fatal=True),
+        ev.Gone(WorkerId(0), code=0),
+        ev.Gone(WorkerId(0), code=3),
+        ev.Gone(WorkerId(0), signal="SIGSEGV"),
+        ev.Gone(WorkerId(0), signal="SIGALRM"),
+    ],
+    ids=lambda end: f"{type(end).__name__} {getattr(end, 'why', '') or end.signal or end.code}",
+)
+def test_no_end_after_a_request_to_leave_is_charged_however_often(end: ev.Failed | ev.Gone) -> None:
+    """A preempted worker's code may call sys.exit, raise or crash; the fourth time does not fail the job."""
+    story = Story(workers=2, joinDelaySeconds=0, maxFailures=3).running()
+    for leaver in range(5):
+        story.tell(ev.Leaving(WorkerId(leaver), "SIGTERM"))
+        story.tell(replace(end, worker=WorkerId(leaver)), ev.Gone(WorkerId(leaver), code=1))
+        story.out(leaver + 1, step=leaver + 2, broken="reset")
+        story.ready(leaver + 2)
+        story.up(leaver + 2)
+    assert story.job.failures == [] and story.job.failure_count == 0
+    assert not story.job.ending
 
 
 def test_one_that_does_not_end_when_told_to_is_ended_by_force() -> None:

@@ -13,6 +13,7 @@ from edl.contract.workers import (
     ASKED_BACKEND,
     MALLOC,
     WORKER_ENVIRONMENT,
+    remove_leftovers,
     worker_environment,
 )
 
@@ -48,3 +49,35 @@ def test_another_backend_of_keras_is_overridden_and_remembered() -> None:
     found = worker_environment({"KERAS_BACKEND": "torch"})
     assert (found["KERAS_BACKEND"], found[ASKED_BACKEND]) == ("tensorflow", "torch")
     assert ASKED_BACKEND not in worker_environment({"KERAS_BACKEND": "tensorflow"})
+
+
+LEFTOVERS = [
+    "TF_CONFIG",
+    *(f"HOROVOD_{of}{name}" for of in ("", "LOCAL_", "CROSS_") for name in ("RANK", "SIZE")),
+    *("HOROVOD_CONTROLLER", "HOROVOD_CPU_OPERATIONS", "HOROVOD_ELASTIC", "HOROVOD_HOSTNAME"),
+    *("HOROVOD_GLOO_IFACE", "HOROVOD_GLOO_RENDEZVOUS_ADDR", "HOROVOD_GLOO_RENDEZVOUS_PORT"),
+    *("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE", "PMI_RANK", "PMI_SIZE", "PMIX_RANK"),
+    *("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID"),
+]
+CHOSEN = [
+    *("HOROVOD_AUTOTUNE", "HOROVOD_CYCLE_TIME", "HOROVOD_TIMELINE", "HOROVOD_GLOO_TIMEOUT_SECONDS"),
+    *("HOROVOD_LOG_LEVEL", "HOROVOD_IDLE_CYCLE_TIME", "HOROVOD_HIERARCHICAL_ALLREDUCE"),
+    *("SLURM_JOB_ID", "OMPI_ALLOW_RUN_AS_ROOT", "HOME"),
+]
+
+
+def test_what_other_launchers_have_left_is_removed_and_named_and_what_a_user_chooses_stays() -> None:
+    environment = dict.fromkeys([*LEFTOVERS, *CHOSEN], "1")
+    (line,) = remove_leftovers(environment)
+    assert sorted(environment) == sorted(CHOSEN)
+    assert all(f" {name}" in line for name in LEFTOVERS)
+    assert remove_leftovers(environment) == []
+
+
+def test_of_two_settings_that_crash_horovod_together_one_is_removed() -> None:
+    """SIGSEGV, with any values, and whether HOROVOD_AUTOTUNE is set or not."""
+    environment = {"HOROVOD_FUSION_THRESHOLD": "1048576", "HOROVOD_CYCLE_TIME": "5"}
+    (line,) = remove_leftovers(environment)
+    assert environment == {"HOROVOD_FUSION_THRESHOLD": "1048576"}
+    assert line.startswith("HOROVOD_CYCLE_TIME is not used")
+    assert remove_leftovers({"HOROVOD_CYCLE_TIME": "5", "HOROVOD_AUTOTUNE": "1"}) == []

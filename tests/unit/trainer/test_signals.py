@@ -48,6 +48,26 @@ while True:
 """
 
 
+# Its user's code has a handler of its own.
+WITH_A_HANDLER = """
+import os, signal, sys, time
+from edl.trainer.runtime import termination
+def leave(name):
+    print("leaves", flush=True)
+    termination.call_handler_of_user()
+    os._exit(7)
+termination.when_asked_to_end(leave)
+def handler(number, frame):
+    print("the user's", flush=True)
+    {body}
+assert signal.signal(signal.SIGTERM, {handler}) is signal.SIG_DFL
+assert signal.signal(signal.SIGTERM, {handler}) is {handler}
+print("ready", flush=True)
+while True:
+    time.sleep(100)
+"""
+
+
 @contextmanager
 def started(ignored: str, *command: str) -> Iterator[subprocess.Popen[str]]:
     """A program that a shell has started with signals ignored, and that has set up its handlers."""
@@ -94,3 +114,25 @@ def test_a_worker_of_a_supervisor_ignores_what_that_was_started_to_ignore(tmp_pa
         assert all(signal.SIGINT in ignored_by(pid) for pid in (process.pid, worker.pid))
         process.send_signal(signal.SIGTERM)
         assert process.wait(SECONDS) == 128 + signal.SIGTERM
+
+
+@pytest.mark.parametrize(
+    ("handler", "body", "code"),
+    [
+        ("handler", "sys.exit(0)", 7),
+        ("handler", "os._exit(3)", 3),
+        ("handler", "raise ValueError", 7),
+        ("handler", "pass", 7),
+        ("signal.SIG_IGN", "pass", 7),
+        ("signal.SIG_DFL", "pass", 7),
+    ],
+)
+def test_a_worker_leaves_before_a_handler_of_its_users_is_called(handler: str, body: str, code: int) -> None:
+    """A handler that ends the process in the middle of a step would break the ring."""
+    program = WITH_A_HANDLER.format(handler=handler, body=body)
+    with started("HUP", sys.executable, "-c", program) as process:
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(SECONDS) == code
+        assert process.stdout is not None
+        lines = process.stdout.read().splitlines()
+    assert lines == ["leaves", "the user's"][: 2 if handler == "handler" else 1]

@@ -19,7 +19,7 @@ import psutil
 import pytest
 
 from edl.contract.exit_codes import ANNOUNCED, WorkerExit
-from edl.trainer.supervisor import CRASH_LOOP, Ended
+from edl.trainer.supervisor import CRASH_LOOP, Ended, Supervisor
 
 SECONDS = 20.0
 # Its worker does what the next line of a file says, after it has told of itself. Time passes as it says, too.
@@ -182,3 +182,12 @@ def test_a_container_out_of_memory_is_told_as_such() -> None:
     assert told == {"place": 2, "code": 137, "why": "OOMKilled"}
     assert Ended(-9).told(2) == {"place": 2, "signal": "SIGKILL"}
     assert Ended(-11, out_of_memory=True).told(2)["signal"] == "SIGSEGV", "another process was killed"
+
+
+def test_a_request_to_end_may_come_when_the_worker_has_just_been_reaped() -> None:
+    """The process id is known until the loop has noted the end; a signal handler runs in between."""
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    supervisor = Supervisor(lambda arguments: 0, place=0, worker=ended.pid)
+    supervisor.ask(signal.SIGTERM)
+    assert supervisor.asked
