@@ -9,6 +9,7 @@ import numpy as np
 
 from edl.data.base import RandomAccess, Reader
 from edl.data.dataset import dataset
+from edl.data.exact import concatenated
 from edl.data.nest import map_leaves
 from edl.data.place import place
 from edl.errors import DataError
@@ -48,7 +49,7 @@ class Subset:
             begin = int(self._starts[run]) + max(start - int(self._before[run]), 0)
             end = int(self._starts[run]) + min(stop, int(self._before[run + 1])) - int(self._before[run])
             pieces.append(self._records.read(begin, end))
-        return pieces[0] if len(pieces) == 1 else map_leaves(lambda *arrays: np.concatenate(arrays), *pieces)
+        return pieces[0] if len(pieces) == 1 else map_leaves(concatenated, *pieces)
 
     def _there(self, indices: np.ndarray) -> np.ndarray:
         run = np.searchsorted(self._before, indices, side="right") - 1
