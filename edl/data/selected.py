@@ -98,7 +98,13 @@ class Selected:
         given = {name: np.asarray(columns[name]) for name in names}
         if self._is_matrix is None:  # decided by the first records, for all
             self._is_matrix = self._one is None and is_numeric(given)
-        x = given[self._one] if self._one is not None else matrix(given) if self._is_matrix else given
+        x = (
+            given[self._one]
+            if self._one is not None
+            else matrix(given, self._source)
+            if self._is_matrix
+            else given
+        )
         label = columns[self._label] if self._label is not None else None
         if self._weight is None:
             return (x,) if label is None else (x, label)
