@@ -10,6 +10,7 @@ from functools import partial
 from edl.config import Config
 from edl.data import RandomAccess, Reader
 from edl.data.place import place
+from edl.data.same import digest_of_reader
 from edl.trainer.input.parallel_records import ParallelRecords
 from edl.trainer.input.processes import ForkServer
 from edl.trainer.input.workers import own_cores, reader_count
@@ -56,6 +57,7 @@ def source_of(
         "shuffle": shuffle,
         "lenient": lenient,
         "count": records.layout.records,
+        "digest": digest_of_reader(reader),
     }
     return ParallelRecords(
         ForkServer(RECORDS_SERVICE, spec, config.elastic.startup_timeout_seconds, STARTUP_TIMEOUT),

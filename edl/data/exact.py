@@ -30,6 +30,8 @@ def to_array(value: Any) -> np.ndarray:
     if isinstance(value, str | bytes):
         return np.array(value, object)
     _refuse_palette(value)
+    if hasattr(value, "columns") and len(set(map(str, getattr(value, "dtypes", ())))) > 1:
+        raise ValueError("a table with columns of several types; give a dict of its columns")
     try:
         array = np.asarray(value)
     except (TypeError, ValueError, RuntimeError) as error:  # RuntimeError: a tensor of PyTorch with gradients

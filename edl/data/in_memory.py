@@ -21,12 +21,13 @@ class Arrays:
     Args:
         columns: an array, or a tuple, list or dict of arrays (nested to any depth), all of one length.
         source: their name, for messages.
+        digest: a digest of all records, if each worker computes them by itself (see `edl.data.same`).
 
     Raises:
         DataError: the arrays differ in length, or `columns` has no arrays.
     """
 
-    def __init__(self, columns: Any, source: str = "arrays"):
+    def __init__(self, columns: Any, source: str = "arrays", digest: str = ""):
         lengths = {path: len(array) for path, array in leaves(columns)}
         if not lengths:
             raise DataError(f"{source}: at least one array is needed")
@@ -36,7 +37,7 @@ class Arrays:
                 f"{source}: the columns differ in length: {sorted(set(lengths.values()))} ({named})"
             )
         self.place: Callable[[int], str] = lambda index: ""  # see `edl.data.place`
-        self._columns = columns
+        self._columns, self.digest = columns, digest
         self._length = next(iter(lengths.values()))
 
     def __len__(self) -> int:

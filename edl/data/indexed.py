@@ -26,12 +26,16 @@ class Indexed:
         items: the dataset.
         source: its name, for messages.
 
+    Attributes:
+        classes_by_column: the names of classes by number, where the dataset has them.
+
     Raises:
         DataError: the number of records is not known.
     """
 
     def __init__(self, items: Any, source: str):
         self._items, self._source = items, source
+        self.classes_by_column = _classes(items)
         try:
             self._length = len(items)
         except (TypeError, NotImplementedError, ValueError, OverflowError) as error:
@@ -127,6 +131,16 @@ def with_arrays(record: Any) -> Any:
 
 def _stack(*values: Any) -> np.ndarray:
     return stacked(list(map(to_array, values)))
+
+
+def _classes(items: Any) -> dict[str, tuple[str, ...]]:
+    """The names of the classes by number, by column: of Hugging Face and of torchvision's folders."""
+    numbers = getattr(items, "class_to_idx", None)
+    if isinstance(numbers, dict):
+        return {"labels": tuple(map(str, sorted(numbers, key=lambda name: int(numbers[name]))))}
+    features = getattr(items, "features", None)
+    named = features.items() if isinstance(features, dict) else ()
+    return {str(column): tuple(f.names) for column, f in named if isinstance(getattr(f, "names", None), list)}
 
 
 def _column(path: str) -> str:

@@ -30,6 +30,7 @@ from edl import scratch
 from edl.config import model_check
 from edl.config.job import Config, Data
 from edl.data import Reader, dataset
+from edl.data.same import KnownSplits
 from edl.errors import DataError, ModelError
 from edl.trainer.model import user_import
 from edl.trainer.model.splits import Splits
@@ -49,6 +50,7 @@ class UserModel:
         transform: called through `transform_of`.
         functions: names of functions of ElasticDL's contract, as in the values (model.functions).
         module_names: the module's names; None: those of the file that defines `model`.
+        known: what is known of the splits that were opened.
     """
 
     name: str
@@ -60,6 +62,7 @@ class UserModel:
     transform: Callable[..., Any] | None = None
     functions: Mapping[str, str] = field(default_factory=dict)
     module_names: Mapping[str, Any] | None = None
+    known: KnownSplits = field(default_factory=KnownSplits)
 
     @property
     def names(self) -> Mapping[str, Any]:
@@ -71,6 +74,7 @@ class UserModel:
 
         Raises:
             ModelError: the records of what data(split) returned cannot be had by index.
+        DataError: they have changed, or number the same classes differently than another split.
         """
         data = self.data(split)
         if data is None and split != "train":
@@ -86,6 +90,7 @@ class UserModel:
                 f"{self.name}: __len__() of what {self.source(split)} returns must give the number of "
                 f"records, an integer of at least 0: {error}"
             ) from error
+        self.known.check(split, reader, f"{self.name}: {self.source(split)}")
         return reader
 
     def source(self, split: str) -> str:

@@ -109,7 +109,7 @@ class Predecessor(_message.Message):
     def __init__(self, place: _Optional[int] = ..., signal: _Optional[str] = ..., code: _Optional[int] = ..., why: _Optional[str] = ...) -> None: ...
 
 class Resume(_message.Message):
-    __slots__ = ("layout", "members", "joined", "left", "left_ring", "model", "held_out", "forced", "tables", "sample_loss")
+    __slots__ = ("layout", "members", "joined", "left", "left_ring", "model", "held_out", "forced", "tables", "sample_loss", "digests")
     class HeldOutEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -117,6 +117,13 @@ class Resume(_message.Message):
         key: str
         value: int
         def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    class DigestsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
     LAYOUT_FIELD_NUMBER: _ClassVar[int]
     MEMBERS_FIELD_NUMBER: _ClassVar[int]
     JOINED_FIELD_NUMBER: _ClassVar[int]
@@ -127,6 +134,7 @@ class Resume(_message.Message):
     FORCED_FIELD_NUMBER: _ClassVar[int]
     TABLES_FIELD_NUMBER: _ClassVar[int]
     SAMPLE_LOSS_FIELD_NUMBER: _ClassVar[int]
+    DIGESTS_FIELD_NUMBER: _ClassVar[int]
     layout: Layout
     members: _containers.RepeatedScalarFieldContainer[int]
     joined: bool
@@ -137,7 +145,8 @@ class Resume(_message.Message):
     forced: _containers.RepeatedScalarFieldContainer[str]
     tables: int
     sample_loss: SampleLoss
-    def __init__(self, layout: _Optional[_Union[Layout, _Mapping]] = ..., members: _Optional[_Iterable[int]] = ..., joined: _Optional[bool] = ..., left: _Optional[bool] = ..., left_ring: _Optional[_Union[LeftRing, _Mapping]] = ..., model: _Optional[str] = ..., held_out: _Optional[_Mapping[str, int]] = ..., forced: _Optional[_Iterable[str]] = ..., tables: _Optional[int] = ..., sample_loss: _Optional[_Union[SampleLoss, _Mapping]] = ...) -> None: ...
+    digests: _containers.ScalarMap[str, str]
+    def __init__(self, layout: _Optional[_Union[Layout, _Mapping]] = ..., members: _Optional[_Iterable[int]] = ..., joined: _Optional[bool] = ..., left: _Optional[bool] = ..., left_ring: _Optional[_Union[LeftRing, _Mapping]] = ..., model: _Optional[str] = ..., held_out: _Optional[_Mapping[str, int]] = ..., forced: _Optional[_Iterable[str]] = ..., tables: _Optional[int] = ..., sample_loss: _Optional[_Union[SampleLoss, _Mapping]] = ..., digests: _Optional[_Mapping[str, str]] = ...) -> None: ...
 
 class Built(_message.Message):
     __slots__ = ("tables",)
@@ -146,7 +155,7 @@ class Built(_message.Message):
     def __init__(self, tables: _Optional[int] = ...) -> None: ...
 
 class Ready(_message.Message):
-    __slots__ = ("layout", "model", "checkpoint", "held_out", "forced", "held", "tables", "sample_loss")
+    __slots__ = ("layout", "model", "checkpoint", "held_out", "forced", "held", "tables", "sample_loss", "digests")
     class HeldOutEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -154,6 +163,13 @@ class Ready(_message.Message):
         key: str
         value: int
         def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    class DigestsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
     LAYOUT_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     CHECKPOINT_FIELD_NUMBER: _ClassVar[int]
@@ -162,6 +178,7 @@ class Ready(_message.Message):
     HELD_FIELD_NUMBER: _ClassVar[int]
     TABLES_FIELD_NUMBER: _ClassVar[int]
     SAMPLE_LOSS_FIELD_NUMBER: _ClassVar[int]
+    DIGESTS_FIELD_NUMBER: _ClassVar[int]
     layout: Layout
     model: str
     checkpoint: int
@@ -170,7 +187,8 @@ class Ready(_message.Message):
     held: LeftRing
     tables: int
     sample_loss: SampleLoss
-    def __init__(self, layout: _Optional[_Union[Layout, _Mapping]] = ..., model: _Optional[str] = ..., checkpoint: _Optional[int] = ..., held_out: _Optional[_Mapping[str, int]] = ..., forced: _Optional[_Iterable[str]] = ..., held: _Optional[_Union[LeftRing, _Mapping]] = ..., tables: _Optional[int] = ..., sample_loss: _Optional[_Union[SampleLoss, _Mapping]] = ...) -> None: ...
+    digests: _containers.ScalarMap[str, str]
+    def __init__(self, layout: _Optional[_Union[Layout, _Mapping]] = ..., model: _Optional[str] = ..., checkpoint: _Optional[int] = ..., held_out: _Optional[_Mapping[str, int]] = ..., forced: _Optional[_Iterable[str]] = ..., held: _Optional[_Union[LeftRing, _Mapping]] = ..., tables: _Optional[int] = ..., sample_loss: _Optional[_Union[SampleLoss, _Mapping]] = ..., digests: _Optional[_Mapping[str, str]] = ...) -> None: ...
 
 class SampleLoss(_message.Message):
     __slots__ = ("loss", "tolerance")

@@ -6,6 +6,7 @@ from __future__ import annotations
 import io
 from array import array
 from collections.abc import Callable
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,12 @@ import PIL.Image
 import polars
 import pyarrow
 import pytest
+from sklearn.datasets import load_breast_cancer, load_diabetes, load_iris, load_wine
 
 import edl
 from edl.data.batched import Batched
 from edl.data.conversion import convert
+from edl.data.same import KnownSplits
 from edl.errors import DataError
 
 BYTES = [b"\1\2\3\0", b"\0\0\0\0", b"\5\6\7\10", b""]
@@ -127,6 +130,10 @@ def test_values_that_numpy_would_change_are_refused_with_their_place(value: Any,
     ("first", "second", "why"),
     [
         (1, "a", "arrays of int64 and object"),
+        *[
+            (pandas.DataFrame({"i": [BIG], "x": [1.5]}),) * 2
+            + ("record 0: a table with columns of several types",)
+        ],
         (*OTHER_UNITS, r"arrays of datetime64\[Y\] and datetime64\[ns\]"),
         ({"v": 1}, {"v": None}, "record 1, column 'v': None, so a value is missing; fill it"),
         ({"v": [1, 2]}, {"v": [None, 2]}, r"record 1, \['v'\]\[0\]: None, so a value is missing"),
@@ -183,12 +190,74 @@ def test_a_format_of_hugging_face_changes_no_value() -> None:
         edl.dataset(images, source="mine").read(0, 1)
 
 
+@pytest.mark.parametrize(
+    ("columns", "why"),
+    [
+        ({"id": [BIG], "x": [1.5]}, "column 'id' has whole numbers beyond 2.*would round"),
+        ({"id": np.array([2**63], np.uint64), "x": [-1]}, "column 'id' has whole numbers beyond 2"),
+        ({"t": [Decimal("1.1")]}, "column 't' is decimal128.*convert it to numbers or text, or leave it out"),
+        ({}, "the table has no columns"),
+    ],
+)
+def test_columns_that_a_matrix_or_an_array_would_change_are_refused(columns: Any, why: str) -> None:
+    frame = pandas.DataFrame(columns)
+    with pytest.raises(DataError, match=f"mine: {why}"):
+        edl.dataset(frame, source="mine")
+    if "x" in columns:
+        assert edl.dataset(frame, features="id").read(0, 1)[0].tolist() == list(map(int, columns["id"]))
+        with pytest.raises(DataError, match=f"mine: {why}"):
+            edl.dataset(frame, features=["id", "x"], source="mine")
+    if "t" not in columns and columns:
+        assert edl.dataset(frame.assign(id=2**53)).read(0, 1)[0, 0] == 2**53
+
+
+def test_objects_of_python_in_polars_are_refused() -> None:
+    frame = polars.DataFrame({"o": polars.Series([object()], dtype=polars.Object)})
+    with pytest.raises(DataError, match="mine: column 'o' has objects of Python"):
+        edl.dataset(frame, source="mine")
+
+
+def test_public_tables_are_read_as_scikit_learn_and_pandas_read_them() -> None:
+    """Against a second decoder, with data that come with scikit-learn."""
+    for load in (load_iris, load_wine, load_breast_cancer, load_diabetes):
+        frame = load(as_frame=True).frame
+        x, y = edl.dataset(frame, label="target").read(0, len(frame))
+        expected = load(return_X_y=True)
+        np.testing.assert_array_equal(x, expected[0])
+        np.testing.assert_array_equal(y, expected[1])
+        named = frame.assign(kind=pandas.Categorical.from_codes(frame.target.astype(int) % 2, ["b", "a"]))
+        kinds = edl.dataset(named.sample(frac=1, random_state=1)).read(0, 9)["kind"]
+        assert kinds.tolist() == named.sample(frac=1, random_state=1).kind[:9].tolist()
+
+
 def test_splits_of_hugging_face_are_not_taken_for_columns() -> None:
     splits = datasets.DatasetDict(train=hugging_face([1], "int64"), test=hugging_face([2], "int64"))
     with pytest.raises(
         DataError, match=r"^mine is a DatasetDict of the splits train, test; return one of them"
     ):
         edl.dataset(splits, source="mine")
+
+
+def test_splits_that_number_their_classes_differently_are_refused() -> None:
+    def labels(*names: str) -> Any:
+        features = datasets.Features({"y": datasets.ClassLabel(names=list(names))})
+        return edl.dataset(
+            datasets.Dataset.from_dict({"y": [0, 1]}, features=features), label="y", features="y"
+        )
+
+    class Folder(Items):
+        def __init__(self, *names: str):
+            super().__init__([(1.0, 0), (2.0, 1)])
+            self.class_to_idx = {name: number for number, name in enumerate(names)}
+
+    for of in (labels, lambda *names: edl.split(Folder(*names), test=0.5)["train"]):
+        known = KnownSplits()
+        known.check("train", of("cat", "dog"), "data('train')")
+        known.check("validation", of("cat", "dog"), "data('validation')")
+        with pytest.raises(
+            DataError, match=r"^data\('test'\): the classes of .* are dog, fox, and those of data\('train'"
+        ):
+            known.check("test", of("dog", "fox"), "data('test')")
 
 
 def test_weights_of_an_output_may_be_none_as_in_fit() -> None:
