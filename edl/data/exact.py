@@ -129,7 +129,10 @@ def _of_list(value: list[Any], array: np.ndarray) -> np.ndarray:
         if kinds and any(isinstance(v, str | bytes) for v in array.flat):
             raise ValueError(f"a list with text and values of type {' and '.join(sorted(kinds))}")
         return array
-    if array.dtype.kind in "mM" and len({v.dtype for v in np.array(value, object).flat}) > 1:
+    if (
+        array.dtype.kind in "mM"
+        and len({getattr(v, "dtype", None) for v in np.array(value, object).flat}) > 1
+    ):
         raise ValueError(
             "a list of dates with different units; convert them to one: .astype('datetime64[s]')"
         )

@@ -69,13 +69,14 @@ def with_ones(data: Any, count: int) -> Any:
     """
     if not isinstance(data, tuple | list) or len(data) != 3 or hasattr(data, "_fields"):
         return data
+    kind: Any = type(data)
     x, y, weights = data
     ones = np.ones(count, np.float32)
     if isinstance(weights, dict):
         weights = {name: ones if value is None else value for name, value in weights.items()}
     elif isinstance(weights, list | tuple) and any(value is None for value in weights):
         weights = type(weights)(ones if value is None else value for value in weights)
-    return type(data)((x, y, weights))
+    return kind((x, y, weights))
 
 
 def is_leaf_list(value: Any) -> bool:

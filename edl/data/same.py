@@ -49,7 +49,7 @@ def digest_of(records: Any) -> bytes:
                 text = value.encode() if isinstance(value, str) else bytes(value)
                 found.update(len(text).to_bytes(8, "little") + text)
         else:
-            found.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
+            found.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
     return found.digest()
 
 

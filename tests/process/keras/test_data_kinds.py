@@ -206,7 +206,7 @@ def flipped(x: Any, y: Any) -> Any:
 def late(dataset: Any) -> Any:
     """A pipeline whose first batch is always the same, and the second is drawn by Python."""
 
-    def drawn(i: Any) -> np.ndarray:
+    def drawn(i: Any) -> Any:
         return np.float32(0 if i < 4 else np.random.rand())
 
     return dataset.map(lambda x, y: tf.numpy_function(drawn, [x["a"]], tf.float32)).batch(4)

@@ -23,6 +23,7 @@ from sklearn.datasets import load_breast_cancer, load_diabetes, load_iris, load_
 import edl
 from edl.data.batched import Batched
 from edl.data.conversion import convert
+from edl.data.indexed import Indexed
 from edl.data.same import KnownSplits
 from edl.errors import DataError
 
@@ -57,7 +58,7 @@ def hugging_face(values: list[Any], kind: str, format: str | None = None) -> Any
         lambda v: edl.arrays([[t, t] for t in v]).read(0, 4)[0][:, 1],
         lambda v: edl.dataset({"v": v}).read(0, 4)["v"],
         lambda v: edl.dataset(Items(v)).read(0, 4),
-        lambda v: edl.dataset(Items([{"v": [t, t]} for t in v])).take(np.arange(4))["v"][:, 0],
+        lambda v: Indexed(Items([{"v": [t, t]} for t in v]), "i").take(np.arange(4))["v"][:, 0],
         lambda v: edl.dataset(pandas.DataFrame({"v": v})).read(0, 4)["v"],
         lambda v: edl.dataset(polars.DataFrame({"v": v})).read(0, 4)["v"],
         lambda v: edl.dataset(pyarrow.table({"v": v})).read(0, 4)["v"],
