@@ -181,8 +181,7 @@ def trainer_of(context: Context, memory: InMemorySnapshot | None) -> Worker:
         history=history,
         memory=memory,
     )
-    if sample_loss is not None:
-        worker.parts.append(SampleReport(sample_loss))
+    worker.parts.append(SampleReport(sample_loss, module.known.digests))
     return worker
 
 

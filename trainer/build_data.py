@@ -10,6 +10,7 @@ from functools import partial
 from edl.config import Config
 from edl.data import RandomAccess, Reader
 from edl.data.place import place
+from edl.data.same import digest_of_reader
 from edl.trainer.input.parallel_records import ParallelRecords
 from edl.trainer.input.processes import ForkServer
 from edl.trainer.input.workers import own_cores, reader_count
@@ -57,6 +58,7 @@ def source_of(
         "lenient": lenient,
         "count": records.layout.records,
         "classes": module.labels.classes,
+        "digest": digest_of_reader(reader),
     }
     return ParallelRecords(
         ForkServer(RECORDS_SERVICE, spec, config.elastic.startup_timeout_seconds, STARTUP_TIMEOUT),

@@ -148,8 +148,7 @@ def build_inference(context: Context, model: Any, servers: PsClient | None = Non
         servers=servers,
         evaluation=evaluation,
     )
-    if sample_loss is not None:
-        worker.parts.append(SampleReport(sample_loss))
+    worker.parts.append(SampleReport(sample_loss, module.known.digests))
     return worker
 
 

@@ -102,7 +102,7 @@ def explained(
     """  # noqa: DOC501 (raised again)
     try:
         yield
-    except (ValueError, TypeError, AttributeError, tf.errors.OpError) as error:
+    except (ValueError, TypeError, AttributeError, KeyError, tf.errors.OpError) as error:
         sample = samples[0] if samples else None
         if (mistake := mistakes.behind(error, module, model, sample, batch_size)) is not None:
             raise mistake from error

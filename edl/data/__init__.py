@@ -3,7 +3,7 @@
 
 base                the interface of readers
 dataset             a reader over any indexable data
-in_memory           arrays, and nests of them (nest)
+in_memory           arrays, and nests of them (nest), converted without a change of values (exact)
 tables, columns     pandas, Polars and Arrow; pyarrow's columns as arrays
 indexed, batched    datasets of records, and of batches
 selected            columns as features, labels and weights

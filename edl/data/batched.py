@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
-from edl.data.nest import as_unpacked, leaves, map_leaves
+from edl.data.exact import concatenated
+from edl.data.in_memory import as_in_fit
+from edl.data.nest import leaves, map_leaves
 from edl.errors import DataError
 
 KEPT = 2  # batches in memory: a part of a step may end within a batch
@@ -52,7 +52,7 @@ class Batched:
         """Return the records [start, stop) in the structure of a batch.
 
         Raises:
-            DataError: a batch has a different number of records than the first.
+            DataError: a batch has a different number of records than the first, or arrays of another kind.
         """
         size = self.records_per_read
         first, last = start // size, (stop - 1) // size
@@ -61,7 +61,12 @@ class Batched:
             batch, begin = self._batch(number), number * size
             here = slice(max(start - begin, 0), stop - begin)
             pieces.append(map_leaves(lambda array, here=here: array[here], batch))
-        return pieces[0] if len(pieces) == 1 else map_leaves(lambda *arrays: np.concatenate(arrays), *pieces)
+        try:
+            return pieces[0] if len(pieces) == 1 else map_leaves(concatenated, *pieces)
+        except ValueError as error:
+            raise DataError(
+                f"{self._source}: batches {first} to {last} do not go together: {error}"
+            ) from error
 
     def _batch(self, number: int) -> Any:
         batch = self._at(number)
@@ -77,8 +82,7 @@ class Batched:
         if number in self._kept:
             self._kept[number] = self._kept.pop(number)  # the newest
             return self._kept[number]
-        batch = self._batches[number]
-        batch = map_leaves(np.asarray, as_unpacked(batch))
+        batch = as_in_fit(self._batches[number], f"{self._source}: batch {number}")
         while len(self._kept) >= KEPT:
             del self._kept[next(iter(self._kept))]
         self._kept[number] = batch

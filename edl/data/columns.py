@@ -40,7 +40,8 @@ class Wanted:
     Args:
         types: NumPy types by column; other columns have the types of the file.
         fill: values for nulls, by column; nulls in other columns are refused.
-        source: name of the file, for messages.
+        source: name of the file or the table, for messages.
+        in_memory: the columns are those of a table, whose user has no options of a reader.
 
     Raises:
         DataError: a column cannot have the requested type.
@@ -49,6 +50,7 @@ class Wanted:
     source: str
     types: Types = field(default_factory=dict)
     fill: Fills = field(default_factory=dict)
+    in_memory: bool = False
 
     def __post_init__(self) -> None:
         for name in self.types:
@@ -185,9 +187,9 @@ class Wanted:
         import pyarrow.compute as pc
 
         if name not in self.fill:
+            how = "fill it before" if self.in_memory else f"fill={{{name!r}: VALUE}} fills it"
             raise DataError(
-                f"{place(_first(column.is_null()))}: column {name!r} {what}; a value is needed (fill="
-                f"{{{name!r}: VALUE}} fills it)"
+                f"{place(_first(column.is_null()))}: column {name!r} {what}; a value is needed ({how})"
             )
         value = self.fill[name]
         try:
@@ -212,6 +214,8 @@ class Wanted:
             advice = "leave it out with names=[...]"
         else:
             return
+        if self.in_memory:
+            advice = "convert it to numbers or text, or leave it out"
         raise DataError(f"{self.source}: column {name!r} is {kind}, which has no array type; {advice}")
 
 

@@ -22,6 +22,7 @@ import numpy as np
 from edl.data.arrayrecord_file import SUFFIXES
 from edl.data.base import Reader
 from edl.data.dataset import dataset, is_a, is_stream
+from edl.data.exact import TEXT, to_array
 from edl.data.indexed import with_arrays
 from edl.data.joined import span
 from edl.data.nest import as_unpacked, leaves, map_leaves
@@ -146,21 +147,28 @@ def _blocks(data: Any, source: str, elements: Elements | None) -> Iterator[Any]:
             raise DataError(f"{source}: the dataset has no end (repeat()); give it without repeat")
         return _of_elements(data.as_numpy_iterator(), source, elements or "batches")
     if isinstance(data, Reader) or not is_stream(data):
-        return _of_reader(dataset(data, source=source))
+        return _of_reader(dataset(data, source=source), source)
     loads = is_a(data, "torch", "DataLoader")
     return _of_elements(data, source, elements or ("batches" if loads else "records"))
 
 
-def _of_reader(reader: Reader) -> Iterator[Any]:
+def _of_reader(reader: Reader, source: str) -> Iterator[Any]:
     together = getattr(reader, "records_per_read", 1)
     size = max(BLOCK // together, 1) * together
     for start in range(0, len(reader), size):
-        yield map_leaves(np.asarray, reader.read(start, min(start + size, len(reader))))
+        stop = min(start + size, len(reader))
+        try:
+            yield map_leaves(to_array, reader.read(start, stop))
+        except ValueError as error:
+            raise DataError(f"{source}: {span(start, stop)}: {error}") from error
 
 
 def _of_elements(data: Iterable[Any], source: str, elements: Elements) -> Iterator[Any]:
     for number, element in enumerate(data):
-        arrays = map_leaves(np.asarray, with_arrays(as_unpacked(element)))
+        try:
+            arrays = map_leaves(to_array, with_arrays(as_unpacked(element)))
+        except ValueError as error:
+            raise DataError(f"{source}: element {number}: {error}") from error
         if elements == "records":
             yield map_leaves(lambda array: array[None], arrays)
             continue
@@ -187,6 +195,8 @@ def _checked(block: Any, structure: Structure | None, source: str, start: int) -
     except DataError as error:
         raise DataError(f"{where}: {error}") from error
     for name, array in zip(found.columns, arrays, strict=True):
+        if array.dtype.kind not in TEXT and not _has_name(array.dtype):
+            raise DataError(f"{where}: {name!r} is {array.dtype}; expected an array of a single type")
         if array.dtype.kind == "O" and not all(isinstance(value, str | bytes) for value in array.flat):
             odd = next(value for value in array.flat if not isinstance(value, str | bytes))
             raise DataError(
@@ -202,6 +212,14 @@ def _checked(block: Any, structure: Structure | None, source: str, start: int) -
         f"{where}: {name!r} is {is_now}; expected {expected}, as in record 0: all records must have one type "
         "and shape (pad or crop them)"
     )
+
+
+def _has_name(dtype: np.dtype) -> bool:
+    """Whether the type can be read back by its name. A structured type cannot."""
+    try:
+        return np.dtype(dtype.name) == dtype.newbyteorder("=")
+    except TypeError:
+        return False
 
 
 def _shown(kind: str, shape: tuple[int, ...]) -> str:
@@ -225,7 +243,7 @@ def _feature(train: Any, kind: str, value: Any) -> Any:
     if kind == "int64":
         return train.Feature(int64_list=train.Int64List(value=np.ravel(value)))
     if kind == "string":
-        texts = [text.encode() if isinstance(text, str) else bytes(text) for text in np.ravel(value)]
+        texts = [text.encode() if isinstance(text, str) else bytes(text) for text in to_array(value).flat]
         return train.Feature(bytes_list=train.BytesList(value=texts))
     array = np.asarray(value)
     native = array.astype(array.dtype.newbyteorder("="))

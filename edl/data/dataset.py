@@ -11,9 +11,8 @@ import numpy as np
 
 from edl.data.base import CONVERT, DOCS, Reader
 from edl.data.batched import Batched
-from edl.data.in_memory import Arrays, in_memory
+from edl.data.in_memory import Arrays, as_in_fit
 from edl.data.indexed import Indexed
-from edl.data.nest import as_unpacked
 from edl.data.selected import with_roles
 from edl.data.tables import by_column, is_column, is_table
 from edl.errors import DataError
@@ -65,9 +64,9 @@ def _reader(data: Any, source: str) -> Reader:
         or isinstance(data, np.ndarray | tuple | list | dict)
         or _is_tensor(data)
     ):
-        return Arrays(in_memory(as_unpacked(data), source), source)
+        return Arrays(as_in_fit(data, source), source)
     if hasattr(data, "__len__") and hasattr(data, "__getitem__"):
-        return Indexed(data, source)
+        return Indexed(_exact(data), source)
     raise DataError(
         f"{source} is of type {_kind(data)}, without __len__ and __getitem__; expected arrays, a table, a "
         f"dataset that is indexed, or a reader ({DOCS})"
@@ -93,12 +92,47 @@ def _refuse(data: Any, source: str) -> None:
             f"read records by number. If it fits in memory, give edl.from_tf(dataset) ({DOCS}#tfdata); "
             f"otherwise write it to a file once: {CONVERT} ({DOCS}#streams)"
         )
+    if is_a(data, "datasets", "DatasetDict") or is_a(data, "datasets", "IterableDatasetDict"):
+        raise DataError(
+            f"{source} is a {type(data).__name__} of the splits {', '.join(map(str, data))}; return one of "
+            "them, such as splits[split]"
+        )
     if is_stream(data):
         raise DataError(
             f"{source} is of type {_kind(data)}, which gives records in a row, not by index: workers that "
             "come and go read records by number. Give a dataset with __len__ and __getitem__, or arrays, or "
             f"write it to a file once: {CONVERT} ({DOCS}#streams)"
         )
+
+
+def _exact(data: Any) -> Any:
+    """A dataset of Hugging Face with a format that changes no value; other datasets as they are.
+
+    The formats of NumPy, PyTorch, TensorFlow and JAX cut zero bytes off the end of text, and make rounded
+    floats of whole numbers where one is missing. Such records are read as values of Python, as are those that
+    have the format of a table.
+    """
+    if not is_a(data, "datasets", "Dataset"):
+        return data
+    kind, names = data.format["type"], data.format["columns"]
+    if kind in ("pandas", "polars", "arrow") or (
+        kind in ("numpy", "torch", "tensorflow", "jax") and any(_loses(data.data.column(n)) for n in names)
+    ):
+        return data.with_format(None, columns=names)
+    return data
+
+
+def _loses(column: Any) -> bool:
+    """Whether a format of Hugging Face would change values of a pyarrow column: text, or one with nulls."""
+    import pyarrow.compute as pc
+    from pyarrow import types
+
+    while types.is_list(column.type) or types.is_large_list(column.type):
+        if column.null_count:
+            return True
+        column = pc.list_flatten(column)
+    is_text = any(of(column.type) for of in (types.is_string, types.is_binary, types.is_large_string))
+    return is_text or types.is_large_binary(column.type) or column.null_count > 0
 
 
 def is_stream(data: Any) -> bool:

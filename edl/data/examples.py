@@ -178,13 +178,22 @@ def _structure(example: Any, name: str) -> Structure | None:
 
 
 def _example(record: bytes, name: str) -> Any:
+    train = _tensorflow().train
     try:
-        return _tensorflow().train.Example.FromString(record)
+        example = train.Example.FromString(record)
+        sequences = sorted(train.SequenceExample.FromString(record).feature_lists.feature_list)
     except Exception as error:  # google.protobuf.message.DecodeError
         raise DataError(
             f"{name}: record 0 is no tf.train.Example: {error}; raw=True returns the records as bytes, for "
             "feed()"
         ) from error
+    if sequences:
+        raise DataError(
+            f"{name}: record 0 is a tf.train.SequenceExample: its sequences {', '.join(sequences)} are no "
+            "features of a tf.train.Example and would be dropped; write them as features of one length, or "
+            "read the records with raw=True and parse them in feed() (tf.io.parse_sequence_example)"
+        )
+    return example
 
 
 def _inferred(first: bytes, name: str, wanted: Collection[str]) -> dict[str, tuple[str, tuple[int, ...]]]:

@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from edl.data.nest import is_leaf_list, leaves, map_leaves
+from edl.data.exact import EXACT as EXACT
+from edl.data.exact import to_array
+from edl.data.nest import as_unpacked, is_leaf_list, leaves, map_leaves, with_ones
 from edl.data.tables import column, is_column, is_table, table
 from edl.errors import DataError
-
-EXACT = 2**53  # whole numbers up to this are exact as float64
 
 
 class Arrays:
@@ -21,12 +21,13 @@ class Arrays:
     Args:
         columns: an array, or a tuple, list or dict of arrays (nested to any depth), all of one length.
         source: their name, for messages.
+        digest: a digest of all records, if each worker computes them by itself (see `edl.data.same`).
 
     Raises:
         DataError: the arrays differ in length, or `columns` has no arrays.
     """
 
-    def __init__(self, columns: Any, source: str = "arrays"):
+    def __init__(self, columns: Any, source: str = "arrays", digest: str = ""):
         lengths = {path: len(array) for path, array in leaves(columns)}
         if not lengths:
             raise DataError(f"{source}: at least one array is needed")
@@ -36,7 +37,7 @@ class Arrays:
                 f"{source}: the columns differ in length: {sorted(set(lengths.values()))} ({named})"
             )
         self.place: Callable[[int], str] = lambda index: ""  # see `edl.data.place`
-        self._columns = columns
+        self._columns, self.digest = columns, digest
         self._length = next(iter(lengths.values()))
 
     def __len__(self) -> int:
@@ -59,10 +60,23 @@ def arrays(*columns: Any) -> Arrays:
             dicts, tuples and lists of these.
 
     Raises:
-        DataError: the arrays differ in length, or no array is given; a column cannot be an array; or a list
-            has whole numbers that NumPy would round.
+        DataError: the arrays differ in length, or no array is given; a column cannot be an array; or NumPy
+            would change a value.
     """
     return Arrays(in_memory(columns, "arrays"))
+
+
+def as_in_fit(data: Any, source: str) -> Any:
+    """Convert what Keras' `fit` takes to NumPy arrays: features, (features, labels[, weights]).
+
+    Raises:
+        DataError: a leaf cannot be converted to an array.
+    """
+    data = as_unpacked(data)
+    if isinstance(data, tuple) and len(data) == 3 and not hasattr(data, "_fields"):
+        x = in_memory(data[0], f"{source}[0]")
+        data = with_ones((x, *data[1:]), next((len(array) for _, array in leaves(x) if array.shape), 0))
+    return in_memory(data, source)
 
 
 def in_memory(nest: Any, source: str) -> Any:
@@ -87,19 +101,11 @@ def _array(values: Any, source: str) -> np.ndarray:
     if hasattr(values, "toarray") and hasattr(values, "nnz"):
         raise DataError(f"{source}: a sparse matrix cannot be cut into records; give its toarray()")
     try:
-        array = np.asarray(values)
-    except (TypeError, ValueError, RuntimeError) as error:  # RuntimeError: a tensor of PyTorch with gradients
-        raise DataError(f"{source}: NumPy makes no array of a {type(values).__name__}: {error}") from error
+        array = to_array(values)
+    except ValueError as error:
+        raise DataError(f"{source}: {error}") from error
     if not array.shape:
         raise DataError(
             f"{source} is a {type(values).__name__}; expected an array with an entry for each record"
         )
-    if isinstance(values, list | tuple) and array.dtype == np.float64:  # NumPy's type for [2**63, 1]
-        exact = zip(np.asarray(values, object).flat, array.flat, strict=True)
-        for value, rounded in exact if (np.abs(array) >= EXACT).any() else ():
-            if isinstance(value, int | np.integer) and value != int(rounded):
-                raise DataError(
-                    f"{source}: NumPy makes floats of a list with {value}, which rounds it to "
-                    f"{int(rounded)}; give an array with a type, e.g. np.array(values, np.uint64)"
-                )
     return array

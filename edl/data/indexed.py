@@ -3,13 +3,15 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from typing import Any
 
 import numpy as np
 
 from edl.data.base import CONVERT, DOCS
-from edl.data.nest import is_leaf_list, map_leaves
+from edl.data.exact import stacked, to_array
+from edl.data.nest import is_leaf_list, leaves, map_leaves
 from edl.errors import DataError
 
 
@@ -24,12 +26,16 @@ class Indexed:
         items: the dataset.
         source: its name, for messages.
 
+    Attributes:
+        classes_by_column: the names of classes by number, where the dataset has them.
+
     Raises:
         DataError: the number of records is not known.
     """
 
     def __init__(self, items: Any, source: str):
         self._items, self._source = items, source
+        self.classes_by_column = _classes(items)
         try:
             self._length = len(items)
         except (TypeError, NotImplementedError, ValueError, OverflowError) as error:
@@ -65,8 +71,7 @@ class Indexed:
         else:
             records = [self._items[number] for number in numbers]
         try:
-            records = list(map(with_arrays, records))
-            return map_leaves(_stack, *records)
+            return map_leaves(_stack, *map(with_arrays, records))
         except ValueError:
             self._refuse_first(numbers, records)
             raise
@@ -84,34 +89,61 @@ class Indexed:
                     "without a value, which have no place in a batch; filter the data before, or write what "
                     f"is left to a file: {CONVERT} ({DOCS}#streams)"
                 )
+            where = f"{self._source}: record {number}"
             try:
-                map_leaves(_stack, with_arrays(records[0]), with_arrays(record))
+                record = with_arrays(record)
+            except ValueError as error:
+                raise DataError(f"{where}: {error}") from error
+            for path, value in leaves(record):
+                try:
+                    _stack(value)
+                except ValueError as error:
+                    raise DataError(f"{where}{_column(path)}: {error}") from error
+            try:
+                map_leaves(_stack, with_arrays(records[0]), record)
             except ValueError as error:
                 raise DataError(
-                    f"{self._source}: record {number} does not go with record {numbers[0]}: {error}; all "
-                    "records must have the same structure and shapes (pad or crop them in the dataset)"
+                    f"{where} does not go with record {numbers[0]}: {error}; all records must have the same "
+                    "structure and shapes (pad or crop them in the dataset)"
                 ) from error
 
 
 def with_arrays(record: Any) -> Any:
-    """Convert each list of numbers in a record to an array. Hugging Face returns vectors as lists."""
+    """Convert each list of numbers in a record to an array. Hugging Face returns vectors as lists.
+
+    Raises:
+        ValueError: NumPy would change a value of a list.
+    """
     if isinstance(record, dict):
-        return {key: with_arrays(value) for key, value in record.items()}
+        found = {}
+        for key, value in record.items():
+            try:
+                found[key] = with_arrays(value)
+            except ValueError as error:
+                raise ValueError(f"column {key!r}: {error}") from error
+        return found
     if isinstance(record, list) and (not record or is_leaf_list(record)):
-        return np.asarray(record)
+        return to_array(record)
     if isinstance(record, tuple) and not hasattr(record, "_fields"):
         return tuple(map(with_arrays, record))
     return record
 
 
 def _stack(*values: Any) -> np.ndarray:
-    arrays = [np.asarray(value) for value in values]
-    for array, value in zip(arrays, values, strict=True):
-        if array.dtype == object:
-            raise ValueError(f"a {type(value).__name__}, which is not a number, text or array of these")
-        if array.shape != arrays[0].shape:
-            raise ValueError(f"shapes {arrays[0].shape} and {array.shape}")
-    if len({array.dtype.kind for array in arrays if array.dtype.kind not in "US"}) > 1:
-        kinds = sorted({str(array.dtype) for array in arrays})
-        raise ValueError(f"arrays of {' and '.join(kinds)}")
-    return np.stack(arrays)
+    return stacked(list(map(to_array, values)))
+
+
+def _classes(items: Any) -> dict[str, tuple[str, ...]]:
+    """The names of the classes by number, by column: of Hugging Face and of torchvision's folders."""
+    numbers = getattr(items, "class_to_idx", None)
+    if isinstance(numbers, dict):
+        return {"labels": tuple(map(str, sorted(numbers, key=lambda name: int(numbers[name]))))}
+    features = getattr(items, "features", None)
+    named = features.items() if isinstance(features, dict) else ()
+    return {str(column): tuple(f.names) for column, f in named if isinstance(getattr(f, "names", None), list)}
+
+
+def _column(path: str) -> str:
+    """The place of a value in a record, for messages: ", column 'age'"."""
+    named = re.fullmatch(r"\['([^']*)'\]", path)
+    return f", column {named[1]!r}" if named else f", {path}" if path else ""

@@ -61,6 +61,24 @@ def as_unpacked(data: Any) -> Any:
     return data
 
 
+def with_ones(data: Any, count: int) -> Any:
+    """Replace weights of an output that are None by ones: for Keras both mean that all records count alike.
+
+    Args:
+        data: features, labels and weights of `count` records; other data are returned unchanged.
+    """
+    if not isinstance(data, tuple | list) or len(data) != 3 or hasattr(data, "_fields"):
+        return data
+    kind: Any = type(data)
+    x, y, weights = data
+    ones = np.ones(count, np.float32)
+    if isinstance(weights, dict):
+        weights = {name: ones if value is None else value for name, value in weights.items()}
+    elif isinstance(weights, list | tuple) and any(value is None for value in weights):
+        weights = type(weights)(ones if value is None else value for value in weights)
+    return kind((x, y, weights))
+
+
 def is_leaf_list(value: Any) -> bool:
     """Whether `value` is a (nested) list of numbers or text: one array, not a list of arrays.
 

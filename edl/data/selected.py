@@ -107,7 +107,13 @@ class Selected:
         if self._is_matrix is None:  # decided by the first records, for all
             self._is_matrix = self._one is None and is_numeric(given)
             self.columns = tuple(given) if self._is_matrix else ()
-        x = given[self._one] if self._one is not None else matrix(given) if self._is_matrix else given
+        x = (
+            given[self._one]
+            if self._one is not None
+            else matrix(given, self._source)
+            if self._is_matrix
+            else given
+        )
         label = columns[self._label] if self._label is not None else None
         if self._weight is None:
             return (x,) if label is None else (x, label)

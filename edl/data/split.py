@@ -9,6 +9,7 @@ import numpy as np
 
 from edl.data.base import RandomAccess, Reader
 from edl.data.dataset import dataset
+from edl.data.exact import concatenated
 from edl.data.nest import map_leaves
 from edl.data.place import place
 from edl.errors import DataError
@@ -38,7 +39,11 @@ class Subset:
         return place(self._records, int(self._there(np.array([index]))[0]))
 
     def read(self, start: int, stop: int) -> Any:
-        """Return the records [start, stop) of the subset."""
+        """Return the records [start, stop) of the subset.
+
+        Raises:
+            DataError: runs of the underlying reader differ in their arrays.
+        """
         if isinstance(self._records, RandomAccess):
             return self._records.take(self._there(np.arange(start, stop)))
         first = int(np.searchsorted(self._before, start, side="right")) - 1
@@ -48,7 +53,10 @@ class Subset:
             begin = int(self._starts[run]) + max(start - int(self._before[run]), 0)
             end = int(self._starts[run]) + min(stop, int(self._before[run + 1])) - int(self._before[run])
             pieces.append(self._records.read(begin, end))
-        return pieces[0] if len(pieces) == 1 else map_leaves(lambda *arrays: np.concatenate(arrays), *pieces)
+        try:
+            return pieces[0] if len(pieces) == 1 else map_leaves(concatenated, *pieces)
+        except ValueError as error:
+            raise DataError(f"records {start} to {stop - 1} do not go together: {error}") from error
 
     def _there(self, indices: np.ndarray) -> np.ndarray:
         run = np.searchsorted(self._before, indices, side="right") - 1

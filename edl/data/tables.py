@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from edl.data.columns import Wanted, index_columns
+from edl.data.exact import EXACT
 from edl.errors import DataError
 
 _INDEX = re.compile(r"__index_level_[0-9]+__$")  # pandas' row numbers in a table that Arrow has read
@@ -35,6 +36,11 @@ def is_column(value: Any) -> bool:
     return hasattr(value, "__arrow_c_stream__") or hasattr(value, "__arrow_c_array__")
 
 
+def is_polars(value: Any) -> bool:
+    """True for an object of Polars; the library need not be imported for that."""
+    return type(value).__module__.partition(".")[0] == "polars"
+
+
 def table(value: Any, source: str) -> Any:
     """Convert a table for Keras' `fit`.
 
@@ -42,10 +48,11 @@ def table(value: Any, source: str) -> Any:
     of arrays by column, for a model with one input per column.
 
     Raises:
-        DataError: a value is missing in a column that is not of floats, or a column has no NumPy type.
+        DataError: a value is missing in a column that is not of floats, a column has no NumPy type, or the
+            matrix would round whole numbers.
     """
     columns = by_column(value, source)
-    return matrix(columns) if is_numeric(columns) else columns
+    return matrix(columns, source) if is_numeric(columns) else columns
 
 
 def by_column(value: Any, source: str) -> dict[str, np.ndarray]:
@@ -60,6 +67,9 @@ def by_column(value: Any, source: str) -> dict[str, np.ndarray]:
         arrow = pyarrow.table(value)
     except (pyarrow.ArrowException, TypeError, ValueError) as error:
         raise DataError(f"{source}: pyarrow cannot read the {type(value).__name__}: {error}") from error
+    for name, kind in getattr(value, "schema", {}).items() if is_polars(value) else ():
+        if str(kind) == "Object":  # pyarrow gets their addresses
+            raise DataError(f"{source}: column {name!r} has objects of Python; convert it to another type")
     if hasattr(value, "columns") and len(value.columns) < len(arrow.column_names):
         arrow = arrow.select(list(map(str, value.columns)))  # without the index of pandas
     names = [
@@ -98,9 +108,23 @@ def is_numeric(columns: Mapping[str, np.ndarray]) -> bool:
     return all(array.ndim == 1 and array.dtype.kind in NUMBERS for array in columns.values())
 
 
-def matrix(columns: Mapping[str, np.ndarray]) -> np.ndarray:
-    """Stack the columns side by side, [records, columns], in NumPy's common type of all columns."""
-    return np.stack(list(columns.values()), axis=1)
+def matrix(columns: Mapping[str, np.ndarray], source: str) -> np.ndarray:
+    """Stack the columns side by side, [records, columns], in NumPy's common type of all columns.
+
+    Raises:
+        DataError: this type would round whole numbers, or there is no column.
+    """
+    if not columns:
+        raise DataError(f"{source}: the table has no columns")
+    found = np.stack(list(columns.values()), axis=1)
+    for name, array in columns.items() if found.dtype.kind == "f" else ():
+        is_long = array.dtype.kind in "iu" and array.dtype.itemsize == 8 and len(array)
+        if is_long and max(abs(int(array.min())), abs(int(array.max()))) > EXACT:
+            raise DataError(
+                f"{source}: column {name!r} has whole numbers beyond 2**53, which a matrix with the other "
+                f"columns ({found.dtype}) would round; leave it out (features), or give features as a dict"
+            )
+    return found
 
 
 def _array(arrow: Any, name: str, source: str) -> np.ndarray:
@@ -116,4 +140,4 @@ def _array(arrow: Any, name: str, source: str) -> np.ndarray:
                 "Arrow) or leave the record out"
             )
         arrow = pc.fill_null(arrow, pyarrow.scalar(float("nan"), arrow.type))  # as in pandas and Polars
-    return Wanted(source).array(name, arrow, lambda record: f"{source}: record {record}")
+    return Wanted(source, in_memory=True).array(name, arrow, lambda record: f"{source}: record {record}")

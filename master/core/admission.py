@@ -130,6 +130,15 @@ def _admit(job: State, w: WorkerRecord, event: ev.Ready | ev.Resume) -> bool:
         why = f"worker {w.id} found {found} in the held-out data; the job has {expected}"
         membership.failed(job, w, ev.Failed(w.id, why))
         return False
+    for split, digest in event.digests.items():
+        if job.digests.setdefault(split, digest) != digest:
+            why = (
+                f"worker {w.id} holds other records of {split!r} than the workers before it, or the same in "
+                "another order: the pipeline that edl.from_tf reads must return the same on each worker. "
+                "Leave out shuffle, random operations and deterministic=False, and compare its files"
+            )
+            membership.failed(job, w, ev.Failed(w.id, why))
+            return False
     if not fits(job, w, event.tables):
         return False
     job.model = job.model or event.model

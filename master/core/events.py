@@ -172,6 +172,7 @@ class Ready:
     held: LeftRing | None = None  # the snapshot that an earlier worker in its place has left
     tables: int = 0  # number of edl.layers.Embedding whose rows are not in its model
     sample_loss: SampleLoss | None = None  # None: it has no comparable loss
+    digests: dict[str, str] = field(default_factory=dict)  # of splits whose records it has computed by itself
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,6 +191,7 @@ class Resume:
     forced: tuple[str, ...] = ()  # as in Ready
     tables: int = 0  # as in Ready
     sample_loss: SampleLoss | None = None  # as in Ready
+    digests: dict[str, str] = field(default_factory=dict)  # as in Ready
     leaving: str = ""  # why it wants to leave, as in Leaving; empty: it does not
 
 

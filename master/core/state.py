@@ -135,6 +135,9 @@ class State:
         )
         self.train: TrainTask | None = None  # None until a worker has counted the records
         self.held_out: dict[str, int] = {}  # records of each split that the ring evaluates on
+        self.digests: dict[
+            str, str
+        ] = {}  # of the records of a split, from the first worker that reported one
         self.model = ""  # fingerprint of the model, from the first ready worker
         self.sample_loss: facts.SampleLoss | None = None  # from the first worker that reported one
         self.regroup_at: float | None = None  # when membership is reviewed next, so that changes are batched

@@ -130,6 +130,7 @@ def _ready(worker: WorkerId, r: pb.Ready) -> ev.Ready:
         held,
         r.tables,
         _sample_loss(r),
+        dict(r.digests),
     )
 
 
@@ -137,8 +138,10 @@ def _resume(worker: WorkerId, g: Generation, b: pb.Resume) -> ev.Resume:
     members = tuple(WorkerId(m) for m in b.members)
     # If it left an earlier ring, the message does not contain that ring's generation.
     out = _out(worker, g if b.left else Generation(0), b.left_ring) if b.HasField("left_ring") else None
-    as_in_ready = b.model, dict(b.held_out), tuple(b.forced), b.tables, _sample_loss(b)
-    return ev.Resume(worker, _layout(b.layout), g, members, b.left, b.joined, out, *as_in_ready, b.leaving)
+    as_in_ready = b.model, dict(b.held_out), tuple(b.forced), b.tables, _sample_loss(b), dict(b.digests)
+    return ev.Resume(
+        worker, _layout(b.layout), g, members, b.left, b.joined, out, *as_in_ready, leaving=b.leaving
+    )
 
 
 def _joined_ring(worker: WorkerId, g: Generation, joined: pb.JoinedRing) -> ev.JoinedRing:

@@ -15,6 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 from edl.data import Reader, open_files
+from edl.data.exact import to_array
 from edl.errors import DataError, ModelError
 from edl.trainer.elasticdl.stand_ins import Metadata
 
@@ -185,7 +186,7 @@ def _in_order() -> Iterator[None]:
 
 
 def _tensor(leaf: Any) -> Any:
-    leaf = np.asarray(leaf)
+    leaf = to_array(leaf)
     return tf.constant(leaf.tolist(), tf.string) if leaf.dtype == object else tf.constant(leaf)
 
 

@@ -19,6 +19,7 @@ import numpy as np
 
 from edl.config.job import Data
 from edl.contract.order import mix
+from edl.data.same import digest_of_reader
 from edl.errors import DataError
 from edl.trainer.input.step_part import StepPart
 from edl.trainer.model import user_model
@@ -36,11 +37,12 @@ class RecordsService:
         data: the values in `data`, which may name records and say how many are held out.
         split: its name.
         seed, shuffle, lenient: see `Records`.
-        count: the number of records that the worker has found.
+        count, digest: the number of records that the worker has found, and their digest; empty if they
+            have none.
         classes: the classes of the training's labels, as the worker knows them.
 
     Raises:
-        DataError: there are more or fewer records than the worker has found.
+        DataError: the records are not those that the worker has found.
     """
 
     def __init__(
@@ -53,6 +55,7 @@ class RecordsService:
         shuffle: bool,
         lenient: bool,
         count: int,
+        digest: str = "",
         functions: dict[str, str] | None = None,
         classes: Sequence[str] | None = None,
     ):
@@ -65,6 +68,11 @@ class RecordsService:
             raise DataError(
                 f"{loaded.name}: {loaded.source(split)} has {found} records in a reader process, and had "
                 f"{count} in its worker; it must return the same records each time"
+            )
+        if digest_of_reader(reader) != digest:
+            raise DataError(
+                f"{loaded.name}: {loaded.source(split)} has other records in a reader process than in its "
+                "worker; it must return the same records each time"
             )
         self._seed, self._feeds = mix(seed), loaded.feed_of(split) is not None
         self._records = Records(

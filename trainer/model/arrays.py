@@ -14,6 +14,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from edl.data.exact import refuse_masked
+
 # Elements of object arrays that cannot be changed through a read-only view.
 _IMMUTABLE = frozenset({str, bytes, int, float, bool, complex, type(None), np.str_, np.bytes_})
 
@@ -40,16 +42,19 @@ def standard(array: Any) -> Any:
 
     Raises:
         TypeError: TensorFlow has no such type.
-        ValueError: no tensor can be made of the array.
+        ValueError: no tensor can be made of the array, or some of its values are masked.
     """
     if array is None:
         return None
+    if isinstance(array, np.ma.MaskedArray):
+        refuse_masked(array)
     if not isinstance(array, np.ndarray) and tf.is_tensor(array):  # the question takes long
         return tf.cast(array, keras.config.floatx()) if array.dtype == tf.float64 else array
     array = np.asarray(array)
-    if array.dtype.kind in "MmV":
+    is_bfloat16 = array.dtype.kind == "V" and array.dtype.name == "bfloat16"
+    if (array.dtype.kind in "MmV" and not is_bfloat16) or array.dtype.char in "gG":
         raise TypeError(f"TensorFlow has no {array.dtype}")
-    if array.dtype == np.float64:
+    if array.dtype == np.float64 or is_bfloat16:
         return array.astype(keras.config.floatx())
     if array.dtype.kind == "T":  # NumPy's variable-width strings, which TensorFlow does not know
         array = array.astype(object)

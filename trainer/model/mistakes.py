@@ -69,7 +69,7 @@ def behind(
                     ": name their column (label=... of edl.csv, edl.parquet and edl.dataset, or data.label)"
                 )
             found = why, records
-        elif why := _input_mistake(model, batch.x):
+        elif (why := _input_mistake(model, batch.x)) or (why := _weights_mistake(batch.y, batch.weights)):
             found = why, records
         elif pair := _label_mistake(model, batch.y, records):
             found = pair
@@ -192,7 +192,22 @@ def _array_mistake(name: str, array: Any, tensor: Any) -> str:
     return ""
 
 
-# --- labels, the model's output and its loss
+# --- weights, labels, the model's output and its loss
+
+
+def _weights_mistake(y: Any, weights: Any) -> str:
+    """Say how weights differ from labels that are a dict by output; empty if they do not."""
+    if not isinstance(y, dict) or weights is None:
+        return ""
+    if not isinstance(weights, dict):
+        return f"the labels are a dict of {_listed(y)}, and the weights are not: give a dict of weights, too"
+    missing = [name for name in y if name not in weights]
+    if not missing:
+        return ""
+    return (
+        f"the weights are a dict of {_listed(weights)}, and the output {missing[0]!r} is missing: add "
+        f"{missing[0]!r}: None if all its records count alike"
+    )
 
 
 def _label_mistake(model: keras.Model, y: Any, records: str) -> tuple[str, str] | None:

@@ -14,6 +14,8 @@ import numpy as np
 from edl.contract.layout import Layout, Part
 from edl.contract.order import Order, record_seeds
 from edl.data import RandomAccess, Reader
+from edl.data.exact import refuse_masked, refuse_mixed
+from edl.data.nest import with_ones
 from edl.data.place import place
 from edl.errors import DataError
 from edl.trainer.model.arrays import kind_of, nbytes, protected, standard
@@ -226,7 +228,7 @@ class Records:
                 f"(features, None) where the model needs no labels, not {type(fed).__name__}"
                 + (f" of {len(fed)}" if isinstance(fed, tuple | list) else "")
             )
-        given = tuple(fed) + (None,) * (3 - len(fed))
+        given = tuple(with_ones(fed, len(indices))) + (None,) * (3 - len(fed))
         try:
             x, y, weights = keras.tree.map_structure(standard, given)
         except (TypeError, ValueError):
@@ -257,9 +259,10 @@ class Records:
             try:
                 standard(array)
             except (TypeError, ValueError) as error:
+                is_masked = isinstance(array, np.ma.MaskedArray)
+                what = f" is {kind_of(array)}, which cannot become a tensor; give numbers or text"
                 raise DataError(
-                    f"{self._name}: {where}: {_name(path)} is {kind_of(array)}, which cannot "
-                    "become a tensor; give numbers or text"
+                    f"{self._name}: {where}: {_name(path)}{f': {error}' if is_masked else what}"
                 ) from error
 
     def _fed(self, records: Any, indices: np.ndarray) -> Any:
@@ -310,12 +313,13 @@ class Records:
         Raises:
             DataError: NumPy would change values, as integers that it makes floats of.
         """
-        kinds = {array.dtype.kind: array.dtype for array in map(np.asarray, arrays) if len(array)}
-        if len(kinds) > 1 and not set(kinds) <= set("OUST"):
+        try:
+            refuse_mixed(array for array in map(np.asarray, arrays) if len(array))
+        except ValueError as error:
             raise DataError(
-                f"{self._name}: read() gives arrays of {' and '.join(sorted(map(str, kinds.values())))} for "
-                "different records, which would change values; each array must have one type for all records"
-            )
+                f"{self._name}: read() gives {error} for different records, which would change values; each "
+                "array must have one type for all records"
+            ) from error
         return np.concatenate(arrays)
 
     def _take(self, reader: RandomAccess, indices: np.ndarray) -> Any:
@@ -340,6 +344,11 @@ class Records:
                 )
             if len(array) != count:
                 raise DataError(f"{self._name}: {call} gave {len(array)} records, not {count}")
+            if isinstance(array, np.ma.MaskedArray):  # its mask would be lost where records are joined
+                try:
+                    refuse_masked(array)
+                except ValueError as error:
+                    raise DataError(f"{self._name}: {call}: {error}") from error
 
 
 def _name(path: Sequence[Any]) -> str:

@@ -32,6 +32,7 @@ from edl.config.job import Config, Data
 from edl.contract.evaluation import PREDICTED
 from edl.data import Reader, dataset
 from edl.data.image_files import classes_of, number_as
+from edl.data.same import KnownSplits
 from edl.errors import DataError, ModelError
 from edl.trainer.model import user_import
 from edl.trainer.model.splits import Splits
@@ -63,6 +64,7 @@ class UserModel:
         functions: names of functions of ElasticDL's contract, as in the values (model.functions).
         module_names: the module's names; None: those of the file that defines `model`.
         labels: the numbers of the classes, which are those of the training in every split.
+        known: what is known of the splits that were opened.
     """
 
     name: str
@@ -75,6 +77,7 @@ class UserModel:
     functions: Mapping[str, str] = field(default_factory=dict)
     module_names: Mapping[str, Any] | None = None
     labels: Labels = field(default_factory=Labels)
+    known: KnownSplits = field(default_factory=KnownSplits)
 
     @property
     def names(self) -> Mapping[str, Any]:
@@ -86,7 +89,8 @@ class UserModel:
 
         Raises:
             ModelError: the records of what data(split) returned cannot be had by index.
-            DataError: a record has a class that the training has not.
+            DataError: a record has a class that the training has not; the records have changed, or another split
+                numbers the same classes differently.
         """
         reader = self._reader(split)
         if split == "train" and self.labels.classes is None:
@@ -113,6 +117,7 @@ class UserModel:
                 f"{self.name}: __len__() of what {self.source(split)} returns must give the number of "
                 f"records, an integer of at least 0: {error}"
             ) from error
+        self.known.check(split, reader, f"{self.name}: {self.source(split)}")
         return reader
 
     def source(self, split: str) -> str:

@@ -109,6 +109,7 @@ class SessionState:
             forced=ready.forced,
             tables=ready.tables,
             sample_loss=ready.sample_loss if ready.HasField("sample_loss") else None,
+            digests=ready.digests,
             members=self._members,
             joined=self._up,
             left=self._left,

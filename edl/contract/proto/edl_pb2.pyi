@@ -111,7 +111,7 @@ class Predecessor(_message.Message):
     def __init__(self, place: _Optional[int] = ..., signal: _Optional[str] = ..., code: _Optional[int] = ..., why: _Optional[str] = ...) -> None: ...
 
 class Resume(_message.Message):
-    __slots__ = ("layout", "members", "joined", "left", "left_ring", "model", "held_out", "forced", "tables", "sample_loss", "leaving")
+    __slots__ = ("layout", "members", "joined", "left", "left_ring", "model", "held_out", "forced", "tables", "sample_loss", "leaving", "digests")
     class HeldOutEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -119,6 +119,13 @@ class Resume(_message.Message):
         key: str
         value: int
         def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    class DigestsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
     LAYOUT_FIELD_NUMBER: _ClassVar[int]
     MEMBERS_FIELD_NUMBER: _ClassVar[int]
     JOINED_FIELD_NUMBER: _ClassVar[int]
@@ -130,6 +137,7 @@ class Resume(_message.Message):
     TABLES_FIELD_NUMBER: _ClassVar[int]
     SAMPLE_LOSS_FIELD_NUMBER: _ClassVar[int]
     LEAVING_FIELD_NUMBER: _ClassVar[int]
+    DIGESTS_FIELD_NUMBER: _ClassVar[int]
     layout: Layout
     members: _containers.RepeatedScalarFieldContainer[int]
     joined: bool
@@ -141,7 +149,8 @@ class Resume(_message.Message):
     tables: int
     sample_loss: SampleLoss
     leaving: str
-    def __init__(self, layout: _Optional[_Union[Layout, _Mapping]] = ..., members: _Optional[_Iterable[int]] = ..., joined: _Optional[bool] = ..., left: _Optional[bool] = ..., left_ring: _Optional[_Union[LeftRing, _Mapping]] = ..., model: _Optional[str] = ..., held_out: _Optional[_Mapping[str, int]] = ..., forced: _Optional[_Iterable[str]] = ..., tables: _Optional[int] = ..., sample_loss: _Optional[_Union[SampleLoss, _Mapping]] = ..., leaving: _Optional[str] = ...) -> None: ...
+    digests: _containers.ScalarMap[str, str]
+    def __init__(self, layout: _Optional[_Union[Layout, _Mapping]] = ..., members: _Optional[_Iterable[int]] = ..., joined: _Optional[bool] = ..., left: _Optional[bool] = ..., left_ring: _Optional[_Union[LeftRing, _Mapping]] = ..., model: _Optional[str] = ..., held_out: _Optional[_Mapping[str, int]] = ..., forced: _Optional[_Iterable[str]] = ..., tables: _Optional[int] = ..., sample_loss: _Optional[_Union[SampleLoss, _Mapping]] = ..., leaving: _Optional[str] = ..., digests: _Optional[_Mapping[str, str]] = ...) -> None: ...
 
 class Built(_message.Message):
     __slots__ = ("tables",)
@@ -150,7 +159,7 @@ class Built(_message.Message):
     def __init__(self, tables: _Optional[int] = ...) -> None: ...
 
 class Ready(_message.Message):
-    __slots__ = ("layout", "model", "checkpoint", "held_out", "forced", "held", "tables", "sample_loss")
+    __slots__ = ("layout", "model", "checkpoint", "held_out", "forced", "held", "tables", "sample_loss", "digests")
     class HeldOutEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -158,6 +167,13 @@ class Ready(_message.Message):
         key: str
         value: int
         def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    class DigestsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
     LAYOUT_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     CHECKPOINT_FIELD_NUMBER: _ClassVar[int]
@@ -166,6 +182,7 @@ class Ready(_message.Message):
     HELD_FIELD_NUMBER: _ClassVar[int]
     TABLES_FIELD_NUMBER: _ClassVar[int]
     SAMPLE_LOSS_FIELD_NUMBER: _ClassVar[int]
+    DIGESTS_FIELD_NUMBER: _ClassVar[int]
     layout: Layout
     model: str
     checkpoint: int
@@ -174,7 +191,8 @@ class Ready(_message.Message):
     held: LeftRing
     tables: int
     sample_loss: SampleLoss
-    def __init__(self, layout: _Optional[_Union[Layout, _Mapping]] = ..., model: _Optional[str] = ..., checkpoint: _Optional[int] = ..., held_out: _Optional[_Mapping[str, int]] = ..., forced: _Optional[_Iterable[str]] = ..., held: _Optional[_Union[LeftRing, _Mapping]] = ..., tables: _Optional[int] = ..., sample_loss: _Optional[_Union[SampleLoss, _Mapping]] = ...) -> None: ...
+    digests: _containers.ScalarMap[str, str]
+    def __init__(self, layout: _Optional[_Union[Layout, _Mapping]] = ..., model: _Optional[str] = ..., checkpoint: _Optional[int] = ..., held_out: _Optional[_Mapping[str, int]] = ..., forced: _Optional[_Iterable[str]] = ..., held: _Optional[_Union[LeftRing, _Mapping]] = ..., tables: _Optional[int] = ..., sample_loss: _Optional[_Union[SampleLoss, _Mapping]] = ..., digests: _Optional[_Mapping[str, str]] = ...) -> None: ...
 
 class SampleLoss(_message.Message):
     __slots__ = ("loss", "tolerance")

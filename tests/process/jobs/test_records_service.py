@@ -136,11 +136,13 @@ def test_a_bad_record_is_found_in_any_way_of_reading(path: str) -> None:
         service(path, lenient=False).good(np.array([12, 13]), 0)
 
 
-def test_data_of_another_length_than_in_the_worker_are_refused(path: str) -> None:
+def test_data_of_another_length_or_with_other_records_than_in_the_worker_are_refused(path: str) -> None:
     with pytest.raises(
         DataError, match=r"data\('train'\) has 100 records in a reader process, and had 99 in"
     ):
         service(path, count=99)
+    with pytest.raises(DataError, match=r"data\('train'\) has other records in a reader process"):
+        service(path, digest="of a pipeline in the worker")
 
 
 def cuts(batch: Batch | None) -> dict[int, Any]:

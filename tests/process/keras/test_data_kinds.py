@@ -22,6 +22,7 @@ from edl import config
 from edl.config import values
 from edl.contract.layout import Part
 from edl.data.conversion import convert
+from edl.data.same import digest_of_reader
 from edl.errors import DataError, ModelError
 from edl.trainer.model import user_model
 from edl.trainer.model.records import Records
@@ -168,7 +169,23 @@ def test_the_records_of_a_pipeline_are_read_into_memory() -> None:
 @pytest.mark.parametrize(
     ("dataset", "why"),
     [
-        (lambda: pipeline(1000).shuffle(1000).batch(500), "gives other records the second time it is read"),
+        (lambda: pipeline(1000).shuffle(1000).batch(500), "batch 0 has other records the second time"),
+        (lambda: late(pipeline(8)), "batch 1 has other records the second time"),
+        (lambda: pipeline(8).map(flipped).batch(4), r"draws random numbers \(RandomUniform\)"),
+        (
+            lambda: pipeline(3).interleave(lambda x, y: pipeline(2).map(flipped)).batch(4),
+            r"draws random numbers \(RandomUniform\)",
+        ),
+        (lambda: unordered().batch(4), "the pipeline has deterministic=False"),
+        (
+            lambda: pipeline(3).flat_map(lambda x, y: unordered()).batch(4),
+            "the pipeline has deterministic=False",
+        ),
+        (lambda: pipeline(8).with_options(any_order()).batch(4), "the pipeline has deterministic=False"),
+        (
+            lambda: tf.data.Dataset.range(3).map(tf.range).ragged_batch(2),
+            "the batch is ragged; make it dense",
+        ),
         (lambda: pipeline().batch(4).repeat(), "has no end"),
         (lambda: pipeline(), "batch 0: .*expected an array with an entry for each record"),
         (lambda: pipeline(0).batch(4), "has no records"),
@@ -179,6 +196,66 @@ def test_the_records_of_a_pipeline_are_read_into_memory() -> None:
 def test_a_pipeline_that_workers_could_not_share_is_refused(dataset: Callable[[], Any], why: str) -> None:
     with pytest.raises(DataError, match=f"from_tf: .*{why}"):
         edl.from_tf(dataset(), most_mebibytes=1)
+
+
+def flipped(x: Any, y: Any) -> Any:
+    """Augmentation as in TensorFlow's guides."""
+    return x, tf.cond(tf.random.uniform([]) < 0.5, lambda: y, lambda: -y)
+
+
+def late(dataset: Any) -> Any:
+    """A pipeline whose first batch is always the same, and the second is drawn by Python."""
+
+    def drawn(i: Any) -> Any:
+        return np.float32(0 if i < 4 else np.random.rand())
+
+    return dataset.map(lambda x, y: tf.numpy_function(drawn, [x["a"]], tf.float32)).batch(4)
+
+
+def unordered() -> Any:
+    return pipeline(8).map(lambda x, y: (x, y), num_parallel_calls=2, deterministic=False)
+
+
+def interleaved() -> Any:
+    return pipeline(3).interleave(lambda x, y: pipeline(2), num_parallel_calls=2)
+
+
+def any_order() -> Any:
+    options = tf.data.Options()
+    options.deterministic = False
+    return options
+
+
+def test_pipelines_that_are_the_same_each_time_have_the_digest_of_their_records() -> None:
+    shuffled = lambda seed: pipeline().shuffle(10, seed=seed, reshuffle_each_iteration=False)  # noqa: E731
+    stateless = pipeline().map(lambda x, y: (x, y + tf.random.stateless_uniform([], (1, 2), dtype=y.dtype)))
+    found = [
+        digest_of_reader(edl.split(edl.from_tf(dataset.batch(4)))["train"])
+        for dataset in (
+            pipeline(),
+            pipeline(),
+            interleaved(),
+            stateless,
+            shuffled(1),
+            shuffled(1),
+            shuffled(2),
+        )
+    ]
+    assert all(found)
+    assert found[0] == found[1]
+    assert found[4] == found[5]
+    assert len(set(found)) == 5
+
+
+def test_records_that_differ_when_data_is_called_again_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        "import edl, random, tensorflow as tf\ndef model(): ...\n"
+        "def data(split): return edl.from_tf(tf.data.Dataset.from_tensors([random.random()]))\n"
+    )
+    module = user_model.load(str(tmp_path / "mine.py"))
+    assert module.reader("train") is not None
+    with pytest.raises(DataError, match=r"data\('train'\) has other records than when it was called before"):
+        module.reader("train")
 
 
 def test_a_model_that_returns_a_pipeline_is_told_the_way_on(tmp_path: Path) -> None:

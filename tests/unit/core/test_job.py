@@ -209,6 +209,23 @@ def test_workers_that_evaluate_or_predict_are_compared_as_those_that_train(mode:
     assert {w.id for w in story.job.pool if w.is_ready} == {0, 2}
 
 
+def test_a_worker_that_holds_other_records_is_refused_and_a_new_master_remembers_them() -> None:
+    story = Story(workers=4, joinDelaySeconds=30)
+    for worker, digests in enumerate(({}, {"train": "a"}, {"train": "a", "test": "b"})):
+        story.tell(ev.Hello(WorkerId(worker)), ev.Ready(WorkerId(worker), Layout(100), digests=digests))
+    assert not story.job.failures
+    kept = json.loads(json.dumps(snapshot.dump(story.job)))
+    again = snapshot.load(kept, story.job.config)
+    other = WorkerId(3)
+    for event in (ev.Hello(other), ev.Ready(other, Layout(100), digests={"train": "a", "test": "c"})):
+        again.handle(event, story.now + 1)
+    (failure,) = again.failures
+    assert failure.why.startswith(
+        "worker 3 holds other records of 'test' than the workers before it, or the same in another order: "
+        "the pipeline that edl.from_tf reads"
+    )
+
+
 def test_goodput_accounts_for_every_second() -> None:
     story = Story(workers=2, joinDelaySeconds=0.5)
     story.running()

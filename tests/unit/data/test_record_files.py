@@ -373,3 +373,19 @@ def test_datasets_that_do_not_go_together_are_named(tmp_path: Path) -> None:
     write_hdf5(tmp_path / "g.h5", 0, 3)
     with pytest.raises(DataError, match=r"g\.h5: dataset 'x' is missing; there are group, single, t, y"):
         edl.hdf5(tmp_path, ["x"])
+
+
+def test_sequences_of_a_sequence_example_are_not_dropped(tmp_path: Path) -> None:
+    numbers = tf.train.Feature(int64_list=tf.train.Int64List(value=[1]))
+    record = tf.train.SequenceExample(
+        context=tf.train.Features(feature={"id": numbers}),
+        feature_lists=tf.train.FeatureLists(feature_list={"t": tf.train.FeatureList(feature=[numbers])}),
+    ).SerializeToString()
+    path = tmp_path / "s.tfrecord"
+    with tf.io.TFRecordWriter(str(path)) as writer:
+        writer.write(record)
+    with pytest.raises(
+        DataError, match=r"s.tfrecord: record 0 is a tf.train.SequenceExample: its sequences t "
+    ):
+        edl.tfrecord(path)
+    assert edl.tfrecord(path, raw=True).read(0, 1).tolist() == [record]

@@ -30,6 +30,8 @@ def test_the_sample_loss_is_reported_again_if_there_was_one() -> None:
     found = pb.SampleLoss(loss=0.0, tolerance=0.001)
     told.note(said(ready=pb.Ready(layout=DATA, sample_loss=found)))
     assert told.resume() == pb.Resume(layout=DATA, sample_loss=found)
+    told.note(said(ready=pb.Ready(layout=DATA, digests={"train": "a"})))
+    assert told.resume() == pb.Resume(layout=DATA, digests={"train": "a"})
     assert not a_ready_worker().resume().HasField("sample_loss")
 
 
