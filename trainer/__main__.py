@@ -194,13 +194,13 @@ class Start:
     def _leave(self) -> None:
         """Break the ring if no step boundary comes soon; the others then repeat the step in flight.
 
-        A server that does not answer is not waited for: it may need the room that this worker is to leave.
+        Records and servers are not waited for: a server may need the room that this worker is to leave.
         """
         session = self._stream.session
         generation, deadline = session.state.generation, time.monotonic() + self._grace_seconds
         while time.monotonic() < deadline:
-            if (waits := session.waits()) is not None:
-                print(f"leaving now: parameter server {waits.server} does not answer", file=sys.stderr)
+            if what := session.held_up():
+                print(f"leaving now: {what}", file=sys.stderr)
                 session.break_ring()
                 return
             time.sleep(LOOK_SECONDS)  # no event says that a call is waiting; this process may end meanwhile

@@ -13,10 +13,10 @@ from edl.data.place import place
 from edl.trainer.input.parallel_records import ParallelRecords
 from edl.trainer.input.processes import ForkServer
 from edl.trainer.input.workers import own_cores, reader_count
-from edl.trainer.model.data import Source
+from edl.trainer.model.data import ParallelSource, Source
 from edl.trainer.model.records import Records
 from edl.trainer.model.user_model import UserModel
-from edl.trainer.runtime.watchdog import STARTUP_TIMEOUT
+from edl.trainer.runtime.watchdog import STARTUP_TIMEOUT, Doing
 
 READERS_LOG = logging.getLogger("edl.data")
 RECORDS_SERVICE = "edl.trainer.input.records_service:RecordsService"
@@ -70,6 +70,22 @@ def source_of(
         warn=warn,
         place=partial(place, reader),
     )
+
+
+def wait_for_readers(name: str, source: Source, doing: Doing) -> None:
+    """Return when each reader process is up, and has read: this worker's first step waits for none then.
+
+    Args:
+        name: the user's module, for messages.
+        doing: names this stage of the start.
+
+    Raises:
+        DataError: a process cannot be started, or cannot open the data.
+        Exception: raised by the user's code there.
+    """
+    if isinstance(source, ParallelSource):
+        doing.now(f"{name}: the start of the reader processes (data.workers)")
+        source.idle().result()
 
 
 class _Warnings(logging.Handler):

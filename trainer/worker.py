@@ -45,6 +45,10 @@ all-reduce with weight zero and keeps the results. Meanwhile it receives the sta
 results, and gets a part of each later step. (If no member has the state, or too many join at once, all copy
 the root's state first: `sync`.)
 
+**A member that waits for its records** does not hold a ring that is cut, or that all must leave: it gives the
+step up (trainer/session/waits.py), and joins a later ring when its read has returned. Its reader is slow, and
+the others would wait again.
+
 **A bad record**, one that cannot be read, is left out of its step, if the job allows that. The all-reduce
 counts bad records, so that all ranks agree on them.
 
@@ -149,6 +153,7 @@ class Worker:
         )
         state.task, state.ring_id, self.has_joined = form.epochs, ring_id(form.generation, form.root), False
         self.report.ring_formed()
+        session.waiting.enter(form.generation)
         if form.untrusted_up_to and state.synced_generation <= form.untrusted_up_to:
             state.forget()
         for part in self.parts:
@@ -174,7 +179,12 @@ class Worker:
             part.leaving()
         state.drop_pending()  # the results that a joining member has kept
         self.report.ring_left(state.step)
-        session.say(form.generation, left_ring=self.left_ring(broken))
+        idle = session.waiting.leave()
+        left = self.left_ring(broken)
+        left.reads = idle is not None
+        session.say(form.generation, left_ring=left)
+        if idle is not None:  # the next ring need not wait for records that are being read
+            idle().add_done_callback(lambda _: session.say(records_read=pb.RecordsRead()))
 
     def left_ring(self, broken: str) -> pb.LeftRing:
         """Describe the state that this worker holds outside of rings, and why the last one broke."""

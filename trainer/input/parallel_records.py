@@ -180,6 +180,43 @@ class ParallelRecords:
             self._put(_Task(wanted.number, lambda slot: self._pick(slot, wanted)), owner)
         return future
 
+    def idle(self) -> Future[None]:
+        """Return a future that is done when all processes are up, and have answered all requests until now.
+
+        A process that has answered nothing yet reads the first record for it: its data are open then, and
+        its functions are traced. The future's error is that of a process that cannot be started.
+        """
+        future: Future[None] = Future()
+        errors: list[Exception | None] = []  # by process, in the order of their answers
+
+        def answer(slot: int) -> None:
+            error = self._opened(slot)
+            with self._changed:
+                errors.append(error)
+                if len(errors) < self.count:
+                    return
+            if (found := next(filter(None, errors), None)) is not None:
+                future.set_exception(found)
+            else:
+                future.set_result(None)
+
+        for slot in range(self.count):
+            self._put(_Task(next(self._numbers), answer), slot)
+        return future
+
+    def _opened(self, slot: int) -> Exception | None:
+        """Have the process read the first record, unless it has answered already; returns its error."""
+        process = self._processes[slot]
+        if process is not None and process.answered:
+            return None
+        try:
+            self._call(slot, "alone", (0, 1), np.arange(1), most=1)
+        except Killed:  # the batch with this record reports it
+            return None
+        except Exception as error:
+            return error
+        return None
+
     def close(self) -> None:
         """End all reader processes."""
         with self._changed:

@@ -50,6 +50,7 @@ OPTIONS = [
     ("grpc.keepalive_timeout_ms", 5_000),
 ]
 AGAIN_SECONDS = 0.5
+LEAVE_AGAIN_SECONDS = 0.2  # between two looks whether a member that must leave its ring is held up
 # The status codes of a stream that a master has ended; with any other, the connection broke.
 MEANT = {
     grpc.StatusCode.FAILED_PRECONDITION,
@@ -354,6 +355,19 @@ class MasterStream:
                 elif body in ("cut", "stop"):
                     self._store.call_off()
                 self.session.hear(message)
+                if body == "leave":
+                    self._loop.call_later(LEAVE_AGAIN_SECONDS, self._leave, message.generation)
+
+    def _leave(self, generation: int) -> None:
+        """Break a ring that this worker must leave if it waits for something else; look until it has left."""
+        session = self.session
+        if not (session.must_leave(generation) and session.state.is_inside(generation)):
+            return
+        if what := session.held_up():
+            log.log.warning(f"leaving the ring now: {what}")
+            session.break_ring()
+        else:
+            self._loop.call_later(LEAVE_AGAIN_SECONDS, self._leave, generation)
 
     def _relay(self, generation: int, key: str, value: bytes) -> None:
         """Send a value of the local Horovod to the other members.
