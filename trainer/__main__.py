@@ -25,6 +25,7 @@ from edl.contract.proto import edl_pb2 as pb
 from edl.contract.workers import ASKED_BACKEND, WORKER_ENVIRONMENT
 from edl.exit_announcements import announce_as_told
 from edl.trainer.checkpoint.in_memory_snapshot import InMemorySnapshot
+from edl.trainer.input import fork_server
 from edl.trainer.runtime.error_report import format_traceback
 from edl.trainer.runtime.keras_import import import_keras
 from edl.trainer.runtime.termination import become_subreaper, end_children, leave, when_asked_to_end
@@ -56,6 +57,7 @@ def main(argv: list[str] | None = None) -> int:
     use_gpu(os.environ, args.gpu, args.nccl_host)  # TensorFlow may be imported; it looks for GPUs later
     announce_as_told()
     become_subreaper()
+    fork_server.prepare()  # before any thread
     full_disk.outlive()
     asked = os.environ.pop(ASKED_BACKEND, os.environ.get("KERAS_BACKEND", ""))
     os.environ.update(WORKER_ENVIRONMENT)  # for Keras, which is not imported yet; hashes are seeded earlier
@@ -129,11 +131,14 @@ def work(
     import_keras()
     from edl import config
 
-    if json.loads(stream.config_json)["mode"] == HOROVOD:
+    values = json.loads(stream.config_json)
+    if values["mode"] == HOROVOD or values["model"].get("script") or not values["data"]["workers"]:
+        fork_server.drop_prepared()
+    if values["mode"] == HOROVOD:
         from edl.trainer.horovod_scripts.start import work as run_horovod_script
 
         return run_horovod_script(stream, start.over, _lost)
-    if json.loads(stream.config_json)["model"].get("script"):
+    if values["model"].get("script"):
         from edl.trainer.script import work as run_script
 
         run_script(stream, memory, ready, ended)

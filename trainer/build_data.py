@@ -10,6 +10,7 @@ from functools import partial
 from edl.config import Config
 from edl.data import RandomAccess, Reader
 from edl.data.place import place
+from edl.trainer.input import fork_server
 from edl.trainer.input.parallel_records import ParallelRecords
 from edl.trainer.input.processes import ForkServer
 from edl.trainer.input.workers import own_cores, reader_count
@@ -43,6 +44,7 @@ def source_of(
     sharing = config.workers if config.local.threads else 1
     count = reader_count(config.data.workers, reader, own_cores(max(sharing, 1)))
     if not count or not records.layout.records:
+        fork_server.drop_prepared()
         return records
     trains, seed = split == "train", config.training.seed
     lenient, shuffle = trains and config.data.max_bad_records > 0, trains and config.data.shuffle
@@ -58,7 +60,9 @@ def source_of(
         "count": records.layout.records,
     }
     return ParallelRecords(
-        ForkServer(RECORDS_SERVICE, spec, config.elastic.startup_timeout_seconds, STARTUP_TIMEOUT),
+        ForkServer(
+            RECORDS_SERVICE, spec, config.elastic.startup_timeout_seconds, STARTUP_TIMEOUT, prepared=True
+        ),
         count,
         records.layout,
         seed,

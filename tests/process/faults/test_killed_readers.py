@@ -15,6 +15,7 @@ import pytest
 from edl.contract import artifacts
 from edl.contract.reasons import Reason
 from edl.master.core import events as ev
+from edl.trainer.input.fork_server import NAME
 from tests.support.jobs.evidence import saved_weights
 
 A_Job = Callable[..., Any]
@@ -24,11 +25,7 @@ MUCH_LESS = 10.0  # seconds: on a busy machine; it takes a fraction of one
 def readers_of(pid: int) -> list[psutil.Process]:
     """The reader processes of a worker, after the process that they are forked from."""
     with contextlib.suppress(psutil.NoSuchProcess):
-        return [
-            process
-            for process in psutil.Process(pid).children(recursive=True)
-            if "edl.trainer.input.fork_server" in process.cmdline()
-        ]
+        return [process for process in psutil.Process(pid).children(recursive=True) if process.name() == NAME]
     return []
 
 
@@ -37,6 +34,8 @@ async def test_readers_are_killed_and_an_error_is_told_and_every_record_counts_o
     print(f"seed {seed}")  # pytest shows it if the test fails
     async with a_job("data.workers=2", workers=2) as job:
         members = await job.ring_of(2)
+        parents = [readers_of(job.pid(worker))[0].cmdline() for worker in members]
+        assert not any("edl.trainer.input.fork_server" in parent for parent in parents), "they are forked"
         for _ in range(5):
             await job.stepping()
             worker = draw.choice(members)

@@ -7,6 +7,7 @@ import contextlib
 import os
 import random
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -28,7 +29,7 @@ from edl.contract.order import Order
 from edl.contract.proto import edl_pb2 as pb
 from edl.errors import DataError
 from edl.trainer.build_data import wait_for_readers
-from edl.trainer.input import wire
+from edl.trainer.input import fork_server, wire
 from edl.trainer.input.parallel_records import ParallelRecords
 from edl.trainer.input.processes import ForkServer
 from edl.trainer.input.workers import own_cores, reader_count
@@ -152,6 +153,36 @@ def test_a_cut_ends_the_wait_for_a_process_that_reads(start: Start) -> None:
     assert not returned.done()
     returned.result(60)
     assert time.monotonic() - began > 2.5, "it was reading"
+
+
+@pytest.mark.parametrize("lives", [True, False])
+def test_readers_come_from_the_process_that_the_worker_has_prepared(
+    monkeypatch: pytest.MonkeyPatch, lives: bool
+) -> None:
+    """If it has died, a new one is started, which imports again."""
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    ours, theirs = socket.socketpair()
+    program = "import os, socket, sys; from edl.trainer.input.fork_server import _run; "
+    program += "_run(socket.socket(fileno=int(sys.argv[1])), os.getppid(), None)"
+    with theirs:
+        process = subprocess.Popen(
+            [sys.executable, "-c", program, str(theirs.fileno())], pass_fds=[theirs.fileno()]
+        )
+    if not lives:
+        process.kill()
+        process.wait()
+    monkeypatch.setattr(fork_server, "_prepared", [(process, ours)])
+    service = "tests.support.jobs.numbers_service:Numbers"
+    server = ForkServer(service, {"slow": 0.0}, 60.0, "x", environment={"OF_READERS": "1"}, prepared=True)
+    try:
+        reader = server.reader()
+        assert (server.pid == process.pid) is lives
+        assert psutil.Process(reader.pid).name() == fork_server.NAME
+        reader.call("alone", (0, 1), (), 30.0)
+        reader.close()
+    finally:
+        server.close()
+    assert process.poll() is not None
 
 
 def test_processes_read_at_the_same_time_and_ahead_of_the_step(start: Start) -> None:
