@@ -152,7 +152,7 @@ class Worker:
             form.generation, form.members[0], form.members.index(session.worker), len(form.members)
         )
         state.task, state.ring_id, self.has_joined = form.epochs, ring_id(form.generation, form.root), False
-        self.report.ring_formed()
+        self.report.ring_formed(session.worker in form.joining)
         session.waiting.enter(form.generation)
         if form.untrusted_up_to and state.synced_generation <= form.untrusted_up_to:
             state.forget()
