@@ -7,7 +7,9 @@ waiting for an order), it returns control to the simulation, which resumes it at
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
+from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -24,6 +26,7 @@ from edl.trainer.model.data import Batches
 from edl.trainer.restore import Restore
 from edl.trainer.ring.local import InProcessGroup, LocalRing
 from edl.trainer.session.telemetry import Telemetry
+from edl.trainer.session.waits import Waits
 from edl.trainer.state import State
 from tests.support.models.counting import AtOnce, CountingLearner, CountingMetrics, Positions
 from tests.support.models.counting_rows import CountingRows
@@ -49,6 +52,8 @@ class Sim:
         self.ring = LocalRing()
         self.learner.joins(self.ring)
         self.session.cuts(self._cut)
+        if world.reads is not None:
+            self.session.waiting = SlowReads(self, world.reads)
         batches = Batches(Positions(world.size, world.bad), world.batch, reading=AtOnce())
         evaluation = None
         if world.held_out:
@@ -208,6 +213,24 @@ class Sim:
         """End the main thread after the run."""
         if not self._main.dead:
             self._main.throw()
+
+
+class SlowReads(Waits):
+    """The waits of a worker whose reads have sometimes not returned when it leaves a ring."""
+
+    def __init__(self, w: Sim, chance: random.Random):
+        super().__init__(w.session.was_cut)
+        self._w, self._chance = w, chance
+
+    def leave(self) -> Callable[[], Future[None]] | None:
+        super().leave()
+        return self._idle if self._chance.random() < 0.3 else None
+
+    def _idle(self) -> Future[None]:
+        returned: Future[None] = Future()
+        seconds = self._chance.choice((0.001, 0.3, 5.0))
+        self._w.fleet.does(self._w, seconds, lambda: returned.set_result(None))
+        return returned
 
 
 class Bell:

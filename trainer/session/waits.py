@@ -37,7 +37,7 @@ class Waits:
     def __init__(self, is_over: Callable[[int], bool], clock: Callable[[], float] = time.monotonic):
         self._is_over, self._clock = is_over, clock
         self._changed = threading.Condition()
-        self._generation = NO_RING  # of the ring that this worker is in
+        self._generation: int = NO_RING  # of the ring that this worker is in
         self._running: dict[object, tuple[float, Callable[[], str]]] = {}  # beginning, and what is awaited
         self._given_up: Callable[[], Future[None]] | None = None
 
