@@ -46,8 +46,8 @@ results, and gets a part of each later step. (If no member has the state, or too
 the root's state first: `sync`.)
 
 **A member that waits for its records** does not hold a ring that is cut, or that all must leave: it gives the
-step up (trainer/session/waits.py), and joins a later ring when its read has returned. Its reader is slow, and
-the others would wait again.
+step up (trainer/session/waits.py). A member whose reads have not returned joins a later ring when they have.
+Its reader is slow, and the others would wait for it.
 
 **A bad record**, one that cannot be read, is left out of its step, if the job allows that. The all-reduce
 counts bad records, so that all ranks agree on them.
@@ -66,6 +66,7 @@ runs it in a ring of one, and the simulator runs it a thousand times in virtual 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import wait
 from dataclasses import replace
 from functools import partial
 
@@ -82,7 +83,10 @@ from edl.trainer.ring.base import Ring, RingBroken, RingSlot
 from edl.trainer.session.orders import End, Export, FormRing, WriteCheckpoint
 from edl.trainer.session.state import Session
 from edl.trainer.session.telemetry import Telemetry
+from edl.trainer.session.waits import when_done
 from edl.trainer.state import State
+
+READ_SECONDS = 0.3  # for reads that have begun, when a ring is left; others are slow
 
 
 class ReplicaDivergence(EdlError):
@@ -179,12 +183,13 @@ class Worker:
             part.leaving()
         state.drop_pending()  # the results that a joining member has kept
         self.report.ring_left(state.step)
-        idle = session.waiting.leave()
-        left = self.left_ring(broken)
-        left.reads = idle is not None
+        gave_up, left = session.waiting.leave(), self.left_ring(broken)
+        reads = [read for part in self.parts for read in part.idle()]
+        slow = wait(reads, 0 if gave_up else READ_SECONDS).not_done
+        left.reads = bool(slow)
         session.say(form.generation, left_ring=left)
-        if idle is not None:  # the next ring need not wait for records that are being read
-            idle().add_done_callback(lambda _: session.say(records_read=pb.RecordsRead()))
+        if slow:  # the next ring need not wait for them
+            when_done(slow, lambda: session.say(records_read=pb.RecordsRead()))
 
     def left_ring(self, broken: str) -> pb.LeftRing:
         """Describe the state that this worker holds outside of rings, and why the last one broke."""

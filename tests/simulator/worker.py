@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from greenlet import getcurrent, greenlet
@@ -22,11 +22,10 @@ from edl.trainer.async_loop import AsyncLoop
 from edl.trainer.checkpoint.checkpointing import Checkpointing
 from edl.trainer.checkpoint.in_memory_snapshot import InMemorySnapshot
 from edl.trainer.evaluation.evaluation import RingEvaluation
-from edl.trainer.model.data import Batches
+from edl.trainer.model.data import Batches, nothing
 from edl.trainer.restore import Restore
 from edl.trainer.ring.local import InProcessGroup, LocalRing
 from edl.trainer.session.telemetry import Telemetry
-from edl.trainer.session.waits import Waits
 from edl.trainer.state import State
 from tests.support.models.counting import AtOnce, CountingLearner, CountingMetrics, Positions
 from tests.support.models.counting_rows import CountingRows
@@ -52,9 +51,8 @@ class Sim:
         self.ring = LocalRing()
         self.learner.joins(self.ring)
         self.session.cuts(self._cut)
-        if world.reads is not None:
-            self.session.waiting = SlowReads(self, world.reads)
-        batches = Batches(Positions(world.size, world.bad), world.batch, reading=AtOnce())
+        reading = AtOnce() if world.reads is None else SlowReads(self, world.reads)
+        batches = Batches(Positions(world.size, world.bad), world.batch, reading=reading)
         evaluation = None
         if world.held_out:
             of, size = world.config.evaluation, world.held_out
@@ -215,19 +213,17 @@ class Sim:
             self._main.throw()
 
 
-class SlowReads(Waits):
-    """The waits of a worker whose reads have sometimes not returned when it leaves a ring."""
+class SlowReads(AtOnce):
+    """Reads at once. But when the worker leaves a ring, a further read has sometimes not returned."""
 
     def __init__(self, w: Sim, chance: random.Random):
-        super().__init__(w.session.was_cut)
         self._w, self._chance = w, chance
+        w.session.waiting.leave = lambda: True  # type: ignore[method-assign]  # wait no real time for it
 
-    def leave(self) -> Callable[[], Future[None]] | None:
-        super().leave()
-        return self._idle if self._chance.random() < 0.3 else None
-
-    def _idle(self) -> Future[None]:
-        returned: Future[None] = Future()
+    def submit(self, read: Callable[..., Any], /, *arguments: Any, **named: Any) -> Future[Any]:
+        if read is not nothing or self._chance.random() > 0.3:
+            return super().submit(read, *arguments, **named)
+        returned: Future[Any] = Future()
         seconds = self._chance.choice((0.001, 0.3, 5.0))
         self._w.fleet.does(self._w, seconds, lambda: returned.set_result(None))
         return returned

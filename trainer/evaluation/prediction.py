@@ -227,6 +227,10 @@ class RingPrediction:
         """Set the part of each batch that this worker predicts."""
         self._part = part
 
+    def idle(self) -> list[Future[None]]:
+        """Return a future that is done when all reads that have begun until now have returned."""
+        return [self._parallel.idle() if self._parallel is not None else self._reading.submit(nothing)]
+
     def nothing(self, split: str) -> np.ndarray:
         """The contribution of a rank that has written no part, float32 [1]."""
         return np.zeros(1, np.float32)
@@ -275,12 +279,9 @@ class RingPrediction:
             while len(reads) <= most and (following := number + len(reads)) in parts:
                 reads.append(self._submit(following))
             what = partial(_records_of_part, number)
-            batch = self._wait(reads.popleft(), what, self._idle)
+            batch = self._wait(reads.popleft(), what)
             assert batch is not None, "no part is empty"
             yield number, batch, partial(_if_done, reads[0] if reads else None)
-
-    def _idle(self) -> Future[None]:
-        return self._parallel.idle() if self._parallel is not None else self._reading.submit(nothing)
 
     def _submit(self, number: int) -> Future[Batch | None]:
         positions = self._files.ends(number)

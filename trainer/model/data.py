@@ -104,17 +104,16 @@ class ParallelSource(Source, Protocol):
 class Wait(Protocol):
     """How a result is awaited (trainer/session/waits.py)."""
 
-    def __call__(self, awaited: Future[T], what: Callable[[], str], idle: Callable[[], Future[None]]) -> T:
+    def __call__(self, awaited: Future[T], what: Callable[[], str]) -> T:
         """Return the result of a future, when it is done; an error if the ring ends the wait.
 
         Args:
             what: names what is awaited.
-            idle: returns a future that is done when the reads so far have returned.
         """
         ...
 
 
-def patiently(awaited: Future[T], what: Callable[[], str], idle: Callable[[], Future[None]]) -> T:
+def patiently(awaited: Future[T], what: Callable[[], str]) -> T:
     """A `Wait` that nothing ends."""
     return awaited.result()
 
@@ -160,7 +159,7 @@ class Batches:
         if layout != self._source.layout:
             self._forget()
             laid_out = self._reading.submit(self._source.lay_out, layout)
-            self._wait(laid_out, lambda: "the thread that reads records", self.idle)
+            self._wait(laid_out, lambda: "the thread that reads records")
         if part != self._part or self._then is not None:
             self._forget()
             self._part, self._then = part, None
@@ -225,13 +224,20 @@ class Batches:
         return batch
 
     def idle(self) -> Future[None]:
-        """Return a future that is done when all reads that have begun until now have returned."""
+        """Begin no read of those that wait for their turn.
+
+        Returns:
+            a future that is done when all reads that have begun have returned.
+        """
+        while self._read and self._read[-1][1].cancel():
+            self._read.pop()
+        self._few = {step: reading for step, reading in self._few.items() if not reading.cancel()}
         if self._parallel is not None:
             return self._parallel.idle()
         return self._reading.submit(nothing)
 
     def _await(self, reading: Future[Batch | None], step: int) -> Batch | None:
-        return self._wait(reading, lambda: f"records of step {step + 1}", self.idle)
+        return self._wait(reading, lambda: f"records of step {step + 1}")
 
     def _begun(self, step: int) -> Future[Batch | None]:
         part = self._then[1] if self._then is not None and step >= self._then[0] else self._part

@@ -4,8 +4,7 @@
 All members of a ring wait for the slowest one. So a wait ends when the ring is cut, and soon after the
 members were ordered to leave it: the thing that was awaited is given up, and this worker leaves the ring
 without it. A read of records cannot be interrupted, and a second thread must not use the same reader. So the
-read goes on beside the ring, its result is dropped, and this worker joins the next ring when it has returned
-(`given_up`).
+read goes on beside the ring, and this worker joins a later ring when it has returned (trainer/worker.py).
 
 `longest` says what this worker waits for; heartbeats report it.
 """
@@ -14,7 +13,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import TypeVar
@@ -39,37 +38,30 @@ class Waits:
         self._changed = threading.Condition()
         self._generation: int = NO_RING  # of the ring that this worker is in
         self._running: dict[object, tuple[float, Callable[[], str]]] = {}  # beginning, and what is awaited
-        self._given_up: Callable[[], Future[None]] | None = None
+        self._gave_up = False  # whether this ring has ended a wait
 
     def enter(self, generation: int) -> None:
         """This worker enters a ring, which can end its waits from now on."""
         with self._changed:
-            self._generation, self._given_up = generation, None
+            self._generation, self._gave_up = generation, False
 
-    def leave(self) -> Callable[[], Future[None]] | None:
-        """This worker has left its ring: waits that began in it end.
-
-        Returns:
-            the `idle` of a wait that the ring has ended; None if it has ended none.
-        """
+    def leave(self) -> bool:
+        """Note that this worker has left its ring; returns whether the ring has ended a wait."""
         with self._changed:
-            self._generation, given_up = NO_RING, self._given_up
-            self._given_up = None
+            self._generation = NO_RING
             self._changed.notify_all()
-        return given_up
+            return self._gave_up
 
     def wake(self) -> None:
         """The ring may have been cut: look."""
         with self._changed:
             self._changed.notify_all()
 
-    def result(self, awaited: Future[T], what: Callable[[], str], idle: Callable[[], Future[None]]) -> T:
+    def result(self, awaited: Future[T], what: Callable[[], str]) -> T:
         """Return the result of a future, when it is done.
 
         Args:
             what: names what is awaited, for the status.
-            idle: returns a future that is done when the thread or process is free for other work; it is
-                called if the ring ends this wait.
 
         Raises:
             RingBroken: the ring has ended the wait.
@@ -82,8 +74,7 @@ class Waits:
         with self.named(what), self._changed:
             self._changed.wait_for(lambda: awaited.done() or self._ended(generation))
             if not awaited.done():
-                if generation == self._generation:
-                    self._given_up = idle
+                self._gave_up = self._gave_up or generation == self._generation
                 raise RingBroken(f"the ring has ended while this worker waited for {what()}")
         return awaited.result()
 
@@ -107,3 +98,18 @@ class Waits:
             return None
         since, what = min(running, key=lambda wait: wait[0])
         return Activity(f"waits for {what()}", self._clock() - since)
+
+
+def when_done(awaited: Collection[Future[None]], act: Callable[[], None]) -> None:
+    """Call `act` once all of these are done, on the thread of the last one."""
+    lock, left = threading.Lock(), [len(awaited)]
+
+    def done(_: Future[None]) -> None:
+        with lock:
+            left[0] -= 1
+            if left[0]:
+                return
+        act()
+
+    for each in awaited:
+        each.add_done_callback(done)

@@ -147,9 +147,8 @@ def test_a_cut_ends_the_wait_for_a_process_that_reads(start: Start) -> None:
     with pytest.raises(RingBroken, match="records of step 1"):
         batches.of(0, 20)
     assert time.monotonic() - began < 2.0
-    idle = session.waiting.leave()
-    assert idle is not None
-    returned = idle()
+    assert session.waiting.leave()
+    returned = batches.idle()
     assert not returned.done()
     returned.result(60)
     assert time.monotonic() - began > 2.5, "it was reading"

@@ -23,7 +23,7 @@ from edl.trainer.model.data import Batch, Batches
 from edl.trainer.ring.base import RingBroken
 from edl.trainer.session.client import MasterStream
 from edl.trainer.session.state import Session
-from tests.support.jobs.workers import EPOCHS, A, ring_of
+from tests.support.jobs.workers import EPOCHS, A, Held, ring_of
 from tests.support.models.counting import CountingMetrics, Positions
 from tests.unit.trainer.test_async_loop import A as Leased
 from tests.unit.trainer.test_evaluation import plan
@@ -34,15 +34,23 @@ TIMEOUT = 20.0
 
 
 class Slow(Positions):
-    """Records whose reads do not return until the test lets them."""
+    """Records whose reads do not return until the test lets them.
 
-    def __init__(self, records: int):
+    Args:
+        at_once: the number of reads that return at once.
+    """
+
+    def __init__(self, records: int, at_once: int = 0):
         super().__init__(records)
+        self._at_once, self.reads = at_once, 0
         self.began, self.returns = threading.Event(), threading.Event()
 
     def batch(self, start: int, stop: int, part: Part) -> Batch | None:
-        self.began.set()
-        assert self.returns.wait(TIMEOUT)
+        self.reads += 1
+        self._at_once -= 1
+        if self._at_once < 0:
+            self.began.set()
+            assert self.returns.wait(TIMEOUT)
         return super().batch(start, stop, part)
 
 
@@ -101,8 +109,36 @@ def test_a_cut_ends_the_wait_of_a_leased_step() -> None:
     threading.Timer(0.05, a.session.hear, [pb.ToWorker(generation=1, cut=pb.Cut())]).start()
     with pytest.raises(RingBroken, match=r"waited for records of step"):
         a.run()
-    assert a.session.waiting.leave() is not None
+    assert a.session.waiting.leave()
     source.returns.set()
+
+
+def test_a_worker_that_leaves_while_it_reads_ahead_says_so() -> None:
+    """Its next step would wait for the thread that reads."""
+    source = Slow(12, at_once=1)
+    w = A(0, ring=Held(), source=source, reading=ThreadPoolExecutor(1))
+    w.hears(1, leave=pb.Leave())
+    ring_of(w)
+    assert source.began.wait(TIMEOUT)
+    w.ring.free()
+    out = w.says("left_ring", 1)
+    assert (out.step, out.broken, out.reads) == (1, "", True)
+    source.returns.set()
+    w.says("records_read", 0)
+    w.stop()
+
+
+def test_reads_whose_turn_has_not_come_are_not_waited_for() -> None:
+    """Or a worker with much to be read ahead would seem to be slow."""
+    source = Slow(120)
+    batches = Batches(source, 4)
+    steps = range(30)
+    batches._few = {step: batches._begun(step) for step in steps}
+    assert source.began.wait(TIMEOUT)
+    idle = batches.idle()
+    source.returns.set()
+    idle.result(TIMEOUT)
+    assert source.reads == 1
 
 
 def test_what_is_read_beside_the_ring_is_given_up_when_the_worker_leaves_it() -> None:
@@ -150,7 +186,7 @@ def test_an_order_to_leave_ends_a_wait_within_a_second(stream: Stream) -> None:
 
     def wait() -> None:
         try:
-            stream.session.waiting.result(Future(), lambda: "records of step 5", Future)
+            stream.session.waiting.result(Future(), lambda: "records of step 5")
         except RingBroken as error:
             ended.set_exception(error)
 
