@@ -217,7 +217,7 @@ def _lasting(seconds: float) -> str:
 
 
 def _readers(job: Job, beats: Mapping[WorkerId, facts.Heartbeat]) -> str:
-    """Describe which workers join the ring when their reads have returned; empty if there are none."""
+    """Describe which workers join the ring when their reads have returned; empty without such a worker."""
     found = {w.id: beats[w.id] for w in job.pool if w.reads and w.place == OUT and w.id in beats}
     if not found or job.ending is not None:
         return ""

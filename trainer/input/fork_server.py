@@ -98,7 +98,7 @@ def prepare() -> None:
 
 
 def take_prepared() -> tuple[Forked, socket.socket] | None:
-    """Return the process that `prepare` has forked, once; None if there is none."""
+    """Return the process that `prepare` has forked, once; None without one."""
     return _prepared.pop() if _prepared else None
 
 

@@ -27,7 +27,7 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -449,30 +449,3 @@ class ParallelRecords:
             return Batch(rest, None, None, None, bad=bad)
         batch = self._unpacked(slot, "good", (rest, epoch), rest)
         return replace(batch, bad=(*batch.bad, *bad))
-
-
-class Service(Protocol):
-    """The methods that are called in reader processes."""
-
-    def batch(self, step: StepPart, indices: np.ndarray, shards: np.ndarray) -> Batch:
-        """Read and feed the records at `indices`, which lie in these shards."""
-        ...
-
-    def pick(self, step: StepPart, indices: np.ndarray, shards: np.ndarray) -> Any:
-        """Read raw records of a batch, in the order of `indices`."""
-        ...
-
-    def feed(self, step: StepPart, indices: np.ndarray, back: np.ndarray, *pieces: Any) -> Batch:
-        """Feed raw records that several processes have picked; `back` has the place of each in the pieces."""
-        ...
-
-    def good(self, indices: np.ndarray, epoch: int) -> Batch:
-        """Read and feed records, without those that are bad if the job allows bad records."""
-        ...
-
-    def alone(self, start: int, stop: int) -> None:
-        """Read and feed the records [start, stop), to see whether this process survives it.
-
-        Errors of these records are ignored here.
-        """
-        ...

@@ -142,7 +142,7 @@ class Watchdog:
                 leave(WorkerExit.DESCRIPTORS_CLOSED)
 
     def longest(self, reading: bool = False) -> Activity | None:
-        """The longest running call, without those that wait for other processes; None if there is none.
+        """The longest running call, without those that wait for other processes; None without one.
 
         Args:
             reading: of the calls of threads that read records; else of those of other threads.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Waits of a member that its ring can end: whatever it waits for, it does not hold the others."""
+"""Waits of a member that its ring can end: it does not hold the others, for any kind of record."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from edl.contract.heartbeats import ServerWait
 from edl.contract.layout import Part
 from edl.contract.proto import edl_pb2 as pb
 from edl.contract.steps import Steps
@@ -195,6 +196,12 @@ def test_an_order_to_leave_ends_a_wait_within_a_second(stream: Stream) -> None:
     assert stream.cut.is_set()
     with pytest.raises(RingBroken, match="records of step 5"):
         ended.result(TIMEOUT)
+
+
+def test_an_order_to_leave_ends_a_call_to_a_server_that_does_not_answer(stream: Stream) -> None:
+    stream.session.waits = lambda: ServerWait(1, "Pull", 1.0)
+    stream.hears_leave(1.0)
+    assert stream.cut.is_set()
 
 
 def test_a_member_that_computes_leaves_at_the_end_of_the_step(stream: Stream) -> None:
