@@ -65,8 +65,8 @@ runs it in a ring of one, and the simulator runs it a thousand times in virtual 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from concurrent.futures import wait
+from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import Future, wait
 from dataclasses import replace
 from functools import partial
 
@@ -115,6 +115,7 @@ class Worker:
     ):
         self.session, self.ring, self.state, self.report = session, ring, state, report
         self.steps, self.restore, self.parts = steps, restore, [steps, *parts]
+        self.slow: Collection[Future[None]] = ()  # reads that had not returned when the last ring was left
         # In the present ring:
         self.has_joined = False  # whether it was reported that this worker has the ring's state
         self.in_flight = 0  # this rank's records in a step whose all-reduce has not completed
@@ -188,8 +189,14 @@ class Worker:
         slow = wait(reads, 0 if gave_up else READ_SECONDS).not_done
         left.reads = bool(slow)
         session.say(form.generation, left_ring=left)
+        self.slow = slow
         if slow:  # the next ring need not wait for them
-            when_done(slow, lambda: session.say(records_read=pb.RecordsRead()))
+            when_done(slow, partial(self.records_read, slow))
+
+    def records_read(self, reads: Collection[Future[None]]) -> None:
+        """Report that these reads have returned, unless this worker has left a later ring since."""
+        if self.slow is reads:
+            self.session.say(records_read=pb.RecordsRead())
 
     def left_ring(self, broken: str) -> pb.LeftRing:
         """Describe the state that this worker holds outside of rings, and why the last one broke."""
