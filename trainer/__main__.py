@@ -204,7 +204,7 @@ class Start:
         session = self._stream.session
         generation, deadline = session.state.generation, time.monotonic() + self._grace_seconds
         while time.monotonic() < deadline:
-            if what := session.held_up():
+            if what := session.held_up(LOOK_SECONDS):
                 print(f"leaving now: {what}", file=sys.stderr)
                 session.break_ring()
                 return

@@ -28,7 +28,7 @@ from edl.trainer.session.waits import Waits
 
 NO_GENERATION = -1
 NOTED_SECONDS = 5.0
-HELD_UP_SECONDS = 0.5  # of a wait, after which an order to leave the ring ends it
+HELD_UP_SECONDS = 0.1  # of a wait that holds up the ring: a step may wait for records for a moment
 SHOWN_SECONDS = 1.0  # of an activity, before heartbeats report it
 
 
@@ -260,15 +260,18 @@ class Session:
         self._cut_generation = self.state.generation
         self._end_waits()
 
-    def held_up(self) -> str:
-        """What this worker has waited for, beside its ring, for longer than a step should; empty if nothing.
+    def held_up(self, seconds: float = HELD_UP_SECONDS) -> str:
+        """Describe what this worker has waited for, beside its ring; empty if it does not wait.
 
         All members wait for this worker then, before they can leave at the end of the step.
+
+        Args:
+            seconds: the least duration of a wait for records.
         """
         if (server := self.waits()) is not None:
             return f"parameter server {server.server} does not answer"
         wait = self.waiting.longest()
-        return f"it {wait.what}" if wait is not None and wait.seconds >= HELD_UP_SECONDS else ""
+        return f"it {wait.what}" if wait is not None and wait.seconds >= seconds else ""
 
     def _end_waits(self) -> None:
         self._cut()
