@@ -26,6 +26,7 @@ from edl.contract.proto import edl_pb2 as pb
 from edl.contract.workers import ASKED_BACKEND, WORKER_ENVIRONMENT, remove_leftovers
 from edl.exit_announcements import announce_as_told
 from edl.trainer.checkpoint.in_memory_snapshot import InMemorySnapshot
+from edl.trainer.input import fork_server
 from edl.trainer.runtime.error_report import format_traceback
 from edl.trainer.runtime.keras_import import import_keras
 from edl.trainer.runtime.termination import (
@@ -63,6 +64,7 @@ def main(argv: list[str] | None = None) -> int:
     use_gpu(os.environ, args.gpu, args.nccl_host)  # TensorFlow may be imported; it looks for GPUs later
     announce_as_told()
     become_subreaper()
+    fork_server.prepare()  # before any thread
     full_disk.outlive()
     asked = os.environ.pop(ASKED_BACKEND, os.environ.get("KERAS_BACKEND", ""))
     leftovers = remove_leftovers(os.environ)
@@ -140,11 +142,14 @@ def work(
     import_keras()
     from edl import config
 
-    if json.loads(stream.config_json)["mode"] == HOROVOD:
+    values = json.loads(stream.config_json)
+    if values["mode"] == HOROVOD or values["model"].get("script") or not values["data"]["workers"]:
+        fork_server.drop_prepared()
+    if values["mode"] == HOROVOD:
         from edl.trainer.horovod_scripts.start import work as run_horovod_script
 
         return run_horovod_script(stream, start.over, _lost)
-    if json.loads(stream.config_json)["model"].get("script"):
+    if values["model"].get("script"):
         from edl.trainer.script import work as run_script
 
         run_script(stream, memory, ready, ended)
@@ -203,13 +208,13 @@ class Start:
     def _leave(self) -> None:
         """Break the ring if no step boundary comes soon; the others then repeat the step in flight.
 
-        A server that does not answer is not waited for: it may need the room that this worker is to leave.
+        Records and servers are not waited for: a server may need the room that this worker is to leave.
         """
         session = self._stream.session
         generation, deadline = session.state.generation, time.monotonic() + self._grace_seconds
         while time.monotonic() < deadline:
-            if (waits := session.waits()) is not None:
-                print(f"leaving now: parameter server {waits.server} does not answer", file=sys.stderr)
+            if what := session.held_up(LOOK_SECONDS):
+                print(f"leaving now: {what}", file=sys.stderr)
                 session.break_ring()
                 return
             time.sleep(LOOK_SECONDS)  # no event says that a call is waiting; this process may end meanwhile

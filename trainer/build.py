@@ -24,7 +24,7 @@ from edl.formatting import class_numbers
 from edl.layers.row_location import keep_rows_elsewhere, saved_tables
 from edl.trainer.assembly import assemble
 from edl.trainer.async_loop import AsyncLoop
-from edl.trainer.build_data import source_of
+from edl.trainer.build_data import source_of, wait_for_readers
 from edl.trainer.build_inference import build_inference
 from edl.trainer.build_learner import (
     advised,
@@ -48,7 +48,7 @@ from edl.trainer.export.exporter import Exporter
 from edl.trainer.export.preflight import run_preflight
 from edl.trainer.export.verification import Verification
 from edl.trainer.model import user_model
-from edl.trainer.model.data import Batch, Batches
+from edl.trainer.model.data import Batch, Batches, Wait, patiently
 from edl.trainer.model.graphs import keep_xla_explicit
 from edl.trainer.model.records import Records
 from edl.trainer.model.splits import memorized, refuse_empty
@@ -145,13 +145,14 @@ def trainer_of(context: Context, memory: InMemorySnapshot | None) -> Worker:
     verification = verification_of(context)
     export = exporter_of(context, model, learner, finish, verification)
     buffer = config.data.buffer_mebibytes * MEBIBYTE
-    batches = Batches(source, config.training.batch_size, buffer * AHEAD, ready=learner.ready)
+    wait = session.waiting.result
+    batches = Batches(source, config.training.batch_size, buffer * AHEAD, ready=learner.ready, wait=wait)
     computing = context.compute(lambda: context.ring.waits or context.waits_for_server())
     evaluating = context.compute(context.waits_for_server)
     doing.now(f'{context.name}: data("{config.evaluation.split}"), and the first evaluation of the model')
     watch = context.watchdog.watch
     evaluation = evaluation_of(
-        config, module, learner, samples, batches.steps, watch, context.warn, evaluating, reader
+        config, module, learner, samples, batches.steps, watch, context.warn, evaluating, reader, wait
     )
     sample_loss = first_steps(context, model, learner, records, samples)
     report = Telemetry(session, batches.steps, near_end=verification.begin if verification else None)
@@ -182,6 +183,7 @@ def trainer_of(context: Context, memory: InMemorySnapshot | None) -> Worker:
         memory=memory,
     )
     worker.parts.append(SampleReport(sample_loss, module.known.digests))
+    wait_for_readers(context.name, source, doing)
     return worker
 
 
@@ -388,6 +390,7 @@ def evaluation_of(
     warn: Callable[[str], None],
     evaluating: Computing,
     train: Reader,
+    wait: Wait = patiently,
 ) -> RingEvaluation | None:
     """Return how the ring evaluates the model; None if it cannot.
 
@@ -395,6 +398,7 @@ def evaluation_of(
 
     Args:
         train: the records of the training.
+        wait: waits for records; the ring may end this.
 
     Raises:
         ModelError: `evaluation.split` names a split that the model's data() has no records for.
@@ -419,7 +423,9 @@ def evaluation_of(
     except Exception as error:  # one worker reports it for all: the preflight's
         log.warning(f"the ring does not evaluate the model: {format_error(error)}")
         return None
-    batches = {split: Batches(source, of.batch_size, buffer * AHEAD) for split, source in sources.items()}
+    batches = {
+        split: Batches(source, of.batch_size, buffer * AHEAD, wait=wait) for split, source in sources.items()
+    }
     sizes = {split: source.layout.records for split, source in sources.items()}
     return RingEvaluation(config.evaluation_plan(steps, sizes), batches, metrics, watched=evaluating)
 

@@ -11,13 +11,14 @@ from edl.config import Config
 from edl.data import RandomAccess, Reader
 from edl.data.place import place
 from edl.data.same import digest_of_reader
+from edl.trainer.input import fork_server
 from edl.trainer.input.parallel_records import ParallelRecords
 from edl.trainer.input.processes import ForkServer
 from edl.trainer.input.workers import own_cores, reader_count
-from edl.trainer.model.data import Source
+from edl.trainer.model.data import ParallelSource, Source
 from edl.trainer.model.records import Records
 from edl.trainer.model.user_model import UserModel
-from edl.trainer.runtime.watchdog import STARTUP_TIMEOUT
+from edl.trainer.runtime.watchdog import STARTUP_TIMEOUT, Doing
 
 READERS_LOG = logging.getLogger("edl.data")
 RECORDS_SERVICE = "edl.trainer.input.records_service:RecordsService"
@@ -44,6 +45,7 @@ def source_of(
     sharing = config.workers if config.local.threads else 1
     count = reader_count(config.data.workers, reader, own_cores(max(sharing, 1)))
     if not count or not records.layout.records:
+        fork_server.drop_prepared()
         return records
     trains, seed = split == "train", config.training.seed
     lenient, shuffle = trains and config.data.max_bad_records > 0, trains and config.data.shuffle
@@ -61,7 +63,9 @@ def source_of(
         "digest": digest_of_reader(reader),
     }
     return ParallelRecords(
-        ForkServer(RECORDS_SERVICE, spec, config.elastic.startup_timeout_seconds, STARTUP_TIMEOUT),
+        ForkServer(
+            RECORDS_SERVICE, spec, config.elastic.startup_timeout_seconds, STARTUP_TIMEOUT, prepared=True
+        ),
         count,
         records.layout,
         seed,
@@ -73,6 +77,22 @@ def source_of(
         warn=warn,
         place=partial(place, reader),
     )
+
+
+def wait_for_readers(name: str, source: Source, doing: Doing) -> None:
+    """Return when each reader process is up, and has read: this worker's first step waits for none then.
+
+    Args:
+        name: the user's module, for messages.
+        doing: names this stage of the start.
+
+    Raises:
+        DataError: a process cannot be started, or cannot open the data.
+        Exception: raised by the user's code there.
+    """
+    if isinstance(source, ParallelSource):
+        doing.now(f"{name}: the start of the reader processes (data.workers)")
+        source.idle().result()
 
 
 class _Warnings(logging.Handler):

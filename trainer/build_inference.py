@@ -22,7 +22,7 @@ from edl.errors import ConfigError, DataError, ModelError
 from edl.formatting import class_numbers
 from edl.trainer.agreement.ledger import Ledger
 from edl.trainer.assembly import assemble
-from edl.trainer.build_data import source_of
+from edl.trainer.build_data import source_of, wait_for_readers
 from edl.trainer.checkpoint.source import saved_classes
 from edl.trainer.checkpoint.warm_start import of_job as warm_start_of_job
 from edl.trainer.embedding.interfaces import Start
@@ -107,11 +107,12 @@ def build_inference(context: Context, model: Any, servers: PsClient | None = Non
     if config.mode == "predict":
         files = _files(config, stream, module, len(reader))
         predict = Predictor(model, sample, lookups)
-        evaluation = _prediction_of(module, watch, plan, source, predict, files, computing)
+        evaluation = _prediction_of(context, plan, source, predict, files, computing)
         compared = partial(_predicted_norm, predict)
     else:
         ahead = config.data.buffer_mebibytes * MEBIBYTE
-        held_out = {split: Batches(source, config.evaluation.batch_size, ahead)}
+        wait = session.waiting.result
+        held_out = {split: Batches(source, config.evaluation.batch_size, ahead, wait=wait)}
         metrics = metrics_of(model, sample, lookups)
         evaluation, compared = RingEvaluation(plan, held_out, metrics, watched=computing), metrics.loss
     sample_loss = with_fixed_weights(learner, lambda: records.these(range(len(sample))), compared)
@@ -149,6 +150,7 @@ def build_inference(context: Context, model: Any, servers: PsClient | None = Non
         evaluation=evaluation,
     )
     worker.parts.append(SampleReport(sample_loss, module.known.digests))
+    wait_for_readers(context.name, source, context.doing)
     return worker
 
 
@@ -208,8 +210,7 @@ def _lookups_of(config: Config, model: Any, servers: PsClient | None) -> Lookups
 
 
 def _prediction_of(
-    module: UserModel,
-    watch: Watch,
+    context: Context,
     plan: EvaluationPlan,
     source: Source,
     predict: Predictor,
@@ -217,13 +218,14 @@ def _prediction_of(
     computing: Compute,
 ) -> RingPrediction:
     """Return the prediction of all records by the ring. Each batch has a limit of time."""
+    module, watch = context.module, context.watchdog.watch
     keep = partial(_kept, module, watch) if module.write is not None else lambda outputs, ids: outputs
 
     def limited(batch: Batch, following: Callable[[], Batch | None]) -> Mapping[str, np.ndarray]:
         with computing("prediction", lambda: f"the prediction of the {batch}", len(batch)):
             return predict(batch, following)
 
-    return RingPrediction(plan, source, limited, files, keep)
+    return RingPrediction(plan, source, limited, files, keep, wait=context.session.waiting.result)
 
 
 def _first_missing(

@@ -34,7 +34,7 @@ from edl.config import Config, values
 from edl.contract import artifacts
 from edl.data import dataset
 from edl.errors import DataError, ModelError
-from edl.trainer.model.data import Batches
+from edl.trainer.model.data import Batches, Wait, patiently
 from edl.trainer.model.loop_state import Functions, LoopState
 from edl.trainer.model.records import Records
 from edl.trainer.parts.ring_steps import RingSteps
@@ -63,6 +63,7 @@ class Host(Protocol):
     config: Config
     ring: Ring
     watch: Watch
+    wait: Wait  # for records
     job: Job | None  # that the script has joined
 
     @property
@@ -163,7 +164,8 @@ class Job:
         )
         buffer = config.data.buffer_mebibytes * MEBIBYTE
         self._records.fit(buffer * 0.75, config.workers)
-        self._batches = Batches(self._records, config.training.batch_size, buffer * 0.25)
+        size = config.training.batch_size
+        self._batches = Batches(self._records, size, buffer * 0.25, wait=host.wait)
         self._sample = self._records.these(self._records.first(min(SAMPLE, config.training.batch_size)))
         self._turns = Turns()
         self._learner = LoopLearner(
@@ -367,6 +369,7 @@ class Alone:
         self._group_ring = _RingOfOne()
         self.ring: Ring = self._group_ring
         self.watch: Watch = unwatched
+        self.wait: Wait = patiently
         self.job: Job | None = None
         self.output = Path.cwd()
         self.tries_whole = True

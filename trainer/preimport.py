@@ -8,6 +8,7 @@ import importlib
 
 from edl.config import Config
 from edl.config.types import prepare
+from edl.trainer.input.fork_server import IMPORTED
 from edl.trainer.runtime.keras_import import import_keras
 
 
@@ -18,7 +19,7 @@ def import_all() -> None:
     worker traces its model, and copied the memory that forked workers share.
     """
     import_keras()  # first: Horovod imports Keras too
-    for module in ("aiohttp.web", "grpc.aio", "horovod.tensorflow", "edl.trainer.build"):
+    for module in ("aiohttp.web", "grpc.aio", "horovod.tensorflow", "edl.trainer.build", IMPORTED):
         importlib.import_module(module)
     prepare(Config)
     gc.freeze()

@@ -33,7 +33,7 @@ from edl.trainer.build import MOST_TOLD
 from edl.trainer.callbacks.history import HistoryFiles, as_json
 from edl.trainer.checkpoint.checkpointing import of_job
 from edl.trainer.checkpoint.in_memory_snapshot import InMemorySnapshot
-from edl.trainer.model.data import Batches
+from edl.trainer.model.data import Batches, Wait
 from edl.trainer.parts.part import Part
 from edl.trainer.restore import Restore
 from edl.trainer.ring.base import Ring, RingSlot
@@ -102,6 +102,7 @@ class Served:
         self._engine = ring_of(begun.stream)
         self.ring: Ring = self._engine
         self.watch: Watch = begun.watchdog.watch
+        self.wait: Wait = begun.session.waiting.result
         self.job: loop.Job | None = None
         self._begun, self._memory, self._ready, self._ended = begun, memory, ready, ended
         self._saved = threading.Event()  # the script is over

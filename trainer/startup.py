@@ -11,7 +11,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import NoReturn
@@ -23,6 +23,7 @@ from edl import scratch
 from edl.config import Config
 from edl.contract import artifacts
 from edl.contract.exit_codes import WorkerExit
+from edl.contract.heartbeats import Activity
 from edl.contract.proto import edl_pb2 as pb
 from edl.trainer.model.user_model import UserModel
 from edl.trainer.ring.horovod import HorovodRing
@@ -89,6 +90,7 @@ def begin(stream: MasterStream) -> Begun:
             results = output_lock.results_of(output, stream.run_id)
         scratch.remove_abandoned(results, artifacts.SAVING)
     watchdog = Watchdog(config.elastic.step_timeout_seconds, partial(_hung, stream))
+    stream.session.activity = partial(_activity, stream.session, watchdog)
     return Begun(config, stream, watchdog, Doing(), output, results)
 
 
@@ -124,6 +126,15 @@ def ring_of(stream: MasterStream) -> HorovodRing:
     ring = HorovodRing(stream.store_port, interface, f"worker-{session.worker}", port, stream.store_secret)
     session.cuts(ring.cut)
     return ring
+
+
+def _activity(session: Session, watchdog: Watchdog) -> Activity | None:
+    """Describe what this worker does that its ring may wait for: its longest wait, or call of user code."""
+    if (wait := session.waiting.longest()) is None:
+        call = watchdog.longest()
+        return replace(call, what=f"is busy with {call.what.rstrip(',')}") if call is not None else None
+    read = watchdog.longest(reading=True)
+    return replace(wait, what=f"{wait.what}: {read.what}") if read is not None else wait
 
 
 def _hung(stream: MasterStream, why: str, stack: str) -> None:

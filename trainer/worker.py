@@ -45,6 +45,10 @@ all-reduce with weight zero and keeps the results. Meanwhile it receives the sta
 results, and gets a part of each later step. (If no member has the state, or too many join at once, all copy
 the root's state first: `sync`.)
 
+**A member that waits for its records** does not hold a ring that is cut, or that all must leave: it gives the
+step up (trainer/session/waits.py). A member whose reads have not returned joins a later ring when they have.
+Its reader is slow, and the others would wait for it.
+
 **A bad record**, one that cannot be read, is left out of its step, if the job allows that. The all-reduce
 counts bad records, so that all ranks agree on them.
 
@@ -61,7 +65,8 @@ runs it in a ring of one, and the simulator runs it a thousand times in virtual 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import Future, wait
 from dataclasses import replace
 from functools import partial
 
@@ -78,7 +83,10 @@ from edl.trainer.ring.base import Ring, RingBroken, RingSlot
 from edl.trainer.session.orders import End, Export, FormRing, WriteCheckpoint
 from edl.trainer.session.state import Session
 from edl.trainer.session.telemetry import Telemetry
+from edl.trainer.session.waits import when_done
 from edl.trainer.state import State
+
+READ_SECONDS = 0.3  # for reads that have begun, when a ring is left; others are slow
 
 
 class ReplicaDivergence(EdlError):
@@ -107,6 +115,7 @@ class Worker:
     ):
         self.session, self.ring, self.state, self.report = session, ring, state, report
         self.steps, self.restore, self.parts = steps, restore, [steps, *parts]
+        self.slow: Collection[Future[None]] = ()  # reads that had not returned when the last ring was left
         # In the present ring:
         self.has_joined = False  # whether it was reported that this worker has the ring's state
         self.in_flight = 0  # this rank's records in a step whose all-reduce has not completed
@@ -148,7 +157,8 @@ class Worker:
             form.generation, form.members[0], form.members.index(session.worker), len(form.members)
         )
         state.task, state.ring_id, self.has_joined = form.epochs, ring_id(form.generation, form.root), False
-        self.report.ring_formed()
+        self.report.ring_formed(session.worker in form.joining)
+        session.waiting.enter(form.generation)
         if form.untrusted_up_to and state.synced_generation <= form.untrusted_up_to:
             state.forget()
         for part in self.parts:
@@ -174,7 +184,19 @@ class Worker:
             part.leaving()
         state.drop_pending()  # the results that a joining member has kept
         self.report.ring_left(state.step)
-        session.say(form.generation, left_ring=self.left_ring(broken))
+        gave_up, left = session.waiting.leave(), self.left_ring(broken)
+        reads = [read for part in self.parts for read in part.idle()]
+        slow = wait(reads, 0 if gave_up else READ_SECONDS).not_done
+        left.reads = bool(slow)
+        session.say(form.generation, left_ring=left)
+        self.slow = slow
+        if slow:  # the next ring need not wait for them
+            when_done(slow, partial(self.records_read, slow))
+
+    def records_read(self, reads: Collection[Future[None]]) -> None:
+        """Report that these reads have returned, unless this worker has left a later ring since."""
+        if self.slow is reads:
+            self.session.say(records_read=pb.RecordsRead())
 
     def left_ring(self, broken: str) -> pb.LeftRing:
         """Describe the state that this worker holds outside of rings, and why the last one broke."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reports in a worker's heartbeats: about the job's parameter servers, and about its GPU."""
+"""Reports in a worker's heartbeats: what it waits for or computes, its parameter servers, its GPU."""
 
 from __future__ import annotations
 
@@ -28,6 +28,18 @@ class ServerWait:
     call: str
     seconds: float
     why: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Activity:
+    """What a member does that its ring waits for, such as `waits for records: read(0, 64)`.
+
+    Args:
+        seconds: since it began.
+    """
+
+    what: str
+    seconds: float
 
 
 @dataclass(frozen=True)

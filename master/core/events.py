@@ -264,6 +264,14 @@ class LeftRing:
     stop: int = 0  # number of epochs after which a callback ends the training; 0: no callback does
     stopped_by: str = ""  # that callback
     made_in: int = 0  # id of the ring that made the last change to the state
+    reads: bool = False  # its reads have not returned, so it cannot make a step: `RecordsRead` follows
+
+
+@dataclass(frozen=True, slots=True)
+class RecordsRead:
+    """The reads of a worker that has left a ring without them have returned."""
+
+    worker: WorkerId
 
 
 @dataclass(frozen=True, slots=True)
@@ -498,6 +506,7 @@ WorkerMessage = (
     | Finished
     | RowsLost
     | History
+    | RecordsRead
     | Warned
     | WarmStarted
     | PartsWritten

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from edl.contract.heartbeats import Gpu, ServerWait, Staleness
+from edl.contract.heartbeats import Activity, Gpu, ServerWait, Staleness
 from edl.contract.ids import Generation, WorkerId
 from edl.contract.layout import Layout
 from edl.contract.ranges import RangeSet
@@ -136,3 +136,4 @@ class Heartbeat:
     staleness: Staleness | None = None  # of its own steps; None: unchanged
     waits: ServerWait | None = None
     gpu: Gpu | None = None  # None: it has none, or its use is unknown
+    activity: Activity | None = None  # None: it waits for its ring, or makes steps

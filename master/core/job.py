@@ -90,6 +90,7 @@ OF_A_WORKER: Mapping[type, Callable[[State, WorkerRecord, Any], None]] = {
     ev.Finished: completion.finished,
     ev.RowsLost: completion.rows_lost,
     ev.History: reports.history,
+    ev.RecordsRead: membership.records_read,
     ev.Warned: reports.warned,
     ev.WarmStarted: reports.warm_started,
     ev.PartsWritten: checkpoint_events.parts_written,

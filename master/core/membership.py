@@ -296,6 +296,11 @@ def terminating(job: State, event: ev.Terminating) -> None:
         drain(job, w, event.why)
 
 
+def records_read(job: State, w: WorkerRecord, event: ev.RecordsRead) -> None:
+    """Let a worker whose reads have returned join the ring."""
+    w.reads, job.regroup_at = False, job.now
+
+
 def closed(job: State, w: WorkerRecord, event: ev.Closed) -> None:
     """Remove a worker whose stream has ended. `gone` follows with the cause, if it did not come first."""
     lose(job, w, "exited as requested" if w.stopped else event.why)

@@ -38,20 +38,35 @@ def candidates(
 ) -> list[WorkerRecord]:
     """Return the members of a ring of these workers, in rank order.
 
-    Survivors keep their order, so the oldest keep the lowest ranks; new workers follow. Draining workers fill
-    a gap below the smallest size, because they can train until they must exit.
+    Survivors keep their order, so the oldest keep the lowest ranks; new workers follow. Workers that cannot
+    make a step yet, because a read of theirs has not returned, are left out if the others can go on without
+    them. Draining workers fill a gap below the smallest size, because they can train until they must exit.
     """
     rank = {worker: i for i, worker in enumerate(old)}
 
     def seniority(w: WorkerRecord) -> tuple[bool, int, int]:
         return (not w.has_state, rank.get(w.id, len(rank)), w.id)
 
-    stay = sorted((w for w in workers if w.is_ready), key=seniority)[: limits.max_size]
+    ready = _without_readers([w for w in workers if w.is_ready], limits)
+    stay = sorted(ready, key=seniority)[: limits.max_size]
     missing = max(limits.min_size, 1) - len(stay)
     if missing > 0 and not limits.may_empty:
         leaving = (w for w in workers if w.state == DRAINING and w.has_state and not w.stopped)
         stay += sorted(leaving, key=seniority)[:missing]
     return stay
+
+
+def _without_readers(ready: list[WorkerRecord], limits: Limits) -> list[WorkerRecord]:
+    """Leave out workers whose reads have not returned, unless they are needed.
+
+    They are if the others are too few, or none of them holds as new a state.
+    """
+    others = [w for w in ready if not w.reads]
+    newest = max((w.progress for w in ready if w.has_state), default=None)
+    held = max((w.progress for w in others if w.has_state), default=None)
+    return (
+        others if len(others) >= max(limits.min_size, 1) and (limits.may_empty or held == newest) else ready
+    )
 
 
 def too_few(here: int, limits: Limits) -> str:

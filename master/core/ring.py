@@ -206,8 +206,13 @@ class Ring:
 
     @property
     def broke_by_itself(self) -> bool:
-        """True if the ring broke before its first step without a lost member; final once all have left it."""
-        change = self.changes[-1] if self.state is BROKEN and self.errors else None
+        """True if the ring broke before its first step without a lost member; final once all have left it.
+
+        A ring that its members were ordered to leave did not break by itself: a member that waits for
+        something else then breaks it.
+        """
+        told = self.cause != self._reported
+        change = self.changes[-1] if self.state is BROKEN and self.errors and not told else None
         return change is not None and not (change.stepped or change.learned)
 
     @property

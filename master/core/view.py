@@ -24,6 +24,8 @@ from edl.master.core.state import TrainTask
 from edl.master.core.workers import OUT, UP, WorkerRecord
 
 MOST_NAMED = 5  # workers in a sentence
+# A time that a step waits is shown as the greatest of these that it exceeds, so that the words change seldom.
+SHOWN_SECONDS = (3, 5, 10, 20, 30, 60, 120, 300, 600, 1800, 3600)
 
 
 def status(
@@ -48,6 +50,7 @@ def status(
     here = {
         w.id: b for w in job.pool if (b := beats.get(w.id)) and w.in_ring and b.generation == ring.generation
     }
+    inside = {w.id: beats[w.id] for w in ring.inside if w.id in beats}
     rates = [beat.rate for beat in here.values()]
     # A script of Horovod commits on all workers together; records are divided over the workers.
     rate = max(rates, default=0.0) if job.config.runs_horovod else sum(rates)
@@ -56,8 +59,10 @@ def status(
     return {
         "phase": job.phase,
         "reason": silence.waits(job)
-        or _between_rings(job)
+        or _between_rings(job, inside)
+        or _stalled(job, inside)
         or _newcomers(job, now)
+        or _readers(job, beats)
         or _replacements(job, now)
         or job.reason,
         "traceback": job.traceback,
@@ -186,7 +191,45 @@ def _worker(
     }
 
 
-def _between_rings(job: Job) -> str:
+def _stalled(job: Job, beats: Mapping[WorkerId, facts.Heartbeat]) -> str:
+    """Describe which member the ring's next step waits for, and what that does; empty if steps are made.
+
+    With all weights on servers, members make steps alone: the ring waits only if all of them wait.
+    """
+    if job.ending is not None or not job.ring.members:
+        return ""
+    busy = _busy(beats)
+    if not busy or (job.config.asynchronous and len(busy) < len(job.ring.inside)):
+        return ""
+    said = "; ".join(f"worker {worker}, which {what}" for worker, what in busy[:MOST_NAMED])
+    return f"no step is made: waiting for {said}"
+
+
+def _busy(beats: Mapping[WorkerId, facts.Heartbeat]) -> list[tuple[WorkerId, str]]:
+    """Return the workers that have done one thing for a while, the longest first, and what they do."""
+    found = sorted(
+        (-beat.activity.seconds, worker, beat.activity.what)
+        for worker, beat in beats.items()
+        if beat.activity is not None and beat.activity.seconds >= SHOWN_SECONDS[0]
+    )
+    return [(worker, f"{what}, for {_lasting(-seconds)}") for seconds, worker, what in found]
+
+
+def _lasting(seconds: float) -> str:
+    return f"more than {max(shown for shown in SHOWN_SECONDS if shown <= seconds)} s"
+
+
+def _readers(job: Job, beats: Mapping[WorkerId, facts.Heartbeat]) -> str:
+    """Describe which workers join the ring when their reads have returned; empty without such a worker."""
+    found = {w.id: beats[w.id] for w in job.pool if w.reads and w.place == OUT and w.id in beats}
+    if not found or job.ending is not None:
+        return ""
+    doing = dict(_busy(found))
+    said = "; ".join(f"worker {w}{f' {doing[w]}' if w in doing else ''}" for w in list(found)[:MOST_NAMED])
+    return f"{job.reason}; when its read has returned, this worker will join the ring: {said}"
+
+
+def _between_rings(job: Job, beats: Mapping[WorkerId, facts.Heartbeat]) -> str:
     """Describe which workers the next step waits for while a ring is left or formed; empty otherwise."""
     ring = job.ring
     inside = ring.inside
@@ -195,9 +238,10 @@ def _between_rings(job: Job) -> str:
         return ""
     said = numbered("worker", [w.id for w in inside], MOST_NAMED)
     name = f"the ring of generation {ring.generation}"
+    doing = "".join(f"; worker {worker} {what}" for worker, what in _busy(beats)[:MOST_NAMED])
     if ring.closing:
-        return f"{name} is being left by {said}: {ring.cause}"
-    return f"{name} is being formed and waits for {said} ({ring.changes[-1].cause})"
+        return f"{name} is being left by {said}: {ring.cause}{doing}"
+    return f"{name} is being formed and waits for {said} ({ring.changes[-1].cause}){doing}"
 
 
 def _newcomers(job: Job, now: float) -> str:

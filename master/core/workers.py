@@ -106,6 +106,7 @@ class WorkerRecord:
     callbacks_done: int = 0  # 1: callbacks had been called after that step
     made_in: int = 0  # id of the ring that made the last change to its state, when it last left a ring
     skipped: RangeSet = field(default_factory=RangeSet)  # steps, when it last left a ring
+    reads: bool = False  # its reads have not returned since it left a ring
     bad: dict[int, int] = field(default_factory=dict)  # omitted records by epoch, at that time
     digest: str = ""
     exported: bool = False  # it was lost while it saved or evaluated the final model
@@ -255,6 +256,7 @@ class Pool:
         self.change(w, place=OUT, has_state=w.has_state or out.has_state)
         w.step, w.round, w.callbacks_done = out.step, out.round, out.callbacks_done
         w.skipped, w.bad, w.digest, w.made_in = out.skipped, out.bad, out.digest, out.made_in
+        w.reads = out.reads
 
     def delay(self, w: WorkerRecord, why: str) -> bool:
         """Record why a worker does not run yet; empty if its delay has ended.

@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 
-from edl.contract.heartbeats import Gpu, ServerWait, Staleness
+from edl.contract.heartbeats import Activity, Gpu, ServerWait, Staleness
 from edl.contract.ids import Generation, WorkerId
 from edl.contract.layout import Layout
 from edl.contract.proto import edl_pb2 as pb
@@ -52,6 +52,8 @@ def event_of(worker: WorkerId, message: pb.FromWorker) -> ev.Event | facts.Heart
             return _heartbeat(worker, g, message.heartbeat)
         case "left_ring":
             return _out(worker, g, message.left_ring)
+        case "records_read":
+            return ev.RecordsRead(worker)
         case "leaving":
             return ev.Leaving(worker, message.leaving.why)
         case "failed":
@@ -179,6 +181,7 @@ def _heartbeat(worker: WorkerId, g: Generation, beat: pb.Heartbeat) -> facts.Hea
         aged,
         waited,
         _gpu(beat.gpu) if beat.HasField("gpu") else None,
+        Activity(beat.activity.what, beat.activity.seconds) if beat.HasField("activity") else None,
     )
 
 
@@ -198,6 +201,7 @@ def _out(worker: WorkerId, g: Generation, o: pb.LeftRing) -> ev.LeftRing:
         o.stop,
         o.stopped_by,
         o.made_in,
+        o.reads,
     )
 
 

@@ -4,7 +4,7 @@
 Orders are files in the directory EDL_FAULTS, and are obeyed when the next batch is read. While
 `idle` is there, each batch takes long: a test has all the time it needs to do something to the
 job, and none is lost afterwards. A file named by a worker's process id says `exit` (end by itself
-with code 0), `raise` (an error in the user's code) or `hang` (never return).
+with code 0), `raise` (an error in the user's code), `sleep` (return a minute later) or `hang` (never return).
 """
 
 import os
@@ -20,7 +20,7 @@ from edl.zoo.counting import feed as plain_feed
 __all__ = ["data", "feed", "model"]
 
 
-IDLE_SECONDS = 0.3
+IDLE_SECONDS, SLEEP_SECONDS = 0.3, 60.0
 
 
 class Ordered(Exception):
@@ -39,5 +39,8 @@ def feed(records: tuple[np.ndarray, ...]) -> tuple[np.ndarray, np.ndarray]:
             os._exit(0)
         if what == "hang":
             threading.Event().wait()
+        if what == "sleep":
+            time.sleep(SLEEP_SECONDS)
+            return plain_feed(records)
         raise Ordered("the storm said so")
     return plain_feed(records)

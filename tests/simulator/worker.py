@@ -7,8 +7,10 @@ waiting for an order), it returns control to the simulation, which resumes it at
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from greenlet import getcurrent, greenlet
@@ -20,7 +22,7 @@ from edl.trainer.async_loop import AsyncLoop
 from edl.trainer.checkpoint.checkpointing import Checkpointing
 from edl.trainer.checkpoint.in_memory_snapshot import InMemorySnapshot
 from edl.trainer.evaluation.evaluation import RingEvaluation
-from edl.trainer.model.data import Batches
+from edl.trainer.model.data import Batches, nothing
 from edl.trainer.restore import Restore
 from edl.trainer.ring.local import InProcessGroup, LocalRing
 from edl.trainer.session.telemetry import Telemetry
@@ -49,7 +51,8 @@ class Sim:
         self.ring = LocalRing()
         self.learner.joins(self.ring)
         self.session.cuts(self._cut)
-        batches = Batches(Positions(world.size, world.bad), world.batch, reading=AtOnce())
+        reading = AtOnce() if world.reads is None else SlowReads(self, world.reads)
+        batches = Batches(Positions(world.size, world.bad), world.batch, reading=reading)
         evaluation = None
         if world.held_out:
             of, size = world.config.evaluation, world.held_out
@@ -210,6 +213,22 @@ class Sim:
         """End the main thread after the run."""
         if not self._main.dead:
             self._main.throw()
+
+
+class SlowReads(AtOnce):
+    """Reads at once. But when the worker leaves a ring, a further read has sometimes not returned."""
+
+    def __init__(self, w: Sim, chance: random.Random):
+        self._w, self._chance = w, chance
+        w.session.waiting.leave = lambda: True  # type: ignore[method-assign]  # wait no real time for it
+
+    def submit(self, read: Callable[..., Any], /, *arguments: Any, **named: Any) -> Future[Any]:
+        if read is not nothing or self._chance.random() > 0.3:
+            return super().submit(read, *arguments, **named)
+        returned: Future[Any] = Future()
+        seconds = self._chance.choice((0.001, 0.3, 5.0))
+        self._w.fleet.does(self._w, seconds, lambda: returned.set_result(None))
+        return returned
 
 
 class Bell:

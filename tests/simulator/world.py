@@ -96,6 +96,8 @@ class World:
         others_too = random.Random(f"copies of {seed}")
         self.copies = others_too if others_too.random() < 0.2 else None  # None: workers leave no copies
         self.store = Store(Memory(lambda: others.random() < full))
+        reads = random.Random(f"slow reads of {seed}")
+        self.reads = reads if reads.random() < 0.3 else None  # None: reads have returned when rings are left
         others = random.Random(f"evaluations of {seed}")
         self.held_out = 0 if hours else others.choice((0, 1, 10, 30))  # records
         self.values = values.merge(

@@ -93,6 +93,11 @@ class RingEvaluation:
         for batches in self._batches.values():
             batches.take(batches.layout, part)
 
+    def idle(self) -> list[Future[None]]:
+        """Return futures that are done when all reads that have begun until now have returned."""
+        self._forget()
+        return [batches.idle() for batches in self._batches.values()]
+
     def nothing(self, split: str) -> np.ndarray:
         """The contribution of no records, float32 [values]."""
         return np.zeros(self._metrics.size, np.float32)

@@ -31,7 +31,7 @@ from edl.contract.evaluation import EvaluationPlan, Pass
 from edl.contract.layout import Part
 from edl.errors import DataError, EdlError
 from edl.trainer.agreement.metric_values import Value
-from edl.trainer.model.data import Batch, ParallelSource, Source
+from edl.trainer.model.data import Batch, ParallelSource, Source, Wait, nothing, patiently
 
 BOOK = "predictions.json"
 WHOLE = Part.even(0, 1)  # of the records of a part: one rank has all of them
@@ -193,6 +193,7 @@ class RingPrediction:
             if that is not read yet.
         keep: returns what is stored of a part, from the user's write(); None if write() has stored it itself.
         reading: reads one part ahead; None to use a separate thread. A parallel source reads by itself.
+        wait: waits for the records of a part; the ring may end this.
     """
 
     is_whole = True
@@ -205,8 +206,10 @@ class RingPrediction:
         files: PredictionFiles,
         keep: Callable[[Outputs, np.ndarray], Outputs | None] = lambda outputs, ids: outputs,
         reading: Executor | None = None,
+        wait: Wait = patiently,
     ):
         self._plan, self._source, self._predict, self._files, self._keep = plan, source, predict, files, keep
+        self._wait = wait
         self._parallel = source if isinstance(source, ParallelSource) else None
         self._reading = reading or ThreadPoolExecutor(1, thread_name_prefix="read")
         self._part = Part.even(0, 1)
@@ -223,6 +226,10 @@ class RingPrediction:
     def take(self, part: Part) -> None:
         """Set the part of each batch that this worker predicts."""
         self._part = part
+
+    def idle(self) -> list[Future[None]]:
+        """Return a future that is done when all reads that have begun until now have returned."""
+        return [self._parallel.idle() if self._parallel is not None else self._reading.submit(nothing)]
 
     def nothing(self, split: str) -> np.ndarray:
         """The contribution of a rank that has written no part, float32 [1]."""
@@ -271,7 +278,8 @@ class RingPrediction:
         for number in parts:
             while len(reads) <= most and (following := number + len(reads)) in parts:
                 reads.append(self._submit(following))
-            batch = reads.popleft().result()
+            what = partial(_records_of_part, number)
+            batch = self._wait(reads.popleft(), what)
             assert batch is not None, "no part is empty"
             yield number, batch, partial(_if_done, reads[0] if reads else None)
 
@@ -280,3 +288,7 @@ class RingPrediction:
         if self._parallel is not None:
             return self._parallel.submit(*positions, WHOLE, lambda batch: batch)
         return self._reading.submit(self._source.batch, *positions, WHOLE)
+
+
+def _records_of_part(number: int) -> str:
+    return f"records of part {number}"

@@ -3,14 +3,17 @@
 
     python -m edl.trainer.input.fork_server DESCRIPTOR MODULE:CLASS SPEC
 
-A worker has TensorFlow's and gRPC's threads, and a process with threads must not be forked. So the worker
-starts this process by exec. It imports the libraries of a reader, which takes seconds, and runs nothing: it
-has one thread. Forked from here, a reader is ready in milliseconds, and shares the memory of what was
-imported. The user's module and data are opened in the reader itself, as in a worker: an open file must not be
-shared.
+A worker has TensorFlow's and gRPC's threads, and a process with threads must not be forked. This process has
+one thread: it has imported the libraries of a reader, and runs nothing. Forked from here, a reader is ready
+in milliseconds, and shares the memory of what was imported. The user's module and data are opened in the
+reader itself, as in a worker: an open file must not be shared.
 
-Over the socket DESCRIPTOR the worker sends one JSON line per order: {"fork": true}, with a socket that
-becomes the reader's, or {"wait": PID}. The answers are {"pid": PID} and {"code": CODE} (negative: a signal).
+Most workers are forked themselves, from a process that has imported TensorFlow. Such a worker forks this
+process before its first thread (`prepare`), so nothing is imported again, and sends {"serve": MODULE:CLASS,
+"spec": SPEC, "environment": {...}} first. Other workers start it by exec, and it imports for seconds.
+
+Over the socket the worker sends one JSON line per order: {"fork": true}, with a socket that becomes the
+reader's, or {"wait": PID}. The answers are {"pid": PID} and {"code": CODE} (negative: a signal).
 
 Readers never outlive their worker. This process ends when the socket is closed, or when its parent is another
 one: the worker is gone. The kernel kills the readers when this process ends (PR_SET_PDEATHSIG), also when it
@@ -19,6 +22,7 @@ is killed itself. CLASS(**SPEC) makes what answers the worker's requests (traine
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import importlib
 import json
@@ -28,48 +32,132 @@ import signal
 import socket
 import sys
 from functools import partial
+from pathlib import Path
 from typing import Any, NoReturn
 
 from edl.trainer.input.reader_process import serve
-from edl.trainer.runtime.termination import PR_SET_PDEATHSIG, prctl
+from edl.trainer.runtime.termination import PR_SET_PDEATHSIG, name_process, prctl
 
+NAME = "edl-readers"  # of this process and of readers, in `ps` and `top`
 LOOK_SECONDS = 0.5  # between two looks at the process ID of the parent
+IMPORTED = "edl.trainer.input.records_service"  # the last module that a process which forks workers imports
+
+
+class Forked:
+    """A child process, with the methods of `subprocess.Popen` that its starter needs."""
+
+    def __init__(self, pid: int):
+        self.pid = pid
+        self._code: int | None = None
+
+    def poll(self) -> int | None:
+        """Return the exit code (negative: a signal); None while the process runs."""
+        return self._look(os.WNOHANG)
+
+    def wait(self) -> int:
+        """Wait for the end of the process, and return its exit code."""
+        code = self._look(0)
+        assert code is not None
+        return code
+
+    def kill(self) -> None:
+        """Kill the process, unless it has ended."""
+        if self.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGKILL)
+
+    def _look(self, options: int) -> int | None:
+        if self._code is None:
+            try:
+                pid, status = os.waitpid(self.pid, options)
+            except ChildProcessError:  # a different thread has waited for it
+                self._code = 0
+            else:
+                self._code = os.waitstatus_to_exitcode(status) if pid else None
+        return self._code
+
+
+_prepared: list[tuple[Forked, socket.socket]] = []  # at most one
+
+
+def prepare() -> None:
+    """Fork this process from a worker that has no thread yet, if the worker was forked with all imports."""
+    if IMPORTED not in sys.modules or len(list(Path("/proc/self/task").iterdir())) > 1:
+        return
+    ours, theirs = socket.socketpair()
+    worker, pid = os.getpid(), os.fork()
+    if pid == 0:
+        ours.close()
+        try:
+            os.setpgid(0, 0)  # as with exec (trainer/input/processes.py)
+            _run(theirs, worker, None)
+        finally:
+            os._exit(0)
+    theirs.close()
+    _prepared.append((Forked(pid), ours))
+
+
+def take_prepared() -> tuple[Forked, socket.socket] | None:
+    """Return the process that `prepare` has forked, once; None without one."""
+    return _prepared.pop() if _prepared else None
+
+
+def drop_prepared() -> None:
+    """End the process that `prepare` has forked: this worker has no readers."""
+    if (prepared := take_prepared()) is not None:
+        process, connection = prepared
+        connection.close()
+        process.kill()
+        process.wait()
 
 
 def main(argv: list[str]) -> None:
     """Fork readers on order until the worker is gone."""
     descriptor, service, spec = argv
-    worker = os.getppid()
-    connection = socket.socket(fileno=int(descriptor))
+    _run(socket.socket(fileno=int(descriptor)), os.getppid(), _factory(service, json.loads(spec)))
+
+
+def _factory(service: str, spec: dict[str, Any]) -> Any:
+    module, name = service.split(":")
+    return partial(getattr(importlib.import_module(module), name), **spec)
+
+
+def _run(connection: socket.socket, worker: int, factory: Any) -> None:
+    name_process(NAME)
     for number in (signal.SIGINT, signal.SIGTERM):  # the worker decides when its readers end
         signal.signal(number, signal.SIG_IGN)
-    module, name = service.split(":")
-    factory = getattr(importlib.import_module(module), name)
-    arguments = json.loads(spec)
     gc.freeze()  # forked readers keep sharing this memory
+    pending, descriptors = b"", list[int]()
     while os.getppid() == worker:
         if not select.select([connection], [], [], LOOK_SECONDS)[0]:
             continue
-        data, descriptors, _, _ = socket.recv_fds(connection, 4096, 1)
+        data, found, _, _ = socket.recv_fds(connection, 4096, 1)
         if not data:
             return
-        order = json.loads(data)
-        if "wait" in order:
-            connection.sendall(_line({"code": _wait(order["wait"])}))
-            continue
-        me, pid = os.getpid(), os.fork()
-        if pid == 0:
-            connection.close()
-            _become_reader(descriptors[0], me, factory, arguments)
-        os.close(descriptors[0])
-        connection.sendall(_line({"pid": pid}))
+        descriptors += found
+        *lines, pending = (pending + data).split(b"\n")
+        for order in map(json.loads, lines):
+            if "serve" in order:
+                os.environ.clear()
+                os.environ.update(order["environment"])
+                factory = _factory(order["serve"], order["spec"])
+            elif "wait" in order:
+                connection.sendall(line({"code": _wait(order["wait"])}))
+            else:
+                descriptor = descriptors.pop(0)
+                me, pid = os.getpid(), os.fork()
+                if pid == 0:
+                    connection.close()
+                    _become_reader(descriptor, me, factory)
+                os.close(descriptor)
+                connection.sendall(line({"pid": pid}))
 
 
-def _become_reader(descriptor: int, parent: int, factory: Any, arguments: dict[str, Any]) -> NoReturn:
+def _become_reader(descriptor: int, parent: int, factory: Any) -> NoReturn:
     try:
         prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() == parent:  # else it has ended before the kernel was asked
-            serve(socket.socket(fileno=descriptor), partial(factory, **arguments))
+            serve(socket.socket(fileno=descriptor), factory)
     finally:
         os._exit(0)
 
@@ -81,8 +169,9 @@ def _wait(pid: int) -> int:
         return 0
 
 
-def _line(answer: dict[str, int]) -> bytes:
-    return (json.dumps(answer) + "\n").encode()
+def line(message: dict[str, Any]) -> bytes:
+    """Return an order or an answer as it is sent."""
+    return (json.dumps(message) + "\n").encode()
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -179,6 +179,43 @@ class ParallelRecords:
         for owner in wanted.picked:
             self._put(_Task(wanted.number, lambda slot: self._pick(slot, wanted)), owner)
         return future
+
+    def idle(self) -> Future[None]:
+        """Return a future that is done when all processes are up, and have answered all requests until now.
+
+        A process that has answered nothing yet reads the first record for it: its data are open then, and
+        its functions are traced. The future's error is that of a process that cannot be started.
+        """
+        future: Future[None] = Future()
+        errors: list[Exception | None] = []  # by process, in the order of their answers
+
+        def answer(slot: int) -> None:
+            error = self._opened(slot)
+            with self._changed:
+                errors.append(error)
+                if len(errors) < self.count:
+                    return
+            if (found := next(filter(None, errors), None)) is not None:
+                future.set_exception(found)
+            else:
+                future.set_result(None)
+
+        for slot in range(self.count):
+            self._put(_Task(next(self._numbers), answer), slot)
+        return future
+
+    def _opened(self, slot: int) -> Exception | None:
+        """Have the process read the first record, unless it has answered already; returns its error."""
+        process = self._processes[slot]
+        if process is not None and process.answered:
+            return None
+        try:
+            self._call(slot, "alone", (0, 1), np.arange(1), most=1)
+        except Killed:  # the batch with this record reports it
+            return None
+        except Exception as error:
+            return error
+        return None
 
     def close(self) -> None:
         """End all reader processes."""
@@ -412,30 +449,3 @@ class ParallelRecords:
             return Batch(rest, None, None, None, bad=bad)
         batch = self._unpacked(slot, "good", (rest, epoch), rest)
         return replace(batch, bad=(*batch.bad, *bad))
-
-
-class Service(Protocol):
-    """The methods that are called in reader processes."""
-
-    def batch(self, step: StepPart, indices: np.ndarray, shards: np.ndarray) -> Batch:
-        """Read and feed the records at `indices`, which lie in these shards."""
-        ...
-
-    def pick(self, step: StepPart, indices: np.ndarray, shards: np.ndarray) -> Any:
-        """Read raw records of a batch, in the order of `indices`."""
-        ...
-
-    def feed(self, step: StepPart, indices: np.ndarray, back: np.ndarray, *pieces: Any) -> Batch:
-        """Feed raw records that several processes have picked; `back` has the place of each in the pieces."""
-        ...
-
-    def good(self, indices: np.ndarray, epoch: int) -> Batch:
-        """Read and feed records, without those that are bad if the job allows bad records."""
-        ...
-
-    def alone(self, start: int, stop: int) -> None:
-        """Read and feed the records [start, stop), to see whether this process survives it.
-
-        Errors of these records are ignored here.
-        """
-        ...

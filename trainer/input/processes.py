@@ -19,6 +19,7 @@ from typing import Any
 
 from edl.contract.own_modules import module_command
 from edl.errors import DataError
+from edl.trainer.input.fork_server import Forked, line, take_prepared
 from edl.trainer.input.wire import Closed, Packet, pack, receive, send
 from edl.trainer.runtime.error_report import raise_relayed
 from edl.trainer.runtime.watchdog import STEP_TIMEOUT
@@ -67,6 +68,7 @@ class ForkServer:
         setting: the value of the job that sets this time, for messages.
         what: the forked processes, for messages.
         environment: variables of the process, beside this worker's.
+        prepared: use the process that this worker has prepared, if it has.
     """
 
     def __init__(
@@ -77,12 +79,13 @@ class ForkServer:
         setting: str,
         what: str = "readers of the data",
         environment: Mapping[str, str] = ENVIRONMENT,
+        prepared: bool = False,
     ):
-        self._service, self._spec = service, json.dumps(dict(spec))
+        self._service, self._spec, self._prepared = service, dict(spec), prepared
         self.seconds, self._setting, self._what, self._environment = start_seconds, setting, what, environment
         self._closed = False
         self._lock = threading.Lock()
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: subprocess.Popen[bytes] | Forked | None = None
         self._connection: socket.socket | None = None
 
     @property
@@ -142,18 +145,25 @@ class ForkServer:
         if self._process is not None and self._process.poll() is None:
             return
         self._end()
-        ours, theirs = socket.socketpair()
-        command = [*module_command("edl.trainer.input.fork_server"), str(theirs.fileno())]
         environment = {
             name: value
             for name, value in os.environ.items()
             if name not in OWN and not name.startswith("HOROVOD_")
         }
+        environment |= self._environment
+        if self._prepared and (found := take_prepared()) is not None:
+            self._process, self._connection = found
+            serve = {"serve": self._service, "spec": self._spec, "environment": environment}
+            with contextlib.suppress(OSError):  # it has ended; the next order finds that out
+                self._connection.sendall(line(serve))
+            return
+        ours, theirs = socket.socketpair()
+        command = [*module_command("edl.trainer.input.fork_server"), str(theirs.fileno())]
         with theirs:
             self._process = subprocess.Popen(
-                [*command, self._service, self._spec],
+                [*command, self._service, json.dumps(self._spec)],
                 stdin=subprocess.DEVNULL,
-                env={**environment, **self._environment},
+                env=environment,
                 pass_fds=[theirs.fileno()],
                 # A Ctrl-C in the terminal is the worker's to handle. A session of its own would do that, too,
                 # but Linux schedules sessions against each other (autogroups), and readers would starve.
@@ -179,7 +189,7 @@ class ForkServer:
         assert self._connection is not None
         self._connection.settimeout(self.seconds)
         try:
-            socket.send_fds(self._connection, [json.dumps(order).encode()], list(descriptors))
+            socket.send_fds(self._connection, [line(dict(order))], list(descriptors))
             answer = self._connection.recv(4096)
         except TimeoutError:
             self._end()

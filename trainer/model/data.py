@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from edl.contract.layout import Layout, Part
 from edl.contract.steps import Steps
 
 MOST_AHEAD = 64  # batches: more hides no source
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +96,27 @@ class ParallelSource(Source, Protocol):
         """Begin to read what `batch` returns. `ready` is called with the batch on a thread that reads."""
         ...
 
+    def idle(self) -> Future[None]:
+        """Return a future that is done when each reader has opened its data, and answered all until now."""
+        ...
+
+
+class Wait(Protocol):
+    """How a result is awaited (trainer/session/waits.py)."""
+
+    def __call__(self, awaited: Future[T], what: Callable[[], str]) -> T:
+        """Return the result of a future, when it is done; an error if the ring ends the wait.
+
+        Args:
+            what: names what is awaited.
+        """
+        ...
+
+
+def patiently(awaited: Future[T], what: Callable[[], str]) -> T:
+    """A `Wait` that nothing ends."""
+    return awaited.result()
+
 
 class Batches:
     """This rank's batches, one for each step.
@@ -106,6 +128,7 @@ class Batches:
         batch: records in a step, over all ranks.
         reading: reads one batch at a time; None to use a separate thread. A parallel source reads by itself.
         ready: what else can be done about a batch before its step, where it is read.
+        wait: waits for a batch; the ring may end this.
     """
 
     def __init__(
@@ -115,8 +138,9 @@ class Batches:
         ahead_bytes: float = 0,
         reading: Executor | None = None,
         ready: Callable[[Batch], Batch] = lambda batch: batch,
+        wait: Wait = patiently,
     ):
-        self._source, self._ahead_bytes, self._ready = source, ahead_bytes, ready
+        self._source, self._ahead_bytes, self._ready, self._wait = source, ahead_bytes, ready, wait
         # Found once: isinstance of a Protocol looks at each of its members, which is too slow for each step.
         self._parallel = source if isinstance(source, ParallelSource) else None
         self._reading = reading or ThreadPoolExecutor(1, thread_name_prefix="read")
@@ -134,7 +158,8 @@ class Batches:
         """Read this part of each step from now on, with this layout."""
         if layout != self._source.layout:
             self._forget()
-            self._reading.submit(self._source.lay_out, layout).result()
+            laid_out = self._reading.submit(self._source.lay_out, layout)
+            self._wait(laid_out, lambda: "the thread that reads records")
         if part != self._part or self._then is not None:
             self._forget()
             self._part, self._then = part, None
@@ -166,7 +191,7 @@ class Batches:
             end: there is nothing to be read from this step on.
         """
         self.begin(step)
-        batch = self._read[0][1].result()
+        batch = self._await(self._read[0][1], step)
         size = batch.nbytes if batch else 0
         least = 1 if self._parallel is None else self._parallel.count
         most = min(max(int(self._ahead_bytes // max(size, 1)), least), MOST_AHEAD)
@@ -193,9 +218,26 @@ class Batches:
         reading = {s: self._few.pop(s) if s in self._few else self._begun(s) for s in (step, *ahead)}
         for other in self._few.values():
             other.cancel()
-        batch = reading.pop(step).result()
         self._few = reading
+        batch = self._await(reading[step], step)
+        del reading[step]
         return batch
+
+    def idle(self) -> Future[None]:
+        """Begin no read of those that wait for their turn.
+
+        Returns:
+            a future that is done when all reads that have begun have returned.
+        """
+        while self._read and self._read[-1][1].cancel():
+            self._read.pop()
+        self._few = {step: reading for step, reading in self._few.items() if not reading.cancel()}
+        if self._parallel is not None:
+            return self._parallel.idle()
+        return self._reading.submit(nothing)
+
+    def _await(self, reading: Future[Batch | None], step: int) -> Batch | None:
+        return self._wait(reading, lambda: f"records of step {step + 1}")
 
     def _begun(self, step: int) -> Future[Batch | None]:
         part = self._then[1] if self._then is not None and step >= self._then[0] else self._part
@@ -216,3 +258,7 @@ class Batches:
             future.cancel()
         self._read.clear()
         self._few.clear()
+
+
+def nothing() -> None:
+    """Follow the reads before it."""

@@ -89,8 +89,8 @@ class UserModel:
 
         Raises:
             ModelError: the records of what data(split) returned cannot be had by index.
-            DataError: a record has a class that the training has not; the records have changed, or another split
-                numbers the same classes differently.
+            DataError: a record has a class that the training has not, the records have changed, or another
+                split numbers the same classes differently.
         """
         reader = self._reader(split)
         if split == "train" and self.labels.classes is None:

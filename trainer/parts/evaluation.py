@@ -9,7 +9,8 @@ have the same state, and members that are behind receive it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import replace
 from typing import Protocol
 
@@ -50,6 +51,10 @@ class Evaluation(Protocol):
 
     def take(self, part: Share) -> None:
         """Set the part of each batch that this worker evaluates."""
+        ...
+
+    def idle(self) -> Sequence[Future[None]]:
+        """Return futures that are done when all reads that have begun until now have returned."""
         ...
 
     def nothing(self, split: str) -> np.ndarray:
@@ -96,6 +101,9 @@ class EvaluationBatches(Part):
 
     def take(self, share: Share, since: int) -> None:
         self.evaluation.take(share)
+
+    def idle(self) -> Sequence[Future[None]]:
+        return self.evaluation.idle()
 
     def ring_up(self, here: RingSlot) -> None:
         if here.rank == 0 and not self._state.catching_up:

@@ -11,7 +11,8 @@ Each job has one part that makes its steps (`StepSource`).
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import asdict
 
 import numpy as np
@@ -112,6 +113,10 @@ class Part:
     def leaving(self) -> None:
         """After the ring was left or has broken."""
 
+    def idle(self) -> Sequence[Future[None]]:
+        """Return futures that are done when all reads that have begun until now have returned."""
+        return ()
+
     def left(self, message: pb.LeftRing) -> None:
         """Correct the description of the state that this worker holds outside of rings, for the master."""
 
@@ -130,6 +135,9 @@ class StepSource(Part, ABC):
 
     def ready(self, message: pb.Ready) -> None:
         message.layout.CopyFrom(pb.Layout(**asdict(self._batches.layout)))
+
+    def idle(self) -> Sequence[Future[None]]:
+        return (self._batches.idle(),)
 
     @abstractmethod
     def make(

@@ -32,7 +32,7 @@ from edl.exit_announcements import announce
 from edl.signals import to_handle
 
 ASKING = frozenset({signal.SIGTERM, signal.SIGINT})
-PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
+PR_SET_PDEATHSIG, PR_SET_NAME, PR_SET_CHILD_SUBREAPER = 1, 15, 36  # linux/prctl.h
 MOST_LOOKS = 10  # at what is left of what was started
 KILLED_SECONDS = 1.0  # within which the kernel ends a process that is killed
 
@@ -125,7 +125,13 @@ def become_subreaper() -> None:
     prctl(PR_SET_CHILD_SUBREAPER, 1)
 
 
-def prctl(option: int, value: int) -> None:
+def name_process(name: str) -> None:
+    """Name this process in lists of processes; at most 15 characters."""
+    with contextlib.suppress(OSError):
+        prctl(PR_SET_NAME, ctypes.c_char_p(name.encode()))
+
+
+def prctl(option: int, value: int | ctypes.c_char_p) -> None:
     """Call the kernel's function of this name with one argument.
 
     Raises:

@@ -30,9 +30,11 @@ from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
 
 from edl.contract.exit_codes import WorkerExit
+from edl.contract.heartbeats import Activity
 from edl.trainer.runtime.termination import leave
 
 STEP_TIMEOUT, STARTUP_TIMEOUT = "elastic.stepTimeoutSeconds", "elastic.startupTimeoutSeconds"
+READING = "read"  # the names of threads that read records begin with it
 LOOKS = 4  # that the watchdog makes within the time that a call may take
 # A computation is named when it takes so many times as long as the longest one before it, but not sooner.
 SLOW_TIMES, SLOW_SECONDS = 100, 60.0
@@ -138,6 +140,23 @@ class Watchdog:
             if not self._sentinel.is_open:
                 print(f"{call()} has closed file descriptors of its worker", file=sys.stderr, flush=True)
                 leave(WorkerExit.DESCRIPTORS_CLOSED)
+
+    def longest(self, reading: bool = False) -> Activity | None:
+        """The longest running call, without those that wait for other processes; None without one.
+
+        Args:
+            reading: of the calls of threads that read records; else of those of other threads.
+        """
+        now, names = time.monotonic(), {thread.ident: thread.name for thread in threading.enumerate()}
+        running = [
+            call
+            for call, thread in list(self._calls.items())
+            if names.get(thread, "").startswith(READING) == reading and not call.limit.waits()
+        ]
+        if not running:
+            return None
+        call = min(running, key=lambda call: call.began)
+        return Activity(call.describe(), now - call.began)
 
     def _look(self) -> None:
         while True:

@@ -50,6 +50,9 @@ OPTIONS = [
     ("grpc.keepalive_timeout_ms", 5_000),
 ]
 AGAIN_SECONDS = 0.5
+# Between two looks whether a member that must leave its ring is held up; and the looks after which it breaks
+# the ring. A server that has just come back answers meanwhile, and no step is repeated.
+LEAVE_AGAIN_SECONDS, HELD_UP_LOOKS = 0.2, 3
 # The status codes of a stream that a master has ended; with any other, the connection broke.
 MEANT = {
     grpc.StatusCode.FAILED_PRECONDITION,
@@ -357,6 +360,24 @@ class MasterStream:
                 elif body in ("cut", "stop"):
                     self._store.call_off()
                 self.session.hear(message)
+                if body == "leave":
+                    self._loop.call_later(LEAVE_AGAIN_SECONDS, self._leave, message.generation)
+
+    def _leave(self, generation: int, held_up: int = 0) -> None:
+        """Break a ring that this worker must leave if it waits for something else; look until it has left.
+
+        Args:
+            held_up: the number of looks in a row that have found the worker waiting.
+        """
+        session = self.session
+        if not (session.must_leave(generation) and session.state.is_inside(generation)):
+            return
+        held_up = held_up + 1 if (what := session.held_up()) else 0
+        if held_up == HELD_UP_LOOKS:
+            log.log.warning(f"leaving the ring now: {what}")
+            session.break_ring()
+        else:
+            self._loop.call_later(LEAVE_AGAIN_SECONDS, self._leave, generation, held_up)
 
     def _relay(self, generation: int, key: str, value: bytes) -> None:
         """Send a value of the local Horovod to the other members.

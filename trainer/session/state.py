@@ -3,8 +3,8 @@
 
 `Session` lies between the main thread, which trains, and the stream, which receives and sends at any time
 (trainer/session/client.py). It has no thread, socket or clock of its own: the main thread waits for a `Bell`,
-and messages go out through `send`. So the simulator runs the same session in virtual time. (`say_saved` alone
-waits for itself; saving takes real time anyhow.)
+and messages go out through `send`. So the simulator runs the same session in virtual time. (`say_saved` and
+`waiting` alone wait for themselves, for what takes real time anyhow.)
 
 `SessionState` is the part that outlives a master: the worker sends it to the next one.
 """
@@ -19,12 +19,13 @@ from dataclasses import asdict, dataclass
 from typing import Protocol
 
 import edl
-from edl.contract.heartbeats import Gpu, ServerWait, Staleness
+from edl.contract.heartbeats import Activity, Gpu, ServerWait, Staleness
 from edl.contract.layout import Layout
 from edl.contract.proto import edl_pb2 as pb
 from edl.errors import EdlError, UserCodeError
 from edl.trainer.runtime import error_report
 from edl.trainer.session.orders import End, Export, FormRing, Order, WriteCheckpoint
+from edl.trainer.session.waits import Waits
 
 NO_GENERATION = -1
 # The messages that a new master receives again, because the former one may have died with them. Those about
@@ -35,6 +36,8 @@ NO_GENERATION = -1
 REPEATED = frozenset({"built", "leaving", "warned", "warm_started", "saved", "failed"})
 REPEATED_IN_RING = frozenset({"stepped", "epoch_ended", "evaluated", "bad_records"})
 NOTED_SECONDS = 5.0
+HELD_UP_SECONDS = 0.1  # of a wait that holds up the ring: a step may wait for records for a moment
+SHOWN_SECONDS = 1.0  # of an activity, before heartbeats report it
 
 
 class SessionState:
@@ -87,6 +90,8 @@ class SessionState:
                 self._out, self._left = message.left_ring, message.generation == self.generation
             case "leaving":
                 self._leaving = message.leaving.why
+            case "records_read" if self._out is not None:
+                self._out.reads = False
         kind = message.WhichOneof("body") or ""
         of_this_ring = kind in REPEATED_IN_RING and message.generation == self.generation
         if kind in REPEATED or of_this_ring:
@@ -202,6 +207,9 @@ class Session:
         self.stopped = False  # the master has ordered this worker to end
         # The server that a call waits for; from any thread.
         self.waits: Callable[[], ServerWait | None] = lambda: None
+        self.waiting = Waits(self.was_cut)  # for records, which its ring can end
+        # What this worker does that its ring may wait for; from any thread.
+        self.activity: Callable[[], Activity | None] = self.waiting.longest
         self.ended = ""  # why the stream has ended for good; empty before
         self._send, self._bell = send, bell
         self._orders: deque[Order] = deque()
@@ -290,7 +298,25 @@ class Session:
 
     def break_ring(self) -> None:
         """Break the ring that this worker is in, and its calls to servers."""
+        self._cut_generation = self.state.generation
+        self._end_waits()
+
+    def held_up(self, seconds: float = HELD_UP_SECONDS) -> str:
+        """Describe what this worker has waited for, beside its ring; empty if it does not wait.
+
+        All members wait for this worker then, before they can leave at the end of the step.
+
+        Args:
+            seconds: the least duration of a wait for records.
+        """
+        if (server := self.waits()) is not None:
+            return f"parameter server {server.server} does not answer"
+        wait = self.waiting.longest()
+        return f"it {wait.what}" if wait is not None and wait.seconds >= seconds else ""
+
+    def _end_waits(self) -> None:
         self._cut()
+        self.waiting.wake()
 
     def cuts(self, cut: Callable[[], None]) -> None:
         """Set the function that cuts the ring. It may be called from any thread."""
@@ -346,6 +372,8 @@ class Session:
             beat.gpu.CopyFrom(pb.Gpu(**asdict(self._gpu)))
         if (waits := self.waits()) is not None:
             beat.waits.CopyFrom(pb.ServerWait(**asdict(waits)))
+        if (activity := self.activity()) is not None and activity.seconds >= SHOWN_SECONDS:
+            beat.activity.CopyFrom(pb.Activity(**asdict(activity)))
         self.say(progress.generation, heartbeat=beat)
 
     def hear(self, message: pb.ToWorker) -> None:
@@ -385,7 +413,7 @@ class Session:
                 self._leave_generation = generation
             case "cut":
                 self._cut_generation = generation
-                self._cut()
+                self._end_waits()
             case "checkpoint":
                 self._checkpoint_generation = generation
             case "commit_checkpoint":
@@ -401,7 +429,7 @@ class Session:
                 self._orders.clear()  # a new master may have repeated orders that are done
                 self._orders.append(End(message.stop.why))
                 self._leave_generation = self.progress.generation
-                self._cut()
+                self._end_waits()
                 self._when_ended()
         self._bell.set()
 
@@ -409,6 +437,6 @@ class Session:
         """The stream has ended for good: this worker is out of the job."""
         self.ended = why
         self._orders.append(End(why, lost=True))
-        self._cut()
+        self._end_waits()
         self._when_ended()
         self._bell.set()

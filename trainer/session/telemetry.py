@@ -64,9 +64,15 @@ class Telemetry:
         self._redone: int | None = None  # records of the ring change that is not reported yet
         self.ring_changes, self.stall_seconds = 0, 0.0  # after this worker's first step
 
-    def ring_formed(self) -> None:
-        """Measure the speed anew: parts and members have changed."""
+    def ring_formed(self, joins: bool = False) -> None:
+        """Measure the speed anew: parts and members have changed.
+
+        Args:
+            joins: the other members go on without this one, so its own pause is no stall of the ring.
+        """
         self._records, self._seconds = 0, 0.0
+        if joins:
+            self._stepped_at = None
 
     def ring_up(self, redone: int) -> None:
         """All members have one state again.

@@ -25,7 +25,7 @@ class Layout(_message.Message):
     def __init__(self, records: _Optional[int] = ..., block: _Optional[int] = ..., shards: _Optional[int] = ...) -> None: ...
 
 class FromWorker(_message.Message):
-    __slots__ = ("run_id", "generation", "hello", "ready", "key_value", "joined_ring", "stepped", "epoch_ended", "heartbeat", "left_ring", "leaving", "failed", "finished", "resume", "saved", "warned", "bad_records", "addresses", "checkpoint_part", "checkpoint_failed", "checkpointed", "evaluated", "history", "warm_started", "built", "rows_lost")
+    __slots__ = ("run_id", "generation", "hello", "ready", "key_value", "joined_ring", "stepped", "epoch_ended", "heartbeat", "left_ring", "leaving", "failed", "finished", "resume", "saved", "warned", "bad_records", "addresses", "checkpoint_part", "checkpoint_failed", "checkpointed", "evaluated", "history", "warm_started", "built", "rows_lost", "records_read")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     HELLO_FIELD_NUMBER: _ClassVar[int]
@@ -52,6 +52,7 @@ class FromWorker(_message.Message):
     WARM_STARTED_FIELD_NUMBER: _ClassVar[int]
     BUILT_FIELD_NUMBER: _ClassVar[int]
     ROWS_LOST_FIELD_NUMBER: _ClassVar[int]
+    RECORDS_READ_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     generation: int
     hello: Hello
@@ -78,7 +79,12 @@ class FromWorker(_message.Message):
     warm_started: WarmStarted
     built: Built
     rows_lost: RowsLost
-    def __init__(self, run_id: _Optional[str] = ..., generation: _Optional[int] = ..., hello: _Optional[_Union[Hello, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., key_value: _Optional[_Union[KeyValue, _Mapping]] = ..., joined_ring: _Optional[_Union[JoinedRing, _Mapping]] = ..., stepped: _Optional[_Union[Stepped, _Mapping]] = ..., epoch_ended: _Optional[_Union[EpochEnded, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., left_ring: _Optional[_Union[LeftRing, _Mapping]] = ..., leaving: _Optional[_Union[Leaving, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., finished: _Optional[_Union[Finished, _Mapping]] = ..., resume: _Optional[_Union[Resume, _Mapping]] = ..., saved: _Optional[_Union[Saved, _Mapping]] = ..., warned: _Optional[_Union[Warned, _Mapping]] = ..., bad_records: _Optional[_Union[BadRecords, _Mapping]] = ..., addresses: _Optional[_Union[Addresses, _Mapping]] = ..., checkpoint_part: _Optional[_Union[CheckpointPart, _Mapping]] = ..., checkpoint_failed: _Optional[_Union[CheckpointFailed, _Mapping]] = ..., checkpointed: _Optional[_Union[Checkpointed, _Mapping]] = ..., evaluated: _Optional[_Union[Evaluated, _Mapping]] = ..., history: _Optional[_Union[History, _Mapping]] = ..., warm_started: _Optional[_Union[WarmStarted, _Mapping]] = ..., built: _Optional[_Union[Built, _Mapping]] = ..., rows_lost: _Optional[_Union[RowsLost, _Mapping]] = ...) -> None: ...
+    records_read: RecordsRead
+    def __init__(self, run_id: _Optional[str] = ..., generation: _Optional[int] = ..., hello: _Optional[_Union[Hello, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., key_value: _Optional[_Union[KeyValue, _Mapping]] = ..., joined_ring: _Optional[_Union[JoinedRing, _Mapping]] = ..., stepped: _Optional[_Union[Stepped, _Mapping]] = ..., epoch_ended: _Optional[_Union[EpochEnded, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., left_ring: _Optional[_Union[LeftRing, _Mapping]] = ..., leaving: _Optional[_Union[Leaving, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., finished: _Optional[_Union[Finished, _Mapping]] = ..., resume: _Optional[_Union[Resume, _Mapping]] = ..., saved: _Optional[_Union[Saved, _Mapping]] = ..., warned: _Optional[_Union[Warned, _Mapping]] = ..., bad_records: _Optional[_Union[BadRecords, _Mapping]] = ..., addresses: _Optional[_Union[Addresses, _Mapping]] = ..., checkpoint_part: _Optional[_Union[CheckpointPart, _Mapping]] = ..., checkpoint_failed: _Optional[_Union[CheckpointFailed, _Mapping]] = ..., checkpointed: _Optional[_Union[Checkpointed, _Mapping]] = ..., evaluated: _Optional[_Union[Evaluated, _Mapping]] = ..., history: _Optional[_Union[History, _Mapping]] = ..., warm_started: _Optional[_Union[WarmStarted, _Mapping]] = ..., built: _Optional[_Union[Built, _Mapping]] = ..., rows_lost: _Optional[_Union[RowsLost, _Mapping]] = ..., records_read: _Optional[_Union[RecordsRead, _Mapping]] = ...) -> None: ...
+
+class RecordsRead(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
 
 class Hello(_message.Message):
     __slots__ = ("worker", "version", "resumes", "term", "predecessor", "brings_state", "pid")
@@ -253,7 +259,7 @@ class Stepped(_message.Message):
     def __init__(self, step: _Optional[int] = ..., stall_seconds: _Optional[float] = ..., redone_records: _Optional[int] = ..., wasted_seconds: _Optional[float] = ...) -> None: ...
 
 class Heartbeat(_message.Message):
-    __slots__ = ("step", "rate", "loss", "memory", "epoch_loss", "speed", "round", "staleness", "waits", "gpu")
+    __slots__ = ("step", "rate", "loss", "memory", "epoch_loss", "speed", "round", "staleness", "waits", "gpu", "activity")
     STEP_FIELD_NUMBER: _ClassVar[int]
     RATE_FIELD_NUMBER: _ClassVar[int]
     LOSS_FIELD_NUMBER: _ClassVar[int]
@@ -264,6 +270,7 @@ class Heartbeat(_message.Message):
     STALENESS_FIELD_NUMBER: _ClassVar[int]
     WAITS_FIELD_NUMBER: _ClassVar[int]
     GPU_FIELD_NUMBER: _ClassVar[int]
+    ACTIVITY_FIELD_NUMBER: _ClassVar[int]
     step: int
     rate: float
     loss: float
@@ -274,7 +281,16 @@ class Heartbeat(_message.Message):
     staleness: Staleness
     waits: ServerWait
     gpu: Gpu
-    def __init__(self, step: _Optional[int] = ..., rate: _Optional[float] = ..., loss: _Optional[float] = ..., memory: _Optional[int] = ..., epoch_loss: _Optional[_Union[EpochLoss, _Mapping]] = ..., speed: _Optional[float] = ..., round: _Optional[int] = ..., staleness: _Optional[_Union[Staleness, _Mapping]] = ..., waits: _Optional[_Union[ServerWait, _Mapping]] = ..., gpu: _Optional[_Union[Gpu, _Mapping]] = ...) -> None: ...
+    activity: Activity
+    def __init__(self, step: _Optional[int] = ..., rate: _Optional[float] = ..., loss: _Optional[float] = ..., memory: _Optional[int] = ..., epoch_loss: _Optional[_Union[EpochLoss, _Mapping]] = ..., speed: _Optional[float] = ..., round: _Optional[int] = ..., staleness: _Optional[_Union[Staleness, _Mapping]] = ..., waits: _Optional[_Union[ServerWait, _Mapping]] = ..., gpu: _Optional[_Union[Gpu, _Mapping]] = ..., activity: _Optional[_Union[Activity, _Mapping]] = ...) -> None: ...
+
+class Activity(_message.Message):
+    __slots__ = ("what", "seconds")
+    WHAT_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    what: str
+    seconds: float
+    def __init__(self, what: _Optional[str] = ..., seconds: _Optional[float] = ...) -> None: ...
 
 class Gpu(_message.Message):
     __slots__ = ("name", "memory", "memory_limit", "busy")
@@ -340,7 +356,7 @@ class EpochEnded(_message.Message):
     def __init__(self, epochs: _Optional[int] = ..., loss: _Optional[_Union[EpochLoss, _Mapping]] = ..., metrics: _Optional[_Mapping[str, float]] = ...) -> None: ...
 
 class LeftRing(_message.Message):
-    __slots__ = ("step", "has_state", "skipped", "broken", "digest", "bad", "round", "callbacks_done", "stop", "stopped_by", "made_in")
+    __slots__ = ("step", "has_state", "skipped", "broken", "digest", "bad", "round", "callbacks_done", "stop", "stopped_by", "made_in", "reads")
     STEP_FIELD_NUMBER: _ClassVar[int]
     HAS_STATE_FIELD_NUMBER: _ClassVar[int]
     SKIPPED_FIELD_NUMBER: _ClassVar[int]
@@ -352,6 +368,7 @@ class LeftRing(_message.Message):
     STOP_FIELD_NUMBER: _ClassVar[int]
     STOPPED_BY_FIELD_NUMBER: _ClassVar[int]
     MADE_IN_FIELD_NUMBER: _ClassVar[int]
+    READS_FIELD_NUMBER: _ClassVar[int]
     step: int
     has_state: bool
     skipped: _containers.RepeatedCompositeFieldContainer[Range]
@@ -363,7 +380,8 @@ class LeftRing(_message.Message):
     stop: int
     stopped_by: str
     made_in: int
-    def __init__(self, step: _Optional[int] = ..., has_state: _Optional[bool] = ..., skipped: _Optional[_Iterable[_Union[Range, _Mapping]]] = ..., broken: _Optional[str] = ..., digest: _Optional[str] = ..., bad: _Optional[_Iterable[_Union[BadCount, _Mapping]]] = ..., round: _Optional[int] = ..., callbacks_done: _Optional[int] = ..., stop: _Optional[int] = ..., stopped_by: _Optional[str] = ..., made_in: _Optional[int] = ...) -> None: ...
+    reads: bool
+    def __init__(self, step: _Optional[int] = ..., has_state: _Optional[bool] = ..., skipped: _Optional[_Iterable[_Union[Range, _Mapping]]] = ..., broken: _Optional[str] = ..., digest: _Optional[str] = ..., bad: _Optional[_Iterable[_Union[BadCount, _Mapping]]] = ..., round: _Optional[int] = ..., callbacks_done: _Optional[int] = ..., stop: _Optional[int] = ..., stopped_by: _Optional[str] = ..., made_in: _Optional[int] = ..., reads: _Optional[bool] = ...) -> None: ...
 
 class BadCount(_message.Message):
     __slots__ = ("epoch", "records")

@@ -3,28 +3,29 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import random
 from collections.abc import Callable
 from typing import Any
 
 import psutil
+import pytest
 
 from edl.contract import artifacts
 from edl.contract.reasons import Reason
+from edl.master.core import events as ev
+from edl.trainer.input.fork_server import NAME
 from tests.support.jobs.evidence import saved_weights
 
 A_Job = Callable[..., Any]
+MUCH_LESS = 10.0  # seconds: on a busy machine; it takes a fraction of one
 
 
 def readers_of(pid: int) -> list[psutil.Process]:
     """The reader processes of a worker, after the process that they are forked from."""
     with contextlib.suppress(psutil.NoSuchProcess):
-        return [
-            process
-            for process in psutil.Process(pid).children(recursive=True)
-            if "edl.trainer.input.fork_server" in process.cmdline()
-        ]
+        return [process for process in psutil.Process(pid).children(recursive=True) if process.name() == NAME]
     return []
 
 
@@ -33,6 +34,8 @@ async def test_readers_are_killed_and_an_error_is_told_and_every_record_counts_o
     print(f"seed {seed}")  # pytest shows it if the test fails
     async with a_job("data.workers=2", workers=2) as job:
         members = await job.ring_of(2)
+        parents = [readers_of(job.pid(worker))[0].cmdline() for worker in members]
+        assert not any("edl.trainer.input.fork_server" in parent for parent in parents), "they are forked"
         for _ in range(5):
             await job.stepping()
             worker = draw.choice(members)
@@ -61,4 +64,43 @@ async def test_a_record_that_crashes_its_reader_is_left_out_and_named(a_job: A_J
     assert counts.tolist() == [0 if record == 200 else 2 for record in range(400)]
     assert job.noticed(Reason.BadRecord)[0] == (
         "record 200 of epoch 1 is left out: its reader process has crashed (SIGSEGV), twice"
+    )
+
+
+@pytest.mark.parametrize("readers", [0, 2])
+async def test_a_slow_read_of_one_worker_does_not_hold_the_others_when_a_third_is_killed(
+    a_job: A_Job, readers: int
+) -> None:
+    now = asyncio.get_running_loop().time
+    async with a_job(f"data.workers={readers}", workers=3) as job:
+        slow, killed, other = await job.ring_of(3)
+        await job.stepping()
+        reading = readers_of(job.pid(slow))[1:] if readers else [psutil.Process(job.pid(slow))]
+        for process in reading:
+            job.order_process(process.pid, "sleep")
+        waits = f"no step is made: waiting for worker {slow}, which waits for records of step"
+        await job.until(lambda: job.status["reason"].startswith(waits))
+        if not readers:
+            assert "counting_faulty.py: feed() of the records" in job.status["reason"]
+        job.kill(killed)
+        began = now()
+        generation = job.job.ring.generation + 1
+        await job.until(lambda: stepped(job, other, generation))
+        seconds = now() - began
+        print(f"worker {other} steps {seconds:.2f} s after the kill")
+        assert slow not in job.ring
+        assert seconds < MUCH_LESS, "it waits for a read that takes a minute"
+        if readers:
+            for process in reading:
+                process.kill()  # so that the reads are made again, and return
+            await job.until(lambda: slow in job.ring)
+        summary = await job.exact()
+    assert summary["failures"] == []
+
+
+def stepped(job: Any, worker: int, generation: int) -> bool:
+    """Whether the worker has made a step in a ring that is not older than this."""
+    return any(
+        isinstance(event, ev.Stepped) and event.worker == worker and event.generation >= generation
+        for _, event, _ in job.seen
     )

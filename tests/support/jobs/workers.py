@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from concurrent.futures import Executor
 from typing import Any, Generic, cast
 
 import numpy as np
@@ -76,6 +77,7 @@ class A(Generic[R]):
         ring: R | None = None,
         batch: int = BATCH,
         source: Positions | None = None,
+        reading: Executor | None = None,
     ):
         self.said: list[pb.FromWorker] = []
         self.changed = threading.Condition()
@@ -85,7 +87,9 @@ class A(Generic[R]):
         self.learner = learner or CountingLearner(POSITIONS)
         self.learner.joins(self.ring)
         self.source = source or Positions(SIZE)
-        self.config, self.batches = config, Batches(self.source, batch, reading=AtOnce())
+        self.config = config
+        wait = self.session.waiting.result
+        self.batches = Batches(self.source, batch, reading=reading or AtOnce(), wait=wait)
         report = Telemetry(self.session, self.batches.steps, log=lambda line: None)
         export = lambda worth: self.session.say(finished=pb.Finished(model="model.keras"))  # noqa: E731
         self.worker = self.assembled(config, self.batches, report, export)

@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import pytest
 
+from edl.contract.heartbeats import Activity
 from edl.contract.ids import Generation, WorkerId
 from edl.contract.phases import Phase
 from edl.contract.reasons import Reason
 from edl.master.core import effects as ef
 from edl.master.core import events as ev
-from edl.master.core import view
+from edl.master.core import facts, view
 from edl.master.core.ring import RingState
 from tests.support.jobs.stories import Story, of, only
 
@@ -43,6 +44,53 @@ def test_one_that_leaves_stays_until_it_has_handed_over_the_state() -> None:
     assert (form.members, form.joining) == ((0, 1), (1,))
     assert not of(story.tell(ev.JoinedRing(WorkerId(0), form.generation, 4)), ef.Leave)
     assert only(story.tell(ev.JoinedRing(WorkerId(1), form.generation, 9)), ef.Leave).members == (0, 1)
+
+
+def reading(story: Story, worker: int, seconds: float, what: str) -> facts.Heartbeat:
+    activity = Activity(what, seconds)
+    return facts.Heartbeat(WorkerId(worker), story.job.ring.generation, 1, activity=activity)
+
+
+def told(story: Story) -> str:
+    return str(view.status(story.job, story.now, story.telemetry.beats)["reason"])
+
+
+def test_the_status_says_which_member_the_next_step_waits_for() -> None:
+    story = Story(workers=3, heartbeatTimeoutSeconds=600, joinDelaySeconds=0.5).running()
+    what = "waits for records of step 12: m.py: read(4096, 4160)"
+    story.tell(reading(story, 2, 2.9, what))
+    assert told(story) == "3 workers (generation 1)"
+    story.tell(reading(story, 2, 41.0, what))
+    assert told(story) == f"no step is made: waiting for worker 2, which {what}, for more than 30 s"
+    story.beats(2)
+    assert told(story) == "3 workers (generation 1)"
+
+
+def test_a_member_whose_reads_have_not_returned_joins_a_later_ring() -> None:
+    """The others step on without it: they would wait for it in the next ring, too."""
+    story = Story(workers=3, heartbeatTimeoutSeconds=600, joinDelaySeconds=0.5).running()
+    story.kill(1)
+    story.out(0, step=4, broken="reset")
+    out = ev.LeftRing(WorkerId(2), story.job.ring.generation, 4, True, broken="cut", reads=True)
+    assert only(story.tell(out), ef.Form).members == (0,)
+    story.up(4)
+    assert not of(story.waits(30), ef.Leave)
+    story.tell(reading(story, 2, 41.0, "is busy with read(0, 64)"))
+    assert told(story).endswith("will join the ring: worker 2 is busy with read(0, 64), for more than 30 s")
+    assert only(story.tell(ev.RecordsRead(WorkerId(2))), ef.Leave).members == (0,)
+    assert only(story.out(0, step=9), ef.Form).members == (0, 2)
+
+
+def test_a_ring_that_a_member_breaks_because_it_must_leave_has_not_broken_by_itself() -> None:
+    """Or a slow source would fail the job, after some changes of the ring in a row."""
+    story = Story(workers=3, heartbeatTimeoutSeconds=600, joinDelaySeconds=0.5)
+    story.ready(0, 1)
+    story.waits(1)
+    for member in (0, 1):
+        story.tell(ev.JoinedRing(WorkerId(member), story.job.ring.generation, 0))
+    assert only(story.ready(2), ef.Leave)
+    story.out(0, step=0, broken="worker 0 waits for records")
+    assert only(story.out(1, step=0, broken="reset"), ef.Form).members == (0, 1, 2)
 
 
 def test_a_killed_member_is_cut_out_replaced_and_never_charged() -> None:

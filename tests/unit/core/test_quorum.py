@@ -56,6 +56,15 @@ def test_survivors_keep_their_order_and_newcomers_follow() -> None:
     assert plan(workers, (7, 3, 5), ANY).members == (7, 3, 5, 0)
 
 
+def test_one_that_still_reads_is_left_out_unless_it_is_needed() -> None:
+    reads, ahead, behind, new = a_worker(0, step=4), a_worker(1, step=4), a_worker(2, step=3), a_worker(3)
+    reads.reads = True
+    assert plan([reads, ahead, new], (0, 1), ANY).members == (1, 3)
+    assert plan([reads, behind], (0, 2), ANY).members == (0, 2), "it alone has the newest state"
+    assert plan([reads, new], (0,), ANY).members == (0, 3)
+    assert plan([reads, ahead], (0, 1), Limits(2, 3)).members == (0, 1), "one is too few"
+
+
 def test_the_most_advanced_holder_is_the_root() -> None:
     ring = plan([a_worker(0, step=4), a_worker(1, step=5), a_worker(2, step=4)], (0, 1, 2), ANY)
     assert (ring.root, ring.sync, ring.joining) == (1, False, (0, 2))

@@ -7,6 +7,7 @@ import contextlib
 import os
 import random
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -25,13 +26,18 @@ from pyarrow import parquet
 import edl
 from edl.contract.layout import Layout, Part
 from edl.contract.order import Order
+from edl.contract.proto import edl_pb2 as pb
 from edl.errors import DataError
-from edl.trainer.input import wire
+from edl.trainer.build_data import wait_for_readers
+from edl.trainer.input import fork_server, wire
 from edl.trainer.input.parallel_records import ParallelRecords
 from edl.trainer.input.processes import ForkServer
 from edl.trainer.input.workers import own_cores, reader_count
 from edl.trainer.model.data import BadRecord, Batch, Batches
+from edl.trainer.ring.base import RingBroken
 from edl.trainer.runtime.error_report import RelayedError, error_location, format_traceback
+from edl.trainer.runtime.watchdog import Doing
+from edl.trainer.session.state import Session
 
 ROOT = Path(__file__).parents[3]
 SIZE, BATCH, SEED = 1000, 50, 5
@@ -120,6 +126,62 @@ def test_a_change_of_the_ring_throws_batches_away_and_asks_for_others(start: Sta
     assert values(batches.of(0, 20)) == in_order(SINGLE, True)[0]
     batches.take(BLOCKS, half)
     assert values(batches.of(1, 20)) == in_order(BLOCKS, True, half)[1]
+
+
+def test_all_processes_are_up_and_have_read_before_a_worker_is_ready(start: Start) -> None:
+    readers, doing = start(3), Doing()
+    wait_for_readers("mine", readers.records, doing)
+    processes = readers.records._processes
+    assert [process is not None and process.answered for process in processes] == [True] * 3
+    assert doing.words() == "mine: the start of the reader processes (data.workers)"
+
+
+def test_a_cut_ends_the_wait_for_a_process_that_reads(start: Start) -> None:
+    readers = start(2, slow=3.0)
+    session = Session(0, lambda message: None, threading.Event())
+    session.waiting.enter(1)
+    readers.records.idle().result(60)
+    batches = Batches(readers.records, BATCH, wait=session.waiting.result)
+    threading.Timer(0.2, session.hear, [pb.ToWorker(generation=1, cut=pb.Cut())]).start()
+    began = time.monotonic()
+    with pytest.raises(RingBroken, match="records of step 1"):
+        batches.of(0, 20)
+    assert time.monotonic() - began < 2.0
+    assert session.waiting.leave()
+    returned = batches.idle()
+    assert not returned.done()
+    returned.result(60)
+    assert time.monotonic() - began > 2.5, "it was reading"
+
+
+@pytest.mark.parametrize("lives", [True, False])
+def test_readers_come_from_the_process_that_the_worker_has_prepared(
+    monkeypatch: pytest.MonkeyPatch, lives: bool
+) -> None:
+    """If it has died, a new one is started, which imports again."""
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    ours, theirs = socket.socketpair()
+    program = "import os, socket, sys; from edl.trainer.input.fork_server import _run; "
+    program += "_run(socket.socket(fileno=int(sys.argv[1])), os.getppid(), None)"
+    with theirs:
+        process = subprocess.Popen(
+            [sys.executable, "-c", program, str(theirs.fileno())], pass_fds=[theirs.fileno()]
+        )
+    if not lives:
+        process.kill()
+        process.wait()
+    monkeypatch.setattr(fork_server, "_prepared", [(process, ours)])
+    service = "tests.support.jobs.numbers_service:Numbers"
+    server = ForkServer(service, {"slow": 0.0}, 60.0, "x", environment={"OF_READERS": "1"}, prepared=True)
+    try:
+        reader = server.reader()
+        assert (server.pid == process.pid) is lives
+        assert psutil.Process(reader.pid).name() == fork_server.NAME
+        reader.call("alone", (0, 1), (), 30.0)
+        reader.close()
+    finally:
+        server.close()
+    assert process.poll() is not None
 
 
 def test_processes_read_at_the_same_time_and_ahead_of_the_step(start: Start) -> None:

@@ -53,6 +53,15 @@ def test_what_it_said_of_an_older_ring_is_not_said_of_this_one() -> None:
     assert told.resume() == pb.Resume(layout=DATA, members=(0, 2), left_ring=out)
 
 
+def test_one_whose_reads_have_returned_since_it_left_can_make_steps() -> None:
+    told = a_ready_worker()
+    told.form(7, (0, 2))
+    told.note(said(7, left_ring=pb.LeftRing(step=9, reads=True)))
+    assert told.resume().left_ring.reads
+    told.note(said(records_read=pb.RecordsRead()))
+    assert not told.resume().left_ring.reads
+
+
 def test_when_it_has_left_what_it_said_then_counts_until_the_next_time() -> None:
     told = a_ready_worker()
     told.form(7, (0, 2))
