@@ -262,10 +262,10 @@ def test_the_master_can_make_no_pod_but_its_workers(job: Release) -> None:
         ("the labels and annotations", made(named={"annotations": {"k8s.v1.cni.cncf.io/networks": "x"}})),
         ("the labels and annotations", made(named={"finalizers": ["example.org/never"]})),
         ("of the service account edl-worker", made(serviceAccountName="edl-master")),
-        *(
-            (fields, made(**{key: True}))
-            for key in ("hostNetwork", "hostPID", "hostIPC", "shareProcessNamespace")
-        ),
+        (fields, made(hostNetwork=True)),
+        (fields, made(hostPID=True)),
+        (fields, made(hostIPC=True)),
+        (fields, made(shareProcessNamespace=True)),
         (fields, made(nodeName="n1")),
         (fields, made(hostUsers=False, containers=secure(procMount="Unmasked"))),
         (fields, made(imagePullSecrets=[{"name": SECRET}])),
