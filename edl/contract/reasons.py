@@ -67,7 +67,7 @@ class Reason(StrEnum):
     WorkerPending = "WorkerPending", NORMAL, MINOR
     WorkerReady = "WorkerReady", NORMAL, MINOR
     WorkerDraining = "WorkerDraining", NORMAL, MINOR
-    # It alone holds the state, so the job waits for it.
+    # It sends no heartbeats, and is not replaced yet; if it alone holds the state, the ring waits for it.
     WorkerUnreachable = (
         "WorkerUnreachable",
         WARNING,

@@ -70,6 +70,10 @@ from edl.net.tls import certificate_for
 
 log = structlog.get_logger()
 
+# For workers to connect to a master that takes over and that has heard of them while it stood by. Longer than
+# a heartbeat timeout may be: the streams of all of them are opened at once.
+PROMPT_SECONDS = 3.0
+
 
 NOTHING = facts.Past({}, "starting")  # the history of a new run
 
@@ -252,7 +256,7 @@ class ReleaseMaster:
         adopted = replace(
             todo.adopted,
             prompt=tuple(WorkerId(worker) for worker in sorted(self._candidate.take_witnesses())),
-            prompt_seconds=todo.spec.config.elastic.heartbeat_timeout_seconds,
+            prompt_seconds=PROMPT_SECONDS,
         )
         if installed.left.run_id == todo.run_id and (began := installed.left.started_at):
             since = max(0.0, time.time() - began)

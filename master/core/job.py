@@ -45,7 +45,7 @@ from edl.master.core import (
 from edl.master.core import effects as ef
 from edl.master.core import events as ev
 from edl.master.core.state import State
-from edl.master.core.workers import WorkerRecord
+from edl.master.core.workers import AWAY, WorkerRecord
 
 # The handler of each event. `_reconcile` follows, whichever it was.
 OF_THE_JOB: Mapping[type, Callable[[State, Any], None]] = {
@@ -122,6 +122,7 @@ class Job(State):
         """
         if now - self.now > self.config.elastic.heartbeat_timeout_seconds / 2:
             self.timeouts.excuse(now)
+            silence.excuse(self, now)
         self.now, self.effects = now, []
         if (of_the_job := OF_THE_JOB.get(type(event))) is not None:
             of_the_job(self, event)
@@ -148,6 +149,9 @@ class Job(State):
         """Handle an event of a ring; ignore it unless it is from a member and about the current ring."""
         if isinstance(event, ev.LeftRing):
             training.stopped(self, event)
+            if w.place == AWAY and event.generation == w.away_from:
+                silence.comes_back(self, w, event)
+                return
         if not w.in_ring or event.generation != self.ring.generation:
             self.stale += 1
         elif event.generation > self.divergence.untrusted_up_to or not isinstance(event, CLAIMS):

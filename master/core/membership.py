@@ -14,7 +14,7 @@ from edl.master.core import facts
 from edl.master.core.failures import MOST_IN_VAIN, Failure, cause_unknown, own_fault
 from edl.master.core.ring import CHANGE, LOSS, MEMBER_LOST
 from edl.master.core.state import SUSPENDED_AT_ZERO, State
-from edl.master.core.workers import DRAINING, OUT, Kind, WorkerRecord
+from edl.master.core.workers import AWAY, DRAINING, OUT, Kind, WorkerRecord
 
 SNAPSHOT_SECONDS = 10.0  # for the next process in a crashed worker's pod to connect with its snapshot
 CUT_MARGIN = 1.25  # a watchdog finds a step that takes too long up to a quarter of its limit later
@@ -40,10 +40,15 @@ def cut_deadline(job: State) -> float | None:
     A member notices the cut in its next sum, so it may compute one step before. It ends itself if it then
     does not leave the ring. This deadline is for a member that cannot even do that.
     """
-    limits = job.config.elastic
     if not job.ring.broken or job.config.runs_horovod:
         return None  # a script of Horovod may compute as long as it likes
-    return job.ring.cut_at + CUT_MARGIN * (limits.step_timeout_seconds + limits.startup_timeout_seconds)
+    return job.ring.cut_at + cut_seconds(job)
+
+
+def cut_seconds(job: State) -> float:
+    """Return how long a member that receives an order to leave its ring at once may take for it."""
+    limits = job.config.elastic
+    return CUT_MARGIN * (limits.step_timeout_seconds + limits.startup_timeout_seconds)
 
 
 def expire_cut(job: State) -> None:
@@ -85,7 +90,7 @@ def release(job: State) -> None:
     That one first writes the state to a checkpoint. A worker that is still in the ring does not count as a
     successor: it may be frozen, and then the drained worker holds the last copy.
     """
-    out = job.pool.where(lambda kind: not (kind.stays or kind.stopped or kind.place != OUT))
+    out = job.pool.where(lambda kind: not (kind.stays or kind.stopped or kind.in_ring))
     if not out:
         return
     heirs = _heard(job, lambda kind: kind.stays and kind.has_state)
@@ -146,6 +151,21 @@ def stop(job: State, w: WorkerRecord, why: str) -> None:
     job.timeouts.watch(w)
 
 
+def set_aside(job: State, w: WorkerRecord, why: str, seconds: float) -> None:
+    """Go on without a silent member, and wait `seconds` for it to come back to the job.
+
+    It is not replaced meanwhile. Its ring is cut, and it does not count as a holder of the state.
+    """
+    job.notice(
+        Reason.WorkerUnreachable,
+        f"worker {w.id} sends no heartbeats: the ring goes on without it. It is replaced if it does not come "
+        f"back within {seconds:.1f} s",
+    )
+    job.close(f"worker {w.id} is silent ({why})", LOSS)
+    job.pool.change(w, place=AWAY, has_state=False)
+    w.away_from, w.away_until = job.ring.generation, job.now + seconds
+
+
 def give_up(job: State, w: WorkerRecord, reason: ef.FenceReason, why: str) -> None:
     """Fence and remove a worker that may still run: its later messages are refused."""
     job.do(ef.Fence(w.id, why, reason))
@@ -170,7 +190,7 @@ def lose(job: State, w: WorkerRecord, why: str, delete: bool = True, hung: bool 
     if delete:
         job.do(ef.Delete(w.id, min(grace, HUNG_GRACE_SECONDS) if hung and leaves_snapshot else grace))
     # Not BROKEN: the peers of a crashed worker often report a broken ring before its exit is seen.
-    w.in_broken_ring = w.in_ring and job.ring.state is MEMBER_LOST
+    w.in_broken_ring = w.place == AWAY or (w.in_ring and job.ring.state is MEMBER_LOST)
     in_ring = w.in_ring
     ended = (
         job.config.runs_horovod and w.stopped

@@ -18,7 +18,7 @@ from edl.master.core.quorum import Limits, RingPlan, candidates, plan_ring, too_
 from edl.master.core.ring import CHANGE
 from edl.master.core.servers import STARTING
 from edl.master.core.state import State
-from edl.master.core.workers import DRAINING, IN, OUT, Kind, WorkerRecord
+from edl.master.core.workers import AWAY, DRAINING, IN, Kind, WorkerRecord
 
 MOST_NAMED = 8  # workers in the cause of a change
 
@@ -86,7 +86,7 @@ def form(job: State) -> None:
     """Form the next ring once all workers have left the previous one, or export the complete state."""
     if job.train is None or job.exporter is not None:
         return
-    if job.ring.running or job.pool.any(lambda kind: kind.place != OUT):
+    if job.ring.running or job.pool.any(lambda kind: kind.in_ring):
         return
     if job.config.asynchronous:
         _form_at_servers(job)
@@ -101,6 +101,9 @@ def form(job: State) -> None:
         return
     if fresh and job.failover.may_hold(job.now):
         _wait(job, "workers of the earlier master have not come back, and may hold the state")
+        return
+    if fresh and job.pool.any(lambda kind: kind.place == AWAY):
+        _wait(job, "a silent worker may come back with the state")
         return
     if fresh:
         fresh = not _count_snapshots(job)

@@ -1,17 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Silent workers, which send no heartbeats: removed at once, or awaited because their state would be lost.
+"""Silent workers, which send no heartbeats: the ring goes on without them, or waits for their state.
 
 A silent worker may answer again (its process was stopped, its machine was busy or moved) or never. If a
-different worker can continue from its state, it is removed at once. Otherwise its removal would discard all
-training since the newest state elsewhere. Then the job waits for it as long as its removal would cost, at
-most MOST_SECONDS. If all workers with that state fall silent together, the job waits for any of them. So
-whether it answers or not, the job loses at most twice the cost of the better choice, by the rule of
-`join_policy`. The wait ends earlier if the worker sends a message, or its process or stream ends.
+different worker can continue from its state, the ring goes on at once, and the worker is *away*. When it
+answers, it leaves its ring, which was cut, and joins the present one with what it has in memory, like a
+survivor that is behind. If its removal would discard all training since the newest state elsewhere, the ring
+waits for it instead. If all workers with that state fall silent together, the job waits for any of them.
+
+Both waits are as long as they are worth: as starting a different worker takes (in all, if it is away several
+times), or as training again takes, at most MOST_SECONDS. So whether it answers or not, the job loses at most
+twice the cost of the better choice, by the rule of `join_policy`. A wait ends earlier if the worker sends a
+message, or its process or stream ends.
+
+    silent ──▶ away: the ring goes on ──▶ heard ──▶ it has left its ring ──▶ it joins the present one
+                      └──▶ too long: it is fenced and replaced
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from edl.contract.reasons import Reason
 from edl.formatting import how_many, numbered
@@ -19,11 +26,13 @@ from edl.master.core import effects as ef
 from edl.master.core import events as ev
 from edl.master.core import membership
 from edl.master.core.state import Silence, State
-from edl.master.core.workers import UP, WorkerRecord
+from edl.master.core.workers import AWAY, MEMBER, UP, WorkerRecord
 
 # Seconds of silence. In this time Kubernetes deletes the pods of a lost node, and a virtual machine is moved
 # or restarted: a worker that is silent for longer will hardly answer again.
 MOST_SECONDS = 600.0
+# Seconds that a member may be away, at least. A forked worker is ready sooner, but takes cores of the others.
+LEAST_SECONDS = 5.0
 MOST_NAMED = 8  # workers in a sentence
 
 
@@ -56,40 +65,86 @@ def begins(job: State, event: ev.Silent) -> None:
 
 def ends(job: State, event: ev.Heard) -> None:
     """Handle a silent worker that sends messages again."""
-    silence = job.silences.pop(event.worker, None)
-    if silence is not None:
-        seconds = job.now - silence.since
-        job.notice(
-            Reason.WorkerRecovered,
-            f"worker {event.worker} is heard again after {seconds:.1f} s; its state is kept",
-        )
+    silence, w = job.silences.pop(event.worker, None), job.pool.get(event.worker)
+    if silence is None or w is None:
+        return
+    seconds = job.now - silence.since
+    if w.place == AWAY:  # as any member of a ring that was cut, it may compute one more step
+        w.patience = max(w.away_until - job.now, 0.0)
+        w.away_until = job.now + membership.cut_seconds(job)
+    job.notice(
+        Reason.WorkerRecovered, f"worker {w.id} is heard again after {seconds:.1f} s; its state is kept"
+    )
+
+
+def comes_back(job: State, w: WorkerRecord, event: ev.LeftRing) -> None:
+    """Handle a worker that has left the ring that went on without it: it joins the present one."""
+    if event.generation <= job.divergence.untrusted_up_to:
+        event = replace(event, has_state=False)
+    job.pool.left(w, event)
+    job.regroup_at = job.now
 
 
 def decide(job: State) -> None:
-    """Remove the silent workers whose state is not worth a longer wait."""
+    """Go on without the silent workers whose state is not worth a longer wait."""
     for worker, silence in list(job.silences.items()):
         w = job.pool.get(worker)
         if w is None or w.kill_at is not None:
             del job.silences[worker]
             continue
-        found = loss(job, w)
-        if not found.records or _until(job, w, found) <= job.now:
-            why = f"no heartbeat for {job.now - silence.since:.1f} s"
+        found, until = loss(job, w), w.away_until
+        if w.place != AWAY:
+            until = _until(job, w, found) if found.records else job.now
+        if until > job.now:
+            continue
+        why = f"no heartbeat for {job.now - silence.since:.1f} s"
+        patience = max(w.ready_at - w.since, LEAST_SECONDS) if w.patience is None else w.patience
+        if patience > 0 and not found.records and _may_come_back(job, w):
+            membership.set_aside(job, w, why, patience)
+        else:
             membership.give_up(job, w, ef.FenceReason.HeartbeatTimeout, why)
+    for w in job.pool.where(lambda kind: kind.place == AWAY):
+        if w.away_until <= job.now and w.kill_at is None:
+            why = "it has not left its ring since it was heard again"
+            membership.give_up(job, w, ef.FenceReason.CutTimeout, why)
+
+
+def excuse(job: State, now: float) -> None:
+    """Extend the waits for workers that are away after a stall of the master: messages wait to be read."""
+    for w in job.pool.where(lambda kind: kind.place == AWAY):
+        w.away_until = max(w.away_until, now + job.config.elastic.heartbeat_timeout_seconds / 4)
+
+
+def _may_come_back(job: State, w: WorkerRecord) -> bool:
+    """True for a silent member in sync without which the ring can go on.
+
+    A script of Horovod may not notice for long that its ring was cut. While an earlier master's ring is not
+    known, it cannot be cut. If only draining workers are left with the state, a replacement is urgent.
+    """
+    if job.failover.until is not None or job.config.runs_horovod:
+        return False
+    others = job.pool.where(lambda kind: kind.has_state and kind.stays)
+    goes_on = any(o.id != w.id and o.id not in job.silences for o in others)
+    return goes_on and w.in_ring and w.has_state and w.state == MEMBER
 
 
 def next_deadline(job: State) -> float | None:
-    """Return when the wait for a silent worker ends."""
-    waits = [
-        _until(job, w, loss(job, w)) for worker in job.silences if (w := job.pool.get(worker)) is not None
-    ]
-    return min(waits, default=None)
+    """Return when the next wait for a worker that is silent or away ends."""
+    silent = [w for worker in job.silences if (w := job.pool.get(worker)) is not None and w.place != AWAY]
+    away = job.pool.where(lambda kind: kind.place == AWAY and not kind.stopped)
+    return min([_until(job, w, loss(job, w)) for w in silent] + [w.away_until for w in away], default=None)
 
 
 def waits(job: State) -> str:
     """Describe for which silent worker the job waits, why, and until when; empty if it does not wait."""
     found = [w for worker in job.silences if (w := job.pool.get(worker)) is not None and w.kill_at is None]
-    return _decision(job, found[0], loss(job, found[0])) if found and job.ending is None else ""
+    if not found or job.ending is not None:
+        return ""
+    if (away := [w.id for w in found if w.place == AWAY]) and len(away) == len(found):
+        who = numbered("worker", away, MOST_NAMED)
+        return f"{job.reason}; without heartbeats of {who}, which is replaced if it does not come back soon"
+    waited = next(w for w in found if w.place != AWAY)
+    return _decision(job, waited, loss(job, waited))
 
 
 def loss(job: State, w: WorkerRecord) -> Loss:

@@ -27,7 +27,7 @@ from edl.master.core.quorum import Limits
 from edl.master.core.ring import Ring
 from edl.master.core.servers import Servers
 from edl.master.core.timeouts import Timeouts
-from edl.master.core.workers import OUT, Pool
+from edl.master.core.workers import Pool
 
 SUSPENDED = "suspended"
 SUSPENDED_AT_ZERO = (
@@ -236,7 +236,7 @@ class State:
             InvalidState: it does not hold.
         """
         ring, wrong = self.ring, ""
-        size, inside = len(ring.members), self.pool.count(lambda kind: kind.place != OUT)
+        size, inside = len(ring.members), self.pool.count(lambda kind: kind.in_ring)
         known = self.failover.until is None  # else an earlier master's ring is still being reported
         if (ring.running or ring.closing) != bool(size):
             wrong = f"a ring that is {ring.state} has {size} members"

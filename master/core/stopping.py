@@ -18,7 +18,7 @@ from edl.master.core import training
 from edl.master.core.checkpoints import PendingStop
 from edl.master.core.ring import CHANGE
 from edl.master.core.state import State
-from edl.master.core.workers import OUT, Kind
+from edl.master.core.workers import Kind
 
 LAST_SECONDS = 60.0  # for the last checkpoint after the deadline
 
@@ -57,7 +57,7 @@ def proceed(job: State) -> None:
         if job.ring.up:  # until then members receive the state, or restore it
             job.close("the job is to end", CHANGE)
         return
-    if job.pool.any(lambda kind: kind.place != OUT):
+    if job.pool.any(lambda kind: kind.in_ring):
         return
     holders = job.pool.where(_holds)
     if needs_a_ring(job):

@@ -21,7 +21,7 @@ from edl.master.core import facts, membership, ps, silence, training
 from edl.master.core.job import Job
 from edl.master.core.ring import Change
 from edl.master.core.state import TrainTask
-from edl.master.core.workers import OUT, UP, WorkerRecord
+from edl.master.core.workers import AWAY, OUT, UP, WorkerRecord
 
 MOST_NAMED = 5  # workers in a sentence
 # A time that a step waits is shown as the greatest of these that it exceeds, so that the words change seldom.
@@ -182,7 +182,7 @@ def _worker(
         "id": worker.id,
         "handle": worker.handle,
         "rank": job.ring.ranks.get(worker.id) if worker.in_ring else None,
-        "state": worker.state,
+        "state": "silent" if worker.place == AWAY else worker.state,
         "delay": worker.delay,
         "step": in_ring.step if in_ring else worker.step,
         "rate": in_ring.rate if in_ring else 0.0,

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple
 
-from edl.contract.ids import WorkerId
+from edl.contract.ids import NO_RING, Generation, WorkerId
 from edl.contract.phases import WorkerState
 from edl.contract.ranges import RangeSet
 from edl.contract.state_tables import Table
@@ -48,7 +48,7 @@ WORKER = Table(
 )
 
 # Compared at each event; Python 3.11 needs 0.1 us to look up a member of an enum.
-PENDING, DRAINING = WorkerState.PENDING, WorkerState.DRAINING
+PENDING, MEMBER, DRAINING = WorkerState.PENDING, WorkerState.MEMBER, WorkerState.DRAINING
 STARTING_STATES = frozenset({WorkerState.PENDING, WorkerState.STARTING, WorkerState.INITIALIZING})
 READY_STATES = frozenset({WorkerState.READY, WorkerState.MEMBER})
 
@@ -59,9 +59,10 @@ class Place(StrEnum):
     OUT = "out"
     IN = "in"  # it was ordered to join the ring, and has not left it yet
     UP = "up"  # it is in the ring and holds the ring's state
+    AWAY = "away"  # it is silent, and its ring was cut; the others go on before it reports that it has left
 
 
-OUT, IN, UP = Place.OUT, Place.IN, Place.UP
+OUT, IN, UP, AWAY = Place.OUT, Place.IN, Place.UP, Place.AWAY
 
 
 class Kind(NamedTuple):
@@ -78,9 +79,14 @@ class Kind(NamedTuple):
         return self.state in STARTING_STATES
 
     @property
+    def in_ring(self) -> bool:
+        """True if the worker is a member of the present ring, also while it connects."""
+        return self.place == UP or self.place == IN
+
+    @property
     def is_ready(self) -> bool:
         """True if the worker can be a member now."""
-        return self.state in READY_STATES
+        return self.state in READY_STATES and self.place != AWAY
 
     @property
     def stays(self) -> bool:
@@ -115,6 +121,9 @@ class WorkerRecord:
     stopped: bool = False  # it was ordered to exit, so its later failures do not count
     kill_at: float | None = None  # it was ordered to exit, and is killed at this time
     in_broken_ring: bool = False  # when it was lost, its ring had already lost a different member
+    away_from: Generation = NO_RING  # the ring that goes on without it, while it is away
+    away_until: float = 0.0  # it is removed then, unless it has left that ring
+    patience: float | None = None  # seconds that the job still waits while it is away; None: all of them
     failure_reason: str = ""  # why it is lost: as it reported itself, or why it was removed
     speed: float = 0.0  # records per second of computing; 0: unknown
     sample_loss: facts.SampleLoss | None = None  # as it reported, once it is admitted
@@ -132,7 +141,7 @@ class WorkerRecord:
     @property
     def in_ring(self) -> bool:
         """Whether the worker is a member of the present ring, also while it connects."""
-        return self.place != OUT
+        return self.place == UP or self.place == IN
 
     @property
     def is_starting(self) -> bool:
@@ -142,7 +151,7 @@ class WorkerRecord:
     @property
     def is_ready(self) -> bool:
         """Whether the worker can be a member of a ring."""
-        return self.state in READY_STATES
+        return self.state in READY_STATES and self.place != AWAY
 
 
 class Snapshots:

@@ -30,6 +30,7 @@ from edl.contract.steps import Steps
 from edl.master.core import effects as ef
 from edl.master.core import events as ev
 from edl.master.core import facts, view
+from edl.master.core.workers import OUT
 from edl.trainer.agreement.metric_values import Value
 from tests.simulator.worker import FLIP, Sim
 from tests.support.jobs.invariants import replayed
@@ -280,7 +281,9 @@ class Checks:
         waiting = [
             w.id
             for w in job.pool
-            if w.state == "ready" or (w.state == "draining" and not w.stopped and not (few and w.in_ring))
+            if w.state == "ready"
+            or (w.state == "member" and w.place == OUT)  # it was away, and has come back
+            or (w.state == "draining" and not w.stopped and not (few and w.in_ring))
         ]
         self.waiting = {w: self.waiting.get(w, now) for w in waiting}
         if job.failover.until is not None:

@@ -12,6 +12,7 @@ from edl.contract.layout import Layout
 from edl.errors import ModelError
 from edl.master.core import events as ev
 from edl.master.core import facts
+from edl.master.core.workers import AWAY
 from tests.simulator import masters
 from tests.simulator.worker import FLIP, MOST_EPOCHS, Sim
 
@@ -170,7 +171,7 @@ class Faults:
             case "preempt":
                 fleet.exit(w, code=143, free=True)
             case "freeze":
-                fleet.freeze(w, self.random.choice((0.3, 1.9, 2.1, 8)))
+                fleet.freeze(w, self.random.choice((0.3, 1.9, 2.1, 3, 8)))
             case "mute":  # it continues to work, but its messages are delayed
                 w.silent_since = self.clock.now
                 w.audible_at = self.last = self.clock.now + self.random.choice((0.5, 1.5, 2.5, 6))
@@ -250,8 +251,10 @@ class Faults:
                 fleet.say(w, ready)
 
     def _repeat_of_old(self, w: Sim) -> None:
-        """Deliver messages of an old generation now."""
-        say, old = self.world.fleet.say, Generation(max(0, self.world.job.ring.generation - 1))
+        """Deliver messages of a generation that this worker has left."""
+        known = self.world.job.pool.get(w.id)
+        last = known.away_from if known and known.place == AWAY else self.world.job.ring.generation
+        say, old = self.world.fleet.say, Generation(max(0, last - 1))
         say(w, ev.LeftRing(w.id, old, w.step + 1, True, broken="late"))
         say(w, ev.JoinedRing(w.id, old, w.step + 1))
         say(w, facts.Heartbeat(w.id, old, w.step + 1))

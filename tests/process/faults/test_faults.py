@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 import signal
 from collections.abc import Callable
@@ -59,7 +60,7 @@ async def test_all_killed_at_once_is_said_and_still_exact(a_job: A_Job) -> None:
     assert summary["state_losses"] == 1
 
 
-async def test_a_stopped_worker_is_dropped_and_leaves_when_it_thaws(a_job: A_Job) -> None:
+async def test_a_stopped_worker_comes_back_with_its_memory_or_too_late_and_leaves(a_job: A_Job) -> None:
     async with a_job("elastic.gracePeriodSeconds=20", workers=3) as job:
         members = await job.ring_of(3)
         await job.stepping()
@@ -67,12 +68,21 @@ async def test_a_stopped_worker_is_dropped_and_leaves_when_it_thaws(a_job: A_Job
         pid = job.pid(frozen)
         job.kill(frozen, number=signal.SIGSTOP)
         assert frozen not in await job.ring_of(2)
+        os.kill(pid, signal.SIGCONT)
+        assert sorted(await job.ring_of(3)) == sorted(members), "it was neither replaced nor given up"
+        assert job.pid(frozen) == pid
+        await job.stepping()
+
+        job.kill(frozen, number=signal.SIGSTOP)
+        await job.until(lambda: job.fenced(frozen))
         assert job.fenced(frozen) is ef.FenceReason.HeartbeatTimeout
-        __import__("os").kill(pid, signal.SIGCONT)
+        os.kill(pid, signal.SIGCONT)
         ended = await job.until(lambda: job.gone(frozen))
         assert ended.code == 3, "the thawed worker should find that it was given up, and leave"
+        assert frozen not in await job.ring_of(3)
         summary = await job.exact()
     assert summary["failures"] == []
+    assert summary["state_losses"] == 0
 
 
 async def test_sigterm_leaves_at_a_step_boundary(a_job: A_Job) -> None:

@@ -156,7 +156,7 @@ def test_a_worker_dies_or_is_given_up_and_comes_back_while_there_is_no_master(jo
     master = job.start_master()
     summary = is_exact(job, master)
     assert summary["state_losses"] == 0
-    assert workers[2].wait(30) in (3, 75)
+    assert workers[2].wait(30) in (0, 3, 75), "it comes back, unless the new master learns of its ring late"
     assert summary["model"] == f"run-{summary['run_id']}/{artifacts.MODEL}"
     assert others.read_bytes() == b"of another run"
 

@@ -46,6 +46,9 @@ class Watchdog:
         self.stopped: set[WorkerId] = set()
         self.exporter: WorkerId | None = None
         self.scripts_ended: set[WorkerId] = set()  # workers whose script has ended by itself
+        # Silent workers without which the ring goes on, by the ring that they have not left.
+        self.away: dict[WorkerId, Generation] = {}
+        self.silent: set[WorkerId] = set()
         self.ended = False
 
     def handle(self, event: ev.Event, now: float) -> list[ef.Effect]:
@@ -93,9 +96,11 @@ class Watchdog:
                 self.scripts_ended.add(event.worker)
             case ev.RowsLost() if worker == self.exporter:
                 self.exporter = None
-            case ev.LeftRing(_, g) if inside and g == generation:
+            case ev.LeftRing(_, g) if (inside and g == generation) or self.away.get(event.worker) == g:
+                self.away.pop(event.worker, None)
                 self.outs[event.worker] = event
                 self.holders |= {event.worker} if event.has_state and g > self.untrusted_up_to else set()
+        self._note_silence(event, generation, before)
         # The state of every worker is invalid.
         if any(isinstance(e, ef.Notice) and e.reason is Reason.ReplicaDivergence for e in effects) and any(
             "all go back" in e.text for e in effects if isinstance(e, ef.Notice)
@@ -116,6 +121,24 @@ class Watchdog:
         self._check_failures(event, effects, failures, was_stopped)
         self._check_state()
         return effects
+
+    def _note_silence(
+        self, event: ev.Event, generation: Generation, before: dict[WorkerId, tuple[bool, bool]]
+    ) -> None:
+        """Record which workers are silent, and which of them the ring goes on without."""
+        match event:
+            case ev.Silent():
+                self.silent |= {event.worker, *event.also}
+            case ev.Heard():
+                self.silent.discard(event.worker)
+        self.away = {w: g for w, g in self.away.items() if self.job.pool.get(w) is not None}
+        for w in self.job.pool:
+            if w.place == "away" and w.id not in self.away:
+                assert w.id in self.silent, f"worker {w.id} is away, but not silent"
+                assert before[w.id] == (True, True), f"worker {w.id} is away, but was no member in sync"
+                assert any(o in self.holders and o != w.id for o in before), "no other worker has its state"
+                self.away[w.id] = generation
+                self.holders.discard(w.id)
 
     def _note_back(self, back: ev.Resume) -> None:
         """Record the report of an earlier master's worker, as if its events had been seen here."""
@@ -196,9 +219,11 @@ class Watchdog:
         assert form.root in form.members
         for w, (in_ring, _) in before.items():
             out_now = isinstance(event, ev.LeftRing) and event.worker == w and self.outs.get(w) is event
+            out_now |= w in self.away
             assert not in_ring or out_now or job.pool.get(w) is None, f"formed while {w} was in the old ring"
         members = [job.pool[m] for m in form.members]  # all of them live
         assert not any(w.stopped for w in members), "a member was ordered to end"
+        assert not set(form.members) & self.away.keys(), "a member has not left an earlier ring"
         assert all(w.state == "member" or (w.state == "draining" and w.has_state) for w in members)
         assert job.train is not None
         # Only evaluation is left, or the end of a script.

@@ -29,6 +29,7 @@ from edl.master.core import effects as ef
 from edl.master.core import events as ev
 from edl.master.core import facts, view
 from edl.master.core.job import Job
+from edl.master.core.workers import AWAY
 from tests.support.jobs.invariants import Watchdog, replayed
 
 BASE = values.defaults()
@@ -211,12 +212,15 @@ class Machine:
         self.tell(ev.Finished(r.id, {"accuracy": 1.0}, "model.keras"))
 
     def silence(self, pick: int) -> None:
-        """Nothing is heard of a worker any more; or one that is waited for is heard again."""
-        worker = self.replica(pick).id
-        if worker in self.job.silences:
-            self.tell(ev.Heard(worker))
-        else:
-            self.tell(ev.Silent(worker, 3.0), after=3.0)
+        """Nothing is heard of a worker any more; or it is heard again, and leaves a ring that was cut."""
+        r = self.replica(pick)
+        if r.id not in self.job.silences:
+            self.tell(ev.Silent(r.id, 3.0), after=3.0)
+            return
+        self.tell(ev.Heard(r.id))
+        if r.generation and (w := self.job.pool.get(r.id)) is not None and w.place == AWAY:
+            generation, r.generation = r.generation, NO_RING
+            self.tell(ev.LeftRing(r.id, generation, r.step, r.has_state, broken="cut"))
 
     def time_passes(self, pick: int) -> None:
         """Up to the next deadline, or further."""
@@ -234,7 +238,8 @@ class Machine:
         self.tell(ev.Live(job.target, job.min_size, pick % 16 == 15, 1 + pick // 16 % 4))
 
     def of_an_old_ring(self, pick: int) -> None:
-        r, old = self.replica(pick), Generation(max(0, self.job.ring.generation - 1 - pick // 6 % 2))
+        r = self.replica(pick)
+        old = Generation(max(0, (r.generation or self.job.ring.generation) - 1 - pick // 6 % 2))
         self.tell(ev.LeftRing(r.id, old, r.step + 1, True, broken="late" if pick % 2 else ""))
         self.tell(ev.JoinedRing(r.id, old, r.step + 1))
         self.tell(ev.Stepped(r.id, old, r.step + 1, 9.0, 9, 9.0))
@@ -263,7 +268,7 @@ HAPPENINGS: list[tuple[int, Callable[[Machine, int], None]]] = [  # how often, w
     (1, Machine.failed),
     (2, Machine.leaves),
     (2, Machine.finished),
-    (1, Machine.silence),
+    (2, Machine.silence),
     (1, Machine.time_passes),
     (1, Machine.scaled),
     (1, Machine.of_an_old_ring),

@@ -13,6 +13,7 @@ from edl.master.core import effects as ef
 from edl.master.core import events as ev
 from edl.master.core import facts, view
 from edl.master.core.silence import MOST_SECONDS
+from edl.master.core.workers import AWAY
 from tests.support.jobs.stories import Story, of, only
 
 SILENCE = 3.0  # after which a worker counts as silent
@@ -134,8 +135,9 @@ def test_steps_that_another_worker_has_are_not_lost() -> None:
     story.tell(ev.LeftRing(WorkerId(1), form.generation, 8, True, broken="worker 0 does not answer"))
     for _ in range(8):
         story.tell(facts.Heartbeat(WorkerId(1), form.generation, 8), after=0.5)
-    assert [f.worker for f in of([e for _, _, es in story.watchdog.history for e in es], ef.Fence)] == [0]
-    assert story.noticed(Reason.WorkerUnreachable) == story.noticed(Reason.StateLost) == []
+    assert not of([e for _, _, es in story.watchdog.history for e in es], ef.Fence)
+    assert story.job.pool[WorkerId(0)].place == AWAY, "worker 1 goes on from step 8"
+    assert story.noticed(Reason.StateLost) == []
 
 
 def test_of_several_silent_holders_the_last_ones_are_waited_for() -> None:
@@ -143,8 +145,9 @@ def test_of_several_silent_holders_the_last_ones_are_waited_for() -> None:
     for _ in range(10):
         story.beats(0, 1, 2, after=0.5)
     story.tell(ev.Progress(story.job.ring.generation, 8))
-    fenced = [f.worker for f in of(quiet(story, 5), ef.Fence)]
-    assert fenced == [0], "it fell silent before the others, which fell silent together"
+    quiet(story, 5)
+    away = [w.id for w in story.job.pool if w.place == AWAY]
+    assert away == [0], "it fell silent before the others, which fell silent together"
     assert reason(story).startswith("workers 1 and 2 send no heartbeats")
     assert story.noticed(Reason.StateLost) == []
 
@@ -167,7 +170,9 @@ def test_holders_that_are_silent_at_once_are_all_waited_for_and_the_first_that_a
     )
     assert story.noticed(Reason.WorkerUnreachable) == [said]
     effects = story.tell(facts.Heartbeat(WorkerId(1), story.job.ring.generation, 8))
-    assert [f.worker for f in of(effects, ef.Fence)] == [0, 2], "worker 1 has the state, and answers"
+    assert only(effects, ef.Cut).members == (0, 1, 2), "worker 1 has the state, and answers"
+    away = [w.id for w in story.job.pool if w.place == AWAY]
+    assert away == [0, 2]
     effects = story.out(1, step=8, broken="workers 0 and 2 are lost") + story.waits(0.6)
     assert {form.step for form in of(effects, ef.Form)} == {8}
     assert story.noticed(Reason.StateLost) == []
@@ -228,3 +233,125 @@ def test_what_was_lost_once_is_not_counted_again() -> None:
         story.tell(facts.Heartbeat(WorkerId(1), ring, 3), after=1)
     quiet(story, SILENCE)
     assert "would lose 20 records (5 s of training)" in reason(story)
+
+
+START = 8.0  # seconds in which the workers of `one_silent` became ready
+
+
+def one_silent(**how: object) -> Story:
+    """Three workers train; worker 1 falls silent, and the others have formed the next ring at step 5."""
+    story = Story(workers=3, joinDelaySeconds=0.5, **how)  # type: ignore[arg-type]
+    story.running()
+    for w in story.job.pool:
+        w.since = w.ready_at - START
+    story.beats(0, 1, 2)
+    go_on(story, SILENCE, 0, 2)
+    assert story.job.pool[WorkerId(1)].place == AWAY
+    story.out(0, 2, step=5, broken="worker 1 is silent")
+    assert story.job.ring.members == (0, 2)
+    story.up(step=5)
+    return story
+
+
+def go_on(story: Story, seconds: float, *workers: int) -> list[ef.Effect]:
+    """Time passes in which these workers send heartbeats."""
+    effects, until = [], story.now + seconds
+    while story.now < until - 1e-9:
+        effects += story.waits(min(0.25, until - story.now)) + story.beats(*workers)
+    return effects
+
+
+def returns(story: Story, worker: int, generation: int, step: int = 4) -> list[ef.Effect]:
+    """A worker that was stopped is heard again, and reports that it has left a ring."""
+    out = ev.LeftRing(WorkerId(worker), Generation(generation), step, has_state=True, broken="it was cut")
+    return story.tell(facts.Heartbeat(WorkerId(worker), Generation(generation), step), out)
+
+
+def test_a_stopped_member_comes_back_with_its_memory_while_a_start_would_take_longer() -> None:
+    story = one_silent()
+    before = story.noticed(Reason.WorkerUnreachable)
+    assert len(before) == 1 and "does not come back within 8.0 s" in before[0]
+    assert "without heartbeats of worker 1" in reason(story)
+    states = {w["id"]: w["state"] for w in view.status(story.job, story.now)["workers"]}
+    assert states == {0: "member", 1: "silent", 2: "member"}
+    effects = go_on(story, START - 0.6, 0, 2) + returns(story, 1, generation=1)
+    assert not of(effects, ef.Fence) + of(effects, ef.Create), "it is neither given up nor replaced"
+    assert only(effects, ef.Leave).members == (0, 2), "its ring is formed at once"
+    form = only(story.out(0, 2, step=7), ef.Form)
+    assert (set(form.members), form.step, form.joining) == ({0, 1, 2}, 7, (1,))
+    assert form.root in (0, 2)
+    assert len(story.job.pool) == 3
+    assert len(story.noticed(Reason.WorkerRecovered)) == 1
+
+
+def test_one_that_stays_away_is_fenced_and_replaced_after_the_time_of_a_start() -> None:
+    story = one_silent()
+    assert not of(go_on(story, START - 0.1, 0, 2), ef.Fence)
+    effects = go_on(story, 0.3, 0, 2)
+    assert only(effects, ef.Fence).worker == 1
+    assert only(effects, ef.Create).worker == 3
+    assert story.job.ring.members == (0, 2), "the ring trains on"
+    before = story.job.stale
+    returns(story, 1, generation=1)
+    assert story.job.stale > before, "it is refused"
+
+
+def test_one_that_falls_silent_again_and_again_is_replaced_in_the_end() -> None:
+    story = one_silent()
+    go_on(story, 6, 0, 2)
+    returns(story, 1, generation=1)
+    story.out(0, 2, step=7)
+    assert len(story.job.ring.members) == 3
+    story.up(step=7)
+    story.beats(1)
+    effects = go_on(story, SILENCE + 0.3, 0, 2)
+    assert only(effects, ef.Cut).members == tuple(story.job.ring.members)
+    assert not of(effects, ef.Fence)
+    assert only(go_on(story, 2.1, 0, 2), ef.Fence).worker == 1, "it has used up what a start would take"
+
+
+def test_a_late_report_of_an_older_ring_brings_no_worker_back() -> None:
+    story = one_silent()
+    story.tell(ev.LeftRing(WorkerId(1), Generation(0), 9, has_state=True))
+    assert story.job.pool[WorkerId(1)].place == AWAY
+
+
+def test_one_that_is_heard_again_must_leave_its_ring_like_any_member() -> None:
+    story = one_silent(stepTimeoutSeconds=10, startupTimeoutSeconds=10)
+    story.tell(facts.Heartbeat(WorkerId(1), Generation(1), 4))
+    assert not of(go_on(story, 24, 0, 1, 2), ef.Fence)
+    fence = only(go_on(story, 2, 0, 1, 2), ef.Fence)
+    assert (fence.worker, fence.reason) == (1, ef.FenceReason.CutTimeout)
+
+
+def test_the_last_state_of_a_job_is_that_of_the_one_that_is_away() -> None:
+    story = one_silent()
+    story.kill(0)
+    effects = story.kill(2)
+    assert not of(effects, ef.Form), "worker 1 may come back with step 4"
+    assert "a silent worker may come back" in reason(story) or "without heartbeats" in reason(story)
+    story.ready(*(e.worker for e in of(effects, ef.Create)))
+    form = only(returns(story, 1, generation=1), ef.Form)
+    assert (form.root, form.step) == (1, 4)
+
+
+@pytest.mark.parametrize("ends", [ev.Gone(WorkerId(1), signal="SIGABRT"), ev.Closed(WorkerId(1), "gone")])
+def test_the_end_of_one_that_is_away_is_no_failure(ends: ev.Event) -> None:
+    story = one_silent()
+    assert only(story.tell(ends), ef.Create).worker == 3
+    assert story.job.failures == []
+    assert story.job.ring.members == (0, 2)
+
+
+def test_one_that_is_away_is_the_first_to_go_when_the_job_shrinks() -> None:
+    story = one_silent()
+    effects = story.tell(ev.Scale(2))
+    assert only(effects, ef.Stop).worker == 1
+    assert not of(effects, ef.Leave)
+
+
+def test_after_a_stall_of_the_master_one_that_is_away_is_heard_first() -> None:
+    story = one_silent()
+    assert not of(story.tell(ev.Tick(), after=START + 5), ef.Fence), "the timer is seen before the messages"
+    assert not of(returns(story, 1, generation=1), ef.Fence)
+    assert story.job.pool[WorkerId(1)].place != AWAY

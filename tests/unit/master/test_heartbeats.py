@@ -182,7 +182,7 @@ def test_the_status_shows_what_the_core_has_not_been_told() -> None:
 
 def test_a_worker_that_falls_silent_is_given_up_and_heartbeats_are_not_in_the_journal() -> None:
     story = Story(workers=2, joinDelaySeconds=0.5, heartbeatTimeoutSeconds=3).running()
-    effects = [e for _ in range(40) for e in (*story.beats(0, after=0.1), *story.waits(0.0))]
+    effects = [e for _ in range(90) for e in (*story.beats(0, after=0.1), *story.waits(0.0))]
     fences = [e for _, _, done in story.watchdog.history for e in done if isinstance(e, ef.Fence)]
     assert [(f.worker, f.reason) for f in fences] == [(1, ef.FenceReason.HeartbeatTimeout)]
     assert only(effects, ef.Create).worker == 2, "a replacement is started"
