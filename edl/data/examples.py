@@ -180,20 +180,12 @@ def _structure(example: Any, name: str) -> Structure | None:
 def _example(record: bytes, name: str) -> Any:
     train = _tensorflow().train
     try:
-        example = train.Example.FromString(record)
-        sequences = sorted(train.SequenceExample.FromString(record).feature_lists.feature_list)
+        return train.Example.FromString(record)
     except Exception as error:  # google.protobuf.message.DecodeError
         raise DataError(
             f"{name}: record 0 is no tf.train.Example: {error}; raw=True returns the records as bytes, for "
             "feed()"
         ) from error
-    if sequences:
-        raise DataError(
-            f"{name}: record 0 is a tf.train.SequenceExample: its sequences {', '.join(sequences)} are no "
-            "features of a tf.train.Example and would be dropped; write them as features of one length, or "
-            "read the records with raw=True and parse them in feed() (tf.io.parse_sequence_example)"
-        )
-    return example
 
 
 def _inferred(first: bytes, name: str, wanted: Collection[str]) -> dict[str, tuple[str, tuple[int, ...]]]:
@@ -277,11 +269,11 @@ class _Parser:
             DataError: the record has other features, or is a SequenceExample.
         """
         found = _tensorflow().train.SequenceExample.FromString(record)  # an Example is one without sequences
-        if found.feature_lists.feature_list:
-            name = min(found.feature_lists.feature_list)
+        if sequences := sorted(found.feature_lists.feature_list):
             raise DataError(
-                f"{where}: is a tf.train.SequenceExample, whose sequences (such as {name!r}) are not read; "
-                "name features of its context, or use raw=True and parse the record in feed()"
+                f"{where} is a tf.train.SequenceExample: its sequences {', '.join(sequences)} are no "
+                "features of a tf.train.Example and would be dropped; name features of its context, or read "
+                "the records with raw=True and parse them in feed() (tf.io.parse_sequence_example)"
             )
         for key in found.context.feature:
             if key not in self._spec and key != STRUCTURE:

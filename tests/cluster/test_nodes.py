@@ -39,8 +39,8 @@ def goes_on_without(job: Release, lost: set[str], node: str, workers: int) -> No
         names = {p["metadata"]["name"] for p in in_ring(pods)}
         return len(names - lost) == workers
 
-    # Kubernetes would put new ones on the lost node, and leave them there until it evicts them. The master waits
-    # for as long as the lost ones took to start, because they may come back.
+    # Kubernetes would put new ones on the lost node, and leave them there until it evicts them. The master
+    # waits for as long as the lost ones took to start, because they may come back.
     job.namespace.until("pods", replaced, WORKERS, seconds=90)
 
 

@@ -387,5 +387,6 @@ def test_sequences_of_a_sequence_example_are_not_dropped(tmp_path: Path) -> None
     with pytest.raises(
         DataError, match=r"s.tfrecord: record 0 is a tf.train.SequenceExample: its sequences t "
     ):
-        edl.tfrecord(path)
+        edl.tfrecord(path).read(0, 1)
+    assert edl.tfrecord(path, ["id"]).read(0, 1)[0].tolist() == [[1]]
     assert edl.tfrecord(path, raw=True).read(0, 1).tolist() == [record]

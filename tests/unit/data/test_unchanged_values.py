@@ -300,20 +300,6 @@ def test_features_that_the_first_record_lacks_are_not_left_out() -> None:
     assert len(edl.tfrecord("empty.tfrecord", ["x"])) == 2
 
 
-def test_sequences_of_examples_are_refused() -> None:
-    number = tf.train.Feature(int64_list=tf.train.Int64List(value=[1]))
-    record = tf.train.SequenceExample(
-        context=tf.train.Features(feature={"id": number}),
-        feature_lists=tf.train.FeatureLists(feature_list={"t": tf.train.FeatureList(feature=[number])}),
-    )
-    with tf.io.TFRecordWriter("sequence.tfrecord") as writer:
-        writer.write(record.SerializeToString())
-    refused(
-        lambda: edl.tfrecord("sequence.tfrecord"), r"record 0: is a tf\.train\.SequenceExample.*'t'.*raw=True"
-    )
-    assert edl.tfrecord("sequence.tfrecord", ["id"]).read(0, 1)[0].tolist() == [[1]]
-
-
 def test_what_pandas_says_of_its_columns_may_be_missing_or_of_another_form() -> None:
     described = json.dumps({"index_columns": [{"kind": "range", "name": None}]}).encode()
     table = pyarrow.table({"x": [1]}).replace_schema_metadata({b"pandas": described})
