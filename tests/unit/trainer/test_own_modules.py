@@ -76,7 +76,7 @@ def test_every_start_of_a_process_leaves_out_the_current_folder() -> None:
         if re.search(r"""["' ]-m["',]|python -m edl.*""", line) and "`" not in line
     ]
     assert len(starts) >= 9, "those of the chart and of the images, and that of all other processes"
-    usage = re.compile(r"^ +python -m|prog=")
+    usage = re.compile(r"""^ +python -m|prog=|== "-m":""")
     assert [start for start in starts if "-P" not in start[1] and not usage.search(start[1])] == []
 
 

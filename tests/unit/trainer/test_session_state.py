@@ -74,7 +74,7 @@ def test_when_it_has_left_what_it_said_then_counts_until_the_next_time() -> None
 
 
 # The messages that a new master does not need to receive again: `resume` has their contents ...
-IN_RESUME = {"ready", "joined_ring", "left_ring"}
+IN_RESUME = {"ready", "joined_ring", "left_ring", "records_read"}
 # ... or the worker says them again in any case: at intervals, or when the new master orders it ...
 SAID_AGAIN = {"hello", "resume", "heartbeat", "finished", "history", "rows_lost"}
 # ... or they are about an attempt that ends with its master, and is begun anew.
