@@ -15,7 +15,7 @@ from edl.contract.reasons import Reason
 from edl.master.core import balance, completion, join_policy, membership, ps, training
 from edl.master.core import effects as ef
 from edl.master.core.quorum import Limits, RingPlan, candidates, plan_ring, too_few
-from edl.master.core.ring import CHANGE
+from edl.master.core.ring import CHANGE, MEMBER_LOST
 from edl.master.core.servers import STARTING
 from edl.master.core.state import State
 from edl.master.core.workers import AWAY, DRAINING, IN, Kind, WorkerRecord
@@ -88,6 +88,7 @@ def form(job: State) -> None:
         return
     if job.ring.running or job.pool.any(lambda kind: kind.in_ring):
         return
+    _excuse_readers(job)
     if job.config.asynchronous:
         _form_at_servers(job)
         return
@@ -134,6 +135,19 @@ def form(job: State) -> None:
         completion.export(job, root)
     else:
         _publish(job, plan, root)
+
+
+def _excuse_readers(job: State) -> None:
+    """Forget the reads of members of a ring that lost no member: the others waited for them already.
+
+    Each of them is read in the next ring. If such a member were left out, its return would be a change in
+    which the reads of others have not returned, and so on.
+    """
+    if job.ring.state is MEMBER_LOST:
+        return
+    for worker in job.ring.members:
+        if w := job.pool.get(worker):
+            w.reads = False
 
 
 def _form_at_servers(job: State) -> None:

@@ -41,9 +41,10 @@ class Waits:
         self._gave_up = False  # whether this ring has ended a wait
 
     def enter(self, generation: int) -> None:
-        """This worker enters a ring, which can end its waits from now on."""
+        """This worker enters a ring, which can end its waits from now on. Those from before end."""
         with self._changed:
             self._generation, self._gave_up = generation, False
+            self._changed.notify_all()
 
     def leave(self) -> bool:
         """Note that this worker has left its ring; returns whether the ring has ended a wait."""

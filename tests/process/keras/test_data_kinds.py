@@ -95,6 +95,7 @@ def test_the_page_has_a_file_for_each_kind() -> None:
 
 @pytest.mark.parametrize("title", EXAMPLES)
 def test_a_file_of_the_page_learns_from_its_records(title: str, folder: Path) -> None:
+    keras.utils.set_random_seed(0)  # else the seed that an earlier test has left decides
     (folder / "my_model.py").write_text(EXAMPLES[title])
     sets = "data.train=houses.csv,data.label=price,data.features={rooms,age}"
     named = config.parse(values.load([], [sets])).data if title == "Without data()" else None
@@ -193,6 +194,7 @@ def test_the_records_of_a_pipeline_are_read_into_memory() -> None:
         (lambda: [1, 2], "expected a tf.data.Dataset, not a list"),
     ],
 )
+@pytest.mark.filterwarnings("ignore:Seed .* from outer graph")  # of a seed that an earlier test has set
 def test_a_pipeline_that_workers_could_not_share_is_refused(dataset: Callable[[], Any], why: str) -> None:
     with pytest.raises(DataError, match=f"from_tf: .*{why}"):
         edl.from_tf(dataset(), most_mebibytes=1)

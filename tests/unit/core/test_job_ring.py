@@ -77,8 +77,26 @@ def test_a_member_whose_reads_have_not_returned_joins_a_later_ring() -> None:
     assert not of(story.waits(30), ef.Leave)
     story.tell(reading(story, 2, 41.0, "is busy with read(0, 64)"))
     assert told(story).endswith("will join the ring: worker 2 is busy with read(0, 64), for more than 30 s")
-    assert only(story.tell(ev.RecordsRead(WorkerId(2))), ef.Leave).members == (0,)
-    assert only(story.out(0, step=9), ef.Form).members == (0, 2)
+    assert only(story.ready(3), ef.Leave).members == (0,), "a replacement of worker 1 has come meanwhile"
+    assert only(story.out(0, step=6), ef.Form).members == (0, 3), "worker 2 still reads"
+    story.up(6)
+    assert only(story.tell(ev.RecordsRead(WorkerId(2))), ef.Leave).members == (0, 3)
+    story.out(0, step=9)
+    assert only(story.out(3, step=9), ef.Form).members == (0, 3, 2)
+
+
+def test_a_planned_change_leaves_out_no_member_however_slow_its_reads_are() -> None:
+    """Else its return would be a change, in which the reads of others have not returned, without an end."""
+    story = Story(workers=3, heartbeatTimeoutSeconds=600, joinDelaySeconds=0.5)
+    story.ready(0, 1)
+    story.waits(1)
+    story.up(0)
+    assert only(story.ready(2), ef.Leave)
+    generation = story.job.ring.generation
+    story.tell(ev.LeftRing(WorkerId(0), generation, 4, True, broken="waits for records", reads=True))
+    out = ev.LeftRing(WorkerId(1), generation, 4, True, broken="reset")
+    assert only(story.tell(out), ef.Form).members == (0, 1, 2)
+    assert not of(story.tell(ev.RecordsRead(WorkerId(0))), ef.Leave)
 
 
 def test_a_ring_that_a_member_breaks_because_it_must_leave_has_not_broken_by_itself() -> None:

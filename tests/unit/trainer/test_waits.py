@@ -152,6 +152,8 @@ def test_what_is_read_beside_the_ring_is_given_up_when_the_worker_leaves_it() ->
     )
     evaluation._ahead = plan().after(3, 2)[0], 0, evaluation._compute(plan().after(3, 2)[0], 0)
     assert source.began.wait(TIMEOUT)
+    while session.waiting.longest() is None:  # a moment after the read has begun
+        time.sleep(0.001)
     began = time.monotonic()
     session.waiting.leave()
     evaluation.take(Part.even(0, 2))
