@@ -181,10 +181,7 @@ def _show(checkpoint: Checkpoint, manifest: Manifest | None, state: str) -> None
 
 
 def _print(table: Table) -> None:
-    console = display.Screen()
-    if not console.is_terminal:
-        console.width = display.PLAIN_WIDTH
-    console.print(table)
+    display.Screen().print(table)
 
 
 def _as_json(checkpoint: Checkpoint, manifest: Manifest | None, state: str, whole: bool) -> dict[str, Any]:

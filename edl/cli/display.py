@@ -29,6 +29,16 @@ class Screen(Console):
 
     def __init__(self, stderr: bool = False) -> None:
         super().__init__(highlight=False, markup=False, emoji=False, stderr=stderr)
+        if not self.redraws:
+            self.width = PLAIN_WIDTH
+
+    @property
+    def redraws(self) -> bool:
+        """Whether the output is a terminal, whose lines can be overwritten.
+
+        `is_terminal` is also true of a file or a notebook under FORCE_COLOR, which asks only for colours.
+        """
+        return self.is_terminal and self.file.isatty()
 
     def on_broken_pipe(self) -> None:
         raise  # rich calls this in its handler of BrokenPipeError, and would exit
@@ -57,8 +67,6 @@ def snapshot(job: JobSnapshot, wide: bool = False) -> None:
         wide: also print why workers are pending, the id of the run, and the time by what it was spent on.
     """
     console = Screen()
-    if not console.is_terminal:
-        console.width = PLAIN_WIDTH
     if job.ended:
         console.print(ended(job.data["phase"], result(job.data, job.kept, job.model)), soft_wrap=True)
         for note in job.notes:
