@@ -19,7 +19,7 @@ from rich.text import Text
 
 from edl.cli.jobs import ENDED, JobSnapshot, Phase
 from edl.contract.modes import HOROVOD, servers_of
-from edl.formatting import how_many, plain
+from edl.formatting import how_many, measured, plain
 
 PLAIN_WIDTH = 240  # columns of output that is not a terminal
 
@@ -111,7 +111,7 @@ def progress_line(status: dict[str, Any]) -> str:
         parts.append(f"ETA {duration(status['eta_seconds'])}")
     if status["loss"] is not None:
         mean = status.get("epoch_loss")
-        parts.append(f"loss {status['loss'] if mean is None else mean:.4f}")
+        parts.append(f"loss {measured(status['loss'] if mean is None else mean)}")
     return ", ".join(parts)
 
 
@@ -123,8 +123,8 @@ def _is_script(told: dict[str, Any]) -> bool:
 def _losses(told: dict[str, Any]) -> str:
     """Format the losses of a status or a summary."""
     mean = told.get("epoch_loss")
-    last = f"{told['loss']:.4f} (last step)"
-    return last if mean is None else f"{mean:.4f} (mean of the epoch), {last}"
+    last = f"{measured(told['loss'])} (last step)"
+    return last if mean is None else f"{measured(mean)} (mean of the epoch), {last}"
 
 
 def colour(phase: str) -> str:
@@ -317,8 +317,7 @@ def result(summary: dict[str, Any], kept: str, model: str) -> str:
         )
     if summary["metrics"]:
         held_out = ", ".join(
-            f"{name} {'not finite' if value is None else f'{value:.4f}'}"
-            for name, value in sorted(summary["metrics"].items())
+            f"{name} {measured(value)}" for name, value in sorted(summary["metrics"].items())
         )
         lines.append(f"  held out  {held_out}")
     lines += [f"  warning   {text}" for text in summary.get("warnings", [])]
