@@ -7,6 +7,7 @@ Text from users, models and Kubernetes is never interpreted as markup, and canno
 
 from __future__ import annotations
 
+import os
 import shlex
 import sys
 from datetime import UTC, datetime
@@ -22,6 +23,7 @@ from edl.contract.modes import HOROVOD, servers_of
 from edl.formatting import how_many, measured, plain
 
 PLAIN_WIDTH = 240  # columns of output that is not a terminal
+KERNEL = "JPY_PARENT_PID"  # set by Jupyter for a kernel, and so for the commands of its cells
 
 
 class Screen(Console):
@@ -36,9 +38,10 @@ class Screen(Console):
     def redraws(self) -> bool:
         """Whether the output is a terminal, whose lines can be overwritten.
 
-        `is_terminal` is also true of a file or a notebook under FORCE_COLOR, which asks only for colours.
+        `is_terminal` is also true of a file or a notebook under FORCE_COLOR, which asks only for colours. A
+        cell with `!edl run` gives the command a terminal, and keeps each line that was overwritten.
         """
-        return self.is_terminal and self.file.isatty()
+        return self.is_terminal and self.file.isatty() and KERNEL not in os.environ
 
     def on_broken_pipe(self) -> None:
         raise  # rich calls this in its handler of BrokenPipeError, and would exit

@@ -142,7 +142,7 @@ class Terminal(io.StringIO):
 
 def printed(monkeypatch: pytest.MonkeyPatch, file: io.StringIO, **environment: str) -> str:
     """What is printed of one status and of the end of a job."""
-    for name in ("NO_COLOR", "FORCE_COLOR", "COLORTERM"):
+    for name in ("NO_COLOR", "FORCE_COLOR", "COLORTERM", "JPY_PARENT_PID"):
         monkeypatch.delenv(name, raising=False)
     for name, value in {"TERM": "xterm-256color", "COLUMNS": "60", "LINES": "40", **environment}.items():
         monkeypatch.setenv(name, value)
@@ -167,6 +167,8 @@ def test_a_log_or_a_notebook_with_forced_colours_has_plain_lines(monkeypatch: py
     forced = printed(monkeypatch, io.StringIO(), FORCE_COLOR="1", CLICOLOR_FORCE="1")
     assert "\x1b[33m[    2.0 s] worker 1 is lost" in forced, "colours were asked for"
     assert re.sub(r"\x1b\[[0-9;]*m", "", forced) == plain, "no other code, and no other line"
+    cell = printed(monkeypatch, Terminal(), FORCE_COLOR="1", JPY_PARENT_PID="1")  # !edl run
+    assert cell == forced
     assert "\x1b[1A" in printed(monkeypatch, Terminal()), "a terminal has the picture, drawn over"
 
 
@@ -180,6 +182,7 @@ def test_tables_are_as_wide_without_a_terminal_whether_colours_are_forced_or_not
         assert display.Screen().width == display.PLAIN_WIDTH
     monkeypatch.setattr("sys.stdout", Terminal())
     monkeypatch.delenv("FORCE_COLOR")
+    monkeypatch.delenv("JPY_PARENT_PID", raising=False)
     assert display.Screen().width == 60
 
 
