@@ -25,6 +25,11 @@ def how_many(count: int, thing: str) -> str:
     return f"{count:,} {thing}{'' if count == 1 else 's'}"
 
 
+def measured(value: float | None) -> str:
+    """Format a loss or a metric with four significant digits: `0.7500`, `1.234e-06`; None is not finite."""
+    return "not finite" if value is None else f"{value:#.4g}".removesuffix(".")
+
+
 def numbered(thing: str, numbers: Sequence[object], most: int) -> str:
     """Name at least one thing by its number, and at most `most` of them.
 

@@ -33,7 +33,7 @@ from edl.contract.model_report import FoundArray, FoundMistake, ModelReport
 from edl.contract.own_modules import module_command
 from edl.contract.workers import worker_environment
 from edl.errors import EdlError, ModelError
-from edl.formatting import class_numbers, how_many, plain
+from edl.formatting import class_numbers, how_many, measured, plain
 
 MOST_NOISE = 2_000  # characters of a crashed process's output that are shown
 
@@ -169,9 +169,13 @@ def _rows(report: ModelReport) -> Iterator[tuple[str, str, str]]:
             yield "", f"  {output.name}", _kind(output)
     if report.loss is not None:
         made_by = f"{report.optimizer}, " if report.optimizer else ""
-        yield "step", f"loss {report.loss:.4f}", f"{made_by}{how_many(report.steps, 'step')} in an epoch"
+        yield (
+            "step",
+            f"loss {measured(report.loss)}",
+            f"{made_by}{how_many(report.steps, 'step')} in an epoch",
+        )
     for name, value in sorted(report.metrics.items()):
-        yield "", f"{name} {value:.4f}", "of 5 records that are evaluated"
+        yield "", f"{name} {measured(value)}", "of 5 records that are evaluated"
     if report.state_bytes:
         own = f"{_size(report.state_bytes)} of it the weights and the optimizer"
         yield "memory", f"{_size(report.process_bytes)} a worker", own

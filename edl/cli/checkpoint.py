@@ -15,6 +15,7 @@ from edl.cli import display, moved, output
 from edl.cli.jobs import JobHandle
 from edl.cli.target import about_a_job
 from edl.errors import CheckpointRemoved, EdlError
+from edl.formatting import measured
 
 app = typer.Typer(
     name="checkpoint",
@@ -132,7 +133,7 @@ def _list(seen: list[tuple[Checkpoint, Manifest | None, str]], wide: bool) -> No
             manifest.created if manifest else "",
             f"{sum(checkpoint.files.values()) / 1e6:,.1f}",
             display.clean(state),
-            display.clean(", ".join(f"{name} {value:.4g}" for name, value in metrics.items())),
+            display.clean(", ".join(f"{name} {measured(value)}" for name, value in metrics.items())),
             *(_wide_cells(checkpoint, manifest) if wide else ()),
         )
     _print(table)
@@ -156,7 +157,7 @@ def _show(checkpoint: Checkpoint, manifest: Manifest | None, state: str) -> None
         "records": f"{manifest.records:,}",
         "skipped steps": ", ".join(f"{start}-{stop - 1}" for start, stop in manifest.skipped),
         "bad records": ", ".join(f"{count} in epoch {epoch + 1}" for epoch, count in manifest.bad.items()),
-        "metrics": ", ".join(f"{name} {value:.6g}" for name, value in manifest.metrics.items()),
+        "metrics": ", ".join(f"{name} {measured(value)}" for name, value in manifest.metrics.items()),
         "model": manifest.model,
         "bytes": f"{manifest.nbytes:,} in {len(manifest.parts)} parts"
         + (f", {len(manifest.of_servers)} of them of parameter servers" if manifest.of_servers else ""),
@@ -181,10 +182,7 @@ def _show(checkpoint: Checkpoint, manifest: Manifest | None, state: str) -> None
 
 
 def _print(table: Table) -> None:
-    console = display.Screen()
-    if not console.is_terminal:
-        console.width = display.PLAIN_WIDTH
-    console.print(table)
+    display.Screen().print(table)
 
 
 def _as_json(checkpoint: Checkpoint, manifest: Manifest | None, state: str, whole: bool) -> dict[str, Any]:

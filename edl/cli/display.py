@@ -7,6 +7,7 @@ Text from users, models and Kubernetes is never interpreted as markup, and canno
 
 from __future__ import annotations
 
+import os
 import shlex
 import sys
 from datetime import UTC, datetime
@@ -19,9 +20,10 @@ from rich.text import Text
 
 from edl.cli.jobs import ENDED, JobSnapshot, Phase
 from edl.contract.modes import HOROVOD, servers_of
-from edl.formatting import how_many, plain
+from edl.formatting import how_many, measured, plain
 
 PLAIN_WIDTH = 240  # columns of output that is not a terminal
+KERNEL = "JPY_PARENT_PID"  # set by Jupyter for a kernel, and so for the commands of its cells
 
 
 class Screen(Console):
@@ -29,6 +31,17 @@ class Screen(Console):
 
     def __init__(self, stderr: bool = False) -> None:
         super().__init__(highlight=False, markup=False, emoji=False, stderr=stderr)
+        if not self.redraws:
+            self.width = PLAIN_WIDTH
+
+    @property
+    def redraws(self) -> bool:
+        """Whether the output is a terminal, whose lines can be overwritten.
+
+        `is_terminal` is also true of a file or a notebook under FORCE_COLOR, which asks only for colours. A
+        cell with `!edl run` gives the command a terminal, and keeps each line that was overwritten.
+        """
+        return self.is_terminal and self.file.isatty() and KERNEL not in os.environ
 
     def on_broken_pipe(self) -> None:
         raise  # rich calls this in its handler of BrokenPipeError, and would exit
@@ -57,8 +70,6 @@ def snapshot(job: JobSnapshot, wide: bool = False) -> None:
         wide: also print why workers are pending, the id of the run, and the time by what it was spent on.
     """
     console = Screen()
-    if not console.is_terminal:
-        console.width = PLAIN_WIDTH
     if job.ended:
         console.print(ended(job.data["phase"], result(job.data, job.kept, job.model)), soft_wrap=True)
         for note in job.notes:
@@ -103,7 +114,7 @@ def progress_line(status: dict[str, Any]) -> str:
         parts.append(f"ETA {duration(status['eta_seconds'])}")
     if status["loss"] is not None:
         mean = status.get("epoch_loss")
-        parts.append(f"loss {status['loss'] if mean is None else mean:.4f}")
+        parts.append(f"loss {measured(status['loss'] if mean is None else mean)}")
     return ", ".join(parts)
 
 
@@ -115,8 +126,8 @@ def _is_script(told: dict[str, Any]) -> bool:
 def _losses(told: dict[str, Any]) -> str:
     """Format the losses of a status or a summary."""
     mean = told.get("epoch_loss")
-    last = f"{told['loss']:.4f} (last step)"
-    return last if mean is None else f"{mean:.4f} (mean of the epoch), {last}"
+    last = f"{measured(told['loss'])} (last step)"
+    return last if mean is None else f"{measured(mean)} (mean of the epoch), {last}"
 
 
 def colour(phase: str) -> str:
@@ -309,8 +320,7 @@ def result(summary: dict[str, Any], kept: str, model: str) -> str:
         )
     if summary["metrics"]:
         held_out = ", ".join(
-            f"{name} {'not finite' if value is None else f'{value:.4f}'}"
-            for name, value in sorted(summary["metrics"].items())
+            f"{name} {measured(value)}" for name, value in sorted(summary["metrics"].items())
         )
         lines.append(f"  held out  {held_out}")
     lines += [f"  warning   {text}" for text in summary.get("warnings", [])]

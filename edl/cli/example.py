@@ -48,6 +48,11 @@ def copy(
     target = directory or Path(name)
     try:
         shutil.copytree(FOLDER / name, target, ignore=shutil.ignore_patterns("__pycache__"))
+        readme = target / README
+        text = readme.read_text(encoding="utf-8").replace(
+            f"examples/{name}/", ""
+        )  # as typed in the new folder
+        readme.write_text(text, encoding="utf-8")
     except FileExistsError:
         raise EdlError(f"{target}: already exists; nothing was written") from None
     except (OSError, shutil.Error) as error:
@@ -55,7 +60,7 @@ def copy(
         raise EdlError(f"{target}: cannot write: {error}") from error
     display.line(f"wrote {', '.join(str(path) for path in sorted(target.iterdir()))}")
     display.line("next:")
-    for command in (f"cd {target}", *_commands(target / README, name)):
+    for command in (f"cd {target}", *_commands(text)):
         display.line(f"  {command}")
 
 
@@ -73,8 +78,7 @@ def _titles() -> dict[str, str]:
     }
 
 
-def _commands(readme: Path, name: str) -> list[str]:
-    """Return the commands of an example's README, as they are typed in its folder."""
-    lines = readme.read_text(encoding="utf-8").splitlines()
-    commands = (line[2:].partition("  #")[0].strip() for line in lines if line.startswith("$ "))
-    return [command.replace(f"examples/{name}/", "") for command in commands]
+def _commands(readme: str) -> list[str]:
+    """Return the commands in the text of a README."""
+    lines = readme.splitlines()
+    return [line[2:].partition("  #")[0].strip() for line in lines if line.startswith("$ ")]

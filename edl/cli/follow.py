@@ -13,6 +13,7 @@ from rich.live import Live
 from rich.text import Text
 
 from edl.cli.display import (
+    Screen,
     checkpoint,
     clean,
     colour,
@@ -94,10 +95,10 @@ def stamped(seconds: float, text: str, style: str = "") -> Text:
     return Text(f"[{seconds:7.1f} s] {text}", style)
 
 
-def show(console: Console, statuses: Iterator[dict[str, Any]]) -> None:
+def show(console: Screen, statuses: Iterator[dict[str, Any]]) -> None:
     """Show the job until its statuses end."""
     story = Story()
-    if console.is_terminal:
+    if console.redraws:
         _show_live(console, story, map(clean, statuses))
     else:
         _show_plain(console, story, map(clean, statuses))

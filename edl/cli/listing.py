@@ -141,8 +141,6 @@ def _remove(directory: Path, keep_checkpoints: bool) -> list[str]:
 
 def _print(rows: Sequence[dict[str, Any]], wide: bool = False) -> None:
     console = display.Screen()
-    if not console.is_terminal:
-        console.width = display.PLAIN_WIDTH
     table = Table(box=None, pad_edge=False, header_style="dim")
     for name in ("phase", "workers", "started", "progress", *(["reason"] if wide else [])):
         folds = name in ("progress", "reason")

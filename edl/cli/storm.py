@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from edl.contract.phases import ENDED, Phase
 from edl.errors import ConfigError
-from edl.formatting import how_many
+from edl.formatting import how_many, measured
 
 if TYPE_CHECKING:
     from edl.report.timeline import Change
@@ -222,7 +222,7 @@ def lines(told: Mapping[str, Any]) -> list[str]:
     undisturbed = told.get("undisturbed", {})
     for name in sorted({*told["metrics"], *undisturbed}):
         values = [
-            "none" if (value := found.get(name)) is None else f"{value:.4g}"
+            "none" if (value := found.get(name)) is None else measured(value)
             for found in (told["metrics"], undisturbed)
         ]
         text[name] = values[0] + (f", undisturbed {values[1]}" if undisturbed else "")

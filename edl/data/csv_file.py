@@ -86,8 +86,8 @@ def csv(
         )
     kept = named or columns
     wanted = Wanted(source, for_columns(dtype, kept, besides=(label, weight)), for_columns(fill, kept))
+    wanted.refuse_missing(columns, kept)  # before `fill` and `dtype`, which may be for all of these
     wanted.refuse_missing(columns, list(names) if header else [])
-    wanted.refuse_missing(columns, kept)
     columns_of_all = _Columns(kept, wanted)
     is_small = sum(file.size for file in found) <= IN_MEMORY
     records: Reader | None = columns_of_all.together(files) if is_small else None

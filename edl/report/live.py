@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from edl.contract import artifacts
 from edl.contract.modes import HOROVOD
 from edl.errors import EdlError
-from edl.formatting import how_many, one_line, plain
+from edl.formatting import how_many, measured, one_line, plain
 from edl.report.moment import by_state, moment
 from edl.report.tables import style, table, text_of
 from edl.report.timeline import COMMITS, RECORDS, Timeline, duration
@@ -189,7 +189,7 @@ def now(told: Mapping[str, Any]) -> str:
         step = task.get("step", task.get("steps_done")) or 0
         facts = [f"step {step:,} of {task['steps']:,}", f"{_number(told.get('rate'))} records/s"]
         if (loss := told.get("epoch_loss")) is not None:
-            facts.append(f"loss {loss:.4f}")
+            facts.append(f"loss {measured(loss)}")
         if (eta := told.get("eta_seconds")) is not None:
             facts.append(f"ETA {duration(eta)}")
         total, applied = records.get("total") or 0, records.get("applied") or 0

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from edl.contract.phases import Phase
-from edl.formatting import how_many
+from edl.formatting import how_many, measured
 from edl.report import hours as paid
 from edl.report import pictures, svg
 from edl.report.tables import COLOURS, scrolled, style, table, text_of
@@ -92,7 +92,7 @@ def metrics(timeline: Timeline, told: Mapping[str, Any]) -> str:
     rows = []
     for name, of, values in series:
         numbers = (values[max(values)], min(values.values()), max(values.values()))
-        rows.append((name, of, f"{max(values):,}", *(f"{number:.4f}" for number in numbers)))
+        rows.append((name, of, f"{max(values):,}", *map(measured, numbers)))
     columns = ("metric", "records", "#last step", "#last", "#lowest", "#highest")
     text = "Training: the mean over each epoch. Held out: the model at that step."
     return _section(

@@ -33,7 +33,14 @@ MOST_SLOW = 20  # workers in the picture of stragglers
 MOST_METRICS = 6
 BINS = 120  # of a histogram
 
-KINDS = {"start": "grey", "lost": "red", "left": "purple", "joined": "green", "broken": "orange"}
+KINDS = {
+    "start": "grey",
+    "lost": "red",
+    "left": "purple",
+    "joined": "green",
+    "planned": "sky",
+    "broken": "orange",
+}
 GOODPUT = {
     "useful": "blue",
     "redone": "red",

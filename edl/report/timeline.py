@@ -100,6 +100,8 @@ class Change:
     steppers: set[int] = field(default_factory=set)
     redone: int = 0  # records that were trained again
     broken: str = ""  # what the members reported of the break
+    planned: bool = False  # whether the ring before was left by order, at a step boundary
+    cause: str = ""  # as the master named it in its notice
 
     @property
     def phases(self) -> list[tuple[str, float]]:
@@ -149,7 +151,7 @@ class Timeline:
         return COMMITS if self.values.get("mode") == HOROVOD else RECORDS
 
     def cause(self, change: Change) -> tuple[str, str]:
-        """Name the kind of a change (start, lost, left, joined, broken), and its cause as text."""
+        """Name the kind of a change (start, lost, left, joined, planned, broken), and its cause as text."""
         if not change.before:
             return "start", "start"
         before, members = set(change.before), set(change.members)  # a ring may have thousands
@@ -160,8 +162,11 @@ class Timeline:
         joined = [f"worker {w} joined" if len(new) < 5 else "" for w in new]
         if len(new) >= 5:
             joined = [f"{len(new)} workers joined"]
-        kind = "lost" if lost else "left" if left else "joined" if new else "broken"
-        return kind, "; ".join([*lost, *left, *joined]) or change.broken or "the ring broke"
+        if named := "; ".join([*lost, *left, *joined]):
+            return "lost" if lost else "left" if left else "joined", named
+        if change.planned:  # for example, for another number of parameter servers
+            return "planned", change.cause or "ordered by the master"
+        return "broken", change.broken or change.cause or "the ring broke"
 
     def _worker(self, number: int) -> Worker:
         return self.workers.get(number) or Worker(number)

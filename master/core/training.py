@@ -14,7 +14,7 @@ from edl.contract.ids import NO_RING
 from edl.contract.layout import Layout
 from edl.contract.reasons import Reason
 from edl.contract.steps import Steps
-from edl.formatting import how_many
+from edl.formatting import how_many, measured
 from edl.master.core import effects as ef
 from edl.master.core import events as ev
 from edl.master.core import facts
@@ -227,8 +227,7 @@ def latest_loss(known: facts.EpochLoss | None, told: facts.EpochLoss | None) -> 
 def in_words(metrics: Mapping[str, float | None]) -> str:
     """Format metrics for a message: the loss first, then the others by name, since messages have no order."""
     ordered = sorted(metrics.items(), key=lambda metric: (metric[0] != "loss", metric[0]))
-    said = {name: "not finite" if value is None else f"{value:.4f}" for name, value in ordered}
-    return ", ".join(f"{name} {value}" for name, value in said.items())
+    return ", ".join(f"{name} {measured(value)}" for name, value in ordered)
 
 
 def reach(job: State, task: TrainTask, step: int, told: str = "") -> None:

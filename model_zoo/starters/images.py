@@ -8,7 +8,7 @@ SIZE, CLASSES = 32, 4
 
 
 def model() -> keras.Model:
-    """Build and compile a small convolutional network; flips and shifts vary the images it trains on."""
+    """Build and compile a small convolutional network; shifts vary the images it trains on."""
     model = keras.Sequential(
         [
             keras.Input((SIZE, SIZE, 1)),

@@ -13,6 +13,7 @@ from edl.contract.evaluation import Pass
 from edl.contract.heartbeats import Staleness
 from edl.contract.proto import edl_pb2 as pb
 from edl.contract.steps import Steps
+from edl.formatting import measured
 from edl.trainer.agreement.control import Agreed
 from edl.trainer.agreement.epochs import Epochs
 from edl.trainer.model.data import BadRecord
@@ -139,8 +140,8 @@ class Telemetry:
         if loss is not None and now >= self._logged_at + LOG_SECONDS:
             self._logged_at = now
             self._log(
-                f"generation {generation}, rank {rank}, step {step}: Loss {loss.mean:.4f} in this epoch, "
-                f"{loss.last:.4f} in this step"
+                f"generation {generation}, rank {rank}, step {step}: Loss {measured(loss.mean)} in this epoch, "
+                f"{measured(loss.last)} in this step"
             )
         self._session.progress = Progress(generation, step, self._records, self._seconds, loss)
 
@@ -184,7 +185,7 @@ class Telemetry:
         self._loss = before.after(loss, records) if records else before
         if now >= self._logged_at + LOG_SECONDS:
             self._logged_at = now
-            self._log(f"step {step}: Loss {loss:.4f} in this step; all steps below {reached} are taken")
+            self._log(f"step {step}: Loss {measured(loss)} in this step; all steps below {reached} are taken")
         self._session.progress = Progress(
             generation, reached, self._records, self._seconds, self._loss, staleness=self._staleness
         )

@@ -30,7 +30,7 @@ import edl
 from edl.config import model_check
 from edl.contract.ids import RunId
 from edl.fast_json import encoded
-from edl.formatting import numbered
+from edl.formatting import measured, numbered
 from edl.kubernetes.client import SOON, Api, ApiError
 from edl.kubernetes.rate_limit import Backoff
 from edl.kubernetes.texts import cut
@@ -317,7 +317,7 @@ def render(snapshot: Snapshot, ended: Ended | None) -> Data:
         "waiting": cut(pending(job["workers"]), MAX_TEXT) or None,
         "goodput": f"{100 * job['goodput'].get('useful', 0.0) / spent:.0f}%" if spent else None,
         "epoch": f"{task['epoch']}/{task['epochs']}",
-        "loss": None if loss is None else f"{loss:.4g}",
+        "loss": None if loss is None else measured(loss),
         **condition(job.get("refused", "")),
         "checkpointStep": str(kept["step"]) if (kept := job.get("checkpoint")) else None,
         "stop": json.dumps(asked) if (asked := job.get("stop")) else None,

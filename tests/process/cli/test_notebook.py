@@ -20,6 +20,12 @@ import pytest
 import edl
 
 PAGE = Path(__file__).parents[3] / "docs" / "notebooks.md"
+KERNEL = {
+    "TERM": "xterm-color",
+    "CLICOLOR": "1",
+    "FORCE_COLOR": "1",
+    "CLICOLOR_FORCE": "1",
+}  # set by ipykernel
 LONG = """
 import edl
 
@@ -40,9 +46,16 @@ edl.fit(model, data, workers=1, epochs=100_000, output="job")
 def test_the_page_trains_as_it_stands_there(tmp_path: Path) -> None:
     (program,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
     done = subprocess.run(
-        [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=170
+        [sys.executable, "-c", program],
+        cwd=tmp_path,
+        env={**os.environ, **KERNEL},
+        capture_output=True,
+        text=True,
+        timeout=170,
     )
     assert done.returncode == 0, done.stdout + done.stderr
+    assert not re.findall(r"\x1b\[[0-9;?]*[A-Za-ln-z]", done.stdout), "a notebook has colours, and no cursor"
+    assert len(done.stdout.splitlines()) < 50, "one line for each change"
     history, *predicted, output = done.stdout.splitlines()[-5:]
     assert "Succeeded after" in done.stdout
     errors = json.loads(history)

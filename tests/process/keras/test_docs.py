@@ -82,6 +82,11 @@ def test_a_script_with_fit_trains_and_its_model_file_has_the_same_model_and_reco
     np.testing.assert_array_equal(records[1], before["y"])
 
 
+def test_a_script_and_its_counterpart_train_for_as_many_epochs() -> None:
+    text = (DOCS / "coming-from-fit.md").read_text()
+    assert set(re.findall(r"epochs[= ](\d+)", text)) == {"20"}
+
+
 def test_the_model_of_the_page_on_strategies_trains_on_files_as_it_describes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

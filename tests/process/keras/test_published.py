@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import keras
+import numpy as np
 import pytest
 
 from edl.contract import artifacts
@@ -59,3 +61,21 @@ CASES = {
 @pytest.mark.parametrize("name", CASES)
 def test_what_draws_nothing_has_the_weights_of_keras(name: str) -> None:
     assert_same(CASES[name])
+
+
+def test_no_example_is_evaluated_on_the_records_that_it_trains_on() -> None:
+    def features(records: Any) -> set[bytes]:
+        found = records.read(0, len(records)) if hasattr(records, "read") else records
+        columns = [np.ascontiguousarray(column) for column in keras.tree.flatten(found[0])]
+        return {b"".join(column[n].tobytes() for column in columns) for n in range(len(columns[0]))}
+
+    examples = Path(__file__).parents[3] / "examples"
+    names = {path.stem for path in examples.glob("*/*.py") if path.stem == path.parent.name}
+    shared = {}
+    for name in sorted(names - {"image_folder"}):  # which needs a folder, and uses edl.split
+        module = importlib.import_module(f"examples.{name}.{name}")
+        if (held_out := module.data("test")) is not None:
+            evaluated = features(held_out)
+            shared[name] = len(evaluated & features(module.data("train"))) / len(evaluated)
+    assert len(shared) >= 6
+    assert {name: share for name, share in shared.items() if share > 0.05} == {}

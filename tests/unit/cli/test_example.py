@@ -42,11 +42,22 @@ def test_a_copy_has_all_files_and_the_commands_to_type_in_its_folder() -> None:
         "  python write_images.py images",
         "  edl run image_folder.py --workers 2 --epochs 10 --batch-size 64",
     ]
-    for name in ("README.md", "image_folder.py", "write_images.py"):
+    for name in ("image_folder.py", "write_images.py"):
         assert Path("mine", name).read_text() == (ROOT / "examples" / "image_folder" / name).read_text()
     with pytest.raises(EdlError, match="mine: already exists; nothing was written"):
         run("copy", "vae", "mine")
     assert not Path("mine", "vae.py").exists()
+
+
+@pytest.mark.parametrize("name", [path.parent.name for path in (ROOT / "examples").glob("*/README.md")])
+def test_the_page_of_a_copy_has_the_commands_and_files_of_its_folder(name: str) -> None:
+    run("copy", name)
+    page = Path(name, "README.md").read_text()
+    assert "examples/" not in page
+    files = [word for line in page.splitlines() if line.startswith("$ ") for word in line.split()]
+    written = {path.name for path in Path(name).iterdir()}
+    assert written >= {file for file in files if file.endswith((".py", ".yaml"))}
+    assert "edl run" in page
 
 
 def test_an_unknown_example_and_a_folder_that_cannot_be_written_are_told() -> None:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import io
+import re
 from pathlib import Path
 from typing import Any
 
@@ -104,8 +105,9 @@ def test_lines_are_in_the_order_of_their_times_during_a_long_evaluation() -> Non
         return a_status(seconds=seconds, news=news)
 
     def lines(*statuses: dict[str, Any]) -> list[str]:
-        file = io.StringIO()
-        follow.show(Console(file=file, highlight=False, markup=False), iter(statuses))
+        screen = display.Screen()
+        screen.file = file = io.StringIO()
+        follow.show(screen, iter(statuses))
         return file.getvalue().splitlines()
 
     progress = display.progress_line(a_status())
@@ -131,26 +133,57 @@ def test_a_job_without_workers_says_once_what_starts_the_training() -> None:
     assert display.idle(a_status(target=0, phase="Succeeded")) == ""
 
 
-def printed(monkeypatch: pytest.MonkeyPatch, terminal: bool, **environment: str) -> str:
+class Terminal(io.StringIO):
+    """A terminal's standard output."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def printed(monkeypatch: pytest.MonkeyPatch, file: io.StringIO, **environment: str) -> str:
     """What is printed of one status and of the end of a job."""
-    for name in ("NO_COLOR", "FORCE_COLOR", "COLORTERM"):
+    for name in ("NO_COLOR", "FORCE_COLOR", "COLORTERM", "JPY_PARENT_PID"):
         monkeypatch.delenv(name, raising=False)
     for name, value in {"TERM": "xterm-256color", "COLUMNS": "60", "LINES": "40", **environment}.items():
         monkeypatch.setenv(name, value)
-    file = io.StringIO()
-    console = Console(file=file, force_terminal=terminal, highlight=False, markup=False)
-    follow.show(console, iter([a_status(EPOCH, LOST)]))
-    console.print(display.ended("Failed", "Failed after 3.0 s: why\n  warning   a text\n  kept in   job"))
+    monkeypatch.setattr("sys.stdout", file)
+    screen = display.Screen()
+    follow.show(screen, iter([a_status(EPOCH, LOST)]))
+    screen.print(display.ended("Failed", "Failed after 3.0 s: why\n  warning   a text\n  kept in   job"))
     return file.getvalue()
 
 
 def test_colours_are_only_for_a_terminal_that_wants_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    coloured = printed(monkeypatch, terminal=True)
+    coloured = printed(monkeypatch, Terminal())
     assert "\x1b[31mFailed after 3.0 s: why" in coloured and "\x1b[33m  warning   a text" in coloured
     assert "\x1b[33m[    2.0 s] worker 1 is lost" in coloured
-    without = printed(monkeypatch, terminal=True, NO_COLOR="1")
+    without = printed(monkeypatch, Terminal(), NO_COLOR="1")
     assert "\x1b[3" not in without and "worker 1 is lost" in without
-    assert "\x1b" not in printed(monkeypatch, terminal=False)
+    assert "\x1b" not in printed(monkeypatch, io.StringIO())
+
+
+def test_a_log_or_a_notebook_with_forced_colours_has_plain_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = printed(monkeypatch, io.StringIO())
+    forced = printed(monkeypatch, io.StringIO(), FORCE_COLOR="1", CLICOLOR_FORCE="1")
+    assert "\x1b[33m[    2.0 s] worker 1 is lost" in forced, "colours were asked for"
+    assert re.sub(r"\x1b\[[0-9;]*m", "", forced) == plain, "no other code, and no other line"
+    cell = printed(monkeypatch, Terminal(), FORCE_COLOR="1", JPY_PARENT_PID="1")  # !edl run
+    assert cell == forced
+    assert "\x1b[1A" in printed(monkeypatch, Terminal()), "a terminal has the picture, drawn over"
+
+
+def test_tables_are_as_wide_without_a_terminal_whether_colours_are_forced_or_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    for colours in ("1", "0", ""):
+        monkeypatch.setenv("FORCE_COLOR", colours)
+        monkeypatch.setattr("sys.stdout", io.StringIO())
+        assert display.Screen().width == display.PLAIN_WIDTH
+    monkeypatch.setattr("sys.stdout", Terminal())
+    monkeypatch.delenv("FORCE_COLOR")
+    monkeypatch.delenv("JPY_PARENT_PID", raising=False)
+    assert display.Screen().width == 60
 
 
 @pytest.mark.parametrize("width", [30, 60, 200])

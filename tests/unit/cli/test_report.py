@@ -118,6 +118,38 @@ def test_a_change_is_caused_by_the_worker_that_died_and_how(job: Path) -> None:
     assert ("joined", "worker 2 joined") in causes
 
 
+def test_a_planned_change_has_the_cause_that_the_master_named(tmp_path: Path) -> None:
+    story = Story(workers=1, mode="hybrid", ps={"servers": 2})
+    story.tell(ev.ServersReady(2, ("a:1", "b:1")))
+    story.running(0)
+
+    def on(servers: int, step: int) -> None:
+        g = story.job.ring.generation
+        story.tell(ev.JoinedRing(WorkerId(0), g, step, servers=servers))
+        story.tell(ev.Stepped(WorkerId(0), g, step + 1, 0.2, 0, 0.0))
+
+    on(2, step=0)
+    story.tell(ev.ServersReady(3, ("a:1", "b:1", "c:1")))  # edl scale --servers 3
+    story.out(0, step=4)
+    on(3, step=4)
+    story.tell(ev.Live(1, 1, True, 1))  # edl scale 0
+    story.out(0, step=5)
+    story.tell(ev.Live(1, 1, False, 1), after=2)
+    on(3, step=5)
+    story.out(0, step=6, broken="reset by peer")
+    on(3, step=6)
+    keep(story, tmp_path)
+    found = reading.read(tmp_path)
+    assert [found.cause(change) for change in found.changes] == [
+        ("start", "start"),
+        ("planned", "parameter servers 2 -> 3"),
+        ("planned", "resumed"),
+        ("broken", "reset by peer"),
+    ]
+    page = write.html(tmp_path, told_of(tmp_path))
+    assert "Changes by kind: start 1, planned 2, broken 1." in page
+
+
 def test_the_phases_of_a_stall_add_up_to_it(job: Path) -> None:
     stalled = [change for change in reading.read(job).changes if change.stall]
     assert stalled

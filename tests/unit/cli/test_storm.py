@@ -142,7 +142,7 @@ def test_the_report_adds_up_what_the_storm_has_cost() -> None:
         "job       Training: because",
         "workers   2 of 3 in the ring",
         "warning   no recovery was seen from the faults on worker 5",
-        "loss      0.5",
+        "loss      0.5000",
     ]
 
 
@@ -159,7 +159,7 @@ def test_final_metrics_are_beside_those_of_the_undisturbed_job() -> None:
         "redone    0 records",
         "audit     FAILED: step 3 was applied twice",
         "job       Succeeded: because",
-        "accuracy  0.97, undisturbed 0.9711",
-        "auc       none, undisturbed 1",
-        "loss      0.25, undisturbed none",
+        "accuracy  0.9700, undisturbed 0.9711",
+        "auc       none, undisturbed 1.000",
+        "loss      0.2500, undisturbed none",
     ]

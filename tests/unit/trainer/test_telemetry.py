@@ -132,7 +132,7 @@ def test_the_loss_is_logged_at_once_and_then_now_and_again(caplog: pytest.LogCap
     t = Teller()
     for _ in range(int(LOG_SECONDS) + 1):
         t.step(seconds=1.0)
-    line = "generation 3, rank 0, step 7: Loss 2.0000 in this epoch, 2.0000 in this step"
+    line = "generation 3, rank 0, step 7: Loss 2.000 in this epoch, 2.000 in this step"
     assert caplog.messages == [line] * 2
 
 
