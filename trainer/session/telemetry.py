@@ -140,8 +140,8 @@ class Telemetry:
         if loss is not None and now >= self._logged_at + LOG_SECONDS:
             self._logged_at = now
             self._log(
-                f"generation {generation}, rank {rank}, step {step}: Loss {measured(loss.mean)} in this epoch, "
-                f"{measured(loss.last)} in this step"
+                f"generation {generation}, rank {rank}, step {step}: Loss {measured(loss.mean)} in this "
+                f"epoch, {measured(loss.last)} in this step"
             )
         self._session.progress = Progress(generation, step, self._records, self._seconds, loss)
 
