@@ -66,7 +66,7 @@ class Checks:
         sim = fleet.workers[gone.worker]
         if w is None or self._charged(gone.worker):
             return None
-        if w.stopped or w.failure_reason or w.expected or not sim.own_end:
+        if w.stopped or w.leaves or w.failure_reason or w.expected or not sim.own_end:
             return False
         if gone.signal and any(not m.alive or m.fenced for m in self.world.rings.peers(gone.worker)):
             return None  # the death or fencing of a peer may have crashed it
