@@ -82,7 +82,7 @@ class Master:
         if isinstance(event, ev.Gone):
             ought = checks.ought_to_be_charged(event)
         elif isinstance(event, ev.Failed) and not event.fatal and w is not None and not w.stopped:
-            ought = True
+            ought = not w.leaves
         if isinstance(event, ev.Live):
             self.epochs = event.epochs
         effects = self.watchdog.handle(event, self.clock.now)
