@@ -217,6 +217,15 @@ class Running:
         self._orders.give(pid, what)
 
 
+@pytest.fixture(autouse=True)
+def environment() -> Iterator[None]:
+    """What a ring in this process sets for Horovod is not for the jobs of later tests."""
+    before = dict(os.environ)
+    yield
+    for name in [name for name in os.environ if name.startswith("HOROVOD_") and name not in before]:
+        del os.environ[name]
+
+
 @pytest.fixture(scope="session")
 def fork_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[shared_forks.SharedForkServer]:
     """The process that forks the workers of all jobs of this session."""
