@@ -250,7 +250,7 @@ def test_servers_that_break_a_promise_are_noticed(
 
 def test_a_job_that_does_not_end_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(completion, "export", lambda job, root: None)
-    with pytest.raises(SimulationFailed, match="the job does not end: |wait long to join the ring"):
+    with pytest.raises(SimulationFailed, match=r"the job does not end: |wait long to join the ring"):
         run(20)
 
 
