@@ -262,7 +262,10 @@ def test_the_environment_of_the_job_is_not_handed_on(monkeypatch: pytest.MonkeyP
     fresh = Verification(SECONDS, threads=1)
     fresh.begin()
     assert fresh._server is not None
-    entries = Path(f"/proc/{fresh._server.pid}/environ").read_text().split("\0")
+    environment, text = Path(f"/proc/{fresh._server.pid}/environ"), ""
+    while not text:  # Popen returns when exec closes its files, which is just before the kernel sets the environment
+        text = environment.read_text()
+    entries = text.split("\0")
     fresh.close()
     assert {"MINE=x", "CUDA_VISIBLE_DEVICES=-1", "TF_NUM_INTRAOP_THREADS=1"} <= set(entries)
     assert not {"EDL_TOKEN=x", "HOROVOD_RANK=x"} & set(entries)
