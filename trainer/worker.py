@@ -127,8 +127,6 @@ class Worker:
         message = pb.Ready(model=learner.fingerprint(), tables=len(learner.tables))
         for part in self.parts:
             part.ready(message)
-        if self.state.has_state:
-            message.held.CopyFrom(self.left_ring(""))
         return message
 
     # --- successive rings

@@ -128,7 +128,6 @@ class Elastic(Section):
     master_outage_timeout_seconds: NotNegative
     max_failures: Count = Field(ge=0)
     prefork: bool
-    in_memory_snapshot: bool
     disk_full_timeout_seconds: NotNegative
 
 

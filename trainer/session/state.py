@@ -82,8 +82,6 @@ class SessionState:
             case "ready":
                 self._ready = message.ready
                 self._reports.pop(("built", ""), None)  # `resume` has the number of tables
-                if message.ready.HasField("held"):
-                    self._out = message.ready.held
             case "joined_ring" if message.generation == self.generation:
                 self._up = True
             case "left_ring":

@@ -170,7 +170,6 @@ def test_values_must_fit_the_mode() -> None:
     for sets, words in (
         ("mode=horovod", "the script is missing"),
         ("mode=horovod,checkpoint.dir=/x", "the script writes its own checkpoints"),
-        ("mode=horovod,elastic.inMemorySnapshot=true", "a script's state is in its worker's memory alone"),
     ):
         with pytest.raises(ConfigError) as refused:
             parse(values.load([], [sets], [], []))
