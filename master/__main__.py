@@ -35,7 +35,7 @@ from edl.master.backends.base import Backend
 from edl.master.backends.external import External
 from edl.master.backends.gpus import Gpus
 from edl.master.backends.launchers import ForkServer, Launcher, Spawn
-from edl.master.backends.processes import Memories, Processes
+from edl.master.backends.processes import Processes
 from edl.master.journal import journal
 from edl.master.loop import Master
 from edl.master.parameter_servers.base import NoServers, ParameterServers
@@ -181,10 +181,9 @@ def processes(
         if master.spec.config.local.start_method == "fork":
             make = fork_server or partial(ForkServer, module_command("edl.trainer.forkserver"))
             launcher = make(arguments, environment)
-        memories = Memories() if master.spec.config.elastic.in_memory_snapshot else None
         asked = master.spec.config.local.gpus_per_worker
         gpus = Gpus(visible_gpus(os.environ), workers_per_gpu(asked))
-        return Processes(master.emit, launcher, output / artifacts.LOGS, memories, gpus)
+        return Processes(master.emit, launcher, output / artifacts.LOGS, gpus)
 
     return backend
 

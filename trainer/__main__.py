@@ -25,7 +25,6 @@ from edl.contract.modes import HOROVOD
 from edl.contract.proto import edl_pb2 as pb
 from edl.contract.workers import ASKED_BACKEND, WORKER_ENVIRONMENT, remove_leftovers
 from edl.exit_announcements import announce_as_told
-from edl.trainer.checkpoint.in_memory_snapshot import InMemorySnapshot
 from edl.trainer.input import fork_server
 from edl.trainer.runtime.error_report import format_traceback
 from edl.trainer.runtime.keras_import import import_keras
@@ -55,8 +54,6 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--worker", type=int, default=worker, metavar="ID", help="default: any vacant one")
     parser.add_argument("--run-id", default=os.environ.get("EDL_RUN_ID", ""))
     parser.add_argument("--predecessor", type=_predecessor, help=argparse.SUPPRESS)  # of trainer.supervisor
-    # A path, from the process that holds the memory.
-    parser.add_argument("--memory", type=InMemorySnapshot, help=argparse.SUPPRESS)
     # A place on a GPU, as the master has dealt it out (local.gpusPerWorker).
     parser.add_argument("--gpu", default="", help=argparse.SUPPRESS)
     parser.add_argument("--nccl-host", default="", help=argparse.SUPPRESS)
@@ -70,10 +67,7 @@ def main(argv: list[str] | None = None) -> int:
     leftovers = remove_leftovers(os.environ)
     os.environ.update(WORKER_ENVIRONMENT)  # for Keras, which is not imported yet; hashes are seeded earlier
     token, worker_id = os.environ.get("EDL_TOKEN", ""), -1 if args.predecessor else args.worker
-    brings_state = args.memory is not None and args.memory.is_there
-    stream = MasterStream(
-        args.master, token, worker_id, args.run_id, predecessor=args.predecessor, brings_state=brings_state
-    )
+    stream = MasterStream(args.master, token, worker_id, args.run_id, predecessor=args.predecessor)
     start = Start(stream)
 
     def end(error: BaseException) -> None:
@@ -83,7 +77,7 @@ def main(argv: list[str] | None = None) -> int:
     vital.end_with_threads(end)
     when_asked_to_end(start.asked_to_end)
     try:
-        code = work(stream, start, args.memory, asked, leftovers)
+        code = work(stream, start, asked, leftovers)
     except NoMaster as error:
         print(f"edl worker {args.worker}: {error}", file=sys.stderr)
         code = _lost(str(error))
@@ -108,7 +102,6 @@ def _predecessor(text: str) -> pb.Predecessor:
 def work(
     stream: MasterStream,
     start: Start,
-    memory: InMemorySnapshot | None = None,
     backend: str = "",
     leftovers: Sequence[str] = (),
 ) -> int:
@@ -152,10 +145,10 @@ def work(
     if values["model"].get("script"):
         from edl.trainer.script import work as run_script
 
-        run_script(stream, memory, ready, ended)
+        run_script(stream, ready, ended)
     from edl.trainer.build import build
 
-    worker = build(stream, memory)
+    worker = build(stream)
     ready(worker)
     return _train(stream.session, worker)
 

@@ -2,8 +2,8 @@
 """A worker, put together from its loop and the parts that its job has.
 
 The order of the parts is decided here: the loop calls them in this order at each moment. Servers of rows
-become ready first; an evaluation comes before the callbacks, which see its metrics; the copy in memory and
-the checkpoint follow, and the final model is saved after the last checkpoint.
+become ready first; an evaluation comes before the callbacks, which see its metrics; the checkpoint
+follows, and the final model is saved after the last checkpoint.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from edl.config import Config
 from edl.trainer.agreement.metric_values import Value
 from edl.trainer.async_loop import AsyncLoop
 from edl.trainer.callbacks.interfaces import Callbacks
-from edl.trainer.checkpoint.in_memory_snapshot import InMemorySnapshot
 from edl.trainer.model.data import Batches
 from edl.trainer.parts.callbacks import CallbackCalls
 from edl.trainer.parts.checkpoints import CheckpointWriting, Due, never
@@ -22,7 +21,6 @@ from edl.trainer.parts.evaluation import Evaluation, EvaluationBatches
 from edl.trainer.parts.export import FinalModel, export_from_servers
 from edl.trainer.parts.history import HistoryWriting
 from edl.trainer.parts.leased_steps import LeasedSteps
-from edl.trainer.parts.memory import MemoryCopies
 from edl.trainer.parts.part import Part, StepSource
 from edl.trainer.parts.ring_steps import RingSteps
 from edl.trainer.parts.rows import RowServers
@@ -51,7 +49,6 @@ def assemble(
     keep: Callable[[int], None] = lambda step: None,
     callbacks: Callbacks | None = None,
     history: Callable[[Sequence[Mapping[str, Value]]], None] | None = None,
-    memory: InMemorySnapshot | None = None,
     more: Sequence[Part] = (),
 ) -> Worker:
     """Return a worker with these parts. None: the job does not have this part.
@@ -66,7 +63,6 @@ def assemble(
         keep: saves a copy of the trained model of this step before the ring evaluates it.
         callbacks: the user's.
         history: receives the history of all whole epochs, again and again.
-        memory: keeps a copy of each state in memory that outlives this process.
         more: parts that come first.
     """
     parts = [*more]
@@ -87,8 +83,6 @@ def assemble(
         parts.append(CallbackCalls(callbacks, state, ring, report, refuse))
     if history is not None:
         parts.append(HistoryWriting(state, history))
-    if memory is not None:
-        parts.append(MemoryCopies(memory, state, session))
     writing = None
     if restore.checkpoints is not None:
         newest = async_loop.pull_newest if async_loop is not None else lambda step: step

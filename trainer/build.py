@@ -39,7 +39,6 @@ from edl.trainer.callbacks.callbacks import Callbacks
 from edl.trainer.callbacks.history import HistoryFiles, as_json
 from edl.trainer.callbacks.rules import accepted
 from edl.trainer.checkpoint.checkpointing import Checkpointing, of_job
-from edl.trainer.checkpoint.in_memory_snapshot import InMemorySnapshot
 from edl.trainer.checkpoint.source import saved_classes, saved_counts
 from edl.trainer.checkpoint.warm_start import of_job as warm_start_of_job
 from edl.trainer.evaluation.evaluation import RingEvaluation
@@ -76,11 +75,8 @@ MEBIBYTE = 1 << 20
 AHEAD = 0.25  # share of the buffer for batches that are read ahead; the rest is for open blocks
 
 
-def build(stream: MasterStream, memory: InMemorySnapshot | None = None) -> Worker:
+def build(stream: MasterStream) -> Worker:
     """Build the worker of an open stream, and warm it up.
-
-    Args:
-        memory: the memory of this worker's pod, for copies of the state.
 
     Raises:
         EdlError: the values, the model or the data are invalid, or the master has ended this worker
@@ -97,7 +93,7 @@ def build(stream: MasterStream, memory: InMemorySnapshot | None = None) -> Worke
         context = Context(**vars(begun), module=module, name=name, ring=ring_of(stream))
         if config.servers or not config.is_decided:
             keep_rows_elsewhere()
-        return trainer_of(context, memory) if config.trains else inference_of(context)
+        return trainer_of(context) if config.trains else inference_of(context)
 
 
 def inference_of(context: Context) -> Worker:
@@ -112,12 +108,8 @@ def inference_of(context: Context) -> Worker:
         return build_inference(context, model, servers)
 
 
-def trainer_of(context: Context, memory: InMemorySnapshot | None) -> Worker:
-    """Return the worker of a job that trains.
-
-    Args:
-        memory: the memory of this worker's pod, for copies of the state.
-    """
+def trainer_of(context: Context) -> Worker:
+    """Return the worker of a job that trains."""
     session, module, doing = context.session, context.module, context.doing
     doing.now(f"{context.name}: model()")
     model = model_of(context.config, module, context.warn)
@@ -158,8 +150,6 @@ def trainer_of(context: Context, memory: InMemorySnapshot | None) -> Worker:
     report = Telemetry(session, batches.steps, near_end=verification.begin if verification else None)
     async_loop = use_servers(context, learner, servers, batches, report, computing, step)
     checkpoints, begin = checkpoint_of(context, model, learner, servers, batches)
-    if memory is not None:
-        memory.open(context.stream.run_id, learner.fingerprint(), [len(part) for part in learner.parts()])
     doing.now(f"{context.name}: callbacks()")
     callbacks = callbacks_of(config, module, learner, batches.steps, watch, context.warn)
     # Servers may lose their rows, and then the job may have to begin again with these weights.
@@ -180,7 +170,6 @@ def trainer_of(context: Context, memory: InMemorySnapshot | None) -> Worker:
         keep=export.keep,
         callbacks=callbacks,
         history=history,
-        memory=memory,
     )
     worker.parts.append(SampleReport(sample_loss, module.known.digests))
     wait_for_readers(context.name, source, doing)

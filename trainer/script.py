@@ -32,7 +32,6 @@ from edl.trainer.assembly import assemble
 from edl.trainer.build import MOST_TOLD
 from edl.trainer.callbacks.history import HistoryFiles, as_json
 from edl.trainer.checkpoint.checkpointing import of_job
-from edl.trainer.checkpoint.in_memory_snapshot import InMemorySnapshot
 from edl.trainer.model.data import Batches, Wait
 from edl.trainer.parts.part import Part
 from edl.trainer.restore import Restore
@@ -94,7 +93,6 @@ class Served:
     def __init__(
         self,
         begun: Begun,
-        memory: InMemorySnapshot | None,
         ready: Callable[[Worker], None],
         ended: Callable[[Worker], None],
     ):
@@ -104,7 +102,7 @@ class Served:
         self.watch: Watch = begun.watchdog.watch
         self.wait: Wait = begun.session.waiting.result
         self.job: loop.Job | None = None
-        self._begun, self._memory, self._ready, self._ended = begun, memory, ready, ended
+        self._begun, self._ready, self._ended = begun, ready, ended
         self._saved = threading.Event()  # the script is over
 
     @property
@@ -123,10 +121,6 @@ class Served:
         if not config.is_decided:
             session.say(built=pb.Built(tables=0))
         history = HistoryFiles(begun.results)
-        if self._memory is not None:
-            sizes = [len(part) for part in learner.parts()]
-            self._memory.open(begun.stream.run_id, learner.fingerprint(), sizes)
-
         state = State(learner, batches.steps, begun.compute(lambda: ring.waits))
 
         def export(worth: Mapping[str, Value] | None) -> None:
@@ -150,7 +144,6 @@ class Served:
             restore,
             export,
             history=history,
-            memory=self._memory,
             more=[_Comparison(learner)],
         )
         self._ready(worker)
@@ -179,7 +172,6 @@ class Served:
 
 def work(
     stream: MasterStream,
-    memory: InMemorySnapshot | None,
     ready: Callable[[Worker], None],
     ended: Callable[[Worker], None],
 ) -> None:
@@ -199,6 +191,6 @@ def work(
         start.close()
         ready(worker)
 
-    loop.host = served = Served(begun, memory, is_ready, ended)
+    loop.host = served = Served(begun, is_ready, ended)
     run(model.script, model.arguments)
     served.over()

@@ -9,8 +9,8 @@ A step is usually pending only while `apply` runs. But a member that joins witho
 receives the state of one moment, keeps the steps made since then, and applies them afterwards.
 
 Training changes the state in `_put` only: model and ledger, with nothing that can fail between the two.
-Otherwise the whole state is replaced: by a different member's (`sync`, `pass_on`), by the copy of an earlier
-worker (`restore_copy`), or by a checkpoint (trainer/restore.py).
+Otherwise the whole state is replaced: by a different member's (`sync`, `pass_on`) or by a checkpoint
+(trainer/restore.py).
 """
 
 from __future__ import annotations
@@ -79,16 +79,6 @@ class State:
             ledger.callbacks_done,
         )
         self.stop = ledger.epochs.stop
-
-    def restore_copy(self, ledger: Ledger, parts: list[np.ndarray]) -> None:
-        """Replace the state by a copy that an earlier worker has made of it.
-
-        Args:
-            parts: the learner's parts, uint8 [bytes] each.
-        """
-        self.learner.take_over(self.learner.prepared(parts))
-        self.set_ledger(ledger)
-        self.has_state = True
 
     def sync(self, ring: Ring, root: int, rank: int) -> None:
         """Copy the root's state to all members: ledger and model together, or neither.

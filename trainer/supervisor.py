@@ -13,8 +13,6 @@ This process has further duties, because the pod has no other process for them:
     asked to end   the worker is asked, and no further one is started
     orphans        what a worker leaves behind is killed before the next one starts, and zombies are reaped
     its own death  the kernel kills the worker, because no process would report how it ends
-
-With elastic.inMemorySnapshot it also holds memory for a snapshot of the state, which it never reads.
 """
 
 from __future__ import annotations
@@ -25,7 +23,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
@@ -87,20 +85,18 @@ class Supervisor:
     Args:
         work: what a worker's process does; takes the arguments of `edl worker`, returns its exit code.
         place: the worker that the pod was made for.
-        arguments: the arguments of every worker.
         clock: monotonic seconds.
     """
 
     work: Callable[[list[str]], int]
     place: int
-    arguments: Sequence[str] = ()
     clock: Callable[[], float] = time.monotonic
     worker: int = 0  # its process id, while it lives
     asked: bool = field(default=False, init=False)  # to end
 
     def run(self) -> int:
         """Run workers until no further one is to be started; returns the exit code of the last one."""
-        arguments: list[str] = [*self.arguments]
+        arguments: list[str] = []
         crashes = 0
         while True:
             began, killed = self.clock(), _killed_for_memory()
@@ -121,7 +117,7 @@ class Supervisor:
                 file=sys.stderr,
                 flush=True,
             )
-            arguments = [*self.arguments, "--predecessor", json.dumps(told)]
+            arguments = ["--predecessor", json.dumps(told)]
 
     def handle_signals(self) -> None:
         """Pass SIGTERM and SIGINT on to the worker, unless this process was started to ignore them."""
@@ -182,11 +178,7 @@ def main() -> int:
     from edl.trainer.preimport import import_all
 
     import_all()
-    arguments: list[str] = []
-    # It has no name, and is gone with this process and its workers.
-    if os.environ.get("EDL_IN_MEMORY_SNAPSHOT"):
-        arguments = ["--memory", f"/proc/self/fd/{os.memfd_create('edl-state')}"]
-    supervisor = Supervisor(worker.main, int(os.environ["EDL_WORKER_ID"]), arguments)
+    supervisor = Supervisor(worker.main, int(os.environ["EDL_WORKER_ID"]))
     supervisor.handle_signals()
     return supervisor.run()
 

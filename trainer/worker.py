@@ -127,8 +127,6 @@ class Worker:
         message = pb.Ready(model=learner.fingerprint(), tables=len(learner.tables))
         for part in self.parts:
             part.ready(message)
-        if self.state.has_state:
-            message.held.CopyFrom(self.left_ring(""))
         return message
 
     # --- successive rings
@@ -322,7 +320,7 @@ class Worker:
         vector = control.write(
             self.state.step,
             leave=self.session.must_leave(here.generation),
-            change=self.session.task is not None,
+            epochs=self._changed_epochs(here),
             bad=bad,
             in_sync=not self.state.catching_up,
             round=self.state.round,
@@ -330,6 +328,14 @@ class Worker:
         for part in self.parts:
             part.vote(here, vector)
         return vector
+
+    def _changed_epochs(self, here: RingSlot) -> int:
+        """Return the changed number of epochs, which rank 0 alone proposes; 0 if it has not changed.
+
+        Members may know different ones for a while: a master that takes over repeats its order.
+        """
+        epochs = self.session.epochs
+        return epochs if here.rank == 0 and epochs != self.state.task else 0
 
     def state_changed(self, here: RingSlot) -> None:
         """Let the parts keep the changed state. If this member has just caught up, report it."""
@@ -344,5 +350,5 @@ class Worker:
             for part in self.parts:
                 part.take(self.next_share, self.state.step + 1)  # the next step is being read already
             self.next_share = None
-        if agreed.changes == here.size:
-            self.state.task = self.session.take_task()
+        if agreed.epochs:
+            self.state.task = agreed.epochs

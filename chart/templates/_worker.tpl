@@ -23,7 +23,6 @@
   (dict "name" "TF_NUM_INTRAOP_THREADS" "valueFrom" (dict "resourceFieldRef" (dict "resource" "limits.cpu")))
   (dict "name" "POD_NAME" "valueFrom" (dict "fieldRef" (dict "fieldPath" "metadata.name")))
 -}}
-{{- if $v.elastic.inMemorySnapshot }}{{ $env = append $env (dict "name" "EDL_IN_MEMORY_SNAPSHOT" "value" "true") }}{{ end -}}
 {{- $env = concat $env (include "edl.tlsEnv" .root | fromYamlArray) -}}
 {{- $mounts = concat $mounts (include "edl.tlsMount" .root | fromYamlArray) -}}
 {{- $volumes = concat $volumes (include "edl.tlsVolume" .root | fromYamlArray) -}}

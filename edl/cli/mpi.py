@@ -57,7 +57,7 @@ def mpi(
         told = True
         elastic, one_host = typed.elastic, len({*hosts}) == 1
         contact, where = artifacts.read_contact(directory), str(directory.resolve())
-        job = Job(contact, where, elastic.max_failures, elastic.in_memory_snapshot, one_host)
+        job = Job(contact, where, elastic.max_failures, one_host)
         _broadcast(world, job)
         place.start(job, master)
 

@@ -51,14 +51,12 @@ class Job:
         contact: the master's address and the job's token.
         output: the absolute path of the job's output directory.
         max_failures: crashes of the training processes of one rank that are tolerated.
-        snapshots: whether a rank holds memory for a copy of the state (elastic.inMemorySnapshot).
         one_host: whether all ranks are on one machine.
     """
 
     contact: artifacts.Contact
     output: str
     max_failures: int
-    snapshots: bool
     one_host: bool
 
 
@@ -74,7 +72,6 @@ class Place:
         self._process: subprocess.Popen[bytes] | None = None
         self._asked = False  # to end
         self._crashes = self._kills = self._step = 0
-        self._memory = os.memfd_create("edl-state") if job.snapshots else -1
 
     def run(self) -> str:
         """Run training processes until none is needed any more.
@@ -151,8 +148,6 @@ class Place:
         """Run a training process to its end; return its exit code, as in subprocess."""
         contact = self._job.contact
         arguments = ["--master", contact.address, "--worker", str(worker)]
-        if self._memory >= 0:
-            arguments += ["--memory", f"/proc/{os.getpid()}/fd/{self._memory}"]
         environment = {**os.environ, **worker_environment(os.environ), "PYTHONUNBUFFERED": "1"}
         environment |= {"EDL_TOKEN": contact.token}
         environment.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")

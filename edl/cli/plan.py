@@ -126,8 +126,8 @@ def plan(
         checkpoint = run.checkpoints(speeds[-1])
         generation, recovered = run.kill()
     preemption = _preemption(where, sizes[-1], generation, recovered)
-    snapshot, batch = typed.elastic.in_memory_snapshot, typed.training.batch_size
-    measured = sizing.Measured(speeds, preemption, checkpoint, run.worker_bytes, batch, snapshot)
+    batch = typed.training.batch_size
+    measured = sizing.Measured(speeds, preemption, checkpoint, run.worker_bytes, batch)
     told = sizing.plan(measured, sizing.Assumed(preemptions, mtbf, replacement))
     told = {"model": typed.model.name, "run": str(where), "cores": cores, "load": load, **told}
     if form.is_document:

@@ -128,7 +128,6 @@ class Measured:
         speeds: by increasing size of the ring, from 1.
         worker_bytes: largest resident memory of a worker.
         batch: records of a step.
-        snapshot: whether workers keep two copies of the state in memory (elastic.inMemorySnapshot).
     """
 
     speeds: Sequence[Speed]
@@ -136,7 +135,6 @@ class Measured:
     checkpoint: Checkpoint
     worker_bytes: int
     batch: int
-    snapshot: bool = False
 
 
 def delay(seconds: float, steps: int, count: int, steps_per_second: float) -> float:
@@ -213,8 +211,7 @@ def plan(measured: Measured, assumed: Assumed) -> dict[str, Any]:
     shortest = max(LEAST_INTERVAL, checkpoint.write_seconds)
     interval = max(math.ceil(young_interval(checkpoint.cost_seconds, assumed.mtbf)), math.ceil(shortest))
     lost = preemption.lost_seconds(_share(measured.speeds, fitted, preemption.workers), assumed.replacement)
-    copies = 2 * checkpoint.nbytes if measured.snapshot else 0
-    request, limit = (mebibytes(times * measured.worker_bytes + copies) for times in (REQUEST, LIMIT))
+    request, limit = (mebibytes(times * measured.worker_bytes) for times in (REQUEST, LIMIT))
     told: dict[str, Any] = {
         "assumed": {
             "preemptions_per_hour": assumed.preemptions_per_hour,
@@ -280,7 +277,7 @@ def _reasons(told: Mapping[str, Any], measured: Measured) -> dict[str, str]:
         else f"the largest ring that was measured; each further worker {rule}",
         "checkpoint.seconds": _interval_reason(checkpoint, assumed["mtbf_seconds"]),
         "worker.resources.requests.memory": f"{REQUEST} times the {_size(told['worker_bytes'])} that the "
-        "largest worker held" + (", and two copies of the state" if measured.snapshot else ""),
+        "largest worker held",
         "worker.resources.limits.memory": f"likewise, {LIMIT} times: the memory of different records, "
         "callbacks and the saved model is not measured",
     }

@@ -28,7 +28,6 @@ IN_POD = frozenset(
             for key in ("existingClaim", "hostPath", "mountPath")
         ),
         *(f"checkpoint.{key}" for key in ("dir", "existingClaim", "hostPath", "existingSecret")),
-        "elastic.inMemorySnapshot",
         "elastic.prefork",
     }
 )

@@ -78,7 +78,7 @@ class Model(Section):
 class Training(Section):
     """`training`: epochs, batches and the seed, and how gradients are combined."""
 
-    epochs: Count = Field(ge=1, json_schema_extra=LIVE | RESULT)
+    epochs: Count = Field(ge=1, lt=1 << 24, json_schema_extra=LIVE | RESULT)  # exact as float32
     batch_size: Int = Field(ge=1, lt=1 << 24)
     seed: Int = Field(ge=0, lt=1 << 31)
     on_non_finite: Literal["stop", "skip"]
@@ -128,7 +128,6 @@ class Elastic(Section):
     master_outage_timeout_seconds: NotNegative
     max_failures: Count = Field(ge=0)
     prefork: bool
-    in_memory_snapshot: bool
     disk_full_timeout_seconds: NotNegative
 
 

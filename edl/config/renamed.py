@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Renamed and removed values: old dotted keys with the new ones, and old value words with the new ones.
 
-Promise: `edl` and Helm alike refuse an old name, and the message has the new name (`scripts/dev/schema`
-writes the same text into the chart's schema). There are two exceptions, because `helm upgrade --reuse-values`
-brings all values of the chart that was installed: a removed key is accepted, and so is a renamed key of the
-oldest chart if it has the default of that chart.
+Promise: `edl` and Helm alike refuse an old name, and the message has the new name or what to write instead
+(`scripts/dev/schema` writes the same text into the chart's schema). `helm upgrade --reuse-values` brings all
+values of the chart that was installed, so a removed key that does nothing is accepted, and so is an old key
+that has the default of that chart.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ RENAMED = {
     "elastic.graceSeconds": "elastic.gracePeriodSeconds",
     "elastic.masterSeconds": "elastic.masterOutageTimeoutSeconds",
     "elastic.warmProcess": "elastic.prefork",
-    "elastic.memoryCopy": "elastic.inMemorySnapshot",
     "training.nonFinite": "training.onNonFinite",
     "training.inexactLoss": "training.onInexactLoss",
     "training.balance": "training.loadBalancing",
@@ -40,11 +39,17 @@ RENAMED_WORDS: dict[str, dict[str, str]] = {
     "elastic.prefork": {"imported": "true", "none": "false"},
 }
 
-# Renamed keys of the oldest chart with the defaults that they had there. The new key has the same default.
+# Removed keys that had an effect, with what replaces it.
+REPLACED = {
+    "elastic.inMemorySnapshot": "removed; with checkpoint.dir, the state outlives all workers",
+}
+
+# Old keys with the defaults that they had in the chart that brings them. A new key has the same default.
 UNCHANGED: dict[str, Any] = {
     "training.nonFinite": "stop",
     "highPriorityWorkers": 0,
     "worker.highPriorityClassName": "",
+    "elastic.inMemorySnapshot": False,
 }
 
 REMOVED = {
@@ -54,7 +59,7 @@ REMOVED = {
 
 
 def without_outdated(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Copy `values` without removed keys and without the renamed keys that are in UNCHANGED."""
+    """Copy `values` without the removed keys that do nothing, and without old keys as in UNCHANGED."""
     kept = dict(values)
     for key in (*REMOVED, *UNCHANGED):
         *sections, last = key.split(".")
@@ -69,9 +74,9 @@ def without_outdated(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def advice(old: str) -> str:
-    """Name the replacement of a renamed key; empty if `old` was not renamed."""
+    """Name the replacement of an old key; empty if `old` is not one."""
     new = RENAMED.get(old)
-    return f"renamed; use {new}" if new else ""
+    return f"renamed; use {new}" if new else REPLACED.get(old, "")
 
 
 def word_advice(key: str, found: Any) -> str:

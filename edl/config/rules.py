@@ -44,11 +44,6 @@ RULES = [
         operator.ge,
         "joinDelaySeconds must be smaller",
     ),
-    Rule(
-        ("elastic.inMemorySnapshot", "elastic.prefork"),
-        lambda snapshot, prefork: bool(snapshot) and prefork is False,
-        "the snapshot is held by the preforked process (prefork must be true)",
-    ),
     *(
         Rule((f"{place}.existingClaim", f"{place}.hostPath"), _both, "mutually exclusive")
         for place in ("model", "data", "output", "checkpoint")
@@ -119,11 +114,6 @@ RULES = [
         "the script writes its own checkpoints",
     ),
     Rule(
-        ("mode", "elastic.inMemorySnapshot"),
-        lambda mode, snapshot: mode == modes.HOROVOD and snapshot,
-        "a script's state is in its worker's memory alone: set false",
-    ),
-    Rule(
         ("mode", "checkpoint.dir"),
         lambda mode, where: bool(where) and modes.task_of(mode) not in (modes.TRAIN, modes.HOROVOD),
         "nothing is trained, so there is nothing to keep (initFrom.path says with which weights)",
@@ -145,7 +135,6 @@ RULES = [
             ("data.maxBadRecords", 0, "no worker reports which records are left out: set 0, or mode=hybrid"),
             ("training.compression", "none", "only sums over the ring are compressed: set none"),
             ("training.loadBalancing", "none", "each worker takes steps at its own speed anyway: set none"),
-            ("elastic.inMemorySnapshot", False, "workers hold no state that is worth a snapshot: set false"),
             (
                 "initFrom.state",
                 "weights",

@@ -11,7 +11,6 @@ import asyncio
 import contextlib
 import os
 import signal
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -29,46 +28,9 @@ from edl.master.core import effects as ef
 from edl.master.core import events as ev
 from edl.master.core.failures import OUTSIDE_SIGNALS
 
-MEMORY = "edl-state"  # name of the memory file, visible in /proc
-ENDING_SECONDS = 2.0  # for a process to exit after its stream has ended
 CLOSE_SECONDS = 10.0  # for killed processes to be reaped
 LAST_LINES = 3  # of the log of a crashed worker, for the reason
 NOT_STARTED = "it was not started yet"
-
-
-class Memories:
-    """Anonymous memory files of this process for copies of the state, one for each live worker.
-
-    A worker that starts gets the copy that a crashed worker has left.
-    """
-
-    def __init__(self) -> None:
-        self._left: deque[int] = deque()  # free files, as descriptors; those with a copy come first
-        self._of: dict[WorkerId, int] = {}
-
-    def give(self, worker: WorkerId) -> str:
-        """Assign a memory file to a worker; return its path."""
-        memory = self._of[worker] = self._left.popleft() if self._left else os.memfd_create(MEMORY)
-        return f"/proc/{os.getpid()}/fd/{memory}"
-
-    def take_back(self, worker: WorkerId, crashed: bool) -> None:
-        """Reclaim the memory of an ended worker; keep the copy only after a crash.
-
-        After an orderly exit, other workers hold the state, or it is not needed.
-        """
-        if (memory := self._of.pop(worker, None)) is None:
-            return
-        if crashed:
-            self._left.appendleft(memory)
-        else:
-            os.ftruncate(memory, 0)
-            self._left.append(memory)
-
-    def close(self) -> None:
-        for memory in (*self._left, *self._of.values()):
-            os.close(memory)
-        self._left.clear()
-        self._of.clear()
 
 
 @dataclass(eq=False)
@@ -88,7 +50,6 @@ class Processes:
         emit: called with Seen and Gone.
         launcher: starts the processes.
         logs: directory of the workers' logs.
-        memories: memory for copies of the state; None if copies are off.
         gpus: the GPUs for the workers; None to place workers on no GPU.
     """
 
@@ -97,10 +58,9 @@ class Processes:
         emit: Emit,
         launcher: Launcher,
         logs: Path,
-        memories: Memories | None = None,
         gpus: Gpus | None = None,
     ):
-        self._emit, self._launcher, self._logs, self._memories = emit, launcher, logs, memories
+        self._emit, self._launcher, self._logs = emit, launcher, logs
         self._gpus = gpus or Gpus()
         self._workers: dict[WorkerId, _Worker] = {}
         self._tasks = Tasks()
@@ -138,8 +98,6 @@ class Processes:
         await self._tasks.close()
         await asyncio.to_thread(scratch.remove_abandoned)  # directories of killed workers
         await asyncio.to_thread(scratch.remove_abandoned, self._logs.parent, artifacts.SAVING)
-        if self._memories is not None:
-            self._memories.close()
 
     async def _live(self, w: _Worker) -> None:
         more = await self._gpu(w)
@@ -155,8 +113,6 @@ class Processes:
         Args:
             more: additional arguments of this worker.
         """
-        if self._memories is not None:
-            more = [*more, "--memory", await self._memory(w)]
         log = self._logs / f"worker-{w.id}.log"
         launched = await self._launcher.launch(w.id, log, more)
         w.pid = launched.pid
@@ -195,19 +151,6 @@ class Processes:
         w.waits = False
         return more
 
-    async def _memory(self, w: _Worker) -> str:
-        """Assign memory to a worker that starts; first wait until earlier, deleted workers have exited.
-
-        A stream ends before its process is seen to have ended, and the copy of a crashed worker is needed.
-        """
-        assert self._memories is not None
-        ending = [o for o in self._workers.values() if o.deleted and o.pid and o.id < w.id]
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(ENDING_SECONDS):
-                for other in ending:
-                    await other.gone.wait()
-        return self._memories.give(w.id)
-
     async def _delete(self, w: _Worker, grace_period_seconds: float) -> None:
         if not w.started.is_set():
             self._end(w, ev.Gone(w.id, free=True, why=NOT_STARTED))
@@ -230,10 +173,6 @@ class Processes:
             del self._workers[w.id]
             if w.waits:
                 self._gpus.release(w.id)  # so that its task ends
-            if self._memories is not None:
-                self._memories.take_back(
-                    w.id, crashed=gone.code is None or gone.code == WorkerExit.PEER_BROKEN
-                )
             self._emit(gone)
 
     def _signal(self, w: _Worker, number: signal.Signals) -> None:

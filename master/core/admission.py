@@ -14,7 +14,7 @@ from edl.contract.phases import WorkerState
 from edl.contract.reasons import Reason
 from edl.master.core import effects as ef
 from edl.master.core import events as ev
-from edl.master.core import membership, ps, rendezvous, sample_loss, training
+from edl.master.core import membership, ps, sample_loss, training
 from edl.master.core.state import State
 from edl.master.core.workers import WorkerRecord
 
@@ -47,8 +47,6 @@ def hello(job: State, w: WorkerRecord, event: ev.Hello) -> None:
         w.handle = str(event.pid)
     if not event.resumes:
         told_its_state(job, w)
-    if event.brings_state and w.is_starting and not job.divergence.untrusted_up_to:
-        job.pool.snapshots.comes_with(w)
     if w.stopped:  # it was not connected then, and process 1 of a container ignores SIGTERM
         job.do(ef.Stop(w.id, f"worker {w.id} is not needed any more"))
     elif w.terminating and not event.resumes:
@@ -75,9 +73,6 @@ def ready(job: State, w: WorkerRecord, event: ev.Ready) -> None:
         job.pool.change(w, "hello")
     job.checkpoints.know(event.checkpoint)
     if _admit(job, w, event):
-        if event.held is not None and not job.divergence.untrusted_up_to:
-            job.pool.snapshots.hold(w, event.held)
-            rendezvous.count_a_late_copy(job, w)
         job.notice(Reason.WorkerReady, f"worker {w.id} is ready after {job.now - w.since:.1f} s")
 
 

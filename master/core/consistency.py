@@ -145,7 +145,6 @@ def _go_back(job: State, found: Difference, step: int) -> None:
         return
     for w in job.pool.where(lambda kind: kind.has_state):
         job.pool.change(w, has_state=False)
-    job.pool.snapshots.void()
     training.go_back(job, divergence.why, newest)
     job.close("the states of the members differ", BREAK)
 

@@ -147,7 +147,6 @@ class Hello:
 
     worker: WorkerId
     resumes: bool = False  # the worker is ready already, and `Resume` follows
-    brings_state: bool = False  # it may have an in-memory snapshot of the state when it is ready
     pid: int = 0  # of its process
 
 
@@ -169,7 +168,6 @@ class Ready:
     checkpoint: int = 0  # the step of the newest checkpoint that it could begin from
     held_out: dict[str, int] = field(default_factory=dict)  # records of each split that the ring evaluates on
     forced: tuple[str, ...] = ()  # values that differ from those of the checkpoint, in words
-    held: LeftRing | None = None  # the snapshot that an earlier worker in its place has left
     tables: int = 0  # number of edl.layers.Embedding whose rows are not in its model
     sample_loss: SampleLoss | None = None  # None: it has no comparable loss
     digests: dict[str, str] = field(default_factory=dict)  # of splits whose records it has computed by itself

@@ -168,7 +168,6 @@ class Job(State):
             self.backoff.ring_until,
             self.failover.until,
             checkpoint,
-            self.pool.snapshots.deadline,
             silence.next_deadline(self),
             membership.cut_deadline(self),
             *stopping.deadlines(self),
@@ -191,7 +190,7 @@ class Job(State):
         if self.ending is not None:
             completion.shut_down_workers(self)
             return
-        if self.pending_stop is not None and not stopping.needs_a_ring(self):
+        if self.pending_stop is not None:
             return
         membership.scale(self)
         if known:

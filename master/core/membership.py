@@ -16,9 +16,7 @@ from edl.master.core.ring import CHANGE, LOSS, MEMBER_LOST
 from edl.master.core.state import SUSPENDED_AT_ZERO, State
 from edl.master.core.workers import AWAY, DRAINING, OUT, Kind, WorkerRecord
 
-SNAPSHOT_SECONDS = 10.0  # for the next process in a crashed worker's pod to connect with its snapshot
 CUT_MARGIN = 1.25  # a watchdog finds a step that takes too long up to a quarter of its limit later
-HUNG_GRACE_SECONDS = 1.0  # for a silent process: its snapshot is available once the process is killed
 
 
 def expire_timeouts(job: State) -> None:
@@ -170,25 +168,21 @@ def give_up(job: State, w: WorkerRecord, reason: ef.FenceReason, why: str) -> No
     """Fence and remove a worker that may still run: its later messages are refused."""
     job.do(ef.Fence(w.id, why, reason))
     w.failure_reason = why  # its later exit is not charged again
-    hung = reason in (ef.FenceReason.HeartbeatTimeout, ef.FenceReason.CutTimeout)
-    lose(job, w, why, hung=hung)
+    lose(job, w, why)
 
 
-def lose(job: State, w: WorkerRecord, why: str, delete: bool = True, hung: bool = False) -> None:
+def lose(job: State, w: WorkerRecord, why: str, delete: bool = True) -> None:
     """Remove the worker from the job for good.
 
     Args:
         delete: delete its process, which may still run.
-        hung: the process runs without reacting; it is killed, and leaves its snapshot as a crash does.
     """
     if not w.stopped:
         if w.is_starting:
             job.backoff.died_early(job.now)
         job.notice(Reason.WorkerLost, f"worker {w.id} is lost: {why}")
-    leaves_snapshot = job.uses_snapshots and w.has_state and not w.stopped and (hung or not w.failure_reason)
-    grace = job.config.elastic.grace_period_seconds
     if delete:
-        job.do(ef.Delete(w.id, min(grace, HUNG_GRACE_SECONDS) if hung and leaves_snapshot else grace))
+        job.do(ef.Delete(w.id, job.config.elastic.grace_period_seconds))
     # Not BROKEN: the peers of a crashed worker often report a broken ring before its exit is seen.
     w.in_broken_ring = w.place == AWAY or (w.in_ring and job.ring.state is MEMBER_LOST)
     in_ring = w.in_ring
@@ -200,8 +194,6 @@ def lose(job: State, w: WorkerRecord, why: str, delete: bool = True, hung: bool 
             Phase.Failed,
             f"worker {w.id} was lost after the script of worker {job.script_ended} had ended: {why}",
         )
-    if leaves_snapshot:
-        job.pool.snapshots.wait(job.now + SNAPSHOT_SECONDS)
     job.pool.lose(w)
     job.silences.pop(w.id, None)
     job.failover.awaits_no_longer(w)

@@ -96,18 +96,12 @@ def form(job: State) -> None:
         _wait(job, "parameter servers are starting")
         return
     fresh = not job.pool.any(_holds)
-    # One of their snapshots may be the newest state.
-    if job.pool.snapshots.due(job.now) and not job.pool.any(_survives):
-        _wait(job, "workers with a copy of the state are initializing")
-        return
     if fresh and job.failover.may_hold(job.now):
         _wait(job, "workers of the earlier master have not come back, and may hold the state")
         return
     if fresh and job.pool.any(lambda kind: kind.place == AWAY):
         _wait(job, "a silent worker may come back with the state")
         return
-    if fresh:
-        fresh = not _count_snapshots(job)
     if fresh and job.regroup_at is not None and job.regroup_at > job.now and _late(job):
         return  # no worker in sync waits, so wait for the workers that are still starting
     limits, task = job.limits, job.train
@@ -184,37 +178,6 @@ def _holds(kind: Kind) -> bool:
     return kind.has_state and not kind.stopped
 
 
-def _count_snapshots(job: State) -> bool:
-    """Use in-memory snapshots if no worker holds the state. Returns whether there are any."""
-    copies = job.pool.snapshots.usable(job.checkpoints.step)
-    for worker, copy in copies.items():
-        job.pool.left(job.pool[worker], copy)
-    if copies:
-        step = max(copy.step for copy in copies.values())
-        job.notice(
-            Reason.Restored, f"the state of step {step:,} was kept in memory (elastic.inMemorySnapshot)"
-        )
-    return bool(copies)
-
-
-def count_a_late_copy(job: State, w: WorkerRecord) -> None:
-    """Use a snapshot that arrives late if it is newer than all known states.
-
-    Parameter servers hold the step of a running ring, so then the snapshot is ignored.
-    """
-    if job.servers.have and job.ring.members and job.ring.up:
-        return
-    copy, holders = job.pool.snapshots.held[w.id], job.pool.where(_holds)
-    known = [o.step for o in holders] + [job.step if job.ring.members else 0, job.checkpoints.step]
-    if holders and copy.step > max(known):
-        job.pool.left(w, copy)
-
-
-def _survives(kind: Kind) -> bool:
-    """True if the worker got its state in a ring, and not from a snapshot."""
-    return _holds(kind) and kind.state != WorkerState.READY
-
-
 def _plan_or_wait(job: State, limits: Limits) -> RingPlan:
     """Plan the next ring, and report the end of the last one. Wait if the plan has no root."""
     plan = _plan(job, limits)
@@ -283,7 +246,6 @@ def _publish(job: State, plan: RingPlan, root: WorkerRecord) -> None:
     shares = balance.shares(members, job.config.training.load_balancing == "speed")
     job.ring.form(plan.members, cause, job.now, shares)
     job.waited, job.regroup_at, job.join_at = "", None, None
-    job.pool.snapshots.await_none()
     job.step = job.train.done
     # Otherwise the members report where the ring starts.
     known = root.has_state and not job.config.asynchronous

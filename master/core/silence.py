@@ -150,8 +150,7 @@ def waits(job: State) -> str:
 def loss(job: State, w: WorkerRecord) -> Loss:
     """Compute what the job would lose with a silent worker.
 
-    Records are counted since the newest of the checkpoint, the in-memory snapshots and the states of workers
-    that send messages.
+    Records are counted since the newest of the checkpoint and the states of workers that send messages.
     """
     task, silence = job.train, job.silences[w.id]
     if task is None or not w.has_state or job.config.asynchronous:  # asynchronous: the state is on servers
@@ -162,9 +161,7 @@ def loss(job: State, w: WorkerRecord) -> Loss:
         return Loss(0, 0, 0.0, 0.0)
     step = max(w.step, task.done if w.in_ring else 0)
     outside = job.checkpoints.step if job.checkpoints.enabled else 0
-    held = job.pool.snapshots.held
-    copies = [held[o.id].step for o in others if o.id in held]
-    best = max([outside, *copies, *(o.step for o in others if o.has_state)])
+    best = max([outside, *(o.step for o in others if o.has_state)])
     if best >= step:
         return Loss(step, 0, 0.0, 0.0)
     records = task.steps.begins_at(step) - task.steps.begins_at(best)

@@ -186,11 +186,6 @@ class State:
         self.now = 0.0  # of the event in hand
         self.effects: list[ef.Effect] = []  # of the event in hand
 
-    @property
-    def uses_snapshots(self) -> bool:
-        """True if in-memory snapshots may be used; the ring of a snapshot is unknown, so none may be void."""
-        return self.config.elastic.in_memory_snapshot and not self.divergence.untrusted_up_to
-
     def useful_seconds(self, at: float) -> float:
         """Seconds of training until `at`, as if nothing had changed between `at` and the last change."""
         return self.goodput.at(max(at, self.goodput.since or at))["useful"]

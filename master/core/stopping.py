@@ -60,8 +60,6 @@ def proceed(job: State) -> None:
     if job.pool.any(lambda kind: kind.in_ring):
         return
     holders = job.pool.where(_holds)
-    if needs_a_ring(job):
-        return
     if not holders:
         newest = job.checkpoints.step
         kept = f"the newest checkpoint is of step {newest:,}" if newest else "there is no checkpoint"
@@ -75,14 +73,6 @@ def proceed(job: State) -> None:
         job.end(pending_stop.phase, f"{pending_stop.reason}{kept}")
     elif job.exporter is None:  # an exporter has written the state already
         job.do(*job.checkpoints.write([last], job.now))
-
-
-def needs_a_ring(job: State) -> bool:
-    """True if the state is only in snapshots, so a ring must load it before the job can stop."""
-    if job.pending_stop is None or job.pool.any(_holds):
-        return False
-    snapshots = job.pool.snapshots
-    return bool(snapshots.usable(job.checkpoints.step)) or snapshots.due(job.now)
 
 
 def failed(job: State, why: str) -> None:

@@ -154,62 +154,6 @@ class WorkerRecord:
         return self.state in READY_STATES and self.place != AWAY
 
 
-class Snapshots:
-    """In-memory snapshots of the state (elastic.inMemorySnapshot), from a worker's crash until they are used.
-
-    crash ──▶ awaited ──Hello──▶ with a starting worker ──Ready──▶ held by a ready worker
-    """
-
-    def __init__(self) -> None:
-        self._awaited = 0  # number of snapshots that crashed workers may have left
-        self._until = 0.0  # they are awaited until then
-        self._starting: set[WorkerId] = set()  # starting workers with a snapshot
-        self.held: dict[WorkerId, ev.LeftRing] = {}  # by ready worker, until it holds the state
-
-    @property
-    def deadline(self) -> float | None:
-        """The time until which snapshots are awaited; None if they are not."""
-        return self._until if self._awaited else None
-
-    def wait(self, until: float) -> None:
-        """Await the snapshot that a crashed worker may have left."""
-        self._awaited, self._until = self._awaited + 1, until
-
-    def comes_with(self, w: WorkerRecord) -> None:
-        """Record that a starting worker has a snapshot."""
-        self._starting.add(w.id)
-        self._awaited = max(self._awaited - 1, 0)
-
-    def hold(self, w: WorkerRecord, snapshot: ev.LeftRing) -> None:
-        """Record that a ready worker holds a snapshot."""
-        self.held[w.id] = snapshot
-
-    def due(self, now: float) -> bool:
-        """True if a snapshot may still become held."""
-        return bool(self._starting) or (self._awaited > 0 and self._until > now)
-
-    def usable(self, step: int) -> dict[WorkerId, ev.LeftRing]:
-        """Return the held snapshots of this step or of a later one."""
-        return {worker: copy for worker, copy in self.held.items() if copy.step >= step}
-
-    def leaves(self, w: WorkerRecord, starting: bool, held: bool) -> None:
-        """Forget a worker's snapshot, which it has while it is starting, or holds when it is ready."""
-        if starting:
-            self._starting.discard(w.id)
-        if held:
-            self.held.pop(w.id, None)
-
-    def await_none(self) -> None:
-        """Await no snapshots of crashed workers: a ring is formed without them."""
-        self._awaited = 0
-
-    def void(self) -> None:
-        """Discard all snapshots."""
-        self._awaited = 0
-        self._starting.clear()
-        self.held.clear()
-
-
 class Pool:
     """The live workers, by id; ids count up and are never reused."""
 
@@ -217,7 +161,6 @@ class Pool:
         self._workers: dict[WorkerId, WorkerRecord] = {}
         self.lost: dict[WorkerId, WorkerRecord] = {}  # removed from the job, with an exit still unreported
         self.next_id = 0  # also the number of workers so far
-        self.snapshots = Snapshots()
         # Indexes of the workers, so that no event needs a scan of all workers.
         self._kinds: dict[Kind, dict[WorkerId, WorkerRecord]] = {}
         self._delays = Counter[str]()
@@ -253,7 +196,6 @@ class Pool:
     ) -> None:
         """Change a worker's kind. `event` is an event of the state table."""
         self._forget(w)
-        self.snapshots.leaves(w, starting=bool(event), held=bool(has_state))
         w.state = WORKER.after(w.state, event) if event else w.state
         w.place = w.place if place is None else place
         w.has_state = w.has_state if has_state is None else has_state
@@ -286,7 +228,6 @@ class Pool:
         """
         self.delay(w, "")
         self._forget(w)
-        self.snapshots.leaves(w, starting=True, held=True)
         w.state, w.place = WORKER.after(w.state, "gone"), OUT
         self.lost[w.id] = self._workers.pop(w.id)
 

@@ -86,7 +86,7 @@ def event_of(worker: WorkerId, message: pb.FromWorker) -> ev.Event | facts.Heart
 
 def hello_of(worker: WorkerId, hello: pb.Hello) -> ev.Hello:
     """Return the event for a worker's first message."""
-    return ev.Hello(worker, hello.resumes, hello.brings_state, hello.pid)
+    return ev.Hello(worker, hello.resumes, hello.pid)
 
 
 def ended_before(s: pb.Predecessor) -> ev.Gone:
@@ -120,7 +120,6 @@ def message_of(effect: ef.ForWorkers) -> tuple[Sequence[WorkerId], pb.ToWorker] 
 
 
 def _ready(worker: WorkerId, r: pb.Ready) -> ev.Ready:
-    held = _out(worker, Generation(0), r.held) if r.HasField("held") else None
     held_out, forced = dict(r.held_out), tuple(r.forced)
     return ev.Ready(
         worker,
@@ -129,7 +128,6 @@ def _ready(worker: WorkerId, r: pb.Ready) -> ev.Ready:
         r.checkpoint,
         held_out,
         forced,
-        held,
         r.tables,
         _sample_loss(r),
         dict(r.digests),

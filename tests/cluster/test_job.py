@@ -42,8 +42,7 @@ def prepare(namespace: Namespace, folder: Path) -> dict[str, str]:
     """A certificate as cert-manager would write it; the job's whole traffic with its master then is TLS."""
     files = certificate(namespace, Authority.new(folder / "authority"), folder / "certificate")
     namespace.kubectl("create", "secret", "generic", SECRET, *files)
-    more = {"admissionPolicy.enabled": "true", "elastic.inMemorySnapshot": "true"}
-    return {"tls.existingSecret": SECRET, **more}
+    return {"tls.existingSecret": SECRET, "admissionPolicy.enabled": "true"}
 
 
 def certificate(namespace: Namespace, authority: Authority, folder: Path) -> list[str]:

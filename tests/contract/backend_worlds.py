@@ -17,7 +17,7 @@ from edl.master.backends.base import Backend
 from edl.master.backends.external import External
 from edl.master.backends.gpus import Gpus
 from edl.master.backends.launchers import ForkServer, Spawn
-from edl.master.backends.processes import Memories, Processes
+from edl.master.backends.processes import Processes
 from edl.master.core import effects as ef
 from edl.master.core import events as ev
 from tests.support.fakes.backend import FakeBackend
@@ -112,7 +112,7 @@ class World(Protocol):
 
 
 class InProcesses:
-    def __init__(self, folder: Path, fork: bool, memories: Memories | None = None, gpus: Gpus | None = None):
+    def __init__(self, folder: Path, fork: bool, gpus: Gpus | None = None):
         self.log, self._orders = Log(), folder / "orders"
         self._orders.mkdir()
         self.command = [sys.executable, "-c", WORKER, str(self._orders)]
@@ -120,7 +120,7 @@ class InProcesses:
         spawn = Spawn(self.command, {})
         server = ForkServer([sys.executable, "-c", FORK_SERVER, WORKER], [str(self._orders)], {})
         self.launcher = server if fork else spawn
-        self.backend = Processes(self.log.emit, self.launcher, self.logs, memories, gpus)
+        self.backend = Processes(self.log.emit, self.launcher, self.logs, gpus)
 
     def end(self, worker: int, code: int) -> None:
         self.order(worker, str(code))

@@ -19,7 +19,6 @@ from edl.contract.exit_codes import WorkerExit
 from edl.contract.ids import WorkerId
 from edl.master.backends.gpus import Gpus
 from edl.master.backends.launchers import ForkServer
-from edl.master.backends.processes import Memories
 from edl.master.core import effects as ef
 from edl.master.core import events as ev
 from tests.contract.backend_worlds import (
@@ -168,38 +167,6 @@ async def test_nothing_is_emitted_after_close(any_world: World) -> None:
     told = len(any_world.log.events)
     await asyncio.sleep(0.1)
     assert len(any_world.log.events) == told
-
-
-# --- memory that outlives a worker
-
-
-async def test_what_a_worker_that_crashes_leaves_in_memory_is_for_the_next_one(tmp_path: Path) -> None:
-    world = InProcesses(tmp_path, fork=False, memories=Memories())
-    await world.backend.start()
-
-    async def memory(worker: int) -> Path:
-        pid = (await world.log.seen(worker)).handle
-        words: list[str] = []
-        async with asyncio.timeout(20):
-            while "--memory" not in words:  # on a busy machine, exec may be pending
-                await asyncio.sleep(0.01)
-                words = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
-        return Path(words[words.index("--memory") + 1])
-
-    create(world, 0, 1)
-    (await memory(0)).write_text("of 0")
-    (await memory(1)).write_text("of 1")
-    os.kill(int((await world.log.seen(0)).handle), signal.SIGKILL)
-    delete(world, 0)  # its stream has ended, but the end of its process is not known yet
-    create(world, 2)
-    assert (await memory(2)).read_text() == "of 0"
-    world.end(1, 0)  # a regular end: its memory is not needed
-    await world.log.gone(1)
-    create(world, 3)
-    assert (await memory(3)).read_text() == ""
-    path = await memory(3)
-    await world.backend.close()
-    assert not path.exists()
 
 
 # --- GPUs

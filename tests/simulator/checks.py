@@ -102,8 +102,6 @@ class Checks:
             for w in there
             if not form.untrusted_up_to or w.worker.state.synced_generation > form.untrusted_up_to
         ]
-        newest = self.world.job.checkpoints.step  # older copies in memory are invalid
-        there = [w for w in there if not w.from_memory or w.step >= newest]
         kept = [w.id for w in there if w.has_state and w.id not in given_up]
         # Workers with broken streams are lost, and those that have not reconnected may be unknown.
         if self.world.two:

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
@@ -17,11 +16,10 @@ from edl.master.core import events as ev
 from edl.master.core import facts
 from edl.master.rpc.messages import event_of
 from edl.trainer.agreement.metric_values import Value
-from edl.trainer.checkpoint.in_memory_snapshot import InMemorySnapshot
 from edl.trainer.ring.base import RingBroken
 from edl.trainer.session.state import Session
 from edl.trainer.worker import ReplicaDivergence
-from tests.simulator.worker import FLIP, MOST_EPOCHS, Bell, Sim
+from tests.simulator.worker import FLIP, Bell, Sim
 
 if TYPE_CHECKING:
     from tests.simulator.world import World
@@ -35,7 +33,6 @@ class Fleet:
     def __init__(self, world: World) -> None:
         self.world, self.random, self.clock = world, world.random, world.clock
         self.workers: dict[WorkerId, Sim] = {}
-        self.left: list[InMemorySnapshot] = []  # the copies of crashed workers
 
     def does(self, w: Sim, seconds: float, action: Callable[[], None]) -> None:
         """Schedule an action of a worker. A dead worker skips it, and a frozen one does it after the thaw."""
@@ -106,26 +103,12 @@ class Fleet:
         """Open a worker's stream to the master, and send its greeting."""
         w.greeted, w.master, w.greeted_at = True, self.world.master.number, self.clock.now
         for message in w.session.greeting():
-            if w.memory is not None and message.HasField("hello"):
-                message.hello.brings_state = w.memory.is_there
             self.say(w, message)
 
     # --- a life
 
-    def _memory(self) -> InMemorySnapshot | None:
-        """The memory copy of the worker that crashed last, or an empty copy."""
-        if self.world.copies is None:
-            return None
-        if self.left:
-            return self.left.pop()
-        memory = os.memfd_create("simulated")
-        empty = InMemorySnapshot(f"/proc/self/fd/{memory}")
-        os.close(memory)
-        empty.open("a-run", "counting", [2 * (self.world.size * MOST_EPOCHS + 2)])
-        return empty
-
     def create(self, worker: WorkerId) -> None:
-        w = self.workers[worker] = Sim(worker, self, self._memory())
+        w = self.workers[worker] = Sim(worker, self)
         fate = self.random.random() if self.clock.now < self.world.faults.calm_at else 1.0
         placed = self.random.uniform(0.01, 3) if fate > 0.9 else 0.01
         takes = self.random.uniform(0.1, 2)
@@ -165,7 +148,7 @@ class Fleet:
         w.is_ready = True
         ready = w.worker.ready()
         ready.sample_loss.CopyFrom(SAMPLE_LOSS)
-        w.has_state = w.from_memory = ready.HasField("held")
+        w.has_state = False
         w.session.say(ready=ready)
         self.beats(w)
         w.go_on()
@@ -297,13 +280,6 @@ class Fleet:
         if not w.alive:
             return
         w.alive, w.own_end, self.world.faults.last = False, own, self.clock.now
-        if (
-            w.memory is not None
-            and signal
-            and self.world.copies is not None
-            and self.world.copies.random() < 0.8
-        ):
-            self.left.append(w.memory)  # only the process has ended, not the pod
         gone = ev.Gone(w.id, code=code, signal=signal, free=free)
         self.clock.later(self.random.uniform(0.001, 0.3), lambda: self.world.master.hear(gone))
         if w.greeted:

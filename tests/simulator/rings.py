@@ -77,9 +77,7 @@ class Delivery:
         untrusted_up_to = (
             form.untrusted_up_to > 0 and root.worker.state.synced_generation <= form.untrusted_up_to
         )
-        has_state = (
-            root.has_state and not untrusted_up_to and not (root.from_memory and root.step < form.step)
-        )
+        has_state = root.has_state and not untrusted_up_to
         self._begins_at = root.step if has_state else None  # None once it has begun
         # Without a state, the root begins with the newest checkpoint.
         self._at_least = 0 if has_state else world.newest_checkpoint

@@ -202,7 +202,6 @@ class Servers:
         acts += [partial(self._loses_all, place) for place in self.places]
         for act in acts:
             self.clock.later(self.fate.uniform(0, 0.05), act)
-        self.clock.later(0.06, world.fleet.left.clear)
         if world.master.lives and self.fate.random() < 0.3:
             world.faults.kinds["new master"] += 1
             world.master.dies()

@@ -20,7 +20,6 @@ from edl.contract.ids import WorkerId
 from edl.trainer.assembly import assemble
 from edl.trainer.async_loop import AsyncLoop
 from edl.trainer.checkpoint.checkpointing import Checkpointing
-from edl.trainer.checkpoint.in_memory_snapshot import InMemorySnapshot
 from edl.trainer.evaluation.evaluation import RingEvaluation
 from edl.trainer.model.data import Batches, nothing
 from edl.trainer.restore import Restore
@@ -41,9 +40,8 @@ MOST_EPOCHS = 5  # the largest number of requested epochs
 class Sim:
     """One simulated worker of a fleet."""
 
-    def __init__(self, worker: WorkerId, fleet: Fleet, memory: InMemorySnapshot | None = None):
+    def __init__(self, worker: WorkerId, fleet: Fleet):
         world = fleet.world
-        self.memory = memory
         self.id, self.fleet, self.clock = worker, fleet, world.clock
         self.session = fleet.session(self)
         self.servers = world.servers.of(self) if world.servers is not None else None
@@ -96,7 +94,6 @@ class Sim:
             async_loop=self.async_loop,
             evaluation=evaluation,
             keep=lambda step: fleet.keeps(self, step),
-            memory=memory,
         )
         self._main = greenlet(lambda: fleet.live(self))
         self._hub = getcurrent()
@@ -125,7 +122,6 @@ class Sim:
         self.outbox_at = 0.0
         # the simulator's own records, independent of the worker's reports
         self.has_state = False  # it has had the ring's state
-        self.from_memory = False  # its state is a copy left in memory
 
     def _learner(self, positions: int) -> CountingLearner:
         world, fleet = self.fleet.world, self.fleet

@@ -32,8 +32,7 @@ class Stream(MasterStream):
         def connect(to: str, _options: Any) -> Any:
             return Channel(masters.network, self.process, to)
 
-        brings_state = w.memory is not None and w.memory.is_there
-        super().__init__(SERVICE, TOKEN, w.id, "", connect, brings_state=brings_state)
+        super().__init__(SERVICE, TOKEN, w.id, "", connect)
         self._loop.close()
         self._loop = self.process
         self._store = NoStore()  # type: ignore[assignment]

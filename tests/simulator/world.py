@@ -93,8 +93,6 @@ class World:
             workers, least = 6, 1
         others = random.Random(f"checkpoints of {seed}")
         writes, full = others.random() < 0.7, others.choice((0.0, 0.0, 0.05, 0.3))
-        others_too = random.Random(f"copies of {seed}")
-        self.copies = others_too if others_too.random() < 0.2 else None  # None: workers leave no copies
         self.store = Store(Memory(lambda: others.random() < full))
         reads = random.Random(f"slow reads of {seed}")
         self.reads = reads if reads.random() < 0.3 else None  # None: reads have returned when rings are left
@@ -125,7 +123,6 @@ class World:
                     "joinDelaySeconds": join,
                     "gracePeriodSeconds": grace,
                     "maxFailures": self.most_failures,
-                    "inMemorySnapshot": self.copies is not None,
                 },
             },
         )
@@ -194,9 +191,8 @@ class World:
             self.size, self.batch, self.pace, self.bad = others.choice((60, 200)), 16, 0.3, set()
             job |= {"data": {"maxBadRecords": 0}, "training": {"batchSize": self.batch}}
         if kind in ("ps", "ps-copies", GONE_COPIES, STUCK_PS) or job["mode"] == "ps":
-            self.bad, self.copies = set(), None
-            elastic = {**job.get("elastic", {}), "inMemorySnapshot": False}
-            job |= {"mode": "ps", "data": {"maxBadRecords": 0}, "elastic": elastic}
+            self.bad = set()
+            job |= {"mode": "ps", "data": {"maxBadRecords": 0}}
             ps |= {
                 "gradsToWait": others.choice((1, 1, 1, 2, 3)),
                 "maxStaleness": others.choice((0, 0, 1, 3)),

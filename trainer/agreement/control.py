@@ -4,7 +4,7 @@
 It travels with the gradients in the all-reduce. So all ranks read the same values at the same step; the
 protocol needs no other agreement.
 
-    [ records, leave, step, round, change, bad records, in sync, checkpoint, loss sum, non-finite ]
+    [ records, leave, step, round, epochs, bad records, in sync, checkpoint, loss sum, non-finite ]
 
 Its length does not depend on the ring's size. float32 represents whole numbers exactly only up to 2^24, so
 the step is sent modulo 4096.
@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-RECORDS, LEAVE, STEP, ROUND, CHANGE, BAD, IN_SYNC, CHECKPOINT, LOSS, NONFINITE = range(10)
+RECORDS, LEAVE, STEP, ROUND, EPOCHS, BAD, IN_SYNC, CHECKPOINT, LOSS, NONFINITE = range(10)
 LENGTH = 10
 STEPS = 4096  # sent modulo this: the sum is exact for up to 4096 ranks
 
@@ -28,7 +28,7 @@ STEPS = 4096  # sent modulo this: the sum is exact for up to 4096 ranks
 def write(
     step: int,
     leave: bool = False,
-    change: bool = False,
+    epochs: int = 0,
     bad: int = 0,
     in_sync: bool = True,
     checkpoint: bool = False,
@@ -41,7 +41,7 @@ def write(
     Args:
         step: the step that the rank makes, counted over the job.
         leave: whether the rank is to leave the ring after it.
-        change: whether the rank knows of a change of the task that the ring has not made yet.
+        epochs: the changed number of epochs to train, from rank 0 alone; 0: it has not changed.
         bad: the number of bad records in the rank's part; they are left out.
         in_sync: whether the rank has the state of this step.
         checkpoint: whether the rank can write its part of a checkpoint after this step; for rank 0: and one
@@ -49,7 +49,7 @@ def write(
         round: the number of the evaluation batch after that step, if the rank makes one.
     """
     vector = np.zeros(LENGTH, np.float32)
-    vector[LEAVE:LOSS] = leave, step % STEPS, round % STEPS, change, bad, in_sync, checkpoint
+    vector[LEAVE:LOSS] = leave, step % STEPS, round % STEPS, epochs, bad, in_sync, checkpoint
     return vector
 
 
@@ -62,7 +62,7 @@ class Agreed:
     leave: bool
     nonfinite: bool
     steps: int  # the sum of all ranks' values
-    changes: int  # number of ranks that know of the next change of the task
+    epochs: int  # the changed number of epochs to train; 0: it has not changed
     bad: int  # records that are left out of the step
     synced_ranks: int  # number of ranks that have the state
     writers: int = 0  # number of ranks that can write their part of a checkpoint; all ranks: one is due
@@ -93,7 +93,7 @@ def read(vector: np.ndarray) -> Agreed:
         leave=vector[LEAVE] > 0,
         nonfinite=vector[NONFINITE] > 0,
         steps=int(vector[STEP]),
-        changes=int(vector[CHANGE]),
+        epochs=int(vector[EPOCHS]),
         bad=int(vector[BAD]),
         synced_ranks=int(vector[IN_SYNC]),
         writers=int(vector[CHECKPOINT]),

@@ -90,7 +90,6 @@ class MasterStream:
         worker: this worker's id.
         connect: makes a channel to host:port.
         predecessor: how the former process of this pod has ended, if this process replaces it.
-        brings_state: whether this pod's memory has a copy of the state.
     """
 
     def __init__(
@@ -101,7 +100,6 @@ class MasterStream:
         run_id: str,
         connect: Connect = tls.aio_channel,
         predecessor: pb.Predecessor | None = None,
-        brings_state: bool = False,
     ):
         self.session = Session(worker, self._send, threading.Event())
         self.config_json = ""
@@ -111,7 +109,7 @@ class MasterStream:
         self.opened_at = 0.0  # when the master's welcome came, of `time.monotonic`
         self.store_port = 0
         self.address, self._token, self._run_id, self._connect = address, token, run_id, connect
-        self._predecessor, self._brings_state = predecessor, brings_state
+        self._predecessor = predecessor
         self._term = 0  # the greatest term of a master so far
         self._caller = ""  # the address of the master that has called last; it is tried first
         self._patience = 0.0
@@ -239,7 +237,6 @@ class MasterStream:
         for message in self.session.greeting():
             if message.HasField("hello"):
                 message.hello.term = self._term
-                message.hello.brings_state = self._brings_state
                 if self._predecessor is not None and not self._welcomed.is_set():
                     message.hello.predecessor.CopyFrom(self._predecessor)
             self._post(message)

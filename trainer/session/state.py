@@ -82,8 +82,6 @@ class SessionState:
             case "ready":
                 self._ready = message.ready
                 self._reports.pop(("built", ""), None)  # `resume` has the number of tables
-                if message.ready.HasField("held"):
-                    self._out = message.ready.held
             case "joined_ring" if message.generation == self.generation:
                 self._up = True
             case "left_ring":
@@ -213,7 +211,7 @@ class Session:
         self.ended = ""  # why the stream has ended for good; empty before
         self._send, self._bell = send, bell
         self._orders: deque[Order] = deque()
-        self._tasks: deque[int] = deque()  # changes of the number of epochs since the ring was formed
+        self.epochs = 0  # to train, by the master's newest order
         self._leave_generation = self._cut_generation = self._checkpoint_generation = NO_GENERATION
         self._commit: Callable[[pb.CommitCheckpoint], None] = lambda order: None
         self._cut: Callable[[], None] = lambda: None
@@ -231,15 +229,6 @@ class Session:
             self._bell.wait()
             self._bell.clear()
         return self._orders.popleft()
-
-    @property
-    def task(self) -> int | None:
-        """The next change of the task that the ring has not made, as a number of epochs; None without one."""
-        return self._tasks[0] if self._tasks else None
-
-    def take_task(self) -> int:
-        """Remove the next change of the task, which the ring makes now, and return it."""
-        return self._tasks.popleft()
 
     def must_leave(self, generation: int) -> bool:
         """Whether the master wants the members of `generation` to leave at a step boundary."""
@@ -385,7 +374,7 @@ class Session:
                 members, shares = tuple(form.members), tuple(form.shares)
                 layout = Layout(form.layout.records, form.layout.block, form.layout.shards)
                 self.state.form(generation, members, form.untrusted_up_to)
-                self._tasks.clear()  # the order contains the present task
+                self.epochs = form.epochs
                 joining = tuple(form.joining)
                 self._orders.append(
                     FormRing(
@@ -408,7 +397,7 @@ class Session:
                     )
                 )
             case "train" if generation == self.state.generation:
-                self._tasks.append(message.train.epochs)
+                self.epochs = message.train.epochs
             case "leave":
                 self._leave_generation = generation
             case "cut":

@@ -87,22 +87,20 @@ class RecordsRead(_message.Message):
     def __init__(self) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("worker", "version", "resumes", "term", "predecessor", "brings_state", "pid")
+    __slots__ = ("worker", "version", "resumes", "term", "predecessor", "pid")
     WORKER_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     RESUMES_FIELD_NUMBER: _ClassVar[int]
     TERM_FIELD_NUMBER: _ClassVar[int]
     PREDECESSOR_FIELD_NUMBER: _ClassVar[int]
-    BRINGS_STATE_FIELD_NUMBER: _ClassVar[int]
     PID_FIELD_NUMBER: _ClassVar[int]
     worker: int
     version: str
     resumes: bool
     term: int
     predecessor: Predecessor
-    brings_state: bool
     pid: int
-    def __init__(self, worker: _Optional[int] = ..., version: _Optional[str] = ..., resumes: _Optional[bool] = ..., term: _Optional[int] = ..., predecessor: _Optional[_Union[Predecessor, _Mapping]] = ..., brings_state: _Optional[bool] = ..., pid: _Optional[int] = ...) -> None: ...
+    def __init__(self, worker: _Optional[int] = ..., version: _Optional[str] = ..., resumes: _Optional[bool] = ..., term: _Optional[int] = ..., predecessor: _Optional[_Union[Predecessor, _Mapping]] = ..., pid: _Optional[int] = ...) -> None: ...
 
 class Predecessor(_message.Message):
     __slots__ = ("place", "signal", "code", "why")
@@ -165,7 +163,7 @@ class Built(_message.Message):
     def __init__(self, tables: _Optional[int] = ...) -> None: ...
 
 class Ready(_message.Message):
-    __slots__ = ("layout", "model", "checkpoint", "held_out", "forced", "held", "tables", "sample_loss", "digests")
+    __slots__ = ("layout", "model", "checkpoint", "held_out", "forced", "tables", "sample_loss", "digests")
     class HeldOutEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -185,7 +183,6 @@ class Ready(_message.Message):
     CHECKPOINT_FIELD_NUMBER: _ClassVar[int]
     HELD_OUT_FIELD_NUMBER: _ClassVar[int]
     FORCED_FIELD_NUMBER: _ClassVar[int]
-    HELD_FIELD_NUMBER: _ClassVar[int]
     TABLES_FIELD_NUMBER: _ClassVar[int]
     SAMPLE_LOSS_FIELD_NUMBER: _ClassVar[int]
     DIGESTS_FIELD_NUMBER: _ClassVar[int]
@@ -194,11 +191,10 @@ class Ready(_message.Message):
     checkpoint: int
     held_out: _containers.ScalarMap[str, int]
     forced: _containers.RepeatedScalarFieldContainer[str]
-    held: LeftRing
     tables: int
     sample_loss: SampleLoss
     digests: _containers.ScalarMap[str, str]
-    def __init__(self, layout: _Optional[_Union[Layout, _Mapping]] = ..., model: _Optional[str] = ..., checkpoint: _Optional[int] = ..., held_out: _Optional[_Mapping[str, int]] = ..., forced: _Optional[_Iterable[str]] = ..., held: _Optional[_Union[LeftRing, _Mapping]] = ..., tables: _Optional[int] = ..., sample_loss: _Optional[_Union[SampleLoss, _Mapping]] = ..., digests: _Optional[_Mapping[str, str]] = ...) -> None: ...
+    def __init__(self, layout: _Optional[_Union[Layout, _Mapping]] = ..., model: _Optional[str] = ..., checkpoint: _Optional[int] = ..., held_out: _Optional[_Mapping[str, int]] = ..., forced: _Optional[_Iterable[str]] = ..., tables: _Optional[int] = ..., sample_loss: _Optional[_Union[SampleLoss, _Mapping]] = ..., digests: _Optional[_Mapping[str, str]] = ...) -> None: ...
 
 class SampleLoss(_message.Message):
     __slots__ = ("loss", "tolerance")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The eight scenarios of Horovod's elastic tests (test/integration/elastic_common.py), with its own script.
+"""The eight scenarios of Horovod's elastic tests (test/integration/elastic_common.py of its repository).
 
 Each scenario names what edl does differently: it replaces lost workers, and has no list of bad hosts. Stock
 Horovod skips all_hosts_blacklisted and min_hosts_timeout (its issue 2030).
@@ -21,7 +21,7 @@ from edl.contract import artifacts
 from edl.net.master_client import Client
 from tests.support.jobs.by_commit import of_this_commit
 
-SCRIPT = str(Path(__file__).with_name("horovod_examples") / "elastic_tensorflow2_main.py")
+SCRIPT = str(Path(__file__).parents[2] / "models" / "horovod_scripts" / "schedule.py")
 EDL = str(Path(sys.executable).with_name("edl"))
 # A busy machine may keep a worker from sending heartbeats for seconds.
 SETTINGS = "local.startMethod=fork,elastic.heartbeatTimeoutSeconds=60"
@@ -41,17 +41,16 @@ def replay(
     epochs: int = 3,
     sizes: Sequence[int] = (),
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Run Horovod's script. Return the job's summary, and what rank 0 has recorded of each epoch.
+    """Run the script. Return the job's summary, and what rank 0 has recorded of each epoch.
 
     Args:
         exits: the first ranks of the workers that end, by epoch and batch.
         mode: how they end: exception or kill.
         sizes: the ring's size in each epoch; rank 0 waits for a change at the end of an epoch.
     """
-    schedule = [[epoch, [f"host-{k}" for k in range(size)]] for epoch, size in enumerate(sizes)]
-    script = [SCRIPT, "--logfile", "epochs", "--epochs", str(epochs), "--exit-mode", mode]
-    script += ["--exit-schedule", json.dumps({str(key): ranks for key, ranks in (exits or {}).items()})]
-    script += ["--discovery-schedule", json.dumps(schedule), "--discovery-wait", str(SECONDS)]
+    script = [SCRIPT, "--record", "epochs", "--epochs", str(epochs), "--exit-mode", mode]
+    due = {f"{epoch},{batch}": ranks for (epoch, batch), ranks in (exits or {}).items()}
+    script += ["--exits", json.dumps(due), "--sizes", json.dumps(sizes), "--seconds", str(SECONDS)]
     command = [EDL, "horovod", *flags.split(), "--output-filename", "job", "--set", SETTINGS, *script]
     with open("out", "w") as out, subprocess.Popen(command, stdout=out, stderr=out) as process:
         try:
@@ -119,7 +118,7 @@ def all_ranks_failure_and_reset_limit() -> None:
     """All ranks raise: more than elastic.maxFailures allows."""
     summary, epochs = replay("-np 2 --min-np 2 --set elastic.maxFailures=1", {(1, 0): [0, 1]})
     assert summary["phase"] == "Failed" and len(summary["failures"]) == 2
-    assert "check_rank and exit epoch=1 batch=0" in summary["reason"]
+    assert "ends at epoch 1, batch 0" in summary["reason"]
     assert [epoch["epoch"] for epoch in epochs] == [0]
 
 

@@ -62,40 +62,37 @@ def test_survivors_of_a_kill_restore_the_last_commit_and_a_new_worker_joins() ->
     assert len(survivors) == 1 and "ended in a ring of" in survivors[0]
 
 
-MOBILE = "--model MobileNet --batch-size 1 --num-batches-per-iter 1 --num-iters 2"
-# Horovod's examples, the last words of rank 0, and their arguments.
+WRITTEN_FOR_HOROVOD = SCRIPTS / "horovod_scripts"
+# Scripts, and the last words of rank 0 on two workers.
 TO_THE_END = (
-    ("tensorflow2_mnist.py", "Step #40", ""),
-    ("tensorflow2_keras_mnist.py", "Epoch 24/24", ""),
-    ("tensorflow2_synthetic_benchmark.py", "on 2 GPU(s)", f"{MOBILE} --num-warmup-batches 1"),
-    ("tensorflow2_keras_synthetic_benchmark.py", "on 2 GPU(s)", MOBILE),
-    ("tensorflow2_keras_mnist_elastic.py", "Epoch 24/24", ""),
-    ("tensorflow2_synthetic_benchmark_elastic.py", "on 2 GPU(s)", f"{MOBILE} --num-warmup-batches 1"),
+    ("tape.py", "step 40: loss"),
+    ("fit.py --fp16-allreduce", "Epoch 24/24"),
+    ("speed.py", "images/s on 2 GPU(s)"),
+    ("fit_elastic.py", "Epoch 24/24"),
+    ("speed.py --elastic --fp16-allreduce", "images/s on 2 GPU(s)"),
 )
 
 
-@pytest.mark.parametrize(("name", "words", "arguments"), of_this_commit(TO_THE_END))
-def test_an_example_of_horovod_runs_to_its_end(
-    name: str, words: str, arguments: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("EDL_TEST_SHORTER", "100")
-    flags = ["--min-np", "2"] if "elastic" in name else []
-    wrapper = [str(SCRIPTS / "horovod_example.py"), name, "SIGKILL", "0"]
-    summary, logs = run("-np", "2", *flags, *wrapper, *arguments.split())
+@pytest.mark.parametrize(("script", "words"), of_this_commit(TO_THE_END))
+def test_a_script_written_for_horovod_runs_to_its_end(script: str, words: str) -> None:
+    flags = ["--min-np", "2"] if "elastic" in script else []
+    summary, logs = run("-np", "2", *flags, *f"{WRITTEN_FOR_HOROVOD}/{script}".split())
     assert (summary["reason"], summary["failures"]) == ("the script has ended on all workers", [])
     assert {len(change["members"]) for change in summary["generations"]} == {2}
     assert words in logs[0], "the last words of rank 0"
 
 
-def an_example_of_horovod_goes_on_when_a_worker_leaves_and_too_few_are_left() -> None:
+def a_loop_goes_on_when_a_worker_leaves_and_too_few_are_left() -> None:
     """Horovod's issue 3494: the others do not synchronize their state, and a new worker waits for ever."""
-    example = [str(SCRIPTS / "horovod_example.py"), "tensorflow2_mnist_elastic.py", "SIGTERM", "10"]
     grace = ["--set", "elastic.gracePeriodSeconds=2"]  # then it does not wait for its successor
-    summary, logs = run("-np", "2", "--min-np", "2", *grace, *example)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("EDL_TEST_SIGNAL", "SIGTERM 10")
+        script = str(WRITTEN_FOR_HOROVOD / "tape_elastic.py")
+        summary, logs = run("-np", "2", "--min-np", "2", *grace, script)
     assert summary["failures"] == [] and summary["workers_created"] == 3
     rings = [change["members"] for change in summary["generations"]]
     assert {len(ring) for ring in rings} == {2} and 2 in rings[-1]
-    assert any("Step #40" in log for log in logs), "50 steps on two workers"
+    assert any("step 40: loss" in log for log in logs), "50 steps on two workers"
     assert Path("checkpoints-1.index").exists()
 
 
@@ -103,11 +100,11 @@ def ranks_of_a_script_of_keras_2_train_as_one_process() -> None:
     check_ranks("--legacy-keras")
 
 
-def an_example_of_horovod_goes_on_with_keras_2_when_a_worker_is_killed() -> None:
-    example = [str(SCRIPTS / "horovod_example.py"), "tensorflow2_keras_mnist_elastic.py", "SIGKILL", "10"]
+def fit_goes_on_with_keras_2_when_a_worker_is_killed() -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("EDL_TEST_SHORTER", "100")
-        summary, logs = run("--legacy-keras", "-np", "2", "--min-np", "1", *example)
+        patch.setenv("EDL_TEST_SIGNAL", "SIGKILL 10")
+        script = str(WRITTEN_FOR_HOROVOD / "fit_elastic.py")
+        summary, logs = run("--legacy-keras", "-np", "2", "--min-np", "1", script)
     assert (summary["reason"], summary["failures"]) == ("the script has ended on all workers", [])
     broken = [change for change in summary["generations"] if not change["planned"]]
     assert len(broken) == 1, "one worker was killed; the second one may have joined late, which is planned"
@@ -173,8 +170,8 @@ def an_own_loop_outlives_its_master() -> None:
 
 SCENARIOS = (
     ranks_of_a_script_of_keras_2_train_as_one_process,
-    an_example_of_horovod_goes_on_with_keras_2_when_a_worker_is_killed,
-    an_example_of_horovod_goes_on_when_a_worker_leaves_and_too_few_are_left,
+    fit_goes_on_with_keras_2_when_a_worker_is_killed,
+    a_loop_goes_on_when_a_worker_leaves_and_too_few_are_left,
     an_elastic_script_outlives_its_master,
     an_own_loop_outlives_its_master,
 )

@@ -149,7 +149,7 @@ def test_killed_training_processes_are_replaced_and_a_spare_takes_the_place_of_a
 
 def test_plain_mpiexec_ends_the_job_with_a_killed_rank_and_its_checkpoint_goes_on(tmp_path: Path) -> None:
     output, second = tmp_path / "job", tmp_path / "second"
-    sets = ["--set=training.epochs=2,elastic.inMemorySnapshot=false"]
+    sets = ["--set=training.epochs=2"]
     with mpiexec(tmp_path, 2, *sets, f"--output={output}") as job:
         job.until(lambda s: len(ring(s)) == 2 and s["step"] > 2, output)
         job.ranks()[0].send_signal(

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Workers whose processes crash, and what outlives them: a pod with its supervisor (the real master, real
-supervisors and real workers; pods and their API are the small server's), and a copy of the state."""
+"""Workers whose processes crash in a pod with its supervisor: real are the master, the supervisors and the
+workers; pods and their API are the small server's."""
 
 from __future__ import annotations
 
@@ -8,11 +8,10 @@ import asyncio
 import contextlib
 import json
 import os
-import random
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,6 @@ import pytest
 
 from edl.contract.proto import edl_pb2 as pb
 from edl.contract.proto import edl_pb2_grpc as rpc
-from edl.contract.reasons import Reason
 from tests.support.kubernetes.master import TOKEN, MasterProcess
 from tests.support.kubernetes.small_release import Release, until
 
@@ -141,25 +139,3 @@ async def test_a_worker_that_crashes_is_followed_by_another_one_in_its_pod(
         assert before["failures"] == 1, "a segmentation fault is charged, a kill is not"
         await small_release.stop(master)
         await until(lambda: all(p.process.returncode == 0 for p in there.values()))
-
-
-async def test_when_all_workers_are_killed_at_once_no_step_is_lost(a_job: Callable[..., Any]) -> None:
-    seed = random.randrange(1 << 30)
-    print(f"seed {seed}")
-    chance = random.Random(seed)
-    async with a_job("elastic.inMemorySnapshot=true", epochs=6) as job:
-        lost: set[int] = set()
-        for _ in range(int(os.environ.get("EDL_KILLS", "3"))):
-            members = await job.ring_of(3, without=lost)
-            await job.stepping()
-            await asyncio.sleep(chance.uniform(0.0, 0.3))
-            had = job.job.train.safe
-            killed_at = time.monotonic()
-            job.kill(*members)
-            lost |= set(members)
-            await job.ring_of(3, without=lost)
-            print(f"a ring of three after {time.monotonic() - killed_at:.2f} s, step {job.job.step}")
-            assert job.job.step >= had
-            assert "was kept in memory" in job.noticed(Reason.Restored)[-1]
-        await job.exact()
-        assert job.noticed(Reason.StateLost) == [] and job.job.restarts == 0

@@ -38,7 +38,6 @@ class Watchdog:
         self.cut: set[tuple[Generation, WorkerId]] = set()
         self.up: set[tuple[WorkerId, Generation]] = set()
         self.outs: dict[WorkerId, ev.LeftRing] = {}  # the last report of each worker
-        self.copies: dict[WorkerId, ev.LeftRing] = {}  # state copies that earlier workers left
         self.holders: set[WorkerId] = set()  # workers that ever synced, or have a valid copy
         self.safe = 0  # a step that every member of a ring had
         self.untrusted_up_to = 0  # state of this ring, or of an earlier one, is invalid
@@ -73,8 +72,6 @@ class Watchdog:
                 self.checkpoint = event.step
             case ev.Ready() if starting:
                 self.checkpoint = max(self.checkpoint, event.checkpoint)
-                if event.held is not None and not self.untrusted_up_to:
-                    self.copies[event.worker] = event.held
             case ev.Resume() if warming:
                 self._note_back(event)
             case ev.JoinedRing() | ev.Progress() | ev.EpochEnded() if (
@@ -108,12 +105,6 @@ class Watchdog:
             self.untrusted_up_to = job.ring.generation
             self.safe = min(self.safe, job.checkpoints.step)
             self.holders.clear()
-            self.copies.clear()
-        for w, copy in self.copies.items():
-            if w not in self.holders and (known := job.pool.get(w)) is not None and known.has_state:
-                assert copy.step >= self.checkpoint, "a copy that is older than a checkpoint counts"
-                self.holders.add(w)
-                self.outs[w] = copy
         if self.ended:
             assert all(isinstance(e, ef.Fence | ef.Notice) for e in effects), "the job has ended"
         for effect in effects:

@@ -154,10 +154,6 @@ IMPOSSIBLE = [
     ),
     ("{mode: hybrid, ps: {servers: 1, replicas: 2}}", "ps.servers is 1 and ps.replicas is 2"),
     (
-        "{mode: ps, elastic: {inMemorySnapshot: true, prefork: true}}",
-        'mode is "ps" and elastic.inMemorySnapshot is true',
-    ),
-    (
         "elastic: {joinDelaySeconds: 180}",
         "elastic.joinDelaySeconds is 180 and elastic.startupTimeoutSeconds is 180",
     ),

@@ -15,7 +15,7 @@ from pydantic import BaseModel
 from edl import config
 from edl.config import values
 from edl.config.paths import keys
-from edl.config.renamed import REMOVED, RENAMED, UNCHANGED
+from edl.config.renamed import REMOVED, RENAMED, REPLACED, UNCHANGED
 from edl.errors import ConfigError
 from tests.unit.config.refused_values import IMPOSSIBLE, POSSIBLE, TAKEN, WRONG
 
@@ -113,12 +113,27 @@ def test_every_renamed_key_is_refused_with_the_new_one(old: str) -> None:
 def test_a_renamed_key_with_the_default_of_the_oldest_chart_is_accepted() -> None:
     # `helm upgrade --reuse-values` brings it.
     oldest = config.flat(values.load_file(Path(__file__).parents[2] / "chart" / "data" / "values-0.1.0.yaml"))
-    assert {key: oldest[key] for key in RENAMED if key in oldest} == UNCHANGED
+    known = {key: UNCHANGED[key] for key in UNCHANGED if key in RENAMED}
+    assert {key: oldest[key] for key in RENAMED if key in oldest} == known
     now = config.flat(values.defaults())
-    assert {key: now[RENAMED[key]] for key in UNCHANGED} == UNCHANGED
+    assert {key: now[RENAMED[key]] for key in known} == known
     old = values.merge(values.defaults(), {"training": {"nonFinite": "stop"}, "highPriorityWorkers": 0})
     jsonschema.validate(old, SCHEMA)
     assert config.parse(old) == config.parse(values.defaults())
+
+
+@pytest.mark.parametrize("old", REPLACED)
+def test_a_removed_key_with_an_effect_is_refused_with_what_replaces_it_unless_it_was_off(old: str) -> None:
+    section, last = old.split(".")
+    refused = merged(f"{{{section}: {{{last}: true}}}}")
+    with pytest.raises(ConfigError) as refusal:
+        config.parse(refused)
+    assert str(refusal.value) == f"{old}: {REPLACED[old]}"
+    with pytest.raises(jsonschema.ValidationError, match=REPLACED[old]):
+        jsonschema.validate(refused, SCHEMA)
+    off = merged(f"{{{section}: {{{last}: {json.dumps(UNCHANGED[old])}}}}}")
+    jsonschema.validate(off, SCHEMA)
+    assert config.parse(off) == config.parse(values.defaults())
 
 
 def test_a_long_value_is_cut() -> None:

@@ -211,17 +211,6 @@ def test_a_silent_worker_ends_with_its_job() -> None:
     assert only(quiet(story, 5.1), ef.End).phase == Phase.Stopped
 
 
-def test_a_worker_that_is_given_up_in_the_end_leaves_its_copy_of_the_state() -> None:
-    story = trained(10, inMemorySnapshot=True)
-    effects = quiet(story, 14.1)
-    assert only(effects, ef.Delete) == ef.Delete(WorkerId(0), 1.0), "a process that hangs is killed soon"
-    story.tell(ev.Gone(WorkerId(0), signal="SIGKILL"), ev.Hello(WorkerId(1), brings_state=True))
-    held = ev.LeftRing(WorkerId(1), Generation(0), 5, has_state=True)
-    form = only(story.tell(ev.Ready(WorkerId(1), Layout(100), held=held)), ef.Form)
-    assert form.step == 5
-    assert story.noticed(Reason.StateLost) == []
-
-
 def test_what_was_lost_once_is_not_counted_again() -> None:
     story = trained(60)
     story.kill(0)

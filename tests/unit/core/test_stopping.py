@@ -12,7 +12,6 @@ from edl.master.core import events as ev
 from edl.master.core import view
 from edl.master.core.job import Job
 from tests.support.jobs.stories import Story, of, only
-from tests.unit.core.test_in_memory_snapshots import all_crash, greets, ready
 from tests.unit.core.test_job_checkpoints import a_story, whole
 
 STOP = ev.StopAsked("stopped by edl stop", checkpoint=True, id="7a")
@@ -84,21 +83,6 @@ def test_what_is_in_a_checkpoint_is_not_written_again() -> None:
     whole(story, 5)  # one that was under way
     effects = story.out(0, 1, step=5)
     assert not of(effects, ef.WriteCheckpoint) and len(of(effects, ef.Stop)) == 2
-
-
-def test_a_state_that_is_only_in_copies_is_taken_up_in_a_ring_and_then_written() -> None:
-    story = all_crash({"dir": "d", "seconds": 0})
-    story.tell(STOP)
-    assert story.job.ending is None, "a worker may bring it"
-    greets(story, 2, 3)
-    ready(story, 2, 5)
-    assert only(ready(story, 3, 6), ef.Form).root == 3
-    generation = story.job.ring.generation
-    effects = [e for w in (3, 2) for e in story.tell(ev.JoinedRing(WorkerId(w), generation, 6))]
-    assert set(only(effects, ef.Leave).members) == {2, 3}
-    assert only(story.out(2, 3, step=7), ef.WriteCheckpoint)
-    whole(story, 7, worker=3)
-    assert story.job.reason.endswith("its state is in the checkpoint of step 7")
 
 
 def test_without_any_state_it_ends_at_once() -> None:

@@ -26,7 +26,6 @@ HABITS = re.compile(
 FRAGMENT = re.compile(r"""["'#/] ?(Of|And|Who|Whose|That) [a-z]""")  # the start of a text or comment
 WRITTEN = {".py", ".proto", ".md", ".sh", ".tpl", ".yaml", ""}  # endings of files that are written by hand
 OTHERS = {
-    "horovod_examples",  # written by others
     "test_language.py",
     "values-0.1.0.yaml",  # as released
 }

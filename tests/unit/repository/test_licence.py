@@ -11,7 +11,6 @@ LINE = "SPDX-License-Identifier: Apache-2.0"
 SUFFIXES = (".py", ".sh", ".proto", ".tpl", "Dockerfile")
 FOLDERS = ("chart/templates/", "docker/", "scripts/")
 NO_COMMENTS = (".json", ".md", ".toml", "left-out.txt")
-FOREIGN = "tests/process/jobs/horovod_examples/"  # byte for byte, each with a licence of its own
 
 
 def test_each_source_file_begins_with_its_licence() -> None:
@@ -21,7 +20,6 @@ def test_each_source_file_begins_with_its_licence() -> None:
         for name in files
         if (name.endswith(SUFFIXES) or (name.startswith(FOLDERS) and not name.endswith(NO_COMMENTS)))
         and "_pb2" not in name
-        and not name.startswith(FOREIGN)
         and (ROOT / name).is_file()
     ]
     assert len(sources) > 600
