@@ -71,6 +71,8 @@ async def test_a_master_whose_run_has_ended_says_so_to_whoever_calls(small_relea
             await asyncio.to_thread(Client(contact).scale, 3)
         small_release.install("workers=1", "runId=2")
         await until(lambda: small_release.status["phase"] == "Starting")
+        events = small_release.server.objects["events"]
+        await until(lambda: any(e["reason"] == "RunStarted" for e in events.values()))
         assert (await asyncio.to_thread(Client(contact).status))["phase"] == "Starting"
 
 
