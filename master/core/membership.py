@@ -188,7 +188,9 @@ def lose(job: State, w: WorkerRecord, why: str, delete: bool = True, hung: bool 
     leaves_snapshot = job.uses_snapshots and w.has_state and not w.stopped and (hung or not w.failure_reason)
     grace = job.config.elastic.grace_period_seconds
     if delete:
-        job.do(ef.Delete(w.id, min(grace, HUNG_GRACE_SECONDS) if hung and leaves_snapshot else grace))
+        patience = grace if w.stopped and not hung else 0.0  # it exits, and its log is still of use
+        grace = min(grace, HUNG_GRACE_SECONDS) if hung and leaves_snapshot else grace
+        job.do(ef.Delete(w.id, grace, patience))
     # Not BROKEN: the peers of a crashed worker often report a broken ring before its exit is seen.
     w.in_broken_ring = w.place == AWAY or (w.in_ring and job.ring.state is MEMBER_LOST)
     in_ring = w.in_ring
