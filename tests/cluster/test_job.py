@@ -40,7 +40,11 @@ def prepare(namespace: Namespace, folder: Path) -> dict[str, str]:
     """A certificate as cert-manager would write it; the job's whole traffic with its master then is TLS."""
     files = certificate(namespace, Authority.new(folder / "authority"), folder / "certificate")
     namespace.kubectl("create", "secret", "generic", SECRET, *files)
-    more = {"admissionPolicy.enabled": "true", "elastic.inMemorySnapshot": "true"}
+    more = {
+        "admissionPolicy.enabled": "true",
+        "elastic.inMemorySnapshot": "true",
+        "worker.terminationGracePeriodSeconds": "30",  # in which the next master of a drained one starts
+    }
     return {"tls.existingSecret": SECRET, **more}
 
 
@@ -311,12 +315,16 @@ def test_an_upgrade_changes_the_ring_and_restarts_nothing(job: Release) -> None:
     assert all("0 records redone" in change for change in changes), changes
 
 
-def test_a_node_is_drained(job: Release, nodes: Nodes, request: pytest.FixtureRequest) -> None:
-    namespace, node, before = job.namespace, nodes.names[1], job.reshaped()
+def test_the_node_of_the_master_and_of_some_workers_is_drained(
+    job: Release, nodes: Nodes, request: pytest.FixtureRequest
+) -> None:
+    """The next master has the workers hand over, as it does however master and workers end together."""
+    namespace, before = job.namespace, job.reshaped()
+    node, takeovers = job.master()["spec"]["nodeName"], taken_over(namespace.get("events"))
     lost = on(namespace, node)
     assert lost
     request.addfinalizer(lambda: namespace.cluster.kubectl("uncordon", node))
-    mine = f"--pod-selector={WORKERS},app.kubernetes.io/instance=edl"
+    mine = "--pod-selector=app.kubernetes.io/instance=edl"
     namespace.cluster.kubectl("drain", node, "--force", "--delete-emptydir-data", mine, seconds=90)
 
     def replaced(pods: list[Object]) -> bool:
@@ -325,6 +333,7 @@ def test_a_node_is_drained(job: Release, nodes: Nodes, request: pytest.FixtureRe
     namespace.until("pods", replaced, WORKERS)
     assert on(namespace, node) == set()
     job.told("EvictionByEvictionAPI")
+    assert taken_over(namespace.get("events")) > takeovers
     changes = job.reshaped()[len(before) :]
     assert changes
     assert all("0 records redone" in change for change in changes), "they left at a step boundary"
