@@ -115,6 +115,7 @@ class Reason(StrEnum):
     Suspended = "Suspended", NORMAL, MAJOR
     Resumed = "Resumed", NORMAL, MAJOR
     SpecRefused = "SpecRefused", WARNING, MAJOR
+    RunStarted = "RunStarted", NORMAL, MAJOR  # a new run follows an earlier one: runId has changed
 
     # The master itself.
     Degraded = "Degraded", WARNING, MAJOR  # a subsystem fails: writing the status, deleting pods, a watch

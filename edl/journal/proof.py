@@ -92,6 +92,7 @@ class JournalProof:
     rings: int = 0
     losses: int = 0
     begins: bool = False  # the ring's root had no state, or loads it from a checkpoint
+    had: int = 0  # then: a step that all members of earlier rings had, until a member reports the ring's
     resumed: int = 0  # the step that the first ring began with
     mode: str = "train"
     finished: set[int] = field(default_factory=set)  # workers whose script has ended by itself (mode=horovod)
@@ -245,6 +246,8 @@ class JournalProof:
                 self._rolled_back(event, where)
             if self.begins and not self.joined:  # the first member to join reveals the ring's first step
                 self.root_step = event["step"]
+                self.losses += self.root_step < self.had
+                self.had = 0
                 if self.rings == 1 and self.inherited and self.on_servers:
                     self.unseen = event["step"]
                 elif self.rings == 1:
@@ -360,7 +363,11 @@ class JournalProof:
             raise AuditFailed(
                 f"{where}: step {self.safe} was in the model and is lost: it goes on from {out.step}"
             )
-        self.losses += out.step < self.safe
+        if root in self.synced:
+            self.losses += out.step < self.safe
+            self.had = 0
+        else:
+            self.had = max(self.had, self.safe)
         self.safe, self.skipped, self.bad = min(self.safe, out.step), out.skipped, out.bad
         return out.step
 

@@ -34,6 +34,7 @@ from edl.contract import vital
 from edl.contract.ids import RunId, WorkerId
 from edl.contract.modes import MOST_SERVERS
 from edl.contract.phases import Phase
+from edl.contract.reasons import Reason
 from edl.contract.tokens import Tokens
 from edl.errors import EdlError
 from edl.kubernetes.client import SOON, Api
@@ -80,11 +81,16 @@ NOTHING = facts.Past({}, "starting")  # the history of a new run
 
 @dataclass(frozen=True)
 class Train:
-    """Start a run, or continue one."""
+    """Start a run, or continue one.
+
+    Args:
+        why: why a new run follows an earlier one; empty for the first run, and for one that continues.
+    """
 
     run_id: RunId
     spec: JobSpec
     adopted: ev.Adopted
+    why: str = ""
 
 
 @dataclass(frozen=True)
@@ -120,7 +126,8 @@ def plan(found: Found, wanted: Wanted, new_id: RunId) -> Plan:
     if found.run_id is None or found.another_requested(wanted):
         if isinstance(wanted, Invalid):
             return Refuse(wanted.why)
-        return Train(new_id, wanted, ev.Adopted((), found.next_id, past=NOTHING))
+        why = _another_run(found, wanted, new_id) if found.run_id is not None else ""
+        return Train(new_id, wanted, ev.Adopted((), found.next_id, past=NOTHING), why)
     if found.ended:
         return Rest()
     if found.earlier is not None:
@@ -130,6 +137,16 @@ def plan(found: Found, wanted: Wanted, new_id: RunId) -> Plan:
     else:
         spec = wanted
     return Train(found.run_id, spec, ev.Adopted(found.workers, found.next_id))
+
+
+def _another_run(found: Found, wanted: JobSpec, new_id: RunId) -> str:
+    """Describe why a new run begins; `helm rollback` may have changed runId without its user knowing."""
+    of = found.requested
+    state = f"has ended: {found.ended}" if found.ended else "ends, and keeps only what is in checkpoints"
+    return (
+        f"run {new_id} begins, because runId is {wanted.config.run_id!r} now; it was {of!r} for run "
+        f"{found.run_id}, which {state}"
+    )
 
 
 def _another_version(found: Found) -> str:
@@ -249,6 +266,9 @@ class ReleaseMaster:
                 log.info(
                     f"run {next_run.run_id}: {'taken over' if found.run_id == next_run.run_id else 'begins'}"
                 )
+                if next_run.why:
+                    log.warning(next_run.why)
+                    installed.notices.append((Reason.RunStarted, next_run.why))
                 await self._train(installed, next_run, wanted)
 
     async def _train(self, installed: Installed, todo: Train, wanted: Wanted) -> None:

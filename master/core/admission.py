@@ -62,7 +62,8 @@ def _runs(job: State, w: WorkerRecord, event: str) -> None:
 
 def built(job: State, w: WorkerRecord, event: ev.Built) -> None:
     """Decide the mode, or check the worker's model against it."""
-    fits(job, w, event.tables)
+    if why := ps.decide(job, w, event.tables):
+        membership.failed(job, w, ev.Failed(w.id, why))
 
 
 def ready(job: State, w: WorkerRecord, event: ev.Ready) -> None:
@@ -115,37 +116,7 @@ def _admit(job: State, w: WorkerRecord, event: ev.Ready | ev.Resume) -> bool:
     if job.train is None:
         training.open_task(job, layout, event.held_out)
         job.held_out = event.held_out
-    elif job.train.layout.records != layout.records:
-        has = job.train.layout.records
-        why = f"worker {w.id} found {layout.records} records in the data; the job has {has}"
-        membership.failed(job, w, ev.Failed(w.id, why))
-        return False
-    if job.held_out != event.held_out:
-        expected, found = _in_words(job.held_out), _in_words(event.held_out)
-        why = f"worker {w.id} found {found} in the held-out data; the job has {expected}"
-        membership.failed(job, w, ev.Failed(w.id, why))
-        return False
-    for split, digest in event.digests.items():
-        if job.digests.setdefault(split, digest) != digest:
-            why = (
-                f"worker {w.id} holds other records of {split!r} than the workers before it, or the same in "
-                "another order: the pipeline that edl.from_tf reads must return the same on each worker. "
-                "Leave out shuffle, random operations and deterministic=False, and compare its files"
-            )
-            membership.failed(job, w, ev.Failed(w.id, why))
-            return False
-    if not fits(job, w, event.tables):
-        return False
-    job.model = job.model or event.model
-    if job.model != event.model:
-        why = (
-            f"worker {w.id} made another model than the workers before it: its layers, variables, loss "
-            "or optimizer differ. model() must return the same in each process; does it depend on a "
-            "random number, the time, or the machine?"
-        )
-        membership.failed(job, w, ev.Failed(w.id, why))
-        return False
-    if why := sample_loss.why_refused(job, w, event.sample_loss):
+    if why := _why_refused(job, w, event):
         membership.failed(job, w, ev.Failed(w.id, why))
         return False
     if job.regroup_at is None:
@@ -153,11 +124,32 @@ def _admit(job: State, w: WorkerRecord, event: ev.Ready | ev.Resume) -> bool:
     return True
 
 
-def fits(job: State, w: WorkerRecord, tables: int) -> bool:
-    """Check the number of tables against the mode, which the first worker decides if it is auto."""
-    if why := ps.decide(job, w, tables):
-        membership.failed(job, w, ev.Failed(w.id, why))
-    return not why
+def _why_refused(job: State, w: WorkerRecord, event: ev.Ready | ev.Resume) -> str:
+    """Describe why the worker's data or model do not fit those of the job; "" if they fit."""
+    assert job.train is not None
+    has, found = job.train.layout.records, event.layout.records
+    if found != has:
+        return f"worker {w.id} found {found} records in the data; the job has {has}"
+    if job.held_out != event.held_out:
+        expected, held_out = _in_words(job.held_out), _in_words(event.held_out)
+        return f"worker {w.id} found {held_out} in the held-out data; the job has {expected}"
+    for split, digest in event.digests.items():
+        if job.digests.setdefault(split, digest) != digest:
+            return (
+                f"worker {w.id} holds other records of {split!r} than the workers before it, or the same in "
+                "another order: the pipeline that edl.from_tf reads must return the same on each worker. "
+                "Leave out shuffle, random operations and deterministic=False, and compare its files"
+            )
+    if why := ps.decide(job, w, event.tables):
+        return why
+    job.model = job.model or event.model
+    if job.model != event.model:
+        return (
+            f"worker {w.id} made another model than the workers before it: its layers, variables, loss "
+            "or optimizer differ. model() must return the same in each process; does it depend on a "
+            "random number, the time, or the machine?"
+        )
+    return sample_loss.why_refused(job, w, event.sample_loss)
 
 
 def _in_words(sizes: Mapping[str, int]) -> str:

@@ -24,10 +24,14 @@ class Create:
 
 @dataclass(frozen=True, slots=True)
 class Delete:
-    """End this worker's process: with a signal first, and by force after `grace_period_seconds`."""
+    """End this worker's process: with a signal first, and by force after `grace_period_seconds`.
+
+    A worker that exits already has `patience_seconds` for it where the deletion would remove its log.
+    """
 
     worker: WorkerId
     grace_period_seconds: float
+    patience_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

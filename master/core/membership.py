@@ -182,7 +182,9 @@ def lose(job: State, w: WorkerRecord, why: str, delete: bool = True) -> None:
             job.backoff.died_early(job.now)
         job.notice(Reason.WorkerLost, f"worker {w.id} is lost: {why}")
     if delete:
-        job.do(ef.Delete(w.id, job.config.elastic.grace_period_seconds))
+        grace = job.config.elastic.grace_period_seconds
+        exits = w.stopped and not w.failure_reason  # and its log is still of use
+        job.do(ef.Delete(w.id, grace, grace if exits else 0.0))
     # Not BROKEN: the peers of a crashed worker often report a broken ring before its exit is seen.
     w.in_broken_ring = w.place == AWAY or (w.in_ring and job.ring.state is MEMBER_LOST)
     in_ring = w.in_ring

@@ -282,13 +282,13 @@ def _publish(job: State, plan: RingPlan, root: WorkerRecord) -> None:
 
 def _wait(job: State, reason: str) -> None:
     job.ring.dissolve()
-    job.reason = reason
-    pause = job.pause
-    job.waited = "resumed" if pause else "enough workers are ready again"
-    kind = "suspended" if pause else "waiting for workers"
+    suspension = job.suspension
+    job.reason = suspension or reason
+    job.waited = "resumed" if suspension else "enough workers are ready again"
+    kind = "suspended" if suspension else "waiting for workers"
     if job.ring.generation > 0 and job.goodput.kind != kind:
         job.goodput.turn(kind, job.now)
-        if pause:
-            job.notice(Reason.Suspended, f"every worker has left the ring; the job is {pause}")
+        if suspension:
+            job.notice(Reason.Suspended, f"every worker has left the ring; the job is {suspension}")
         else:
             job.notice(Reason.RingPending, f"the ring is pending: {reason}")

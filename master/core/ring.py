@@ -19,7 +19,7 @@ from edl.contract.reasons import Reason
 from edl.contract.state_tables import Table
 from edl.master.core import effects as ef
 from edl.master.core import events as ev
-from edl.master.core.workers import IN, Pool, WorkerRecord
+from edl.master.core.workers import DRAINING, IN, Pool, WorkerRecord
 
 KEPT_CHANGES = 100  # a job that runs for a month has ten thousand
 MOST_ERRORS = 3  # errors of a broken ring that are shown to users
@@ -209,10 +209,11 @@ class Ring:
         """True if the ring broke before its first step without a lost member; final once all have left it.
 
         A ring that its members were ordered to leave did not break by itself: a member that waits for
-        something else then breaks it.
+        something else then breaks it. So does a member that has to end soon.
         """
         told = self.cause != self._reported
-        change = self.changes[-1] if self.state is BROKEN and self.errors and not told else None
+        ends = any(w.state == DRAINING for w in map(self._pool.get, self.members) if w is not None)
+        change = self.changes[-1] if self.state is BROKEN and self.errors and not (told or ends) else None
         return change is not None and not (change.stepped or change.learned)
 
     @property

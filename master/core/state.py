@@ -34,6 +34,7 @@ SUSPENDED_AT_ZERO = (
     "suspended: workers is 0. The job writes no checkpoints (checkpoint.dir is empty), so one worker "
     "keeps the state"
 )
+SCALED_TO_ZERO = "suspended: workers is 0; the job goes on once it is greater"
 
 
 @dataclass(slots=True)
@@ -212,6 +213,11 @@ class State:
         return SUSPENDED_AT_ZERO if self.pool.any(lambda kind: kind.has_state and not kind.stopped) else ""
 
     @property
+    def suspension(self) -> str:
+        """Why nothing is trained, and why no worker is awaited either; empty if the job is not suspended."""
+        return self.pause or (SCALED_TO_ZERO if self.target == 0 else "")
+
+    @property
     def phase(self) -> Phase:
         """The phase of the job."""
         if self.ending is not None:
@@ -220,7 +226,7 @@ class State:
             return Phase.Finishing
         if self.ring.members:
             return Phase.Training
-        if self.pause:
+        if self.suspension:
             return Phase.Suspended
         return Phase.Starting if self.ring.generation == 0 else Phase.Waiting
 

@@ -15,6 +15,7 @@ from typing import Any
 
 from edl.contract.heartbeats import Staleness
 from edl.contract.ids import WorkerId
+from edl.contract.phases import Phase
 from edl.formatting import how_many, numbered
 from edl.master.core import events as ev
 from edl.master.core import facts, membership, ps, silence, training
@@ -64,7 +65,7 @@ def status(
         or _newcomers(job, now)
         or _readers(job, beats)
         or _replacements(job, now)
-        or job.reason,
+        or (job.suspension if job.phase is Phase.Suspended else job.reason),
         "traceback": job.traceback,
         "seconds": job.active_before
         + (0.0 if job.began_at is None else (job.ended_at or now) - job.began_at),

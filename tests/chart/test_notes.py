@@ -62,6 +62,7 @@ def test_the_notes_warn_of_a_token_that_leaves_the_cluster_unencrypted(
     ("said", "words"),
     [
         ("suspend=true", "It is suspended"),
+        ("workers=0", "It is suspended, because workers is 0"),
         ("output.size=1Gi", "The PersistentVolumeClaim edl-output with the trained model is kept."),
         ("networkPolicy.enabled=false", "WARNING: networkPolicy.enabled is false"),
         ("rbac.create=false", "the ServiceAccount edl-master needs the rights"),

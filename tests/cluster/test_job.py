@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 import grpc
-import numpy as np
 import pytest
 
 from edl.contract import artifacts
@@ -27,9 +26,8 @@ from edl.contract.proto import edl_pb2
 from edl.contract.reasons import Reason
 from edl.errors import MasterUnavailable
 from edl.net.master_client import Client
-from tests.cluster.cluster import ROOT, Images, Namespace, Nodes, Object
+from tests.cluster.cluster import Namespace, Nodes, Object
 from tests.cluster.release import WORKERS, Release, in_ring, on
-from tests.cluster.test_commands import edl
 from tests.support.kubernetes.certificates import Authority
 
 pytestmark = pytest.mark.timeout(600)
@@ -42,84 +40,17 @@ def prepare(namespace: Namespace, folder: Path) -> dict[str, str]:
     """A certificate as cert-manager would write it; the job's whole traffic with its master then is TLS."""
     files = certificate(namespace, Authority.new(folder / "authority"), folder / "certificate")
     namespace.kubectl("create", "secret", "generic", SECRET, *files)
-    return {"tls.existingSecret": SECRET, "admissionPolicy.enabled": "true"}
+    more = {
+        "admissionPolicy.enabled": "true",
+        "worker.terminationGracePeriodSeconds": "30",  # in which the next master of a drained one starts
+    }
+    return {"tls.existingSecret": SECRET, **more}
 
 
 def certificate(namespace: Namespace, authority: Authority, folder: Path) -> list[str]:
     """Flags for a Secret with a new certificate of the master."""
     made = authority.issue(folder, f"edl-master.{namespace.name}.svc")
     return [f"--from-file={file}" for file in sorted(made.iterdir())]
-
-
-def test_four_workers_train_evaluate_and_predict_and_nothing_is_left_but_what_they_wrote(
-    namespace: Namespace, images: Images, claim: Callable[..., None], tmp_path: Path
-) -> None:
-    """One release, as docs/evaluation.md and docs/export.md show it: a training, and two upgrades of it."""
-    namespace.restrict()
-    kept = tmp_path / "kept"
-    kept.mkdir()
-    kept.chmod(0o777)
-    claim("kept", kept, "ReadWriteMany")
-    model = {"model.source": str(ROOT / "tests" / "models" / "waiting.py"), "output.existingClaim": "kept"}
-    job = Release(namespace, {**images.values, **model})
-    job.install("--wait", workers=4, evaluation__epochs=5, evaluation__steps=300)
-    namespace.kubectl(
-        "wait",
-        "--for=jsonpath={.data.phase}=Succeeded",
-        "configmap/edl-status",
-        "--timeout=240s",
-        seconds=270,
-    )
-    summary = job.summary()
-    assert summary["metrics"]["accuracy"] >= 0.97
-    assert (summary["records"]["applied"], summary["step"]) == (20 * 1438, 20 * 45)
-    told = namespace.kubectl("logs", "deployment/edl-master")
-    steps = [int(step) for step in re.findall(r"Evaluation at step (\d+) on 359 records of data", told)]
-    assert steps == [225, 300, 450, 600, 675], "after each five epochs, and after each 300 steps"
-    assert "Evaluation on the held-out records: " in told, "at the end"
-    job.told(reason=Reason.Succeeded)
-    fetched = tmp_path / "mine.keras"
-    edl(job, "model", "get", fetched)
-    assert fetched.read_bytes() == (kept / artifacts.MODEL).read_bytes()
-    verdict = edl(job, "audit")
-    assert verdict.startswith("exactly once: 1,438 records x 20 epochs in 900 steps"), verdict
-    assert "1 exported file as written (SHA-256)" in verdict
-
-    trained: dict[str, Any] = {"initFrom__path": f"/var/lib/edl/{artifacts.MODEL}", "workers": 2}
-    job.upgrade(runId="evaluate", mode="evaluate", **trained)
-    evaluated = another(job, "evaluate")
-    assert evaluated["metrics"] == pytest.approx(summary["metrics"], rel=1e-6, abs=1e-6)
-
-    parts = kept / artifacts.PREDICTIONS
-    # A ring of the first worker alone would begin the second round, and wait there for the test.
-    job.upgrade(runId="predict", mode="predict", prediction__partRecords=5, minWorkers=2, **trained)
-    job.until(lambda data: (json.loads(data.get("status.json", "{}")).get("pass") or {}).get("done") == 80)
-    assert len(list(parts.glob("part-*"))) == 16, "a round; no part of the next one is written yet"
-    namespace.kubectl("delete", "pod", job.workers()[0], "--grace-period=0", "--force")
-    (kept / "go").touch()
-    assert another(job, "predict")["workers_created"] >= 3
-    files = sorted(parts.glob("part-*.npz"))
-    assert np.concatenate([np.load(file)["ids"] for file in files]).tolist() == list(range(359))
-    assert all(np.isfinite(np.load(file)["output"]).all() for file in files)
-    assert json.loads((parts / "predictions.json").read_text())["complete"] is True
-
-    namespace.helm("uninstall", "edl", "--wait")
-    namespace.until("pods", lambda pods: not pods, seconds=60)
-    for kind in ("configmaps", "secrets", "services", "deployments", "leases"):
-        left = namespace.get(kind, "-l", "app.kubernetes.io/instance=edl")
-        assert left == [], f"{kind} are left"
-
-
-def another(job: Release, kind: str) -> dict[str, Any]:
-    """The summary of the run of this kind that an upgrade has begun, once it has succeeded."""
-
-    def ended(data: dict[str, str]) -> bool:
-        found = json.loads(data.get("summary.json", "{}"))
-        return data.get("phase") in ("Failed", "Stopped") or found.get("task", {}).get("kind") == kind
-
-    data = job.until(ended)
-    assert data["phase"] == "Succeeded", data
-    return job.summary()
 
 
 def test_a_start_asks_the_api_server_for_little_and_training_for_nothing(
@@ -383,12 +314,16 @@ def test_an_upgrade_changes_the_ring_and_restarts_nothing(job: Release) -> None:
     assert all("0 records redone" in change for change in changes), changes
 
 
-def test_a_node_is_drained(job: Release, nodes: Nodes, request: pytest.FixtureRequest) -> None:
-    namespace, node, before = job.namespace, nodes.names[1], job.reshaped()
+def test_the_node_of_the_master_and_of_some_workers_is_drained(
+    job: Release, nodes: Nodes, request: pytest.FixtureRequest
+) -> None:
+    """The next master has the workers hand over, as it does however master and workers end together."""
+    namespace, before = job.namespace, job.reshaped()
+    node, takeovers = job.master()["spec"]["nodeName"], taken_over(namespace.get("events"))
     lost = on(namespace, node)
     assert lost
     request.addfinalizer(lambda: namespace.cluster.kubectl("uncordon", node))
-    mine = f"--pod-selector={WORKERS},app.kubernetes.io/instance=edl"
+    mine = "--pod-selector=app.kubernetes.io/instance=edl"
     namespace.cluster.kubectl("drain", node, "--force", "--delete-emptydir-data", mine, seconds=90)
 
     def replaced(pods: list[Object]) -> bool:
@@ -397,6 +332,7 @@ def test_a_node_is_drained(job: Release, nodes: Nodes, request: pytest.FixtureRe
     namespace.until("pods", replaced, WORKERS)
     assert on(namespace, node) == set()
     job.told("EvictionByEvictionAPI")
+    assert taken_over(namespace.get("events")) > takeovers
     changes = job.reshaped()[len(before) :]
     assert changes
     assert all("0 records redone" in change for change in changes), "they left at a step boundary"

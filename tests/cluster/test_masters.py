@@ -38,7 +38,7 @@ MOST_SECONDS = {1: 90.0, 2: 10.0}
 
 
 def acting(job: Release) -> str:
-    holder = job.namespace.get("lease", "edl-master")["spec"]["holderIdentity"]
+    holder = job.namespace.get("lease", "edl-master")["spec"].get("holderIdentity") or ""  # released
     return str(holder).rpartition("_")[0]
 
 

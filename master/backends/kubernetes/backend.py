@@ -141,8 +141,8 @@ class Kubernetes:
                 self._tasks.start(self._create(w), partial(self._failed, w))
             case ef.Fence(worker):
                 self._workers.doubt(worker)
-            case ef.Delete(worker, grace_period_seconds):
-                self._remove(worker, grace_period_seconds)
+            case ef.Delete(worker, grace_period_seconds, patience_seconds):
+                self._remove(worker, grace_period_seconds, patience_seconds)
             case ef.Notice(reason, text):
                 self.events.record(reason, text)
 
@@ -195,7 +195,7 @@ class Kubernetes:
     def _blocked(self, why: str) -> None:
         self._workers.blocked(why)
 
-    def _remove(self, worker: WorkerId, grace: float) -> None:
+    def _remove(self, worker: WorkerId, grace: float, patience: float = 0.0) -> None:
         w = self._workers.get(worker)
         if w is None or w.ended or w.unwanted:
             return
@@ -203,17 +203,18 @@ class Kubernetes:
         if w.making:
             self._creation.look_again()  # its creation may wait for room, and can be given up
         else:
-            self._tasks.start(self._delete(w, grace), partial(self._failed, w))
+            patience = max(patience, self._api.pace.mercy)
+            self._tasks.start(self._delete(w, grace, patience), partial(self._failed, w))
 
-    async def _delete(self, w: WorkerPod, grace: float) -> None:
-        """Delete a worker's pod, unless it ends by itself in a moment.
+    async def _delete(self, w: WorkerPod, grace: float, patience: float) -> None:
+        """Delete a worker's pod, unless it ends by itself soon.
 
         The stream of a crashed worker ends before its pod. A pod that ends by itself keeps its log and its
         exit code; deletion removes them.
         """
         if w.state is RUNNING and not w.disrupted:
             with suppress(TimeoutError):
-                async with asyncio.timeout(self._api.pace.mercy):
+                async with asyncio.timeout(patience):
                     await w.over.wait()
         if not w.ended:
             assert w.pod is not None

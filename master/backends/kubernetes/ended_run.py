@@ -54,6 +54,7 @@ class EndedRun:
             if pods.of(pod)[0] != self._found.run_id:
                 self._deletion.discard(pod)
         self._installed.on_job.append(self._job_changed)
+        self._tasks.start(self._end_the_last(), lambda error: log.warning(f"pods are left running: {error}"))
         pause = self._installed.api.pace.status
         for part, work in {
             "watching pods": self._installed.pods.run,
@@ -124,6 +125,15 @@ class EndedRun:
         await write(
             api, name, place, self._installed.metadata, {"servers": self._kept["servers"]}, self._kept
         )
+
+    async def _end_the_last(self) -> None:
+        """Delete the pods of workers that have not exited within their grace period."""
+        if self._spec is not None:
+            grace = self._spec.config.elastic.grace_period_seconds
+            await asyncio.sleep(max(self._found.ended_at + grace - time.time(), 0.0))
+            for pod in self._installed.workers:
+                if not pods.ended(pod):
+                    await self._deletion.delete(pod)
 
     async def _delete_in_time(self) -> None:
         while True:

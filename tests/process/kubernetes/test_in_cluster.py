@@ -11,6 +11,7 @@ import pytest
 
 from edl.contract import artifacts
 from edl.errors import EdlError
+from edl.kubernetes import pods
 from edl.net.master_client import Client
 from edl.net.probe import probe
 from tests.support.kubernetes.master import TOKEN
@@ -29,11 +30,17 @@ async def test_ended_pods_are_deleted_when_their_time_to_live_is_over(small_rele
         await until(lambda: "edl-worker-2" in small_release.pods)
         await small_release.stop(first)
         await until(lambda: small_release.pods == ["edl-worker-0"])
-    # An hour from the end is over in three seconds; from this master's start it would be one hour.
-    due = int(time.time()) + 3
-    small_release.ended(due - 3600)
-    small_release.install("workers=2", "ttlSecondsAfterFinished=3600")
+    ended_at = int(time.time()) - 3600
+    small_release.ended(ended_at)
+    small_release.install("workers=2", "ttlSecondsAfterFinished=-1")
+    ended = small_release.server.objects["pods"]["edl-worker-0"]
+    labels = {**ended["metadata"]["labels"], pods.WORKER_ID: "1"}
+    meta = {"name": "edl-worker-1", "labels": labels, "ownerReferences": ended["metadata"]["ownerReferences"]}
+    small_release.server.put("pods", {**ended, "metadata": meta, "status": {"phase": "Running"}})
     async with small_release.master("edl-master-b"):
+        await until(lambda: small_release.pods == ["edl-worker-0"])  # the grace period of the other is over
+        due = int(time.time()) + 2  # from the end; from this master's start it would be in an hour
+        small_release.install("workers=2", f"ttlSecondsAfterFinished={due - ended_at}")
         await until(lambda: not small_release.pods)
         assert time.time() >= due
         assert small_release.status["phase"] == "Stopped"
@@ -71,6 +78,8 @@ async def test_a_master_whose_run_has_ended_says_so_to_whoever_calls(small_relea
             await asyncio.to_thread(Client(contact).scale, 3)
         small_release.install("workers=1", "runId=2")
         await until(lambda: small_release.status["phase"] == "Starting")
+        events = small_release.server.objects["events"]
+        await until(lambda: any(e["reason"] == "RunStarted" for e in events.values()))
         assert (await asyncio.to_thread(Client(contact).status))["phase"] == "Starting"
 
 

@@ -14,6 +14,7 @@ from edl.contract.ids import WorkerId
 from edl.contract.workers import worker_environment
 from edl.errors import ConfigError
 from edl.kubernetes.timing import Timing
+from edl.master.core import effects as ef
 from edl.master.core import events as ev
 from tests.support.fakes.kubernetes_api import KubernetesApi
 from tests.support.kubernetes.driver import job_values
@@ -163,6 +164,16 @@ async def test_a_worker_that_crashed_is_charged_though_the_master_deletes_it(ser
         assert await job.gone(0) == ev.Gone(WorkerId(0), signal="SIGABRT")
         await asyncio.sleep(pace.mercy + 5 * SECOND)
         assert ("delete", "pods") not in server.count(), "its log is kept"
+
+
+async def test_the_log_of_a_worker_that_exits_slowly_as_requested_is_kept(server: KubernetesApi) -> None:
+    async with driving(server) as job:
+        await job.running(0)
+        job.backend.perform(ef.Delete(WorkerId(0), 1.0, patience_seconds=60.0))
+        await asyncio.sleep(PACE.mercy + 5 * SECOND)  # the one that saved the model checks it, for example
+        server.end_pod("edl-worker-0", 0)
+        await job.gone(0)
+        assert ("delete", "pods") not in server.count()
 
 
 async def test_a_worker_that_is_not_wanted_any_more_is_not_left_behind(server: KubernetesApi) -> None:

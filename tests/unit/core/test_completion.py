@@ -83,6 +83,14 @@ def test_what_fails_at_the_end_fails_the_job_and_is_named(
     assert summary["traceback"] == ("Traceback: mine.py" if BROKEN in end.failed else "")
 
 
+def test_workers_that_have_reported_their_last_word_may_exit_slowly_so_that_their_logs_are_kept() -> None:
+    story = finishing()
+    story.tell(ev.Finished(FIRST, {}, "model.keras"))
+    grace = story.job.config.elastic.grace_period_seconds
+    delete = only(story.tell(ev.Closed(FIRST, "its stream ended")), ef.Delete)
+    assert delete == ef.Delete(FIRST, grace, patience_seconds=grace)
+
+
 def test_a_model_that_is_not_where_it_ought_to_be_is_shown_until_it_is() -> None:
     story = finishing()
     story.tell(ev.Saved(FIRST, "/tmp/x/model.keras", failed=(FULL,)))

@@ -254,7 +254,14 @@ def test_a_job_that_is_scaled_to_zero_keeps_its_last_state_and_lets_all_go() -> 
     assert [e.worker for e in of(effects, ef.Stop)] == [0, 1]
     for worker in range(2):
         story.tell(ev.Closed(WorkerId(worker), "its stream ended"), ev.Gone(WorkerId(worker), code=0))
+    status = view.status(story.job, story.now)
+    assert (status["phase"], status["reason"]) == (
+        "Suspended",
+        "suspended: workers is 0; the job goes on once it is greater",
+    )
+    assert story.job.goodput.kind == "suspended"
     story.tell(ev.Scale(2))
+    assert story.job.phase == "Waiting"
     story.ready(2, 3)
     story.tell(*(ev.JoinedRing(WorkerId(w), Generation(2), 5) for w in (2, 3)))
     assert story.noticed(Reason.Restored) and not story.noticed(Reason.StateLost)

@@ -342,6 +342,15 @@ def test_rings_that_break_because_members_die_do_not_count() -> None:
     assert story.job.ending is None
 
 
+def test_a_ring_that_a_leaving_member_breaks_did_not_break_by_itself() -> None:
+    """The last worker that holds the state has to end, and waits for records in a ring of its own."""
+    story = Story(workers=1).running()
+    story.tell(ev.Leaving(WorkerId(0), "SIGTERM"))
+    only(story.out(0, step=4), ef.Form)
+    assert only(story.out(0, step=4, broken="the ring has ended"), ef.Form).members == (0,), "at once"
+    assert not story.noticed(Reason.RingPending)
+
+
 def test_a_member_that_does_not_leave_a_cut_ring_is_removed_and_its_process_deleted() -> None:
     story = Story(workers=3, joinDelaySeconds=0.5, stepTimeoutSeconds=30, startupTimeoutSeconds=10).running()
     story.kill(0)

@@ -20,7 +20,7 @@ from edl.journal.format import JournalDamaged
 from edl.journal.proof import AuditFailed, JournalProof
 from edl.master.core import effects as ef
 from edl.master.core import events as ev
-from edl.master.core import facts, past
+from edl.master.core import facts, past, view
 from edl.master.core.job import Job
 from tests.support.checkpoints.checkpoints import write
 from tests.support.jobs.invariants import Watchdog
@@ -116,6 +116,27 @@ def test_a_beat_of_a_ring_whose_state_was_lost_is_no_news(tmp_path: Path) -> Non
     told = verdict(story, tmp_path, worker=2)
     assert told.startswith("exactly once: 100 records x 1 epoch in 10 steps, 3 rings; 1 worker ended with")
     assert "the newest state was lost once and training went on from what was left" in told
+
+
+@pytest.mark.parametrize(("restored", "losses"), [(5, 0), (3, 1)])
+def test_a_ring_that_begins_with_a_checkpoint_has_lost_what_that_lacks(
+    restored: int, losses: int, tmp_path: Path
+) -> None:
+    """A job that is scaled to 0 and back begins with its last checkpoint, or with an older one."""
+    story = Story(workers=2, checkpoint={"dir": "d"}, joinDelaySeconds=0.5).running()
+    story.tell(ev.Progress(story.job.ring.generation, 6), ev.Checkpointed(FIRST, 3, "a", 1))
+    story.tell(ev.Scale(0))
+    story.out(0, 1, step=5)
+    if restored == 5:
+        story.tell(ev.Checkpointed(FIRST, 5, "alone", 1))
+    story.kill(0)
+    story.kill(1)
+    story.tell(ev.Scale(1))
+    only(story.ready(2), ef.Form)
+    story.up(restored)
+    told = verdict(story, tmp_path, worker=2)
+    assert ("the newest state was lost once" in told) == (losses == 1)
+    assert view.summary(story.job)["state_losses"] == losses
 
 
 def test_bad_records_are_told_with_how_many_nobody_has_named(tmp_path: Path) -> None:
@@ -397,52 +418,6 @@ def test_an_edited_line_of_a_running_job_is_found_out(tmp_path: Path) -> None:
     path.write_text(path.read_text().replace('"type":"Progress"', '"type":"Epilogue"'))
     with pytest.raises(JournalDamaged, match="the chain is broken"):
         audit.audit(tmp_path)
-
-
-def script(workers: int) -> Story:
-    model, records = {"script": "/train.py"}, 1 << 50
-    how = {"mode": "horovod", "horovod": {"elastic": True}, "joinDelaySeconds": 0.5}
-    return Story(workers, records=records, model=model, **how).running()  # type: ignore[arg-type]
-
-
-def test_a_horovod_script_is_audited_by_its_commits(tmp_path: Path) -> None:
-    story = script(2)
-    story.tell(ev.Progress(story.job.ring.generation, 8))
-    story.kill(0)
-    only(story.out(1, step=7, broken="reset"), ef.Form)
-    story.up(7)
-    story.tell(ev.Progress(story.job.ring.generation, 20))
-    live(story, 7)  # epochs of a training, which a script has not
-    (tmp_path / "now").mkdir()
-    keep(story, tmp_path / "now")
-    (tmp_path / "now" / artifacts.SUMMARY).unlink()
-    assert audit.audit(tmp_path / "now").startswith(
-        "the job has not ended; so far, at least 19 commits in 2 rings, and no ring began behind a commit "
-        "that all members had; not proved: records and weights, because a Horovod script reads its own data; "
-    )
-    story.tell(ev.Finished(WorkerId(1), {}, ""))
-    story.tell(*(ev.Gone(w.id, code=0) for w in list(story.job.pool)))
-    keep(story, tmp_path)
-    assert audit.audit(tmp_path).startswith(
-        "the script of 1 worker has ended by itself, after at least 19 commits in 2 rings, and no ring"
-    )
-
-
-def test_lost_commits_of_a_horovod_script_are_part_of_the_verdict(tmp_path: Path) -> None:
-    story = script(1)
-    story.tell(ev.Progress(story.job.ring.generation, 8))
-    story.kill(0)
-    story.ready(1)
-    story.up()
-    story.tell(ev.Finished(WorkerId(1), {}, ""))
-    story.tell(*(ev.Gone(w.id, code=0) for w in list(story.job.pool)))
-    keep(story, tmp_path)
-    told = audit.audit(tmp_path)
-    assert (
-        "no commit in 2 rings, and no ring began behind a commit that all members had without a report; "
-        in told
-    )
-    assert "; the newest state was lost once and training went on from what was left; " in told
 
 
 def test_new_epochs_do_not_concern_a_job_that_evaluates(tmp_path: Path) -> None:

@@ -62,13 +62,19 @@ def test_another_run_id_is_another_run() -> None:
     wanted = a_spec(runId="2", model={"source": MODEL})
     what = train(plan(found(a_spec()), wanted, NEW))
     assert (what.run_id, what.spec, what.adopted.workers, what.adopted.next_id) == (NEW, wanted, (), 3)
+    assert what.why == (
+        "run new begins, because runId is '2' now; it was '' for run old, which ends, and keeps only what is "
+        "in checkpoints"
+    )
 
 
 @pytest.mark.parametrize("ended", ["Succeeded", "Failed", "Stopped"])
 def test_after_the_end_only_another_run_id_begins_another_run(ended: str) -> None:
     for wanted in (a_spec(workers=3), a_spec(training={"epochs": 7}), Invalid("workers: -1 is not allowed")):
         assert plan(found(a_spec(), ended=ended), wanted, NEW) == Rest()
-    assert train(plan(found(a_spec(), ended=ended), a_spec(runId="2"), NEW)).run_id == NEW
+    what = train(plan(found(a_spec(), ended=ended), a_spec(runId="2"), NEW))
+    assert what.run_id == NEW
+    assert what.why.endswith(f"for run old, which has ended: {ended}")
 
 
 def test_invalid_values_begin_nothing_but_leave_a_run_alone() -> None:
