@@ -39,7 +39,7 @@ def copy(
     name: Annotated[str, typer.Argument(metavar="NAME", help="One of those that `edl example list` prints.")],
     directory: Annotated[
         Path | None,
-        typer.Argument(metavar="[DIR]", help="The folder to write; default: NAME.", show_default=False),
+        typer.Argument(metavar="DIR", help="The folder to write; default: NAME.", show_default=False),
     ] = None,
 ) -> None:
     """Copy the files of an example into a new folder: `edl example copy vae`."""

@@ -17,7 +17,7 @@ COLUMNS = 100
 
 def explain(
     key: Annotated[
-        str, typer.Argument(metavar="[KEY]", help="E.g. training.batchSize, or a section such as elastic.")
+        str, typer.Argument(metavar="KEY", help="E.g. training.batchSize, or a section such as elastic.")
     ] = "",
 ) -> None:
     """Explain a value of --set and of values files: type, default, meaning.

@@ -67,9 +67,7 @@ model:
 
 @app.command()
 def init(
-    directory: Annotated[Path, typer.Argument(metavar="[DIR]", help="The folder of your models.")] = Path(
-        "."
-    ),
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="The folder of your models.")] = Path("."),
     image: Annotated[
         str, typer.Option("--image", help="The image's name, for values.yaml; default: the folder's name.")
     ] = "",
@@ -88,9 +86,7 @@ def init(
 @app.command()
 def build(
     image: Annotated[str, typer.Option("--image", help="The image's name, with registry and tag.")],
-    directory: Annotated[Path, typer.Argument(metavar="[PATH]", help="The folder of your models.")] = Path(
-        "."
-    ),
+    directory: Annotated[Path, typer.Argument(metavar="PATH", help="The folder of your models.")] = Path("."),
     extra_index: Annotated[
         str, typer.Option("--extra-index", help="An additional package index; it is not kept in the image.")
     ] = "",

@@ -19,6 +19,7 @@ from edl.cli import display, latest, output
 from edl.cli.jobs import in_short
 from edl.contract import artifacts
 from edl.errors import ConfigError, EdlError
+from edl.formatting import how_many
 from edl.net.master_client import Client
 
 NO_MASTER = "NoMaster"  # shown in place of a phase: the master exited without writing a summary
@@ -78,12 +79,20 @@ def _without_status(phase: str, why: str) -> dict[str, Any]:
     return {"phase": phase, "reason": why, "progress": why, "workers": 0}
 
 
-def rm(directory: Annotated[Path, typer.Argument(metavar="DIR", help="The job's output directory.")]) -> None:
+def rm(
+    directory: Annotated[
+        Path | None, typer.Argument(metavar="DIR", help="The job directory; it has no default.")
+    ] = None,
+) -> None:
     """Remove an ended job: its model, checkpoints, journal, logs and summary.
 
     A running job is refused. Files in DIR that edl has not written are kept, as are checkpoints elsewhere and
     checkpoints in DIR that a resumed job uses.
     """
+    if directory is None:
+        ended = [job for job in latest.known() if artifacts.has_ended(job)]
+        count = how_many(len(ended), "ended job")
+        raise ConfigError(f"no job directory given; {count} of yours{latest.commands(ended)}")
     if not (directory / latest.VALUES).exists():
         raise ConfigError(f"{directory}: not the output directory of a job ({latest.VALUES} not found)")
     try:

@@ -14,7 +14,7 @@ import typer
 
 from edl.cli import display, output
 from edl.cli.jobs import ENDED, JobHandle, LogSource, Phase
-from edl.cli.target import about_a_job, seconds
+from edl.cli.target import about_a_job, changes_a_job, seconds
 from edl.contract.tokens import for_reading
 from edl.errors import ConfigError
 
@@ -62,7 +62,7 @@ def status(job: JobHandle, form: output.FormOption = output.Form.table, old: out
 def logs(
     job: JobHandle,
     source: Annotated[
-        str, typer.Argument(metavar="[all|master|worker|worker-N|ps|ps-N]", help="Which logs to show.")
+        str, typer.Argument(metavar="all|master|worker|worker-N|ps|ps-N", help="Which logs to show.")
     ] = "all",
     follow: Annotated[
         bool,
@@ -105,7 +105,7 @@ def wait(
 
 
 @_in_any_order
-@about_a_job
+@changes_a_job
 def scale(
     job: JobHandle,
     workers: Annotated[
@@ -128,7 +128,7 @@ def scale(
     display.line(job.scale(workers, servers))
 
 
-@about_a_job
+@changes_a_job
 def stop(
     job: JobHandle,
     with_checkpoint: Annotated[

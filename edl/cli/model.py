@@ -32,7 +32,7 @@ def get(
     job: JobHandle,
     file: Annotated[
         Path | None,
-        typer.Argument(metavar="[FILE]", help="Where to write it; default: under its own name, here."),
+        typer.Argument(metavar="FILE", help="Where to write it; default: under its own name, here."),
     ] = None,
     name: Annotated[
         Format, typer.Option("--format", help="Which of those that were exported; savedmodel is a directory.")
