@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from edl.cli import display, output
-from edl.cli.jobs import ENDED, JobHandle, LogSource, Phase
+from edl.cli.jobs import DISCARD, ENDED, JobHandle, LogSource, Phase
 from edl.cli.target import about_a_job, changes_a_job, seconds
 from edl.contract.tokens import for_reading
 from edl.errors import ConfigError
@@ -144,14 +144,18 @@ def stop(
     discard: Annotated[
         bool,
         typer.Option(
-            "--discard", help="Stop the job at once: what it has trained since its newest checkpoint is lost."
+            "--discard",
+            help="Stop the job at once: what it has trained since its newest checkpoint, if any, is lost.",
         ),
     ] = False,
 ) -> None:
     """Stop a running job.
 
-    A job on this machine writes its state to a checkpoint first, so that `edl run --resume` continues it. A
-    job that has trained and writes no checkpoints is only stopped with --discard.
+    It writes its state to a checkpoint first, as long as it has a place for checkpoints (checkpoint.dir; a
+    job of `edl run` has one), and ends even if that fails. `edl run --resume` continues it, or in a release
+    another runId with checkpoint.resume=true. With --release, the command waits for the checkpoint.
+
+    A job that has trained and writes no checkpoints is only stopped with --discard: its training is lost.
     """
     if force and not with_checkpoint:
         raise ConfigError("--force: only valid with --checkpoint")
@@ -163,7 +167,7 @@ def stop(
     if not with_checkpoint:
         display.line(job.stop(discard))
         return
-    display.line("waiting for the checkpoint; `edl stop --discard` ends the job at once")
+    display.line(f"waiting for the checkpoint; {DISCARD}")
     sys.stdout.flush()
     display.line(job.stop_with_checkpoint(force))
 
