@@ -64,7 +64,7 @@ def chaos(
     ] = None,
     form: output.FormOption = output.Form.table,
 ) -> None:
-    """Rehearse failures: throw a storm of faults at a running job of yours, and report how it took them.
+    """Inject faults into a running job of yours, and report the cost.
 
     The kinds are kill (kill -9 of a worker), stop (SIGSTOP of a worker for 1 to 20 s), term (SIGTERM to a
     worker) and server (kill -9 of a parameter server). With --release, kill and server delete a pod without a

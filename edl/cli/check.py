@@ -21,14 +21,7 @@ from rich.text import Text
 
 from edl.cli import models
 from edl.cli.display import Screen
-from edl.cli.job_values import (
-    FileOption,
-    SetFileOption,
-    SetOption,
-    SetStringOption,
-    check_addresses,
-    merge_values,
-)
+from edl.cli.job_values import Given, ModelArgument, check_addresses, complete, takes_values
 from edl.contract.model_report import FoundArray, FoundMistake, ModelReport
 from edl.contract.own_modules import module_command
 from edl.contract.workers import worker_environment
@@ -45,23 +38,19 @@ class Form(StrEnum):
     json = "json"
 
 
+@takes_values
 def check(
-    model: Annotated[
-        str, typer.Argument(help="The model: a name from `edl zoo list`, a dotted module, or a Python file.")
-    ] = "",
-    values_files: FileOption = [],  # noqa: B006
-    sets: SetOption = [],  # noqa: B006
-    set_strings: SetStringOption = [],  # noqa: B006
-    set_files: SetFileOption = [],  # noqa: B006
+    given: Given,
+    model: ModelArgument = "",
     form: Annotated[Form, typer.Option("-o", help="The form of the report.")] = Form.text,
 ) -> None:
-    """Try a model and its data in seconds, and report each mistake with its line.
+    """Try a model and its data, and report mistakes with their lines.
 
-    Imports the model file, reads five records of each split, makes one training step and one evaluation.
-    Nothing is kept. Exit code 1: there are mistakes.
+    Takes seconds. Imports the model file, reads five records of each split, makes one training step and one
+    evaluation. Nothing is kept. Exit code 1: there are mistakes.
     """
     began = time.monotonic()
-    merged, typed = merge_values(model, values_files, sets, set_strings, set_files)
+    merged, typed = complete(given.load(), model)
     check_addresses(typed)
     module = typed.model.module
     try:

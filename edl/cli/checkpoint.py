@@ -11,18 +11,13 @@ from rich.table import Table
 
 from edl.checkpoints import Checkpoint, CheckpointError, Manifest, Store
 from edl.checkpoints.manifest import encode
-from edl.cli import display, moved, output
+from edl.cli import display, groups, moved, output
 from edl.cli.jobs import JobHandle
 from edl.cli.target import changes_a_job
 from edl.errors import CheckpointRemoved, EdlError
 from edl.formatting import measured
 
-app = typer.Typer(
-    name="checkpoint",
-    help="Create, list and verify checkpoints.",
-    cls=moved.CheckpointGroup,
-    no_args_is_help=True,
-)
+app = groups.group("checkpoint", "Create, list and verify checkpoints.", moved.CheckpointGroup)
 
 Directory = Annotated[
     str,

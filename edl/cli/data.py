@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.text import Text
 
+from edl.cli import groups
 from edl.cli.display import Screen
 from edl.config.helm_set import parse_set
 from edl.contract.own_modules import module_command
@@ -23,7 +24,7 @@ from edl.formatting import class_numbers, how_many, plain
 if TYPE_CHECKING:
     from edl.data.description import Description
 
-app = typer.Typer(name="data", help="Files of data.", no_args_is_help=True)
+app = groups.group("data", "Describe files of data, and convert data to files.")
 
 
 class Form(StrEnum):
@@ -38,11 +39,6 @@ class Elements(StrEnum):
 
     records = "records"
     batches = "batches"
-
-
-@app.callback()
-def _group() -> None:
-    """Files of data."""
 
 
 @app.command()

@@ -10,19 +10,13 @@ from typing import Annotated
 import typer
 
 import edl
-from edl.cli import display
+from edl.cli import display, groups
 from edl.errors import ConfigError, EdlError
 
 FOLDER = Path(edl.__file__).with_name("examples")
 README = "README.md"
 
-app = typer.Typer(
-    name="example",
-    help="List and copy the examples.",
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-)
+app = groups.group("example", "List and copy the examples.")
 
 
 @app.command("list")
@@ -42,7 +36,7 @@ def copy(
         typer.Argument(metavar="DIR", help="The folder to write; default: NAME.", show_default=False),
     ] = None,
 ) -> None:
-    """Copy the files of an example into a new folder: `edl example copy vae`."""
+    """Copy an example into a new folder: `edl example copy vae`."""
     if name not in (known := _titles()):
         raise ConfigError(f"unknown example {name!r}; expected one of {', '.join(known)}")
     target = directory or Path(name)

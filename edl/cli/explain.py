@@ -20,9 +20,10 @@ def explain(
         str, typer.Argument(metavar="KEY", help="E.g. training.batchSize, or a section such as elastic.")
     ] = "",
 ) -> None:
-    """Explain a value of --set and of values files: type, default, meaning.
+    """Explain a value of --set and of values files.
 
-    For a section, all its values are listed; without KEY, those of all sections of a job.
+    Prints its type, default and meaning. For a section, all its values are listed; without KEY, those of all
+    sections of a job.
     """
     for line in explained(key):
         if sys.stdout.isatty() and "  " not in line:

@@ -16,18 +16,13 @@ import yaml
 
 import edl
 from edl import scratch
+from edl.cli import groups
 from edl.cli.models import read
 from edl.config import model_check
 from edl.contract import artifacts
 from edl.errors import EdlError, ModelError
 
-app = typer.Typer(
-    name="image",
-    help="An image of workers with your models.",
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-)
+app = groups.group("image", "Build an image of workers with your models.")
 
 MODELS = "/models"  # folder of the models in the image, unless `--models-path` names a different one
 TOOLS = ("docker", "buildah")

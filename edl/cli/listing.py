@@ -41,7 +41,10 @@ def list_jobs(
     form: output.FormOption = output.Form.table,
     old: output.OldJson = False,
 ) -> None:
-    """List the jobs of this machine, running and ended, or the releases of a cluster."""
+    """List the jobs of this machine, or the releases of a cluster.
+
+    Jobs that run and jobs that have ended.
+    """
     if cluster:
         from edl.cli.release import releases  # imported late, because the Kubernetes client is slow to import
 
@@ -84,7 +87,7 @@ def rm(
         Path | None, typer.Argument(metavar="DIR", help="The job directory; it has no default.")
     ] = None,
 ) -> None:
-    """Remove an ended job: its model, checkpoints, journal, logs and summary.
+    """Remove an ended job: its model, checkpoints, journal and logs.
 
     A running job is refused. Files in DIR that edl has not written are kept, as are checkpoints elsewhere and
     checkpoints in DIR that a resumed job uses.

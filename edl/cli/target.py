@@ -6,13 +6,14 @@ from __future__ import annotations
 import functools
 import inspect
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from edl.cli.groups import with_parameters
 from edl.cli.jobs import JobHandle
 from edl.cli.latest import Scope
 from edl.cli.local import Local
@@ -100,13 +101,3 @@ def about_a_job(command: Callable[..., None], scope: Scope = Scope.MACHINE) -> C
 # `edl stop` in the wrong folder must not stop a job of a different one.
 changes_a_job = functools.partial(about_a_job, scope=Scope.HERE)
 changes_a_named_job = functools.partial(about_a_job, scope=Scope.NOWHERE)
-
-
-def with_parameters(
-    command: Callable[..., None], parameters: Sequence[inspect.Parameter]
-) -> Callable[..., None]:
-    """Give a command the parameters that Typer reads, as keywords."""
-    keywords = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in parameters]
-    command.__signature__ = inspect.Signature(keywords)  # type: ignore[attr-defined]
-    command.__annotations__ = {p.name: p.annotation for p in keywords}
-    return command

@@ -3,20 +3,11 @@
 
 from __future__ import annotations
 
-import typer
-
-from edl.cli import display, moved
+from edl.cli import display, groups, moved
 from edl.cli.models import zoo
 from edl.errors import EdlError
 
-app = typer.Typer(
-    name="zoo",
-    help="List the models of the zoo.",
-    cls=moved.ZooGroup,
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-)
+app = groups.group("zoo", "List the models of the zoo.", moved.ZooGroup)
 
 
 @app.command("list")

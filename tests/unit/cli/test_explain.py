@@ -4,11 +4,15 @@
 from __future__ import annotations
 
 import copy
+import inspect
+from typing import Any
 
 import pytest
+import typer
 from typer.testing import CliRunner
 
 from edl.cli.app import app
+from edl.cli.job_values import Given
 from edl.config import flat, values
 from edl.config.explained import explained
 from edl.config.job import JOB
@@ -57,10 +61,22 @@ def test_an_unknown_key_suggests_others(key: str, words: str) -> None:
     ("option", "key"),
     [("--workers", "workers"), ("--epochs", "training.epochs"), ("--batch-size", "training.batchSize")],
 )
-def test_a_short_form_is_its_value_and_goes_before_set(option: str, key: str) -> None:
-    done = CliRunner().invoke(app, ["run", "digits", "--set", f"{key}=3", option, "-1"])
+@pytest.mark.parametrize("command", ["run", "check", "plan", "master --output job"])
+def test_a_short_form_is_its_value_and_goes_before_set(command: str, option: str, key: str) -> None:
+    done = CliRunner().invoke(app, [*command.split(), "digits", "--set", f"{key}=3", option, "-1"])
     assert isinstance(done.exception, ConfigError)
     assert str(done.exception).startswith(f"{key}: invalid value -1 (expected an integer")
+
+
+def test_commands_that_start_or_check_a_job_take_values_by_the_same_options() -> None:
+    group: Any = typer.main.get_command(app)
+    taking = {}
+    for name, command in group.commands.items():
+        options = {param.name: (param.opts, param.help) for param in command.params}
+        if "sets" in options:
+            taking[name] = [options.get(each) for each in inspect.signature(Given).parameters]
+    assert taking.keys() == {"run", "check", "plan", "mpi", "master"}
+    assert all(each == taking["run"] and None not in each for each in taking.values())
 
 
 def test_help_has_a_short_form() -> None:
