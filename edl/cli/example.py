@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 import edl
-from edl.cli import display, groups
+from edl.cli import display, groups, output
 from edl.errors import ConfigError, EdlError
 
 FOLDER = Path(edl.__file__).with_name("examples")
@@ -20,12 +20,9 @@ app = groups.group("example", "List and copy the examples.")
 
 
 @app.command("list")
-def list_examples() -> None:
+def list_examples(form: output.FormOption = output.Form.table) -> None:
     """List the examples."""
-    examples = _titles()
-    width = max(len(name) for name in examples)
-    for name, title in examples.items():
-        display.line(f"{name:{width}}  {title}")
+    display.listed("Example", _titles(), form)
 
 
 @app.command()

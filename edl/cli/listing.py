@@ -17,6 +17,7 @@ from rich.table import Table
 
 from edl.cli import display, latest, output
 from edl.cli.jobs import in_short
+from edl.cli.target import ContextOption, KubeconfigOption
 from edl.contract import artifacts
 from edl.errors import ConfigError, EdlError
 from edl.formatting import how_many
@@ -30,29 +31,22 @@ def list_jobs(
         bool, typer.Option("--cluster", "-A", help="List the releases of a cluster, in all namespaces.")
     ] = False,
     namespace: Annotated[
-        str, typer.Option("--namespace", "-n", help="With -A: only the releases of this namespace.")
+        str, typer.Option("--namespace", "-n", help="List the releases of this namespace of a cluster.")
     ] = "",
-    kubeconfig: Annotated[
-        Path | None, typer.Option("--kubeconfig", help="With -A: the kubeconfig; default: as for kubectl.")
-    ] = None,
-    context: Annotated[
-        str, typer.Option("--context", help="With -A: the context of the kubeconfig; default: the current.")
-    ] = "",
+    kubeconfig: KubeconfigOption = None,
+    context: ContextOption = "",
     form: output.FormOption = output.Form.table,
     old: output.OldJson = False,
 ) -> None:
     """List the jobs of this machine, or the releases of a cluster.
 
-    Jobs that run and jobs that have ended.
+    Jobs that run and jobs that have ended. An option of a cluster lists its releases instead.
     """
-    if cluster:
+    if cluster := cluster or bool(namespace or kubeconfig or context):
         from edl.cli.release import releases  # imported late, because the Kubernetes client is slow to import
 
         rows = releases(namespace, kubeconfig, context)
     else:
-        given = {"--namespace": namespace, "--kubeconfig": kubeconfig, "--context": context}
-        if unused := [option for option, value in given.items() if value]:
-            raise ConfigError(f"{', '.join(unused)}: only valid with --cluster")
         rows = [row_of(job) for job in latest.known()]
     if form.is_document:
         output.write("JobSummary", rows, form)

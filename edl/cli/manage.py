@@ -94,13 +94,17 @@ def wait(
             "--timeout", parser=seconds, metavar="DURATION", help="E.g. 90s, 30m, 2h; default: no limit."
         ),
     ] = None,
+    form: output.FormOption = output.Form.table,
 ) -> None:
     """Wait until a job is in a phase, or has ended.
 
     Exit code: 0 if the job is in that phase, 1 if it has ended in a different one, 124 if the time is up.
     """
     found, reason = job.wait(phase, timeout)
-    display.line(f"{found}: {reason}")
+    if form.is_document:
+        output.write("Wait", {"phase": found, "reason": reason, "reached": found == phase}, form)
+    else:
+        display.line(f"{found}: {reason}")
     raise typer.Exit(0 if found == phase else 1 if found in ENDED else TIMED_OUT)
 
 

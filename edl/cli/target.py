@@ -28,6 +28,12 @@ def _argument(scope: Scope) -> Any:
 
 
 DirArgument = Annotated[Path | None, _argument(Scope.MACHINE)]
+KubeconfigOption = Annotated[
+    Path | None, typer.Option("--kubeconfig", help="The kubeconfig; default: as for kubectl.")
+]
+ContextOption = Annotated[
+    str, typer.Option("--context", help="The context of the kubeconfig; default: its current context.")
+]
 
 
 def target(
@@ -38,12 +44,8 @@ def target(
     namespace: Annotated[
         str, typer.Option("--namespace", "-n", help="The release's namespace; default: the context's.")
     ] = "",
-    kubeconfig: Annotated[
-        Path | None, typer.Option("--kubeconfig", help="The kubeconfig; default: as for kubectl.")
-    ] = None,
-    context: Annotated[
-        str, typer.Option("--context", help="The context of the kubeconfig; default: its current context.")
-    ] = "",
+    kubeconfig: KubeconfigOption = None,
+    context: ContextOption = "",
     scope: Scope = Scope.MACHINE,
 ) -> AbstractContextManager[JobHandle]:
     """The selected job, as a context manager.

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from edl.cli import display, groups, moved
+from edl.cli import display, groups, moved, output
 from edl.cli.models import zoo
 from edl.errors import EdlError
 
@@ -11,11 +11,9 @@ app = groups.group("zoo", "List the models of the zoo.", moved.ZooGroup)
 
 
 @app.command("list")
-def list_models() -> None:
+def list_models(form: output.FormOption = output.Form.table) -> None:
     """List the models of the zoo."""
     models = zoo()
     if not models:
         raise EdlError("no model zoo is installed")
-    width = max(len(name) for name in models)
-    for name, summary in models.items():
-        display.line(f"{name:{width}}  {summary}".rstrip())
+    display.listed("Model", models, form)

@@ -24,24 +24,26 @@ def test_each_value_of_a_job_is_explained(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(values, "defaults", lambda: copy.deepcopy(defaults))
     keys = [key for key in flat(values.defaults()) if key.partition(".")[0] in JOB]
     assert len(keys) > 50
-    assert [line.split()[0] for line in explained("")] == keys
-    for key in keys:
-        kind, live, _, meaning = explained(key)
-        assert kind.startswith(f"{key}: ") and "; default " in kind
-        assert live.startswith("A running job ")
-        assert len(meaning) > 20, key
+    every = explained("")
+    assert [value.key for value in every] == keys
+    for value in every:
+        assert value.type and len(value.meaning) > 20, value.key
 
 
 def test_a_value_is_explained_with_its_type_default_and_whether_it_is_live() -> None:
-    kind, live, _, meaning = explained("training.epochs")
+    kind, live, _, meaning = lines("training.epochs")
     assert kind == f"training.epochs: an integer, at least 1, at most 2147483647; default {DEFAULT_EPOCHS}"
     assert live == "A running job takes a new value over."
     assert "epoch" in meaning.lower()
-    assert explained("training.batchSize")[1] == "A running job keeps its value."
+    assert lines("training.batchSize")[1] == "A running job keeps its value."
 
 
 def test_a_section_lists_its_values() -> None:
-    assert [line.split()[0] for line in explained("journal")] == ["journal.maxBytes"]
+    assert [line.split()[0] for line in lines("journal")] == ["journal.maxBytes"]
+
+
+def lines(key: str) -> list[str]:
+    return CliRunner().invoke(app, ["explain", key]).stdout.splitlines()
 
 
 @pytest.mark.parametrize(
