@@ -13,8 +13,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from enum import StrEnum
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 from rich.text import Text
@@ -22,6 +21,7 @@ from rich.text import Text
 from edl.cli import models
 from edl.cli.display import Screen
 from edl.cli.job_values import Given, ModelArgument, check_addresses, complete, takes_values
+from edl.cli.output import TextForm, TextOption
 from edl.contract.model_report import FoundArray, FoundMistake, ModelReport
 from edl.contract.own_modules import module_command
 from edl.contract.workers import worker_environment
@@ -31,18 +31,11 @@ from edl.formatting import class_numbers, how_many, measured, plain
 MOST_NOISE = 2_000  # characters of a crashed process's output that are shown
 
 
-class Form(StrEnum):
-    """The form of a report."""
-
-    text = "text"
-    json = "json"
-
-
 @takes_values
 def check(
     given: Given,
     model: ModelArgument = "",
-    form: Annotated[Form, typer.Option("-o", help="The form of the report.")] = Form.text,
+    form: TextOption = TextForm.text,
 ) -> None:
     """Try a model and its data, and report mistakes with their lines.
 
@@ -113,9 +106,9 @@ def _checked(merged: dict[str, Any]) -> ModelReport:
         return ModelReport.from_json(result.read().decode())
 
 
-def show(report: ModelReport, form: Form) -> None:
+def show(report: ModelReport, form: TextForm) -> None:
     """Print the report: mistakes to standard error, all else to standard output."""
-    if form is Form.json:
+    if form is TextForm.json:
         print(report.to_json())
         return
     console, errors = Screen(), Screen(stderr=True)

@@ -16,6 +16,7 @@ from rich.text import Text
 
 from edl.cli import groups
 from edl.cli.display import Screen
+from edl.cli.output import TextForm, TextOption
 from edl.config.helm_set import parse_set
 from edl.contract.own_modules import module_command
 from edl.contract.workers import worker_environment
@@ -25,13 +26,6 @@ if TYPE_CHECKING:
     from edl.data.description import Description
 
 app = groups.group("data", "Describe files of data, and convert data to files.")
-
-
-class Form(StrEnum):
-    """The form of a description."""
-
-    text = "text"
-    json = "json"
 
 
 class Elements(StrEnum):
@@ -55,7 +49,7 @@ def inspect(
             "--option", help="An option of the format, as in data.options; repeatable: --option delimiter=;"
         ),
     ] = [],  # noqa: B006
-    form: Annotated[Form, typer.Option("-o", help="The form of the output.")] = Form.text,
+    form: TextOption = TextForm.text,
 ) -> None:
     """Describe files of data: format, records, columns, first records.
 
@@ -67,7 +61,7 @@ def inspect(
     for option in options:
         parse_set(option, given)
     found = describe(address, format or None, given)
-    if form is Form.json:
+    if form is TextForm.json:
         print(json.dumps(asdict(found)))
         return
     console = Screen()

@@ -205,10 +205,8 @@ class Release:
         return self.stop_with_checkpoint(force=True)
 
     def _writes_checkpoints(self) -> bool:
-        told = self._found.report
-        if "checkpoint" in told:
-            return told["checkpoint"] is not None
-        return bool(self._found.values.get("checkpoint", {}).get("dir"))  # without a status yet
+        asked = self._found.values.get("checkpoint", {}).get("dir") or None
+        return self._found.report.get("checkpoint", asked) is not None  # there may be no status yet
 
     def stop_with_checkpoint(self, force: bool) -> str:
         return self._loop.run(self._stop_with_checkpoint(force))
