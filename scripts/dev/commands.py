@@ -17,7 +17,7 @@ from edl.cli.app import app
 def page() -> str:
     """Return the page. Commands that parse flags of a different program have their help as it is printed."""
     # A list of commands has 45 characters of each first sentence, which is meant for terminals.
-    TyperCommand.get_short_help_str.__defaults__ = (100,)  # type: ignore[attr-defined]
+    TyperCommand.get_short_help_str.__defaults__ = (100,)
     group: Any = typer.main.get_command(app)
     for name, help in (("horovod", horovod_flags.HELP), ("elasticdl", elasticdl.HELP)):
         group.commands[name].epilog = f"```text\n{help}\n```"
