@@ -27,7 +27,7 @@ moved        old names of commands
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -57,6 +57,7 @@ from edl.cli import (
     ui,
     zoo,
 )
+from edl.cli.groups import Section
 
 app = typer.Typer(
     name="edl",
@@ -68,47 +69,45 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-app.command(cls=run.RunCommand)(run.run)
-for command in (
-    new.new,
-    check.check,
-    manage.status,
-    manage.logs,
-    manage.wait,
-    manage.scale,
-    manage.stop,
-    manage.token,
-    history.audit,
-    history.replay,
-    mpi.mpi,
-    run.master,
-    run.worker,
-):
-    app.command()(command)
-for foreign in (horovod.horovod, elasticdl.elasticdl):  # which parse their own flags
-    app.command(
-        context_settings={
-            "ignore_unknown_options": True,
-            "allow_extra_args": True,
-            "allow_interspersed_args": False,
-        },
-        add_help_option=False,
-    )(foreign)
-app.command("list")(listing.list_jobs)
-app.command()(listing.rm)
-app.command()(report.report)
-app.command()(ui.ui)
-app.command()(chaos.chaos)
-app.command()(plan.plan)
-app.command()(explain.explain)
-app.command()(completion.completion)
-app.add_typer(checkpoint.app)
-app.add_typer(data.app)
-app.add_typer(example.app)
-app.add_typer(image.app)
-app.add_typer(model.app)
-app.add_typer(rows.app)
-app.add_typer(zoo.app)
+# Commands that parse the flags of a different program.
+_FOREIGN = {"ignore_unknown_options": True, "allow_extra_args": True, "allow_interspersed_args": False}
+_SPECIAL: dict[Any, dict[str, Any]] = {
+    run.run: {"cls": run.RunCommand},
+    listing.list_jobs: {"name": "list"},
+    horovod.horovod: {"context_settings": _FOREIGN, "add_help_option": False},
+    elasticdl.elasticdl: {"context_settings": _FOREIGN, "add_help_option": False},
+}
+_COMMANDS: dict[Section, tuple[Any, ...]] = {
+    Section.START: (
+        new.new,
+        check.check,
+        run.run,
+        plan.plan,
+        explain.explain,
+        data.app,
+        example.app,
+        zoo.app,
+    ),
+    Section.WATCH: (manage.status, manage.logs, manage.wait, listing.list_jobs, report.report, ui.ui),
+    Section.CHANGE: (manage.scale, manage.stop, listing.rm, checkpoint.app),
+    Section.RESULTS: (history.audit, model.app, rows.app),
+    Section.CLUSTER: (image.app,),
+    Section.ELSEWHERE: (horovod.horovod, elasticdl.elasticdl, mpi.mpi),
+    Section.ADVANCED: (
+        chaos.chaos,
+        history.replay,
+        manage.token,
+        run.master,
+        run.worker,
+        completion.completion,
+    ),
+}
+for section, commands in _COMMANDS.items():
+    for command in commands:
+        if isinstance(command, typer.Typer):
+            app.add_typer(command, rich_help_panel=section)
+        else:
+            app.command(rich_help_panel=section, **_SPECIAL.get(command, {}))(command)
 
 
 def _print_version(wanted: bool) -> None:

@@ -17,7 +17,7 @@ import typer
 from edl.cli import display, output, storm
 from edl.cli.jobs import ENDED, Faults, JobHandle, Phase
 from edl.cli.storm import Fault, Hit, Kind
-from edl.cli.target import about_a_job, seconds
+from edl.cli.target import changes_a_named_job, seconds
 from edl.contract import artifacts
 from edl.errors import ConfigError, EdlError
 from edl.formatting import how_many, plain
@@ -27,7 +27,7 @@ FAULTS = 10
 INTERRUPTED = 130  # exit code, as of a shell
 
 
-@about_a_job
+@changes_a_named_job
 def chaos(
     job: JobHandle,
     seed: Annotated[int | None, typer.Option("--seed", help="Repeat the faults of this seed.")] = None,
@@ -64,7 +64,7 @@ def chaos(
     ] = None,
     form: output.FormOption = output.Form.table,
 ) -> None:
-    """Rehearse failures: throw a storm of faults at a running job of yours, and report how it took them.
+    """Inject faults into a running job of yours, and report the cost.
 
     The kinds are kill (kill -9 of a worker), stop (SIGSTOP of a worker for 1 to 20 s), term (SIGTERM to a
     worker) and server (kill -9 of a parameter server). With --release, kill and server delete a pod without a
@@ -73,7 +73,7 @@ def chaos(
 
     Exit code: 1 if the job has failed, or if a record did not count once; 130 after Ctrl-C.
 
-    For example: `edl chaos --faults 20 --only kill,term`, `edl chaos DIR --duration 30m --every 1m`,
+    For example: `edl chaos DIR --faults 20 --only kill,term`, `edl chaos DIR --duration 30m --every 1m`,
     `edl chaos --release edl -n team --seed 7 -o json`.
     """
     undisturbed = artifacts.read_summary(compare) if compare is not None else None

@@ -13,22 +13,15 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from enum import StrEnum
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 from rich.text import Text
 
 from edl.cli import models
 from edl.cli.display import Screen
-from edl.cli.job_values import (
-    FileOption,
-    SetFileOption,
-    SetOption,
-    SetStringOption,
-    check_addresses,
-    merge_values,
-)
+from edl.cli.job_values import Given, ModelArgument, check_addresses, complete, takes_values
+from edl.cli.output import TextForm, TextOption
 from edl.contract.model_report import FoundArray, FoundMistake, ModelReport
 from edl.contract.own_modules import module_command
 from edl.contract.workers import worker_environment
@@ -38,30 +31,19 @@ from edl.formatting import class_numbers, how_many, measured, plain
 MOST_NOISE = 2_000  # characters of a crashed process's output that are shown
 
 
-class Form(StrEnum):
-    """The form of a report."""
-
-    text = "text"
-    json = "json"
-
-
+@takes_values
 def check(
-    model: Annotated[
-        str, typer.Argument(help="The model: a name from `edl zoo list`, a dotted module, or a Python file.")
-    ] = "",
-    values_files: FileOption = [],  # noqa: B006
-    sets: SetOption = [],  # noqa: B006
-    set_strings: SetStringOption = [],  # noqa: B006
-    set_files: SetFileOption = [],  # noqa: B006
-    form: Annotated[Form, typer.Option("-o", help="The form of the report.")] = Form.text,
+    given: Given,
+    model: ModelArgument = "",
+    form: TextOption = TextForm.text,
 ) -> None:
-    """Try a model and its data in seconds, and report each mistake with its line.
+    """Try a model and its data, and report mistakes with their lines.
 
-    Imports the model file, reads five records of each split, makes one training step and one evaluation.
-    Nothing is kept. Exit code 1: there are mistakes.
+    Takes seconds. Imports the model file, reads five records of each split, makes one training step and one
+    evaluation. Nothing is kept. Exit code 1: there are mistakes.
     """
     began = time.monotonic()
-    merged, typed = merge_values(model, values_files, sets, set_strings, set_files)
+    merged, typed = complete(given.load(), model)
     check_addresses(typed)
     module = typed.model.module
     try:
@@ -124,9 +106,9 @@ def _checked(merged: dict[str, Any]) -> ModelReport:
         return ModelReport.from_json(result.read().decode())
 
 
-def show(report: ModelReport, form: Form) -> None:
+def show(report: ModelReport, form: TextForm) -> None:
     """Print the report: mistakes to standard error, all else to standard output."""
-    if form is Form.json:
+    if form is TextForm.json:
         print(report.to_json())
         return
     console, errors = Screen(), Screen(stderr=True)

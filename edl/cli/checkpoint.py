@@ -11,27 +11,26 @@ from rich.table import Table
 
 from edl.checkpoints import Checkpoint, CheckpointError, Manifest, Store
 from edl.checkpoints.manifest import encode
-from edl.cli import display, moved, output
+from edl.cli import display, groups, moved, output
 from edl.cli.jobs import JobHandle
-from edl.cli.target import about_a_job
+from edl.cli.target import changes_a_job
 from edl.errors import CheckpointRemoved, EdlError
 from edl.formatting import measured
 
-app = typer.Typer(
-    name="checkpoint",
-    help="Create, list and verify checkpoints.",
-    cls=moved.CheckpointGroup,
-    no_args_is_help=True,
-)
+app = groups.group("checkpoint", "Create, list and verify checkpoints.", moved.CheckpointGroup)
 
 Directory = Annotated[
     str,
-    typer.Argument(metavar="DIR", help="The checkpoint directory: a path, or an address like s3://..."),
+    typer.Argument(
+        metavar="CHECKPOINT_DIR",
+        help="The checkpoint directory (checkpoint.dir): a path such as runs/NAME/checkpoints, or an address "
+        "like s3://...",
+    ),
 ]
 
 
 @app.command()
-@about_a_job
+@changes_a_job
 def create(job: JobHandle) -> None:
     """Make a running job write a checkpoint now."""
     job.announce()
@@ -42,7 +41,7 @@ def create(job: JobHandle) -> None:
 def list_checkpoints(
     directory: Directory,
     step: Annotated[
-        int | None, typer.Argument(metavar="[STEP]", help="Show what is in the checkpoint of this step.")
+        int | None, typer.Argument(metavar="STEP", help="Show what is in the checkpoint of this step.")
     ] = None,
     form: output.FormOption = output.Form.table,
     old: output.OldJson = False,
@@ -59,7 +58,7 @@ def list_checkpoints(
 def verify(
     directory: Directory,
     step: Annotated[
-        int | None, typer.Argument(metavar="[STEP]", help="Verify only the checkpoint of this step.")
+        int | None, typer.Argument(metavar="STEP", help="Verify only the checkpoint of this step.")
     ] = None,
     form: output.FormOption = output.Form.table,
 ) -> None:

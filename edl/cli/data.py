@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.text import Text
 
+from edl.cli import groups
 from edl.cli.display import Screen
+from edl.cli.output import TextForm, TextOption
 from edl.config.helm_set import parse_set
 from edl.contract.own_modules import module_command
 from edl.contract.workers import worker_environment
@@ -23,14 +25,7 @@ from edl.formatting import class_numbers, how_many, plain
 if TYPE_CHECKING:
     from edl.data.description import Description
 
-app = typer.Typer(name="data", help="Files of data.", no_args_is_help=True)
-
-
-class Form(StrEnum):
-    """The form of a description."""
-
-    text = "text"
-    json = "json"
+app = groups.group("data", "Describe files of data, and convert data to files.")
 
 
 class Elements(StrEnum):
@@ -38,11 +33,6 @@ class Elements(StrEnum):
 
     records = "records"
     batches = "batches"
-
-
-@app.callback()
-def _group() -> None:
-    """Files of data."""
 
 
 @app.command()
@@ -59,7 +49,7 @@ def inspect(
             "--option", help="An option of the format, as in data.options; repeatable: --option delimiter=;"
         ),
     ] = [],  # noqa: B006
-    form: Annotated[Form, typer.Option("-o", help="The form of the output.")] = Form.text,
+    form: TextOption = TextForm.text,
 ) -> None:
     """Describe files of data: format, records, columns, first records.
 
@@ -71,7 +61,7 @@ def inspect(
     for option in options:
         parse_set(option, given)
     found = describe(address, format or None, given)
-    if form is Form.json:
+    if form is TextForm.json:
         print(json.dumps(asdict(found)))
         return
     console = Screen()

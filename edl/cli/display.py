@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import shlex
 import sys
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from edl.cli import output
 from edl.cli.jobs import ENDED, JobSnapshot, Phase
 from edl.contract.modes import HOROVOD, servers_of
 from edl.formatting import how_many, measured, plain
@@ -61,6 +63,16 @@ def line(text: str) -> None:
     if sys.stdout.isatty():  # of an overwritten line (`\r`), show its last state
         text = plain(text.rstrip("\r").rpartition("\r")[2])
     print(text)
+
+
+def listed(kind: str, found: Mapping[str, str], form: output.Form) -> None:
+    """Print names, each with its description."""
+    if form.is_document:
+        output.write(kind, [{"name": name, "description": text} for name, text in found.items()], form)
+        return
+    width = max(map(len, found))
+    for name, text in found.items():
+        line(f"{name:{width}}  {text}".rstrip())
 
 
 def snapshot(job: JobSnapshot, wide: bool = False) -> None:

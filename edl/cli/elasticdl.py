@@ -35,7 +35,7 @@ END = "EOF"  # of the values in the printed command
 
 
 def elasticdl(context: typer.Context) -> None:
-    """Run a command line of ElasticDL: `edl elasticdl train --model_def=... --job_name=...`."""
+    """Run a command line of ElasticDL, such as `edl elasticdl train`."""
     task, *line = context.args or ["--help"]
     if task in ("-h", "--help") or {"-h", "--help"} & {*line}:
         display.line(HELP)

@@ -10,28 +10,19 @@ from typing import Annotated
 import typer
 
 import edl
-from edl.cli import display
+from edl.cli import display, groups, output
 from edl.errors import ConfigError, EdlError
 
 FOLDER = Path(edl.__file__).with_name("examples")
 README = "README.md"
 
-app = typer.Typer(
-    name="example",
-    help="List and copy the examples.",
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-)
+app = groups.group("example", "List and copy the examples.")
 
 
 @app.command("list")
-def list_examples() -> None:
+def list_examples(form: output.FormOption = output.Form.table) -> None:
     """List the examples."""
-    examples = _titles()
-    width = max(len(name) for name in examples)
-    for name, title in examples.items():
-        display.line(f"{name:{width}}  {title}")
+    display.listed("Example", _titles(), form)
 
 
 @app.command()
@@ -39,10 +30,10 @@ def copy(
     name: Annotated[str, typer.Argument(metavar="NAME", help="One of those that `edl example list` prints.")],
     directory: Annotated[
         Path | None,
-        typer.Argument(metavar="[DIR]", help="The folder to write; default: NAME.", show_default=False),
+        typer.Argument(metavar="DIR", help="The folder to write; default: NAME.", show_default=False),
     ] = None,
 ) -> None:
-    """Copy the files of an example into a new folder: `edl example copy vae`."""
+    """Copy an example into a new folder: `edl example copy vae`."""
     if name not in (known := _titles()):
         raise ConfigError(f"unknown example {name!r}; expected one of {', '.join(known)}")
     target = directory or Path(name)

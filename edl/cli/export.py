@@ -34,9 +34,9 @@ def export(
     directory: Annotated[
         str | None,
         typer.Argument(
-            metavar="[DIR]",
-            help="A job's output directory, or a directory of checkpoints (a path, or an address like "
-            "s3://...); default: the newest job under runs/, else your only running job.",
+            metavar="DIR",
+            help="A job directory, or a checkpoint directory (a path, or an address like s3://...); "
+            "default: the newest job under runs/.",
         ),
     ] = None,
     name: Annotated[Format, typer.Option("--format", help="What to write.")] = "keras",
@@ -63,7 +63,8 @@ def export(
     if directory is not None and "://" in directory:
         request, of = _of_checkpoints(directory, step), directory.rstrip("/").rpartition("/")[2]
     else:
-        found = latest.find(None if directory is None else Path(directory))
+        # Not a job elsewhere: a running job is made to write a checkpoint.
+        found = latest.find(None if directory is None else Path(directory), latest.Scope.HERE)
         is_job, of = (found / VALUES).exists(), found.resolve().name
         request = _of_job(found, step) if is_job else _of_checkpoints(str(found), step)
     suffix = Path(artifacts.FORMATS[name]).suffix

@@ -7,21 +7,33 @@ import subprocess
 
 import typer
 
-from edl.cli import display, latest
+from edl.cli import display, latest, output
 from edl.cli.jobs import JobHandle
 from edl.cli.target import DirArgument, about_a_job
 from edl.contract.own_modules import module_command
 
 
 @about_a_job
-def audit(job: JobHandle) -> None:
+def audit(job: JobHandle, form: output.FormOption = output.Form.table) -> None:
     """Prove from a job's journal that each record counted once.
 
     In every epoch, and exactly once. The digests of the exported model and of the checkpoints, and all that
     summary.json says, are compared too. With --release, the journal is copied from the master's pod, and a
     pod on the output volume computes the digests of the exported model; checkpoints are not verified.
+
+    Exit code: 1 if a record did not count once, or if the job cannot be audited.
     """
-    display.line(job.audit())
+    if not form.is_document:
+        display.line(job.audit())
+        return
+    from edl.journal.format import JournalDamaged  # imported late: with NumPy
+    from edl.journal.proof import AuditFailed
+
+    try:
+        output.write("Audit", {"exact": True, "audit": job.audit()}, form)
+    except (AuditFailed, JournalDamaged) as error:
+        output.write("Audit", {"exact": False, "audit": str(error)}, form)
+        raise typer.Exit(1) from error
 
 
 def replay(directory: DirArgument = None) -> None:
@@ -29,5 +41,5 @@ def replay(directory: DirArgument = None) -> None:
 
     Its decisions and its end are compared.
     """
-    output = latest.find(directory)
-    raise typer.Exit(subprocess.call([*module_command("edl.master.journal.replay"), str(output)]))
+    found = latest.find(directory)
+    raise typer.Exit(subprocess.call([*module_command("edl.master.journal.replay"), str(found)]))

@@ -23,7 +23,10 @@ runpy.run_module({module!r}, run_name="__main__", alter_sys=True)
 
 
 def horovod(context: typer.Context) -> None:
-    """Run a script that was written for Horovod: `edl horovod -np 2 train.py`, with horovodrun's flags."""
+    """Run a script of Horovod: `edl horovod -np 2 train.py`.
+
+    The flags are horovodrun's.
+    """
     call = horovod_flags.parse(context.args)
     if call.says:
         display.line(call.says)

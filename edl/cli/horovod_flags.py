@@ -178,7 +178,7 @@ def parse(line: Sequence[str]) -> Call:
     parser.add_argument("-h", "--help", action="store_true")
     parser.add_argument("-v", "--version", action="store_true")
     parser.add_argument("-cb", "--check-build", action="store_true")
-    parser.add_argument("-np", "--num-proc", type=_number, dest="np")
+    parser.add_argument("-np", "--num-proc", "--workers", type=_number, dest="np")
     parser.add_argument("--min-np", "--min-num-proc", type=_number)
     parser.add_argument("--max-np", "--max-num-proc", type=_number)
     parser.add_argument("-H", "--hosts", default="")
@@ -224,7 +224,7 @@ edl horovod -np N [FLAGS] [NAME=VALUE ...] python -m MODULE [ARGS]
 Run a script that was written for Horovod. The flags are horovodrun's. Flags that edl cannot honour
 are refused, and flags without an effect are ignored, each with the reason.
 
-  -np N                     workers
+  -np N, --workers N        workers
   --min-np N, --max-np N    the script uses hvd.elastic: workers may join and leave
   --start-timeout SECONDS   until a worker has entered hvd.init(), or hvd.elastic.run
   --output-filename DIR     the output directory, with a log of each worker

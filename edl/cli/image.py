@@ -16,18 +16,13 @@ import yaml
 
 import edl
 from edl import scratch
+from edl.cli import groups
 from edl.cli.models import read
 from edl.config import model_check
 from edl.contract import artifacts
 from edl.errors import EdlError, ModelError
 
-app = typer.Typer(
-    name="image",
-    help="An image of workers with your models.",
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-)
+app = groups.group("image", "Build an image of workers with your models.")
 
 MODELS = "/models"  # folder of the models in the image, unless `--models-path` names a different one
 TOOLS = ("docker", "buildah")
@@ -67,9 +62,7 @@ model:
 
 @app.command()
 def init(
-    directory: Annotated[Path, typer.Argument(metavar="[DIR]", help="The folder of your models.")] = Path(
-        "."
-    ),
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="The folder of your models.")] = Path("."),
     image: Annotated[
         str, typer.Option("--image", help="The image's name, for values.yaml; default: the folder's name.")
     ] = "",
@@ -88,9 +81,7 @@ def init(
 @app.command()
 def build(
     image: Annotated[str, typer.Option("--image", help="The image's name, with registry and tag.")],
-    directory: Annotated[Path, typer.Argument(metavar="[PATH]", help="The folder of your models.")] = Path(
-        "."
-    ),
+    directory: Annotated[Path, typer.Argument(metavar="PATH", help="The folder of your models.")] = Path("."),
     extra_index: Annotated[
         str, typer.Option("--extra-index", help="An additional package index; it is not kept in the image.")
     ] = "",

@@ -4,10 +4,12 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import glob
+import inspect
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,54 +20,93 @@ from edl.checkpoints import CheckpointError, Store, check_values, one_of
 from edl.checkpoints.elasticdl import files_in
 from edl.checkpoints.keras_files import is_keras_file
 from edl.cli import completion
+from edl.cli.groups import with_parameters
 from edl.cli.latest import VALUES
 from edl.config import values
 from edl.contract import artifacts
 from edl.errors import ConfigError, EdlError
 
-FileOption = Annotated[
-    list[Path],
-    typer.Option("-f", "--values", help="A values file; repeatable, merged in order; -: standard input."),
-]
-SetOption = Annotated[
-    list[str],
-    typer.Option(
-        "--set",
-        help="Set values, as with Helm; repeatable: --set workers=3,training.epochs=5",
-        autocompletion=completion.keys,
-    ),
-]
-SetStringOption = Annotated[
-    list[str], typer.Option("--set-string", help="Like --set, but values are always strings.")
-]
-SetFileOption = Annotated[
-    list[str], typer.Option("--set-file", help="Like --set, with the text of a file: --set-file key=PATH")
-]
 LOCAL_SECONDS = (
     120  # checkpoint.seconds of a job with checkpoints in its output directory: docs/checkpoints.md
 )
 LOCAL_KEPT = 2  # its checkpoint.keep: if the newest one is damaged, the one before it remains
 
 
-def merge_values(
-    model: str,
-    values_files: list[Path],
-    sets: list[str],
-    set_strings: list[str],
-    set_files: list[str],
-) -> tuple[dict[str, Any], config.Config]:
-    """The values of a job on this machine, with absolute paths, and their typed form.
+ModelArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="MODEL",
+        help="The model: a name from `edl zoo list`, a dotted module, or a Python file.",
+        autocompletion=completion.models,
+    ),
+]
 
-    Raises:
-        ConfigError: the values are invalid.
-    """
-    return complete(values.given(values_files, sets, set_strings, set_files), model)
+
+class Given:
+    """The values that the user has given to a command, by the options of a command that `takes_values`."""
+
+    def __init__(
+        self,
+        values_files: Annotated[
+            list[Path],
+            typer.Option(
+                "-f", "--values", help="A values file; repeatable, merged in order; -: standard input."
+            ),
+        ] = [],  # noqa: B006
+        sets: Annotated[
+            list[str],
+            typer.Option(
+                "--set",
+                help="Set values, as with Helm; repeatable: --set workers=3,training.epochs=5",
+                autocompletion=completion.keys,
+            ),
+        ] = [],  # noqa: B006
+        set_strings: Annotated[
+            list[str], typer.Option("--set-string", help="Like --set, but values are always strings.")
+        ] = [],  # noqa: B006
+        set_files: Annotated[
+            list[str],
+            typer.Option("--set-file", help="Like --set, with the text of a file: --set-file key=PATH"),
+        ] = [],  # noqa: B006
+        workers: Annotated[int | None, typer.Option(help="Short for --set workers=N.")] = None,
+        epochs: Annotated[int | None, typer.Option(help="Short for --set training.epochs=N.")] = None,
+        batch_size: Annotated[int | None, typer.Option(help="Short for --set training.batchSize=N.")] = None,
+    ):
+        short = {"workers": workers, "training.epochs": epochs, "training.batchSize": batch_size}
+        self._sets = [*sets, *(f"{key}={number}" for key, number in short.items() if number is not None)]
+        self._files, self._strings, self._texts = values_files, set_strings, set_files
+
+    def load(self, resume: Path | None = None, force: bool = False) -> dict[str, Any]:
+        """Return these values; with `resume`, on top of the values of that job.
+
+        Raises:
+            ConfigError: `force` without `resume`, or the values cannot be read.
+        """
+        if force and resume is None:
+            raise ConfigError("--force: only valid with --resume")
+        files, sets = self._files, self._sets
+        if resume is not None:
+            files = [values_of(resume), *files]
+            sets = [*sets, f"checkpoint.resume=true,checkpoint.force={str(force).lower()}"]
+        return values.given(files, sets, self._strings, self._texts)
+
+
+def takes_values(command: Callable[..., None]) -> Callable[..., None]:
+    """Replace the parameter `given` of a command by the options with which values are given."""
+    options = inspect.signature(Given, eval_str=True).parameters
+    own = inspect.signature(command, eval_str=True).parameters
+
+    @functools.wraps(command)
+    def run(**entered: Any) -> None:
+        command(given=Given(**{name: entered.pop(name) for name in options}), **entered)
+
+    return with_parameters(run, [*options.values(), *(p for p in own.values() if p.name != "given")])
 
 
 def complete(
     given: dict[str, Any], model: str, script: str = "", arguments: Sequence[str] = ()
 ) -> tuple[dict[str, Any], config.Config]:
-    """Like `merge_values`, from the values that the user gave.
+    """Return the values of a job on this machine, with absolute paths, and their typed form.
 
     Raises:
         ConfigError: the values are invalid.

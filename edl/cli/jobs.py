@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from edl.journal.audit import Elsewhere
 
 NO_STATUS = "no status from the master yet"
+DISCARD = "`edl stop --discard` ends the job at once"
 
 
 @dataclass(frozen=True)
@@ -204,8 +205,8 @@ class JobHandle(Protocol):
         """Stop the job; return the outcome as text. A job that has ended is not changed.
 
         Args:
-            discard: stop it at once. Otherwise, if it runs on this machine and writes checkpoints, it writes
-                one first.
+            discard: stop it at once. Otherwise, if it writes checkpoints, it writes one first; a release is
+                awaited, because its state would be lost with `helm uninstall`.
         """
 
     def stop_with_checkpoint(self, force: bool) -> str:

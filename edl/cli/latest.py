@@ -6,14 +6,16 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import shlex
 import sys
+from enum import Enum
 from pathlib import Path
 
 import psutil
 
 from edl.contract import artifacts
 from edl.errors import ConfigError, EdlError
-from edl.formatting import plain
+from edl.formatting import how_many, plain
 
 RUNS = Path("runs")  # the folder in which `edl run` creates output directories
 MOST_NAMED = 8  # files in a line
@@ -50,24 +52,32 @@ def is_orphaned(output: Path) -> bool:
         return True
 
 
-def find(output: Path | None) -> Path:
-    """Return the output directory that a command is about.
+class Scope(Enum):
+    """Where a command without a job directory looks for its job, as the help says it."""
+
+    MACHINE = "the newest under runs/, else that of your only running job"  # commands that only read
+    HERE = "the newest under runs/"  # commands that change a job
+    NOWHERE = ""  # commands that break or remove a job: the directory must be given
+
+
+def find(output: Path | None, scope: Scope = Scope.MACHINE) -> Path:
+    """Return the job directory that a command is about.
 
     Without `output` it is the newest job under runs/ in the current folder, else this user's only running
-    job. Its directory is printed on standard error.
+    job, as far as `scope` allows. The directory is printed on standard error.
 
     Raises:
-        ConfigError: `output` is None and neither exists; the message lists possible jobs.
+        ConfigError: `output` is None and no job is found; the message has the command for possible ones.
     """
     if output is not None:
         return output
-    if here := _newest_first(_folders(RUNS)):
+    here = _newest_first(_folders(RUNS)) if scope is not Scope.NOWHERE else []
+    if here:
         found, why = here[0], f"the newest under {RUNS}"
     else:
-        known = _newest_first(_remembered())
-        running = [job for job in known if _is_running(job)]
-        if len(running) != 1:
-            raise ConfigError(_candidates(running or known, bool(running)))
+        running = [job for job in known() if _is_running(job)]
+        if scope is not Scope.MACHINE or len(running) != 1:
+            raise ConfigError(_candidates(running, scope))
         found, why = running[0], "your only running job"
     announce(found, f" ({why})")
     return found
@@ -90,17 +100,25 @@ def forget(output: Path) -> None:
         _note_of(str(output.resolve())).unlink(missing_ok=True)
 
 
-def _candidates(jobs: list[Path], running: bool) -> str:
-    if not jobs:
+def _candidates(running: list[Path], scope: Scope) -> str:
+    if not (all_known := known()):
         return (
             "no job has been started on this machine; start one with `edl run MODEL`, "
-            "or give an output directory or --release"
+            "or give a job directory or --release"
         )
-    which = f"{len(jobs)} jobs of yours run" if running else "no job of yours runs"
-    listed = "".join(f"\n  {plain(str(job))}" for job in jobs[:MOST_LISTED])
-    more = f"\n  and {len(jobs) - MOST_LISTED} more" if len(jobs) > MOST_LISTED else ""
-    last = "" if running else "; the last ones were"
-    return f"there is no job under {RUNS} here, and {which}; give an output directory{last}:{listed}{more}"
+    where = "no job directory given" if scope is Scope.NOWHERE else f"there is no job under {RUNS} here"
+    if running:
+        return f"{where}; {how_many(len(running), 'running job')} of yours{commands(running)}"
+    last = f"; the last ones{commands(all_known)}" if scope is Scope.MACHINE else ""
+    return f"{where}, and no job of yours runs{last}"
+
+
+def commands(jobs: list[Path]) -> str:
+    """Return lines with the command that the user has entered, once for each of these jobs."""
+    lines = [plain(shlex.join(["edl", *sys.argv[1:], str(job)])) for job in jobs[:MOST_LISTED]]
+    if len(jobs) > MOST_LISTED:
+        lines.append(f"and {len(jobs) - MOST_LISTED} more")
+    return "\n  ".join([":", *lines]) if jobs else ""
 
 
 def _is_running(output: Path) -> bool:

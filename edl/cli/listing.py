@@ -17,8 +17,10 @@ from rich.table import Table
 
 from edl.cli import display, latest, output
 from edl.cli.jobs import in_short
+from edl.cli.target import ContextOption, KubeconfigOption
 from edl.contract import artifacts
 from edl.errors import ConfigError, EdlError
+from edl.formatting import how_many
 from edl.net.master_client import Client
 
 NO_MASTER = "NoMaster"  # shown in place of a phase: the master exited without writing a summary
@@ -29,26 +31,22 @@ def list_jobs(
         bool, typer.Option("--cluster", "-A", help="List the releases of a cluster, in all namespaces.")
     ] = False,
     namespace: Annotated[
-        str, typer.Option("--namespace", "-n", help="With -A: only the releases of this namespace.")
+        str, typer.Option("--namespace", "-n", help="List the releases of this namespace of a cluster.")
     ] = "",
-    kubeconfig: Annotated[
-        Path | None, typer.Option("--kubeconfig", help="With -A: the kubeconfig; default: as for kubectl.")
-    ] = None,
-    context: Annotated[
-        str, typer.Option("--context", help="With -A: the context of the kubeconfig; default: the current.")
-    ] = "",
+    kubeconfig: KubeconfigOption = None,
+    context: ContextOption = "",
     form: output.FormOption = output.Form.table,
     old: output.OldJson = False,
 ) -> None:
-    """List the jobs of this machine, running and ended, or the releases of a cluster."""
-    if cluster:
+    """List the jobs of this machine, or the releases of a cluster.
+
+    Jobs that run and jobs that have ended. An option of a cluster lists its releases instead.
+    """
+    if cluster := cluster or bool(namespace or kubeconfig or context):
         from edl.cli.release import releases  # imported late, because the Kubernetes client is slow to import
 
         rows = releases(namespace, kubeconfig, context)
     else:
-        given = {"--namespace": namespace, "--kubeconfig": kubeconfig, "--context": context}
-        if unused := [option for option, value in given.items() if value]:
-            raise ConfigError(f"{', '.join(unused)}: only valid with --cluster")
         rows = [row_of(job) for job in latest.known()]
     if form.is_document:
         output.write("JobSummary", rows, form)
@@ -78,12 +76,20 @@ def _without_status(phase: str, why: str) -> dict[str, Any]:
     return {"phase": phase, "reason": why, "progress": why, "workers": 0}
 
 
-def rm(directory: Annotated[Path, typer.Argument(metavar="DIR", help="The job's output directory.")]) -> None:
-    """Remove an ended job: its model, checkpoints, journal, logs and summary.
+def rm(
+    directory: Annotated[
+        Path | None, typer.Argument(metavar="DIR", help="The job directory; it has no default.")
+    ] = None,
+) -> None:
+    """Remove an ended job: its model, checkpoints, journal and logs.
 
     A running job is refused. Files in DIR that edl has not written are kept, as are checkpoints elsewhere and
     checkpoints in DIR that a resumed job uses.
     """
+    if directory is None:
+        ended = [job for job in latest.known() if artifacts.has_ended(job)]
+        count = how_many(len(ended), "ended job")
+        raise ConfigError(f"no job directory given; {count} of yours{latest.commands(ended)}")
     if not (directory / latest.VALUES).exists():
         raise ConfigError(f"{directory}: not the output directory of a job ({latest.VALUES} not found)")
     try:

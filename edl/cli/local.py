@@ -24,11 +24,12 @@ class Local:
     """A job on this machine.
 
     Args:
-        output: its output directory; None: as in `latest.find`.
+        output: its job directory; None: as in `latest.find`.
+        scope: where to look for a job if `output` is None.
     """
 
-    def __init__(self, output: Path | None):
-        self._output, self._announced = latest.find(output), output is None
+    def __init__(self, output: Path | None, scope: latest.Scope = latest.Scope.MACHINE):
+        self._output, self._announced = latest.find(output, scope), output is None
 
     def snapshot(self) -> JobSnapshot:
         summary = self._summary()

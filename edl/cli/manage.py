@@ -13,8 +13,8 @@ from typing import Annotated, Any
 import typer
 
 from edl.cli import display, output
-from edl.cli.jobs import ENDED, JobHandle, LogSource, Phase
-from edl.cli.target import about_a_job, seconds
+from edl.cli.jobs import DISCARD, ENDED, JobHandle, LogSource, Phase
+from edl.cli.target import about_a_job, changes_a_job, seconds
 from edl.contract.tokens import for_reading
 from edl.errors import ConfigError
 
@@ -62,7 +62,7 @@ def status(job: JobHandle, form: output.FormOption = output.Form.table, old: out
 def logs(
     job: JobHandle,
     source: Annotated[
-        str, typer.Argument(metavar="[all|master|worker|worker-N|ps|ps-N]", help="Which logs to show.")
+        str, typer.Argument(metavar="all|master|worker|worker-N|ps|ps-N", help="Which logs to show.")
     ] = "all",
     follow: Annotated[
         bool,
@@ -94,18 +94,22 @@ def wait(
             "--timeout", parser=seconds, metavar="DURATION", help="E.g. 90s, 30m, 2h; default: no limit."
         ),
     ] = None,
+    form: output.FormOption = output.Form.table,
 ) -> None:
     """Wait until a job is in a phase, or has ended.
 
     Exit code: 0 if the job is in that phase, 1 if it has ended in a different one, 124 if the time is up.
     """
     found, reason = job.wait(phase, timeout)
-    display.line(f"{found}: {reason}")
+    if form.is_document:
+        output.write("Wait", {"phase": found, "reason": reason, "reached": found == phase}, form)
+    else:
+        display.line(f"{found}: {reason}")
     raise typer.Exit(0 if found == phase else 1 if found in ENDED else TIMED_OUT)
 
 
 @_in_any_order
-@about_a_job
+@changes_a_job
 def scale(
     job: JobHandle,
     workers: Annotated[
@@ -128,7 +132,7 @@ def scale(
     display.line(job.scale(workers, servers))
 
 
-@about_a_job
+@changes_a_job
 def stop(
     job: JobHandle,
     with_checkpoint: Annotated[
@@ -144,14 +148,18 @@ def stop(
     discard: Annotated[
         bool,
         typer.Option(
-            "--discard", help="Stop the job at once: what it has trained since its newest checkpoint is lost."
+            "--discard",
+            help="Stop the job at once: what it has trained since its newest checkpoint, if any, is lost.",
         ),
     ] = False,
 ) -> None:
     """Stop a running job.
 
-    A job on this machine writes its state to a checkpoint first, so that `edl run --resume` continues it. A
-    job that has trained and writes no checkpoints is only stopped with --discard.
+    It writes its state to a checkpoint first, as long as it has a place for checkpoints (checkpoint.dir; a
+    job of `edl run` has one), and ends even if that fails. `edl run --resume` continues it, or in a release
+    another runId with checkpoint.resume=true. With --release, the command waits for the checkpoint.
+
+    A job that has trained and writes no checkpoints is only stopped with --discard: its training is lost.
     """
     if force and not with_checkpoint:
         raise ConfigError("--force: only valid with --checkpoint")
@@ -163,7 +171,7 @@ def stop(
     if not with_checkpoint:
         display.line(job.stop(discard))
         return
-    display.line("waiting for the checkpoint; `edl stop --discard` ends the job at once")
+    display.line(f"waiting for the checkpoint; {DISCARD}")
     sys.stdout.flush()
     display.line(job.stop_with_checkpoint(force))
 

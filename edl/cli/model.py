@@ -8,19 +8,14 @@ from typing import Annotated
 
 import typer
 
-from edl.cli import display
+from edl.cli import display, groups
 from edl.cli.export import Format, export
 from edl.cli.jobs import JobHandle
 from edl.cli.target import about_a_job
 from edl.contract.artifacts import FORMATS
 from edl.errors import EdlError
 
-app = typer.Typer(name="model", help="The trained model of a job.", no_args_is_help=True)
-
-
-@app.callback()
-def _group() -> None:
-    """The trained model of a job."""
+app = groups.group("model", "Copy or export the trained model of a job.")
 
 
 app.command()(export)
@@ -32,7 +27,7 @@ def get(
     job: JobHandle,
     file: Annotated[
         Path | None,
-        typer.Argument(metavar="[FILE]", help="Where to write it; default: under its own name, here."),
+        typer.Argument(metavar="FILE", help="Where to write it; default: under its own name, here."),
     ] = None,
     name: Annotated[
         Format, typer.Option("--format", help="Which of those that were exported; savedmodel is a directory.")

@@ -9,14 +9,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from typer.core import TyperGroup
-
+from edl.cli.groups import Group
 from edl.errors import ConfigError
 
 SINCE = "0.2.0"
 
 
-class Renamed(TyperGroup):
+class Renamed(Group):
     """A group some of whose commands have moved to a different group."""
 
     moved: ClassVar[Mapping[str, str]] = {}  # the new commands, by the old name
@@ -49,7 +48,7 @@ class ZooGroup(Renamed):
     path = "edl zoo"
 
 
-class CheckpointGroup(TyperGroup):
+class CheckpointGroup(Group):
     """`edl checkpoint`, which was a command itself."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:

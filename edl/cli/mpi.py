@@ -17,7 +17,7 @@ from typing import Any
 import typer
 
 from edl.cli import run
-from edl.cli.job_values import FileOption, SetFileOption, SetOption, SetStringOption
+from edl.cli.job_values import Given, ModelArgument, takes_values
 from edl.cli.local_job import run_job
 from edl.cli.mpi_rank import ENDING_SECONDS, Job, Place, address_towards
 from edl.contract import artifacts
@@ -31,21 +31,16 @@ STARTED = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
 STARTED_BY_SRUN = "SLURM_STEP_NUM_TASKS"
 
 
+@takes_values
 def mpi(
-    model: run.ModelArgument = "",
-    values_files: FileOption = [],  # noqa: B006
-    sets: SetOption = [],  # noqa: B006
-    set_strings: SetStringOption = [],  # noqa: B006
-    set_files: SetFileOption = [],  # noqa: B006
-    workers: run.WorkersOption = None,
-    epochs: run.EpochsOption = None,
-    batch_size: run.BatchSizeOption = None,
+    given: Given,
+    model: ModelArgument = "",
     output: run.OutputOption = None,
     salvage: run.SalvageOption = None,
     resume: run.ResumeOption = None,
     force: run.ForceOption = False,
 ) -> None:
-    """Train a model with one worker per rank: `mpiexec -n 4 edl mpi MODEL`."""
+    """Train with one worker per rank: `mpiexec -n 4 edl mpi MODEL`."""
     world = _world()
     hosts = world.allgather(socket.gethostname())
     if world.rank:
@@ -63,11 +58,8 @@ def mpi(
 
     place = _RankZero()
     try:
-        short = {"workers": workers, "training.epochs": epochs, "training.batchSize": batch_size}
-        sets = [*sets, *(f"{key}={number}" for key, number in short.items() if number is not None)]
-        given = run.given_values(values_files, sets, set_strings, set_files, resume, force)
-        given.setdefault("workers", len(hosts))
-        directory, merged, typed = run.checked(given, model, output, resume)
+        chosen = {"workers": len(hosts), **given.load(resume, force)}
+        directory, merged, typed = run.checked(chosen, model, output, resume)
         if typed.workers > len(hosts):
             raise ConfigError(
                 f"workers: {typed.workers}, but mpiexec has started {len(hosts)} ranks, each for one worker"

@@ -34,6 +34,14 @@ class Form(StrEnum):
         return self in (Form.json, Form.yaml)
 
 
+class TextForm(StrEnum):
+    """A form of a report that is no table."""
+
+    text = "text"
+    json = "json"
+
+
+TextOption = Annotated[TextForm, typer.Option("-o", help="The form of the output.")]
 FormOption = Annotated[
     Form, typer.Option("-o", help="The form of the output; wide is a table with more columns.")
 ]

@@ -12,15 +12,8 @@ from typing import Annotated, Any
 
 import typer
 
-from edl.cli import completion, display, models, output, sizing, storm
-from edl.cli.job_values import (
-    FileOption,
-    SetFileOption,
-    SetOption,
-    SetStringOption,
-    check_addresses,
-    complete,
-)
+from edl.cli import display, models, output, sizing, storm
+from edl.cli.job_values import Given, ModelArgument, check_addresses, complete, takes_values
 from edl.cli.jobs import Phase
 from edl.cli.local import Local
 from edl.cli.local_job import new_output, running
@@ -39,21 +32,11 @@ LEAST_STEPS = 5  # of a measurement
 EPOCHS = 10**6  # more than are trained
 NEVER = 10**6  # seconds between checkpoints that are not asked for
 
-ModelArgument = Annotated[
-    str,
-    typer.Argument(
-        help="The model: a name from `edl zoo list`, a dotted module, or a Python file.",
-        autocompletion=completion.models,
-    ),
-]
 
-
+@takes_values
 def plan(
+    given: Given,
     model: ModelArgument = "",
-    values_files: FileOption = [],  # noqa: B006
-    sets: SetOption = [],  # noqa: B006
-    set_strings: SetStringOption = [],  # noqa: B006
-    set_files: SetFileOption = [],  # noqa: B006
     most: Annotated[
         int | None,
         typer.Option(
@@ -99,11 +82,11 @@ def plan(
     ] = None,
     form: output.FormOption = output.Form.table,
 ) -> None:
-    """Measure a job in a short run on this machine, and print values for it, each with its reason.
+    """Measure a job in a short run, and print values with reasons.
 
-    Trains with 1, 2, 4, ... workers, writes checkpoints, kills a worker. The values are the number of
-    workers, the time between checkpoints and the memory of a worker, as a file for `edl run -f` and
-    `helm install -f`. The model's callbacks are called; nothing is evaluated, and no model is saved.
+    Trains on this machine with 1, 2, 4, ... workers, writes checkpoints, kills a worker. The values are the
+    number of workers, the time between checkpoints and the memory of a worker, as a file for `edl run -f`
+    and `helm install -f`. The model's callbacks are called; nothing is evaluated, and no model is saved.
 
     For example: `edl plan my_model.py > plan.yaml`, `edl plan my_model.py -f values.yaml --mtbf 12h
     --preemptions-per-hour 4 --replacement 3m`, `edl plan digits --max-workers 4 --seconds 30s -o json`.
@@ -111,13 +94,13 @@ def plan(
     if mtbf <= 0:
         raise ConfigError("--mtbf: expected more than 0 s")
     cores = len(os.sched_getaffinity(0))
-    given = values.given(values_files, sets, set_strings, set_files)
-    typed = _checked(given, model)
+    chosen = given.load()
+    typed = _checked(chosen, model)
     sizes = _sizes(min(most or max(min(cores, MOST_WORKERS), 2), typed.training.batch_size))
     if why := too_few_gpus(typed.local.gpus_per_worker, sizes[-1], os.environ):
         raise ConfigError(f"--max-workers: {why}")
     where = directory or new_output(f"plan-{Path(typed.model.name).stem.rsplit('.', 1)[-1]}")
-    merged, _ = complete(values.merge(given, _short(where, sizes[-1])), model)
+    merged, _ = complete(values.merge(chosen, _short(where, sizes[-1])), model)
     load = os.getloadavg()[0]
     _say(f"a short run in {where}; `edl rm {where}` removes it")
     with running(where, merged, "edl plan"):

@@ -23,7 +23,7 @@ import structlog
 from lightkube.config.kubeconfig import KubeConfig
 
 from edl.cli import pod_logs, release_model, release_status
-from edl.cli.jobs import ENDED, JobSnapshot, Journal, LogSource, Phase, in_short, unsaved
+from edl.cli.jobs import DISCARD, ENDED, JobSnapshot, Journal, LogSource, Phase, in_short, unsaved
 from edl.cli.pod_faults import PodFaults
 from edl.cli.release_status import FoundRelease
 from edl.config import unscalable
@@ -199,7 +199,14 @@ class Release:
         return tls.authority()  # the file of the Secret is not here: callers from outside have their own
 
     def stop(self, discard: bool) -> str:
-        return self._loop.run(self._stop())
+        if discard or self._found.ended or not self._writes_checkpoints():
+            return self._loop.run(self._stop())
+        print(f"writing the state to {self._checkpoints()} first; {DISCARD}", flush=True)
+        return self.stop_with_checkpoint(force=True)
+
+    def _writes_checkpoints(self) -> bool:
+        asked = self._found.values.get("checkpoint", {}).get("dir") or None
+        return self._found.report.get("checkpoint", asked) is not None  # there may be no status yet
 
     def stop_with_checkpoint(self, force: bool) -> str:
         return self._loop.run(self._stop_with_checkpoint(force))

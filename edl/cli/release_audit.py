@@ -63,8 +63,8 @@ def copied(loop: asyncio.Runner, api: Api, found: FoundRelease, masters: Sequenc
             loop.run(_copy(api, found, pod, copy))
             yield copy
         except EdlError as error:  # its message names files of the copy
-            text = str(error).replace(str(copy), f"{where}, pod {pod}: {OUTPUT}")
-            raise EdlError(text) from error
+            error.args = (str(error).replace(str(copy), f"{where}, pod {pod}: {OUTPUT}"),)
+            raise
 
 
 def _acting(masters: Sequence[Object], where: str) -> str:

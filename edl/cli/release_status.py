@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import yaml
@@ -19,6 +19,7 @@ from edl import config
 from edl.cli import display
 from edl.cli.jobs import ENDED, NO_STATUS, JobSnapshot, Phase, stop_failure
 from edl.contract import artifacts
+from edl.contract.heartbeats import WorkerRow
 from edl.contract.modes import task_of
 from edl.contract.reasons import Reason
 from edl.errors import EdlError
@@ -326,13 +327,13 @@ def _workers(
         rank = labels.get(pods.RANK, "")
         rows.append(
             {
-                "id": worker,
+                **asdict(WorkerRow(worker)),
+                **known,
                 "handle": pod["metadata"]["name"],
                 "rank": int(rank) if rank else None,
                 "state": labels.get(pods.STATE, ""),
                 "delay": _why_not(pod, warnings),
                 "node": pod["spec"].get("nodeName", ""),
-                **{key: known.get(key, 0) for key in ("step", "rate", "memory")},
             }
         )
     return sorted(rows, key=lambda w: int(w["id"]))

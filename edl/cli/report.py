@@ -31,9 +31,9 @@ def report(
     ] = "",
     png: Annotated[str, typer.Option("--png", metavar="PICTURE", help="Like --svg, as PNG.")] = "",
 ) -> None:
-    """Write a report with pictures of a job: one HTML file that needs no network.
+    """Write a report with pictures of a job, as one HTML file.
 
-    For a running job, the report shows what has happened so far.
+    The file needs no network. For a running job, the report shows what has happened so far.
     """
     if svg and png:
         raise ConfigError("--svg and --png are mutually exclusive")

@@ -8,19 +8,14 @@ from typing import Annotated
 
 import typer
 
-from edl.cli import display
+from edl.cli import display, groups
 from edl.cli.jobs import JobHandle
 from edl.cli.target import about_a_job
 from edl.contract.phases import ENDED
 from edl.contract.tokens import for_reading
 from edl.errors import ConfigError, EdlError
 
-app = typer.Typer(name="rows", help="Rows of a job's parameter servers.", no_args_is_help=True)
-
-
-@app.callback()
-def _group() -> None:
-    """Rows of a job's parameter servers."""
+app = groups.group("rows", "Export rows of a job's parameter servers.")
 
 
 @app.command()

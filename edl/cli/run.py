@@ -12,18 +12,15 @@ import typer
 import typer.core
 import yaml
 
-from edl.cli import completion, latest, models
+from edl.cli import latest, models
 from edl.cli.job_values import (
-    FileOption,
-    SetFileOption,
-    SetOption,
-    SetStringOption,
+    Given,
+    ModelArgument,
     check_addresses,
     check_checkpoints,
     complete,
     local_checkpoints,
-    merge_values,
-    values_of,
+    takes_values,
 )
 from edl.cli.local_job import master_arguments, new_output, prepare, run_job
 from edl.config import Config, values
@@ -41,11 +38,6 @@ SalvageOption = Annotated[
         help="Where to write the model, the journal and the summary if the output "
         "directory is full, in a subdirectory with the job's name; default: a temporary directory.",
     ),
-]
-WorkersOption = Annotated[int | None, typer.Option("--workers", help="Short for --set workers=N.")]
-EpochsOption = Annotated[int | None, typer.Option("--epochs", help="Short for --set training.epochs=N.")]
-BatchSizeOption = Annotated[
-    int | None, typer.Option("--batch-size", help="Short for --set training.batchSize=N.")
 ]
 OutputOption = Annotated[
     Path | None, typer.Option("--output", help="The output directory; default: a new directory in runs/.")
@@ -100,24 +92,12 @@ AllOutputOption = Annotated[
     ),
 ]
 ScriptArguments = Annotated[list[str] | None, typer.Argument(hidden=True)]
-ModelArgument = Annotated[
-    str,
-    typer.Argument(
-        help="The model: a name from `edl zoo list`, a dotted module, or a Python file.",
-        autocompletion=completion.models,
-    ),
-]
 
 
+@takes_values
 def run(
+    given: Given,
     model: ModelArgument = "",
-    values_files: FileOption = [],  # noqa: B006
-    sets: SetOption = [],  # noqa: B006
-    set_strings: SetStringOption = [],  # noqa: B006
-    set_files: SetFileOption = [],  # noqa: B006
-    workers: WorkersOption = None,
-    epochs: EpochsOption = None,
-    batch_size: BatchSizeOption = None,
     output: OutputOption = None,
     salvage: SalvageOption = None,
     detach: DetachOption = False,
@@ -136,37 +116,14 @@ def run(
         arguments, model = [model, *(arguments or [])] if model else [], ""
     elif arguments:
         raise ConfigError(f"{arguments[0]}: unexpected argument")
-    short = {"workers": workers, "training.epochs": epochs, "training.batchSize": batch_size}
-    sets = [*sets, *(f"{key}={number}" for key, number in short.items() if number is not None)]
-    given = given_values(values_files, sets, set_strings, set_files, resume, force)
-    output, merged, typed = checked(given, model, output, resume, script, arguments or [])
+    chosen = given.load(resume, force)
+    output, merged, typed = checked(chosen, model, output, resume, script, arguments or [])
     if why := too_few_gpus(typed.local.gpus_per_worker, typed.workers, os.environ):
         raise ConfigError(why)
     if dry_run:
         print(yaml.safe_dump(merged, sort_keys=False, allow_unicode=True), end="")
         return
     raise typer.Exit(run_job(output, merged, salvage, detach, with_ui, all_output=all_output))
-
-
-def given_values(
-    values_files: list[Path],
-    sets: list[str],
-    set_strings: list[str],
-    set_files: list[str],
-    resume: Path | None,
-    force: bool,
-) -> dict[str, Any]:
-    """Return the values that the user gave; with `resume`, on top of the values of that job.
-
-    Raises:
-        ConfigError: `force` without `resume`, or the values cannot be read.
-    """
-    if force and resume is None:
-        raise ConfigError("--force: only valid with --resume")
-    if resume is not None:
-        values_files = [values_of(resume), *values_files]
-        sets = [*sets, f"checkpoint.resume=true,checkpoint.force={str(force).lower()}"]
-    return values.given(values_files, sets, set_strings, set_files)
 
 
 def checked(
@@ -211,19 +168,17 @@ class RunCommand(typer.core.TyperCommand):
         return super().parse_args(ctx, args)
 
 
+@takes_values
 def master(
+    given: Given,
     output: Annotated[Path, typer.Option("--output", help="The output directory.")],
-    model: Annotated[str, typer.Argument(help="The model, as for `edl run`.")] = "",
-    values_files: FileOption = [],  # noqa: B006
-    sets: SetOption = [],  # noqa: B006
-    set_strings: SetStringOption = [],  # noqa: B006
-    set_files: SetFileOption = [],  # noqa: B006
+    model: ModelArgument = "",
     listen: Annotated[str, typer.Option("--listen", help="HOST:PORT to listen on.")] = "127.0.0.1:0",
     salvage: SalvageOption = None,
 ) -> None:
     """Run only a job's master; start its workers with `edl worker`."""
     Address.parse(listen, "--listen")
-    merged, _ = merge_values(model, values_files, sets, set_strings, set_files)
+    merged, _ = complete(given.load(), model)
     # If the directory holds a job whose master has died, this master continues the job.
     lock = prepare(output, merged, salvage, may_exist=latest.is_orphaned(output))
     os.set_inheritable(lock, True)  # the master that replaces this process keeps holding it

@@ -9,23 +9,30 @@ import re
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
+from edl.cli.groups import with_parameters
 from edl.cli.jobs import JobHandle
+from edl.cli.latest import Scope
 from edl.cli.local import Local
 from edl.errors import ConfigError
 
 MOST_RELEASE = 63  # characters; also for the prefix of a release's objects
 
-DirArgument = Annotated[
-    Path | None,
-    typer.Argument(
-        metavar="[DIR]",
-        help="The job's output directory; default: the newest under runs/, else that of your only "
-        "running job.",
-    ),
+
+def _argument(scope: Scope) -> Any:
+    default = f"default: {scope.value}" if scope.value else "it has no default"
+    return typer.Argument(metavar="DIR", help=f"The job directory, to which `edl run` writes; {default}.")
+
+
+DirArgument = Annotated[Path | None, _argument(Scope.MACHINE)]
+KubeconfigOption = Annotated[
+    Path | None, typer.Option("--kubeconfig", help="The kubeconfig; default: as for kubectl.")
+]
+ContextOption = Annotated[
+    str, typer.Option("--context", help="The context of the kubeconfig; default: its current context.")
 ]
 
 
@@ -37,14 +44,14 @@ def target(
     namespace: Annotated[
         str, typer.Option("--namespace", "-n", help="The release's namespace; default: the context's.")
     ] = "",
-    kubeconfig: Annotated[
-        Path | None, typer.Option("--kubeconfig", help="The kubeconfig; default: as for kubectl.")
-    ] = None,
-    context: Annotated[
-        str, typer.Option("--context", help="The context of the kubeconfig; default: its current context.")
-    ] = "",
+    kubeconfig: KubeconfigOption = None,
+    context: ContextOption = "",
+    scope: Scope = Scope.MACHINE,
 ) -> AbstractContextManager[JobHandle]:
     """The selected job, as a context manager.
+
+    Args:
+        scope: where to look for a job if neither `directory` nor `release` is given; not an option.
 
     Raises:
         ConfigError: the options contradict each other.
@@ -54,7 +61,7 @@ def target(
         given = {"--namespace": namespace, "--kubeconfig": kubeconfig, "--context": context}
         if unused := [option for option, value in given.items() if value]:
             raise ConfigError(f"{', '.join(unused)}: only valid with --release")
-        return nullcontext(Local(directory))
+        return nullcontext(Local(directory, scope))
     if directory is not None:
         raise ConfigError(f"--release and DIR are mutually exclusive (--release {release}, DIR {directory})")
     if len(release) > MOST_RELEASE:
@@ -78,21 +85,21 @@ def seconds(text: str) -> float:
     return float(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[match[2]]
 
 
-def about_a_job(command: Callable[..., None]) -> Callable[..., None]:
+def about_a_job(command: Callable[..., None], scope: Scope = Scope.MACHINE) -> Callable[..., None]:
     """Replace the parameter `job` of a command by the options that select the job."""
-    options = inspect.signature(target, eval_str=True).parameters
-    own = inspect.signature(command, eval_str=True).parameters
-    parameters = [
-        p.replace(kind=inspect.Parameter.KEYWORD_ONLY)
-        for p in (*own.values(), *options.values())
-        if p.name != "job"
-    ]
+    options = {**inspect.signature(target, eval_str=True).parameters}
+    del options["scope"]
+    options["directory"] = options["directory"].replace(annotation=Annotated[Path | None, _argument(scope)])
+    own = [p for p in inspect.signature(command, eval_str=True).parameters.values() if p.name != "job"]
 
     @functools.wraps(command)
-    def run(**given: object) -> None:
-        with target(**{name: given.pop(name) for name in options}) as job:  # type: ignore[arg-type]
+    def run(**given: Any) -> None:
+        with target(**{name: given.pop(name) for name in options}, scope=scope) as job:
             command(job=job, **given)
 
-    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    run.__annotations__ = {p.name: p.annotation for p in parameters}
-    return run
+    return with_parameters(run, [*own, *options.values()])
+
+
+# `edl stop` in the wrong folder must not stop a job of a different one.
+changes_a_job = functools.partial(about_a_job, scope=Scope.HERE)
+changes_a_named_job = functools.partial(about_a_job, scope=Scope.NOWHERE)

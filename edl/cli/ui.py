@@ -32,9 +32,10 @@ def ui(
     open_it: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
     attached: Annotated[bool, typer.Option("--attached", hidden=True)] = False,
 ) -> None:
-    """Show a job in a browser while it trains: the report, redrawn as the job goes on.
+    """Show a job in a browser while it trains.
 
-    Prints the address, and serves it on this machine until Ctrl-C. The page shows and changes nothing.
+    The page is the report, redrawn as the job goes on. Prints the address, and serves it on this machine
+    until Ctrl-C. The page shows and changes nothing.
     """
     from edl.report import live  # imported late: with NumPy
 

@@ -3,28 +3,17 @@
 
 from __future__ import annotations
 
-import typer
-
-from edl.cli import display, moved
+from edl.cli import display, groups, moved, output
 from edl.cli.models import zoo
 from edl.errors import EdlError
 
-app = typer.Typer(
-    name="zoo",
-    help="List the models of the zoo.",
-    cls=moved.ZooGroup,
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-)
+app = groups.group("zoo", "List the models of the zoo.", moved.ZooGroup)
 
 
 @app.command("list")
-def list_models() -> None:
+def list_models(form: output.FormOption = output.Form.table) -> None:
     """List the models of the zoo."""
     models = zoo()
     if not models:
         raise EdlError("no model zoo is installed")
-    width = max(len(name) for name in models)
-    for name, summary in models.items():
-        display.line(f"{name:{width}}  {summary}".rstrip())
+    display.listed("Model", models, form)

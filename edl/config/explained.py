@@ -3,9 +3,10 @@
 
 from __future__ import annotations
 
-import json
 import re
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from edl.config import values
 from edl.config.changes import live_keys
@@ -33,29 +34,40 @@ def comments(file: Path) -> dict[str, str]:
     return found
 
 
-def explained(key: str) -> list[str]:
-    """Explain a value, or list the values of a section; those of a job if `key` is empty.
+@dataclass(frozen=True)
+class Explained:
+    """A value: its dotted key, allowed type, default, and whether a running job takes a new one over."""
 
-    Returns:
-        The lines to print.
+    key: str
+    type: str
+    default: Any
+    live: bool
+    meaning: str
+
+
+def explained(key: str) -> list[Explained]:
+    """Explain a value, or all values of a section; those of a job if `key` is empty.
 
     Raises:
         ConfigError: no value and no section has this name; the message suggests others.
     """
     said, defaults = comments(values.DEFAULTS), flat(values.defaults())
     if key in defaults:
-        live = key in live_keys(parse(values.defaults()))
-        return [
-            f"{key}: {allowed(key, File)}; default {json.dumps(defaults[key])}",
-            "A running job takes a new value over." if live else "A running job keeps its value.",
-            "",
-            said.get(key, "Passed on to Kubernetes."),
-        ]
-    prefix = f"{key}." if key else ""
-    below = [name for name in defaults if name.startswith(prefix)]
+        below = [key]
+    elif key:
+        below = [name for name in defaults if name.startswith(f"{key}.")]
+    else:
+        below = [name for name in defaults if name.partition(".")[0] in JOB]
     if not below:
         raise ConfigError(f"{key}: {unknown(key, File)}")
-    if not key:
-        below = [name for name in below if name.partition(".")[0] in JOB]
-    width = max(len(name) for name in below)
-    return [f"{name:{width}}  {said.get(name, '').partition('. ')[0].rstrip('.')}".rstrip() for name in below]
+    live = live_keys(parse(values.defaults()))
+    return [
+        Explained(
+            name,
+            allowed(name, File),
+            defaults[name],
+            name in live,
+            said.get(name, "Passed on to Kubernetes."),
+        )
+        for name in below
+    ]

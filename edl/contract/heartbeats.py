@@ -56,3 +56,26 @@ class Gpu:
     memory: int
     memory_limit: int
     busy: float
+
+
+@dataclass(frozen=True)
+class WorkerRow:
+    """A worker in the status of its job, as `edl status` shows it; in a cluster, with the node of its pod.
+
+    Args:
+        handle: its process or its pod; empty: none yet.
+        rank: None outside the ring.
+        delay: why it is pending.
+        step, rate: of its last heartbeat in the present ring.
+        memory: bytes resident.
+    """
+
+    id: int
+    handle: str = ""
+    rank: int | None = None
+    state: str = ""
+    delay: str = ""
+    step: int = 0
+    rate: float = 0.0
+    memory: int = 0
+    gpu: Gpu | None = None

@@ -99,14 +99,6 @@ class RangeSet:
         i = bisect_right(self.ranges, (start, float("inf"))) - 1
         return i >= 0 and self.ranges[i][1] >= stop
 
-    def take(self, count: int) -> tuple[Range | None, RangeSet]:
-        """The first positions, at most `count`, as one contiguous range, and the set without them."""
-        if not self.ranges or count <= 0:
-            return None, self
-        (start, stop), rest = self.ranges[0], self.ranges[1:]
-        cut = min(stop, start + count)
-        return (start, cut), RangeSet(((cut, stop), *rest) if cut < stop else rest)
-
     def __len__(self) -> int:
         return sum(stop - start for start, stop in self.ranges)
 

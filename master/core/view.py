@@ -13,7 +13,7 @@ from dataclasses import asdict, replace
 from types import MappingProxyType
 from typing import Any
 
-from edl.contract.heartbeats import Staleness
+from edl.contract.heartbeats import Staleness, WorkerRow
 from edl.contract.ids import WorkerId
 from edl.contract.phases import Phase
 from edl.formatting import how_many, numbered
@@ -179,17 +179,18 @@ def _worker(
         beat: its last heartbeat.
         in_ring: the same, if the worker is in the present ring and sent it there.
     """
-    return {
-        "id": worker.id,
-        "handle": worker.handle,
-        "rank": job.ring.ranks.get(worker.id) if worker.in_ring else None,
-        "state": "silent" if worker.place == AWAY else worker.state,
-        "delay": worker.delay,
-        "step": in_ring.step if in_ring else worker.step,
-        "rate": in_ring.rate if in_ring else 0.0,
-        "memory": beat.memory if beat else 0,
-        "gpu": asdict(beat.gpu) if beat and beat.gpu is not None else None,
-    }
+    row = WorkerRow(
+        id=worker.id,
+        handle=worker.handle,
+        rank=job.ring.ranks.get(worker.id) if worker.in_ring else None,
+        state="silent" if worker.place == AWAY else worker.state,
+        delay=worker.delay,
+        step=in_ring.step if in_ring else worker.step,
+        rate=in_ring.rate if in_ring else 0.0,
+        memory=beat.memory if beat else 0,
+        gpu=beat.gpu if beat else None,
+    )
+    return asdict(row)
 
 
 def _stalled(job: Job, beats: Mapping[WorkerId, facts.Heartbeat]) -> str:

@@ -118,8 +118,11 @@ def test_status_scale_and_stop_from_another_terminal() -> None:
         told = edl("status", str(output), check=True).stdout
         assert "records/s" in told
         assert "model: job/model.keras, once the job succeeds\n" in told
-        assert edl("scale", "3", check=True).stdout == "workers 2 -> 3\n"
-        refused = edl("scale", "65")
+        unnamed = edl("scale", "3")
+        assert (unnamed.returncode, unnamed.stdout) == (2, ""), "the job is not under runs"
+        assert unnamed.stderr.endswith(f"1 running job of yours:\nedl:   edl scale 3 {output.resolve()}\n")
+        assert edl("scale", "3", "job", check=True).stdout == "workers 2 -> 3\n"
+        refused = edl("scale", "65", "job")
         assert refused.returncode == 1
         assert "workers is 65 and maxWorkers is 64" in refused.stderr
         assert job.stdout is not None
@@ -134,13 +137,12 @@ def test_status_scale_and_stop_from_another_terminal() -> None:
         assert late.returncode == 124
         assert re.match(r"Training: \d workers? \(generation \d+\)", late.stdout), late.stdout
         waiting = subprocess.Popen([*EDL, "wait", "job"], stdout=subprocess.PIPE, text=True)
-        refused = edl("stop")
+        refused = edl("stop", "job")
         assert (refused.returncode, refused.stdout) == (2, "")
         assert re.search(r"trained steps? of [\d,]+ would be lost; add --discard", refused.stderr), (
             refused.stderr
         )
-        stopped = edl("stop", "--discard", check=True)
-        assert stopped.stderr == f"edl: job {output.resolve()} (your only running job)\n"
+        edl("stop", "job", "--discard", check=True)
         out, _ = job.communicate(timeout=60)
         assert job.returncode == 1
         assert "Stopped after" in out
@@ -152,10 +154,7 @@ def test_status_scale_and_stop_from_another_terminal() -> None:
         assert "the job stopped: stopped by edl stop" in told
     unnamed = edl("stop")
     assert (unnamed.returncode, unnamed.stdout) == (2, "")
-    assert (
-        f"no job of yours runs; give an output directory; the last ones were:\nedl:   {output.resolve()}"
-        in (unnamed.stderr)
-    )
+    assert unnamed.stderr == "edl: there is no job under runs here, and no job of yours runs\n"
     Path("runs").mkdir()
     output.rename("runs/job")
     status = edl("status", "-o", "json")

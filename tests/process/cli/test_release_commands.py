@@ -146,6 +146,47 @@ async def test_stop_with_a_checkpoint_waits_until_the_job_ends_or_says_why_it_go
     assert done.code == 0 and "the job has ended: Stopped, by edl stop\n" in done.out
 
 
+@pytest.mark.parametrize("told", [True, False], ids=["with a status", "without a status yet"])
+async def test_stop_writes_the_state_first_if_the_release_has_a_place_for_it(
+    cluster: Cluster, told: bool
+) -> None:
+    install(cluster, "edl", "checkpoint.dir=s3://bucket/here")
+    trained = {"kind": "train", "step": 7, "steps": 9}
+    status = {"phase": "Training", "records": {}, "task": trained, "checkpoint": {"step": 0}}
+    says(cluster, "Training", **({"status.json": json.dumps(status)} if told else {}))
+
+    def ends() -> dict[str, str] | None:
+        asked = asks(cluster, overrides.FAREWELL)
+        forced = asked is not None and (asked.run, asked.force) == (RUN, True)
+        return {"phase": "Stopped", "reason": "its state is in a checkpoint"} if forced else None
+
+    stop = ("stop", "--release", "edl")
+    done, _ = await asyncio.gather(cluster.edl(*stop), answering(cluster, ends))
+    first, last = done.out.splitlines()[:2]
+    assert first.startswith("writing the state to s3://bucket/here first; `edl stop --discard`")
+    assert (done.code, last) == (0, "the job has ended: Stopped, its state is in a checkpoint")
+    assert overrides.STOP not in data(cluster), "which ends the job at once"
+    assert (await cluster.edl(*stop)).out.splitlines()[0] == last, "of a job that has ended already"
+
+
+async def test_stop_without_a_checkpoint_is_refused_with_what_is_lost_unless_it_is_discarded(
+    cluster: Cluster,
+) -> None:
+    trained = {"kind": "train", "step": 7, "steps": 9}
+    status = {"phase": "Training", "records": {}, "task": trained, "checkpoint": None}
+    says(cluster, "Training", **{"status.json": json.dumps(status)})
+    refused = await cluster.edl("stop", "--release", "edl")
+    assert refused.code == 2 and "its 7 trained steps of 9 would be lost; add --discard" in refused.err
+    assert cluster.count()["patch", "configmaps"] == 0
+
+    def stopped() -> dict[str, str] | None:
+        return {"phase": "Stopped"} if data(cluster).get(overrides.STOP) == RUN else None
+
+    stop = ("stop", "--discard", "--release", "edl")
+    done, _ = await asyncio.gather(cluster.edl(*stop), answering(cluster, stopped))
+    assert done.code == 0 and asks(cluster, overrides.FAREWELL) is None
+
+
 async def test_a_checkpoint_is_asked_of_a_release(cluster: Cluster) -> None:
     says(cluster, "Training")
     none = await cluster.edl("checkpoint", "create", "--release", "edl")

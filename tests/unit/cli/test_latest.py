@@ -5,11 +5,16 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer
+from typer.testing import CliRunner
 
 from edl.cli import job_values, latest, listing
+from edl.cli.app import app
 from edl.cli.jobs import in_short, unsaved
 from edl.cli.local import Local
 from edl.cli.output import Form
@@ -20,6 +25,7 @@ from edl.master.core import view
 from tests.support.jobs.journals import keep, whole_story
 from tests.support.jobs.stories import Story
 
+EDL = "edl status -o json"  # the command that was entered
 ENDED = 2**22  # of no process: Linux has none of greater ids
 
 
@@ -28,6 +34,7 @@ def own_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
+    monkeypatch.setattr("sys.argv", ["edl", "status", "-o", "json"])
 
 
 def a_job(output: Path, started: int, pid: int | None = None) -> Path:
@@ -71,11 +78,82 @@ def test_else_the_jobs_that_could_be_meant_are_listed(tmp_path: Path) -> None:
     ended, crashed = a_job(tmp_path / "ended", started=2), a_job(tmp_path / "crashed", started=1, pid=ENDED)
     with pytest.raises(ConfigError, match=r"no job under runs here, and no job of yours runs") as refused:
         latest.find(None)
-    assert str(refused.value).splitlines()[1:] == [f"  {ended}", f"  {crashed}"], "the newest first"
+    assert str(refused.value).splitlines()[1:] == [f"  {EDL} {ended}", f"  {EDL} {crashed}"], "newest first"
     first, second = (a_job(tmp_path / name, started, os.getpid()) for name, started in (("x", 3), ("y", 4)))
-    with pytest.raises(ConfigError, match=r"and 2 jobs of yours run; give an output directory:") as refused:
+    with pytest.raises(ConfigError, match=r"no job under runs here; 2 running jobs of yours:") as refused:
         latest.find(None)
-    assert str(refused.value).splitlines()[1:] == [f"  {second}", f"  {first}"]
+    assert str(refused.value).splitlines()[1:] == [f"  {EDL} {second}", f"  {EDL} {first}"]
+
+
+# The commands that change a job, with the arguments that each needs.
+CHANGING = ("stop", "stop --discard", "scale 3", "scale --servers 2", "checkpoint create", "model export")
+
+
+@pytest.mark.parametrize("command", [*CHANGING, "chaos --faults 1", "rm"])
+def test_a_command_that_changes_a_job_takes_none_of_a_different_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    elsewhere = tmp_path / "else where"
+    a_job(elsewhere, started=9, pid=None if command == "rm" else os.getpid())
+    words = command.split()
+    monkeypatch.setattr("sys.argv", ["edl", *words])
+    refused = CliRunner().invoke(app, words).exception
+    assert isinstance(refused, ConfigError), "exit code 2"
+    assert str(refused).endswith(
+        f"1 {'ended' if command == 'rm' else 'running'} job of yours:\n  edl {command} '{elsewhere}'"
+    )
+    (tmp_path / "state").rename(tmp_path / "no state")
+    refused = CliRunner().invoke(app, words).exception
+    assert isinstance(refused, ConfigError) and "\n" not in str(refused), "without candidates"
+
+
+@pytest.mark.parametrize("command", CHANGING)
+def test_a_command_that_changes_a_job_takes_the_newest_of_its_folder(command: str) -> None:
+    a_job(Path("runs/mine"), started=1)
+    a_job(Path("elsewhere"), started=9, pid=os.getpid())
+    told = CliRunner().invoke(app, command.split())
+    assert "edl: job runs/mine (the newest under runs)\n" in told.stderr
+
+
+@pytest.mark.parametrize("command", ["chaos", "rm"])
+def test_faults_and_removal_need_the_name_of_their_job(monkeypatch: pytest.MonkeyPatch, command: str) -> None:
+    mine = a_job(Path("runs/mine"), started=1, pid=None if command == "rm" else os.getpid()).resolve()
+    monkeypatch.setattr("sys.argv", ["edl", command])
+    refused = CliRunner().invoke(app, [command]).exception
+    assert isinstance(refused, ConfigError) and str(refused).endswith(f"\n  edl {command} {mine}")
+    assert mine.exists()
+
+
+def test_each_command_about_a_job_is_one_that_reads_or_one_that_changes() -> None:
+    """A new command must say here which it is."""
+    reading = {
+        "status",
+        "logs",
+        "wait",
+        "audit",
+        "replay",
+        "report",
+        "ui",
+        "token",
+        "model get",
+        "rows export",
+    }
+    named = {words.partition(" --")[0].removesuffix(" 3") for words in (*CHANGING, "chaos", "rm")}
+    found = {}
+    for path, command in commands(typer.main.get_command(app)):
+        for parameter in command.params:
+            if parameter.name == "directory" and "job directory" in (parameter.help or "").lower():
+                found[path] = "running job" in parameter.help
+    assert {path for path, guesses in found.items() if guesses} == reading
+    assert {path for path, guesses in found.items() if not guesses} == named
+
+
+def commands(command: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield all commands of a group, each with its words."""
+    for name, each in getattr(command, "commands", {}).items():
+        yield from commands(each, f"{path} {name}".strip())
+    if path and not hasattr(command, "commands"):
+        yield path, command
 
 
 def test_a_directory_that_was_removed_is_forgotten(tmp_path: Path) -> None:

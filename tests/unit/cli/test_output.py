@@ -117,6 +117,40 @@ def test_items_of_lists_have_the_fields_of_the_page(
     assert done.stdout.splitlines()[0].split()[-3:] == ["parts", "edl", "directory"]
 
 
+@pytest.mark.parametrize(
+    ("command", "kind"),
+    [("zoo list", "ModelList"), ("example list", "ExampleList"), ("explain training", "ValueList")],
+)
+def test_items_of_installed_things_have_the_fields_of_the_page(command: str, kind: str) -> None:
+    found = json.loads(CliRunner().invoke(app, [*command.split(), "-o", "json"]).stdout)
+    assert found["kind"] == kind and found["items"]
+    section = "ModelList, ExampleList" if kind != "ValueList" else kind
+    assert all(item.keys() == documented(section) for item in found["items"])
+    assert all(str(value) for item in found["items"] for value in item.values() if value is not None)
+
+
+def test_an_ended_job_is_awaited_and_audited_with_the_fields_of_the_page(tmp_path: Path) -> None:
+    keep(whole_story(), tmp_path)
+
+    def document(command: str, *words: str) -> tuple[int, dict[str, Any]]:
+        done = CliRunner().invoke(app, [command, *words, str(tmp_path), "-o", "json"])
+        found = json.loads(done.stdout)
+        assert fields(found) == documented(found["kind"]) and found["kind"] == command.title()
+        return done.exit_code, found
+
+    reached = artifacts.read_summary(tmp_path)["reason"]
+    code, found = document("wait")
+    assert (code, found["phase"], found["reason"], found["reached"]) == (0, "Succeeded", reached, True)
+    code, found = document("wait", "--for", "failed")
+    assert (code, found["phase"], found["reached"]) == (1, "Succeeded", False)
+    code, found = document("audit")
+    assert (code, found["exact"]) == (0, True) and found["audit"].startswith("exactly once: ")
+    journal = tmp_path / artifacts.JOURNAL
+    journal.write_text(journal.read_text().replace('"step":10', '"step":9'))
+    code, found = document("audit")
+    assert (code, found["exact"]) == (1, False) and "the chain is broken" in found["audit"]
+
+
 def test_the_old_option_says_where_it_went(tmp_path: Path) -> None:
     for command in (["list"], ["status", str(tmp_path)], ["checkpoint", "list", str(tmp_path)]):
         refused = CliRunner().invoke(app, [*command, "--json"])

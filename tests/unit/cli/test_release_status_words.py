@@ -9,7 +9,10 @@ from typing import Any
 from edl.cli.display import result
 from edl.cli.release_status import FoundRelease, events, snapshot
 from edl.contract.reasons import Reason
+from edl.kubernetes import pods
 from edl.kubernetes.names import Names
+from edl.master.core import view
+from tests.support.jobs.stories import Story
 
 
 def event(second: int, reason: Reason, message: str) -> dict[str, Any]:
@@ -32,6 +35,33 @@ def test_finished_epochs_do_not_push_out_what_else_has_happened() -> None:
         ("EpochApplied", "epoch 39 of 40 is applied"),
         ("WorkerPending", "worker 4 is pending"),
     ]
+
+
+def test_a_worker_has_in_a_cluster_all_fields_that_it_has_on_one_machine() -> None:
+    """Its pod is the authority for some; the master's last report has the others, as of a worker's GPU."""
+    story = Story(workers=2).running()
+    status = view.status(story.job, story.now)
+    gpu = {"name": "H200", "memory": 1, "memory_limit": 4, "busy": 0.5}
+    heard = {**status["workers"][0], "gpu": gpu, "memory": 7}
+    report = {**status, "workers": [heard], "phase": "Training"}
+
+    def pod(number: int) -> dict[str, Any]:
+        labels = {pods.WORKER_ID: str(number), pods.STATE: "member", pods.RANK: str(number)}
+        return {
+            "metadata": {"name": f"edl-worker-{number}", "labels": labels},
+            "spec": {"nodeName": "n1"},
+            "status": {"phase": "Running"},
+        }
+
+    job = {"metadata": {"labels": {}}, "data": {"values.json": "{}", "worker.yaml": ""}}
+    data = {"phase": "Training", "status.json": json.dumps(report)}
+    found = FoundRelease("team", "edl", Names("edl"), job, {"data": data})
+    rows = snapshot(found, [pod(heard["id"]), pod(9)], []).data["workers"]
+    assert [row.keys() for row in rows] == [{**heard, "node": ""}.keys()] * 2
+    known, new = rows
+    own = {"handle": f"edl-worker-{heard['id']}", "rank": heard["id"], "state": "member", "node": "n1"}
+    assert known == {**heard, **own, "delay": known["delay"]}
+    assert (new["id"], new["memory"], new["gpu"]) == (9, 0, None), "the master has not heard of it yet"
 
 
 def test_what_a_job_will_leave_is_what_its_mode_makes() -> None:

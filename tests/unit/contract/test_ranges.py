@@ -71,19 +71,6 @@ def test_within_and_covers(s: RangeSet, r: tuple[int, int]) -> None:
     assert s.covers(*r) == (set(range(*r)) <= positions(s))
 
 
-@given(range_sets, st.integers(0, 20))
-def test_take_gives_one_contiguous_range_from_the_front(s: RangeSet, count: int) -> None:
-    taken, rest = s.take(count)
-    if taken is None:
-        assert count == 0 or not s
-        assert rest == s
-    else:
-        assert taken[0] == min(positions(s))
-        assert 0 < taken[1] - taken[0] <= count
-        assert positions(rest) == positions(s) - set(range(*taken))
-        assert is_canonical(rest)
-
-
 def test_a_set_says_what_is_in_it() -> None:
     assert str(RangeSet.of([(5, 7), (0, 2)])) == "[0, 2), [5, 7)"
     assert str(RangeSet()) == "nothing"

@@ -108,6 +108,8 @@ def test_each_edl_command_of_a_page_has_arguments_and_values_that_exist(page: Pa
         try:
             context = parsed(shlex.split(command, comments=True))
             config.parse(values.load([], context.params.get("sets") or []))
+            if context.command.name in ("chaos", "rm"):
+                assert context.params["directory"] or context.params.get("release"), "expected a job"
         except Exception as error:
             raise AssertionError(f"$ edl {command}: {error}") from error
 
