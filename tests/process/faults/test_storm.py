@@ -61,7 +61,7 @@ def of_servers_that_have_all_weights() -> None:
 
 def of_workers_and_their_readers() -> None:
     """Processes that read TFRecord files are killed, too, and the process that they are forked from."""
-    storm("--workers", "3", "--model", "counting_tfrecord.py", "--set", "data.workers=2")
+    storm("--workers", "3", "--model", "counting_files.py", "--set", "data.workers=2")
 
 
 STORMS = (
