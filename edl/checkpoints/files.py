@@ -22,8 +22,7 @@ BLOCK = 4 << 20  # bytes
 _DIRECT = getattr(os, "O_DIRECT", 0)  # not everywhere
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _NO_LINKS = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK})
-# Of a file without a name: the kernel or the file system has none, or no link can be made (EXDEV, ENOENT: no
-# /proc).
+# Errors where the file system has no files without a name, or no link to one can be made (ENOENT: no /proc).
 _NO_UNNAMED = _NO_LINKS | {errno.EISDIR, errno.ENOENT, errno.EINVAL, errno.EXDEV}
 
 
