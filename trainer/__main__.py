@@ -41,7 +41,6 @@ if TYPE_CHECKING:
     from edl.trainer.session.state import Session
     from edl.trainer.worker import Worker
 
-HEARTBEATS = 6  # in the time after which the master takes a worker for dead
 LOOK_SECONDS = 0.5  # between two looks of a worker that has been asked to end
 
 
@@ -123,7 +122,7 @@ def work(
     def ready(worker: Worker) -> None:
         elastic = config.parse(json.loads(stream.config_json)).elastic
         start.over(elastic.grace_period_seconds)
-        stream.start_heartbeats(elastic.heartbeat_timeout_seconds / HEARTBEATS)
+        stream.start_heartbeats(elastic.heartbeat_timeout_seconds)
         stream.session.say(ready=worker.ready())
 
     def ended(worker: Worker) -> None:

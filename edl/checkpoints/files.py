@@ -22,6 +22,8 @@ BLOCK = 4 << 20  # bytes
 _DIRECT = getattr(os, "O_DIRECT", 0)  # not everywhere
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _NO_LINKS = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK})
+# Errors where the file system has no files without a name, or no link to one can be made (ENOENT: no /proc).
+_NO_UNNAMED = _NO_LINKS | {errno.EISDIR, errno.ENOENT, errno.EINVAL, errno.EXDEV}
 
 
 class Files:
@@ -92,6 +94,12 @@ class Files:
         Raises:
             OSError: the file system failed, other than by lacking hard links.
         """
+        self._make(directory)
+        try:
+            return self._link(directory, name, data)
+        except OSError as error:
+            if error.errno not in _NO_UNNAMED:
+                raise
         unfinished = f".{name}.{secrets.token_hex(4)}"
         self.write(directory, unfinished, [memoryview(data)])
         with self._open(directory) as inside:
@@ -108,6 +116,24 @@ class Files:
             finally:
                 with suppress(FileNotFoundError):
                     os.unlink(unfinished, dir_fd=inside)
+            _sync(inside)
+        return True
+
+    def _link(self, directory: str, name: str, data: bytes) -> bool:
+        """Create a file as `create` does, from one without a name: a process that is killed leaves nothing.
+
+        Raises:
+            OSError: the file system failed, or has no files without a name.
+        """
+        with self._open(directory) as inside:
+            descriptor = os.open(".", os.O_WRONLY | os.O_TMPFILE | os.O_CLOEXEC, 0o644, dir_fd=inside)
+            with open(descriptor, "wb", buffering=0) as file:
+                _write_past_cache(file.fileno(), [memoryview(data)])
+                os.fsync(file.fileno())
+                try:
+                    os.link(f"/proc/self/fd/{descriptor}", name, dst_dir_fd=inside, follow_symlinks=True)
+                except FileExistsError:
+                    return False
             _sync(inside)
         return True
 

@@ -127,7 +127,7 @@ class Local:
             script = config.parse(values.load([self._output / latest.VALUES])).model.script
             received.refuse_script(script, self._output)
         files = received.listed(received.read_list(self._output), name, self._output)
-        with received.Receiving(target) as made:
+        with received.receiving(target) as made:
             for file, about in files.items():
                 with open(self._output / file, "rb") as source, made.file(file, about) as write:
                     while piece := source.read(received.PIECE):

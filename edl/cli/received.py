@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import hashlib
 import os
-import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
-from types import TracebackType
 
+from edl import scratch
 from edl.contract import artifacts, exports
 from edl.contract.exports import File
 from edl.errors import EdlError
@@ -77,15 +76,15 @@ def listed(data: bytes, name: str, where: object) -> dict[str, File]:
 
 
 class Receiving:
-    """A copy in progress, in a temporary place until it is complete.
+    """A copy in progress.
 
     Args:
         target: the file or directory to create.
+        unfinished: the file or directory to write to.
     """
 
-    def __init__(self, target: Path):
-        self._target = target
-        self._aside = target.with_name(f".{target.name}.{os.getpid()}")
+    def __init__(self, target: Path, unfinished: Path):
+        self._target, self._unfinished = target, unfinished
         self._nbytes, self._files = 0, 0
 
     @property
@@ -100,7 +99,7 @@ class Receiving:
         Raises:
             EdlError: the received file differs from what was written.
         """
-        place = self._aside.joinpath(*PurePosixPath(path).parts[1:])
+        place = self._unfinished.joinpath(*PurePosixPath(path).parts[1:])
         place.parent.mkdir(parents=True, exist_ok=True)
         digest, nbytes = hashlib.sha256(), 0
         with open(place, "wb") as file:
@@ -120,15 +119,17 @@ class Receiving:
             raise EdlError(f"{path}: what has arrived is not what was written (its SHA-256 differs)")
         self._nbytes, self._files = self._nbytes + nbytes, self._files + 1
 
-    def __enter__(self) -> Receiving:
-        return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if kind is None:
-            os.replace(self._aside, self._target)
-        elif self._aside.is_dir():
-            shutil.rmtree(self._aside)
-        else:
-            self._aside.unlink(missing_ok=True)
+@contextmanager
+def receiving(target: Path) -> Iterator[Receiving]:
+    """Receive files in a temporary place, and move them to `target` at the end of the block.
+
+    Args:
+        target: the file or directory to create.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with scratch.unfinished(target) as unfinished:
+        yield Receiving(target, unfinished)

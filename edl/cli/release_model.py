@@ -60,7 +60,7 @@ async def fetch(api: Api, found: FoundRelease, name: str, target: Path) -> str:
         raise EdlError(f"{where}: the model is at {found.model_file}, where it was kept instead")
     async with mounted(api, found) as (volume, directory):
         files = received.listed(await volume.whole(directory / artifacts.EXPORTS), name, where)
-        with received.Receiving(target) as made:
+        with received.receiving(target) as made:
             for file, about in files.items():
                 with made.file(file, about) as write:
                     await volume.run(["cat", str(directory / file)], write)

@@ -12,13 +12,13 @@ import contextlib
 import hashlib
 import json
 import os
-import secrets
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 
+from edl import scratch
 from edl.data.files import File
 
 BESIDE = 1 << 20  # bytes: the index of a smaller file does not lie in the user's directory
@@ -70,20 +70,10 @@ def _load(place: Path, wanted: dict[str, object]) -> np.ndarray:
 
 def _store(place: Path, head: bytes, data: bytes) -> None:
     place.parent.mkdir(parents=True, exist_ok=True)
-    with _new(place) as written:  # workers may build the same index at the same time
-        with open(written, "wb") as file:
-            file.write(head)
-            file.write(data)
-        os.replace(written, place)
-
-
-@contextlib.contextmanager
-def _new(place: Path) -> Iterator[Path]:
-    written = place.with_name(f"{place.name}.{secrets.token_hex(4)}")
-    try:
-        yield written
-    finally:
-        written.unlink(missing_ok=True)
+    # Workers may build the same index at the same time.
+    with scratch.unfinished(place) as unfinished, open(unfinished, "wb") as file:
+        file.write(head)
+        file.write(data)
 
 
 def _beside(file: File, kind: str) -> Path | None:

@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from edl import scratch
 from edl.contract.artifacts import write_whole
 from edl.errors import ConfigError, EdlError
 from edl.rows.client import ATTEMPTS, Client, Pages, RolledBack
@@ -93,16 +93,14 @@ def export(
     there = [table.name for table in client.tables()]
     if unknown := [name for name in names if name not in there]:
         raise ConfigError(f"unknown table {unknown[0]!r}: the job has {', '.join(map(repr, there))}")
-    aside = target.with_name(f".{target.name}.{os.getpid()}")
     try:
-        aside.mkdir(parents=True)
-        found = tuple(_table(client, aside, name, marks.get(name, "")) for name in names or there)
-        _keep(aside / MARK, found)
-        os.replace(aside, target)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with scratch.unfinished(target) as unfinished:
+            unfinished.mkdir()
+            found = tuple(_table(client, unfinished, name, marks.get(name, "")) for name in names or there)
+            _keep(unfinished / MARK, found)
     except OSError as error:
         raise EdlError(f"{target}: cannot write: {error.strerror or error}") from error
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
     return found
 
 

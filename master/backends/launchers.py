@@ -35,7 +35,15 @@ PART = "fork server"  # the part of the job that `Degraded` names
 
 
 class LauncherLost(EdlError):
-    """The process that would have reported the worker's exit has ended itself."""
+    """The process that would have started the worker, or reported its exit, has ended itself.
+
+    Args:
+        signal: the name of the signal that has ended it; "" for none.
+    """
+
+    def __init__(self, message: str, signal: str = ""):
+        super().__init__(message)
+        self.signal = signal
 
 
 @dataclass(frozen=True)
@@ -243,9 +251,8 @@ class ForkServer:
             process.kill()
             why = f"the fork server sent an invalid message ({format_error(error)})"
         code = await process.wait()
-        self._lost(
-            LauncherLost(f"{why or f'the fork server exited with code {code}'}; its log is {self._log}")
-        )
+        why = f"{why or f'the fork server exited with code {code}'}; its log is {self._log}"
+        self._lost(LauncherLost(why, signal.Signals(-code).name if code < 0 else ""))
 
     def _lost(self, lost: LauncherLost) -> None:
         """Fail pending starts. For running workers, watch their pids for the exit; its code is unknown."""

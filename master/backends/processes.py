@@ -165,7 +165,11 @@ class Processes:
     def _failed(self, w: _Worker, error: Exception) -> None:
         why = str(error) if isinstance(error, EdlError) else format_error(error)
         self._signal(w, signal.SIGKILL)
-        self._end(w, ev.Gone(w.id, why=why if w.pid else f"its process cannot be started: {why}"))
+        # A worker is lost by a signal to its fork server as by one to itself.
+        number = error.signal if isinstance(error, LauncherLost) else ""
+        self._end(
+            w, ev.Gone(w.id, signal=number, why=why if w.pid else f"its process cannot be started: {why}")
+        )
 
     def _end(self, w: _Worker, gone: ev.Gone) -> None:
         if not w.gone.is_set():

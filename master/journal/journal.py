@@ -22,6 +22,7 @@ from typing import Any, TypeAlias
 
 from pydantic import TypeAdapter, ValidationError
 
+from edl import scratch
 from edl.config import Config
 from edl.contract import artifacts, hangs
 from edl.contract.ids import RunId
@@ -170,7 +171,7 @@ class Journal:
     def _go_on(self) -> tuple[JournalProof, str]:
         """Load the proof of the existing segments of this run, and the last `chain` of them."""
         directory = self._path.parent
-        _delete(directory.glob(f".{self._path.name}.*"))  # incomplete heads of masters that were killed
+        scratch.remove_unfinished(self._path)  # incomplete heads of masters that were killed
         paths = artifacts.journals(directory)
         if paths and paths[-1] == self._path:
             if len(paths) > 1 and paths[-2].samefile(self._path):  # a master was killed in `_put_aside`

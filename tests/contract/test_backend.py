@@ -220,13 +220,20 @@ async def test_a_log_that_cannot_be_written_is_the_workers_end(tmp_path: Path, f
     await world.backend.close()
 
 
-async def test_a_fork_server_that_exits_is_the_end_of_who_waits_for_it(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("program", "code", "number"),
+    [("import sys; sys.exit(3)", 3, ""), ("import os; os.kill(os.getpid(), 9)", -9, "SIGKILL")],
+)
+async def test_a_fork_server_that_exits_is_the_end_of_who_waits_for_it(
+    tmp_path: Path, program: str, code: int, number: str
+) -> None:
     world = InProcesses(tmp_path, fork=True)
-    world.launcher._command = [sys.executable, "-c", "import sys; sys.exit(3)"]
+    world.launcher._command = [sys.executable, "-c", program]
     await world.backend.start()
     create(world, 0)
-    why = (await world.log.gone(0)).why
-    assert "the fork server exited with code 3" in why and "forkserver.log" in why
+    gone = await world.log.gone(0)
+    assert f"the fork server exited with code {code}" in gone.why and "forkserver.log" in gone.why
+    assert gone.signal == number, "a kill of the fork server from outside is no failure of the job"
     world.launcher._command = [sys.executable, "-c", FORK_SERVER, WORKER]
     create(world, 1)
     await world.log.seen(1)  # the next worker starts a new fork server

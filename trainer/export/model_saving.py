@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -18,6 +17,7 @@ from pathlib import Path
 import keras
 import numpy as np
 
+from edl import scratch
 from edl.contract import artifacts
 from edl.full_disk import PASSING
 from edl.trainer.export import formats, saved_file
@@ -136,5 +136,5 @@ def may_pass(error: BaseException | None) -> bool:
 
 @functools.cache
 def temporary() -> Path:
-    """A temporary directory of this process, created on first use."""
-    return Path(tempfile.mkdtemp(prefix="edl-model-"))
+    """A temporary directory of this process, created on first use. A model that is saved there stays."""
+    return scratch.for_results()

@@ -40,7 +40,6 @@ COMMITS = Layout(records=1 << 50)  # more than any script makes: the master coun
 CUT_SECONDS = 1.0  # within which the master cuts a ring that has lost a member
 AGAIN_SECONDS = 2.0
 VOTE_SECONDS, MOST_COMMITS = 0.25, 10  # between two votes whether the ring changes
-HEARTBEATS = 6  # in the time after which the master takes a worker for dead
 
 
 class Shared(Protocol):
@@ -210,7 +209,7 @@ class Worker:
         self._is_ready = True
         elastic = self._config.elastic
         self._when_ready(elastic.grace_period_seconds if self.elastic else 0.0)
-        self._stream.start_heartbeats(elastic.heartbeat_timeout_seconds / HEARTBEATS)
+        self._stream.start_heartbeats(elastic.heartbeat_timeout_seconds)
         layout = pb.Layout(records=COMMITS.records, block=COMMITS.block, shards=COMMITS.shards)
         self._session.say(ready=pb.Ready(layout=layout))
 

@@ -108,8 +108,7 @@ def allocate(nbytes: int) -> np.ndarray:
     """
     if nbytes < LARGE:
         return np.empty(nbytes, np.uint8)
-    with tf.device("CPU:0"):
-        return Room.of(tf.raw_ops.Empty(shape=[nbytes], dtype=tf.uint8))
+    return Room.of(_empty([nbytes]))
 
 
 def prepared(variables: Sequence[Any], parts: list[np.ndarray]) -> list[Any]:
@@ -171,16 +170,16 @@ def filled(shape: Sequence[int], fill: Callable[[np.ndarray], None]) -> Any:
     Args:
         fill: writes the values; takes the tensor's memory, float32 [values], uninitialised.
     """
-    with tf.device("CPU:0"):
-        value = tf.raw_ops.Empty(shape=shape, dtype=tf.float32)
+    bytes_of = _empty([*shape, tf.float32.size])
     if math.prod(shape):
-        fill(memory(value))
-    return value
+        fill(memory(bytes_of))
+    with tf.device("CPU:0"):
+        return tf.bitcast(bytes_of, tf.float32)
 
 
 def memory(value: Any) -> np.ndarray:
-    """The memory of a float32 tensor, float32 [values], for writing. Nothing else may use the tensor yet."""
-    found: Any = (ctypes.c_float * math.prod(value.shape)).from_address(array(value).ctypes.data)
+    """The memory of a tensor as float32 [values], for writing. Nothing else may use the tensor yet."""
+    found: Any = (ctypes.c_float * (array(value).nbytes // 4)).from_address(array(value).ctypes.data)
     found.tensor = value  # which must not be freed before
     return np.ctypeslib.as_array(found)
 
@@ -201,19 +200,29 @@ def _tensor(part: np.ndarray, like: Any) -> Any:
     Other threads run meanwhile. TensorFlow's own copy holds Python's lock, for a tenth of a second where much
     memory is touched for the first time.
     """
-    if isinstance(part, Room) and (like.dtype.is_floating or like.dtype.is_integer):
-        size = [like.dtype.size] if like.dtype.size > 1 else []
+    if not (like.dtype.is_floating or like.dtype.is_integer):
+        array = np.require(part.view(like.dtype.as_numpy_dtype).reshape(like.shape), requirements=["A", "C"])
         with tf.device("CPU:0"):
-            return tf.bitcast(tf.reshape(part.tensor, [*like.shape, *size]), like.dtype)
-    array = np.require(part.view(like.dtype.as_numpy_dtype).reshape(like.shape), requirements=["A", "C"])
+            return tf.constant(array)
+    if isinstance(part, Room):
+        bytes_of = part.tensor
+    else:
+        bytes_of, array = _empty([part.nbytes]), np.ascontiguousarray(part)
+        to = np.asarray(memoryview(bytes_of))
+        ctypes.memmove(to.ctypes.data, array.ctypes.data, array.nbytes)  # the tensor was not used yet
+    size = [like.dtype.size] if like.dtype.size > 1 else []
     with tf.device("CPU:0"):
-        value = tf.raw_ops.Empty(shape=like.shape, dtype=like.dtype)
-    try:
-        memory = np.asarray(memoryview(value))
-    except ValueError:  # bfloat16: Python has no name for it
-        return tf.constant(array)
-    ctypes.memmove(memory.ctypes.data, array.ctypes.data, array.nbytes)  # the tensor was not used yet
-    return value
+        return tf.bitcast(tf.reshape(bytes_of, [*like.shape, *size]), like.dtype)
+
+
+def _empty(shape: Sequence[int]) -> Any:
+    """A tensor of bytes that are not set, uint8 of this shape.
+
+    TensorFlow looks at new numbers of a floating type if the user asked for it (`enable_check_numerics`). So
+    memory is filled as bytes, and named numbers afterwards.
+    """
+    with tf.device("CPU:0"):
+        return tf.raw_ops.Empty(shape=shape, dtype=tf.uint8)
 
 
 def array(value: Any) -> np.ndarray:

@@ -49,6 +49,7 @@ OPTIONS = [
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 5_000),
 ]
+HEARTBEATS = 6  # in the time after which the master takes a worker for dead
 AGAIN_SECONDS = 0.5
 # Between two looks whether a member that must leave its ring is held up; and the looks after which it breaks
 # the ring. A server that has just come back answers meanwhile, and no step is repeated.
@@ -157,9 +158,13 @@ class MasterStream:
             raise NoMaster(self.session.ended)
         self.opened_at = time.monotonic()
 
-    def start_heartbeats(self, seconds: float) -> None:
-        """Send a heartbeat every `seconds` from now on. Thread-safe."""
-        self._loop.call_soon_threadsafe(lambda: self._keep(self._heartbeats(seconds)))
+    def start_heartbeats(self, timeout: float) -> None:
+        """Send heartbeats from now on. Thread-safe.
+
+        Args:
+            timeout: seconds of silence after which the master takes this worker for dead.
+        """
+        self._loop.call_soon_threadsafe(lambda: self._keep(self._heartbeats(timeout / HEARTBEATS)))
 
     def close(self, timeout: float = 5.0) -> None:
         """Send the remaining messages, and end the stream."""

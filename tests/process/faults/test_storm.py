@@ -6,14 +6,19 @@ A storm takes minutes, so that each commit has one of them; EDL_STORMS=all runs 
 
 from __future__ import annotations
 
+import contextlib
 import random
 import re
+import signal
 import subprocess
+import time
 from collections.abc import Callable
 from pathlib import Path
 
+import psutil
 import pytest
 
+from edl.contract import artifacts
 from tests.support.jobs.by_commit import of_this_commit
 
 ROOT = Path(__file__).parents[3]
@@ -61,7 +66,13 @@ def of_servers_that_have_all_weights() -> None:
 
 def of_workers_and_their_readers() -> None:
     """Processes that read TFRecord files are killed, too, and the process that they are forked from."""
-    storm("--workers", "3", "--model", "counting_tfrecord.py", "--set", "data.workers=2")
+    said = storm("--workers", "3", "--model", "counting_files.py", "--set", "data.workers=2")
+    assert "reader" in said, "no reader was hit"
+
+
+def of_an_elastic_horovod_script() -> None:
+    """Each ring begins at the last commit, and all ranks count right in the end."""
+    storm("--workers", "3", "--model", "counting_horovod.py", "--epochs", "40", faults=12)
 
 
 STORMS = (
@@ -69,6 +80,7 @@ STORMS = (
     of_workers_and_servers,
     of_servers_that_have_all_weights,
     of_workers_and_their_readers,
+    of_an_elastic_horovod_script,
 )
 
 
@@ -76,3 +88,27 @@ STORMS = (
 @pytest.mark.parametrize("storm_of", of_this_commit(STORMS), ids=lambda of: of.__name__)
 def test_a_storm_loses_nothing(storm_of: Callable[[], None]) -> None:
     storm_of()
+
+
+@pytest.mark.timeout(200)
+def test_a_storm_that_is_ended_leaves_no_process(tmp_path: Path) -> None:
+    journal = tmp_path / "round-0" / "job" / artifacts.JOURNAL
+    words = [ROOT / "scripts/storm", "--faults", "1000", "--workers", "2", "--keep", tmp_path]
+    with subprocess.Popen(words, stdout=subprocess.DEVNULL) as process:
+        while not (journal.exists() and '"JoinedRing"' in journal.read_text()):
+            assert process.poll() is None
+            time.sleep(0.05)  # no event of another process says that its job trains
+        assert len(of_the_storm(tmp_path)) >= 4, "a master, a fork server and workers"
+        process.terminate()
+        assert process.wait(60) == 128 + signal.SIGTERM
+    assert of_the_storm(tmp_path) == []
+
+
+def of_the_storm(directory: Path) -> list[psutil.Process]:
+    """The processes that have a storm's directory in their environment."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if process.environ().get("EDL_FAULTS", "").startswith(str(directory)):
+                found.append(process)
+    return found

@@ -63,3 +63,31 @@ def test_what_was_kept_is_put_back(same: bool) -> None:
         v.assign(tf.zeros_like(v))
     kept.put_back()
     assert values(tried) == before
+
+
+@pytest.mark.parametrize("large", [1, 1 << 30])
+def test_memory_that_was_not_filled_yet_is_not_looked_at_as_numbers(
+    monkeypatch: pytest.MonkeyPatch, large: int
+) -> None:
+    """TensorFlow checks each new tensor of a floating type for NaN, with `enable_check_numerics`."""
+    monkeypatch.setattr(snapshot, "LARGE", large)
+    one, other = (
+        [v for v in variables(n) if v.dtype != "bfloat16"] for n in (1, 2)
+    )  # TensorFlow cannot check it
+    parts = snapshot.parts(one)
+
+    def used_before(shape: list[int], dtype: tf.DType) -> tf.Tensor:
+        return tf.fill(shape, tf.constant(255, dtype) if dtype.is_integer else tf.constant(np.nan, dtype))
+
+    monkeypatch.setattr(tf.raw_ops, "Empty", used_before)
+    tf.debugging.enable_check_numerics()
+    try:
+        come = [snapshot.allocate(len(part)) for part in parts]
+        for room, part in zip(come, parts, strict=True):
+            room[:] = part
+        snapshot.take_over(other, snapshot.prepared(other, come))
+        filled = snapshot.filled([3], lambda to: np.copyto(to, [1, 2, 3]))
+    finally:
+        tf.debugging.disable_check_numerics()
+    assert values(other) == values(one)
+    assert filled.numpy().tolist() == [1, 2, 3]

@@ -21,6 +21,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NoReturn
 
+from edl import config
 from edl.contract.layout import Layout
 from edl.contract.proto import edl_pb2 as pb
 from edl.trainer.runtime.termination import when_asked_to_end
@@ -70,7 +71,8 @@ class Telling(MasterStream):
             "generation": generation,
             "members": members,
         }
-        print(json.dumps(told), flush=True)
+        sys.stdout.write(json.dumps(told) + "\n")  # at once: two threads write
+        sys.stdout.flush()
 
     def _hear(self, message: pb.ToWorker) -> None:
         what, generation = str(message.WhichOneof("body")), message.generation
@@ -88,7 +90,7 @@ def main(address: str, worker: int) -> NoReturn:
     stream = Telling(address, os.environ["EDL_TOKEN"], worker)
     stream.open()
     session = stream.session
-    stream.start_heartbeats(0.5)
+    stream.start_heartbeats(config.parse(json.loads(stream.config_json)).elastic.heartbeat_timeout_seconds)
     when_asked_to_end(lambda signal: session.say(leaving=pb.Leaving(why=signal)))
     session.say(ready=pb.Ready(layout=pb.Layout(**asdict(LAYOUT)), model="none"))
     step, has_state, broken = 0, False, threading.Event()

@@ -30,6 +30,35 @@ with scratch.directory() as path:
     {ending}
 """
 
+# Writes the file `model`, or a directory of this name, beside which a killed writer may leave nothing.
+WRITERS = {
+    "text": "from edl.contract import artifacts; artifacts.write_whole(target, 'text')",
+    "index": "from edl.data import index_file; index_file._store(target, b'head', b'index')",
+    "checkpoint": """
+from edl.checkpoints.files import Files
+assert Files(target.parent.parent).create(target.parent.name, target.name, b'manifest')
+""",
+    "model get": """
+import hashlib
+from edl.cli import received
+about = received.File(5, hashlib.sha256(b'model').hexdigest())
+with received.receiving(target) as made, made.file('model', about) as write:
+    write(b'model')
+""",
+    "rows export": """
+from types import SimpleNamespace
+from edl.rows import export
+export.export(SimpleNamespace(tables=lambda: []), target)
+""",
+}
+WRITING = """
+import os, pathlib
+target = pathlib.Path({target!r})
+if {killed}:
+    os.fsync = os.replace = lambda *_: os.kill(os.getpid(), 9)
+{writer}
+"""
+
 
 @pytest.fixture(autouse=True)
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -74,6 +103,37 @@ def test_what_a_killed_process_leaves_is_removed_with_the_next_directory(
         assert left(place) == 2
         other.communicate(b"")
     assert left(place) == 0
+
+
+@pytest.mark.parametrize("writer", WRITERS.values(), ids=WRITERS)
+def test_a_writer_that_was_killed_leaves_nothing_beside_its_successors_file(
+    tmp_path: Path, writer: str
+) -> None:
+    target = tmp_path / "models" / "model"
+    target.parent.mkdir()
+    (target.parent / ".model.of-the-user").mkdir()
+    for killed in (True, False):
+        program = WRITING.format(target=str(target), killed=killed, writer=writer)
+        code = subprocess.run([sys.executable, "-c", program]).returncode
+        assert code == (-signal.SIGKILL if killed else 0)
+        assert target.exists() != killed
+    assert {path.name for path in target.parent.iterdir()} == {"model", ".model.of-the-user"}
+
+
+def test_a_directory_for_results_goes_only_if_its_process_was_killed_before_one_was_complete(
+    place: Path,
+) -> None:
+    program = (
+        "import os, sys; from edl import scratch; path = scratch.for_results(); "
+        "(path / sys.argv[1]).touch(); os.kill(os.getpid(), 9)"
+    )
+    for name in ("model.keras", ".0.model.keras"):
+        assert subprocess.run([sys.executable, "-c", program, name]).returncode == -signal.SIGKILL
+    mine = scratch.for_results()
+    assert left(place) == 2, "that of the complete model, and this one"
+    scratch.remove_abandoned()
+    assert mine.is_dir(), "this process lives"
+    assert [path.name for path in place.glob("*/*")] == ["model.keras"]
 
 
 def test_directories_of_another_user_are_left(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
