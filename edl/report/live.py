@@ -152,11 +152,12 @@ class Job:
     def _read(self, now: float) -> None:
         """Read the new lines of the journal, and draw ring and workers."""
         with self._journal() as found:
+            copied = found.directory != self._directory
             if artifacts.journals(found.directory):
                 self._timeline = self._follow(found.directory)
                 self._ring, self._read_at = strip(self._timeline), now
-        # A copy of a release's journal takes a while, and is not asked for all the time.
-        self._read_again = 2 * time.monotonic() - now
+        if copied:  # the whole journal of a release, for which its pod is not asked all the time
+            self._read_again = 2 * time.monotonic() - now
 
     def _follow(self, directory: Path) -> Timeline:
         from edl.report import reading  # imported late: with NumPy, which takes a while
