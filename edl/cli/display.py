@@ -271,7 +271,12 @@ def duration(seconds: float) -> str:
 
 def age(at: str) -> str:
     """Format the age of a Kubernetes time (RFC 3339)."""
-    return duration(max(0.0, (datetime.now(UTC) - datetime.fromisoformat(at)).total_seconds()))
+    return duration(seconds_since(at))
+
+
+def seconds_since(at: str) -> float:
+    """Seconds since a Kubernetes time (RFC 3339)."""
+    return max(0.0, (datetime.now(UTC) - datetime.fromisoformat(at)).total_seconds())
 
 
 def ended(phase: str, told: str) -> Text:

@@ -33,6 +33,7 @@ class JobSnapshot:
         model: present or future location of the trained model.
         notes: additional lines of the output for people.
         given: the model as the user has given it; "": unknown.
+        age: seconds since the master wrote the status; 0: it is the present one, or final.
     """
 
     data: dict[str, Any]
@@ -40,6 +41,7 @@ class JobSnapshot:
     model: str
     notes: tuple[str, ...] = ()
     given: str = ""
+    age: float = 0.0
 
     @property
     def ended(self) -> bool:

@@ -238,7 +238,13 @@ def snapshot(
     if news:
         notes.append("")
     notes += [f"{display.age(e['at']):>7} ago  {e['reason']}: {e['message']}" for e in news]
-    return JobSnapshot(data, kept, found.model, tuple(notes), _given(found))
+    return JobSnapshot(data, kept, found.model, tuple(notes), _given(found), _age(found))
+
+
+def _age(found: FoundRelease) -> float:
+    """Seconds since the master wrote the status; 0 if it has written none."""
+    written = found.told.get("updated")
+    return display.seconds_since(written) if written else 0.0
 
 
 def _given(found: FoundRelease) -> str:

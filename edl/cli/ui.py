@@ -44,7 +44,11 @@ def ui(
         with job.journal() as found:
             yield live.Reading(found.directory, found.told)
 
-    shown = live.Job(job.snapshot().kept, lambda: job.snapshot().data, journal)
+    def status() -> live.Status:
+        found = job.snapshot()
+        return live.Status(found.data, found.age)
+
+    shown = live.Job(job.snapshot().kept, status, journal)
     try:
         server = live.Server(shown, port)
     except OSError as error:

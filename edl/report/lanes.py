@@ -18,6 +18,7 @@ from matplotlib.path import Path
 from matplotlib.ticker import MaxNLocator
 
 from edl.report.servers import ServerState
+from edl.report.strip import STATES
 from edl.report.tables import COLOURS
 from edl.report.timeline import State, Timeline, Worker
 
@@ -28,13 +29,6 @@ CHANGED_LANES = 40  # rows of the workers that were lost or replaced, if there a
 MOMENTS = 600  # for which the workers in each state are counted
 UNITS = ((2 * 86400.0, "days", 86400.0), (2 * 3600.0, "hours", 3600.0), (120.0, "minutes", 60.0))
 
-STATES = {
-    State.STARTING: "grey",
-    State.INITIALIZING: "orange",
-    State.READY: "sky",
-    State.MEMBER: "blue",
-    State.DRAINING: "purple",
-}
 SERVER_STATES = {
     ServerState.ANSWERS: "blue",
     ServerState.NOT_ANSWERING: "orange",

@@ -4,9 +4,12 @@
 
 const PAUSE = 500; // milliseconds between two requests; longer if the page is hidden or the server does not answer
 const LONGEST_PAUSE = 5000;
+const MOST_AGE = 3; // seconds; numbers and pictures that are older say their age
 const element = (id) => document.getElementById(id);
 let shown = 0; // version of the pictures on the page
 let failures = 0; // requests in a row that failed
+let answered = performance.now(); // when the last answer came
+let dated = {}; // when (performance.now()) the numbers ("now"), the "ring" and the "pictures" on the page were true
 
 // Replace the content of an element. Tables stay unfolded, pictures stay scrolled, and the focus stays where it is.
 function replace(target, html) {
@@ -53,9 +56,24 @@ function lengthen(begins, ends) {
   if (follows) slider.value = high;
 }
 
+// Say the age of old numbers and pictures. It grows also while no answer comes.
+function tellAges() {
+  if (performance.now() - answered >= 1000 * MOST_AGE && !failures)
+    say("Waiting for an answer: the page shows the last known state.");
+  for (const [id, heads] of [["now", "#now > :first-child"], ["ring", "#ring h2"], ["pictures", "#pictures h2"]]) {
+    const age = id in dated ? Math.floor((performance.now() - dated[id]) / 1000) : 0;
+    const two = (number) => String(number).padStart(2, "0");
+    const text = age < 60 ? `${age} s old` : `${Math.floor(age / 60)}:${two(age % 60)} min old`;
+    for (const head of document.querySelectorAll(heads))
+      if (age >= MOST_AGE) head.dataset.age = text;
+      else delete head.dataset.age;
+  }
+}
+
 async function update() {
   try {
     const told = await (await answer("now")).json();
+    const came = answered = performance.now();
     document.title = told.title;
     replace(element("now"), told.now);
     if (told.version !== shown) {
@@ -64,8 +82,10 @@ async function update() {
       lengthen(told.begins, told.ends);
     }
     failures = 0;
-    if (told.final) return say("The job has ended; this page is complete.");
-    say(shown ? "Live: follows the job." : "Live: the pictures are being drawn.");
+    dated = Object.fromEntries(Object.entries(told.ages).map(([id, age]) => [id, came - 1000 * age]));
+    say(told.state);
+    tellAges();
+    if (told.final) return clearInterval(ageing);
   } catch {
     failures += 1;
     say("No answer from edl: the page shows the last known state.");
@@ -74,4 +94,5 @@ async function update() {
 }
 
 element("time").addEventListener("input", () => look().catch(() => {})); // update() reports a server that is gone
+const ageing = setInterval(tellAges, 500);
 update();

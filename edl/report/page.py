@@ -10,6 +10,8 @@ from edl.contract.phases import Phase
 from edl.formatting import how_many, measured
 from edl.report import hours as paid
 from edl.report import pictures, svg
+from edl.report.results import audited, boxes, results
+from edl.report.strip import newest
 from edl.report.tables import COLOURS, scrolled, style, table, text_of
 from edl.report.timeline import PHASES, RECORDS, State, Timeline, duration
 
@@ -44,10 +46,16 @@ def page(timeline: Timeline, told: Mapping[str, Any], verdict: str, name: str) -
     )
 
 
-def sections(timeline: Timeline, told: Mapping[str, Any]) -> str:
-    """All sections with pictures and tables."""
+def sections(timeline: Timeline, told: Mapping[str, Any], live: bool = False) -> str:
+    """The sections with pictures and tables.
+
+    Args:
+        live: only those that the live page shows while the job runs.
+    """
     with pictures.styled():
-        return "".join(section for make in _SECTIONS if (section := make(timeline, told)))
+        return "".join(
+            section for make in (_LIVE if live else _SECTIONS) if (section := make(timeline, told))
+        )
 
 
 def ring(timeline: Timeline, told: Mapping[str, Any]) -> str:
@@ -82,6 +90,7 @@ def ring(timeline: Timeline, told: Mapping[str, Any]) -> str:
         f"Changes by kind: {text}.",
         pictures.ring(timeline),
         table(f"{how_many(len(changes), 'change')}{some}", columns, rows),
+        newest(timeline),
     )
 
 
@@ -280,8 +289,8 @@ def notices(timeline: Timeline, told: Mapping[str, Any]) -> str:
 
 
 _SECTIONS: tuple[Callable[[Timeline, Mapping[str, Any]], str], ...] = (
-    ring,
     metrics,
+    ring,
     workers,
     stragglers,
     servers,
@@ -291,6 +300,7 @@ _SECTIONS: tuple[Callable[[Timeline, Mapping[str, Any]], str], ...] = (
     checkpoints,
     notices,
 )
+_LIVE = (metrics, servers, notices)  # beside ring and workers, which need no Matplotlib (`edl.report.strip`)
 
 
 # --- elements
@@ -305,7 +315,7 @@ def facts(timeline: Timeline, told: Mapping[str, Any], verdict: str) -> str:
     task, seconds, earlier = told.get("task") or {}, _goodput(told), told.get("earlier_generations") or {}
     done = task.get("steps_done", task.get("step"))
     changes = [change for change in timeline.changes if change.before]
-    named = [("duration", duration(timeline.ends))]
+    named = [*results(told), ("duration", duration(timeline.ends))]
     if done is not None and task.get("steps"):
         named.append(("steps", f"{done:,} of {task['steps']:,}"))
     if applied := (told.get("records") or {}).get("applied"):
@@ -328,9 +338,7 @@ def facts(timeline: Timeline, told: Mapping[str, Any], verdict: str) -> str:
         named.append(("redone records", f"{redone:,}"))
     if timeline.masters > 1:
         named.append(("masters", f"{timeline.masters:,}"))
-    items = "".join(f"<div><dt>{text_of(name)}</dt><dd>{text_of(value)}</dd></div>" for name, value in named)
-    audited = f'<p class="verdict"><strong>Audit.</strong> {text_of(verdict)}</p>' if verdict else ""
-    return f"<dl>{items}</dl>{audited}"
+    return boxes(named) + audited(verdict)
 
 
 def _goodput(told: Mapping[str, Any]) -> Mapping[str, float]:
@@ -338,8 +346,8 @@ def _goodput(told: Mapping[str, Any]) -> Mapping[str, float]:
     return found
 
 
-def _section(name: str, title: str, text: str, figure: Figure | None, details: str) -> str:
-    """A section with a picture, its description and a table with the same numbers."""
+def _section(name: str, title: str, text: str, figure: Figure | None, details: str, listed: str = "") -> str:
+    """A section with a picture, its description, a list above it, and a table with the same numbers."""
     drawn = ""
     if figure is not None:
         image = svg.inline(figure, name, title, text or title, COLOURS)
@@ -352,4 +360,4 @@ def _section(name: str, title: str, text: str, figure: Figure | None, details: s
     head = f'<h2 id="{name}-head">{text_of(title)}</h2>' + (
         f'<p class="muted">{text_of(text)}</p>' if text else ""
     )
-    return f'<section aria-labelledby="{name}-head">{head}{drawn}{details}</section>'
+    return f'<section aria-labelledby="{name}-head">{head}{listed}{drawn}{details}</section>'

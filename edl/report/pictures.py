@@ -15,7 +15,7 @@ from typing import Any
 import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 
 from edl.report import hours as paid
 from edl.report.lanes import WIDTH, unit
@@ -32,6 +32,7 @@ MOST_STALLS = 10
 MOST_SLOW = 20  # workers in the picture of stragglers
 MOST_METRICS = 6
 BINS = 120  # of a histogram
+LOG_FROM = 100.0  # a loss whose highest value is more than so many times its lowest one has a log scale
 
 KINDS = {
     "start": "grey",
@@ -161,12 +162,14 @@ def metrics(timeline: Timeline) -> Figure | None:
 
 
 def _metric(axes: Axes, timeline: Timeline, name: str) -> None:
+    shown: list[float] = []
     if name == "loss":
         points = _thinned(sorted(timeline.loss.items()))
         look = "." if len(points) <= 60 else "-"
         axes.plot(
             *_columns(points), look, color=COLOURS["grey"], linewidth=0.9, label="training, single steps"
         )
+        shown += timeline.loss.values()
     trained = sorted(timeline.trained.get(name, {}).items())
     lines = [("training, mean of the epoch", LINES[0], trained)] if trained else []
     splits = list(dict.fromkeys(split for split, _ in timeline.held_out))
@@ -183,8 +186,20 @@ def _metric(axes: Axes, timeline: Timeline, name: str) -> None:
             linewidth=1.4,
             label=label,
         )
+        shown += [value for _, value in points]
+    if name == "loss" and _spans_decades(shown):
+        axes.set_yscale("log", nonpositive="mask")
+        axes.yaxis.set_major_locator(LogLocator(numticks=6))
+        axes.yaxis.set_major_formatter("{x:g}")
+        axes.yaxis.set_minor_locator(NullLocator())
     axes.set_title(name)
     axes.set_xlabel("step")
+
+
+def _spans_decades(values: Sequence[float]) -> bool:
+    """Whether a linear scale would hide most of these values: none is negative, and they span two decades."""
+    positive = [value for value in values if value > 0]
+    return bool(positive) and min(values) >= 0 and max(positive) > LOG_FROM * min(positive)
 
 
 def slowest(timeline: Timeline) -> list[tuple[int, Pace]]:

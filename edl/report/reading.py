@@ -115,7 +115,7 @@ class _Reading:
     def timeline_now(self) -> Timeline:
         """Return the timeline with open intervals closed now.
 
-        Other threads may show a moment of it (`edl.report.moment`) while later lines are read.
+        Other threads may draw it while later lines are read.
         """
         now, found = self._now, self.timeline
         self._paces.settle()
@@ -129,6 +129,10 @@ class _Reading:
             changes=[*found.changes],
             checkpoints=[*found.checkpoints],
             notices=[*found.notices],
+            loss={**found.loss},
+            trained={name: {**values} for name, values in found.trained.items()},
+            held_out={name: {**values} for name, values in found.held_out.items()},
+            paces={**found.paces},
         )
 
     def _restore(self, kept: Any) -> None:

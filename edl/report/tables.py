@@ -49,7 +49,17 @@ dl div { border: 1px solid var(--grid); border-radius: .4rem; padding: .5rem .7r
 dt { color: var(--muted); font-size: .85rem }
 dd { margin: 0; font-size: 1.15rem; font-variant-numeric: tabular-nums }
 .verdict { border-left: .25rem solid var(--blue); padding: .3rem .8rem; margin: 1rem 0 }
-figure { margin: .5rem 0 } .scroll { overflow-x: auto }
+figure { margin: .5rem 0 } .newest { margin: .3rem 0; padding-left: 1.2rem }
+[data-age]::after { content: " " attr(data-age); color: var(--orange); font-size: .85rem; font-weight: 400 }
+.strip { display: grid; grid-template-columns: max-content 1fr; gap: .3rem .7rem; align-items: center;
+  margin: .6rem 0 }
+.strip b { font-weight: 400; font-size: .85rem; text-align: right }
+.strip svg { width: 100%; overflow: visible; fill: none } .strip path { vector-effect: non-scaling-stroke }
+svg.ring { height: 3.2rem } svg.lane { height: 1rem }
+.axis { display: flex; justify-content: space-between; color: var(--muted); font-size: .85rem }
+.legend { display: flex; flex-wrap: wrap; gap: 0 1rem; font-size: .85rem }
+.legend i { display: inline-block; width: .8rem; height: .8rem; margin-right: .35rem }
+.scroll { overflow-x: auto }
 .scroll svg { display: block; width: 100%; min-width: 40rem; height: auto }
 input[type=range] { width: 100%; margin: .3rem 0 }
 summary { cursor: pointer; color: var(--blue); padding: .3rem 0 }
@@ -58,6 +68,9 @@ th, td { text-align: left; vertical-align: top; padding: .25rem .7rem .25rem 0 }
 th, td { border-bottom: 1px solid var(--grid) }
 td.n, th.n { text-align: right; white-space: nowrap }
 :focus-visible { outline: 2px solid var(--blue); outline-offset: 2px }
+@media screen and (max-width: 42rem) { figure::before, details[open] > summary::after {
+  content: "\\2194  scroll sideways"; color: var(--muted); font-size: .85rem }
+  details[open] > summary::after { margin-left: .7rem } }
 @media print { body { max-width: none; padding: 0 } .scroll { overflow: visible } .scroll svg { min-width: 0 }
   section { break-inside: avoid } }
 """

@@ -43,12 +43,12 @@ def html(output: Path, told: Mapping[str, Any], name: str = "", elsewhere: Elsew
     return page(timeline, told, verdict(output, elsewhere), title)
 
 
-def sections(timeline: Timeline, told: Mapping[str, Any], verdict: str) -> str:
-    """Return the numbers, pictures and tables of a job's report as HTML.
+def sections(timeline: Timeline, told: Mapping[str, Any], live: bool = False) -> str:
+    """Return the pictures and tables of a job's report as HTML.
 
     Args:
         told: as in `html`.
-        verdict: the sentence of the audit; empty: the audit was not made.
+        live: only those that the live page shows while the job runs.
 
     Raises:
         NoPlots: Matplotlib is not installed.
@@ -56,7 +56,7 @@ def sections(timeline: Timeline, told: Mapping[str, Any], verdict: str) -> str:
     _pictures()
     from edl.report import page
 
-    return page.facts(timeline, told, verdict) + page.sections(timeline, told)
+    return page.sections(timeline, told, live)
 
 
 def picture(output: Path, name: str, kind: str, told: Mapping[str, Any]) -> bytes:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import threading
 from collections.abc import Iterator
@@ -24,8 +25,8 @@ pytestmark = [pytest.mark.waits, pytest.mark.timeout(600)]
 
 ROOT = Path(__file__).parents[3]
 MILLISECONDS = 300_000  # for a machine under load; nothing waits that long otherwise
-# Narrow widths at which people read: a small phone, and a screen of 1280 pixels at 400 % (WCAG 1.4.10).
-NARROW = (360, 320)
+# Narrow widths at which people read: two phones, and a screen of 1280 pixels at 400 % (WCAG 1.4.10).
+NARROW = (390, 360, 320)
 
 
 @pytest.fixture(scope="module")
@@ -56,10 +57,12 @@ def opened(browser: Browser, address: str) -> Iterator[Page]:
 
 
 def fits(page: Page) -> None:
-    """Check that no text has to be scrolled sideways on a narrow screen."""
+    """Check that only pictures and tables scroll sideways on a narrow screen, and that pictures say so."""
+    hints = "[...document.querySelectorAll('figure')].map(each => getComputedStyle(each, '::before').content)"
     for width in NARROW:
         page.set_viewport_size({"width": width, "height": 640})
         assert page.evaluate("document.documentElement.scrollWidth") <= width
+        assert all("scroll sideways" in hint for hint in page.evaluate(hints))
     page.set_viewport_size({"width": 1280, "height": 800})
 
 
@@ -79,7 +82,14 @@ def test_the_live_page_shows_the_journal_and_obeys_the_keyboard(browser: Browser
     summary = tmp_path / artifacts.SUMMARY
     ended = summary.read_text()
     summary.unlink()
-    job = live.Job("runs/digits", lambda: status, lambda: nullcontext(live.Reading(tmp_path, status)))
+    answers, age = threading.Event(), 0.0
+    answers.set()
+
+    def newest() -> live.Status:
+        answers.wait()  # as a call to a master that is paused
+        return live.Status(status, age)
+
+    job = live.Job("runs/digits", newest, lambda: nullcontext(live.Reading(tmp_path, status)))
     job._draw()  # imports Matplotlib, which takes longest, before anything waits for it
     server = live.Server(job)
     serving = threading.Thread(target=server.run)
@@ -89,8 +99,31 @@ def test_the_live_page_shows_the_journal_and_obeys_the_keyboard(browser: Browser
             expect(page.locator("#pictures svg").first).to_be_visible(timeout=MILLISECONDS)
             expect(page).to_have_title("Training: runs/digits")
             assert [row[0] for row in rows_of(page, "worker")[:2]] == ["0", "1"]
-            assert_journal(page, tmp_path)
+            lanes = "nodes => nodes.map(each => each.ariaLabel)"
+            workers = [
+                f"worker {w.id}: {'lost' if w.lost else 'left'}"
+                for w in reading.read(tmp_path).workers.values()
+            ]
+            assert page.locator("#ring svg.lane").evaluate_all(lanes) == workers
+            expect(page.locator("#ring .newest")).to_contain_text("worker 1 lost (SIGKILL); 2 to 1 worker, ")
             fits(page)
+
+            # Numbers, ring and pictures say how old they are, also while no answer comes.
+            heads = ("#now > :first-child", "#ring h2", "#pictures h2")
+            for head in heads:
+                expect(page.locator(head).first).not_to_have_attribute("data-age", re.compile(""))
+            age = 40.0
+            expect(page.locator(heads[0])).to_have_attribute("data-age", re.compile("^4[0-9] s old$"))
+            answers.clear()
+            for head in heads:
+                grown = re.compile("^(4[3-9]|[5-9][0-9]) s old$|min old$")
+                expect(page.locator(head).first).to_have_attribute("data-age", grown)
+            expect(page.locator("#state")).to_contain_text("Waiting for an answer")
+            age = 0.0
+            answers.set()
+            for head in heads:
+                expect(page.locator(head).first).not_to_have_attribute("data-age", re.compile(""))
+            expect(page.locator("#state")).to_have_text("Live: follows the job.")
 
             # The slider shows a moment of the journal; at its right end it follows the job.
             page.locator("#time").focus()
@@ -112,6 +145,8 @@ def test_the_live_page_shows_the_journal_and_obeys_the_keyboard(browser: Browser
             job.wake()
             complete = "The job has ended; this page is complete."
             expect(page.locator("#state")).to_have_text(complete, timeout=MILLISECONDS)
+            expect(page.locator("[data-age]")).to_have_count(0)
+            assert_journal(page, tmp_path)
             expect(page.locator(".verdict")).to_contain_text("exactly once")
             expect(page.locator("details[open]")).to_have_count(1)
             expect(page.locator("details[open] > summary:focus")).to_have_count(1)

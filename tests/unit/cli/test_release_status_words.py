@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from edl.cli.display import result
@@ -133,3 +134,11 @@ def test_events_of_one_second_are_in_the_order_in_which_they_were_written() -> N
 
     happened = [written("third", 1, "10"), written("second", 1, "9"), written("first", 0, "11")]
     assert [e["message"] for e in events(happened)] == ["first", "second", "third"]
+
+
+def test_the_status_is_as_old_as_its_last_write() -> None:
+    written = (datetime.now(UTC) - timedelta(seconds=40)).isoformat()
+    job = {"metadata": {"labels": {}}, "data": {"values.json": "{}", "worker.yaml": ""}}
+    data = {"phase": "Training", "updated": written}
+    told = snapshot(FoundRelease("team", "edl", Names("edl"), job, {"data": data}), [], [])
+    assert 40 <= told.age < 100

@@ -19,7 +19,7 @@ from edl.errors import ConfigError, EdlError
 from edl.master.core import events as ev
 from edl.master.core import facts, view
 from edl.report import at_end, pictures, reading, write
-from edl.report.timeline import State, duration
+from edl.report.timeline import State, Timeline, duration
 from tests.support.jobs.journals import keep, whole_story
 from tests.support.jobs.month import Month
 from tests.support.jobs.month import keep as keep_month
@@ -192,6 +192,25 @@ def test_training_and_held_out_values_have_the_steps_of_the_journal(tmp_path: Pa
     assert found.loss == {4: 0.75}
     assert found.trained == {"loss": {10: 0.5}, "mae": {10: 0.25}}
     assert found.held_out == {("test", "loss"): {10: 0.625}, ("test", "mae"): {10: 0.375}}
+
+
+def test_the_head_has_loss_metric_and_held_out_values_first(text: str) -> None:
+    head = text[: text.index("</header>")]
+    assert head.index("<dt>accuracy, held out</dt><dd>0.9000</dd>") < head.index("<dt>duration</dt>")
+    assert text.index('id="metrics-head"') < text.index('id="ring-head"') < text.index('id="workers-head"')
+
+
+def test_a_loss_over_more_than_two_decades_has_a_log_scale() -> None:
+    def scales(*losses: float) -> list[str]:
+        steps = dict(enumerate(losses))
+        figure = pictures.metrics(Timeline(loss=steps, trained={"mae": steps}))
+        assert figure is not None
+        return [axes.get_yscale() for axes in figure.axes]
+
+    assert scales(2.0, 0.5, 0.021) == ["linear", "linear"]
+    assert scales(2.0, 0.5, 1e-6) == ["log", "linear"], "a metric such as accuracy keeps its scale"
+    assert scales(2.0, 1e-6, 0.0) == ["log", "linear"], "a loss of 0 has no place on it and hides nothing"
+    assert scales(2.0, 1e-6, -1.0) == ["linear", "linear"]
 
 
 def test_the_age_of_the_newest_checkpoint_is_what_a_loss_would_cost(tmp_path: Path) -> None:

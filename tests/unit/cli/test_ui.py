@@ -7,9 +7,10 @@ import http.client
 import json
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -18,9 +19,10 @@ from edl.contract import artifacts
 from edl.contract.ids import WorkerId
 from edl.errors import EdlError
 from edl.master.core import events as ev
-from edl.master.core import view
-from edl.report import live, reading
+from edl.master.core import facts, view
+from edl.report import live, reading, write
 from edl.report.moment import moment
+from edl.report.strip import strip
 from tests.support.jobs.journals import keep, whole_story
 from tests.support.jobs.stories import Story
 
@@ -37,10 +39,10 @@ class Shown:
         job = live.Job("runs/digits", self.told, lambda: nullcontext(live.Reading(output, self.status)))
         self.server = live.Server(job)
 
-    def told(self) -> dict[str, Any]:
+    def told(self) -> live.Status:
         if self.gone:
             raise EdlError("the master does not answer")
-        return self.status
+        return live.Status(self.status)
 
     def get(self, path: str, method: str = "GET", **headers: str) -> tuple[int, str, http.client.HTTPMessage]:
         connection = http.client.HTTPConnection("127.0.0.1", self.server.server_port, timeout=20)
@@ -64,6 +66,20 @@ class Shown:
         return answer
 
 
+def journal_in(output: Path, told: Mapping[str, Any] = MappingProxyType({})) -> Any:
+    """Access to the journal in a directory, as `live.Job` takes it."""
+    return lambda: nullcontext(live.Reading(output, told))
+
+
+class Clock:
+    """A clock that the test moves."""
+
+    now = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
 @pytest.fixture
 def shown(tmp_path: Path) -> Iterator[Shown]:
     shown = Shown(tmp_path)
@@ -77,10 +93,7 @@ def shown(tmp_path: Path) -> Iterator[Shown]:
 
 def test_the_page_follows_a_job_until_it_has_ended(shown: Shown, monkeypatch: pytest.MonkeyPatch) -> None:
     running = Story(workers=2, joinDelaySeconds=0.5).running()
-    shown.status = {
-        **view.status(running.job, running.now),
-        "news": [{"number": 1, "seconds": 2.0, "reason": "WorkerLost", "text": HOSTILE}],
-    }
+    shown.status = {**view.status(running.job, running.now), "reason": HOSTILE}
     first = shown.now()
     assert first["title"] == "Training: runs/digits" and not first["final"]
     assert "2 workers now" in first["now"] and "&lt;script&gt;" in first["now"]
@@ -97,12 +110,15 @@ def test_the_page_follows_a_job_until_it_has_ended(shown: Shown, monkeypatch: py
     assert past == moment(reading.read(shown.output), now["ends"]) and "ring 3 of 2 workers" in past
     for wrong in ("at/", "at/-1", "at/x", "at/1e9", "at/1/2"):
         assert shown.get(f"/{shown.server.token}/{wrong}")[0] == 404, wrong
+    assert '<section id="ring"' in now["now"], "ring and workers come with the numbers"
     drawn = shown.get(f"/{shown.server.token}/pictures")[1]
-    assert '<section aria-labelledby="ring-head">' in drawn and "<svg" in drawn
+    assert '<section aria-labelledby="metrics-head">' in drawn and "<svg" in drawn
     assert "Audit" not in drawn, "a running job is not audited"
     monkeypatch.setattr(live, "STATUS_SECONDS", 0.0)
     shown.gone = True
-    assert "the master does not answer" in shown.now()["now"]
+    without = shown.now()
+    assert "the master does not answer" in without["now"] and "2 workers now" in without["now"]
+    assert without["state"].startswith("No answer from the job") and without["title"].startswith("no answer")
     shown.gone = False
     summary.write_text(ended)
     shown.status = artifacts.read_summary(shown.output)
@@ -144,6 +160,95 @@ def test_a_moment_shows_the_newest_checkpoint_of_that_time(tmp_path: Path) -> No
     assert "newest checkpoint: step 3, 1.5 s old" in moment(found, at + 1.5)
 
 
+def test_numbers_ring_and_pictures_have_the_age_of_what_they_were_read_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keep(whole_story(), tmp_path)
+    clock, answers = Clock(), [live.Status({"phase": "Training"}, 0.5)]
+
+    def status() -> live.Status:
+        if not answers:
+            raise EdlError("the master does not answer")
+        return answers[-1]
+
+    monkeypatch.setattr(live, "time", clock)
+    monkeypatch.setattr(write, "sections", lambda *_: "a picture")
+    job = live.Job("job", status, journal_in(tmp_path))
+    assert job.now()["ages"] == {"now": 0.5, "ring": 0.5}, "as old as the status of a master that writes it"
+    job._draw()
+    clock.now += 40
+    answers[:] = [live.Status({"phase": "Training"})]
+    assert job.now()["ages"] == {"now": 0.0, "ring": 0.0, "pictures": 40.0}, "the pictures were not redrawn"
+    job._draw()
+    assert job.now()["ages"]["pictures"] == 0.0, "they still show the whole journal"
+    answers.clear()
+    clock.now += 50
+    job._draw()
+    assert job.now()["ages"] == {"now": 50.0, "ring": 50.0, "pictures": 50.0}, "nothing newer is known"
+
+
+def test_an_ended_job_has_one_final_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    keep(whole_story(), tmp_path)
+    summary = artifacts.read_summary(tmp_path)
+    running = {"phase": "Training", "task": {"step": 7, "steps": 10}}
+    drawn = list[Mapping[str, Any]]()
+
+    def sections(_: object, told: Mapping[str, Any], live: bool) -> str:
+        drawn.append(told)
+        return "a picture"
+
+    monkeypatch.setattr(write, "sections", sections)
+    monkeypatch.setattr(live, "STATUS_SECONDS", 1e9)  # the status that was read last stays
+    told = running
+    job = live.Job("job", lambda: live.Status(told), lambda: nullcontext(live.Reading(tmp_path, told)))
+    job._draw()
+    assert not job.now()["final"], "the summary is there, and the status is older"
+    told = summary
+    job._asked_at = float("-inf")
+    assert "step 10 of 10" in job.now()["now"]
+    job._told = running  # as if it had been read while the job ended
+    job._draw_the_end()
+    answer = job.now()
+    assert answer["final"] and answer["ages"] == {} and answer["title"] == "Succeeded: job"
+    assert "step 10 of 10" in answer["now"] and drawn[-1] is summary
+
+
+def test_results_and_ring_stand_before_pictures_and_these_before_notices(tmp_path: Path) -> None:
+    keep(whole_story(), tmp_path)
+    timeline = reading.read(tmp_path)
+    timeline.notices.append((2.0, "Scaled", "workers: 3"))
+    evaluated = {"test": {"step": 4, "records": 5, "metrics": {"loss": 1e-6, "mae": 0.5}}}
+    status = {
+        "phase": "Training",
+        "epoch_loss": 0.25,
+        "epoch_metrics": {"mae": 0.375},
+        "evaluations": evaluated,
+        "workers": [{"id": 0, "handle": "", "rank": 0, "state": "member", "step": 1, "rate": 1.0}],
+    }
+    now = live.now(status, ring=strip(timeline))
+    head = ("loss</dt><dd>0.2500", "loss, held out</dt><dd>1.000e-06", "mae</dt><dd>0.3750", "mae, held out")
+    places = [now.index(text) for text in (*head, 'id="ring"', "1 worker now")]
+    assert places == sorted(places)
+    text = live.page("job")
+    assert text.index('id="now"') < text.index('id="pictures"') < text.index('id="past"')
+    drawn = write.sections(timeline, status, live=True)
+    assert drawn.index("metrics-head") < drawn.index("notices-head")
+    assert "ring-head" not in drawn, "it stands beside the numbers"
+
+
+def test_a_kill_stays_in_sight_while_short_epochs_pass(tmp_path: Path) -> None:
+    story = Story(workers=2, joinDelaySeconds=0.5).running()
+    story.kill(1)
+    story.out(0, step=4, broken="reset")
+    story.up(4)
+    g = story.job.ring.generation
+    for _ in range(60):
+        story.tell(ev.EpochEnded(WorkerId(0), g, 1, facts.EpochLoss(0, 100, 0.5), {}))
+    keep(story, tmp_path)
+    (first, *_) = strip(reading.read(tmp_path)).split("<li>")[1:]
+    assert "worker 1 lost (SIGKILL); 2 to 1 worker, " in first
+
+
 def test_an_event_is_shown_within_a_second(shown: Shown) -> None:
     shown.status = {"phase": "Starting", "reason": "starting"}
     assert "starting" in shown.now()["now"]
@@ -157,16 +262,16 @@ def test_the_status_is_answered_while_pictures_are_drawn(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     keep(whole_story(), tmp_path)
-    job = live.Job("job", lambda: {"phase": "Training"}, lambda: nullcontext(live.Reading(tmp_path, {})))
+    job = live.Job("job", lambda: live.Status({"phase": "Training"}), journal_in(tmp_path))
     answered = list[str]()
 
-    def picture(found: live.Reading, ended: bool) -> str:
+    def sections(*_: object) -> str:
         other = threading.Thread(target=lambda: answered.append(job.now()["title"]))
         other.start()
         other.join(60)
         return "a picture"
 
-    monkeypatch.setattr(job, "_picture", picture)
+    monkeypatch.setattr(write, "sections", sections)
     job._draw()
     assert (answered, job.pictures) == (["Training: job"], "a picture")
 
@@ -211,9 +316,9 @@ class ThirdTime(threading.Event):
 
 def test_nothing_is_drawn_while_no_browser_asks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     keep(whole_story(), tmp_path)
-    job = live.Job("job", dict, lambda: nullcontext(live.Reading(tmp_path, {})))
+    job = live.Job("job", lambda: live.Status({"phase": "Training"}), journal_in(tmp_path))
     monkeypatch.setattr(live, "LEAST_PAUSE_SECONDS", 0.01)
-    monkeypatch.setattr(job, "_picture", lambda found, ended: "a picture")
+    monkeypatch.setattr(write, "sections", lambda *_: "a picture")
     job.draw(ThirdTime())
     assert job.version == 0
     monkeypatch.setattr(job, "_looked_at", time.monotonic())
