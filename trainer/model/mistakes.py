@@ -108,21 +108,9 @@ def refuse_strategy(module: UserModel, model: keras.Model) -> None:
 
 def not_finite(module: UserModel, batch: Batch) -> Mistake:
     """The mistake behind a loss that is not finite: a value of the records, if one of them is not finite."""
-    for what, tree in (("features", batch.x), ("labels", batch.y), ("weights", batch.weights)):
-        for path, array in keras.tree.flatten_with_path(tree):
-            values: np.ndarray = array if isinstance(array, np.ndarray) else np.zeros(0)
-            if values.dtype.kind != "f" or np.isfinite(values).all():
-                continue
-            at: list[int] = np.argwhere(~np.isfinite(values))[0].tolist()
-            where = f", column {at[1]}" if len(at) > 1 and values.shape[1] > 1 else ""
-            about = "feed" if module.feed else "data"
-            return Mistake(
-                f"{module.name}: {_named(what, path)} is {values[tuple(at)]} in record "
-                f"{int(batch.indices[at[0]])}{where}, so the loss is not finite: fill missing values, or "
-                "leave these records out",
-                about,
-                place_of(module, about),
-            )
+    if value := batch.not_finite():
+        about = "feed" if module.feed else "data"
+        return Mistake(f"{module.name}: {value}", about, place_of(module, about))
     return Mistake(
         f"{module.name}: the loss of {len(batch)} records is not finite, though all their values are: look "
         "for a logarithm or a division in the loss and the model, and for a learning rate that is too large",
@@ -314,10 +302,6 @@ def _is_text(array: Any) -> bool:
 def _first(array: Any) -> str:
     value = np.asarray(array).reshape(-1)[0]
     return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
-
-
-def _named(what: str, path: tuple[Any, ...]) -> str:
-    return what + "".join(f"[{key!r}]" for key in path)
 
 
 def _listed(names: Any) -> str:
