@@ -334,6 +334,8 @@ def result(summary: dict[str, Any], kept: str, model: str) -> str:
         times = how_many(count, "time")
         again = "" if _is_script(summary) else f", {how_many(redone, 'record')} redone"
         lines.append(f"  ring      changed {times}, longest stall {stall:.2f} s{again}")
+    if wait := summary.get("longest_wait"):
+        lines.append(f"  stalled   {wait['seconds']:.1f} s at most, {wait['kind']}")
     if (last := summary.get("checkpoint")) and last["step"]:
         place = plain(_as_given(last["dir"], kept))
         lines.append(f"  newest    checkpoint of step {last['step']:,} in {place}")

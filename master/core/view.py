@@ -141,6 +141,7 @@ def summary(job: Job) -> dict[str, Any]:
         "began_with": job.began_with,
         "digests": {str(w): d for w, d in job.result.digests.items()},
         "goodput_seconds": job.goodput.at(job.ended_at or 0.0),
+        "longest_wait": _longest_wait(job),
         "generations": [_change(change) for change in job.ring.changes],
         "earlier_generations": asdict(job.ring.earlier),
         "failures": [{"worker": f.worker, "why": f.why, "traceback": f.traceback} for f in job.failures],
@@ -275,6 +276,12 @@ def _checkpoint(job: Job, now: float) -> dict[str, Any] | None:
         return None
     age = None if found.written_at is None else now - found.written_at
     return {"dir": job.config.checkpoint.dir, "step": found.step, "seconds_ago": age, "bytes": found.nbytes}
+
+
+def _longest_wait(job: Job) -> dict[str, Any] | None:
+    """The longest time in which a ring made no step, and what it waited for; None if it never did."""
+    seconds, kind = job.goodput.longest
+    return {"seconds": seconds, "kind": kind} if kind else None
 
 
 def _waits(beats: Mapping[WorkerId, facts.Heartbeat]) -> str:
