@@ -15,6 +15,7 @@ from typing import Any
 
 from edl.contract.heartbeats import Staleness
 from edl.contract.ids import WorkerId
+from edl.contract.phases import WorkerState
 from edl.formatting import how_many, numbered
 from edl.master.core import events as ev
 from edl.master.core import facts, membership, ps, silence, training
@@ -24,6 +25,12 @@ from edl.master.core.state import TrainTask
 from edl.master.core.workers import AWAY, OUT, UP, WorkerRecord
 
 MOST_NAMED = 5  # workers in a sentence
+BEGINNING = "starting"  # the reason of a job until its first ring, or what it waits for, is known
+BEFORE_READY = {  # what workers do in their states
+    WorkerState.PENDING: "not running yet",
+    WorkerState.STARTING: "importing TensorFlow",
+    WorkerState.INITIALIZING: "importing and building the model, and trying a step",
+}
 # A time that a step waits is shown as the greatest of these that it exceeds, so that the words change seldom.
 SHOWN_SECONDS = (3, 5, 10, 20, 30, 60, 120, 300, 600, 1800, 3600)
 
@@ -64,6 +71,7 @@ def status(
         or _newcomers(job, now)
         or _readers(job, beats)
         or _replacements(job, now)
+        or _beginning(job)
         or job.reason,
         "traceback": job.traceback,
         "seconds": job.active_before
@@ -243,6 +251,14 @@ def _between_rings(job: Job, beats: Mapping[WorkerId, facts.Heartbeat]) -> str:
     if ring.closing:
         return f"{name} is being left by {said}: {ring.cause}{doing}"
     return f"{name} is being formed and waits for {said} ({ring.changes[-1].cause}){doing}"
+
+
+def _beginning(job: Job) -> str:
+    """Describe what the workers do before the first one is ready; empty from then on."""
+    if job.reason != BEGINNING or job.ending is not None:
+        return ""
+    found = [(what, [w.id for w in job.pool if w.state == state]) for state, what in BEFORE_READY.items()]
+    return "; ".join(f"{numbered('worker', ids, MOST_NAMED)}: {what}" for what, ids in found if ids)
 
 
 def _newcomers(job: Job, now: float) -> str:
