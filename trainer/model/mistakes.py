@@ -11,7 +11,7 @@ from __future__ import annotations
 import ast
 import inspect
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -39,12 +39,15 @@ class Mistake(ModelError):
         about: the function of the contract that has it: model, data or feed.
         place: its line; None if it is not known.
         cause: the library's error, in one line.
+        also: further mistakes that were found with it.
     """
 
-    def __init__(self, why: str, about: str, place: Place | None, cause: str = ""):
+    def __init__(
+        self, why: str, about: str, place: Place | None, cause: str = "", also: Sequence[Mistake] = ()
+    ):
         text = f"{why}: {cause}" if cause else why
         super().__init__(f"{text} ({place})" if place is not None else text)
-        self.why, self.about, self.place, self.cause = why, about, place, cause
+        self.why, self.about, self.place, self.cause, self.also = why, about, place, cause, also
 
 
 def behind(
@@ -57,7 +60,7 @@ def behind(
         batch_size: training.batchSize.
     """
     records = "feed" if module.feed else "data"
-    found: tuple[str, str] | None = None
+    found: list[tuple[str, str]] = []
     if "Could not interpret" in str(error):  # a misspelt loss, metric or optimizer
         return Mistake(f"{module.name}: {format_error(error)}", "model", place_of(module, "model"))
     if batch is not None:
@@ -68,23 +71,22 @@ def behind(
                 why += (
                     ": name their column (label=... of edl.csv, edl.parquet and edl.dataset, or data.label)"
                 )
-            found = why, records
-        elif (why := _input_mistake(model, batch.x)) or (why := _weights_mistake(batch.y, batch.weights)):
-            found = why, records
-        elif pair := _label_mistake(model, batch.y, records):
-            found = pair
-    if found is None and re.search(rf"\b{batch_size}\b", str(error)):
-        found = (
-            (
-                f"training.batchSize is {batch_size}, and a worker gets a part of each batch, with any "
-                "number of records: the model must take the size from the batch (None, -1, ops.shape)"
-            ),
-            "model",
+            found = [(why, records)]
+        else:
+            of_records = _input_mistake(model, batch.x), _weights_mistake(batch.y, batch.weights)
+            pair = _label_mistake(model, batch.y, records)
+            found = [*((why, records) for why in of_records if why), *([pair] if pair else [])]
+    if not found and re.search(rf"\b{batch_size}\b", str(error)):
+        why = (
+            f"training.batchSize is {batch_size}, and a worker gets a part of each batch, with any "
+            "number of records: the model must take the size from the batch (None, -1, ops.shape)"
         )
-    if found is None:
+        found = [(why, "model")]
+    if not found:
         return None
-    why, about = found
-    return Mistake(f"{module.name}: {why}", about, place_of(module, about), format_error(error))
+    also = [Mistake(f"{module.name}: {why}", about, place_of(module, about)) for why, about in found[1:]]
+    why, about = found[0]
+    return Mistake(f"{module.name}: {why}", about, place_of(module, about), format_error(error), also)
 
 
 def refuse_strategy(module: UserModel, model: keras.Model) -> None:
