@@ -246,7 +246,7 @@ def format_traceback(error: BaseException) -> str:
 def _drop_callers(found: traceback.TracebackException) -> None:
     """Drop the frames that lead to the user's code, such as those of the import of a model's file.
 
-    An error that explains another one, without a line of the user's code, gets the other one's lines.
+    An error without a line of the user's code, which explains a different error, gets the lines of that one.
     """
     if not (cause := found.__cause__) and not found.__suppress_context__:
         cause = found.__context__
@@ -259,7 +259,7 @@ def _drop_callers(found: traceback.TracebackException) -> None:
 
 
 def _first_of_user(found: traceback.TracebackException) -> int | None:
-    """The first frame in the user's code; None if there is none."""
+    """The index of the first frame in the user's code; None if no frame is."""
     of_user = (n for n, frame in enumerate(found.stack) if not _is_of_a_library(Path(frame.filename)))
     return next(of_user, None)
 
