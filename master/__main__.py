@@ -99,7 +99,7 @@ async def _watched(job: Coroutine[Any, Any, int]) -> int:
 
 async def _processes(spec: JobSpec, output: Path, listen: str, salvage: Path | None, attached: str) -> int:
     master, token = Master(spec, RunId(secrets.token_hex(8))), token_for(output)
-    _on_signals(lambda name: _stop(master, f"the master got {name}"))
+    _on_signals(partial(_stop, master))
     if attached:
         _on_end_of_input(lambda: _stop(master, f"`{attached}` was ended"))
     backend = processes(master, output, token)
@@ -123,7 +123,7 @@ async def _by_hand(spec: JobSpec, output: Path, listen: str, salvage: Path | Non
         since = adopted.active_seconds + journal.silent_seconds(output)
         adopted = replace(adopted, active_seconds=since)
     master = Master(spec, run_id, adopted=adopted)
-    _on_signals(lambda name: _stop(master, f"the master got {name}"))
+    _on_signals(partial(_stop, master))
     if attached:
         _on_end_of_input(lambda: _stop(master, f"rank 0 of `{attached}` was ended"))
     token = token_for(output)
@@ -226,10 +226,11 @@ def _collect_seldom() -> None:
 
 
 def _on_signals(act: Callable[[str], object]) -> None:
-    """Call `act` with the name of the signal that asks this process to end."""
+    """Call `act` with the reason, once a signal asks this process to end. `edl run` sends it Ctrl-C, too."""
     loop = asyncio.get_running_loop()
-    for number in to_handle((signal.SIGTERM, signal.SIGINT)):
-        loop.add_signal_handler(number, act, number.name)
+    for number, why in ((signal.SIGTERM, "the master got SIGTERM"), (signal.SIGINT, "interrupted by Ctrl-C")):
+        if number in to_handle((number,)):
+            loop.add_signal_handler(number, act, why)
 
 
 def _on_end_of_input(act: Callable[[], object]) -> None:

@@ -6,6 +6,8 @@ of each worker is kept for the status. The core receives events that may need a 
 journal:
 
     Progress    the progress of the ring: every few seconds, and before events that may change the ring
+    Stalled     the ring makes no step, and members wait for parameter servers or for records
+    StallEnded  it has made a step again
     Silent      a worker has sent nothing for the heartbeat timeout
     Heard       a silent worker has sent a message again
 
@@ -25,9 +27,11 @@ from edl.contract.heartbeats import Staleness
 from edl.contract.ids import WorkerId
 from edl.master.core import events as ev
 from edl.master.core.facts import Heartbeat
+from edl.master.core.goodput import RECORDS, SERVERS
 from edl.master.core.training import latest_loss
 
 PROGRESS_SECONDS = 10.0  # between two reports to the core
+STALL_SECONDS = 1.0  # a shorter wait is a part of a slow step
 NO_WORKER = WorkerId(-1)
 NOTABLE = 0.1  # relative change of a speed that is reported
 # Before one of these events the core needs the ring's progress, because the ring may end with it.
@@ -45,6 +49,8 @@ class Telemetry:
         self.ahead: ev.Progress | None = None  # progress that is not reported to the core yet
         self._staleness: dict[WorkerId, Staleness] = {}  # as last reported by each worker
         self._generation = 0  # of the newest known ring
+        self._reached, self._reached_at = (0, 0), float("-inf")  # step and round of that ring, and since when
+        self._stalled = False  # whether the core knows that it makes no step
         self._told: ev.Progress | None = None
         self._told_at = float("-inf")
         self._speeds: dict[WorkerId, float] = {}  # as reported to the core
@@ -62,7 +68,8 @@ class Telemetry:
             yield ev.Heard(speaker)
         match said:
             case Heartbeat(worker):
-                self._note(said)
+                self._note(said, now)
+                yield from self._stalls(said, now)
                 if now >= self._told_at + PROGRESS_SECONDS:
                     yield from self._tell(now)
             case ev.Ready(worker) | ev.Resume(worker):  # from now on it sends heartbeats
@@ -119,7 +126,7 @@ class Telemetry:
 
     # --- progress
 
-    def _note(self, beat: Heartbeat) -> None:
+    def _note(self, beat: Heartbeat, now: float) -> None:
         self.beats[beat.worker] = beat
         if beat.staleness is not None:
             self._staleness[beat.worker] = beat.staleness
@@ -127,6 +134,7 @@ class Telemetry:
             return  # the worker is in no ring, or in an earlier one
         if beat.generation > self._generation:
             self._generation, self.ahead = beat.generation, None
+            self._reached, self._reached_at, self._stalled = (beat.step, beat.round), now, False
         before = self.ahead or ev.Progress(beat.generation, 0)
         told = self._speeds.get(beat.worker, 0.0)
         if beat.speed > 0 and abs(beat.speed - told) > NOTABLE * told:
@@ -139,6 +147,22 @@ class Telemetry:
             loss=before.loss if beat.loss is None else beat.loss,
             epoch_loss=latest_loss(before.epoch_loss, beat.epoch_loss),
         )
+
+    def _stalls(self, beat: Heartbeat, now: float) -> Iterator[ev.Event]:
+        """Report that the ring makes no step because members wait, or that it makes steps again."""
+        if beat.generation == 0 or beat.generation < self._generation:
+            return
+        if (beat.step, beat.round) > self._reached:
+            self._reached, self._reached_at = (beat.step, beat.round), now
+            if self._stalled:
+                self._stalled = False
+                yield ev.StallEnded(beat.generation)
+        elif not self._stalled:
+            kind, waited = _awaited(beat)
+            seconds = min(waited, now - self._reached_at)
+            if seconds >= STALL_SECONDS:
+                self._stalled = True
+                yield ev.Stalled(beat.generation, kind, seconds)
 
     def _tell(self, now: float) -> Iterator[ev.Progress]:
         ahead = self.newest
@@ -154,6 +178,18 @@ class Telemetry:
         if self.ahead is None or not (told := self._staleness.values()):
             return self.ahead
         return replace(self.ahead, staleness=_together(sorted(told, key=lambda one: one.median)))
+
+
+def _awaited(beat: Heartbeat) -> tuple[str, float]:
+    """Return what a member waits for, as a kind of the goodput, and for how many seconds.
+
+    Code of the user is not awaited: it is a part of a step, or of what comes between two.
+    """
+    if beat.waits is not None:
+        return SERVERS, beat.waits.seconds
+    if beat.activity is not None and beat.activity.awaits:
+        return RECORDS, beat.activity.seconds
+    return "", 0.0
 
 
 def _together(told: list[Staleness]) -> Staleness:

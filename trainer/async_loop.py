@@ -265,10 +265,7 @@ class AsyncLoop:
             with self._computing("step", partial(_named, step, batch), len(batch)):
                 made = self._gradients(step, batch)
             if made.skipped and self._config.training.on_non_finite == "stop":
-                raise NonFinite(
-                    f"the loss or a gradient is not finite at step {step + 1}, on worker "
-                    f"{self._session.worker}, in the {batch}"
-                )
+                raise NonFinite(batch, step, self._session.worker)
             computed = self._clock() - began
             if self.servers.push(made, self._session.worker, self._versions):
                 break

@@ -262,6 +262,9 @@ class Check:
             lines = {(m.file, m.line) for m in self.report.mistakes if m.file}
             if (found.file, found.line) not in lines and found not in self.report.mistakes:
                 self.report.mistakes.append(found)
+            for more in error.also if isinstance(error, mistakes.Mistake) else ():
+                text = more.why.removeprefix(f"{self.report.model}: ")
+                self.report.mistakes.append(FoundMistake(text, *(more.place or ("", 0, ""))))
             if ends:
                 raise _Ended from error
 

@@ -27,6 +27,8 @@ moved        old names of commands
 
 from __future__ import annotations
 
+import difflib
+import re
 from typing import Annotated, Any
 
 import typer
@@ -59,9 +61,30 @@ from edl.cli import (
 )
 from edl.cli.groups import Section
 
+
+class Root(moved.RootGroup):
+    """`edl`: suggests a choice of an option if an invalid one is similar."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command.
+
+        Raises:
+            BadParameter: an argument or option is invalid.
+        """
+        try:
+            return super().invoke(ctx)
+        except typer.BadParameter as error:
+            error.message = error.message.removeprefix("Value error, ")  # pydantic's, which Typer calls
+            if found := re.match(r"'(.*)' is not one of (.*)", error.message):
+                choices = re.findall("'([^']*)'", found[2])
+                if near := difflib.get_close_matches(found[1], choices, 1, 0.5):
+                    error.message = f"{error.message.rstrip('.')}; did you mean {near[0]}?"
+            raise
+
+
 app = typer.Typer(
     name="edl",
-    cls=moved.RootGroup,
+    cls=Root,
     help="Elastic training of Keras models: workers may come and go, every record counts exactly once.",
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},

@@ -160,7 +160,7 @@ def _rows(report: ModelReport) -> Iterator[tuple[str, str, str]]:
         yield "", f"{name} {measured(value)}", "of 5 records that are evaluated"
     if report.state_bytes:
         own = f"{_size(report.state_bytes)} of it the weights and the optimizer"
-        yield "memory", f"{_size(report.process_bytes)} a worker", own
+        yield "memory", f"{_size(report.process_bytes)} in this check", own
 
 
 def _mistake(mistake: FoundMistake) -> Text:

@@ -25,6 +25,7 @@ from edl.contract.modes import HOROVOD, servers_of
 from edl.formatting import how_many, measured, plain
 
 PLAIN_WIDTH = 240  # columns of output that is not a terminal
+STEPLESS = (Phase.Starting, Phase.Finishing)  # phases without steps, in which the reason says what is awaited
 KERNEL = "JPY_PARENT_PID"  # set by Jupyter for a kernel, and so for the commands of its cells
 
 
@@ -114,7 +115,7 @@ def progress_line(status: dict[str, Any]) -> str:
         return f"{now['done']:,} of {now['records']:,} records of data({now['split']!r}) {what}"
     if _is_script(status) and status["step"]:
         return f"{status['step']:,} commits, {status['rate']:,.0f} per second; {status['reason']}"
-    if not task["steps"]:
+    if not task["steps"] or status["phase"] in STEPLESS:
         return str(status["reason"])
     parts = [
         f"epoch {task['epoch']} of {task['epochs']}",
@@ -351,6 +352,8 @@ def result(summary: dict[str, Any], kept: str, model: str) -> str:
         times = how_many(count, "time")
         again = "" if _is_script(summary) else f", {how_many(redone, 'record')} redone"
         lines.append(f"  ring      changed {times}, longest stall {stall:.2f} s{again}")
+    if wait := summary.get("longest_wait"):
+        lines.append(f"  stalled   {wait['seconds']:.1f} s at most, {wait['kind']}")
     if (last := summary.get("checkpoint")) and last["step"]:
         place = plain(_as_given(last["dir"], kept))
         lines.append(f"  newest    checkpoint of step {last['step']:,} in {place}")

@@ -13,6 +13,7 @@ from rich.live import Live
 from rich.text import Text
 
 from edl.cli.display import (
+    STEPLESS,
     Screen,
     checkpoint,
     clean,
@@ -115,11 +116,15 @@ def _show_live(console: Console, story: Story, statuses: Iterator[dict[str, Any]
 
 
 def _show_plain(console: Console, story: Story, statuses: Iterator[dict[str, Any]]) -> None:
-    next_line = 0.0
+    next_line, awaited = 0.0, ""
     for status in statuses:
         for line in story.lines(status):
             console.print(line, soft_wrap=True)
-        now = status["seconds"]
+        now, reason = status["seconds"], status["reason"]
+        if status["phase"] in STEPLESS and reason != awaited and not story.awaits_evaluation(now):
+            awaited = reason
+            for line in (*story.rest(), *([] if reason == "starting" else [stamped(now, reason)])):
+                console.print(line, soft_wrap=True)
         if status["phase"] == Phase.Training and now >= next_line and not story.awaits_evaluation(now):
             next_line = now + PLAIN_SECONDS
             for line in (*story.rest(), stamped(now, progress_line(status))):

@@ -175,7 +175,8 @@ class Interrupts:
         if again:
             self.process.kill()
         else:
-            self.process.terminate()
+            # The master names the signal in the job's reason; Ctrl-C at a terminal does not reach it.
+            self.process.send_signal(number if number == signal.SIGINT else signal.SIGTERM)
 
 
 def master_arguments(output: Path, salvage: Path | None) -> list[str]:

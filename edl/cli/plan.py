@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
+import psutil
 import typer
 
 from edl.cli import display, models, output, sizing, storm
@@ -29,6 +30,7 @@ MOST_WORKERS = 8  # default limit on machines with many cores
 WITHIN_SECONDS = 300.0  # for the start of workers, a checkpoint, a recovery
 WARM_UP_SECONDS = 1.0
 LEAST_STEPS = 5  # of a measurement
+LOOK_SECONDS = 1.0  # between two looks at the memory of workers
 EPOCHS = 10**6  # more than are trained
 NEVER = 10**6  # seconds between checkpoints that are not asked for
 
@@ -109,8 +111,8 @@ def plan(
         checkpoint = run.checkpoints(speeds[-1])
         generation, recovered = run.kill()
     preemption = _preemption(where, sizes[-1], generation, recovered)
-    batch = typed.training.batch_size
-    measured = sizing.Measured(speeds, preemption, checkpoint, run.worker_bytes, batch)
+    batch, verifies = typed.training.batch_size, typed.export.verify
+    measured = sizing.Measured(speeds, preemption, checkpoint, run.worker_bytes, batch, verifies)
     told = sizing.plan(measured, sizing.Assumed(preemptions, mtbf, replacement))
     told = {"model": typed.model.name, "run": str(where), "cores": cores, "load": load, **told}
     if form.is_document:
@@ -156,6 +158,8 @@ def _short(where: Path, most: int) -> dict[str, Any]:
         "training": {"epochs": EPOCHS},
         "evaluation": {"epochs": 0, "steps": 0},
         "checkpoint": {"dir": place, "seconds": NEVER, "steps": 0, "keep": 1, "best": "", "resume": False},
+        # A forked worker shares memory with the process that it is forked from, which a pod has, too.
+        "local": {"startMethod": "spawn"},
     }
 
 
@@ -169,7 +173,7 @@ class _Run:
     def __init__(self, where: Path, lasts: float):
         self._where, self._lasts = where, lasts
         self._job, self._status = Local(where), dict[str, Any]()
-        self.worker_bytes = 0
+        self.worker_bytes, self._looks_at = 0, 0.0
 
     def speeds(self, sizes: Sequence[int]) -> list[sizing.Speed]:
         """Measure rings of these sizes, one after the other."""
@@ -239,8 +243,10 @@ class _Run:
 
         def met(status: dict[str, Any]) -> bool:
             self._status = status
-            memory = [worker["memory"] for worker in status["workers"]]
-            self.worker_bytes = max(self.worker_bytes, *memory, 0)
+            if time.monotonic() >= self._looks_at:  # to look for readers takes all processes of the machine
+                self._looks_at = time.monotonic() + LOOK_SECONDS
+                memory = [_memory(int(worker["handle"] or 0)) for worker in status["workers"]]
+                self.worker_bytes = max(self.worker_bytes, *memory, 0)
             return storm.is_over(status) or reached(status)
 
         if self._job.until(met, WITHIN_SECONDS + self._lasts) and not storm.is_over(self._status):
@@ -249,6 +255,17 @@ class _Run:
             raise EdlError(f"{self._where}: no {what} within {WITHIN_SECONDS:.0f} s")
         phase, reason = self._job.wait(Phase.Failed, WITHIN_SECONDS)
         raise EdlError(f"the run has ended before all was measured: {phase}: {reason} (logs: {self._where})")
+
+
+def _memory(pid: int) -> int:
+    """Return the largest resident memory of a worker so far, with what its readers hold alone, in bytes."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text(encoding="utf-8")
+        own = next(int(line.split()[1]) << 10 for line in status.splitlines() if line.startswith("VmHWM:"))
+        readers = psutil.Process(pid).children(recursive=True)
+        return own + sum(int(reader.memory_full_info().uss) for reader in readers)
+    except (OSError, StopIteration, psutil.Error):  # it has no process yet, or has ended
+        return 0
 
 
 def _has_workers(size: int) -> Callable[[dict[str, Any]], bool]:

@@ -144,7 +144,7 @@ def checked(
         merged["prediction"]["dir"] = str((resume / artifacts.PREDICTIONS).resolve())
     check_checkpoints(typed, resume)
     if typed.model.script:
-        models.check_script(typed.model)
+        models.check_script(typed.model, typed.runs_horovod)
     elif not typed.model.source:
         models.check(typed.model.module, not typed.data.addresses, typed.model.functions)
     check_addresses(typed)

@@ -9,12 +9,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from edl.contract.exports import VERIFIER_BYTES, VERIFIER_COPIES
 from edl.formatting import how_many
 
 LEAST_GAIN = 0.5  # of the speed of a single worker; a further worker that adds less does not pay
 FARTHEST = 8  # times the largest measured ring: an extrapolation beyond says nothing
 LEAST_INTERVAL = 10.0  # seconds between checkpoints: the chart's default, at which they cost no step
-REQUEST, LIMIT = 1.2, 1.5  # times the largest resident memory that was measured
+MARGIN = (
+    1.2  # of the memory limit, for what the short run has not seen: other records, callbacks, evaluations
+)
 MEBIBYTES_STEP = 64  # memory is rounded up to a multiple of it
 BUSY = 0.5  # of the cores: the load above which other programs slow a run down
 COLUMNS = 100
@@ -126,8 +129,9 @@ class Measured:
 
     Args:
         speeds: by increasing size of the ring, from 1.
-        worker_bytes: largest resident memory of a worker.
+        worker_bytes: largest resident memory of a worker that was started anew, with its reader processes.
         batch: records of a step.
+        verifies: whether the saved model is loaded again in a process beside the worker (export.verify).
     """
 
     speeds: Sequence[Speed]
@@ -135,6 +139,16 @@ class Measured:
     checkpoint: Checkpoint
     worker_bytes: int
     batch: int
+    verifies: bool = True
+
+    @property
+    def verifier_bytes(self) -> int:
+        """Memory that the process takes which loads the saved model; a file is as large as a checkpoint."""
+        return VERIFIER_BYTES + VERIFIER_COPIES * self.checkpoint.nbytes if self.verifies else 0
+
+    def pod_bytes(self, margin: float = 1.0) -> float:
+        """Memory of a worker's pod at the end of its job, when the model is verified."""
+        return margin * self.worker_bytes + self.verifier_bytes
 
 
 def delay(seconds: float, steps: int, count: int, steps_per_second: float) -> float:
@@ -211,7 +225,7 @@ def plan(measured: Measured, assumed: Assumed) -> dict[str, Any]:
     shortest = max(LEAST_INTERVAL, checkpoint.write_seconds)
     interval = max(math.ceil(young_interval(checkpoint.cost_seconds, assumed.mtbf)), math.ceil(shortest))
     lost = preemption.lost_seconds(_share(measured.speeds, fitted, preemption.workers), assumed.replacement)
-    request, limit = (mebibytes(times * measured.worker_bytes) for times in (REQUEST, LIMIT))
+    request, limit = (mebibytes(measured.pod_bytes(margin)) for margin in (1.0, MARGIN))
     told: dict[str, Any] = {
         "assumed": {
             "preemptions_per_hour": assumed.preemptions_per_hour,
@@ -235,6 +249,7 @@ def plan(measured: Measured, assumed: Assumed) -> dict[str, Any]:
             "cost_seconds": checkpoint.cost_seconds,
         },
         "worker_bytes": measured.worker_bytes,
+        "verifier_bytes": measured.verifier_bytes,
         "lost_shares": {
             "preemptions": assumed.preemptions_per_hour * lost / 3600,
             "checkpoints": checkpoint.cost_seconds / interval,
@@ -276,10 +291,10 @@ def _reasons(told: Mapping[str, Any], measured: Measured) -> dict[str, str]:
         if workers < largest
         else f"the largest ring that was measured; each further worker {rule}",
         "checkpoint.seconds": _interval_reason(checkpoint, assumed["mtbf_seconds"]),
-        "worker.resources.requests.memory": f"{REQUEST} times the {_size(told['worker_bytes'])} that the "
-        "largest worker held",
-        "worker.resources.limits.memory": f"likewise, {LIMIT} times: the memory of different records, "
-        "callbacks and the saved model is not measured",
+        "worker.resources.requests.memory": f"the {_size(told['worker_bytes'])} that the largest worker held"
+        + (f", {_size(told['verifier_bytes'])} to load the saved model again" if measured.verifies else ""),
+        "worker.resources.limits.memory": f"likewise, with {MARGIN} times the memory of the worker: other "
+        "records, callbacks and evaluations are not measured",
     }
     if most := values.get("maxWorkers"):
         step = told["step"]

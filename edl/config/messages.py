@@ -94,9 +94,15 @@ def _keys_of(path: list[str], rest: list[str], whole: type[BaseModel]) -> str:
 def _hint(path: list[str], section: type[BaseModel], whole: type[BaseModel]) -> str:
     """Suggest keys: the same name elsewhere, else a similar name in this section, else all keys of it."""
     *parents, last = path
-    elsewhere = [key for key in keys(whole) if key.rsplit(".", 1)[-1] == last]
-    near = difflib.get_close_matches(last, known(section), 1, cutoff=0.5)
-    if meant := elsewhere[:2] or [".".join([*parents, name]) for name in near]:
+    named = {key: key.rsplit(".", 1)[-1] for key in keys(whole)}
+    elsewhere = [key for key, name in named.items() if name == last]
+    typed, near = (
+        [".".join([*parents, name]) for name in difflib.get_close_matches(last, known(section), 1, cutoff)]
+        for cutoff in (0.8, 0.5)
+    )
+    # `gpus` begins gpusPerWorker, though it is nearer to `ps`.
+    begun = [key for key, name in named.items() if len(last) >= 3 and name.startswith(last)]
+    if meant := elsewhere[:2] or typed or begun[:3] or near:
         return f"did you mean {' or '.join(meant)}?"
     where = f"keys of {'.'.join(parents)}" if parents else "keys"
     return f"{where}: {', '.join(known(section))}"

@@ -28,6 +28,10 @@ CONTRACT = {
 ELASTICDL = ("loss", "optimizer", "feed", "eval_metrics_fn")
 _ELASTICDL = re.compile(rb"^(def custom_model|class CustomModel)\b", re.MULTILINE)
 _EDL = re.compile(rb"^def (model|data)\b", re.MULTILINE)
+FROM_FIT = (
+    "edl makes the calls of fit() itself: let model() return the compiled model and data(split) the arrays "
+    "(docs/coming-from-fit.md)"
+)
 SAFE_ENCODINGS = ("utf-8", "utf8", "utf-8-sig", "ascii", "us-ascii")
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
@@ -102,6 +106,26 @@ def check(
     return [f"{name}: {line}" for line in _contract(tree, table, with_data)]
 
 
+def line_of_fit(tree: ast.Module, own: Collection[str] = ()) -> int:
+    """Return the line in which a script of Keras calls `fit`; 0 if it does not, or uses edl or Horovod.
+
+    Args:
+        own: modules that may use edl for the script.
+    """
+    imported = set[str]()
+    for node in ast.walk(tree):
+        match node:
+            case ast.Import(names=names):
+                imported |= {alias.name.partition(".")[0] for alias in names}
+            case ast.ImportFrom(module=str(module)):
+                imported.add(module.partition(".")[0])
+    if not imported & {"keras", "tensorflow", "tf_keras"} or imported & {"edl", "horovod", *own}:
+        return 0
+    calls = (node for node in ast.walk(tree) if isinstance(node, ast.Call))
+    fits = [c.lineno for c in calls if isinstance(c.func, ast.Attribute) and c.func.attr == "fit"]
+    return min(fits, default=0)
+
+
 def _size(source: str) -> int:
     """Size in bytes of the text as written by Helm: JSON in UTF-8, where <, > and & take six bytes each."""
     written = json.dumps(source, ensure_ascii=False).encode("utf-8", "replace")
@@ -120,6 +144,10 @@ def _encoding(source: str) -> str:
 def _contract(tree: ast.Module, table: symtable.SymbolTable, with_data: bool) -> Iterator[str]:
     """List the violations of the contract in docs/models.md."""
     bound = {s.get_name() for s in table.get_symbols() if s.is_assigned() or s.is_imported()}
+    functions = {node.name for node in tree.body if isinstance(node, Function)}
+    if not functions & {*CONTRACT} and not _anything(tree, bound) and (line := line_of_fit(tree)):
+        yield f"line {line}: calls fit(), as a training script does. {FROM_FIT}"
+        return
     for name in ("model", "data") if with_data else ("model",):
         if name not in bound and not _anything(tree, bound):
             near = bound & {f"get_{name}", f"build_{name}", f"make_{name}", f"custom_{name}", name.title()}

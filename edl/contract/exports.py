@@ -14,6 +14,10 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any
 
+# The memory of the process that loads an export again (trainer/export/verification.py).
+VERIFIER_BYTES = 500 << 20  # with TensorFlow and Keras
+VERIFIER_COPIES = 3  # of what is in a file, while it is loaded
+
 _SHA256 = re.compile("[0-9a-f]{64}")
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+WAITS = "waits for"  # the beginning of what a member does that waits
+
 
 @dataclass(frozen=True, slots=True)
 class Staleness:
@@ -40,6 +42,11 @@ class Activity:
 
     what: str
     seconds: float
+
+    @property
+    def awaits(self) -> bool:
+        """Whether the member waits, and does not run code of the user's."""
+        return self.what.startswith(WAITS)
 
 
 @dataclass(frozen=True)

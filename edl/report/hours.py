@@ -12,7 +12,8 @@ from itertools import accumulate
 
 from edl.report.timeline import State, Timeline, Worker
 
-KINDS = ("useful", "redone", "re-forming", "waiting to join", "starting", "leaving")
+WAITING = "waiting in a ring"
+KINDS = ("useful", "redone", "re-forming", WAITING, "waiting to join", "starting", "leaving")
 _STATES = {
     State.STARTING: "starting",
     State.INITIALIZING: "starting",
@@ -24,15 +25,19 @@ _STATES = {
 def worker_seconds(timeline: Timeline) -> dict[str, float]:
     """Return the seconds of all workers by kind."""
     seconds = dict.fromkeys(KINDS, 0.0)
-    starting, forming = _Spans(_stalls(timeline, first=True)), _Spans(_stalls(timeline, first=False))
+    stalls = _stalls(timeline, first=False)
+    starting, forming = _Spans(_stalls(timeline, first=True)), _Spans(stalls)
+    idle = _Spans([*stalls, *((start, end) for start, end, _ in timeline.waits)])
     for worker in timeline.workers.values():
         for state, start, end in _paid(worker):
             if state is not State.MEMBER:
                 seconds[_STATES[state]] += end - start
                 continue
-            without = starting.within(start, end), forming.within(start, end)
+            formed = forming.within(start, end)
+            without = starting.within(start, end), formed, idle.within(start, end) - formed
             seconds["starting"] += without[0]
             seconds["re-forming"] += without[1]
+            seconds[WAITING] += without[2]
             seconds["useful"] += max(end - start - sum(without), 0.0)
     seconds["redone"] = min(timeline.redone_seconds, seconds["useful"])
     seconds["useful"] -= seconds["redone"]

@@ -221,7 +221,10 @@ def goodput(timeline: Timeline, told: Mapping[str, Any]) -> str:
     total = sum(seconds.values())
     rows = [(kind, f"{s / 3600:,.3f}", f"{100 * s / total:.1f}") for kind, s in seconds.items() if total]
     columns = ("spent on", "#hours", "#percent")
-    text = "Redone: steps that were trained again. Re-forming: from the last step of a ring to the next one."
+    text = (
+        "Redone: steps that were trained again. Re-forming: from the last step of a ring to the next one. "
+        "Finishing: the model is saved, evaluated and verified."
+    )
     return _section("goodput", "Goodput", text, pictures.goodput(seconds), table("Hours", columns, rows))
 
 
@@ -333,7 +336,10 @@ def facts(timeline: Timeline, told: Mapping[str, Any], verdict: str) -> str:
         stall = max(earlier["stall_seconds"], *(change["stall_seconds"] for change in kept), stall)
         redone = earlier["redone_records"] + sum(change["redone_records"] for change in kept)
     named.append(("ring changes", f"{number:,}"))
-    named.append(("longest stall", f"{stall:.2f} s"))
+    longest = max([(stall, "re-forming"), *((end - start, kind) for start, end, kind in timeline.waits)])
+    if wait := told.get("longest_wait"):  # the summary also has those before the oldest kept line
+        longest = max(longest, (wait["seconds"], wait["kind"]))
+    named.append(("longest stall", f"{longest[0]:.2f} s" + (f", {longest[1]}" if longest[0] else "")))
     if timeline.counted == RECORDS:
         named.append(("redone records", f"{redone:,}"))
     if timeline.masters > 1:

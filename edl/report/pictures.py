@@ -47,8 +47,12 @@ GOODPUT = {
     "redone": "red",
     "re-forming": "orange",
     "waiting for workers": "purple",
+    "waiting for servers": "purple",
+    "waiting for records": "purple",
+    "waiting in a ring": "purple",
     "suspended": "grey",
     "starting": "sky",
+    "finishing": "green",
     "waiting to join": "purple",
     "leaving": "grey",
 }

@@ -76,6 +76,7 @@ class _Reading:
         self._generation = 0
         self._noticed: float | None = None  # when the cause of the next change was heard
         self._left: float | None = None
+        self._waits: tuple[float, str] | None = None  # since when the ring makes no step, and the kind
         self._broken = ""
         self._orders = set[str]()  # Leave, Cut: how the members were ordered to leave the ring
         self._ending = False
@@ -133,6 +134,7 @@ class _Reading:
             trained={name: {**values} for name, values in found.trained.items()},
             held_out={name: {**values} for name, values in found.held_out.items()},
             paces={**found.paces},
+            waits=[*found.waits, *([] if self._waits is None else [(self._waits[0], now, self._waits[1])])],
         )
 
     def _restore(self, kept: Any) -> None:
@@ -201,6 +203,7 @@ class _Reading:
         if event["generation"] != self._generation:
             return
         self._notice(event["worker"], now)
+        self._wait_ends(now)
         self._left = now
         self._broken = self._broken or event.get("broken", "")
 
@@ -251,6 +254,7 @@ class _Reading:
 
     def _form(self, effect: Entry, now: float) -> None:
         members = tuple(effect["members"])
+        self._wait_ends(now)
         noticed = now if self._noticed is None or not self._ring else self._noticed
         self.timeline.changes.append(
             Change(
@@ -283,6 +287,18 @@ class _Reading:
             change.stepped, change.stall = now, event.get("stall_seconds", 0.0)
         change.redone += event.get("redone_records", 0)
         self.timeline.redone_seconds += event.get("wasted_seconds", 0.0)
+
+    def _stalled(self, event: Entry, now: float) -> None:
+        if event["generation"] == self._generation:
+            self._waits = now - event["seconds"], event["kind"]
+
+    def _stall_ended(self, event: Entry, now: float) -> None:
+        self._wait_ends(now)
+
+    def _wait_ends(self, now: float) -> None:
+        if self._waits is not None:
+            self.timeline.waits.append((self._waits[0], now, self._waits[1]))
+            self._waits = None
 
     def _stop(self, effect: Entry, now: float) -> None:
         worker = self._worker(effect["worker"], now)
@@ -391,6 +407,8 @@ _EVENTS = {
     "Gone": _Reading._gone,
     "Stepped": _Reading._stepped,
     "Progress": _Reading._progress,
+    "Stalled": _Reading._stalled,
+    "StallEnded": _Reading._stall_ended,
     "EpochEnded": _Reading._epoch,
     "Evaluated": _Reading._evaluated,
     "Checkpointed": _Reading._checkpointed,

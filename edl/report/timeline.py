@@ -136,6 +136,7 @@ class Timeline:
     held_out: dict[tuple[str, str], dict[int, float]] = field(default_factory=dict)  # split, metric: by step
     checkpoints: list[tuple[float, int, int]] = field(default_factory=list)  # time, step, bytes
     notices: list[tuple[float, str, str]] = field(default_factory=list)  # time, reason, text: important ones
+    waits: list[tuple[float, float, str]] = field(default_factory=list)  # start, end, kind: without a step
     masters: int = 0
     servers: dict[int, Server] = field(default_factory=dict)  # parameter servers, by index
     paces: dict[int, Pace] = field(default_factory=dict)  # by worker

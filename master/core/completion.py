@@ -34,9 +34,8 @@ def export(job: State, root: WorkerRecord) -> None:
     job.result.digests = {w.id: w.digest for w in same}
     root = root if root in same or not same else same[0]
     job.exporter, job.step = root.id, root.step
-    job.goodput.turn("useful", job.now)  # evaluation is not a cost of elasticity
-    then = "saves the model" if _is_evaluated(job) else "saves and evaluates the model"
-    job.reason = f"all records are applied at step {root.step}; worker {root.id} {then}"
+    job.goodput.turn("finishing", job.now)
+    job.reason = f"all records are applied at step {root.step}; worker {root.id} saves the model"
     if not job.config.trains:
         job.reason = f"{_done(job)}; worker {root.id} ends the job"
     job.notice(Reason.Saving, job.reason)
@@ -57,7 +56,9 @@ def saved(job: State, w: WorkerRecord, event: ev.Saved) -> None:
         return
     _keep(job, w, event)
     where = _where(w, event)
-    then = "" if _is_evaluated(job) else f"; worker {w.id} evaluates it"
+    verifies = job.config.export.verify and bool(event.model)
+    rest = [*(["evaluates it"] * (not _is_evaluated(job))), *(["loads it again in a new process"] * verifies)]
+    then = f"; worker {w.id} {' and '.join(rest)}" if rest else ""
     job.reason = f"the model is saved: {where}{then}" if where else job.reason
     job.notice(Reason.Evaluating, job.reason)
 

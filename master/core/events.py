@@ -425,6 +425,22 @@ class Progress:
 
 
 @dataclass(frozen=True, slots=True)
+class Stalled:
+    """A ring that made steps makes none, because its members wait for something."""
+
+    generation: Generation
+    kind: str  # of the goodput: what they wait for
+    seconds: float  # since when
+
+
+@dataclass(frozen=True, slots=True)
+class StallEnded:
+    """The ring has made a step again."""
+
+    generation: Generation
+
+
+@dataclass(frozen=True, slots=True)
 class Silent:
     """The worker has sent nothing for the heartbeat timeout."""
 
@@ -531,6 +547,8 @@ Event = (
     | WorkerMessage
     | RingMessage
     | Progress
+    | Stalled
+    | StallEnded
     | Silent
     | Heard
     | Begin

@@ -77,6 +77,7 @@ class Past:
         doing: the kind since then.
         kept_useful_seconds: seconds of training up to the newest checkpoint.
         changes: how many rings were formed.
+        longest_wait: seconds and kind of the longest time in which a ring waited and made no step.
         stall_seconds: the longest stall of any change.
         redone_records: over all changes.
         state_losses: how often the newest state was lost.
@@ -98,6 +99,7 @@ class Past:
     seconds: dict[str, float]
     doing: str
     kept_useful_seconds: float = 0.0
+    longest_wait: tuple[float, str] = (0.0, "")
     changes: int = 0
     stall_seconds: float = 0.0
     redone_records: int = 0

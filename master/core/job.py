@@ -66,6 +66,8 @@ OF_THE_JOB: Mapping[type, Callable[[State, Any], None]] = {
     ev.Degraded: reports.degraded,
     # of heartbeats
     ev.Progress: ring_events.progress,
+    ev.Stalled: ring_events.stalled,
+    ev.StallEnded: ring_events.stall_ended,
     ev.Silent: silence.begins,
     ev.Heard: silence.ends,
     # of parameter servers

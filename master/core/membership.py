@@ -171,15 +171,16 @@ def give_up(job: State, w: WorkerRecord, reason: ef.FenceReason, why: str) -> No
     lose(job, w, why)
 
 
-def lose(job: State, w: WorkerRecord, why: str, delete: bool = True) -> None:
+def lose(job: State, w: WorkerRecord, why: str, delete: bool = True, told: bool = False) -> None:
     """Remove the worker from the job for good.
 
     Args:
         delete: delete its process, which may still run.
+        told: the job ends for this reason, and says so.
     """
-    if not w.stopped:
-        if w.is_starting:
-            job.backoff.died_early(job.now)
+    if not w.stopped and w.is_starting:
+        job.backoff.died_early(job.now)
+    if not (w.stopped or told):
         job.notice(Reason.WorkerLost, f"worker {w.id} is lost: {why}")
     if delete:
         grace = job.config.elastic.grace_period_seconds
@@ -253,13 +254,14 @@ def charge_export(job: State, w: WorkerRecord, why: str) -> None:
 def failed(job: State, w: WorkerRecord, event: ev.Failed) -> None:
     """Handle a failure that a worker reports before it exits."""
     w.failure_reason = event.why
-    lose(job, w, event.why)
+    # If no worker was ready yet, all workers would fail in the same way.
+    everywhere = event.fatal or (event.mistake and (job.train is None or _repeats(job, event)))
+    lose(job, w, event.why, told=everywhere and not (w.leaves or event.no_gpu_memory))
     if w.stopped or w.leaves:
         return  # its end is intended, however the user's code brings it about
-    # If no worker was ready yet, all workers would fail in the same way.
     if event.no_gpu_memory:
         _lacked_gpu_memory(job, w, event)
-    elif event.fatal or (event.mistake and (job.train is None or _repeats(job, event))):
+    elif everywhere:
         job.traceback = event.traceback
         job.end(Phase.Failed, event.why)
     else:

@@ -14,6 +14,7 @@ from dataclasses import replace
 from edl.contract.ids import Generation
 from edl.master.core import facts
 from edl.master.core.failures import Failure
+from edl.master.core.goodput import STALLS
 from edl.master.core.ring import Earlier
 from edl.master.core.state import State
 
@@ -26,6 +27,7 @@ def of(job: State) -> facts.Past:
     return facts.Past(
         seconds=dict(job.goodput.seconds),
         doing=job.goodput.kind,
+        longest_wait=job.goodput.longest,
         kept_useful_seconds=job.kept_useful_seconds,
         changes=total.changes,
         stall_seconds=total.stall_seconds,
@@ -66,7 +68,7 @@ def restore(job: State, past: facts.Past, active_seconds: float) -> None:
             Less than these seconds: clocks differ, and the seconds count.
     """
     job.active_before = max(active_seconds, sum(past.seconds.values()))
-    job.goodput.restore(past.seconds, past.doing, job.active_before)
+    job.goodput.restore(past.seconds, past.doing, job.active_before, past.longest_wait)
     # The workers may have trained without a master. If one of them is the last to hold the state, removing it
     # would lose that training, too (master.core.silence).
     job.kept_useful_seconds = past.kept_useful_seconds - job.goodput.without_master
@@ -91,4 +93,4 @@ def trained_unseen(past: facts.Past) -> bool:
     left their ring, and had reported their steps.
     """
     began = past.doing == "starting" and past.generation > 0
-    return began or past.doing in ("useful", "re-forming")
+    return began or past.doing in ("useful", "re-forming", *STALLS)

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from edl.master.core import events as ev
 from edl.master.core import ps, training
+from edl.master.core.goodput import STALLS
 from edl.master.core.ring import BREAK, CHANGE
 from edl.master.core.state import State
 from edl.master.core.workers import UP, WorkerRecord
@@ -43,6 +44,7 @@ def stepped(job: State, _w: WorkerRecord, event: ev.Stepped) -> None:
     change = job.ring.changes[-1]
     if change.note(event):
         job.goodput.redo(event.wasted_seconds / max(len(job.ring.members), 1))
+        job.goodput.re_formed(change.stall_seconds, job.now)
         if len(change.stepped) == len(job.ring.members):
             job.do(*change.tell(not job.config.runs_horovod))
 
@@ -75,3 +77,15 @@ def progress(job: State, event: ev.Progress) -> None:
     job.epoch_loss = training.latest_loss(job.epoch_loss, event.epoch_loss)
     job.staleness = event.staleness or job.staleness
     training.progress(job, event.step)
+
+
+def stalled(job: State, event: ev.Stalled) -> None:
+    """Record that the ring makes no step, and what its members wait for."""
+    if event.generation == job.ring.generation and job.ring.running:
+        job.goodput.stall(event.kind, job.now - event.seconds)
+
+
+def stall_ended(job: State, event: ev.StallEnded) -> None:
+    """Record that the ring makes steps again."""
+    if event.generation == job.ring.generation and job.goodput.kind in STALLS:
+        job.goodput.turn("useful", job.now)

@@ -15,7 +15,7 @@ from typing import Any
 
 from edl.contract.heartbeats import Staleness, WorkerRow
 from edl.contract.ids import WorkerId
-from edl.contract.phases import Phase
+from edl.contract.phases import Phase, WorkerState
 from edl.formatting import how_many, numbered
 from edl.master.core import events as ev
 from edl.master.core import facts, membership, ps, silence, training
@@ -25,6 +25,12 @@ from edl.master.core.state import TrainTask
 from edl.master.core.workers import AWAY, OUT, UP, WorkerRecord
 
 MOST_NAMED = 5  # workers in a sentence
+BEGINNING = "starting"  # the reason of a job until its first ring, or what it waits for, is known
+BEFORE_READY = {  # what workers do in their states
+    WorkerState.PENDING: "not running yet",
+    WorkerState.STARTING: "importing TensorFlow",
+    WorkerState.INITIALIZING: "importing and building the model, and trying a step",
+}
 # A time that a step waits is shown as the greatest of these that it exceeds, so that the words change seldom.
 SHOWN_SECONDS = (3, 5, 10, 20, 30, 60, 120, 300, 600, 1800, 3600)
 
@@ -65,6 +71,7 @@ def status(
         or _newcomers(job, now)
         or _readers(job, beats)
         or _replacements(job, now)
+        or _beginning(job)
         or (job.suspension if job.phase is Phase.Suspended else job.reason),
         "traceback": job.traceback,
         "seconds": job.active_before
@@ -142,6 +149,7 @@ def summary(job: Job) -> dict[str, Any]:
         "began_with": job.began_with,
         "digests": {str(w): d for w, d in job.result.digests.items()},
         "goodput_seconds": job.goodput.at(job.ended_at or 0.0),
+        "longest_wait": _longest_wait(job),
         "generations": [_change(change) for change in job.ring.changes],
         "earlier_generations": asdict(job.ring.earlier),
         "failures": [{"worker": f.worker, "why": f.why, "traceback": f.traceback} for f in job.failures],
@@ -246,6 +254,14 @@ def _between_rings(job: Job, beats: Mapping[WorkerId, facts.Heartbeat]) -> str:
     return f"{name} is being formed and waits for {said} ({ring.changes[-1].cause}){doing}"
 
 
+def _beginning(job: Job) -> str:
+    """Describe what the workers do before the first one is ready; empty from then on."""
+    if job.reason != BEGINNING or job.ending is not None:
+        return ""
+    found = [(what, [w.id for w in job.pool if w.state == state]) for state, what in BEFORE_READY.items()]
+    return "; ".join(f"{numbered('worker', ids, MOST_NAMED)}: {what}" for what, ids in found if ids)
+
+
 def _newcomers(job: Job, now: float) -> str:
     """Describe which ready workers wait to join the ring, and for how long; empty if it does not matter."""
     ready = job.pool.where(lambda kind: kind.is_ready and kind.place == OUT)
@@ -277,6 +293,12 @@ def _checkpoint(job: Job, now: float) -> dict[str, Any] | None:
         return None
     age = None if found.written_at is None else now - found.written_at
     return {"dir": job.config.checkpoint.dir, "step": found.step, "seconds_ago": age, "bytes": found.nbytes}
+
+
+def _longest_wait(job: Job) -> dict[str, Any] | None:
+    """The longest time in which a ring made no step, and what it waited for; None if it never did."""
+    seconds, kind = job.goodput.longest
+    return {"seconds": seconds, "kind": kind} if kind else None
 
 
 def _waits(beats: Mapping[WorkerId, facts.Heartbeat]) -> str:

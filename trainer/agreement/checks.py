@@ -16,6 +16,13 @@ from edl.trainer.ring.base import RingBroken
 class NonFinite(EdlError):
     """A gradient or loss is not finite, and the job is to stop then."""
 
+    def __init__(self, batch: Batch, step: int, worker: int):
+        value = batch.not_finite()
+        super().__init__(
+            f"the loss or a gradient is not finite at step {step + 1}, on worker {worker}, in the {batch}"
+            + (f": {value}" if value else "")
+        )
+
 
 def check(agreed: Agreed, step: int, round: int, size: int, records: int) -> None:
     """Check that all ranks made the same step or evaluation batch, and that no record is missing.
@@ -41,9 +48,7 @@ def refuse_nonfinite(batch: Batch | None, result: StepResult, step: int, worker:
     """
     if batch is None or not result.at_fault:
         raise RingBroken("the loss or a gradient of another worker is not finite")
-    raise NonFinite(
-        f"the loss or a gradient is not finite at step {step + 1}, on worker {worker}, in the {batch}"
-    )
+    raise NonFinite(batch, step, worker)
 
 
 def refuse_too_many_bad(

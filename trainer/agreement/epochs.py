@@ -45,6 +45,8 @@ class Epochs:
         stop: number of epochs after which a callback ends the training; 0 if none does.
         stopped_by: the name of that callback.
         stop_of: the number of epochs that were to be trained when it did.
+        raised_at: the number of whole epochs at which a job with more epochs has resumed; 0 if none has.
+        refit: whether `on_train_begin` is due again, because a stop was dropped, as for a further `fit`.
         memory: what the callbacks remember; empty if they were never called.
     """
 
@@ -56,6 +58,8 @@ class Epochs:
     stop: int = 0
     stopped_by: str = ""
     stop_of: int = 0
+    raised_at: int = 0
+    refit: bool = False
     memory: bytes = b""
 
     def after(self, loss: float, records: int) -> Epochs:
@@ -95,12 +99,19 @@ class Epochs:
         """Return the number of epochs to train: `epochs`, or fewer if callbacks have stopped the training."""
         return min(epochs, self.stop) if self.stop else epochs
 
-    def going_on(self, epochs: int) -> Epochs:
+    def going_on(self, epochs: int, before: int) -> Epochs:
         """Continue from here in a job that trains `epochs`.
 
-        If these are more than when a callback stopped the training, the user wants more: the stop is dropped.
+        If these are more than before, the user wants more: a stop is dropped. The state may also be older
+        than the last `on_epoch_end`, which then stops the earlier job only (`raised_at`).
+
+        Args:
+            before: the epochs that the job trained which has written this state.
         """
-        return replace(self, stop=0, stopped_by="", stop_of=0) if epochs > self.stop_of else self
+        if epochs <= (self.stop_of or before):
+            return self
+        refit = self.refit or bool(self.stop)
+        return replace(self, stop=0, stopped_by="", stop_of=0, raised_at=len(self.history), refit=refit)
 
     def to_json(self) -> dict[str, Any]:
         """The fields for JSON, without `memory`."""

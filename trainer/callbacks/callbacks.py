@@ -117,7 +117,13 @@ class Callbacks:
                 history = (*epochs.history[:-1], logs)
                 self._tell_history(history)
                 after = replace(after, history=history, ended=whole)
+                if by and epochs.raised_at == whole:  # it stops the earlier job, whose epochs were fewer
+                    by, after = "", replace(after, refit=True)
                 stop = whole if by else stop
+            if after.refit:
+                model.stop_training = False
+                self._call("on_train_begin", "", {})
+                after = replace(after, refit=False)
             if whole < task and not by and after.begun <= whole:
                 by = self._call("on_epoch_begin", f" of epoch {whole + 1}", whole, {})
                 after = replace(after, begun=whole + 1)

@@ -52,7 +52,7 @@ from edl.contract.proto import edl_pb2 as pb
 from edl.contract.steps import Steps
 from edl.trainer.agreement.epochs import MEMORY
 from edl.trainer.agreement.ledger import Ledger
-from edl.trainer.checkpoint.reading import BOUNDARY, CheckpointReader, Learner
+from edl.trainer.checkpoint.reading import BOUNDARY, TASK, CheckpointReader, Learner
 from edl.trainer.model.digests import digest, drained
 from edl.trainer.model.variable_spec import VariableSpec
 from edl.trainer.ps_client.client import PsClient
@@ -261,6 +261,7 @@ class Checkpointing(CheckpointReader):
                 "layout": asdict(layout),
                 "forced": list(self.forced),
                 "epochs": ledger.epochs.to_json(),
+                TASK: self._config.training.epochs,
                 **of_servers,
                 **({CLASSES: self._classes} if self._classes else {}),
                 **({} if step == ledger.step else {BOUNDARY: ledger.step}),

@@ -27,7 +27,9 @@ from edl.trainer.runtime.retry import tried_again
 from edl.trainer.session.state import Session
 
 T = TypeVar("T")
-BOUNDARY = "boundary"  # key of a manifest's state: the ledger's step, if it is not the checkpoint's
+# Keys of a manifest's state.
+BOUNDARY = "boundary"  # the ledger's step, if it is not the checkpoint's
+TASK = "task"  # the epochs that the job was to train
 
 
 class Learner(Protocol):
@@ -178,7 +180,8 @@ class CheckpointReader:
             self._store.supersede(manifest.step)
         except CheckpointError as error:
             log.warning(str(error))
-        epochs = epochs.going_on(self._config.training.epochs)
+        task = self._config.training.epochs
+        epochs = epochs.going_on(task, int(manifest.state.get(TASK, task)))
         step = int(manifest.state.get(BOUNDARY, manifest.step))
         return Ledger(step, RangeSet.of(manifest.skipped), dict(manifest.bad), epochs=epochs)
 

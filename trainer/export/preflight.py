@@ -16,12 +16,13 @@ import keras
 
 from edl import scratch
 from edl.contract import artifacts
+from edl.contract.exports import VERIFIER_BYTES, VERIFIER_COPIES
 from edl.errors import EdlError, UserCodeError
 from edl.trainer.evaluation.local_evaluation import evaluate
 from edl.trainer.export import formats, saved_file
 from edl.trainer.export.model_saving import disk_error
 from edl.trainer.export.saved_file import FAILURES
-from edl.trainer.export.verification import BASE_BYTES, COPIES, refuse_without
+from edl.trainer.export.verification import refuse_without
 from edl.trainer.model.splits import refuse_empty
 from edl.trainer.model.user_model import UserModel
 from edl.trainer.runtime.error_report import format_error
@@ -126,6 +127,6 @@ def _load(
         warn(saved_file.by_its_code(f"{artifacts.MODEL} {why}"))
     try:
         if verifies:
-            refuse_without(BASE_BYTES + COPIES * path.stat().st_size)
+            refuse_without(VERIFIER_BYTES + VERIFIER_COPIES * path.stat().st_size)
     except EdlError as error:
         warn(f"the model could not be verified at the end: {error}")

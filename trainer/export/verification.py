@@ -17,6 +17,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from edl.contract.exports import VERIFIER_BYTES, VERIFIER_COPIES
 from edl.errors import EdlError
 from edl.trainer.export import formats
 from edl.trainer.export.samples import Sample
@@ -25,8 +26,6 @@ from edl.trainer.model.user_model import UserModel
 from edl.trainer.runtime.error_report import format_error
 from edl.trainer.runtime.watchdog import STARTUP_TIMEOUT
 
-BASE_BYTES = 500 << 20  # of a process with TensorFlow and Keras
-COPIES = 3  # of what is in a file, while it is loaded
 MEBIBYTE = 1 << 20
 CGROUP = Path("/sys/fs/cgroup")  # of a container, as it sees it itself
 SLOWEST = 2_000_000  # bytes of what was exported that are loaded and run in a second where all else is slow
@@ -76,7 +75,7 @@ class Verification:
         self.unseen, self._asked = "", {}
         try:
             if self._server is None:
-                refuse_without(BASE_BYTES)
+                refuse_without(VERIFIER_BYTES)
                 what = "processes that load exports"
                 self._server = ForkServer(
                     VERIFIER, {}, self._seconds, STARTUP_TIMEOUT, what, self._environment
@@ -113,7 +112,7 @@ class Verification:
         try:
             assert self._server is not None, "begin() comes first"
             nbytes = sum(file.stat().st_size for file in formats.files_of(path))
-            refuse_without(COPIES * nbytes)
+            refuse_without(VERIFIER_COPIES * nbytes)
             process = self._server.reader()
             try:
                 seconds = self._seconds + nbytes / SLOWEST

@@ -16,6 +16,7 @@ import numpy as np
 
 from edl.contract.layout import Layout, Part
 from edl.contract.steps import Steps
+from edl.data.nest import leaves
 
 MOST_AHEAD = 64  # batches: more hides no source
 T = TypeVar("T")
@@ -46,6 +47,21 @@ class Batch:
 
     def __str__(self) -> str:
         return named(self.indices)
+
+    def not_finite(self) -> str:
+        """Name the first value that is not finite, with what to do; empty if all are finite."""
+        for what, nest in (("features", self.x), ("labels", self.y), ("weights", self.weights)):
+            for path, array in leaves(nest):
+                values: np.ndarray = array if isinstance(array, np.ndarray) else np.zeros(0)
+                if values.dtype.kind != "f" or np.isfinite(values).all():
+                    continue
+                at: list[int] = np.argwhere(~np.isfinite(values))[0].tolist()
+                where = f", column {at[1]}" if len(at) > 1 and values.shape[1] > 1 else ""
+                return (
+                    f"{what}{path} is {values[tuple(at)]} in record {int(self.indices[at[0]])}{where}, so "
+                    "the loss is not finite: fill missing values, or leave these records out"
+                )
+        return ""
 
 
 NAMED = 32

@@ -11,7 +11,7 @@ from __future__ import annotations
 import ast
 import inspect
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -39,12 +39,15 @@ class Mistake(ModelError):
         about: the function of the contract that has it: model, data or feed.
         place: its line; None if it is not known.
         cause: the library's error, in one line.
+        also: further mistakes that were found with it.
     """
 
-    def __init__(self, why: str, about: str, place: Place | None, cause: str = ""):
+    def __init__(
+        self, why: str, about: str, place: Place | None, cause: str = "", also: Sequence[Mistake] = ()
+    ):
         text = f"{why}: {cause}" if cause else why
         super().__init__(f"{text} ({place})" if place is not None else text)
-        self.why, self.about, self.place, self.cause = why, about, place, cause
+        self.why, self.about, self.place, self.cause, self.also = why, about, place, cause, also
 
 
 def behind(
@@ -57,7 +60,7 @@ def behind(
         batch_size: training.batchSize.
     """
     records = "feed" if module.feed else "data"
-    found: tuple[str, str] | None = None
+    found: list[tuple[str, str]] = []
     if "Could not interpret" in str(error):  # a misspelt loss, metric or optimizer
         return Mistake(f"{module.name}: {format_error(error)}", "model", place_of(module, "model"))
     if batch is not None:
@@ -68,23 +71,22 @@ def behind(
                 why += (
                     ": name their column (label=... of edl.csv, edl.parquet and edl.dataset, or data.label)"
                 )
-            found = why, records
-        elif (why := _input_mistake(model, batch.x)) or (why := _weights_mistake(batch.y, batch.weights)):
-            found = why, records
-        elif pair := _label_mistake(model, batch.y, records):
-            found = pair
-    if found is None and re.search(rf"\b{batch_size}\b", str(error)):
-        found = (
-            (
-                f"training.batchSize is {batch_size}, and a worker gets a part of each batch, with any "
-                "number of records: the model must take the size from the batch (None, -1, ops.shape)"
-            ),
-            "model",
+            found = [(why, records)]
+        else:
+            of_records = _input_mistake(model, batch.x), _weights_mistake(batch.y, batch.weights)
+            pair = _label_mistake(model, batch.y, records)
+            found = [*((why, records) for why in of_records if why), *([pair] if pair else [])]
+    if not found and re.search(rf"\b{batch_size}\b", str(error)):
+        why = (
+            f"training.batchSize is {batch_size}, and a worker gets a part of each batch, with any "
+            "number of records: the model must take the size from the batch (None, -1, ops.shape)"
         )
-    if found is None:
+        found = [(why, "model")]
+    if not found:
         return None
-    why, about = found
-    return Mistake(f"{module.name}: {why}", about, place_of(module, about), format_error(error))
+    also = [Mistake(f"{module.name}: {why}", about, place_of(module, about)) for why, about in found[1:]]
+    why, about = found[0]
+    return Mistake(f"{module.name}: {why}", about, place_of(module, about), format_error(error), also)
 
 
 def refuse_strategy(module: UserModel, model: keras.Model) -> None:
@@ -108,21 +110,9 @@ def refuse_strategy(module: UserModel, model: keras.Model) -> None:
 
 def not_finite(module: UserModel, batch: Batch) -> Mistake:
     """The mistake behind a loss that is not finite: a value of the records, if one of them is not finite."""
-    for what, tree in (("features", batch.x), ("labels", batch.y), ("weights", batch.weights)):
-        for path, array in keras.tree.flatten_with_path(tree):
-            values: np.ndarray = array if isinstance(array, np.ndarray) else np.zeros(0)
-            if values.dtype.kind != "f" or np.isfinite(values).all():
-                continue
-            at: list[int] = np.argwhere(~np.isfinite(values))[0].tolist()
-            where = f", column {at[1]}" if len(at) > 1 and values.shape[1] > 1 else ""
-            about = "feed" if module.feed else "data"
-            return Mistake(
-                f"{module.name}: {_named(what, path)} is {values[tuple(at)]} in record "
-                f"{int(batch.indices[at[0]])}{where}, so the loss is not finite: fill missing values, or "
-                "leave these records out",
-                about,
-                place_of(module, about),
-            )
+    if value := batch.not_finite():
+        about = "feed" if module.feed else "data"
+        return Mistake(f"{module.name}: {value}", about, place_of(module, about))
     return Mistake(
         f"{module.name}: the loss of {len(batch)} records is not finite, though all their values are: look "
         "for a logarithm or a division in the loss and the model, and for a learning rate that is too large",
@@ -314,10 +304,6 @@ def _is_text(array: Any) -> bool:
 def _first(array: Any) -> str:
     value = np.asarray(array).reshape(-1)[0]
     return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
-
-
-def _named(what: str, path: tuple[Any, ...]) -> str:
-    return what + "".join(f"[{key!r}]" for key in path)
 
 
 def _listed(names: Any) -> str:

@@ -231,14 +231,37 @@ def _sentence(text: str) -> str:
 
 
 def format_traceback(error: BaseException) -> str:
-    """The error with its traceback."""
+    """The error with its traceback, from the first line of the user's code on, if it has one."""
     if isinstance(error, RelayedError):
         return error.relayed.traceback
     try:
-        text = COLOR.sub("", "".join(traceback.format_exception(error)))
+        found = traceback.TracebackException.from_exception(error)
+        _drop_callers(found)
+        text = COLOR.sub("", "".join(found.format()))
     except Exception as second:  # such as RecursionError, if an error is its own cause
         text = f"{type(error).__name__} (its traceback cannot be formatted: {type(second).__name__})"
     return clean(text, MOST_TRACEBACK)
+
+
+def _drop_callers(found: traceback.TracebackException) -> None:
+    """Drop the frames that lead to the user's code, such as those of the import of a model's file.
+
+    An error without a line of the user's code, which explains a different error, gets the lines of that one.
+    """
+    if not (cause := found.__cause__) and not found.__suppress_context__:
+        cause = found.__context__
+    if cause is not None:
+        _drop_callers(cause)
+    if (first := _first_of_user(found)) is not None:
+        del found.stack[:first]
+    elif cause is not None and cause is found.__cause__ and _first_of_user(cause) is not None:
+        found.stack, found.__cause__ = cause.stack, cause.__cause__
+
+
+def _first_of_user(found: traceback.TracebackException) -> int | None:
+    """The index of the first frame in the user's code; None if no frame is."""
+    of_user = (n for n, frame in enumerate(found.stack) if not _is_of_a_library(Path(frame.filename)))
+    return next(of_user, None)
 
 
 def clean(text: str, most: int) -> str:

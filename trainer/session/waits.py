@@ -18,7 +18,7 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import TypeVar
 
-from edl.contract.heartbeats import Activity
+from edl.contract.heartbeats import WAITS, Activity
 from edl.contract.ids import NO_RING
 from edl.trainer.ring.base import RingBroken
 
@@ -98,7 +98,7 @@ class Waits:
         if not running:
             return None
         since, what = min(running, key=lambda wait: wait[0])
-        return Activity(f"waits for {what()}", self._clock() - since)
+        return Activity(f"{WAITS} {what()}", self._clock() - since)
 
 
 def when_done(awaited: Collection[Future[None]], act: Callable[[], None]) -> None:

@@ -50,11 +50,16 @@ class Ours:
     def begin(self, size: int) -> None:
         """Another job, with the same first weights."""
         self.learner.load(self.first)
-        self.size, self.epochs, self.turns = size, Epochs(), 0
+        self.size, self.epochs, self.turns, self.task = size, Epochs(), 0, EPOCHS
         self.here = self.worker()
 
     def worker(self) -> Callbacks:
-        return Callbacks(used(*self.make()), self.learner, len(STEPS), EPOCHS)
+        return Callbacks(used(*self.make()), self.learner, len(STEPS), self.task)
+
+    def resume(self, epochs: Epochs, task: int) -> None:
+        """Let a new worker resume from this history, with this number of epochs."""
+        self.epochs, self.task = epochs.going_on(task, self.task), task
+        self.here = self.worker()
 
     @property
     def whole(self) -> int:
@@ -62,12 +67,12 @@ class Ours:
 
     def turn(self) -> None:
         """Between two epochs, as far as one is due."""
-        more = self.whole < self.epochs.limit(EPOCHS)
+        more = self.whole < self.epochs.limit(self.task)
         if not self.epochs.due(self.whole, more):
             return
         self.turns += 1
         before = self.learner.digest()
-        turn = self.here.run(self.epochs, self.whole, EPOCHS, {"ring_size": float(self.size)})
+        turn = self.here.run(self.epochs, self.whole, self.task, {"ring_size": float(self.size)})
         assert self.learner.digest() == before, "a turn changes nothing"
         told = CallbackUpdate.unpack(turn.pack())  # as the other ranks get it
         assert told.after == turn.after
@@ -80,7 +85,7 @@ class Ours:
     def train(self, between: Callable[[Ours], None] = lambda job: None) -> Ours:
         """All epochs; `between` is done before each turn."""
         self.turn()
-        while self.whole < self.epochs.limit(EPOCHS):
+        while self.whole < self.epochs.limit(self.task):
             for nth, ends in enumerate(STEPS):
                 step = self.whole * len(STEPS) + nth
                 agreed = ring_step(self.learner, self.meeting, parts_of(self.case, self.size, *ends), step)

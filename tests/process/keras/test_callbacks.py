@@ -17,9 +17,9 @@ from keras import callbacks as k
 from edl import config
 from edl.config import values
 from edl.errors import ModelError, UserCodeError
-from edl.trainer.agreement.epochs import columns
+from edl.trainer.agreement.epochs import Epochs, columns
 from edl.trainer.callbacks.rules import accepted
-from tests.process.keras.callback_jobs import EPOCHS, Ours, fitted, model, same, used
+from tests.process.keras.callback_jobs import BATCH, EPOCHS, Ours, fitted, model, same, used
 from tests.process.keras.models import X, Y
 
 
@@ -66,6 +66,32 @@ def test_history_learning_rates_the_last_epoch_and_the_weights_are_those_of_fit(
     same(job.train(), expected)
     job.begin(2)
     same(job.train(), expected)
+
+
+@pytest.mark.parametrize("older", [False, True])
+def test_a_stopped_job_trains_on_with_more_epochs_as_a_further_fit_does(older: bool) -> None:
+    """`older`: the checkpoint was written before the call that stopped the training."""
+    job = Ours(lambda: [k.EarlyStopping("loss", min_delta=0.02, patience=2)], 1)
+    reference, (callback,) = model(), job.make()
+    reference.set_weights(job.weights)
+    history: dict[str, list[float]] = {}
+    for task in (EPOCHS, EPOCHS + 3):
+        begun = len(history.get("loss", ()))
+        fitting = reference.fit(
+            X, Y, BATCH, shuffle=False, initial_epoch=begun, epochs=task, callbacks=[callback], verbose=0
+        )
+        for name, column in fitting.history.items():
+            history.setdefault(name, []).extend(column)
+        if task == EPOCHS:
+            assert len(history["loss"]) < EPOCHS
+    states: list[Epochs] = []
+    job.train(lambda job: states.append(job.epochs))
+    assert job.epochs.stopped_by
+    job.resume(states[-1] if older else job.epochs, EPOCHS + 3)
+    job.train()
+    found = columns(job.epochs.history)
+    assert found["loss"] == pytest.approx(history["loss"], rel=2e-5)
+    assert job.epochs.stopped_by == ("" if len(history["loss"]) == EPOCHS + 3 else "EarlyStopping")
 
 
 @pytest.mark.parametrize("name", ["own", "several"])

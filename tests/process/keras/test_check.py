@@ -161,6 +161,10 @@ def test_independent_mistakes_are_all_reported() -> None:
     text = a_model('edl.csv("hauses.csv")').replace("keras.Sequential", "keras.Sequental")
     found = checked(text, "two").mistakes
     assert [(m.line, m.function) for m in found] == [(9, "model"), (DATA, "data")]
+    of_a_step = a_model("np.ones((50, 5)), np.arange(50) % 3", loss='"categorical_crossentropy"')
+    found = checked(of_a_step, "records_and_loss").mistakes
+    assert [(m.line, m.function) for m in found] == [(DATA, "data"), (COMPILE, "model")]
+    assert "takes (2,)" in found[0].why and "sparse_categorical_crossentropy" in found[1].why
 
 
 def test_a_good_model_is_described() -> None:

@@ -22,6 +22,7 @@ from edl.contract.reasons import Reason
 from edl.contract.tokens import for_reading
 from edl.journal import audit
 from edl.master.journal import replay
+from edl.report import reading
 from edl.rows.client import Client
 from tests.process.conftest import Running
 from tests.process.jobs.test_saved import A_Job
@@ -86,6 +87,9 @@ async def test_workers_and_servers_are_killed_and_every_record_counts_once(a_job
         hangs = await job.until(lambda: started(job, 1))
         os.kill(hangs, signal.SIGSTOP)
         await job.until(lambda: "the ring waits for parameter server 1 (not answering" in job.status["waits"])
+        before = job.status["goodput"]["useful"]
+        await job.until(lambda: job.status["goodput"]["waiting for servers"] > 3.0)
+        assert job.status["goodput"]["useful"] <= before, "no step is made meanwhile"
         os.kill(hangs, signal.SIGCONT)
         await job.until(lambda: not job.status["waits"])
         await job.stepping()
@@ -101,6 +105,10 @@ async def test_workers_and_servers_are_killed_and_every_record_counts_once(a_job
         assert folder.is_dir()
         summary = await counted(job)
     assert summary["state_losses"] == 0
+    assert summary["longest_wait"]["kind"] == "waiting for servers"
+    assert max(end - start for start, end, _ in reading.read(job.output).waits) == pytest.approx(
+        summary["longest_wait"]["seconds"], abs=0.1
+    )
     assert any("server 1 (not answering" in text for text in job.noticed(Reason.ServerUnavailable))
     assert any("server 1 can be called again" in text for text in job.noticed(Reason.ServerRecovered))
     exits = job.noticed(Reason.ServerExited)

@@ -215,3 +215,27 @@ def test_the_end_names_what_to_do_next() -> None:
     )
     failed = {**stopped, "phase": "Failed", "checkpoint": None}
     assert display.next_steps(failed, "job", reported=False) == "  next      read the logs: edl logs job"
+
+
+def test_what_is_awaited_is_said_once_before_the_first_step_and_after_the_last() -> None:
+    out = io.StringIO()
+    screen = display.Screen()
+    screen.file = out
+    importing, building = "worker 0: importing TensorFlow", "worker 0: importing and building the model"
+    saving, loading = "worker 0 saves the model", "the model is saved; worker 0 loads it again"
+    statuses = [
+        a_status(phase="Starting", reason="starting", seconds=0.0),
+        a_status(phase="Starting", reason=importing, seconds=0.1),
+        a_status(phase="Starting", reason=importing, seconds=3.0),
+        a_status(phase="Starting", reason=building, seconds=5.0),
+        a_status(phase="Training", seconds=9.0),
+        a_status(EPOCH, phase="Finishing", reason=saving, seconds=2.0),
+        a_status(EPOCH, phase="Finishing", reason=saving, seconds=8.0),
+        a_status(EPOCH, phase="Finishing", reason=loading, seconds=9.0),
+    ]
+    follow.show(screen, iter(statuses))
+    lines = [line.partition("] ")[2] for line in out.getvalue().splitlines()]
+    assert lines[:2] == [importing, building]
+    assert lines[-2:] == [saving, loading], "after the epoch, whose line waits for its evaluation"
+    assert [line for line in lines if "loss 1.6670" in line] == [lines[-3]]
+    assert display.progress_line(a_status(phase="Finishing", reason=loading)) == loading

@@ -13,6 +13,7 @@ from edl import config
 from edl.cli import sizing
 from edl.cli.sizing import Assumed, Checkpoint, Measured, Preemption, Speed, StepTime
 from edl.config import values
+from edl.contract.exports import VERIFIER_BYTES, VERIFIER_COPIES
 
 HOUR = 3600.0
 
@@ -115,15 +116,31 @@ def test_the_values_follow_from_the_measurements() -> None:
         "workers": 2,
         "maxWorkers": 5,  # 8.11 ms + 91.89 ms / workers: 5.39
         "checkpoint": {"seconds": 60},  # sqrt(2 x 0.5 x 3600)
-        "worker": {"resources": {"requests": {"memory": "576Mi"}, "limits": {"memory": "704Mi"}}},
+        "worker": {"resources": {"requests": {"memory": "1856Mi"}, "limits": {"memory": "1984Mi"}}},
     }
     assert told["preemption"]["lost_seconds"] == pytest.approx(2 + 30 * (1 - 10 / 18.5))
     shares = told["lost_shares"]
     assert shares["preemptions"] == pytest.approx(3 * told["preemption"]["lost_seconds"] / HOUR)
     assert shares["checkpoints"] == shares["losses_of_all_workers"] == pytest.approx(0.5 / 60)
     assert [speed["efficiency"] for speed in told["speeds"]] == pytest.approx([1.0, 0.925])
-    copies = sizing.plan(measured(10.0, snapshot=True), Assumed(1.0, HOUR))["values"]["worker"]["resources"]
-    assert copies["requests"]["memory"] == "1152Mi", "540 and two copies of 300"
+
+
+@pytest.mark.parametrize(
+    ("given", "request_", "limit"),
+    [
+        ({}, "1856Mi", "1984Mi"),  # 450, and to load a file of 300: 500 and three copies
+        ({"snapshot": True}, "2496Mi", "2560Mi"),  # two more copies
+        ({"verifies": False}, "512Mi", "576Mi"),
+        ({"checkpoint": Checkpoint(5, 1000, 1.5, 0.5)}, "960Mi", "1088Mi"),
+    ],
+)
+def test_the_memory_suffices_for_the_end_of_the_job(given: dict[str, Any], request_: str, limit: str) -> None:
+    found = measured(10.0, **given)
+    resources = sizing.plan(found, Assumed(1.0, HOUR))["values"]["worker"]["resources"]
+    assert (resources["requests"]["memory"], resources["limits"]["memory"]) == (request_, limit)
+    left = int(limit.removesuffix("Mi")) * 2**20 - found.worker_bytes
+    if found.verifies:  # else the worker would refuse to verify its model (trainer/export/verification.py)
+        assert left >= VERIFIER_BYTES + VERIFIER_COPIES * found.checkpoint.nbytes
 
 
 @pytest.mark.parametrize(

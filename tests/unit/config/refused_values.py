@@ -13,6 +13,8 @@ training: {epoch: 3} | training.epoch | did you mean training.epochs?
 elastic: {heartbeatTimeout: 3} | elastic.heartbeatTimeout | elastic.heartbeatTimeoutSeconds
 local: {cpu: 3} | local.cpu | keys of local: startMethod, threads, gpusPerWorker
 epochs: 3 | epochs | did you mean training.epochs or evaluation.epochs?
+gpu: 1 | gpu | did you mean worker.gpuMemory or local.gpusPerWorker?
+worker: {gpus: 1} | worker.gpus | did you mean local.gpusPerWorker?
 training: {workers: 3} | training.workers | did you mean workers or data.workers?
 min_workers: 3 | min_workers | did you mean minWorkers?
 Training: {} | Training | did you mean training?

@@ -64,6 +64,12 @@ WRONG = [
     ),
     ("import keras\n" + MODEL, "has no function data(). A model file defines model() and data(split)"),
     (DATA, "has no function model()."),
+    (
+        "import keras\nnet = keras.Sequential()\nnet.fit([1])\n",
+        "line 3: calls fit(), as a training script does. edl makes the calls of fit() itself: let model() "
+        "return the compiled model and data(split) the arrays (docs/coming-from-fit.md)",
+    ),
+    ("import keras\nkeras.Sequential().fit([1])\n" + MODEL, "has no function data()."),
     (DATA + "def build_model():\n    return 1\n", "has no function model(); it has build_model()."),
     (DATA + "class Net:\n    def model(self):\n        return 1\n", "has no function model()."),
     (DATA + "def outer():\n    def model():\n        return 1\n", "has no function model()."),

@@ -236,8 +236,28 @@ def test_goodput_accounts_for_every_second() -> None:
     seconds = story.job.goodput.at(story.now)
     assert story.job.began_at is not None
     assert sum(seconds.values()) == pytest.approx(story.now - story.job.began_at)
-    assert seconds["useful"] > 2
-    assert seconds["re-forming"] > 0
+    assert seconds["useful"] > 1.8
+    assert seconds["re-forming"] >= 0.2, "as its member measured it, from step to step"
+
+
+def test_a_ring_that_waits_for_a_server_is_not_useful_meanwhile() -> None:
+    story = Story(workers=2, joinDelaySeconds=0.5)
+    story.running()
+    generation, before = story.job.ring.generation, story.job.goodput.at(story.now)
+    for _ in range(5):
+        story.beats(0, 1, after=1.0)
+    story.tell(ev.Stalled(generation, "waiting for servers", 1.5))
+    for _ in range(4):
+        story.beats(0, 1, after=1.0)
+    story.tell(ev.StallEnded(generation))
+    after = story.job.goodput.at(story.now)
+    assert after["useful"] - before["useful"] == pytest.approx(10.0 - 1.5, abs=0.2)
+    assert after["waiting for servers"] == pytest.approx(8.0 + 1.5, abs=0.2)
+    found = view.summary(story.job)["longest_wait"]
+    assert found["kind"] == "waiting for servers" and found["seconds"] == pytest.approx(9.5, abs=0.2)
+    story.tell(ev.Stalled(generation, "waiting for servers", 1.0))
+    story.kill(1)
+    assert story.job.goodput.kind == "re-forming", "what its cause is from here on"
 
 
 def test_the_history_replays_to_the_same_decisions_and_the_same_end() -> None:
@@ -294,14 +314,14 @@ def test_finished_from_one_that_was_not_asked_is_no_end() -> None:
     assert story.job.stale == 1
 
 
-def test_evaluating_is_useful_time_and_every_second_is_of_one_kind() -> None:
+def test_evaluating_is_the_time_of_finishing_and_every_second_is_of_one_kind() -> None:
     story = Story(workers=2, joinDelaySeconds=0.5).running()
     finish(story)
     before = story.job.goodput.at(story.now)
     for _ in range(10):
         story.beats(0, 1, after=1.0)
     after = story.job.goodput.at(story.now)
-    assert after["useful"] - before["useful"] == pytest.approx(20)
+    assert after["finishing"] - before["finishing"] == pytest.approx(20)
     assert story.job.began_at is not None
     assert sum(after.values()) == pytest.approx(story.now - story.job.began_at)
 

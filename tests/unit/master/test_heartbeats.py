@@ -8,7 +8,7 @@ import pytest
 from edl import config
 from edl.cli import display
 from edl.config import values
-from edl.contract.heartbeats import ServerWait, Staleness
+from edl.contract.heartbeats import Activity, ServerWait, Staleness
 from edl.contract.ids import Generation, WorkerId
 from edl.contract.layout import Layout
 from edl.master.core import effects as ef
@@ -80,6 +80,32 @@ def test_a_ring_that_stands_still_is_no_news() -> None:
     t = telemetry(0, 1, load_balancing="speed")
     assert list(t.hears(beat(0, 3, loss=0.5, speed=100.0), 100.0))
     assert not [e for i in range(60) for e in t.hears(beat(0, 3, loss=0.5, speed=100.0), 101.0 + i)]
+
+
+WAITS = {
+    "waiting for servers": lambda seconds: {"waits": ServerWait(1, "Pull", seconds, "connection refused")},
+    "waiting for records": lambda seconds: {"activity": Activity("waits for records: read(0, 64)", seconds)},
+}
+
+
+@pytest.mark.parametrize("kind", WAITS)
+def test_a_ring_stalls_from_its_last_step_until_the_next_if_a_member_waits(kind: str) -> None:
+    t = telemetry(0, 1)
+    assert list(t.hears(beat(0, 3), 100.0)) == [ev.Progress(RING, 3)]
+    assert not list(t.hears(beat(0, 3, **WAITS[kind](0.4)), 101.0)), "a slow step"
+    assert list(t.hears(beat(0, 3, **WAITS[kind](1.4)), 102.0)) == [ev.Stalled(RING, kind, 1.4)]
+    assert not list(t.hears(beat(1, 3, **WAITS[kind](2.4)), 103.0)), "it is known"
+    assert list(t.hears(beat(1, 4), 109.0)) == [ev.StallEnded(RING)]
+    busy = Activity("is busy with step 5", 60.0)
+    assert not [e for e in t.hears(beat(0, 4, activity=busy), 169.0) if isinstance(e, ev.Stalled)]
+
+
+def test_a_member_that_waits_while_others_make_steps_does_not_stall_the_ring() -> None:
+    t = telemetry(0, 1)
+    list(t.hears(beat(0, 3), 100.0))
+    told = [e for i in range(9) for e in t.hears(beat(0, 4 + i), 101.0 + i)]
+    told += t.hears(beat(1, 3, waits=ServerWait(1, "Pull", 8.0)), 109.5)
+    assert not [e for e in told if isinstance(e, ev.Stalled)]
 
 
 def test_what_is_said_of_an_older_ring_or_of_none_is_no_progress() -> None:

@@ -93,8 +93,8 @@ def test_callbacks_are_due_at_the_beginning_and_the_end_of_each_epoch() -> None:
 def test_who_stops_the_training_lowers_the_number_of_epochs_until_the_job_goes_on() -> None:
     stopped = Epochs(stop=3, stopped_by="EarlyStopping", stop_of=9)
     assert [stopped.limit(epochs) for epochs in (2, 3, 9)] == [2, 3, 3]
-    assert stopped.going_on(9).limit(9) == 3  # it is done
-    assert stopped.going_on(12).limit(12) == 12
+    assert stopped.going_on(9, before=9).limit(9) == 3  # it is done
+    assert stopped.going_on(12, before=9).limit(12) == 12
 
 
 def test_what_is_written_beside_a_checkpoint_comes_back() -> None:

@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from edl.contract.proto import edl_pb2 as pb
 from edl.errors import DataError, ModelError, UserCodeError
+from edl.trainer.model.user_import import import_file
 from edl.trainer.runtime import error_report
 from edl.trainer.session.state import Session
 
@@ -178,3 +179,19 @@ def test_the_users_file_and_line_are_told_also_of_a_cause_and_of_a_file_that_can
 )
 def test_a_mistake_of_the_code_is_told_from_what_may_pass(text: str, again: bool, tmp_path: Path) -> None:
     assert error_report.is_reproducible(called(text, tmp_path)) == again
+
+
+def test_a_traceback_begins_with_the_users_code(tmp_path: Path) -> None:
+    path = tmp_path / "mine.py"
+    path.write_text("import seabornn\n")
+    with pytest.raises(ImportError) as missing:
+        import_file(path)
+    assert missing.value.__traceback__ is not None
+    error = missing.value.with_traceback(missing.value.__traceback__.tb_next)  # without this test's frame
+    lines = error_report.format_traceback(error).splitlines()
+    assert lines == [
+        "Traceback (most recent call last):",
+        f'  File "{path}", line 1, in <module>',
+        "    import seabornn",
+        "ModuleNotFoundError: No module named 'seabornn'",
+    ]

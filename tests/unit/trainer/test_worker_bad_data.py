@@ -12,6 +12,7 @@ from edl.contract.proto import edl_pb2 as pb
 from edl.errors import DataError
 from edl.trainer.agreement import control
 from edl.trainer.agreement.checks import NonFinite
+from edl.trainer.model.data import Batch
 from tests.support.jobs.workers import CONFIG, POSITIONS, SIZE, STEPS, A, Held, R, come_to_sum, ring_of
 from tests.support.models.counting import CountingLearner
 
@@ -35,6 +36,17 @@ def test_what_is_not_finite_changes_nothing_and_ends_the_worker() -> None:
     assert str(w.ended).endswith("at step 1, on worker 0, in the records 0, 1, 2, 3")
     assert w.worker.state.step == 0
     assert not w.learner.weights.any()
+
+
+def test_a_value_that_is_not_finite_is_named_with_record_and_column() -> None:
+    x = np.zeros((3, 2), np.float32)
+    x[1, 1] = np.nan
+    batch = Batch(np.array([4, 9, 2]), {"age": np.zeros(3), "size": x}, np.zeros(3), None)
+    assert str(NonFinite(batch, 0, 1)) == (
+        "the loss or a gradient is not finite at step 1, on worker 1, in the records 4, 9, 2: "
+        "features['size'] is nan in record 9, column 1, so the loss is not finite: fill missing values, or "
+        "leave these records out"
+    )
 
 
 def test_what_is_not_finite_at_another_worker_breaks_the_ring() -> None:
