@@ -149,17 +149,21 @@ def stop(job: State, w: WorkerRecord, why: str) -> None:
     job.timeouts.watch(w)
 
 
-def set_aside(job: State, w: WorkerRecord, why: str, seconds: float) -> None:
-    """Go on without a silent member, and wait `seconds` for it to come back to the job.
+def set_aside(job: State, w: WorkerRecord, what: str, why: str, seconds: float) -> None:
+    """Go on without a member that is silent or busy, and wait `seconds` for it to come back to the job.
 
     It is not replaced meanwhile. Its ring is cut, and it does not count as a holder of the state.
+
+    Args:
+        what: what the worker does, for the notice.
+        why: why its ring is cut.
     """
     job.notice(
         Reason.WorkerUnreachable,
-        f"worker {w.id} sends no heartbeats: the ring goes on without it. It is replaced if it does not come "
+        f"worker {w.id} {what}: the ring goes on without it. It is replaced if it does not come "
         f"back within {seconds:.1f} s",
     )
-    job.close(f"worker {w.id} is silent ({why})", LOSS)
+    job.close(f"worker {w.id} is {why}", LOSS)
     job.pool.change(w, place=AWAY, has_state=False)
     w.away_from, w.away_until = job.ring.generation, job.now + seconds
 

@@ -89,6 +89,7 @@ class Change:
     from_size: int
     stopped_at: float | None = None  # when the first member left the previous ring
     step: int = 0
+    round: int = 0  # the evaluation batch after that step, with which it began
     up_seconds: float | None = None  # from the formation until every member had the state
     stall_seconds: float = 0.0  # the longest pause between two steps of a survivor
     redone_records: int = 0

@@ -12,6 +12,9 @@ times), or as training again takes, at most MOST_SECONDS. So whether it answers 
 twice the cost of the better choice, by the rule of `join_policy`. A wait ends earlier if the worker sends a
 message, or its process or stream ends.
 
+A member that sends heartbeats may be *busy*: code of the user or a store holds it in a ring that has lost a
+different member. Then it is away, too.
+
     silent ──▶ away: the ring goes on ──▶ heard ──▶ it has left its ring ──▶ it joins the present one
                       └──▶ too long: it is fenced and replaced
 """
@@ -25,14 +28,19 @@ from edl.formatting import how_many, numbered
 from edl.master.core import effects as ef
 from edl.master.core import events as ev
 from edl.master.core import membership
+from edl.master.core.membership import cut_seconds
+from edl.master.core.ring import MEMBER_LOST
 from edl.master.core.state import Silence, State
-from edl.master.core.workers import AWAY, MEMBER, UP, WorkerRecord
+from edl.master.core.workers import AWAY, MEMBER, OUT, UP, Kind, WorkerRecord
 
 # Seconds of silence. In this time Kubernetes deletes the pods of a lost node, and a virtual machine is moved
 # or restarted: a worker that is silent for longer will hardly answer again.
 MOST_SECONDS = 600.0
 # Seconds that a member may be away, at least. A forked worker is ready sooner, but takes cores of the others.
 LEAST_SECONDS = 5.0
+# Seconds after a cut, and mean steps of the ring: a member that needs longer than both to leave it is busy.
+# Not less: a different member may call the same callback then, and two calls may write the same file.
+BUSY_SECONDS, BUSY_STEPS = 5.0, 2.0
 MOST_NAMED = 8  # workers in a sentence
 
 
@@ -52,6 +60,8 @@ def begins(job: State, event: ev.Silent) -> None:
         w = job.pool.get(worker)
         if w is None or w.kill_at is not None or w.is_starting:  # a different timeout applies
             continue
+        if w.place == AWAY:  # it was busy
+            w.away_until = min(w.away_until, job.now + _patience(w))
         since = job.now - event.seconds
         known = worker in job.silences
         job.silences[worker] = Silence(since, job.useful_seconds(since))
@@ -71,7 +81,7 @@ def ends(job: State, event: ev.Heard) -> None:
     seconds = job.now - silence.since
     if w.place == AWAY:  # as any member of a ring that was cut, it may compute one more step
         w.patience = max(w.away_until - job.now, 0.0)
-        w.away_until = job.now + membership.cut_seconds(job)
+        w.away_until = job.now + cut_seconds(job)
     job.notice(
         Reason.WorkerRecovered, f"worker {w.id} is heard again after {seconds:.1f} s; its state is kept"
     )
@@ -98,15 +108,47 @@ def decide(job: State) -> None:
         if until > job.now:
             continue
         why = f"no heartbeat for {job.now - silence.since:.1f} s"
-        patience = max(w.ready_at - w.since, LEAST_SECONDS) if w.patience is None else w.patience
+        patience = _patience(w)
         if patience > 0 and not found.records and _may_come_back(job, w):
-            membership.set_aside(job, w, why, patience)
+            membership.set_aside(job, w, "sends no heartbeats", f"silent ({why})", patience)
         else:
             membership.give_up(job, w, ef.FenceReason.HeartbeatTimeout, why)
     for w in job.pool.where(lambda kind: kind.place == AWAY):
         if w.away_until <= job.now and w.kill_at is None:
-            why = "it has not left its ring since it was heard again"
+            why = "it has not left its ring, which was cut"
             membership.give_up(job, w, ef.FenceReason.CutTimeout, why)
+    if (at := _busy_at(job)) is not None and at <= job.now:
+        for w in job.ring.inside:
+            if w.state == MEMBER and w.has_state and w.kill_at is None and w.id not in job.silences:
+                what = f"has not left its ring {job.now - job.ring.cut_at:.1f} s after the cut"
+                membership.set_aside(job, w, what, "busy", job.ring.cut_at + cut_seconds(job) - job.now)
+
+
+def _busy_at(job: State) -> float | None:
+    """Return when the ring goes on without members that have not left it; None if it waits for them.
+
+    A member that was cut computes its step first. What takes longer is code of the user or a slow store, that
+    no cut ends. The others go on alone only if the ring has lost a member: else the return of the busy member
+    would be a change in which a different one is busy, and so on.
+    """
+    ring = job.ring
+    if ring.state is not MEMBER_LOST or job.failover.until is not None or job.config.runs_horovod:
+        return None
+    out = [w for w in job.pool.where(_has_left) if w.id in ring.ranks]
+    if len(out) < max(job.limits.min_size, 1):
+        return None
+    change, (step, round, _) = ring.changes[-1], max(w.progress for w in out)
+    made = max(step - change.step or round - change.round, 1)
+    return ring.cut_at + max(BUSY_SECONDS, BUSY_STEPS * (ring.cut_at - change.formed_at) / made)
+
+
+def _has_left(kind: Kind) -> bool:
+    return kind.place == OUT and kind.is_ready and kind.has_state and not kind.stopped
+
+
+def _patience(w: WorkerRecord) -> float:
+    """Return how long the job still waits for a silent worker that is away, in seconds."""
+    return max(w.ready_at - w.since, LEAST_SECONDS) if w.patience is None else w.patience
 
 
 def excuse(job: State, now: float) -> None:
@@ -132,7 +174,10 @@ def next_deadline(job: State) -> float | None:
     """Return when the next wait for a worker that is silent or away ends."""
     silent = [w for worker in job.silences if (w := job.pool.get(worker)) is not None and w.place != AWAY]
     away = job.pool.where(lambda kind: kind.place == AWAY and not kind.stopped)
-    return min([_until(job, w, loss(job, w)) for w in silent] + [w.away_until for w in away], default=None)
+    until = [_until(job, w, loss(job, w)) for w in silent] + [w.away_until for w in away]
+    if (at := _busy_at(job)) is not None and at > job.now:
+        until.append(at)
+    return min(until, default=None)
 
 
 def waits(job: State) -> str:

@@ -191,7 +191,7 @@ def _worker(
         id=worker.id,
         handle=worker.handle,
         rank=job.ring.ranks.get(worker.id) if worker.in_ring else None,
-        state="silent" if worker.place == AWAY else worker.state,
+        state="silent" if worker.place == AWAY and worker.id in job.silences else worker.state,
         delay=worker.delay,
         step=in_ring.step if in_ring else worker.step,
         rate=in_ring.rate if in_ring else 0.0,
@@ -230,13 +230,18 @@ def _lasting(seconds: float) -> str:
 
 
 def _readers(job: Job, beats: Mapping[WorkerId, facts.Heartbeat]) -> str:
-    """Describe which workers join the ring when their reads have returned; empty without such a worker."""
-    found = {w.id: beats[w.id] for w in job.pool if w.reads and w.place == OUT and w.id in beats}
+    """Describe which workers join the ring when their calls have returned; empty without such a worker."""
+    busy = [
+        w.id
+        for w in job.pool
+        if (w.reads and w.place == OUT) or (w.place == AWAY and w.id not in job.silences)
+    ]
+    found = {w: beats[w] for w in busy if w in beats}
     if not found or job.ending is not None:
         return ""
     doing = dict(_busy(found))
     said = "; ".join(f"worker {w}{f' {doing[w]}' if w in doing else ''}" for w in list(found)[:MOST_NAMED])
-    return f"{job.reason}; when its read has returned, this worker will join the ring: {said}"
+    return f"{job.reason}; when its call has returned, this worker will join the ring: {said}"
 
 
 def _between_rings(job: Job, beats: Mapping[WorkerId, facts.Heartbeat]) -> str:

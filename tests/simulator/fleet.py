@@ -14,6 +14,7 @@ from edl.contract.proto import edl_pb2 as pb
 from edl.master.core import effects as ef
 from edl.master.core import events as ev
 from edl.master.core import facts
+from edl.master.core.silence import BUSY_SECONDS
 from edl.master.rpc.messages import event_of
 from edl.trainer.agreement.metric_values import Value
 from edl.trainer.ring.base import RingBroken
@@ -183,8 +184,12 @@ class Fleet:
             w.evaluating = False
 
     def works(self, w: Sim) -> None:
-        """Simulate the time of a forward pass."""
+        """Simulate the time of a forward pass, and sometimes that of a call that no cut ends."""
         w.waits(seconds=self.random.uniform(0.5, 1.5) * self.world.pace)
+        busy, session = self.world.busy, w.session
+        if busy is not None and self.clock.now < self.world.faults.calm_at and busy.random() < 0.2:
+            w.waits(lambda: session.stopped or session.ended, BUSY_SECONDS + busy.choice((-1.0, 1.0)))
+            self.world.faults.last = self.clock.now
 
     def export(self, w: Sim, worth: Mapping[str, Value] | None) -> None:
         """Save the model, then evaluate it; the worker may be lost during either."""

@@ -96,6 +96,8 @@ class World:
         self.store = Store(Memory(lambda: others.random() < full))
         reads = random.Random(f"slow reads of {seed}")
         self.reads = reads if reads.random() < 0.3 else None  # None: reads have returned when rings are left
+        busy = random.Random(f"busy members of {seed}")
+        self.busy = busy if busy.random() < 0.3 else None  # None: no code of the user outlasts a cut
         others = random.Random(f"evaluations of {seed}")
         self.held_out = 0 if hours else others.choice((0, 1, 10, 30))  # records
         self.values = values.merge(

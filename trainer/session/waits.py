@@ -37,19 +37,23 @@ class Waits:
         self._is_over, self._clock = is_over, clock
         self._changed = threading.Condition()
         self._generation: int = NO_RING  # of the ring that this worker is in
+        self._is_between = False  # whether this worker has left a ring, and has not entered the next one
         self._running: dict[object, tuple[float, Callable[[], str]]] = {}  # beginning, and what is awaited
         self._gave_up = False  # whether this ring has ended a wait
 
     def enter(self, generation: int) -> None:
         """This worker enters a ring, which can end its waits from now on. Those from before end."""
         with self._changed:
-            self._generation, self._gave_up = generation, False
+            self._generation, self._gave_up, self._is_between = generation, False, False
             self._changed.notify_all()
 
     def leave(self) -> bool:
-        """Note that this worker has left its ring; returns whether the ring has ended a wait."""
+        """Note that this worker has left its ring; returns whether the ring has ended a wait.
+
+        All waits end until the next ring: a thread may begin one late, for a batch of the ring that was left.
+        """
         with self._changed:
-            self._generation = NO_RING
+            self._generation, self._is_between = NO_RING, True
             self._changed.notify_all()
             return self._gave_up
 
@@ -80,7 +84,7 @@ class Waits:
         return awaited.result()
 
     def _ended(self, generation: int) -> bool:
-        return generation != self._generation or self._is_over(generation)
+        return self._is_between or generation != self._generation or self._is_over(generation)
 
     @contextmanager
     def named(self, what: Callable[[], str]) -> Iterator[None]:

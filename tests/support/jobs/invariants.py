@@ -45,7 +45,7 @@ class Watchdog:
         self.stopped: set[WorkerId] = set()
         self.exporter: WorkerId | None = None
         self.scripts_ended: set[WorkerId] = set()  # workers whose script has ended by itself
-        # Silent workers without which the ring goes on, by the ring that they have not left.
+        # Silent and busy workers without which the ring goes on, by the ring that they have not left.
         self.away: dict[WorkerId, Generation] = {}
         self.silent: set[WorkerId] = set()
         self.ended = False
@@ -125,7 +125,9 @@ class Watchdog:
         self.away = {w: g for w, g in self.away.items() if self.job.pool.get(w) is not None}
         for w in self.job.pool:
             if w.place == "away" and w.id not in self.away:
-                assert w.id in self.silent, f"worker {w.id} is away, but not silent"
+                left = any(out.generation == generation for out in self.outs.values())
+                busy = left and (generation, w.id) in self.cut
+                assert busy or w.id in self.silent, f"worker {w.id} is away, and neither silent nor busy"
                 assert before[w.id] == (True, True), f"worker {w.id} is away, but was no member in sync"
                 assert any(o in self.holders and o != w.id for o in before), "no other worker has its state"
                 self.away[w.id] = generation

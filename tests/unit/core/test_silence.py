@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import pytest
 
+from edl.contract.heartbeats import Activity
 from edl.contract.ids import Generation, WorkerId
 from edl.contract.layout import Layout
 from edl.contract.phases import Phase
@@ -12,7 +13,7 @@ from edl.contract.reasons import Reason
 from edl.master.core import effects as ef
 from edl.master.core import events as ev
 from edl.master.core import facts, view
-from edl.master.core.silence import MOST_SECONDS
+from edl.master.core.silence import BUSY_SECONDS, LEAST_SECONDS, MOST_SECONDS
 from edl.master.core.workers import AWAY
 from tests.support.jobs.stories import Story, of, only
 
@@ -344,3 +345,72 @@ def test_after_a_stall_of_the_master_one_that_is_away_is_heard_first() -> None:
     assert not of(story.tell(ev.Tick(), after=START + 5), ef.Fence), "the timer is seen before the messages"
     assert not of(returns(story, 1, generation=1), ef.Fence)
     assert story.job.pool[WorkerId(1)].place != AWAY
+
+
+def one_busy(lost: int | None = 2, **how: object) -> Story:
+    """Three workers make a step a second; the ring breaks, and worker 1 does not leave it.
+
+    Args:
+        lost: a member that has died; None: the ring is to change.
+    """
+    story = Story(workers=3, heartbeatTimeoutSeconds=600, joinDelaySeconds=0.5, **how)  # type: ignore[arg-type]
+    story.running()
+    story.waits(5)
+    if lost is None:
+        story.tell(ev.Leaving(WorkerId(2), "SIGTERM"))
+        story.out(2, step=5)
+    else:
+        story.kill(lost)
+    story.out(0, step=5, broken="reset")
+    return story
+
+
+def test_a_busy_member_of_a_ring_that_lost_another_holds_the_others_for_seconds_only() -> None:
+    """A callback, write() or the body of an own loop cannot be ended by a cut."""
+    story = one_busy()
+    assert not of(story.waits(BUSY_SECONDS - 0.1), ef.Form)
+    effects = story.waits(0.2)
+    assert only(effects, ef.Form).members == (0,)
+    (told,) = story.noticed(Reason.WorkerUnreachable)
+    assert told.startswith("worker 1 has not left its ring 5.0 s after the cut: the ring goes on without it")
+    assert len(story.job.pool) == 3, "worker 2 is replaced, and worker 1 is not"
+    story.up(step=5)
+    busy = facts.Heartbeat(
+        WorkerId(1), Generation(1), 5, activity=Activity("is busy with on_epoch_end()", 41)
+    )
+    story.tell(busy)
+    status = view.status(story.job, story.now, story.telemetry.beats)
+    assert status["reason"] == (
+        "1 worker (generation 2); when its call has returned, this worker will join the ring: "
+        "worker 1 is busy with on_epoch_end(), for more than 30 s"
+    )
+    assert {w["id"]: w["state"] for w in status["workers"]}[1] == "member"
+    assert only(returns(story, 1, generation=1, step=5), ef.Leave).members == (0,)
+    form = only(story.out(0, step=7), ef.Form)
+    assert (form.members, form.joining) == ((0, 1), (1,))
+
+
+def test_a_busy_member_is_waited_for_if_the_ring_has_lost_none() -> None:
+    """Else its return would be a change in which a different member is busy, and so on without an end."""
+    story = one_busy(lost=None)
+    assert not of(story.waits(60), ef.Form)
+    assert only(returns(story, 1, generation=1, step=5), ef.Form).members == (0, 1)
+
+
+@pytest.mark.parametrize("least", [1, 2])
+def test_a_member_is_waited_for_as_long_as_steps_take_and_if_the_others_are_too_few(least: int) -> None:
+    story = Story(workers=3, heartbeatTimeoutSeconds=600, joinDelaySeconds=0.5, least=least).running()
+    story.waits(60)
+    story.kill(2)
+    story.out(0, step=4, broken="reset")  # 15 s a step
+    assert not of(story.waits(29), ef.Form)
+    assert len(of(story.waits(3), ef.Form)) == (least == 1)
+
+
+def test_a_busy_member_that_falls_silent_is_awaited_as_any_silent_one() -> None:
+    story = one_busy()
+    story.waits(BUSY_SECONDS)
+    story.up(step=5)
+    story.tell(ev.Silent(WorkerId(1), 600.0, ()))
+    assert not of(story.waits(LEAST_SECONDS - 0.1), ef.Fence)
+    assert only(story.waits(0.2), ef.Fence).worker == 1

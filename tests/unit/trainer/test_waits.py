@@ -142,21 +142,24 @@ def test_reads_whose_turn_has_not_come_are_not_waited_for() -> None:
     assert source.reads == 1
 
 
-def test_what_is_read_beside_the_ring_is_given_up_when_the_worker_leaves_it() -> None:
-    """An evaluation batch that is computed ahead must not hold the next ring."""
+@pytest.mark.parametrize("left", [False, True], ids=["in the ring", "after it was left"])
+def test_what_is_read_beside_the_ring_is_given_up_when_the_worker_leaves_it(left: bool) -> None:
+    """An evaluation batch that is computed ahead must not hold the next ring, whenever its read begins."""
     session = Session(0, lambda message: None, threading.Event())
     session.waiting.enter(1)
     source = Slow(10)
     evaluation = RingEvaluation(
         plan(), {"test": Batches(source, 4, wait=session.waiting.result)}, CountingMetrics(10)
     )
+    if left:
+        session.waiting.leave()
     evaluation._ahead = plan().after(3, 2)[0], 0, evaluation._compute(plan().after(3, 2)[0], 0)
     assert source.began.wait(TIMEOUT)
-    while session.waiting.longest() is None:  # a moment after the read has begun
+    while not left and session.waiting.longest() is None:  # a moment after the read has begun
         time.sleep(0.001)
     began = time.monotonic()
     session.waiting.leave()
-    evaluation.take(Part.even(0, 2))
+    evaluation.idle()
     assert time.monotonic() - began < SOON
     source.returns.set()
 
