@@ -33,12 +33,12 @@ class Recorder:
         self._name = name
         self._began, self._load = time.time(), os.getloadavg()
 
-    def write(self, measured: Mapping[str, Any], versions: Mapping[str, str] | None = None) -> Path | None:
+    def write(self, measured: Mapping[str, Any], versions: Mapping[str, Any] | None = None) -> Path | None:
         """Write what was measured, with commit, versions, machine and load.
 
         Args:
             measured: the raw values, which JSON can hold.
-            versions: of the peers.
+            versions: of the peers, by their environments.
 
         Returns:
             The file, or None without a name.
