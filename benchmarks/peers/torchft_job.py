@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""torchft with its own all-reduce of one flat gradient: its DDP wrapper lets survivors die with torch 2.15.
+"""torchft with its manager's all-reduce of one flat gradient.
 
 Each worker has its own third of each batch, as torchft's README has it: while a worker is away, its records
 are left out.
