@@ -173,7 +173,8 @@ def main() -> int:
         told = ", ".join(f"{package} {version}" for package, version in made.versions.items())
         answer = "yes" if made.trains else "NO"
         print(f"| {name} | {answer} | {made.seconds:.0f} | {told} | {made.error} |", flush=True)
-    recorder.write({"ways": found})
+    versions = {name: made["versions"] for name, made in found.items()}
+    recorder.write({"ways": found}, versions)
     return 0
 
 

@@ -59,7 +59,7 @@ class Recorder:
             "versions": {
                 "python": platform.python_version(),
                 **{name: metadata.version(name) for name in PACKAGES},
-                **(versions or {}),
+                "environments": dict(versions or {}),
             },
             **measured,
         }
@@ -76,7 +76,8 @@ def _module() -> str:
 def commit() -> str:
     """The commit that was measured; `+` after it: the tree has changes to what is measured."""
     found = _git("rev-parse", "--short=12", "HEAD").strip()
-    changed = _git("status", "--porcelain", "--", "edl", "master", "trainer", "ps", "benchmarks", "patches")
+    measured = ("edl", "master", "trainer", "ps", "patches", "benchmarks/*.py")
+    changed = _git("status", "--porcelain", "--", *measured)
     return found + "+" * any(not line.startswith("??") for line in changed.splitlines())
 
 

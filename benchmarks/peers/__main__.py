@@ -237,7 +237,10 @@ def main() -> int:
     found: dict[str, list[dict[str, Any]]] = {name: [] for name in args.only}
     settings = {name: PEERS[name].settings for name in args.only}
     used = [peer for name in args.only for peer in (PEERS[name], PLAIN[PEERS[name].plain])]
-    versions = {peer.environment: environments.versions(peer.environment, *peer.packages) for peer in used}
+    packages: dict[str, set[str]] = {}
+    for peer in used:
+        packages.setdefault(peer.environment, set()).update(peer.packages)
+    versions = {name: environments.versions(name, *sorted(each)) for name, each in packages.items()}
     with tempfile.TemporaryDirectory(prefix="edl-bench-") as directory:
         if args.faults:
             result = faults.measure(args.only, Path(directory), args.seconds, rounds)
