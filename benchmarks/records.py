@@ -31,7 +31,7 @@ class Recorder:
 
     def __init__(self, name: str):
         self._name = name
-        self._began, self._load = time.time(), os.getloadavg()
+        self._began, self._load, self._commit = time.time(), os.getloadavg(), commit()
 
     def write(self, measured: Mapping[str, Any], versions: Mapping[str, Any] | None = None) -> Path | None:
         """Write what was measured, with commit, versions, machine and load.
@@ -53,7 +53,7 @@ class Recorder:
             "command": f"scripts/bench {_module()} {' '.join(sys.argv[1:])}".strip(),
             "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(self._began)),
             "seconds": round(time.time() - self._began),
-            "commit": commit(),
+            "commit": self._commit,
             "machine": {"cores": os.cpu_count(), "memory_gib": round(memory / 2**30)},
             "load": {"before": list(self._load), "after": list(os.getloadavg())},
             "versions": {

@@ -44,7 +44,7 @@ def measured(name: str, work: Path) -> dict[str, Any]:
         found["plain step ms"] = steady(job)
     with Running(name, work, WORKERS) as job:
         found["step ms"] = steady(job)
-        victim = job.active()[1]
+        victim = job.wait(WORKERS)[1]
         at = kill(victim)
         found["kill s"], gone_on = stall(job, victim, at)
         if not gone_on:

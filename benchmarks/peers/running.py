@@ -36,7 +36,7 @@ class Peer:
         environment: of `benchmarks.environments`.
         script: in this folder.
         packages: whose versions are recorded.
-        command: what starts the job, before the script; {workers} and {folder} are replaced.
+        command: what starts the job, before the script; {workers}, {most} and {folder} are replaced.
         plain: the peer that trains the same without fault tolerance.
         restarts: `one`: the driver starts a dead worker again; `all`: it then starts all of them again.
         grows: a third worker can join.
@@ -56,7 +56,7 @@ class Peer:
 
 EDL_SET = "elastic.maxFailures=1000,training.batchSize=192,training.epochs=10000,local.threads=1"
 HOROVODRUN = ("horovodrun", "--gloo", "--network-interfaces", "lo", "-np", "{workers}")
-ELASTIC = ("--min-np", "1", "--max-np", "{workers}", "--host-discovery-script", "{folder}/discover.sh")
+ELASTIC = ("--min-np", "1", "--max-np", "{most}", "--host-discovery-script", "{folder}/discover.sh")
 COOLDOWN = ("--blacklist-cooldown-range", "10", "100")
 TORCHRUN = ("torchrun", "--standalone", "--nproc-per-node", "{workers}", "--max-restarts", "100")
 PEERS = {
@@ -234,7 +234,8 @@ class Running:
 
     def _launch(self, command: Sequence[str], **variables: str) -> subprocess.Popen[bytes]:
         binaries = Path(self._python).parent
-        replaced = {"workers": str(self.workers), "folder": str(self.folder)}
+        most = max(self.workers, int(self._variables.get("BENCH_WORKERS", "0")))
+        replaced = {"workers": str(self.workers), "most": str(most), "folder": str(self.folder)}
         words = [word.format(**replaced) for word in command]
         environment = {
             **os.environ,
@@ -244,7 +245,7 @@ class Running:
             "OMP_NUM_THREADS": "1",
             "GLOO_SOCKET_IFNAME": "lo",
             "BENCH_DIR": str(self.folder),
-            "BENCH_WORKERS": str(max(self.workers, int(self._variables.get("BENCH_WORKERS", "0")))),
+            "BENCH_WORKERS": str(most),
             **self._variables,
             **variables,
         }
