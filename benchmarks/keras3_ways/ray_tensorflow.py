@@ -16,6 +16,6 @@ def train() -> None:
     built.fit(*data("train"), batch_size=BATCH, epochs=EPOCHS, verbose=0)
 
 
-ray.init(num_cpus=3, include_dashboard=False)
+ray.init("local", num_cpus=3, include_dashboard=False)
 TensorflowTrainer(train, scaling_config=ScalingConfig(num_workers=2)).fit()
 print("trained")
