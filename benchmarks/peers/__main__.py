@@ -243,9 +243,8 @@ def main() -> int:
     versions = {name: environments.versions(name, *sorted(each)) for name, each in packages.items()}
     with tempfile.TemporaryDirectory(prefix="edl-bench-") as directory:
         if args.faults:
-            result = faults.measure(args.only, Path(directory), args.seconds, rounds)
-            print(faults.table(result))
-            recorder.write({"faults": result}, versions)
+            keep = lambda result: recorder.write({"faults": result}, versions)  # noqa: E731
+            print(faults.table(faults.measure(args.only, Path(directory), args.seconds, rounds, keep)))
             return 0
         for number in range(rounds):
             for name in args.only:

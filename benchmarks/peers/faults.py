@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +24,18 @@ CALIBRATION_SECONDS = 5.0
 REFERENCE = "plain Horovod"
 
 
-def measure(names: Sequence[str], work: Path, seconds: float, rounds: int) -> dict[str, Any]:
-    """All runs: for each the seconds until the last step, kills, and the mean number of workers."""
+def measure(
+    names: Sequence[str],
+    work: Path,
+    seconds: float,
+    rounds: int,
+    keep: Callable[[dict[str, Any]], object] = lambda found: None,
+) -> dict[str, Any]:
+    """All runs: for each the seconds until the last step, kills, and the mean number of workers.
+
+    Args:
+        keep: is called with the results so far after each run.
+    """
     found: dict[str, Any] = {"seconds": seconds, REFERENCE: [], **{name: [] for name in names}}
     steps = 0
     for number in range(rounds):
@@ -40,7 +50,8 @@ def measure(names: Sequence[str], work: Path, seconds: float, rounds: int) -> di
                 except TimeoutError as error:
                     found[name].append({"error": str(error)})
             say(f"{name}: {found[name][-1]}")
-    found["steps"] = steps
+            found["steps"] = steps
+            keep(found)
     return found
 
 
