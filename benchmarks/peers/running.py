@@ -223,7 +223,12 @@ class Running:
             )
 
     def set_hosts(self, hosts: int) -> None:
-        names = ("localhost", "127.0.0.1", os.uname().nodename, "127.0.0.2")[:hosts]
+        """Name so many hosts, all of them this machine, where horovodrun needs no ssh."""
+        addresses = [
+            a.address for each in psutil.net_if_addrs().values() for a in each if a.family == socket.AF_INET
+        ]
+        others = [address for address in addresses if not address.startswith("127.")]
+        names = ("localhost", "127.0.0.1", os.uname().nodename, *others)[:hosts]
         artifacts.write_whole(self.folder / "hosts", "".join(f"{name}:1\n" for name in names))
 
     def _ray_node(self, words: Sequence[str], cores: int) -> None:
