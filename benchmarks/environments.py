@@ -7,7 +7,7 @@ import subprocess
 import sys
 from functools import cache
 
-from benchmarks.records import ROOT
+from benchmarks.recorder import ROOT
 
 TORCH = ("torch==2.15.0", "numpy==2.4.6")
 PACKAGES = {

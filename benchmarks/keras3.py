@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks import environments
-from benchmarks.records import Recorder
+from benchmarks.recorder import Recorder
 from benchmarks.report import say
 
 WAYS = Path(__file__).with_name("keras3_ways")

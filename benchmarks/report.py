@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.records import Recorder
+from benchmarks.recorder import Recorder
 
 ROUNDS, QUICK = 5, 2
 

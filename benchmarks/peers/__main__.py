@@ -27,7 +27,7 @@ from benchmarks import environments
 from benchmarks.peers import faults
 from benchmarks.peers.job import BATCH
 from benchmarks.peers.running import HERE, PEERS, PLAIN, Running, Step, kill
-from benchmarks.records import Recorder
+from benchmarks.recorder import Recorder
 from benchmarks.report import say, spread
 
 WORKERS, ROUNDS = 3, 3

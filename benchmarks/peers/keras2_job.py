@@ -20,13 +20,13 @@ strategy = tf.distribute.MultiWorkerMirroredStrategy()
 
 
 class Stamp(keras.callbacks.Callback):
-    def on_epoch_begin(self, epoch, logs=None):
+    def on_epoch_begin(self, epoch: int, logs: object = None) -> None:
         self.epoch = epoch
 
-    def on_train_batch_begin(self, number, logs=None):
+    def on_train_batch_begin(self, number: int, logs: object = None) -> None:
         work(BATCH // size)
 
-    def on_train_batch_end(self, number, logs=None):
+    def on_train_batch_end(self, number: int, logs: object = None) -> None:
         step = self.epoch * STEPS + number
         done(step, size, share(step, rank, size))
 

@@ -19,7 +19,7 @@ from typing import Self
 import psutil
 
 from benchmarks import environments
-from benchmarks.records import ROOT
+from benchmarks.recorder import ROOT
 from edl.contract import artifacts
 from edl.net.master_client import Client
 
@@ -182,7 +182,7 @@ class Running:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, *exception: object) -> None:
         """End every process with this job's folder in its environment: some have sessions of their own."""
         self._ended.set()
         if self._replicas:

@@ -7,6 +7,7 @@ are left out.
 
 import os
 from datetime import timedelta
+from typing import Any
 
 import torch
 from job import batch, done, share
@@ -20,7 +21,7 @@ optimizer = sgd(model)
 parameters = list(model.parameters())
 
 
-def load(state: dict) -> None:
+def load(state: dict[str, Any]) -> None:
     model.load_state_dict(state["model"])
     optimizer.load_state_dict(state["optimizer"])
 
