@@ -179,8 +179,8 @@ def main() -> int:
         told = ", ".join(f"{package} {version}" for package, version in made.versions.items())
         answer = "yes" if made.trains else "NO"
         print(f"| {name} | {answer} | {made.seconds:.0f} | {told} | {made.error} |", flush=True)
-    versions = {name: made["versions"] for name, made in found.items()}
-    recorder.write({"ways": found}, versions)
+        versions = {name: each["versions"] for name, each in found.items()}
+        recorder.write({"ways": found}, versions)  # even if the next one fails
     return 0
 
 
