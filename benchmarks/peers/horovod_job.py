@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A loop with hvd.elastic, as Horovod's guide has it; with BENCH_PLAIN one that is not elastic.
 
-Horovod's state of a Keras model fails with Keras 3, and its TensorFlowState broadcasts in its constructor,
-where a new worker waits for ever: so the state is an ObjectState that keeps the weights itself.
+The state is an ObjectState that keeps the weights itself: benchmarks/peer_elastic.py says why.
 """
 
 import itertools
