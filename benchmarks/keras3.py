@@ -30,7 +30,7 @@ from benchmarks.report import say
 WAYS = Path(__file__).with_name("keras3_ways")
 WORKERS, SECONDS = 2, 180.0  # and how long a way may take
 MOST_LETTERS = 200  # of an error
-LAUNCHER = "Horovod detected that"  # begins what horovodrun adds to the error of a worker
+LAUNCHERS = ("Horovod detected that", "WorkerGroupError")  # begin what a launcher adds to an error
 
 
 @dataclass(frozen=True)
@@ -151,12 +151,12 @@ def free_ports(count: int) -> list[int]:
 
 def error_line(log: str, seconds: float) -> str:
     """The last exception of a log with its first words, else the log's last line."""
-    plain = re.sub(r"\x1b\[[0-9;]*m|\[\d+\]<std(?:err|out)>:", "", log)
+    plain = re.sub(r"\x1b\[[0-9;]*m|\[\d+\]<std(?:err|out)>:|(?<=\")/\S*/", "", log)
     lines = [line.strip() for line in plain.splitlines()]
     named = [
         n
         for n, line in enumerate(lines)
-        if re.match(r"[\w.]*(Error|Exception)\b: \S", line) and LAUNCHER not in line
+        if re.match(r"[\w.]*(Error|Exception)\b: \S", line) and not any(word in line for word in LAUNCHERS)
     ]
     last = named[-1] if named else len(lines) - 1
     error = " ".join(" ".join(lines[last : last + 4]).split())[:MOST_LETTERS] if lines else "no output"

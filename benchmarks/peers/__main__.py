@@ -48,7 +48,7 @@ def measured(name: str, work: Path) -> dict[str, Any]:
         at = kill(victim)
         found["kill s"], gone_on = stall(job, victim, at)
         if not gone_on:
-            found["log"] = job.tail()
+            say(job.tail())
         if gone_on:
             found["whole again s"] = when_whole(job, at)
             found |= records(name, job, at)
@@ -252,7 +252,8 @@ def main() -> int:
                 try:
                     found[name].append(measured(name, Path(directory)))
                 except (TimeoutError, IndexError, ValueError) as error:
-                    found[name].append({"error": str(error)})
+                    say(str(error))
+                    found[name].append({"error": type(error).__name__})
                 say(f"{name}: {found[name][-1]}")
                 recorder.write({"peers": found, "settings": settings}, versions)  # even if the next one fails
     print(table(found))

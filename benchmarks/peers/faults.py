@@ -48,7 +48,8 @@ def measure(
                     steps = steps or calibrated(job, seconds)
                     found[name].append(finish(job, steps, seconds, random.Random(number)))
                 except TimeoutError as error:
-                    found[name].append({"error": str(error)})
+                    say(str(error))
+                    found[name].append({"error": type(error).__name__})
             say(f"{name}: {found[name][-1]}")
             found["steps"] = steps
             keep(found)
