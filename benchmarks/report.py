@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.recorder import Recorder
+
 ROUNDS, QUICK = 5, 2
 
 
@@ -81,17 +83,20 @@ def main(
     parser.add_argument("--quick", action="store_true", help=f"{QUICK} rounds instead of {ROUNDS}")
     parser.add_argument("--rounds", "--pairs", type=int, help="how often each row is measured")
     parser.add_argument("--json", type=Path, metavar="FILE")
+    parser.add_argument("--record", default="", metavar="NAME", help="write benchmarks/records/DATE-NAME/")
     parser.add_argument(
         "--only", nargs="+", choices=parts, default=list(parts), metavar="ROW", help=" ".join(parts)
     )
     args = parser.parse_args()
     rounds = args.rounds or (QUICK if args.quick else ROUNDS)
+    recorder = Recorder(args.record)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # through the `with`s: nothing is left behind
     rows: list[Row] = []
     for found in measure(args.only, rounds):
         # Each part as it is ready: an interrupted run has shown what it measured.
         print("\n".join(table(found).splitlines()[2 if rows else 0 :]), flush=True)
         rows += found
+        recorder.write({"rounds": rounds, "rows": [row.as_json() for row in rows]})
     if args.json:
         content = {"rounds": rounds, "rows": [row.as_json() for row in rows]}
         args.json.write_text(json.dumps(content, indent=1) + "\n")

@@ -19,6 +19,7 @@ ROOT = Path(__file__).parents[3]
 PAGES = [
     *ROOT.glob("*.md"),
     *(ROOT / "docs").glob("*.md"),
+    ROOT / "benchmarks" / "README.md",
     ROOT / "chart" / "README.md",
     *(ROOT / "scripts").rglob("*.md"),
     *(ROOT / "examples").rglob("*.md"),
@@ -112,11 +113,3 @@ def test_each_edl_command_of_a_page_has_arguments_and_values_that_exist(page: Pa
                 assert context.params["directory"] or context.params.get("release"), "expected a job"
         except Exception as error:
             raise AssertionError(f"$ edl {command}: {error}") from error
-
-
-def test_the_figures_of_the_readme_are_those_of_the_results() -> None:
-    def figures(page: str) -> list[str]:
-        return re.findall(r"^\|.*`scripts/bench .*\|$", (ROOT / page).read_text(), re.MULTILINE)
-
-    assert len(figures("README.md")) == 3
-    assert set(figures("README.md")) < set(figures("docs/benchmark.md"))
