@@ -181,9 +181,7 @@ async def test_a_job_that_is_not_finite_stops_and_names_the_records(a_job: A_Job
     async with a_job(workers=2, model="not_finite.py", records=400) as job:
         summary = await job.end()
     assert summary["phase"] == "Failed"
-    told = re.search(
-        r"is not finite at step .*, in the records ([^:]*): (.*)", summary["reason"]
-    )
+    told = re.search(r"is not finite at step .*, in the records ([^:]*): (.*)", summary["reason"])
     assert told
     assert "123" in told[1].split(", "), "the model's one record that is not"
     assert told[2].startswith("features is inf in record 123, so the loss is not finite")

@@ -41,7 +41,10 @@ def ended(story: Story) -> dict[str, Any]:
 def test_that_the_model_is_saved_is_told_before_it_is_evaluated() -> None:
     story = finishing()
     (notice,) = of(story.tell(ev.Saved(FIRST, "model.keras")), ef.Notice)
-    assert notice == ef.Notice(Reason.Evaluating, "the model is saved: model.keras; worker 0 evaluates it and loads it again in a new process")
+    assert notice == ef.Notice(
+        Reason.Evaluating,
+        "the model is saved: model.keras; worker 0 evaluates it and loads it again in a new process",
+    )
     assert story.job.phase == "Finishing"
 
 
