@@ -151,7 +151,7 @@ def free_ports(count: int) -> list[int]:
 
 def error_line(log: str, seconds: float) -> str:
     """The last exception of a log with its first words, else the log's last line."""
-    plain = re.sub(r"\x1b\[[0-9;]*m|\[\d+\]<std(?:err|out)>:|(?<=\")/\S*/", "", log)
+    plain = re.sub(r"\x1b\[[0-9;]*m|\[\d+\]<std(?:err|out)>:|\(\w+ pid=[^)]*\) |(?<=\")/\S*/", "", log)
     lines = [line.strip() for line in plain.splitlines()]
     named = [
         n

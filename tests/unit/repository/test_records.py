@@ -84,7 +84,7 @@ def printed_as(value: float, text: str) -> bool:
     """Whether a value rounds to a printed number."""
     plain = text.replace(",", "")
     digits = len(plain.partition(".")[2])
-    return abs(value - float(plain)) <= 0.5000001 * 10**-digits
+    return abs(value - float(plain)) <= 0.5000001 * 10.0**-digits
 
 
 def wrong(cells: dict[str, str], root: Path, page: Path) -> list[str]:
