@@ -263,7 +263,9 @@ def test_the_environment_of_the_job_is_not_handed_on(monkeypatch: pytest.MonkeyP
     fresh.begin()
     assert fresh._server is not None
     environment, text = Path(f"/proc/{fresh._server.pid}/environ"), ""
-    while not text:  # Popen returns when exec closes its files, which is just before the kernel sets the environment
+    while (
+        not text
+    ):  # Popen returns when exec closes its files, which is just before the kernel sets the environment
         text = environment.read_text()
     entries = text.split("\0")
     fresh.close()

@@ -31,7 +31,7 @@ def test_the_site_has_every_page_and_loads_nothing_from_other_hosts(tmp_path: Pa
 
 
 def test_a_link_to_a_heading_that_does_not_exist_fails_the_build(tmp_path: Path) -> None:
-    for name in ("docs", "examples/one", "scripts/dev", "chart"):
+    for name in ("docs", "examples/one", "scripts/dev", "chart", "patches", "tools/test_cluster"):
         (tmp_path / name).mkdir(parents=True)
     for name in ("scripts/docs", "scripts/dev/site.py", "scripts/dev/state_diagram.py"):
         shutil.copy(ROOT / name, tmp_path / name)
@@ -43,11 +43,14 @@ def test_a_link_to_a_heading_that_does_not_exist_fails_the_build(tmp_path: Path)
     (tmp_path / "mkdocs.yml").write_text(yaml.safe_dump(config))
     for name in (
         "CHANGELOG",
+        "ARCHITECTURE",
         "CONTRIBUTING",
         "SECURITY",
         "CODE_OF_CONDUCT",
         "chart/README",
         "examples/README",
+        "patches/README",
+        "tools/test_cluster/README",
     ):
         (tmp_path / f"{name}.md").write_text("# A page\n")
     (tmp_path / "examples" / "one" / "README.md").write_text("# One\n\n[edl](../../README.md#edl)\n")
