@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import io
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -215,3 +216,14 @@ def test_the_end_names_what_to_do_next() -> None:
     )
     failed = {**stopped, "phase": "Failed", "checkpoint": None}
     assert display.next_steps(failed, "job", reported=False) == "  next      read the logs: edl logs job"
+
+
+def test_next_steps_work_as_pasted_where_no_environment_is_activated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (mine := tmp_path / "edl").touch(mode=0o755)
+    monkeypatch.setattr(sys, "argv", [str(mine)])
+    monkeypatch.setenv("PATH", "/usr/bin")
+    assert f"{mine} report --open job" in display.next_steps({"phase": "Stopped"}, "job", reported=True)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert ": edl report --open job" in display.next_steps({"phase": "Stopped"}, "job", reported=True)
