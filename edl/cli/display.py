@@ -273,7 +273,7 @@ def ended(phase: str, told: str) -> Text:
 
 
 def called() -> str:
-    """How this shell calls edl: by its name, or by its path if no environment is activated (`scripts/run`)."""
+    """How this shell calls edl: by its name, or by its path if no environment is activated."""
     mine = Path(sys.argv[0])
     found = shutil.which(mine.name)
     if mine.name != "edl" or not mine.is_file() or (found and mine.samefile(found)):
