@@ -10,6 +10,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+import yaml
 
 from edl import config
 from edl.cli import elasticdl_flags, horovod_flags
@@ -74,6 +75,14 @@ def test_commands_of_horovod_and_elasticdl_have_flags_that_exist(page: Path) -> 
             horovod_flags.parse(words)
         elif words[0] in (TRAIN, EVALUATE, PREDICT):
             elasticdl_flags.parse(words[0], words[1:])
+
+
+@EACH
+def test_each_values_file_of_a_page_is_valid(page: Path) -> None:
+    for block in re.findall(r"^```yaml\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL):
+        for given in yaml.safe_load_all(block):
+            if isinstance(given, dict) and given.keys() <= values.defaults().keys():
+                config.parse(values.merge(values.defaults(), given))
 
 
 @EACH
