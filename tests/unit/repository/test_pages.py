@@ -113,13 +113,6 @@ def test_each_edl_command_of_a_page_has_arguments_and_values_that_exist(page: Pa
             raise AssertionError(f"$ edl {command}: {error}") from error
 
 
-def test_each_figure_of_the_readme_has_a_row_in_the_results() -> None:
-    def commands(page: str) -> list[str]:
-        return re.findall(r"^\|.*`(scripts/bench .*)` \|$", (ROOT / page).read_text(), re.MULTILINE)
-
-    assert commands("README.md") and set(commands("README.md")) < set(commands("docs/benchmark.md"))
-
-
 def test_the_first_screen_of_the_readme_installs_trains_and_tests() -> None:
     screen = "\n".join((ROOT / "README.md").read_text().splitlines()[:25])
     [block] = re.findall(r"```console\n(.*?)```", screen, re.DOTALL)
