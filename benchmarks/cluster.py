@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`scripts/bench cluster`: a job on a real Kubernetes (docs/cluster.md). A measurement, no test.
+"""`scripts/bench cluster`: a job on a real Kubernetes (tools/test_cluster/README.md). A measurement, no test.
 
 Each round installs the chart and does to the job, one after the other, what clusters do to jobs;
 four workers fill the two nodes. No time comes from polling: a moment is when the API server told

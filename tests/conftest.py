@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Hooks of all tests: signal handlers as at a terminal, and the seconds of each test file.
 
-With EDL_DURATIONS=FILE, lines `SECONDS  TEST` are appended there, fixtures included; scripts/test shows the
-slowest tests.
+With EDL_DURATIONS=FILE, lines `SECONDS  TEST` are appended there, fixtures included, and the reasons of
+skipped tests to FILE.skipped; scripts/test shows the slowest tests, and what was skipped.
 """
 
 from __future__ import annotations
@@ -54,6 +54,8 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     if file := os.environ.get("EDL_DURATIONS"):
         with open(file, "a") as lines:
             lines.writelines(f"{seconds:8.1f}  {test}\n" for test, seconds in _tests.items())
+        with open(f"{file}.skipped", "a") as lines:
+            lines.writelines(f"{why}\n" for why in map(_reason, terminalreporter.stats.get("skipped", [])))
     terminalreporter.section("seconds by file")
     short = 0.0
     for file, seconds in sorted(_seconds.items(), key=lambda one: one[1], reverse=True):
@@ -62,3 +64,9 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
         else:
             short += seconds
     terminalreporter.write_line(f"{short:8.1f}  all others")
+
+
+def _reason(report: pytest.TestReport) -> str:
+    """Why a test was skipped, in one line."""
+    why = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+    return " ".join(why.removeprefix("Skipped: ").split())

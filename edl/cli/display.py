@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import shutil
 import sys
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -289,6 +290,15 @@ def ended(phase: str, told: str) -> Text:
     return text
 
 
+def called() -> str:
+    """How this shell calls edl: by its name, or by its path if no environment is activated."""
+    mine = Path(sys.argv[0])
+    found = shutil.which(mine.name)
+    if mine.name != "edl" or not mine.is_file() or (found and mine.samefile(found)):
+        return "edl"
+    return shlex.quote(str(mine))
+
+
 def next_steps(summary: dict[str, Any], kept: str, reported: bool) -> str:
     """Say what a user may do with a job that has ended.
 
@@ -297,16 +307,16 @@ def next_steps(summary: dict[str, Any], kept: str, reported: bool) -> str:
         reported: whether its report was written.
     """
     name, where = summary.get("model", ""), plain(shlex.quote(kept))
-    steps = [f"open the report: edl report --open {where}"] if reported else []
+    steps = [f"open the report: {called()} report --open {where}"] if reported else []
     trained = summary.get("task", {}).get("kind", "train") == "train"
     if summary["phase"] == Phase.Succeeded and name.endswith(".keras"):
         told = f"keras.models.load_model({plain(f'{kept}/{name}')!r})"
         steps.append(f"load the model: {plain(summary.get('model_note') or told)}")
     elif summary["phase"] != Phase.Succeeded:
         if trained and (summary.get("checkpoint") or {}).get("step"):
-            steps.append(f"resume the job: edl run --resume {where}")
+            steps.append(f"resume the job: {called()} run --resume {where}")
         if summary["phase"] == Phase.Failed:
-            steps.append(f"read the logs: edl logs {where}")
+            steps.append(f"read the logs: {called()} logs {where}")
     return "\n".join(f"  {'next' if not number else '':9} {step}" for number, step in enumerate(steps))
 
 

@@ -63,7 +63,7 @@ ONLY = {  # flags that mean nothing with this value, and are refused with a diff
     "--need_tf_config": ("false", "edl does not use TensorFlow's own parameter servers"),
 }
 REFUSED = {
-    "--job_command": "for a script of your own: edl horovod (docs/horovod-scripts.md) or edl run --script",
+    "--job_command": "for your own script: edl horovod (docs/coming-from-horovod.md) or edl run --script",
     "--populate_env_names": "name the variables: --envs, or --set with worker.envFrom",
     "--log_file_path": "read the logs with edl logs --follow, or kubectl logs",
     "--max_step": "edl trains whole epochs: --num_epochs",

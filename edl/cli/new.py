@@ -55,4 +55,4 @@ def new(
     path = os.path.join(".", file) if file.parent == Path() else file
     script = "--script " if kind is Starter.custom_loop else ""
     display.line(f"wrote {file}")
-    display.line(f"next: edl run --workers 3 --epochs 5 {script}{path}")
+    display.line(f"next: {display.called()} run --workers 3 --epochs 5 {script}{path}")

@@ -15,11 +15,19 @@ import edl
 LATENT = 16
 
 
+@keras.saving.register_keras_serializable()
 class GAN(keras.Model):
     def __init__(self, discriminator: keras.Model, generator: keras.Model, **options: Any):
         super().__init__(**options)
         self.discriminator, self.generator = discriminator, generator
         self.seed = keras.random.SeedGenerator(1337)
+
+    def get_config(self) -> dict[str, Any]:
+        return super().get_config() | {"discriminator": self.discriminator, "generator": self.generator}
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> Any:
+        return cls(**{name: keras.saving.deserialize_keras_object(part) for name, part in config.items()})
 
     def compile(self, d_optimizer: Any, g_optimizer: Any, loss_fn: Any) -> None:
         super().compile()

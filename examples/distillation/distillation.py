@@ -12,10 +12,18 @@ from keras import layers, ops
 import edl
 
 
+@keras.saving.register_keras_serializable()
 class Distiller(keras.Model):
     def __init__(self, student: keras.Model, teacher: keras.Model, **options: Any):
         super().__init__(**options)
         self.student, self.teacher = student, teacher
+
+    def get_config(self) -> dict[str, Any]:
+        return super().get_config() | {"student": self.student, "teacher": self.teacher}
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> Any:
+        return cls(**{name: keras.saving.deserialize_keras_object(part) for name, part in config.items()})
 
     def compile(self, student_loss_fn: Any, alpha: float, temperature: float, **options: Any) -> None:
         super().compile(**options)

@@ -15,6 +15,7 @@ import edl
 LATENT = 2
 
 
+@keras.saving.register_keras_serializable()
 class Sample(layers.Layer):
     """A point of the latent space, drawn about its mean."""
 
@@ -34,6 +35,13 @@ class VAE(keras.Model):
         self.encoder, self.decoder = encoder, decoder
         names = ("total_loss", "reconstruction_loss", "kl_loss")
         self.trackers = [keras.metrics.Mean(name=name) for name in names]
+
+    def get_config(self) -> dict[str, Any]:
+        return super().get_config() | {"encoder": self.encoder, "decoder": self.decoder}
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> Any:
+        return cls(**{name: keras.saving.deserialize_keras_object(part) for name, part in config.items()})
 
     @property
     def metrics(self) -> list[Any]:

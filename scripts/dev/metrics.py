@@ -1,12 +1,25 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Print docs/metrics.md for scripts/dev/docs: the metrics that a master exports, each with its unit."""
+"""Print docs/metrics.md for scripts/dev/docs: the metrics that a master exports, the alerts and the Events.
+
+scripts/dev/events.toml says what each alert and each Event means, and what to do.
+"""
 
 from __future__ import annotations
 
+import re
+import tomllib
+from pathlib import Path
 from typing import Any
 
-from edl.master.http.metrics import Metrics
+from edl.contract.phases import Phase
+from edl.contract.reasons import Reason
+from edl.errors import EdlError
+from edl.master.core.goodput import KINDS
+from edl.master.http.metrics import STATES, Metrics
+
+ROOT = Path(__file__).parents[2]
+TEXTS = Path(__file__).with_name("events.toml")
 
 UNITS = {
     "edl_build_info": "1",
@@ -34,17 +47,48 @@ UNITS = {
     "edl_kubernetes_api_up": "0 or 1",
     "edl_kubernetes_requests": "requests",
 }
-HEAD = """# Metrics
+HEAD = """# Metrics, alerts and Events
+
+`scripts/dev/docs` generates this page.
+
+## Metrics
 
 The master of a release serves these metrics for Prometheus at `/metrics`, on the port `metrics` of
-`service/edl-master`. `metrics.*` in the [values](configuration.md) creates a PodMonitor, alerts and a
-dashboard for Grafana. Names and labels stay. No label has more values when a job has more workers.
+`service/edl-master` (of the release `edl`). In the [values](configuration.md),
+`metrics.serviceMonitor.enabled` or `metrics.podMonitor.enabled` has the Prometheus operator collect them,
+`metrics.prometheusRule.enabled` creates [alerts](#alerts), and `metrics.grafanaDashboard.enabled` a
+dashboard. Names and labels stay. No label has more values when a job has more workers.
 
 A job has the metrics of parameter servers and of staleness only if it has parameter servers. Loss, metrics
-and speeds have values once they are known. `scripts/dev/docs` generates this page.
+and speeds have values once they are known.
 
 | Metric | Type | Labels | Unit | Meaning |
 | --- | --- | --- | --- | --- |"""
+
+LABELS = {
+    "`state` of `edl_workers`": STATES,
+    "`phase` of `edl_job_phase`": tuple(Phase),
+    "`reason` of `edl_ring_reshapes_total`": ("planned", "broken"),
+    "`result` of `edl_records_total`": ("applied",),
+    "`kind` of `edl_seconds_total`": KINDS,
+    "`of` of `edl_loss`": ("epoch", "step"),
+    "`of` of `edl_worker_records_per_second`": ("slowest", "median", "fastest"),
+}
+ALERTS = """
+## Alerts
+
+Each has the label `severity` (`warning` or `info`).
+
+| Alert | Meaning | What to do |
+| --- | --- | --- |"""
+EVENTS = """
+## Events
+
+The master writes Events to the ConfigMap `edl-job` of the release `edl`; `kubectl describe configmap edl-job`
+shows them. Its log and `edl status` have the same reasons. A reason stays; the message beside it may change.
+
+| Event | Type | Meaning | What to do |
+| --- | --- | --- | --- |"""
 SERVER = {
     "index": 0,
     "state": "running",
@@ -89,6 +133,32 @@ def main() -> None:
         labels = sorted({label for sample in metric.samples for label in sample.labels} - {"le"})
         shown = ", ".join(f"`{label}`" for label in labels)
         print(f"| `{name}` | {metric.type} | {shown} | {unit} | {metric.documentation} |")
+    print("\n| Label | Values |\n| --- | --- |")
+    for label, values in LABELS.items():
+        print(f"| {label} | {', '.join(f'`{value}`' for value in values)} |")
+    texts = tomllib.loads(TEXTS.read_text())
+    alerts = re.findall(r"- alert: (\w+)", (ROOT / "chart" / "templates" / "monitoring.yaml").read_text())
+    complete("alerts", {*texts["alerts"]}, {*alerts})
+    print(ALERTS)
+    for name in alerts:
+        print(f"| `{name}` | {texts['alerts'][name]['means']} | {texts['alerts'][name]['do']} |")
+    complete("events", {*texts["events"]}, {*Reason})
+    print(EVENTS)
+    for reason in Reason:
+        means, do = texts["events"][reason]
+        print(f"| `{reason}` | {reason.severity} | {means} | {do} |")
+
+
+def complete(table: str, texts: set[str], names: set[str]) -> None:
+    """Check that a table of events.toml has a text for each name, and no other.
+
+    Raises:
+        EdlError: it has not.
+    """
+    if texts != names:
+        raise EdlError(
+            f"{TEXTS.name}: [{table}] lacks {sorted(names - texts)}, and has unknown {sorted(texts - names)}"
+        )
 
 
 if __name__ == "__main__":

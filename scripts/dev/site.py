@@ -23,7 +23,10 @@ ELSEWHERE = {
     "contributing.md": "CONTRIBUTING.md",
     "security.md": "SECURITY.md",
     "code-of-conduct.md": "CODE_OF_CONDUCT.md",
+    "architecture.md": "ARCHITECTURE.md",
     "chart.md": "chart/README.md",
+    "horovod-patches.md": "patches/README.md",
+    "cluster.md": "tools/test_cluster/README.md",
     "examples.md": "examples/README.md",
 }
 LINK = re.compile(r"(!?)\[((?:`[^`\n]*`|[^]`])*)\]\(([^)\s]+)\)")

@@ -80,6 +80,40 @@ def test_every_command_of_a_page_installs_what_a_cluster_accepts(
                     assert container["image"].count(REGISTRY) == 1
 
 
+KINDS = "master|worker|job|status|source|token|ps|output|dashboard|egress"  # how the names of our objects end
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_each_object_that_a_page_names_is_one_of_its_release(helm: Helm, page: Path) -> None:
+    """`helm install houses` makes `houses-edl-status`, and not `houses-status`."""
+    text = page.read_text()
+    assert re.findall(rf"(?<![\w-])(?:RELEASE|NAME)-(?:{KINDS})\b", text) == [], (
+        "the name of an object has the chart's in it"
+    )
+    for release in {"edl", *(words[2] for words in commands(page))}:
+        named = set(re.findall(rf"(?<![\w./-]){release}-(?:edl-)?(?:{KINDS})\b(?![-/:.]\w)", text))
+        own = {*re.findall(rf"name: ({release}-egress)\b", text), *NO_OBJECTS}  # by the page
+        if named - own:
+            assert named - own - objects(helm, release) == set()
+
+
+def objects(helm: Helm, release: str, found: dict[str, set[str]] = {}) -> set[str]:  # noqa: B006 - a cache
+    """The names of the objects of a release, and of those that its master creates."""
+    if release not in found:
+        made = [
+            o for flags in EVERYTHING for o in Rendered(helm("template", release, str(CHART), *flags)).objects
+        ]
+        full = release if "edl" in release else f"{release}-edl"
+        names = {re.sub(r"-[0-9a-f]{8,}$", "", o["metadata"]["name"]) for o in made}
+        found[release] = names | {f"{full}-{kind}" for kind in ("status", "source", "worker")}
+    return found[release]
+
+
+NO_OBJECTS = {"edl-master", "edl-worker"}  # also the names of images
+EVERYTHING = (
+    ("--set", "mode=hybrid,ps.servers=2,output.size=1Gi"),
+    ("--set", "metrics.grafanaDashboard.enabled=true"),
+)
 NO_SECTIONS = {"model", "data", "local", "global", "horovod"}  # also modules, and files of the reader
 
 

@@ -75,9 +75,8 @@ def test_the_schemas_find_a_misspelt_key(kubernetes: dict[tuple[str, str], Any],
     assert "hostNetwrok" in mistakes(kubernetes, pod)[0]
 
 
-def test_the_manifest_of_the_mpi_page_is_valid_to_the_operator() -> None:
-    [text] = re.findall(r"```yaml\n(.*?)```", (ROOT / "docs" / "coming-from-mpi.md").read_text(), re.S)
-    job = yaml.safe_load(text)
+def test_the_manifest_of_an_mpijob_is_valid_to_the_operator() -> None:
+    job = yaml.safe_load((ROOT / "docker" / "mpi" / "mpijob.yaml").read_text())
     definition = yaml.load(Path(script("kube-schema", MPI_OPERATOR)).read_text(), yaml.CSafeLoader)["spec"]
     schemas = {
         (f"{definition['group']}/{version['name']}", definition["names"]["kind"]): jsonschema.Draft4Validator(

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The job on a real cluster: what docs/kubernetes.md shows, with the same commands.
 
-Also what docs/access.md says of access to it, and docs/lost-nodes.md of a drain.
+Also what docs/access.md says of access to it, and docs/lost-workers.md of a drain.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Masters follow each other: what docs/lost-nodes.md and docs/ring.md say of it, on a real Kubernetes.
+"""Masters follow each other: what docs/lost-workers.md and docs/ring.md say of it, on a real Kubernetes.
 
 EDL_SEED and EDL_ROUNDS choose what is cut off from what, and how often.
 """

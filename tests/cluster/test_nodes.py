@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A node is cut off: what docs/lost-nodes.md shows, with the same commands.
+"""A node is cut off: what docs/lost-workers.md shows, with the same commands.
 
 That one loses its power, with the master that acts, is in test_masters.py.
 """

@@ -102,7 +102,7 @@ def refuse_strategy(module: UserModel, model: keras.Model) -> None:
             continue
         raise Mistake(
             f"{module.name}: model() works in the scope() of {type(strategy).__name__}, and edl makes the "
-            "ring of workers itself: delete the strategy and its scope (docs/coming-from-multiworker.md)",
+            "ring of workers itself: delete the strategy and its scope (docs/keras3.md)",
             "model",
             place_of(module, "model", "scope"),
         )

@@ -3,7 +3,7 @@
 
 Only this module and `graph_all_reduce` import Horovod.
 
-Facts that shape it, each with its incident in docs/horovod-patches.md:
+Facts that shape it, each with its incident in patches/README.md:
 - Horovod pairs operations by name. The sums of `reduce` share one name, and come one at a time. The sums of a
   graph (`in_graph`) have a name each, and come in any order.
 - A broken ring is cut: the sockets that appeared while it was formed are shut down. So every rank's

@@ -29,7 +29,7 @@ def written(folder: Path, kind: Starter) -> Path:
     done = subprocess.run(
         [EDL, "new", "mine.py", "--from", kind], cwd=folder, capture_output=True, text=True, check=True
     )
-    assert "next: edl run" in done.stdout
+    assert "edl run --workers 3" in done.stdout
     return folder / "mine.py"
 
 

@@ -19,7 +19,7 @@ import pytest
 
 import edl
 
-PAGE = Path(__file__).parents[3] / "docs" / "notebooks.md"
+PAGE = Path(__file__).parents[3] / "docs" / "coming-from-fit.md"
 KERNEL = {
     "TERM": "xterm-color",
     "CLICOLOR": "1",
@@ -44,7 +44,9 @@ edl.fit(model, data, workers=1, epochs=100_000, output="job")
 
 
 def test_the_page_trains_as_it_stands_there(tmp_path: Path) -> None:
-    (program,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    (program,) = re.findall(
+        r"```python\n(.*?)```", PAGE.read_text().partition("## Notebooks and scripts")[2], re.DOTALL
+    )
     done = subprocess.run(
         [sys.executable, "-c", program],
         cwd=tmp_path,

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import io
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -239,3 +240,14 @@ def test_what_is_awaited_is_said_once_before_the_first_step_and_after_the_last()
     assert lines[-2:] == [saving, loading], "after the epoch, whose line waits for its evaluation"
     assert [line for line in lines if "loss 1.6670" in line] == [lines[-3]]
     assert display.progress_line(a_status(phase="Finishing", reason=loading)) == loading
+
+
+def test_next_steps_work_as_pasted_where_no_environment_is_activated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (mine := tmp_path / "edl").touch(mode=0o755)
+    monkeypatch.setattr(sys, "argv", [str(mine)])
+    monkeypatch.setenv("PATH", "/usr/bin")
+    assert f"{mine} report --open job" in display.next_steps({"phase": "Stopped"}, "job", reported=True)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert ": edl report --open job" in display.next_steps({"phase": "Stopped"}, "job", reported=True)

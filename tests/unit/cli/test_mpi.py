@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -18,7 +17,7 @@ from edl.cli.app import app
 from edl.config import parse, values
 from edl.errors import ConfigError, EdlError
 
-PAGE = Path(__file__).parents[3] / "docs" / "coming-from-mpi.md"
+MANIFEST = Path(__file__).parents[3] / "docker" / "mpi" / "mpijob.yaml"
 
 
 def test_without_mpi4py_a_message_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -65,8 +64,7 @@ def test_the_interface_of_a_ring_is_that_which_leads_to_the_master() -> None:
 
 
 def test_the_manifest_of_the_page_starts_one_rank_per_pod_with_valid_values() -> None:
-    (text,) = re.findall(r"```yaml\n(.*?)```", PAGE.read_text(), re.S)
-    job = yaml.safe_load(text)["spec"]
+    job = yaml.safe_load(MANIFEST.read_text())["spec"]
     launcher, worker = (job["mpiReplicaSpecs"][kind] for kind in ("Launcher", "Worker"))
     (starts,), (runs,) = (r["template"]["spec"]["containers"] for r in (launcher, worker))
     arguments = starts["args"]

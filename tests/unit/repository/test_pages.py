@@ -19,12 +19,12 @@ ROOT = Path(__file__).parents[3]
 PAGES = [
     *ROOT.glob("*.md"),
     *(ROOT / "docs").glob("*.md"),
-    ROOT / "benchmarks" / "README.md",
-    ROOT / "chart" / "README.md",
+    *(ROOT / folder / "README.md" for folder in ("benchmarks", "chart", "patches", "tools/test_cluster")),
     *(ROOT / "scripts").rglob("*.md"),
     *(ROOT / "examples").rglob("*.md"),
 ]
 CODE = re.compile(r"^```.*?^```|`[^`\n]*`", re.MULTILINE | re.DOTALL)
+MOST_WORDS = 45_000
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 
 
@@ -113,3 +113,28 @@ def test_each_edl_command_of_a_page_has_arguments_and_values_that_exist(page: Pa
                 assert context.params["directory"] or context.params.get("release"), "expected a job"
         except Exception as error:
             raise AssertionError(f"$ edl {command}: {error}") from error
+
+
+def test_the_first_screen_of_the_readme_installs_trains_and_tests() -> None:
+    screen = "\n".join((ROOT / "README.md").read_text().splitlines()[:25])
+    [block] = re.findall(r"```console\n(.*?)```", screen, re.DOTALL)
+    assert re.findall(r"^\$ ([\w/]+(?: clone| --all)?)", block, re.MULTILINE) == [
+        "git clone",
+        "scripts/run",
+        "scripts/test",
+        "scripts/test --all",
+    ]
+
+
+def test_the_pages_have_no_more_words_than_they_may() -> None:
+    """Pages that are generated, or list measurements, do not count."""
+    made = (
+        "commands",
+        "configuration",
+        "keras-api",
+        "metrics",
+        "python-api",
+        "state-tables",
+    )
+    pages = [page for page in (ROOT / "docs").glob("*.md") if page.stem not in made]
+    assert sum(len(page.read_text().split()) for page in pages) <= MOST_WORDS

@@ -23,14 +23,17 @@ def test_the_site_has_every_page_and_loads_nothing_from_other_hosts(tmp_path: Pa
     assert {page.stem for page in (ROOT / "docs").glob("*.md")} <= names
     assert {"index.html", "examples", "chart", "changelog", "security"} <= names
     assert (tmp_path / "site" / "search" / "search_index.json").is_file()
+    diagrams = sum(page.read_text().count("```mermaid") for page in (ROOT / "docs").glob("*.md"))
+    assert diagrams and sum(page.read_text().count('<svg class="states"') for page in pages) == diagrams
+    assert not any("mermaid" in page.read_text() for page in pages), "a diagram is shown as its source"
     loaded = {"".join(found) for page in pages for found in LOADED.findall(page.read_text())}
     assert loaded and [address for address in loaded if OTHER_HOST.match(address)] == []
 
 
 def test_a_link_to_a_heading_that_does_not_exist_fails_the_build(tmp_path: Path) -> None:
-    for name in ("docs", "examples/one", "scripts/dev", "chart"):
+    for name in ("docs", "examples/one", "scripts/dev", "chart", "patches", "tools/test_cluster"):
         (tmp_path / name).mkdir(parents=True)
-    for name in ("scripts/docs", "scripts/dev/site.py"):
+    for name in ("scripts/docs", "scripts/dev/site.py", "scripts/dev/state_diagram.py"):
         shutil.copy(ROOT / name, tmp_path / name)
     (tmp_path / ".venv").symlink_to(ROOT / ".venv")
     # PyYAML does not know the tag of a function; the line is not what is tested here.
@@ -40,11 +43,14 @@ def test_a_link_to_a_heading_that_does_not_exist_fails_the_build(tmp_path: Path)
     (tmp_path / "mkdocs.yml").write_text(yaml.safe_dump(config))
     for name in (
         "CHANGELOG",
+        "ARCHITECTURE",
         "CONTRIBUTING",
         "SECURITY",
         "CODE_OF_CONDUCT",
         "chart/README",
         "examples/README",
+        "patches/README",
+        "tools/test_cluster/README",
     ):
         (tmp_path / f"{name}.md").write_text("# A page\n")
     (tmp_path / "examples" / "one" / "README.md").write_text("# One\n\n[edl](../../README.md#edl)\n")
