@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from edl.contract.heartbeats import Activity
@@ -364,7 +366,7 @@ def test_rings_that_break_because_members_die_do_not_count() -> None:
 def test_a_member_that_does_not_leave_a_cut_ring_is_removed_and_its_process_deleted(
     least: int, why: str
 ) -> None:
-    limits = {"stepTimeoutSeconds": 30, "startupTimeoutSeconds": 10, "least": least}
+    limits: dict[str, Any] = {"stepTimeoutSeconds": 30, "startupTimeoutSeconds": 10, "least": least}
     story = Story(workers=3, joinDelaySeconds=0.5, **limits).running()
     story.kill(0)
     story.out(1, step=4, broken="reset")
