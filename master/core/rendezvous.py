@@ -89,6 +89,10 @@ def form(job: State) -> None:
     if job.ring.running or job.pool.any(lambda kind: kind.in_ring):
         return
     _excuse_readers(job)
+    ready = job.pool.where(lambda kind: kind.is_ready and not kind.stopped)
+    if ready and all(w.reads for w in ready):  # the first whose read returns goes on without the others
+        _wait(job, "each worker waits for its records")
+        return
     if job.config.asynchronous:
         _form_at_servers(job)
         return

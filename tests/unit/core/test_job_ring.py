@@ -87,6 +87,21 @@ def test_a_member_whose_reads_have_not_returned_joins_a_later_ring() -> None:
     assert only(story.out(3, step=9), ef.Form).members == (0, 3, 2)
 
 
+def test_the_member_whose_read_returns_first_goes_on_if_all_were_reading() -> None:
+    """A ring of all of them would wait for the slowest, and so would the next planned change."""
+    story = Story(workers=3, heartbeatTimeoutSeconds=600, joinDelaySeconds=0.5).running()
+    generation = story.job.ring.generation
+    story.kill(1)
+    for worker in (0, 2):
+        out = ev.LeftRing(WorkerId(worker), generation, 4, True, broken="cut", reads=True)
+        assert not of(story.tell(out), ef.Form)
+    assert told(story) == "each worker waits for its records"
+    assert only(story.tell(ev.RecordsRead(WorkerId(0))), ef.Form).members == (0,)
+    story.up(4)
+    assert not of(story.waits(30), ef.Leave)
+    assert only(story.tell(ev.RecordsRead(WorkerId(2))), ef.Leave).members == (0,)
+
+
 def test_a_planned_change_leaves_out_no_member_however_slow_its_reads_are() -> None:
     """Else its return would be a change, in which the reads of others have not returned, without an end."""
     story = Story(workers=3, heartbeatTimeoutSeconds=600, joinDelaySeconds=0.5)
