@@ -18,8 +18,8 @@ from pathlib import Path
 
 import numpy as np
 
-from edl import scratch
 from edl.data.files import File
+from edl.scratch import unfinished
 
 BESIDE = 1 << 20  # bytes: the index of a smaller file does not lie in the user's directory
 _CHUNK = 1 << 20
@@ -71,7 +71,7 @@ def _load(place: Path, wanted: dict[str, object]) -> np.ndarray:
 def _store(place: Path, head: bytes, data: bytes) -> None:
     place.parent.mkdir(parents=True, exist_ok=True)
     # Workers may build the same index at the same time.
-    with scratch.unfinished(place) as unfinished, open(unfinished, "wb") as file:
+    with unfinished(place) as written, open(written, "wb") as file:
         file.write(head)
         file.write(data)
 

@@ -93,7 +93,7 @@ def test_a_storm_loses_nothing(storm_of: Callable[[], None]) -> None:
 @pytest.mark.timeout(200)
 def test_a_storm_that_is_ended_leaves_no_process(tmp_path: Path) -> None:
     journal = tmp_path / "round-0" / "job" / artifacts.JOURNAL
-    words = [ROOT / "scripts/storm", "--faults", "1000", "--workers", "2", "--keep", tmp_path]
+    words = [str(ROOT / "scripts/storm"), "--faults", "1000", "--workers", "2", "--keep", str(tmp_path)]
     with subprocess.Popen(words, stdout=subprocess.DEVNULL) as process:
         while not (journal.exists() and '"JoinedRing"' in journal.read_text()):
             assert process.poll() is None
