@@ -26,8 +26,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from edl import scratch
 from edl.errors import EdlError
+from edl.scratch import unfinished
 
 SUMMARY, JOURNAL, MODEL, LOGS, CONTACT = "summary.json", "events.jsonl", "model.keras", "logs", "master.json"
 LOCK, SERVERS, CHECKPOINTS = ".lock", "servers", "checkpoints"
@@ -73,8 +73,8 @@ def write_whole(path: Path, text: str, mode: int = 0o644) -> None:
     Raises:
         OSError: the file cannot be written; the old text stays.
     """
-    with scratch.unfinished(path) as unfinished:
-        descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+    with unfinished(path) as written:
+        descriptor = os.open(written, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
         with open(descriptor, "w", encoding="utf-8", errors="surrogateescape") as file:
             file.write(text)
             file.flush()

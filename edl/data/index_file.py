@@ -71,7 +71,7 @@ def _load(place: Path, wanted: dict[str, object]) -> np.ndarray:
 def _store(place: Path, head: bytes, data: bytes) -> None:
     place.parent.mkdir(parents=True, exist_ok=True)
     # Workers may build the same index at the same time.
-    with unfinished(place) as made, open(made, "wb") as file:
+    with unfinished(place) as written, open(written, "wb") as file:
         file.write(head)
         file.write(data)
 

@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from edl import scratch
 from edl.contract.artifacts import write_whole
 from edl.errors import ConfigError, EdlError
 from edl.rows.client import ATTEMPTS, Client, Pages, RolledBack
+from edl.scratch import unfinished
 
 MARK = "mark.json"
 
@@ -95,10 +95,10 @@ def export(
         raise ConfigError(f"unknown table {unknown[0]!r}: the job has {', '.join(map(repr, there))}")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        with scratch.unfinished(target) as unfinished:
-            unfinished.mkdir()
-            found = tuple(_table(client, unfinished, name, marks.get(name, "")) for name in names or there)
-            _keep(unfinished / MARK, found)
+        with unfinished(target) as aside:
+            aside.mkdir()
+            found = tuple(_table(client, aside, name, marks.get(name, "")) for name in names or there)
+            _keep(aside / MARK, found)
     except OSError as error:
         raise EdlError(f"{target}: cannot write: {error.strerror or error}") from error
     return found
