@@ -3,6 +3,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 
 from edl import config
@@ -82,7 +85,7 @@ def test_a_ring_that_stands_still_is_no_news() -> None:
     assert not [e for i in range(60) for e in t.hears(beat(0, 3, loss=0.5, speed=100.0), 101.0 + i)]
 
 
-WAITS = {
+WAITS: dict[str, Callable[[float], dict[str, Any]]] = {
     "waiting for servers": lambda seconds: {"waits": ServerWait(1, "Pull", seconds, "connection refused")},
     "waiting for records": lambda seconds: {"activity": Activity("waits for records: read(0, 64)", seconds)},
 }
