@@ -58,7 +58,8 @@ def test_a_plan_says_what_the_journal_of_its_run_says() -> None:
     assert [speed["workers"] for speed in told["speeds"]] == [1, 2]
 
     killed = told["preemption"]
-    assert [event["signal"] for event in events(where, "Gone") if event["signal"] == "SIGKILL"] == ["SIGKILL"]
+    ends = [event.get("signal") for event in events(where, "Gone")]  # others have an exit code
+    assert ends.count("SIGKILL") == 1
     assert killed["stall_seconds"] == sum(change.stall for change in timeline.changes[2:]) > 0
     assert killed["redone_records"] == sum(change.redone for change in timeline.changes[2:])
     lasted = timeline.changes[3].formed - timeline.changes[2].noticed
