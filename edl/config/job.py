@@ -78,7 +78,7 @@ class Model(Section):
 class Training(Section):
     """`training`: epochs, batches and the seed, and how gradients are combined."""
 
-    epochs: Count = Field(ge=1, lt=1 << 24, json_schema_extra=LIVE | RESULT)  # exact as float32
+    epochs: Int = Field(ge=1, lt=1 << 24, json_schema_extra=LIVE | RESULT)  # exact as float32
     batch_size: Int = Field(ge=1, lt=1 << 24)
     seed: Int = Field(ge=0, lt=1 << 31)
     on_non_finite: Literal["stop", "skip"]

@@ -248,8 +248,7 @@ def _publish(job: State, plan: RingPlan, root: WorkerRecord) -> None:
     cause = job.ring.cause or ("start" if first else job.waited or "start again")
     members = [job.pool[m] for m in plan.members]
     shares = balance.shares(members, job.config.training.load_balancing == "speed")
-    job.ring.form(plan.members, cause, job.now, shares)
-    job.ring.changes[-1].round = root.round
+    job.ring.form(plan.members, cause, job.now, shares, root.round)
     job.waited, job.regroup_at, job.join_at = "", None, None
     job.step = job.train.done
     # Otherwise the members report where the ring starts.

@@ -232,13 +232,23 @@ class Ring:
         return not self._pool.any(lambda kind: kind.place == IN)
 
     def form(
-        self, members: tuple[WorkerId, ...], cause: str, now: float, shares: tuple[int, ...] = ()
+        self,
+        members: tuple[WorkerId, ...],
+        cause: str,
+        now: float,
+        shares: tuple[int, ...] = (),
+        round: int = 0,
     ) -> None:
-        """Start the next generation. All members must have left the previous one."""
+        """Start the next generation. All members must have left the previous one.
+
+        Args:
+            round: the evaluation batch that its root has reached.
+        """
         self.shares = shares
         planned = not (self.broken or self.state is NONE_AFTER_A_BREAK)
         generation = Generation(self.generation + 1)
         change = Change(generation, members, cause, planned, now, len(self.members), self.stopped_at)
+        change.round = round
         self._begin("form", change)
 
     def learn(self, generation: Generation, members: tuple[WorkerId, ...], now: float) -> None:

@@ -32,7 +32,7 @@ def test_each_value_of_a_job_is_explained(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_a_value_is_explained_with_its_type_default_and_whether_it_is_live() -> None:
     kind, live, _, meaning = lines("training.epochs")
-    assert kind == f"training.epochs: an integer, at least 1, at most 2147483647; default {DEFAULT_EPOCHS}"
+    assert kind == f"training.epochs: an integer, at least 1, less than 16777216; default {DEFAULT_EPOCHS}"
     assert live == "A running job takes a new value over."
     assert "epoch" in meaning.lower()
     assert lines("training.batchSize")[1] == "A running job keeps its value."

@@ -49,7 +49,7 @@ def test_a_small_loss_is_shown_in_the_terminal_the_status_and_the_live_page() ->
     task = {"kind": "train", "epoch": 75, "epochs": 80, "step": 5, "steps": 20}
     status = {**told, "task": task, "rate": 0.0, "eta_seconds": None}
     assert display.progress_line(status).endswith(f"loss {SHOWN}")
-    assert f"loss {SHOWN}" in live.now(status)
+    assert f"<dt>loss</dt><dd>{SHOWN}</dd>" in live.now(status)
     end = display.result(told, "job", "model.keras")
     assert f"loss {SHOWN} (mean of the epoch), {SHOWN} (last step)" in end
     assert f"held out  loss {SHOWN}" in end

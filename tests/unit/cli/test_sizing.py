@@ -129,7 +129,6 @@ def test_the_values_follow_from_the_measurements() -> None:
     ("given", "request_", "limit"),
     [
         ({}, "1856Mi", "1984Mi"),  # 450, and to load a file of 300: 500 and three copies
-        ({"snapshot": True}, "2496Mi", "2560Mi"),  # two more copies
         ({"verifies": False}, "512Mi", "576Mi"),
         ({"checkpoint": Checkpoint(5, 1000, 1.5, 0.5)}, "960Mi", "1088Mi"),
     ],

@@ -48,7 +48,7 @@ def test_a_job_runs_in_a_folder_whose_name_the_locale_cannot_decode(
     try:
         assert master.stdout is not None
         assert master.stdout.readline() != b"", "it has not begun"
-        assert edl("status", "öut").startswith(f"./{MODEL}: Starting\n")
+        assert edl("status", "öut").startswith(f"./{MODEL}: Starting")
         edl("stop", "öut")
         assert master.wait(SECONDS) == 1, "the job was stopped"
     finally:
