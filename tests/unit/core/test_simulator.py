@@ -99,7 +99,7 @@ def test_a_checkpoint_of_states_that_differ_is_noticed(monkeypatch: pytest.Monke
 def test_jobs_that_lose_all_processes_and_logs_go_on_from_a_checkpoint_and_count_every_record_once() -> None:
     """Run seeds that lose everything, and seeds that have failed once."""
     lost, rolled_back = 0, 0
-    for seed in (0, 12, 13, 21, 39, 124, 233, 249):
+    for seed in (0, 5, 12, 13, 21, 39, 124, 233, 249):
         world = World(seed, servers=servers.GONE)
         world.run()
         assert world.servers is not None

@@ -35,8 +35,8 @@ async def main():
     print("ready", flush=True)
     return await ended
 
-name = asyncio.run(main())
-sys.exit(128 + getattr(__import__("signal"), name))
+why = asyncio.run(main())
+sys.exit(128 + 15 if why == "the master got SIGTERM" else 1)
 """
 WORKER = """
 import os, signal, time
