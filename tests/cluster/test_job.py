@@ -354,35 +354,12 @@ def test_the_master_is_killed_and_the_next_one_takes_over(job: Release) -> None:
     assert {p["metadata"]["uid"] for p in namespace.get("pods", "-l", WORKERS)} == workers
 
 
-def test_when_all_workers_are_killed_at_once_no_step_is_lost(job: Release) -> None:
-    """There is no checkpoint to begin from: at the end of this job no state was lost."""
-    job.ring_of(4)
-    job.until(lambda data: json.loads(data["status.json"])["step"] > 0)  # there is something to be kept
-    workers = [
-        job.namespace.get("pod", name) for name in job.workers()
-    ]  # those that have ended may still be listed
-    had = json.loads(job.status["status.json"])
-    for worker in [process(pod, "edl.trainer.supervisor", forked=True) for pod in workers]:
-        os.kill(worker, signal.SIGKILL)
-    job.told("was kept in memory", reason=Reason.Restored)
-    job.until(lambda data: set(members(data)).isdisjoint(members({"status.json": json.dumps(had)})))
-    now = job.ring_of(4)
-    assert json.loads(now["status.json"])["step"] >= had["step"]
-    there = [job.namespace.get("pod", name) for name in job.workers()]
-    assert {p["metadata"]["uid"] for p in there} == {p["metadata"]["uid"] for p in workers}, "no pod was made"
-
-
-def members(data: dict[str, str]) -> list[int]:
-    """Return the members of the last ring, from the status ConfigMap."""
-    return list(json.loads(data["status.json"])["last_change"]["members"])
-
-
 def restarts(pod: Object) -> int:
     return int(pod["status"]["containerStatuses"][0]["restartCount"])
 
 
-def process(pod: Object, module: str, forked: bool = False) -> int:
-    """The process of this machine that runs a Python module in a pod: its first one, or a fork of it."""
+def process(pod: Object, module: str) -> int:
+    """The process of this machine that runs a Python module as a pod's first one."""
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             command = (folder / "cmdline").read_text().split("\0")
@@ -391,7 +368,7 @@ def process(pod: Object, module: str, forked: bool = False) -> int:
                 and pod["metadata"]["uid"] in (folder / "cgroup").read_text()
             ):
                 inside = re.search(r"^NSpid:.*\s(\d+)$", (folder / "status").read_text(), re.MULTILINE)
-                if inside is not None and forked == (inside[1] != "1"):
+                if inside is not None and inside[1] == "1":
                     return int(folder.name)
         except OSError:
             continue  # it has just ended

@@ -134,7 +134,10 @@ def a_model(data: str = GOOD, optimizer: str = '"sgd"', loss: str = '"mse"', fee
 def test_a_mistake_is_reported_once_with_its_line(name: str) -> None:
     parts, line, words = MISTAKES[name]
     report = checked(a_model(**parts), f"m{list(MISTAKES).index(name)}")
-    (mistake,) = report.mistakes
+    mistake, *others = report.mistakes
+    if others:  # prices of houses are one number, and the model has three outputs: a mistake of its own
+        assert "houses.csv" in parts["data"]
+        assert [re.match("a label has shape", other.why) is not None for other in others] == [True]
     assert mistake.line == line, mistake
     assert Path(mistake.file).name.startswith("m"), mistake
     assert re.search(words, mistake.why), mistake.why
