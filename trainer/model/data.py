@@ -52,7 +52,8 @@ class Batch:
         """Name the first value that is not finite, with what to do; empty if all are finite."""
         for what, nest in (("features", self.x), ("labels", self.y), ("weights", self.weights)):
             for path, array in leaves(nest):
-                values: np.ndarray = array if isinstance(array, np.ndarray) else np.zeros(0)
+                # Arrays, or the tensors that a learner has made of them.
+                values: np.ndarray = np.asarray(array) if hasattr(array, "__array__") else np.zeros(0)
                 if values.dtype.kind != "f" or np.isfinite(values).all():
                     continue
                 at: list[int] = np.argwhere(~np.isfinite(values))[0].tolist()
