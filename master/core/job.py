@@ -171,6 +171,7 @@ class Job(State):
             self.failover.until,
             checkpoint,
             silence.next_deadline(self),
+            rendezvous.reads_deadline(self),
             membership.cut_deadline(self),
             *stopping.deadlines(self),
         )

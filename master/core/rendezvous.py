@@ -21,6 +21,8 @@ from edl.master.core.state import State
 from edl.master.core.workers import AWAY, DRAINING, IN, Kind, WorkerRecord
 
 MOST_NAMED = 8  # workers in the cause of a change
+# Seconds after a cut in which reads of members may return; the others then go on without slower ones.
+READ_SECONDS = 0.5
 
 
 def regroup(job: State) -> None:
@@ -90,9 +92,12 @@ def form(job: State) -> None:
         return
     _excuse_readers(job)
     ready = job.pool.where(lambda kind: kind.is_ready and not kind.stopped)
-    if ready and all(w.reads for w in ready):  # the first whose read returns goes on without the others
-        _wait(job, "each worker waits for its records")
-        return
+    if reading := [w for w in ready if w.reads]:
+        if job.ring.state is MEMBER_LOST and job.now < job.ring.cut_at + READ_SECONDS:
+            return  # a ring of all is better than one that changes again at once
+        if len(reading) == len(ready):  # the first whose read returns goes on without the others
+            _wait(job, "each worker waits for its records")
+            return
     if job.config.asynchronous:
         _form_at_servers(job)
         return
@@ -133,6 +138,11 @@ def form(job: State) -> None:
         completion.export(job, root)
     else:
         _publish(job, plan, root)
+
+
+def reads_deadline(job: State) -> float | None:
+    """Return when the next ring is formed without members whose reads have not returned."""
+    return job.ring.cut_at + READ_SECONDS if job.ring.state is MEMBER_LOST else None
 
 
 def _excuse_readers(job: State) -> None:

@@ -262,7 +262,7 @@ def test_both_sides_by_hand() -> None:
 
 def test_a_worker_by_hand_leaves_on_ctrl_c_in_one_line_and_the_others_go_on() -> None:
     master = subprocess.Popen(
-        [*EDL, "master", "counting", "--set", "workers=2,training.epochs=100000000", "--output", "job"],
+        [*EDL, "master", "counting", "--set", "workers=2,training.epochs=10000000", "--output", "job"],
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,

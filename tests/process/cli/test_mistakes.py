@@ -55,7 +55,7 @@ def test_a_detached_job_goes_on_and_no_proxy_is_in_its_way(monkeypatch: pytest.M
         monkeypatch.setenv(name, value)
     for name in ("no_proxy", "NO_PROXY"):
         monkeypatch.delenv(name, raising=False)
-    sets = "--set=workers=2,training.epochs=100000000"
+    sets = "--set=workers=2,training.epochs=10000000"
     begun = edl("run", "counting", sets, "--output", "job", "--detach", check=True)
     assert begun.stdout == (
         "the job has begun and goes on by itself; its output directory is job\n"

@@ -14,6 +14,7 @@ from edl.contract.reasons import Reason
 from edl.master.core import effects as ef
 from edl.master.core import events as ev
 from edl.master.core import facts, view
+from edl.master.core.rendezvous import READ_SECONDS
 from edl.master.core.ring import RingState
 from tests.support.jobs.stories import Story, of, only
 
@@ -74,7 +75,8 @@ def test_a_member_whose_reads_have_not_returned_joins_a_later_ring() -> None:
     story.kill(1)
     story.out(0, step=4, broken="reset")
     out = ev.LeftRing(WorkerId(2), story.job.ring.generation, 4, True, broken="cut", reads=True)
-    assert only(story.tell(out), ef.Form).members == (0,)
+    assert not of(story.tell(out), ef.Form)
+    assert only(story.waits(READ_SECONDS), ef.Form).members == (0,)
     story.up(4)
     assert not of(story.waits(30), ef.Leave)
     story.tell(reading(story, 2, 41.0, "is busy with read(0, 64)"))
@@ -95,11 +97,24 @@ def test_the_member_whose_read_returns_first_goes_on_if_all_were_reading() -> No
     for worker in (0, 2):
         out = ev.LeftRing(WorkerId(worker), generation, 4, True, broken="cut", reads=True)
         assert not of(story.tell(out), ef.Form)
+    assert not of(story.waits(READ_SECONDS), ef.Form)
     assert told(story) == "each worker waits for its records"
     assert only(story.tell(ev.RecordsRead(WorkerId(0))), ef.Form).members == (0,)
     story.up(4)
     assert not of(story.waits(30), ef.Leave)
     assert only(story.tell(ev.RecordsRead(WorkerId(2))), ef.Leave).members == (0,)
+
+
+def test_members_whose_reads_return_soon_are_all_in_the_next_ring() -> None:
+    """With a source that takes a while for each batch, a loss is one change of the ring and not two."""
+    story = Story(workers=3, heartbeatTimeoutSeconds=600, joinDelaySeconds=0.5).running()
+    generation = story.job.ring.generation
+    story.kill(1)
+    for worker in (0, 2):
+        story.tell(ev.LeftRing(WorkerId(worker), generation, 4, True, broken="cut", reads=True))
+    assert not of(story.tell(ev.RecordsRead(WorkerId(2)), after=0.3), ef.Form)
+    assert only(story.tell(ev.RecordsRead(WorkerId(0)), after=0.1), ef.Form).members == (0, 2)
+    assert not story.noticed(Reason.RingPending)
 
 
 def test_a_planned_change_leaves_out_no_member_however_slow_its_reads_are() -> None:
