@@ -63,7 +63,7 @@ def test_a_detached_job_goes_on_and_no_proxy_is_in_its_way(monkeypatch: pytest.M
     )
     try:
         assert edl("wait", "--for", "training", "--timeout", "60s").returncode == 0
-        assert " of 100000000, " in edl("status", "job", check=True).stdout
+        assert " of 10000000, " in edl("status", "job", check=True).stdout
         gone = subprocess.Popen([*EDL, "status", "job"], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         assert gone.stdout is not None and gone.stderr is not None
         gone.stdout.close()  # `edl status | true`
