@@ -319,6 +319,7 @@ def terminating(job: State, event: ev.Terminating) -> None:
 def records_read(job: State, w: WorkerRecord, event: ev.RecordsRead) -> None:
     """Let a worker whose reads have returned join the ring."""
     w.reads, job.regroup_at = False, job.now
+    job.ring.read(job.now)
 
 
 def closed(job: State, w: WorkerRecord, event: ev.Closed) -> None:

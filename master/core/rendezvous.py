@@ -21,8 +21,9 @@ from edl.master.core.state import State
 from edl.master.core.workers import AWAY, DRAINING, IN, Kind, WorkerRecord
 
 MOST_NAMED = 8  # workers in the cause of a change
-# Seconds after a cut in which reads of members may return; the others then go on without slower ones.
-READ_SECONDS = 0.5
+# Seconds after a cut, or after the read of a different member, in which a read may return. The others then go
+# on without slower ones.
+READ_SECONDS = 0.3
 
 
 def regroup(job: State) -> None:
@@ -92,12 +93,12 @@ def form(job: State) -> None:
         return
     _excuse_readers(job)
     ready = job.pool.where(lambda kind: kind.is_ready and not kind.stopped)
-    if reading := [w for w in ready if w.reads]:
-        if job.ring.state is MEMBER_LOST and job.now < job.ring.cut_at + READ_SECONDS:
-            return  # a ring of all is better than one that changes again at once
-        if len(reading) == len(ready):  # the first whose read returns goes on without the others
-            _wait(job, "each worker waits for its records")
+    if job.ring.state is MEMBER_LOST and (reading := [w for w in ready if w.reads]):
+        if len(reading) == len(ready):
+            job.reason = "each worker waits for its records"
             return
+        if job.now < job.ring.quiet_since + READ_SECONDS:
+            return  # a ring of all is better than one that changes again at once
     if job.config.asynchronous:
         _form_at_servers(job)
         return
@@ -142,7 +143,7 @@ def form(job: State) -> None:
 
 def reads_deadline(job: State) -> float | None:
     """Return when the next ring is formed without members whose reads have not returned."""
-    return job.ring.cut_at + READ_SECONDS if job.ring.state is MEMBER_LOST else None
+    return job.ring.quiet_since + READ_SECONDS if job.ring.state is MEMBER_LOST else None
 
 
 def _excuse_readers(job: State) -> None:

@@ -168,6 +168,7 @@ class Ring:
         self.cause = ""  # why its members leave it
         self._reported = ""  # the part of `cause` that a member has reported, such as an error of Horovod
         self.cut_at = 0.0  # when the last of its members were ordered to leave it
+        self._read_at = 0.0  # when a read of a worker that has left a ring returned last
         self._asked: set[WorkerId] = set()  # members that were ordered to leave
         self.errors = Counter[str]()  # errors with which members left it, and how often
         self.stopped_at: float | None = None  # when the first of its members left
@@ -308,6 +309,15 @@ class Ring:
         self._asked.update(rest)
         self.cut_at = now
         return [ef.Cut(self.generation, rest) if self.broken else ef.Leave(self.generation, rest)]
+
+    @property
+    def quiet_since(self) -> float:
+        """When members were last ordered to leave it, or a read of one that has left it returned."""
+        return max(self.cut_at, self._read_at)
+
+    def read(self, now: float) -> None:
+        """Record that a read of a worker that has left a ring has returned."""
+        self._read_at = now
 
     def stops(self, now: float, error: str = "") -> None:
         """Record that a member has left the ring, because of an error or as ordered."""

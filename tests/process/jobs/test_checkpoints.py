@@ -71,7 +71,7 @@ async def test_scaled_to_zero_and_back_nothing_is_lost(a_job: A_Job, tmp_path: P
         await job.stepping()
         job.master.emit(ev.Scale(0))
         await job.until(lambda: not any(True for _ in job.job.pool))
-        assert job.status["phase"] == "Waiting"
+        assert job.status["phase"] == "Suspended"
         assert (kept := newest(job)) >= max(1, job.status["task"]["step"])
         job.master.emit(ev.Scale(1))
         await job.ring_of(1)
