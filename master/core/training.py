@@ -123,6 +123,9 @@ def go_on_from(job: State, step: int, checkpoint: bool = False) -> None:
     """
     assert job.train is not None
     steps, had = job.train.steps, max(job.train.done, job.train.safe)
+    if job.unseen and not (checkpoint or job.config.runs_horovod):
+        # An earlier master knew it: a worker has a step once all members of its ring have the one before.
+        job.train.safe = max(job.train.safe, step - 1)
     unseen, job.unseen = job.unseen and checkpoint and step < job.train.end, False
     if step < job.train.safe or (had and not step) or unseen:
         records = max(steps.begins_at(had) - steps.begins_at(step), 0)

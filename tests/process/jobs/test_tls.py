@@ -145,9 +145,9 @@ def test_a_master_of_this_machine_speaks_tls_if_its_environment_says_so(
         environment(monkeypatch, EDL_TLS_DIRECTORY=""),
     ):
         assert there.ca == str(secret / "ca.crt")
-        assert Client(there).status()["phase"] == "Starting"
+        assert Client(there).status()["phase"] == "Suspended"
         with environment(monkeypatch, EDL_TLS_CA=there.ca):
-            assert "should have no workers" in probe(there.address, there.token, 5)
+            assert "the job is Suspended" in probe(there.address, there.token, 5)
         with pytest.raises(MasterUnavailable, match="it speaks TLS"):
             Client(artifacts.Contact(there.address, there.token, 0)).status()
 
@@ -164,7 +164,7 @@ async def test_a_certificate_that_nobody_accepts_is_a_part_of_the_job_that_is_de
         await until(lambda: "TLS: callers at 127.0.0.1 will not accept" in journal.read_text())
         authority.issue(secret, "127.0.0.1")
         await until(lambda: "TLS works again" in journal.read_text())
-        assert Client(there).status()["phase"] == "Starting"
+        assert Client(there).status()["phase"] == "Suspended"
 
 
 async def test_a_worker_that_does_not_trust_the_master_says_why(secret: Path, tmp_path: Path) -> None:

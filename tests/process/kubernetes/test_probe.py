@@ -65,7 +65,7 @@ def test_a_job_whose_workers_never_come_is_not_healthy(tmp_path: Path) -> None:
 
 def test_a_job_that_should_have_no_workers_is_healthy(tmp_path: Path) -> None:
     with a_master_without_workers(tmp_path, "workers=0") as contact:
-        assert "should have no workers" in probe(contact.address, contact.token, 5)
+        assert "the job is Suspended" in probe(contact.address, contact.token, 5)
 
 
 def test_a_wrong_token_is_a_typed_error(tmp_path: Path) -> None:
