@@ -121,6 +121,19 @@ def test_a_state_that_is_older_than_what_the_earlier_master_knew_of_is_told_as_a
     assert lost.endswith("30 records of training are lost, the job goes on from step 4")
 
 
+def test_a_step_of_a_worker_proves_the_one_before_to_a_new_master() -> None:
+    """The earlier master may have heard of step 6, and its status ended before that."""
+    new = NewMaster(0, 1, next_id=2, past=facts.Past({}, "useful", safe=2, generation=7, checkpoint=3))
+    new.back(1, members=(0, 1), left=True, up=False, out=ev.LeftRing(WorkerId(1), Generation(7), 0, False))
+    effects = new.back(0, members=(0, 1), left=True, out=said(0, step=7))
+    assert of(effects, ef.Form)[0].root == 0
+    effects = new.tell(
+        ev.Gone(WorkerId(0), signal="SIGKILL"), ev.LeftRing(WorkerId(1), Generation(8), 0, False)
+    )
+    (lost,) = [e.text for e in of(effects, ef.Notice) if e.reason is Reason.StateLost]
+    assert "40 records of training are lost, the job goes on from the checkpoint of step 3" in lost
+
+
 @pytest.mark.parametrize(
     ("known", "lost"),
     [
