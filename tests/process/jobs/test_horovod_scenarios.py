@@ -87,7 +87,9 @@ def hosts_added_and_removed() -> None:
     sizes = (2, 4, 2, 1, 2, 1)
     summary, epochs = replay("-np 2 --min-np 1 --max-np 4", sizes=sizes, epochs=len(sizes))
     assert summary["phase"] == "Succeeded" and summary["failures"] == []
-    assert each(epochs, "size", "rendezvous") == [(size, 1 + k) for k, size in enumerate(sizes)]
+    first = epochs[0]["rendezvous"]  # 2 if the second worker was ready later than the first one
+    assert first in (1, 2)
+    assert each(epochs, "size", "rendezvous") == [(size, first + k) for k, size in enumerate(sizes)]
     assert {epoch["start_rank"] for epoch in epochs} == {0}, "the oldest worker stays"
 
 
