@@ -84,7 +84,6 @@ class JournalProof:
     bad: dict[int, int] = field(default_factory=dict)  # number of omitted records by epoch
     named: set[tuple[int, int]] = field(default_factory=set)  # epoch and record of reported ones
     synced: set[int] = field(default_factory=set)
-    copies: dict[int, Out] = field(default_factory=dict)  # by worker: copy of the state in its memory
     exported: int | None = None  # step of the worker that saved the model
     kept: int = 0  # step of a copy of the model in a file
     differ: bool = False  # whether members have held different states
@@ -175,8 +174,6 @@ class JournalProof:
             case "Ready" | "Resume" if self.layout is None:
                 self.layout = Layout(**event["layout"])
         match event["type"]:
-            case "Ready" if event.get("held") is not None:
-                self.copies[event["worker"]] = Out.of(event["held"])
             case "Resume":
                 if event["left_ring"] is not None:
                     self._note({"event": {**event["left_ring"], "type": "LeftRing"}, "effects": []}, where)
@@ -199,7 +196,6 @@ class JournalProof:
                 self.uncompared.discard(event["worker"])
                 self.synced.discard(event["worker"])
                 self.out.pop(event["worker"], None)
-                self.copies.pop(event["worker"], None)
             # Events of an older ring come too late: the reports of its members on leaving it are newer.
             case "Progress" if event["generation"] == self.generation:
                 # A member has completed a step in this ring. All took part, so they have the step before it.
@@ -233,7 +229,6 @@ class JournalProof:
                 case "Form":
                     self._form(effect, lost, where)
                 case "Export":
-                    self._count(effect["worker"])
                     if not self._ended_alike(effect["worker"]):
                         self._goes_on_uncompared(effect["worker"])
                     self.exported = self._goes_on(effect["worker"], lost, where)
@@ -301,8 +296,6 @@ class JournalProof:
             raise AuditFailed(f"{where}: the ring trains {form['epochs']} epochs, the job {self.epochs}")
         if len(form["shares"]) != len(form["members"]) or min(form["shares"]) < 0 or not any(form["shares"]):
             raise AuditFailed(f"{where}: {form['shares']} does not divide a step over {form['members']}")
-        if (copy := self.copies.get(form["root"])) is not None and copy.step == form.get("step", 0):
-            self._count(form["root"])
         self.begins = form["root"] not in self.synced or self.on_servers
         if self.own_loop and not self.begins:
             if not (self.members & self.synced) - self.uncompared:  # else they are compared in this ring
@@ -322,9 +315,9 @@ class JournalProof:
         if not self.differ and len(ends) == len({step for step, _ in ends}):
             raise AuditFailed(f"{where}: the states of all members are given up, though none has differed")
         self.untrusted_up_to, self.differ = untrusted_up_to, False
+        self.losses, self.safe = self.losses + 1, 0
         self.synced.clear()
         self.out.clear()
-        self.copies.clear()
         self.uncompared.clear()
 
     def _compared(self) -> None:
@@ -342,12 +335,6 @@ class JournalProof:
         ends = [(out.step, out.digest) for w, out in self.out.items() if w in self.synced and out.digest]
         out = self.out.get(worker, Out())
         return ends.count((out.step, out.digest)) > 1
-
-    def _count(self, root: int) -> None:
-        """Set the root's state to its copy in memory, unless the root holds a state already."""
-        if root in self.copies and root not in self.synced:
-            self.synced.add(root)
-            self.out[root] = self.copies[root]
 
     def _goes_on(self, root: int, lost: bool, where: str) -> int:
         """Continue from the state of this worker, or from an empty one if it holds none. Return the step.
