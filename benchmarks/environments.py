@@ -13,7 +13,6 @@ TORCH = ("torch==2.15.0", "numpy==2.4.6")
 PACKAGES = {
     "torch": (*TORCH, "torchft==0.2.0"),
     "ray": (*TORCH, "ray[train]==2.60.0", "tensorflow-cpu==2.21.0"),
-    "dlrover": (*TORCH, "dlrover[k8s]==0.6.1"),
     "keras2": ("tensorflow-cpu==2.21.0", "tf_keras==2.21.0"),
 }
 

@@ -104,20 +104,6 @@ PEERS = {
         grows=True,
         settings="num_workers=(1, 3), a checkpoint each 10 steps, a new size each second (default: 60)",
     ),
-    "DLRover": Peer(
-        "dlrover",
-        "dlrover_job.py",
-        ("dlrover", "torch"),
-        (
-            "python",
-            f"{HERE}/dlrover_run.py",
-            "--standalone",
-            "--nproc_per_node={workers}",
-            "--max_restarts=100",
-        ),
-        plain="plain DDP",
-        settings="a flash checkpoint in memory each 5 steps; dlrover_run.py fits it to torch 2.15",
-    ),
     "MultiWorkerMirrored": Peer(
         "keras2",
         "keras2_job.py",
