@@ -253,7 +253,7 @@ def use_servers(
         learner.use(async_loop, step)
     elif servers is not None:
         assert isinstance(learner, KerasLearner)
-        learner.use(servers, step, batches.following)
+        learner.use(servers, step)
     if servers is not None and stream.runs_preflight and stream.output and learner.missing():
         session.warn(learner.missing())
     return async_loop

@@ -31,7 +31,7 @@ from edl.trainer.agreement.epochs import CallbackUpdate
 from edl.trainer.agreement.ledger import Ledger, RoundResult, Update
 from edl.trainer.agreement.metric_values import Value
 from edl.trainer.embedding.interfaces import Commit
-from edl.trainer.model.data import Batch
+from edl.trainer.model.data import Batch, Following, nothing_follows
 from edl.trainer.ring.base import Ring, StateFuture, broadcast_parts
 from edl.trainer.runtime.watchdog import Computing, uncounted
 from edl.trainer.session.orders import FormRing
@@ -59,8 +59,7 @@ class State:
         self.ring_id = 0  # of the last ring that this worker was ordered into (edl/contract/ids.py)
         self.stop = 0  # number of epochs after which a callback ends the training; 0 if none does
         self.begun: Callable[[], int] = lambda: 0  # epochs that have begun elsewhere, and must be ended
-        # What servers of rows must know of a step, before it is applied; None without servers.
-        self.commit_of: Callable[[int, control.StepResult], Commit | None] = lambda step, result: None
+        self.servers_generation: int | None = None  # of the servers of rows; None without servers
         self.has_state = False  # whether this is a state of the job, and not of a new model
         self.synced_generation = 0  # the last ring in which this worker was in sync
         # For a member that joins without the state:
@@ -205,18 +204,21 @@ class State:
         start, stop = self.steps.positions(self.step) if self.step < self.end else (0, 0)
         return stop - start
 
-    def compute(self, batch: Batch | None, vote: np.ndarray, rank: int) -> control.StepResult:
+    def compute(
+        self, batch: Batch | None, vote: np.ndarray, rank: int, following: Following = nothing_follows
+    ) -> control.StepResult:
         """Compute this rank's gradients of the next step, and all-reduce them. Changes nothing.
 
         Args:
             batch: this rank's part of the step; None if it has none: it takes part with weight zero.
             vote: the control vector of this rank, float32 [n].
+            following: returns this rank's part of the step after it, if it has been read.
 
         Raises:
             RingBroken: one of the sums did not come back here.
         """
         with self._limited(batch):
-            return self.learner.allreduce_step(batch, vote, self.step, rank, self.records)
+            return self.learner.allreduce_step(batch, vote, self.step, rank, self.records, following)
 
     def apply(self, update: Update, batch: Batch | None = None) -> dict[str, Value] | None:
         """Apply an update that the ring has made. It stays pending until the state has been received.
@@ -257,6 +259,12 @@ class State:
             metrics = self._put(self.pending_updates.popleft())
         return None if self.pending_updates else metrics
 
+    def commit(self, step: int, result: control.StepResult) -> Commit | None:
+        """What servers of rows must know of the step made at `step`; None without servers."""
+        if self.servers_generation is None:
+            return None
+        return replace(self.learner.commit(step, result), generation=self.servers_generation)
+
     def _put(self, update: Update) -> dict[str, Value] | None:
         """Apply one update to model and ledger; nothing that can fail comes between the two."""
         if isinstance(update, CallbackUpdate):
@@ -266,7 +274,7 @@ class State:
         if isinstance(update, RoundResult):
             self.ledger = replace(update.put(self.ledger), made_in=self.ring_id)
             return None
-        agreed, commit = update.agreed, self.commit_of(self.ledger.step, update)
+        agreed, commit = update.agreed, self.commit(self.ledger.step, update)
         if not agreed.nonfinite and agreed.records:
             self.learner.apply(update)
         self.ledger = self.ledger.after(agreed, self.steps.epoch(self.ledger.step), commit, self.ring_id)

@@ -288,11 +288,14 @@ class Worker:
     def train_step(self, here: RingSlot) -> bool:
         """Make one step, or several that are leased. False: this worker leaves the ring after it."""
         state, step, end = self.state, self.state.step, self.state.end
-        made = self.steps.make(here, partial(self.begin_step, here))  # gradients, all-reduce, update
-        if made is None:
+        result = self.steps.compute(here, partial(self.begin_step, here))  # gradients and all-reduce
+        if result is None:
             return False
-        result, metrics = made
+        metrics = None
         if step < end:
+            for part in self.parts:
+                part.summed(here, result)
+            metrics = self.steps.apply(result)
             self.state_changed(here)
         for part in self.parts:
             part.after(here, result, metrics)

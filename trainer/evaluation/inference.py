@@ -17,10 +17,10 @@ from edl.trainer.agreement import control
 from edl.trainer.agreement.metric_values import Value
 from edl.trainer.embedding.interfaces import Commit, Table
 from edl.trainer.embedding.lookups import Lookups
-from edl.trainer.evaluation.reading_step import Following, ReadingStep, nothing_follows
+from edl.trainer.evaluation.reading_step import ReadingStep
 from edl.trainer.model import snapshot
 from edl.trainer.model.batch_types import divided, tensor_tree
-from edl.trainer.model.data import Batch
+from edl.trainer.model.data import Batch, Following, nothing_follows
 from edl.trainer.model.fingerprint import fingerprint
 from edl.trainer.model.model_support import moving
 from edl.trainer.model.variable_spec import VariableSpec
@@ -47,7 +47,13 @@ class InferenceLearner:
         self._variables = [*model.trainable_variables, *moving(model)]
 
     def allreduce_step(
-        self, batch: Batch | None, contribution: np.ndarray, step: int, rank: int, records: int
+        self,
+        batch: Batch | None,
+        contribution: np.ndarray,
+        step: int,
+        rank: int,
+        records: int,
+        following: Following = nothing_follows,
     ) -> control.StepResult:
         """A step without records: it makes the last evaluation batch safe."""
         assert batch is None, "no record is trained on"

@@ -65,6 +65,14 @@ class Batch:
         return ""
 
 
+Following = Callable[[], Batch | None]  # returns the next batch, if it has been read
+
+
+def nothing_follows() -> None:
+    """Return no batch: a `Following` for callers that read nothing ahead."""
+    return None  # noqa: RET501
+
+
 NAMED = 32
 
 

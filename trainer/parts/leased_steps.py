@@ -146,9 +146,9 @@ class LeasedSteps(StepSource):
 
     # --- steps
 
-    def make(
+    def compute(
         self, here: RingSlot, begin: Callable[[Batch | None], np.ndarray]
-    ) -> tuple[control.StepResult, Mapping[str, Value] | None] | None:
+    ) -> control.StepResult | None:
         state, checkpoints, before, end = self._state, self._checkpoints, self._state.step, self._state.end
         if here.rank == 0:
             self._loop.keep(state.ledger)  # with the results of evaluations and callbacks
@@ -164,9 +164,11 @@ class LeasedSteps(StepSource):
         contribution = begin(None)
         can_write = checkpoints is not None and checkpoints.can_write(here, state.step)
         contribution[control.CHECKPOINT] = can_write  # of this boundary, not of a next step
-        agreed = self._agree(here, contribution)
-        ended = before < state.step and state.steps.ends_epoch(state.step)
-        return control.StepResult(agreed, False, 0.0, 0, None), {} if ended else None
+        return control.StepResult(self._agree(here, contribution), False, 0.0, 0, None)
+
+    def apply(self, result: control.StepResult) -> Mapping[str, Value] | None:
+        """Nothing is left to apply: the servers have the steps."""
+        return {} if self._state.steps.ends_epoch(self._state.step) else None
 
     def _async_phase(self, here: RingSlot, limit: int) -> bool:
         """Make steps in any order until all below `limit` are made. False: this worker leaves before."""

@@ -96,6 +96,9 @@ class Part:
     def vote(self, here: RingSlot, vector: np.ndarray) -> None:
         """Set fields of this rank's control vector, before the all-reduce that carries it."""
 
+    def summed(self, here: RingSlot, result: StepResult) -> None:
+        """When all sums of a step have come back, before it is applied."""
+
     def changed(self) -> None:
         """After each update of the state, while no other rank can be more than one step ahead."""
 
@@ -140,19 +143,24 @@ class StepSource(Part, ABC):
         return (self._batches.idle(),)
 
     @abstractmethod
-    def make(
-        self, here: RingSlot, begin: Callable[[Batch | None], np.ndarray]
-    ) -> tuple[StepResult, Mapping[str, Value] | None] | None:
-        """Make one or more steps, and add them to the state. If nothing is left to train, only vote.
+    def compute(self, here: RingSlot, begin: Callable[[Batch | None], np.ndarray]) -> StepResult | None:
+        """Make one or more steps with the other members. If nothing is left to train, only vote.
 
         Args:
             begin: must be called once, before the all-reduce. It takes this rank's part of the step (None
                 without records), and returns this rank's control vector.
 
         Returns:
-            the result, with the metrics of an epoch that has ended (None if no epoch has); None if this
-            worker has to leave the ring before the all-reduce.
+            what the members have agreed on; None if this worker has to leave the ring before the all-reduce.
 
         Raises:
             RingBroken: the all-reduce did not come back here.
+        """
+
+    @abstractmethod
+    def apply(self, result: StepResult) -> Mapping[str, Value] | None:
+        """Add the step to the state.
+
+        Returns:
+            the metrics of an epoch that has ended with it; None if no epoch has.
         """

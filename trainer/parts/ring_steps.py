@@ -8,6 +8,7 @@ Which records make up a step, and which of them are this rank's, follows from th
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 
 import numpy as np
 
@@ -58,9 +59,7 @@ class RingSteps(StepSource):
         else:
             self._batches.take(self._layout, share)
 
-    def make(
-        self, here: RingSlot, begin: Callable[[Batch | None], np.ndarray]
-    ) -> tuple[StepResult, Mapping[str, Value] | None]:
+    def compute(self, here: RingSlot, begin: Callable[[Batch | None], np.ndarray]) -> StepResult:
         state = self._state
         step, epoch, end, records = state.step, state.steps.epoch(state.step), state.end, state.records
         if here.rank == 0:
@@ -68,7 +67,9 @@ class RingSteps(StepSource):
         self._batch = batch = self._batches.of(step, end) if step < end else None
         bad = batch.bad if batch is not None else ()
         mine = batch or None  # without records, a rank takes part with weight zero
-        result = state.compute(mine, begin(batch), here.rank)  # and the all-reduce; nothing changes
+        following = partial(self._batches.following, step)
+        # Gradients and the all-reduce; nothing changes.
+        result = state.compute(mine, begin(batch), here.rank, following)
         # From here on the step has happened for this rank, and all ranks have the step before it.
         self._report.step_summed(result.waited)
         agreed = result.agreed
@@ -76,7 +77,10 @@ class RingSteps(StepSource):
         if agreed.nonfinite and self._stops:
             refuse_nonfinite(batch, result, step, self._session.worker)
         refuse_too_many_bad(agreed, bad, epoch, state.ledger.bad.get(epoch, 0), self._most_bad)
-        return result, state.apply(result, mine) if step < end else None  # the model and the ledger, together
+        return result
+
+    def apply(self, result: StepResult) -> Mapping[str, Value] | None:
+        return self._state.apply(result, self._batch or None)  # the model and the ledger, together
 
     def after(
         self, here: RingSlot, result: StepResult | RoundResult, metrics: Mapping[str, Value] | None

@@ -13,14 +13,12 @@ together. If the number of servers is to change, the root has the rows moved onc
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 
 import numpy as np
 
 from edl.contract.proto import edl_pb2 as pb
 from edl.contract.rows.placement import ShardAssignment
 from edl.trainer.agreement.control import StepResult
-from edl.trainer.embedding.interfaces import Commit
 from edl.trainer.model.data import Batch
 from edl.trainer.parts.part import Part
 from edl.trainer.ps_client.client import PsClient
@@ -29,6 +27,7 @@ from edl.trainer.ring.base import Ring, RingSlot, broadcast_bytes, broadcast_tex
 from edl.trainer.session.orders import FormRing
 from edl.trainer.session.state import Session
 from edl.trainer.state import State
+from edl.trainer.step.interfaces import PullsAhead
 
 
 def adopt(ring: Ring, root: int, servers: PsClient, why: str = "") -> str:
@@ -58,11 +57,8 @@ class RowServers(Part):
         self._servers, self._session, self._ring = servers, session, ring
         self._state, self._restore = state, restore
         servers.declare(state.learner.tables, lambda: state.ledger.commit)
-        state.commit_of = self._commit_of
+        self._ahead = state.learner if isinstance(state.learner, PullsAhead) else None
         self._stay = ""  # why the rows were not moved to the servers that the master wants
-
-    def _commit_of(self, step: int, result: StepResult) -> Commit:
-        return replace(self._state.learner.commit(step, result), generation=self._servers.generation)
 
     def entering(self, form: FormRing) -> None:
         """Allow calls to the servers, which from now on end when this ring is cut."""
@@ -76,6 +72,17 @@ class RowServers(Part):
         if batch is None and not self._state.catching_up:
             # Servers learn with each call that the last step was made, also before a step without records.
             self._servers.pull(self._state.step, ())
+
+    def summed(self, here: RingSlot, result: StepResult) -> None:
+        """Request the rows of the next step: the servers work while this worker applies this one.
+
+        The request carries the commit of this step to them.
+        """
+        state = self._state
+        if self._ahead is None or state.catching_up:
+            return
+        if (commit := state.commit(state.step, result)) is not None:
+            self._ahead.begin_pull(state.step + 1, commit)
 
     def before_sync(self, form: FormRing, restored: bool) -> str:
         """Bring ring and servers to the same step; all ranks know the result when this returns.
@@ -106,7 +113,7 @@ class RowServers(Part):
                 servers.restore(state.ledger.step, attempt if state.ledger.step else "")
         root = form.members.index(form.root)
         generation = np.array([servers.generation], np.int64)
-        servers.generation = int(ring.broadcast(generation, root)[0])
+        servers.generation = state.servers_generation = int(ring.broadcast(generation, root)[0])
         self._stay = ""
         return broadcast_text(ring, why, root)
 

@@ -71,7 +71,7 @@ class Contribution:
     ):
         self.model, self.types, self.lookups = model, types, lookups
         self.inner_sum, self.total = inner_sum, total
-        self.served = ServedRows(lookups) if lookups.tables else None
+        self.served = ServedRows(lookups, model.run_eagerly) if lookups.tables else None
         self.synchronized = is_synchronized(model)
         self.totals = 0  # floats that a step sums before its gradients
         self.by_row = False  # whether the gradients of tables are rows
@@ -100,7 +100,7 @@ class Contribution:
 
         Arguments: the batch's tensors, the control vector, (a seed's two words, rank, the number of the
         call), the records of the whole step; where layers sum over the ring, whether this rank has records;
-        the rows on servers of each table, and their places; and what the pieces of the batch before this one
+        the inputs of rows on servers (`ServedRows.inputs`); and what the pieces of the batch before this one
         have for the sums.
 
         Returns the large gradients; the rest; where the model has rows, how many of them all ranks have, by
@@ -110,10 +110,11 @@ class Contribution:
         tensors, (contribution, draw, whole, *others) = arguments[:count], arguments[count:]
         alive = others.pop(0) if self.synchronized else None
         rows, places, carried = others[:tables], others[tables : 2 * tables], others[2 * tables :]
+        ids = None
+        if self.model.run_eagerly:
+            ids, carried = [some.numpy() for some in carried[:tables]], carried[tables:]
         ring = self.inner_sum if self.synchronized else None
-        lookups = None
-        if self.served is not None:
-            lookups = self.lookups.given(rows, places, self.served.ids if self.model.run_eagerly else None)
+        lookups = self.lookups.given(rows, places, ids) if self.served is not None else None
 
         def masked(tensor: tf.Tensor) -> tf.Tensor:
             return tensor if alive is None else tf.where(alive, tensor, tf.zeros_like(tensor))

@@ -5,14 +5,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
 from edl.trainer.agreement import control
 from edl.trainer.agreement.metric_values import Value
 from edl.trainer.embedding.interfaces import Commit, Table
-from edl.trainer.model.data import Batch
+from edl.trainer.model.data import Batch, Following, nothing_follows
 from edl.trainer.model.variable_spec import VariableSpec
 
 
@@ -28,7 +28,13 @@ class Learner(Protocol):
     """A model, as two halves of a step: an all-reduce, and the update with its result."""
 
     def allreduce_step(
-        self, batch: Batch | None, contribution: np.ndarray, step: int, rank: int, records: int
+        self,
+        batch: Batch | None,
+        contribution: np.ndarray,
+        step: int,
+        rank: int,
+        records: int,
+        following: Following = nothing_follows,
     ) -> control.StepResult:
         """Compute this rank's gradients, and take part in all sums of a step. Changes nothing.
 
@@ -36,6 +42,7 @@ class Learner(Protocol):
             batch: this rank's part; None if it has none: it takes part with weight zero.
             contribution: the control vector of this rank; fields that depend on the batch are added here.
             records: the number of records of the whole step, on all ranks, bad ones included.
+            following: returns this rank's part of the next step, if it has been read.
 
         Raises:
             RingBroken: one of the sums did not come back here.
@@ -106,4 +113,17 @@ class Learner(Protocol):
 
     def digest(self) -> str:
         """A digest of the state: equal on two workers if their models are equal, bit for bit."""
+        ...
+
+
+@runtime_checkable
+class PullsAhead(Protocol):
+    """A learner that knows the rows of the next step while this one is made."""
+
+    def begin_pull(self, step: int, last: Commit) -> None:
+        """Request the rows of this rank's part of `step`, if `allreduce_step` has found them out.
+
+        Args:
+            last: the commit of the step before, which the request carries to the servers.
+        """
         ...

@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import keras
@@ -30,7 +31,7 @@ from edl.trainer.embedding.lookups import Lookups
 from edl.trainer.model import arrays, snapshot
 from edl.trainer.model.batch_types import BatchTypes, divided, tensor_tree
 from edl.trainer.model.captured import distinct, is_generator, metric_variables, plain, undone
-from edl.trainer.model.data import Batch
+from edl.trainer.model.data import Batch, Following, nothing_follows
 from edl.trainer.model.fingerprint import fingerprint
 from edl.trainer.model.model_support import (
     moving,
@@ -89,7 +90,6 @@ class KerasLearner:
             self._build(sample)
         self.lookups = Lookups(model)
         self.use(rows or LocalRows(self.lookups.tables))
-        self._now = 0, 0  # the step in progress, and its rank
         self._next: tuple[Batch, list[Any], int] | None = None  # the next step's batch, tensors and number
         self._fingerprint = ""
         self._variables = _state_of(model)
@@ -110,13 +110,18 @@ class KerasLearner:
                     "training.accumulateSteps must be 1 for this model, because each worker's part of a "
                     f"step must be computed in one piece: {self._step.indivisible}"
                 )
-            self._step.meanwhile = self._look_ahead
             self._variables += self._captured()
 
     # --- the two halves of a step
 
     def allreduce_step(
-        self, batch: Batch | None, contribution: np.ndarray, step: int, rank: int, records: int
+        self,
+        batch: Batch | None,
+        contribution: np.ndarray,
+        step: int,
+        rank: int,
+        records: int,
+        following: Following = nothing_follows,
     ) -> control.StepResult:
         """Compute this rank's gradients, and take part in all sums of a step.
 
@@ -126,6 +131,8 @@ class KerasLearner:
                 added here.
             step: the step's number.
             records: the number of records of the whole step, on all ranks.
+            following: returns this rank's part of the next step, if it has been read: the rows that it looks
+                up are found out while this step waits for servers.
 
         Raises:
             DataError: the batch has shapes that the model was not traced for, and no graph takes both.
@@ -133,9 +140,9 @@ class KerasLearner:
             RingBroken: one of the sums did not come back.
         """
         pieces = [] if batch is None else self._compared(batch)
-        self._now = step, rank
+        ahead = partial(self._look_ahead, step + 1, rank, following)
         with self._errors(batch):
-            return self._step.allreduce_step(pieces, contribution, _draw(step, rank), records, step)
+            return self._step.allreduce_step(pieces, contribution, _draw(step, rank), records, step, ahead)
 
     def ready(self, batch: Batch) -> Batch:
         """Convert a batch's arrays to tensors, if the step can take them unchanged.
@@ -148,15 +155,14 @@ class KerasLearner:
         x, y, weights = self._types.tree(self._types.packed(tensors))
         return replace(batch, x=x, y=y, weights=weights, tensors=tensors)
 
-    def _look_ahead(self) -> None:
-        """Look up the embedding rows of the next step while this one waits.
+    def _look_ahead(self, step: int, rank: int, following: Following) -> None:
+        """Find out the embedding rows of `step` while the one before it waits.
 
-        It is called while this step waits for its own rows, and again while its gradients are written, if the
-        next batch was not there the first time. Errors in its records are raised when the batch is trained.
+        It is called while that step waits for its own rows, and again while its gradients are written, if the
+        batch was not there the first time. Errors in its records are raised when the batch is trained.
         """
-        step, rank = self._now
-        batch = self._following(step)
-        if self._next is not None and self._next[0] is batch and self._next[2] == step + 1:
+        batch = following()
+        if self._next is not None and self._next[0] is batch and self._next[2] == step:
             return
         self._next = None
         # Its shapes are new: the step itself must trace for them.
@@ -164,8 +170,8 @@ class KerasLearner:
             return
         tensors = batch.tensors
         with contextlib.suppress(DataError, tf.errors.OpError, ValueError, TypeError):
-            self._step.look_up(tensors, _draw(step + 1, rank))
-            self._next = batch, tensors, step + 1
+            self._step.look_up(tensors, _draw(step, rank))
+            self._next = batch, tensors, step
 
     def apply(self, result: control.StepResult) -> None:
         """Make one update with the exact mean gradient, and with what the forward pass has changed."""
@@ -186,20 +192,13 @@ class KerasLearner:
         """The tables whose rows are on servers."""
         return self.lookups.tables
 
-    def use(
-        self,
-        rows: Rows,
-        at: Callable[[], int] = lambda: 0,
-        following: Callable[[int], Batch | None] = lambda step: None,
-    ) -> None:
+    def use(self, rows: Rows, at: Callable[[], int] = lambda: 0) -> None:
         """Set the storage of the tables' rows.
 
         Args:
             at: returns the step of the model's state, whose rows an evaluation must use.
-            following: returns the batch of the step after the given one, if it has been read: its rows are
-                requested as soon as the given step is made.
         """
-        self.lookups.rows, self.lookups.at, self._following = rows, at, following
+        self.lookups.rows, self.lookups.at = rows, at
 
     def whole(self) -> contextlib.AbstractContextManager[None]:
         """Inside this context, the model has the rows of its tables as variables, so that it can be saved."""
@@ -214,22 +213,18 @@ class KerasLearner:
         return self.lookups.missing
 
     def commit(self, step: int, result: control.StepResult) -> Commit:
-        """What the servers need to know of this step, before it is applied here.
-
-        The request for the next step's rows, which is sent here, already carries it to them.
-        """
-        commit = self._commit(step, result)
-        if self._next is not None and self._next[2] == step + 1:
-            self._step.begin_pull(self._next[1], step + 1, commit)
-        return commit
-
-    def _commit(self, step: int, result: control.StepResult) -> Commit:
+        """What the servers need to know of this step, before it is applied here."""
         agreed = result.agreed
         if agreed.nonfinite or not agreed.records or not self.tables:
             return Commit(step, skipped=True, scale=0.0, learning_rate=0.0, iteration=0)
         scale = 1.0 / agreed.records if self._step.layout.divided else 1.0
         rate, iterations = self._step.optimizer_at()
         return Commit(step, skipped=False, scale=scale, learning_rate=rate, iteration=iterations)
+
+    def begin_pull(self, step: int, last: Commit) -> None:
+        """Request the rows of the next step's records, if they are known; carries `last` to the servers."""
+        if self._next is not None and self._next[2] == step:
+            self._step.begin_pull(self._next[1], step, last)
 
     has_loss = True
 

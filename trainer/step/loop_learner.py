@@ -37,7 +37,7 @@ from edl.trainer.agreement import control
 from edl.trainer.agreement.metric_values import Value
 from edl.trainer.embedding.interfaces import Commit, Table
 from edl.trainer.model import snapshot
-from edl.trainer.model.data import Batch
+from edl.trainer.model.data import Batch, Following, nothing_follows
 from edl.trainer.model.digests import digest
 from edl.trainer.model.loop_state import MISSING, REPLACED, WORDS, LoopState, named
 from edl.trainer.model.variable_spec import VariableSpec
@@ -255,7 +255,13 @@ class LoopLearner:
     # --- the two halves of a step
 
     def allreduce_step(
-        self, batch: Batch | None, contribution: np.ndarray, step: int, rank: int, records: int
+        self,
+        batch: Batch | None,
+        contribution: np.ndarray,
+        step: int,
+        rank: int,
+        records: int,
+        following: Following = nothing_follows,
     ) -> control.StepResult:
         count = len(batch) if batch is not None else 0
         given: Given | None = None

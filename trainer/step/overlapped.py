@@ -87,8 +87,6 @@ class OverlappedStep:
         told, zeros = (tf.TensorSpec([n], tf.float32) for n in (control.LENGTH, len(self.layout.large) + 2))
         self._nothing = flat(concrete(self._nothing_graph, told, zeros))
 
-    meanwhile: Callable[[], None] = staticmethod(lambda: None)  # what is done while a step waits for servers
-
     @property
     def layout(self) -> Layout:
         """The order of the sums."""
@@ -129,7 +127,13 @@ class OverlappedStep:
         )
 
     def allreduce_step(
-        self, pieces: Sequence[list[Any]], contribution: np.ndarray, draw: np.ndarray, records: int, step: int
+        self,
+        pieces: Sequence[list[Any]],
+        contribution: np.ndarray,
+        draw: np.ndarray,
+        records: int,
+        step: int,
+        meanwhile: Callable[[], None] = lambda: None,
     ) -> control.StepResult:
         """Take part in all sums of a step. Changes nothing.
 
@@ -140,17 +144,18 @@ class OverlappedStep:
             draw: a seed's two words, and the rank.
             records: the number of records of the whole step, on all ranks.
             step: that is taken: rows are those of the state there.
+            meanwhile: is done while the step waits for servers of rows.
 
         Raises:
             RingBroken: one of the sums did not come back, unless TensorFlow raises it: see `ring_errors`.
         """
         self._at = None
-        sums = self._sums(pieces, contribution, draw, records, step)
+        sums = self._sums(pieces, contribution, draw, records, step, meanwhile)
         if sums.agreed.records in (0, records) or sums.agreed.nonfinite:
             return sums
         # Some records were bad, which other ranks could not know. All ranks see it now, and repeat the sums.
         # What servers were sent does not depend on the number of records, and is not sent again.
-        return self._sums(pieces, contribution, draw, sums.agreed.records, step, staging=False)
+        return self._sums(pieces, contribution, draw, sums.agreed.records, step, meanwhile, staging=False)
 
     def _sums(
         self,
@@ -159,6 +164,7 @@ class OverlappedStep:
         draw: np.ndarray,
         records: int,
         step: int,
+        meanwhile: Callable[[], None],
         staging: bool = True,
     ) -> control.StepResult:
         if not pieces and not self._ours.synchronized:
@@ -174,33 +180,37 @@ class OverlappedStep:
         # Where layers sum over the ring, a rank without a batch takes part in each sum, with the sample.
         *first, last = turns(pieces or [self._sample], contribution, draw)
 
-        def given(tensors: list[Any], told: np.ndarray, drawn: np.ndarray) -> list[tf.Tensor]:
-            found = [*map(arrays.tensor, tensors), tf.constant(told)]
-            found += [tf.constant(np.append(drawn, call)), whole]
+        def given(
+            tensors: list[Any], told: np.ndarray, drawn: np.ndarray
+        ) -> tuple[list[tf.Tensor], list[np.ndarray]]:
+            inputs, ids = [*map(arrays.tensor, tensors), tf.constant(told)], list[np.ndarray]()
+            inputs += [tf.constant(np.append(drawn, call)), whole]
             if self._ours.synchronized:
-                found.append(tf.constant(bool(pieces)))
+                inputs.append(tf.constant(bool(pieces)))
             if self._served is not None:
-                found += self._served.inputs(tensors, drawn, step if pieces else None, self.meanwhile)
-            return found
+                rows, ids = self._served.inputs(tensors, drawn, step if pieces else None, meanwhile)
+                inputs += rows
+            return inputs, ids
 
         carried = [tf.zeros(spec.shape) for spec in self._carried] if first or self._apart else []
         counts: list[tf.Tensor] = []
         staged: list[Staged] = []
         for piece in (*first, last) if self._apart else first:
-            made = self._carry(*given(*piece), *carried)
+            inputs, ids = given(*piece)
+            made = self._carry(*inputs, *carried)
             carried, others = made[: len(self.layout.large) + 1], made[len(self.layout.large) + 1 :]
             if self._served is not None:
                 *others, self._at = others
                 tables = len(self._ours.lookups.tables)
                 others, of_rows = others[:-tables], others[-tables:]
-                staged += [self._served.to_stage(of_rows)] if pieces and staging else []
+                staged += [self._served.to_stage(ids, of_rows)] if pieces and staging else []
             counts = others
         if staged:
-            self._ours.lookups.stage(step, int(draw[2]), staged, self.meanwhile)
+            self._ours.lookups.stage(step, int(draw[2]), staged, meanwhile)
         if self._apart:
             found = [*self._send(tf.constant(call[0]), *carried), *counts]
         else:
-            found = (self._last if first else self._step)(*given(*last), *carried)
+            found = (self._last if first else self._step)(*given(*last)[0], *carried)
         told, ready_at, *reduced = found
         numbers = np.asarray(memoryview(told))
         waited = max(0.0, time.time() - float(ready_at))

@@ -51,7 +51,7 @@ from edl.trainer.agreement.metric_values import Value, values_of
 from edl.trainer.embedding.interfaces import Commit, Rows, Table
 from edl.trainer.embedding.lookups import Lookups
 from edl.trainer.model import snapshot
-from edl.trainer.model.data import Batch
+from edl.trainer.model.data import Batch, Following, nothing_follows
 from edl.trainer.model.fingerprint import fingerprint
 from edl.trainer.model.variable_spec import VariableSpec
 from edl.trainer.step.own_step_graphs import OwnStepGraphs, tensors_of
@@ -63,7 +63,13 @@ class OwnStepLearner(OwnStepGraphs):
     # --- the two halves of a step
 
     def allreduce_step(
-        self, batch: Batch | None, contribution: np.ndarray, step: int, rank: int, records: int
+        self,
+        batch: Batch | None,
+        contribution: np.ndarray,
+        step: int,
+        rank: int,
+        records: int,
+        following: Following = nothing_follows,
     ) -> control.StepResult:
         """Run the step, and make its last sum. Nothing is changed until that is applied.
 

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -34,22 +33,16 @@ class _Found:
     places: Sequence[tf.Tensor]
 
 
-class _Ids(threading.local):
-    """The ids of each table, for the step that runs on this thread."""
-
-    ids: Sequence[np.ndarray] | None = None
-
-
 class ServedRows:
     """The rows on servers that the steps of one model read.
 
     Args:
         lookups: the model's lookups of these rows.
+        eager: whether the step runs eagerly, and checks that it looks up the ids that were found before.
     """
 
-    def __init__(self, lookups: Lookups):
-        self._lookups = lookups
-        self._now = _Ids()
+    def __init__(self, lookups: Lookups, eager: bool):
+        self._lookups, self._eager = lookups, eager
         self._ahead: _Found | None = None
         self._graph: Callable[..., list[tf.Tensor]]
 
@@ -69,37 +62,34 @@ class ServedRows:
 
     def inputs(
         self, tensors: list[Any], draw: np.ndarray, step: int | None, meanwhile: Callable[[], None]
-    ) -> list[Any]:
-        """Return the rows of each table, and the places of all requested ids among them.
+    ) -> tuple[list[Any], list[np.ndarray]]:
+        """Pull the rows that a batch looks up.
 
         Args:
             step: the step whose rows are pulled; None if the records contribute nothing, so zeros will do.
             meanwhile: is done while the servers send rows that were requested before.
+
+        Returns:
+            the step's inputs: the rows of each table, the places of all requested ids among them, and for
+            an eager step the ids themselves; and the unique ids of each table, for `to_stage`.
         """
         found = self._found(tensors, draw)
-        self._now.ids = found.ids
         if step is None:
             pairs = zip(found.ids, self._lookups.tables, strict=True)
             rows = [np.zeros((len(ids), table.dim), np.float32) for ids, table in pairs]
         else:
             rows = self._lookups.pull(step, found.ids, meanwhile)
-        return [*map(tf.constant, rows), *found.places]
+        return [*map(tf.constant, rows), *found.places, *(found.ids if self._eager else ())], found.ids
 
-    @property
-    def ids(self) -> Sequence[np.ndarray] | None:
-        """Return the ids of each table that this thread's last `inputs` was for."""
-        return self._now.ids
-
-    def to_stage(self, gradients: Sequence[tf.Tensor]) -> Staged:
-        """Pair the gradients of the last `inputs` with their ids.
+    def to_stage(self, ids: Sequence[np.ndarray], gradients: Sequence[tf.Tensor]) -> Staged:
+        """Pair the gradients of rows with their ids, as `inputs` returned them.
 
         Rows that are not trained are sent to the servers, too: their initial values belong to the model.
         """
-        assert self._now.ids is not None, "no rows were pulled"
         learned = [layer.trainable for layer in self._lookups.layers]
         return [
-            (ids, np.asarray(g) if trained else np.zeros_like(g))
-            for ids, g, trained in zip(self._now.ids, gradients, learned, strict=True)
+            (some, np.asarray(g) if trained else np.zeros_like(g))
+            for some, g, trained in zip(ids, gradients, learned, strict=True)
         ]
 
     def _found(self, tensors: list[Any], draw: np.ndarray) -> _Found:

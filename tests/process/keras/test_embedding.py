@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import keras
@@ -173,12 +174,13 @@ def test_rows_of_the_next_step_are_asked_for_before_this_one_is_in_the_model() -
         ahead.told.append(("look for", step + 1))
         return batches[step + 1] if step < 2 else None
 
-    both.learner.use(ahead, following=following)
+    both.learner.use(ahead)
     for step, some in enumerate(batches):
         if step == 2:  # another ring: what was begun in the one before is of no use
             ahead.generation = 2
-        sums = both.learner.allreduce_step(some, control.write(step), step, 0, 12)
+        sums = both.learner.allreduce_step(some, control.write(step), step, 0, 12, partial(following, step))
         commit = both.learner.commit(step, sums)
+        both.learner.begin_pull(step + 1, commit)
         both.learner.apply(sums)
         whole = batch(both.case, *steps[step])
         model = both.reference

@@ -19,7 +19,7 @@ from edl.contract.layout import Layout, Part
 from edl.trainer.agreement import control
 from edl.trainer.agreement.metric_values import Value
 from edl.trainer.embedding.interfaces import Commit, Table
-from edl.trainer.model.data import BadRecord, Batch
+from edl.trainer.model.data import BadRecord, Batch, Following, nothing_follows
 from edl.trainer.model.variable_spec import VariableSpec
 from edl.trainer.ring.base import Ring
 
@@ -62,7 +62,13 @@ class CountingLearner:
         self._variables[-1] ^= 1
 
     def allreduce_step(
-        self, batch: Batch | None, contribution: np.ndarray, step: int, rank: int, records: int
+        self,
+        batch: Batch | None,
+        contribution: np.ndarray,
+        step: int,
+        rank: int,
+        records: int,
+        following: Following = nothing_follows,
     ) -> control.StepResult:
         vector = self.nothing(contribution) if batch is None else self.gradients(batch, contribution)
         ready_at = self._clock()

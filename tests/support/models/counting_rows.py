@@ -15,7 +15,7 @@ import numpy as np
 
 from edl.trainer.agreement import control
 from edl.trainer.embedding.interfaces import Commit, Rows, Table
-from edl.trainer.model.data import Batch
+from edl.trainer.model.data import Batch, Following, nothing_follows
 from tests.support.models.counting import CountingLearner
 
 SGD = {"class_name": "SGD", "config": {"learning_rate": 1.0}}
@@ -31,7 +31,13 @@ class CountingRows(CountingLearner):
     rows: Rows
 
     def allreduce_step(
-        self, batch: Batch | None, contribution: np.ndarray, step: int, rank: int, records: int
+        self,
+        batch: Batch | None,
+        contribution: np.ndarray,
+        step: int,
+        rank: int,
+        records: int,
+        following: Following = nothing_follows,
     ) -> control.StepResult:
         if batch is not None:
             own = np.asarray(batch.x, np.int64)

@@ -54,7 +54,7 @@ class Parts(CountingLearner):
         self.given: dict[int, list[int]] = {}
 
     def allreduce_step(
-        self, batch: Batch | None, contribution: np.ndarray, step: int, *others: int
+        self, batch: Batch | None, contribution: np.ndarray, step: int, *others: Any
     ) -> control.StepResult:
         if batch is not None:
             self.given[step] = batch.x.tolist()
