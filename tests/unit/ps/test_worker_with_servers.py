@@ -14,6 +14,7 @@ from edl.config import Config
 from edl.contract.proto import edl_pb2 as pb
 from edl.errors import ModelError
 from edl.trainer.checkpoint.checkpointing import Checkpointing
+from edl.trainer.embedding.interfaces import Commit
 from edl.trainer.model.data import Batches
 from edl.trainer.ps_client.client import PsClient
 from edl.trainer.ring.base import RingBroken
@@ -74,11 +75,22 @@ class Reachable(Protocol):
     def another(self) -> PsClient: ...
 
 
+class LookingAhead(CountingRows):
+    """It notes when the rows of the next step are requested."""
+
+    def __init__(self, positions: int):
+        super().__init__(positions)
+        self.asked: list[tuple[int, int, int, int]] = []  # step, the commit's, its generation, updates
+
+    def begin_pull(self, step: int, last: Commit) -> None:
+        self.asked.append((step, last.step, last.generation, self.updates))
+
+
 class W(A[Losing]):
     """A worker whose model has rows on servers."""
 
     def __init__(self, number: int, servers: Reachable, config: Config = CONFIG, where: Path | None = None):
-        learner = CountingRows(POSITIONS)
+        learner = LookingAhead(POSITIONS)
         super().__init__(number, learner, config, Losing())
         self.servers = learner.rows = servers.another()
         self.session.cuts(self._cut)
@@ -172,6 +184,20 @@ def test_gradients_are_on_the_servers_before_the_sums_of_their_step(make: Callab
     assert sorted(server.staged) == [0, 1] and server.step == 0, "those of both ranks, and none is applied"
     come_to_sum(2, *pair)
     assert server.step == 1
+    stop(*pair)
+
+
+def test_the_next_rows_are_requested_with_the_commit_before_the_step_is_applied(
+    make: Callable[..., Servers],
+) -> None:
+    servers = make(1)
+    pair = [W(0, servers), W(1, servers)]
+    ring_of(*pair)
+    end(1, *pair)
+    generation = servers.there[0].server.generation
+    for w in pair:
+        assert isinstance(w.learner, LookingAhead)
+        assert w.learner.asked == [(step + 1, step, generation, step) for step in range(STEPS)]
     stop(*pair)
 
 
