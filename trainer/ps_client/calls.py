@@ -115,10 +115,13 @@ class ReleasedServer:
 
     A root that the master had already removed may have claimed other servers since, and have named this one
     as a member. It has no rows, and waiting for it would never end.
+
+    Args:
+        link: the link to its process.
     """
 
-    def __init__(self, index: int):
-        self._index = index
+    def __init__(self, index: int, link: Link):
+        self._index, self.link = index, link
 
     def begin(self, method: str, request: Request, generation: int | None = None) -> Pending:
         """Start a call, whose answer is that the server is empty."""

@@ -134,14 +134,17 @@ class ServerGroup:
         Args:
             addresses: the servers' addresses, host:port by index; empty if unchanged.
             servers: the number of servers that shall hold the rows; 0: all.
-            released_from: servers from this index on are released and have no rows; 0: unknown.
+            released_from: servers from this index on are released and have no rows; 0: unknown. Released
+                ones are called again then: a master before this one may have requested them since, in rings
+                that this worker was not in.
         """
         self._interrupt.arm()
+        self._links = [link.link if isinstance(link, ReleasedServer) else link for link in self._links]
         self._know(addresses)
         if released_from:
             self.addresses = self.addresses[:released_from]
-            released = range(released_from, len(self._links))
-            self._links[released_from:] = [ReleasedServer(index) for index in released]
+            released = enumerate(self._links[released_from:], released_from)
+            self._links[released_from:] = [ReleasedServer(index, link) for index, link in released]
         self._is_said = servers > 0
         # If the number is unknown, keep the previous number; not every server that ever existed counts.
         self._wanted = ShardAssignment(servers or self.assignment.servers, self._wanted.replicas)

@@ -247,6 +247,21 @@ def test_a_released_server_that_a_removed_root_has_claimed_is_not_waited_for(
     assert root.assignment == ShardAssignment(3, replicas) and job.train(root, 2)
 
 
+def test_a_released_server_that_was_requested_since_is_called_after_a_new_master(tmp_path: Path) -> None:
+    world = World(0, tmp_path, 1, rate=0.0)
+    world.grow(2)
+    job = Job(world)
+    assert job.train(job.ring(1), 1)
+    root = root_of(world)  # it was in a ring of one server, and in none of those that followed
+    root.declare(TABLES, lambda: job.commit)
+    root.enter(["0", "1"], 1, released_from=1)
+    assert job.train(job.ring(2), 1)
+    root.enter()  # the order of a new master, which does not know the servers
+    root.claim(99)
+    assert root.start_generation(job.step) == ""
+    assert root.assignment == ShardAssignment(2, 1) and job.train(root, 2)
+
+
 def test_who_knows_fewer_servers_than_have_rows_does_not_go_back_and_is_told_by_others(
     tmp_path: Path,
 ) -> None:
