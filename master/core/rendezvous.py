@@ -197,7 +197,7 @@ def _plan_or_wait(job: State, limits: Limits) -> RingPlan:
     """Plan the next ring, and report the end of the last one. Wait if the plan has no root."""
     plan = _plan(job, limits)
     if job.ring.members:
-        job.do(*job.ring.changes[-1].tell(not job.config.runs_horovod))
+        job.do(*job.ring.changes[-1].tell(job.work.divides_records))
     if plan.root is None:
         _wait(job, plan.reason)
     return plan
@@ -211,7 +211,7 @@ def _plan(job: State, limits: Limits) -> RingPlan:
     if here < max(limits.min_size, 1):
         return RingPlan((), None, False, (), too_few(here, limits) + _on_their_way(job))
     plan = plan_ring(job.pool.where(lambda kind: not kind.stopped), job.ring.members, limits)
-    if job.config.runs_horovod and plan.root is not None:  # scripts take the state of rank 0
+    if job.work.root_is_rank_0 and plan.root is not None:
         others = (worker for worker in plan.members if worker != plan.root)
         plan = replace(plan, members=(plan.root, *others))
     return plan
