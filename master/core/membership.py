@@ -13,7 +13,7 @@ from edl.master.core import events as ev
 from edl.master.core import facts
 from edl.master.core.failures import Failure, cause_unknown, own_fault
 from edl.master.core.ring import CHANGE, LOSS, MEMBER_LOST
-from edl.master.core.state import SUSPENDED_AT_ZERO, State
+from edl.master.core.state import SUSPENDED_AT_ZERO, State, deadline
 from edl.master.core.workers import AWAY, DRAINING, OUT, Kind, WorkerRecord
 
 CUT_MARGIN = 1.25  # a watchdog finds a step that takes too long up to a quarter of its limit later
@@ -32,6 +32,7 @@ def expire_timeouts(job: State) -> None:
             charge(job, w, why)
 
 
+@deadline
 def cut_deadline(job: State) -> float | None:
     """When a member must have left the ring that was cut; None if no member is ordered to leave it at once.
 
@@ -51,12 +52,18 @@ def cut_seconds(job: State) -> float:
 
 def expire_cut(job: State) -> None:
     """Remove members that have not left the ring in time after a cut."""
-    if (deadline := cut_deadline(job)) is None or deadline > job.now:
+    if (due := cut_deadline(job)) is None or due > job.now:
         return
     for w in job.ring.inside:
         if w.kill_at is None and w.id not in job.silences:  # their own deadlines apply
             why = f"still inside a ring that was cut {job.now - job.ring.cut_at:.0f} s ago"
             give_up(job, w, ef.FenceReason.CutTimeout, why)
+
+
+@deadline
+def replacements_due(job: State) -> float | None:
+    """Return when missing workers may be replaced, after several that were lost."""
+    return job.backoff.until
 
 
 def missing(job: State) -> int:

@@ -17,13 +17,37 @@ from edl.master.core import effects as ef
 from edl.master.core.quorum import Limits, RingPlan, candidates, plan_ring, too_few
 from edl.master.core.ring import CHANGE, MEMBER_LOST
 from edl.master.core.servers import STARTING
-from edl.master.core.state import State
+from edl.master.core.state import State, deadline
 from edl.master.core.workers import AWAY, DRAINING, IN, Kind, WorkerRecord
 
 MOST_NAMED = 8  # workers in the cause of a change
 # Seconds after a cut, or after the read of a different member, in which a read may return. The others then go
 # on without slower ones.
 READ_SECONDS = 0.3
+
+
+@deadline
+def review_due(job: State) -> float | None:
+    """Return when the membership is reviewed."""
+    return job.regroup_at
+
+
+@deadline
+def join_due(job: State) -> float | None:
+    """Return when a change of the ring for new workers pays off."""
+    return job.join_at
+
+
+@deadline
+def balance_due(job: State) -> float | None:
+    """Return when the shares of a step are reviewed."""
+    return job.judge_at
+
+
+@deadline
+def pause_ends(job: State) -> float | None:
+    """Return when the next ring may be formed, after rings that broke before their first step."""
+    return job.backoff.ring_until
 
 
 def regroup(job: State) -> None:
@@ -152,6 +176,7 @@ def _awaited(job: State, fresh: bool) -> str:
     return ""
 
 
+@deadline
 def reads_deadline(job: State) -> float | None:
     """Return when the next ring is formed without members whose reads have not returned."""
     return job.ring.quiet_since + READ_SECONDS if job.ring.state is MEMBER_LOST else None

@@ -30,7 +30,7 @@ from edl.master.core import events as ev
 from edl.master.core import membership
 from edl.master.core.membership import cut_seconds
 from edl.master.core.ring import MEMBER_LOST
-from edl.master.core.state import Silence, State
+from edl.master.core.state import Silence, State, deadline
 from edl.master.core.workers import AWAY, MEMBER, OUT, UP, Kind, WorkerRecord
 
 # Seconds of silence. In this time Kubernetes deletes the pods of a lost node, and a virtual machine is moved
@@ -170,6 +170,7 @@ def _may_come_back(job: State, w: WorkerRecord) -> bool:
     return goes_on and w.in_ring and w.has_state and w.state == MEMBER
 
 
+@deadline
 def next_deadline(job: State) -> float | None:
     """Return when the next wait for a worker that is silent or away ends."""
     silent = [w for worker in job.silences if (w := job.pool.get(worker)) is not None and w.place != AWAY]

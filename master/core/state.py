@@ -6,6 +6,7 @@ Only `Job.handle` changes it; the other modules of this package are parts of tha
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from edl.config import Config
@@ -282,3 +283,13 @@ class State:
                 reason += f"; the trained weights are kept: {weights}"
             self.ending, self.reason = (phase, reason), reason
             self.notice(Reason[phase], f"the job {phase.lower()}: {reason}")
+
+
+Deadline = Callable[[State], float | None]  # when something is due; None or a passed time: nothing is
+DEADLINES: list[Deadline] = []
+
+
+def deadline(due: Deadline) -> Deadline:
+    """Register a deadline beside the code that acts on it: a `Tick` comes then if no other event does."""
+    DEADLINES.append(due)
+    return due
