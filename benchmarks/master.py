@@ -39,7 +39,7 @@ from edl.log import log_at
 from edl.master.core import effects as ef
 from edl.master.core import events as ev
 from edl.master.core import facts, snapshot
-from edl.master.core.job import Job
+from edl.master.jobs import new_job
 from edl.master.journal.journal import Journal
 from edl.master.loop import Master
 from edl.master.rpc.server import Server
@@ -94,7 +94,7 @@ def a_spec(workers: int) -> dict[str, Any]:
 def core(workers: int) -> Core:
     """A job of so many workers, from nothing to the ring after the first death."""
     parsed = config.parse(a_spec(workers))
-    job, telemetry, now = Job(parsed), Telemetry(parsed), 0.0
+    job, telemetry, now = new_job(parsed), Telemetry(parsed), 0.0
 
     def tell(said: ev.Event | facts.Heartbeat, after: float = 1e-5) -> None:
         nonlocal now

@@ -278,9 +278,10 @@ def ours(
     built: keras.Model, model: Model, ring: HorovodRing, rank: int, ranks: int, x: np.ndarray, y: np.ndarray
 ) -> None:
     """The worker's own loop, with a session without a master."""
-    learner = learner_of(built, [Batch(np.arange(2), x[:2], y[:2], None)], ring, "warn", print)
     whole = ranks * model.batch
     values_ = values.merge(values.defaults(), {"training": {"batchSize": whole}})
+    training = config.parse(values_).training
+    learner = learner_of(built, [Batch(np.arange(2), x[:2], y[:2], None)], ring, training, print)
     session = Session(rank, lambda message: None, threading.Event())
     batches = Batches(Endless(x, y, model.batch), whole, ready=learner.ready)
     report = Paced(session, Timing(), whole)

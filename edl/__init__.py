@@ -80,7 +80,9 @@ def __getattr__(name: str) -> Any:
     if name in LOOP:
         return getattr(importlib.import_module("edl.trainer.loop"), name)
     if name == "fit":
-        return importlib.import_module("edl.cli.notebook").fit
+        from edl import integrations
+
+        return integrations.load(integrations.FUNCTIONS[name], f"edl.{name}()")
     if name not in __all__:
         raise AttributeError(f"module 'edl' has no attribute {name!r}")
     import edl.data

@@ -25,7 +25,7 @@ from edl.master.backends.base import Backend
 from edl.master.core import effects as ef
 from edl.master.core import events as ev
 from edl.master.core import facts, past, view
-from edl.master.core.job import Job
+from edl.master.jobs import new_job
 from edl.master.journal.journal import Journal
 from edl.master.parameter_servers.base import NoServers, ParameterServers
 from edl.master.rpc.server import Server
@@ -56,7 +56,7 @@ class Master:
         adopted: ev.Adopted | None = None,
     ):
         self.spec, self.run_id, self.observers = spec, run_id, observers
-        self.job = Job(spec.config)
+        self.job = new_job(spec.config)
         self.telemetry = Telemetry(spec.config)
         self.inbox: asyncio.Queue[ev.Event] = asyncio.Queue()
         self.servers: ParameterServers = NoServers()

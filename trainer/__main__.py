@@ -17,11 +17,10 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NoReturn
 
-from edl import full_disk
+from edl import full_disk, integrations
 from edl.contract import vital
 from edl.contract.exit_codes import WorkerExit
 from edl.contract.gpus import use_gpu
-from edl.contract.modes import HOROVOD
 from edl.contract.proto import edl_pb2 as pb
 from edl.contract.workers import ASKED_BACKEND, WORKER_ENVIRONMENT, remove_leftovers
 from edl.exit_announcements import announce_as_told
@@ -135,12 +134,12 @@ def work(
     from edl import config
 
     values = json.loads(stream.config_json)
-    if values["mode"] == HOROVOD or values["model"].get("script") or not values["data"]["workers"]:
+    program = integrations.WORKERS.get(values["mode"])
+    if program or values["model"].get("script") or not values["data"]["workers"]:
         fork_server.drop_prepared()
-    if values["mode"] == HOROVOD:
-        from edl.trainer.horovod_scripts.start import work as run_horovod_script
-
-        return run_horovod_script(stream, start.over, _lost)
+    if program:
+        run_program = integrations.load(program, f"mode={values['mode']}")
+        return int(run_program(stream, start.over, _lost))
     if values["model"].get("script"):
         from edl.trainer.script import work as run_script
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -52,6 +53,7 @@ from edl.trainer.model.graphs import keep_xla_explicit
 from edl.trainer.model.records import Records
 from edl.trainer.model.splits import memorized, refuse_empty
 from edl.trainer.model.user_model import UserModel
+from edl.trainer.parts.part import Part
 from edl.trainer.parts.sample import SampleReport
 from edl.trainer.ps_client.client import PsClient
 from edl.trainer.restore import Restore
@@ -60,6 +62,7 @@ from edl.trainer.runtime.log import log
 from edl.trainer.runtime.retry import tried_again
 from edl.trainer.runtime.watchdog import Computing, Watch, uncounted
 from edl.trainer.session.client import MasterStream
+from edl.trainer.session.state import Session
 from edl.trainer.session.telemetry import Telemetry
 from edl.trainer.startup import Context, abandon, begin, ring_of
 from edl.trainer.state import State
@@ -117,29 +120,11 @@ def trainer_of(context: Context) -> Worker:
     source = source_of(context.config, module, reader, records, session.warn)
     learner, servers = learner_and_servers_of(context, model, samples)
     config = context.config  # with the mode that the model has decided
-    history = HistoryFiles(context.results)
-
-    def finish() -> bool:
-        """End the training of the model. True if its values have changed."""
-        try:
-            worker.finish()
-        finally:
-            learner.finish_training()
-        try:
-            return callbacks is not None and callbacks.end(state.ledger.epochs)
-        finally:
-            history.end(state.ledger.epochs.history)
-            session.say(history=pb.History(json=as_json(state.ledger.epochs.history[-MOST_TOLD:])))
-
-    def step() -> int:
-        return state.ledger.step
-
-    verification = verification_of(context)
-    export = exporter_of(context, model, learner, finish, verification)
     buffer = config.data.buffer_mebibytes * MEBIBYTE
     wait = session.waiting.result
     batches = Batches(source, config.training.batch_size, buffer * AHEAD, ready=learner.ready, wait=wait)
     computing = context.compute(lambda: context.ring.waits or context.waits_for_server())
+    state = State(learner, batches.steps, uncounted if config.asynchronous else computing)
     evaluating = context.compute(context.waits_for_server)
     doing.now(f'{context.name}: data("{config.evaluation.split}"), and the first evaluation of the model')
     watch = context.watchdog.watch
@@ -147,14 +132,16 @@ def trainer_of(context: Context) -> Worker:
         config, module, learner, samples, batches.steps, watch, context.warn, evaluating, reader, wait
     )
     sample_loss = first_steps(context, model, learner, records, samples)
+    verification = verification_of(context)
     report = Telemetry(session, batches.steps, near_end=verification.begin if verification else None)
-    async_loop = use_servers(context, learner, servers, batches, report, computing, step)
+    async_loop = use_servers(context, learner, servers, batches, report, computing, lambda: state.ledger.step)
     checkpoints, begin = checkpoint_of(context, model, learner, servers, batches)
     doing.now(f"{context.name}: callbacks()")
     callbacks = callbacks_of(config, module, learner, batches.steps, watch, context.warn)
     # Servers may lose their rows, and then the job may have to begin again with these weights.
     first = learner.parts() if servers is not None else ()
-    state = State(learner, batches.steps, computing if async_loop is None else uncounted)
+    ending = Ending(state, learner, session, HistoryFiles(context.results), callbacks)
+    export = exporter_of(context, model, learner, ending, verification)
     worker = assemble(
         config,
         session,
@@ -169,11 +156,43 @@ def trainer_of(context: Context) -> Worker:
         evaluation=evaluation,
         keep=export.keep,
         callbacks=callbacks,
-        history=history,
+        history=ending.history,
+        more=[SampleReport(sample_loss, module.known.digests)],
     )
-    worker.parts.append(SampleReport(sample_loss, module.known.digests))
+    ending.parts = worker.parts
     wait_for_readers(context.name, source, doing)
     return worker
+
+
+@dataclass
+class Ending:
+    """The end of a model's training, before the model is saved.
+
+    Args:
+        callbacks: the user's; None if there are none.
+        parts: those of the worker, which is assembled with this.
+    """
+
+    state: State
+    learner: KerasLearner | OwnStepLearner
+    session: Session
+    history: HistoryFiles
+    callbacks: Callbacks | None
+    parts: Sequence[Part] = ()
+
+    def __call__(self) -> bool:
+        """End the training. True if the model's values have changed."""
+        try:
+            for part in self.parts:
+                part.finish()
+        finally:
+            self.learner.finish_training()
+        epochs = self.state.ledger.epochs
+        try:
+            return self.callbacks is not None and self.callbacks.end(epochs)
+        finally:
+            self.history.end(epochs.history)
+            self.session.say(history=pb.History(json=as_json(epochs.history[-MOST_TOLD:])))
 
 
 def data_of(context: Context) -> tuple[Reader, Records, list[Batch]]:
@@ -208,18 +227,10 @@ def learner_and_servers_of(
     config, stream, ring, training = context.config, context.stream, context.ring, context.config.training
     if config.asynchronous:
         with explained(context.module, model, samples, training.batch_size):
-            ps_learner = ps_learner_of(config, model, samples, context.warn)
+            ps_learner = ps_learner_of(model, samples, training, context.warn)
         return ps_learner, connected(config, stream, ring)
     with advised(config, model), explained(context.module, model, samples, training.batch_size):
-        learner = learner_of(
-            model,
-            samples,
-            ring,
-            training.on_inexact_loss,
-            context.warn,
-            training.accumulate_steps,
-            training.compression,
-        )
+        learner = learner_of(model, samples, ring, training, context.warn)
     if not config.is_decided:
         context.config = config = config.decided(modes.decided(config.mode, len(learner.tables)))
         context.session.say(built=pb.Built(tables=len(learner.tables)))

@@ -14,6 +14,7 @@ import keras
 import tensorflow as tf
 
 from edl.config import Config
+from edl.config.job import Training
 from edl.errors import ModelError
 from edl.layers.embedding import Embedding
 from edl.trainer.embedding.replacement import replaced
@@ -110,7 +111,7 @@ def explained(
 
 
 def ps_learner_of(
-    config: Config, model: Any, samples: Sequence[Batch], warn: Callable[[str], None]
+    model: Any, samples: Sequence[Batch], training: Training, warn: Callable[[str], None]
 ) -> PsLearner:
     """Return the learner of a model whose weights are all on parameter servers (mode=ps).
 
@@ -127,9 +128,8 @@ def ps_learner_of(
             "mode is ps, and the model has its own train_step(): its gradients are applied there, and not on "
             "servers. Take it out, or set mode=train"
         )
-    how = config.training
     sample = samples[0] if samples else None
-    return PsLearner(model, sample, samples[1:], how.on_inexact_loss, warn, how.accumulate_steps)
+    return PsLearner(model, sample, samples[1:], training.on_inexact_loss, warn, training.accumulate_steps)
 
 
 class RingReducer(Protocol):
@@ -149,24 +149,22 @@ def learner_of(
     model: Any,
     samples: Sequence[Batch],
     ring: RingReducer,
-    inexact: str,
+    training: Training,
     warn: Callable[[str], None],
-    pieces: int = 1,
-    compression: str = "none",
 ) -> KerasLearner | OwnStepLearner:
     """Return the learner of a model that is trained over a ring, with its own train_step() if it has one.
 
     Args:
         samples: batches of real records; empty if the data has no records.
-        inexact, warn, pieces: see KerasLearner.
-        compression: the type in which large gradients are sent.
+        warn: takes each warning about the model.
 
     Raises:
         ModelError: the model cannot be trained over a ring; the text says why.
     """
     refuse_unless_compiled(model)
     sample = samples[0] if samples else None
-    wire = "float32" if compression == "none" else compression
+    inexact, pieces = training.on_inexact_loss, training.accumulate_steps
+    wire = "float32" if training.compression == "none" else training.compression
     if ring.in_graph is not None and wire not in ring.in_graph.WIRES:
         raise ModelError(
             f"training.compression must be none or float16: the ring's engine, Gloo, cannot sum {wire}"

@@ -170,17 +170,9 @@ class Check:
         learner: KerasLearner | OwnStepLearner
         with advised(config, model), explained(module, model, samples, training.batch_size):
             if config.asynchronous:
-                learner = ps_learner_of(config, model, samples, self._warn)
+                learner = ps_learner_of(model, samples, training, self._warn)
             else:
-                learner = learner_of(
-                    model,
-                    samples,
-                    Alone(),
-                    training.on_inexact_loss,
-                    self._warn,
-                    training.accumulate_steps,
-                    training.compression,
-                )
+                learner = learner_of(model, samples, Alone(), training, self._warn)
             if not samples:
                 return
             batch = samples[0]

@@ -28,7 +28,7 @@ from edl.config import Config
 from edl.errors import CheckpointError, ConfigError, EdlError, ModelError
 from edl.layers.row_location import keep_rows_elsewhere
 from edl.trainer.agreement.epochs import without_memory
-from edl.trainer.build_learner import Alone, learner_of, samples_of
+from edl.trainer.build_learner import Alone, learner_of, ps_learner_of, samples_of
 from edl.trainer.checkpoint.source import saved_classes
 from edl.trainer.embedding.replacement import replaced
 from edl.trainer.embedding.saved_rows import RowsOfCheckpoint, dims
@@ -42,7 +42,7 @@ from edl.trainer.model.user_model import UserModel
 from edl.trainer.runtime.error_report import format_error
 from edl.trainer.step.learner import KerasLearner
 from edl.trainer.step.own_step import OwnStepLearner
-from edl.trainer.step.ps_learner import DENSE, PsLearner
+from edl.trainer.step.ps_learner import DENSE
 
 
 @dataclass(frozen=True)
@@ -160,12 +160,13 @@ def _restored(
     batches = samples_of(records)
     with replaced(config.ps.replace_embeddings if manifest.of_servers else 0):
         model = module.model()
-    pieces, warn = config.training.accumulate_steps, lambda _: None
+    # Nothing is trained here, and nothing sent.
+    training = config.training.model_copy(update={"on_inexact_loss": "allow", "compression": "none"})
     learner: KerasLearner | OwnStepLearner
     if manifest.of_servers and DENSE in dims(loaded.checkpoint):  # of a job with mode=ps
-        learner = PsLearner(model, batches[0] if batches else None, batches[1:], "allow", warn, pieces)
+        learner = ps_learner_of(model, batches, training, lambda _: None)
     else:
-        learner = learner_of(model, batches, Alone(), "allow", warn, pieces)
+        learner = learner_of(model, batches, Alone(), training, lambda _: None)
     variables = without_memory(manifest)
     theirs = [(v.dtype, v.shape) for v in variables]
     ours = [(d.dtype, d.shape) for d in learner.variable_specs()]

@@ -143,11 +143,6 @@ class Worker:
                 case End() as end:
                     return end
 
-    def finish(self) -> None:
-        """Let the parts end the training: this worker is about to save the final model."""
-        for part in self.parts:
-            part.finish()
-
     def run_ring(self, form: FormRing) -> None:
         """Run one ring, from meeting the other members to having left it. A broken ring is no error here."""  # noqa: DOC501 (caught below)
         state, session, broken = self.state, self.session, ""

@@ -3,13 +3,11 @@
 
 run          edl run, master, worker: processes of this machine
 listing      edl list, rm: the jobs of this machine, the releases of a cluster
-mpi          edl mpi: a job whose workers mpiexec starts
 manage       edl status, logs, wait, scale, stop, token: a started job, here or in a cluster
 new          edl new: a model file to begin with
 example      edl example: whole examples, to look at and to change
 check        edl check: a trial of a model file and its data
 data         edl data inspect: what is in files of data
-elasticdl    edl elasticdl: ElasticDL's command line
 history      edl audit, replay: a job's journal
 checkpoint   edl checkpoint: a job's checkpoint now, and the contents of a checkpoint directory
 chaos        edl chaos: a rehearsal of failures on a running job
@@ -23,6 +21,8 @@ rows         edl rows export: rows of parameter servers, as files
 zoo          edl zoo: models that come with edl
 image        edl image: an image with models of your own
 moved        old names of commands
+
+The commands of what comes from elsewhere are in `edl.integrations`.
 """
 
 from __future__ import annotations
@@ -34,23 +34,21 @@ from typing import Annotated, Any
 import typer
 
 import edl
+from edl import integrations
 from edl.cli import (
     chaos,
     check,
     checkpoint,
     completion,
     data,
-    elasticdl,
     example,
     explain,
     history,
-    horovod,
     image,
     listing,
     manage,
     model,
     moved,
-    mpi,
     new,
     plan,
     report,
@@ -97,8 +95,12 @@ _FOREIGN = {"ignore_unknown_options": True, "allow_extra_args": True, "allow_int
 _SPECIAL: dict[Any, dict[str, Any]] = {
     run.run: {"cls": run.RunCommand},
     listing.list_jobs: {"name": "list"},
-    horovod.horovod: {"context_settings": _FOREIGN, "add_help_option": False},
-    elasticdl.elasticdl: {"context_settings": _FOREIGN, "add_help_option": False},
+}
+_ELSEWHERE = integrations.installed(integrations.COMMANDS)
+_SPECIAL |= {
+    command: {"context_settings": _FOREIGN, "add_help_option": False}
+    for name, command in _ELSEWHERE.items()
+    if name in integrations.FOREIGN_FLAGS
 }
 _COMMANDS: dict[Section, tuple[Any, ...]] = {
     Section.START: (
@@ -115,7 +117,7 @@ _COMMANDS: dict[Section, tuple[Any, ...]] = {
     Section.CHANGE: (manage.scale, manage.stop, listing.rm, checkpoint.app),
     Section.RESULTS: (history.audit, model.app, rows.app),
     Section.CLUSTER: (image.app,),
-    Section.ELSEWHERE: (horovod.horovod, elasticdl.elasticdl, mpi.mpi),
+    Section.ELSEWHERE: tuple(_ELSEWHERE.values()),
     Section.ADVANCED: (
         chaos.chaos,
         history.replay,

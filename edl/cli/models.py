@@ -57,8 +57,11 @@ def check(module: str, with_data: bool = True, named: Collection[str] = ()) -> N
         raise ModelError(f"model.module: unknown model {module!r}; {hint} ({names})")
 
 
-def check_script(model: Model, runs_horovod: bool = False) -> None:
+def check_script(model: Model, uses_integration: bool = False) -> None:
     """Refuse a model.script that is no file of Python, or that trains with Keras' fit() alone.
+
+    Args:
+        uses_integration: it is for a different system (`edl.integrations`), and may call fit() alone.
 
     Raises:
         ModelError: the file does not exist, it is not Python, or it does not use edl.
@@ -71,7 +74,9 @@ def check_script(model: Model, runs_horovod: bool = False) -> None:
     if wrong := model_check.check(text, str(path), most=None, contract=False):
         raise ModelError("\n".join(wrong))
     beside = {found.stem for found in path.resolve().parent.iterdir()}
-    if not runs_horovod and (line := model_check.line_of_fit(ast.parse(text.removeprefix("\ufeff")), beside)):
+    if uses_integration:
+        return
+    if line := model_check.line_of_fit(ast.parse(text.removeprefix("\ufeff")), beside):
         raise ModelError(
             f"{path}: line {line}: calls fit() and no edl.join(): each worker would train alone. "
             f"{model_check.FROM_FIT}. A training loop of your own calls edl.join() (docs/custom-loops.md)"

@@ -12,6 +12,7 @@ import typer
 import typer.core
 import yaml
 
+from edl import integrations
 from edl.cli import latest, models
 from edl.cli.job_values import (
     Given,
@@ -144,7 +145,7 @@ def checked(
         merged["prediction"]["dir"] = str((resume / artifacts.PREDICTIONS).resolve())
     check_checkpoints(typed, resume)
     if typed.model.script:
-        models.check_script(typed.model, typed.runs_horovod)
+        models.check_script(typed.model, typed.mode in integrations.WORKERS)
     elif not typed.model.source:
         models.check(typed.model.module, not typed.data.addresses, typed.model.functions)
     check_addresses(typed)

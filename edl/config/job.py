@@ -275,11 +275,6 @@ class Config(Section):
         return self.task == modes.TRAIN
 
     @property
-    def runs_horovod(self) -> bool:
-        """Whether the job runs a script that was written for Horovod."""
-        return self.task == modes.HOROVOD
-
-    @property
     def is_decided(self) -> bool:
         """Whether it is known if the job has parameter servers. If not, its first worker decides it."""
         return self.mode != modes.AUTO

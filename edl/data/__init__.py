@@ -11,7 +11,7 @@ split               a reader's records divided into training, test and validatio
 from_tf             a tf.data pipeline, read into memory
 conversion          records of any source, written to an ArrayRecord file with their structure
 files               files by address: paths, lists, globs, directories, object stores
-formats             the formats by name, and a reader for any address
+formats, opening    the formats by name, and a reader for any address
 joined, index_file  the records of several files as one; indexes that are built once
 partitions          directories whose names or logs say more than their files
 place               the file and the number there of a record, for messages

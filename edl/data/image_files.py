@@ -19,6 +19,7 @@ from edl.data import jpeg
 from edl.data.base import Reader
 from edl.data.files import Address, Addresses, File, find, is_glob, local_path
 from edl.data.in_memory import Arrays
+from edl.data.opening import open_files
 from edl.data.tables import by_column, is_table
 from edl.errors import DataError
 
@@ -296,8 +297,6 @@ def _of_table(
     if is_table(table):
         columns, source, near = by_column(table, "edl.images"), "edl.images", ""
     else:
-        from edl.data.formats import open_files  # which knows this reader
-
         reader = open_files(table, names=[paths] if label is None else [paths, label])
         columns, source = reader.read(0, len(reader)), str(table)
         near = os.path.dirname(local_path(os.fspath(table)))

@@ -12,17 +12,13 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import Any
 
 import tensorflow as tf
 from keras.src.saving import serialization_lib
 
-if TYPE_CHECKING:
-    from edl.layers.embedding import Embedding
-
-
-# Returns the rows, float32 [n, dim], of a layer's ids, int64 [n].
-Source = Callable[["Embedding", tf.Tensor], tf.Tensor]
+# Returns the rows, float32 [n, dim], of an edl.layers.Embedding's ids, int64 [n].
+Source = Callable[[Any, tf.Tensor], tf.Tensor]
 
 
 @contextlib.contextmanager

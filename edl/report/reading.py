@@ -10,6 +10,7 @@ from typing import Any
 
 from edl.contract.modes import HOROVOD
 from edl.contract.phases import WorkerState
+from edl.contract.reasons import Reason
 from edl.contract.steps import Steps
 from edl.formatting import one_line
 from edl.journal.format import JournalReader, next_segment, segments
@@ -352,42 +353,43 @@ class _Reading:
     def _told(self, effect: Entry, now: float) -> None:
         if effect["reason"] in _IMPORTANT:
             self.timeline.notices.append((now, effect["reason"], effect["text"]))
-        elif effect["reason"] in ("Stopped", "Failed", "Succeeded", "Stopping"):
+        elif effect["reason"] in (Reason.Stopped, Reason.Failed, Reason.Succeeded, Reason.Stopping):
             self._ending = True
-        elif effect["reason"] in ("RingFormed", "RingReshaped", "RingBroken") and self.timeline.changes:
+        elif effect["reason"] in _CHANGES and self.timeline.changes:
             # "ring 2 -> 2 in 0.21 s, 0 records redone (parameter servers 2 -> 3)"
             self.timeline.changes[-1].cause = effect["text"].partition(" (")[2].removesuffix(")")
 
 
+_CHANGES = (Reason.RingFormed, Reason.RingReshaped, Reason.RingBroken)
 # Notices that are listed in the report. Changes of the ring are listed with their own numbers.
 _IMPORTANT = frozenset(
     {
-        "StateLost",
-        "ReplicaDivergence",
-        "RolledBack",
-        "Restored",
-        "IncompatibleResume",
-        "WarmStarted",
-        "FailedOver",
-        "WorkerFailed",
-        "WorkerUnreachable",
-        "RestartBackOff",
-        "ServerExited",
-        "ServerUnavailable",
-        "ServerRemoved",
-        "ServerRestarted",
-        "Resharded",
-        "ReshardFailed",
-        "ModelWarning",
-        "BadRecord",
-        "CheckpointsOff",
-        "DeadlineExceeded",
-        "Scaled",
-        "EpochsChanged",
-        "Suspended",
-        "Resumed",
-        "Degraded",
-        "SaveFailed",
+        Reason.StateLost,
+        Reason.ReplicaDivergence,
+        Reason.RolledBack,
+        Reason.Restored,
+        Reason.IncompatibleResume,
+        Reason.WarmStarted,
+        Reason.FailedOver,
+        Reason.WorkerFailed,
+        Reason.WorkerUnreachable,
+        Reason.RestartBackOff,
+        Reason.ServerExited,
+        Reason.ServerUnavailable,
+        Reason.ServerRemoved,
+        Reason.ServerRestarted,
+        Reason.Resharded,
+        Reason.ReshardFailed,
+        Reason.ModelWarning,
+        Reason.BadRecord,
+        Reason.CheckpointsOff,
+        Reason.DeadlineExceeded,
+        Reason.Scaled,
+        Reason.EpochsChanged,
+        Reason.Suspended,
+        Reason.Resumed,
+        Reason.Degraded,
+        Reason.SaveFailed,
     }
 )
 

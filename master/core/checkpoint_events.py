@@ -6,10 +6,16 @@ from __future__ import annotations
 from edl.contract.reasons import Reason
 from edl.master.core import consistency, reports, stopping
 from edl.master.core import events as ev
-from edl.master.core.state import State
+from edl.master.core.state import State, deadline
 from edl.master.core.workers import WorkerRecord
 
 CHECKPOINTS = "writing checkpoints"  # a subsystem in the status, which may be degraded
+
+
+@deadline
+def checkpoint_due(job: State) -> float | None:
+    """Return when the next checkpoint is due; None if the job writes none."""
+    return job.checkpoints.next_deadline()
 
 
 def parts_written(job: State, _w: WorkerRecord, event: ev.PartsWritten) -> None:

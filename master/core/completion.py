@@ -97,7 +97,7 @@ def _was_exporting(job: State, w: WorkerRecord) -> bool:
 
 def finished(job: State, w: WorkerRecord, event: ev.Finished) -> None:
     """End the job with the results of the exporter."""
-    if job.config.runs_horovod:
+    if job.work.ends_by_itself:
         _script_ended(job, w)
         return
     if w.id != job.exporter:

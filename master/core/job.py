@@ -44,7 +44,7 @@ from edl.master.core import (
 )
 from edl.master.core import effects as ef
 from edl.master.core import events as ev
-from edl.master.core.state import State
+from edl.master.core.state import DEADLINES, State
 from edl.master.core.workers import AWAY, WorkerRecord
 
 # The handler of each event. `_reconcile` follows, whichever it was.
@@ -161,22 +161,8 @@ class Job(State):
 
     def next_deadline(self) -> float | None:
         """Time at which a `Tick` is due if no other event arrives; None: no timeout is running."""
-        checkpoint = self.checkpoints.next_deadline()
-        waits = (
-            self.regroup_at,
-            self.join_at,
-            self.judge_at,
-            self.backoff.until,
-            self.backoff.ring_until,
-            self.failover.until,
-            checkpoint,
-            silence.next_deadline(self),
-            rendezvous.reads_deadline(self),
-            membership.cut_deadline(self),
-            *stopping.deadlines(self),
-        )
-        times = [at for at in waits if at is not None and at > self.now]
-        if (timeout := self.timeouts.next()) is not None:
+        times = [at for due in DEADLINES if (at := due(self)) is not None and at > self.now]
+        if (timeout := self.timeouts.next()) is not None:  # one without a grace period is due at once
             times.append(timeout)
         return min(times, default=None)
 

@@ -11,9 +11,9 @@ from edl.contract.reasons import Reason
 from edl.master.core import effects as ef
 from edl.master.core import events as ev
 from edl.master.core import facts
-from edl.master.core.failures import MOST_IN_VAIN, Failure, cause_unknown, own_fault
+from edl.master.core.failures import Failure, cause_unknown, own_fault
 from edl.master.core.ring import CHANGE, LOSS, MEMBER_LOST
-from edl.master.core.state import SUSPENDED_AT_ZERO, State
+from edl.master.core.state import SUSPENDED_AT_ZERO, State, deadline
 from edl.master.core.workers import AWAY, DRAINING, OUT, Kind, WorkerRecord
 
 CUT_MARGIN = 1.25  # a watchdog finds a step that takes too long up to a quarter of its limit later
@@ -32,14 +32,15 @@ def expire_timeouts(job: State) -> None:
             charge(job, w, why)
 
 
+@deadline
 def cut_deadline(job: State) -> float | None:
     """When a member must have left the ring that was cut; None if no member is ordered to leave it at once.
 
     A member notices the cut in its next sum, so it may compute one step before. It ends itself if it then
     does not leave the ring. This deadline is for a member that cannot even do that.
     """
-    if not job.ring.broken or job.config.runs_horovod:
-        return None  # a script of Horovod may compute as long as it likes
+    if not (job.ring.broken and job.work.notices_cuts):
+        return None
     return job.ring.cut_at + cut_seconds(job)
 
 
@@ -51,12 +52,18 @@ def cut_seconds(job: State) -> float:
 
 def expire_cut(job: State) -> None:
     """Remove members that have not left the ring in time after a cut."""
-    if (deadline := cut_deadline(job)) is None or deadline > job.now:
+    if (due := cut_deadline(job)) is None or due > job.now:
         return
     for w in job.ring.inside:
         if w.kill_at is None and w.id not in job.silences:  # their own deadlines apply
             why = f"still inside a ring that was cut {job.now - job.ring.cut_at:.0f} s ago"
             give_up(job, w, ef.FenceReason.CutTimeout, why)
+
+
+@deadline
+def replacements_due(job: State) -> float | None:
+    """Return when missing workers may be replaced, after several that were lost."""
+    return job.backoff.until
 
 
 def missing(job: State) -> int:
@@ -193,9 +200,7 @@ def lose(job: State, w: WorkerRecord, why: str, delete: bool = True, told: bool 
     # Not BROKEN: the peers of a crashed worker often report a broken ring before its exit is seen.
     w.in_broken_ring = w.place == AWAY or (w.in_ring and job.ring.state is MEMBER_LOST)
     in_ring = w.in_ring
-    ended = (
-        job.config.runs_horovod and w.stopped
-    )  # its peers may still need this ring, and notice if it breaks
+    ended = job.work.ends_by_itself and w.stopped  # its peers may still need this ring
     if job.script_ended is not None and w.has_state and not w.stopped:
         job.end(
             Phase.Failed,
@@ -274,12 +279,9 @@ def failed(job: State, w: WorkerRecord, event: ev.Failed) -> None:
 
 
 def _repeats(job: State, event: ev.Failed) -> bool:
-    """True if a script of Horovod has made this mistake at this line before, and no commit since.
-
-    It begins at its top or at its last commit, so each further attempt would end there.
-    """
+    """True if the user's code has made this mistake before, and no step since, and would repeat it."""
     done = job.train.done if job.train else 0
-    return job.config.runs_horovod and any(f.why == event.why and f.step == done for f in job.failures)
+    return job.work.repeats_mistakes and any(f.why == event.why and f.step == done for f in job.failures)
 
 
 def _lacked_gpu_memory(job: State, w: WorkerRecord, event: ev.Failed) -> None:
@@ -353,8 +355,7 @@ def _killed(job: State, w: WorkerRecord, how: str) -> None:
         return
     why = f"workers were lost {times} times in a row before the ring made a step; the last: "
     why += f"worker {w.id}, {how}"
-    gang = job.config.runs_horovod and not job.config.horovod.elastic  # it makes no steps
-    most = job.config.elastic.max_failures + 1 if gang else MOST_IN_VAIN
+    most = job.work.kills_in_vain(job.config)
     if times >= most:
         job.end(Phase.Failed, why)
     else:

@@ -17,13 +17,37 @@ from edl.master.core import effects as ef
 from edl.master.core.quorum import Limits, RingPlan, candidates, plan_ring, too_few
 from edl.master.core.ring import CHANGE, MEMBER_LOST
 from edl.master.core.servers import STARTING
-from edl.master.core.state import State
+from edl.master.core.state import State, deadline
 from edl.master.core.workers import AWAY, DRAINING, IN, Kind, WorkerRecord
 
 MOST_NAMED = 8  # workers in the cause of a change
 # Seconds after a cut, or after the read of a different member, in which a read may return. The others then go
 # on without slower ones.
 READ_SECONDS = 0.3
+
+
+@deadline
+def review_due(job: State) -> float | None:
+    """Return when the membership is reviewed."""
+    return job.regroup_at
+
+
+@deadline
+def join_due(job: State) -> float | None:
+    """Return when a change of the ring for new workers pays off."""
+    return job.join_at
+
+
+@deadline
+def balance_due(job: State) -> float | None:
+    """Return when the shares of a step are reviewed."""
+    return job.judge_at
+
+
+@deadline
+def pause_ends(job: State) -> float | None:
+    """Return when the next ring may be formed, after rings that broke before their first step."""
+    return job.backoff.ring_until
 
 
 def regroup(job: State) -> None:
@@ -99,22 +123,14 @@ def form(job: State) -> None:
             return
         if job.now < job.ring.quiet_since + READ_SECONDS:
             return  # a ring of all is better than one that changes again at once
-    if job.config.asynchronous:
-        _form_at_servers(job)
-        return
-    if job.servers.state is STARTING:
-        _wait(job, "parameter servers are starting")
-        return
+    # With all weights on servers, no worker needs to hold the state, and the servers send it to each.
+    at_servers, limits, task = job.config.asynchronous, job.limits, job.train
     fresh = not job.pool.any(_holds)
-    if fresh and job.failover.may_hold(job.now):
-        _wait(job, "workers of the earlier master have not come back, and may hold the state")
-        return
-    if fresh and job.pool.any(lambda kind: kind.place == AWAY):
-        _wait(job, "a silent worker may come back with the state")
+    if not at_servers and (awaited := _awaited(job, fresh)):
+        _wait(job, awaited)
         return
     if fresh and job.regroup_at is not None and job.regroup_at > job.now and _late(job):
         return  # no worker in sync waits, so wait for the workers that are still starting
-    limits, task = job.limits, job.train
     if fresh and task.end and completion.ends_without_holders(job):
         completion.shut_down_workers(job)  # now, because no further event may follow soon
         return  # what was trained and saved is never trained again
@@ -128,19 +144,39 @@ def form(job: State) -> None:
     if plan.root is None:
         return
     root = job.pool[plan.root]
-    if root.has_state:
-        training.go_on_from(job, root.step)
-    else:
-        training.go_on_from(job, job.checkpoints.step, checkpoint=True)
-    evaluated = root.round >= task.rounds
-    nothing_to_do = not (task.end or task.rounds)
-    done = evaluated if root.has_state else nothing_to_do  # only a ring restores a checkpoint
-    if task.complete and done and not job.servers.lost:
+    ended = root.has_state and task.steps.ended(root.step, task.epochs)
+    if not at_servers:
+        step = root.step if root.has_state else job.checkpoints.step
+        training.go_on_from(job, step, checkpoint=not root.has_state)
+    elif ended:
+        training.reach(job, task, root.step)
+    # Only a ring restores a checkpoint, or gives servers their first state.
+    nothing_to_do = not (root.has_state or at_servers or task.end or task.rounds)
+    if ((ended and root.round >= task.rounds) or nothing_to_do) and not job.servers.lost:
         completion.export(job, root)
-    else:
-        _publish(job, plan, root)
+        return
+    if at_servers:
+        root = job.pool[plan.members[0]]
+        plan = replace(plan, root=root.id, sync=False, joining=())
+    _publish(job, plan, root)
 
 
+def _awaited(job: State, fresh: bool) -> str:
+    """Describe what a ring that holds the state waits for; empty if it can be formed.
+
+    Args:
+        fresh: no worker holds the state.
+    """
+    if job.servers.state is STARTING:
+        return "parameter servers are starting"
+    if fresh and job.failover.may_hold(job.now):
+        return "workers of the earlier master have not come back, and may hold the state"
+    if fresh and job.pool.any(lambda kind: kind.place == AWAY):
+        return "a silent worker may come back with the state"
+    return ""
+
+
+@deadline
 def reads_deadline(job: State) -> float | None:
     """Return when the next ring is formed without members whose reads have not returned."""
     return job.ring.quiet_since + READ_SECONDS if job.ring.state is MEMBER_LOST else None
@@ -159,36 +195,6 @@ def _excuse_readers(job: State) -> None:
             w.reads = False
 
 
-def _form_at_servers(job: State) -> None:
-    """Form the next ring in mode=ps: the state is on servers, so no worker needs to be in sync."""
-    task = job.train
-    assert task is not None
-    fresh = not job.pool.any(_holds)
-    if fresh and job.regroup_at is not None and job.regroup_at > job.now and _late(job):
-        return
-    if fresh and job.result.model and completion.ends_without_holders(job):
-        completion.shut_down_workers(job)
-        return
-    limits = job.limits
-    ended = [w for w in job.pool.where(_holds) if task.steps.ended(w.step, task.epochs)]
-    if ended and not job.servers.lost:
-        limits = Limits(1, limits.max_size)
-    elif pause := job.pause:
-        _wait(job, pause)
-        return
-    plan = _plan_or_wait(job, limits)
-    if plan.root is None:
-        return
-    last = max(ended, key=lambda w: (w.progress, -w.id), default=None)
-    if last is not None:
-        training.reach(job, task, last.step)
-        if last.round >= task.rounds and not job.servers.lost:
-            completion.export(job, last)
-            return
-    plan = replace(plan, root=plan.members[0], sync=False, joining=())
-    _publish(job, plan, job.pool[plan.members[0]])
-
-
 def _holds(kind: Kind) -> bool:
     return kind.has_state and not kind.stopped
 
@@ -197,7 +203,7 @@ def _plan_or_wait(job: State, limits: Limits) -> RingPlan:
     """Plan the next ring, and report the end of the last one. Wait if the plan has no root."""
     plan = _plan(job, limits)
     if job.ring.members:
-        job.do(*job.ring.changes[-1].tell(not job.config.runs_horovod))
+        job.do(*job.ring.changes[-1].tell(job.work.divides_records))
     if plan.root is None:
         _wait(job, plan.reason)
     return plan
@@ -211,7 +217,7 @@ def _plan(job: State, limits: Limits) -> RingPlan:
     if here < max(limits.min_size, 1):
         return RingPlan((), None, False, (), too_few(here, limits) + _on_their_way(job))
     plan = plan_ring(job.pool.where(lambda kind: not kind.stopped), job.ring.members, limits)
-    if job.config.runs_horovod and plan.root is not None:  # scripts take the state of rank 0
+    if job.work.root_is_rank_0 and plan.root is not None:
         others = (worker for worker in plan.members if worker != plan.root)
         plan = replace(plan, members=(plan.root, *others))
     return plan

@@ -46,7 +46,7 @@ def stepped(job: State, _w: WorkerRecord, event: ev.Stepped) -> None:
         job.goodput.redo(event.wasted_seconds / max(len(job.ring.members), 1))
         job.goodput.re_formed(change.stall_seconds, job.now)
         if len(change.stepped) == len(job.ring.members):
-            job.do(*change.tell(not job.config.runs_horovod))
+            job.do(*change.tell(job.work.divides_records))
 
 
 def left(job: State, w: WorkerRecord, event: ev.LeftRing) -> None:

@@ -30,7 +30,7 @@ from edl.master.core import events as ev
 from edl.master.core import membership
 from edl.master.core.membership import cut_seconds
 from edl.master.core.ring import MEMBER_LOST
-from edl.master.core.state import Silence, State
+from edl.master.core.state import Silence, State, deadline
 from edl.master.core.workers import AWAY, MEMBER, OUT, UP, Kind, WorkerRecord
 
 # Seconds of silence. In this time Kubernetes deletes the pods of a lost node, and a virtual machine is moved
@@ -132,7 +132,7 @@ def _busy_at(job: State) -> float | None:
     would be a change in which a different one is busy, and so on.
     """
     ring = job.ring
-    if ring.state is not MEMBER_LOST or job.failover.until is not None or job.config.runs_horovod:
+    if ring.state is not MEMBER_LOST or job.failover.until is not None or not job.work.notices_cuts:
         return None
     out = [w for w in job.pool.where(_has_left) if w.id in ring.ranks]
     if len(out) < max(job.limits.min_size, 1):
@@ -160,16 +160,17 @@ def excuse(job: State, now: float) -> None:
 def _may_come_back(job: State, w: WorkerRecord) -> bool:
     """True for a silent member in sync without which the ring can go on.
 
-    A script of Horovod may not notice for long that its ring was cut. While an earlier master's ring is not
-    known, it cannot be cut. If only draining workers are left with the state, a replacement is urgent.
+    While an earlier master's ring is not known, it cannot be cut. If only draining workers are left with the
+    state, a replacement is urgent.
     """
-    if job.failover.until is not None or job.config.runs_horovod:
+    if job.failover.until is not None or not job.work.notices_cuts:
         return False
     others = job.pool.where(lambda kind: kind.has_state and kind.stays)
     goes_on = any(o.id != w.id and o.id not in job.silences for o in others)
     return goes_on and w.in_ring and w.has_state and w.state == MEMBER
 
 
+@deadline
 def next_deadline(job: State) -> float | None:
     """Return when the next wait for a worker that is silent or away ends."""
     silent = [w for worker in job.silences if (w := job.pool.get(worker)) is not None and w.place != AWAY]
@@ -226,7 +227,7 @@ def _decision(job: State, w: WorkerRecord, found: Loss) -> str:
     silent = [o.id for o in job.pool if o.id in job.silences and o.has_state and o.progress >= w.progress]
     one = len(silent) < 2
     subject, them = numbered("worker", silent or [w.id], MOST_NAMED), "it" if one else "them"
-    what = "commit" if job.config.runs_horovod else "record"
+    what = job.work.unit
     starts = f", and another worker would take {start:.0f} s to start" if start else ""
     they_have, their = ("the worker has", "its") if one else ("they have", "their")
     goes_on = f"delete {'the worker' if one else 'them'} to go on without {their} state now"

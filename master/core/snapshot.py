@@ -47,11 +47,12 @@ from edl.master.core import (
     workers,
 )
 from edl.master.core.job import Job
+from edl.master.core.work import RECORDS, Work
 
 Json: TypeAlias = Any  # a value that `json` can encode
 
 LONGEST = 1_000_000  # integers in a run: more than a job has workers
-OF_THE_EVENT_IN_HAND = "effects"  # a job's field that is not part of its state
+NOT_KEPT = ("effects", "work")  # a job's fields that are no state: of the event in hand, and given
 
 _MODULES = (
     evaluation,
@@ -100,17 +101,18 @@ def dump(of: Job) -> Json:
     return _Dump(_given(of.config)).value(of, "job")
 
 
-def load(kept: Json, config: Config) -> Job:
+def load(kept: Json, config: Config, work: Work = RECORDS) -> Job:
     """Create the job from its serialised state.
 
     Args:
         config: the job's configuration when it began.
+        work: what its workers do.
 
     Raises:
         ValueError: this is not a valid state of a job.
     """
     try:
-        found = _Load(_given(config)).value(kept)
+        found = _Load(_given(config), work).value(kept)
     except (LookupError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(f"not a job's state ({type(error).__name__}: {error})") from error
     if not isinstance(found, Job):
@@ -184,8 +186,8 @@ class _Dump:
 
 
 class _Load:
-    def __init__(self, given: dict[str, BaseModel]) -> None:
-        self._given = given
+    def __init__(self, given: dict[str, BaseModel], work: Work) -> None:
+        self._given, self._work = given, work
         self._objects: list[Any] = []
 
     def value(self, kept: Json) -> Any:
@@ -211,6 +213,8 @@ class _Load:
 
     def _object(self, cls: type, fields: dict[str, Json]) -> Any:
         made: Any = object.__new__(cls)
+        if cls is Job:
+            made.work = self._work
         if not _frozen(made):
             self._objects.append(made)
         for key, default in _defaults(cls).items():
@@ -242,7 +246,7 @@ def _fields(value: Any) -> Iterator[tuple[str, Any]]:
         has = {key: getattr(value, key) for key in slots if hasattr(value, key)} | getattr(
             value, "__dict__", {}
         )
-        yield from ((key, field) for key, field in has.items() if key != OF_THE_EVENT_IN_HAND)
+        yield from ((key, field) for key, field in has.items() if key not in NOT_KEPT)
         return
     defaults = _defaults(kind)
     for field in dataclasses.fields(value):

@@ -6,6 +6,7 @@ Only `Job.handle` changes it; the other modules of this package are parts of tha
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from edl.config import Config
@@ -27,6 +28,7 @@ from edl.master.core.quorum import Limits
 from edl.master.core.ring import Ring
 from edl.master.core.servers import Servers
 from edl.master.core.timeouts import Timeouts
+from edl.master.core.work import RECORDS, Work
 from edl.master.core.workers import Pool
 
 SUSPENDED = "suspended"
@@ -118,17 +120,26 @@ class InvalidState(EdlError):
 
 
 class State:
-    """The state of one job, and the effects of the event in hand."""
+    """The state of one job, and the effects of the event in hand.
 
-    def __init__(self, config: Config) -> None:
-        self.config = config
+    Args:
+        work: what the job's workers do.
+
+    Raises:
+        InvalidState: the work is not that of the job's mode.
+    """
+
+    def __init__(self, config: Config, work: Work = RECORDS) -> None:
+        if config.task not in work.tasks:
+            raise InvalidState(f"mode {config.mode} with the work of {', '.join(work.tasks)}")
+        self.work, self.config = work, config
         self.mode: str = config.mode  # or the decided mode (mode=auto)
         self.target, self.min_size, self.suspended = config.workers, config.min_workers, config.suspend
         self.pool = Pool()
         self.ring = Ring(self.pool)
         self.timeouts = Timeouts(self.pool, config.elastic)
         self.failover = Failover(self.pool, self.ring, config.elastic.startup_timeout_seconds)
-        self.epochs = config.training.epochs if config.trains else int(config.runs_horovod)  # to train
+        self.epochs = work.epochs(config)  # to train
         self.stopped = 0  # epochs after which a callback ended the training; 0: no callback did
         self.safe_before = 0  # TrainTask.safe as an earlier master knew it
         self.unseen = (
@@ -272,3 +283,13 @@ class State:
                 reason += f"; the trained weights are kept: {weights}"
             self.ending, self.reason = (phase, reason), reason
             self.notice(Reason[phase], f"the job {phase.lower()}: {reason}")
+
+
+Deadline = Callable[[State], float | None]  # when something is due; None or a passed time: nothing is
+DEADLINES: list[Deadline] = []
+
+
+def deadline(due: Deadline) -> Deadline:
+    """Register a deadline beside the code that acts on it: a `Tick` comes then if no other event does."""
+    DEADLINES.append(due)
+    return due

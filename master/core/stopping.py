@@ -17,7 +17,7 @@ from edl.master.core import events as ev
 from edl.master.core import training
 from edl.master.core.checkpoints import PendingStop
 from edl.master.core.ring import CHANGE
-from edl.master.core.state import State
+from edl.master.core.state import State, deadline
 from edl.master.core.workers import Kind
 
 LAST_SECONDS = 60.0  # for the last checkpoint after the deadline
@@ -103,11 +103,13 @@ def enforce_deadline(job: State) -> None:
         job.end(Phase.Failed, why)
 
 
-def deadlines(job: State) -> tuple[float | None, float | None]:
-    """Return the times of the deadline and of the forced end of a pending stop; None if not set."""
-    return _deadline(job), job.pending_stop.until if job.pending_stop is not None else None
+@deadline
+def stop_forced_at(job: State) -> float | None:
+    """Return when a stop no longer waits for a checkpoint; None if no stop is pending."""
+    return job.pending_stop.until if job.pending_stop is not None else None
 
 
+@deadline
 def _deadline(job: State) -> float | None:
     if not job.active_deadline or job.began_at is None:
         return None

@@ -12,7 +12,7 @@ from edl.master.core import effects as ef
 from edl.master.core import events as ev
 from edl.master.core import facts, membership, past, training
 from edl.master.core.ring import CHANGE, LOSS
-from edl.master.core.state import State
+from edl.master.core.state import State, deadline
 
 
 def adopted(job: State, event: ev.Adopted) -> None:
@@ -34,6 +34,12 @@ def adopted(job: State, event: ev.Adopted) -> None:
     if event.workers:
         count = len(event.workers)
         job.notice(Reason.FailedOver, f"this master took over from an earlier one: {count} workers")
+
+
+@deadline
+def reports_due(job: State) -> float | None:
+    """Return until when workers of an earlier master may reconnect."""
+    return job.failover.until
 
 
 def adopt_ring(job: State) -> bool:

@@ -26,8 +26,7 @@ BAD_TOLD = 20  # bad records that are reported one by one
 
 def open_task(job: State, layout: Layout, held_out: Mapping[str, int]) -> None:
     """Create the task, once the first worker has counted the records."""
-    # A commit of a script counts as a step of one record.
-    steps = Steps(layout.records, 1 if job.config.runs_horovod else job.config.training.batch_size)
+    steps = Steps(layout.records, job.work.records_per_step(job.config))
     job.train = TrainTask(layout, steps, job.epochs, safe=job.safe_before)
     if held_out:
         job.train.evaluation = job.config.evaluation_plan(steps, held_out)
@@ -123,17 +122,15 @@ def go_on_from(job: State, step: int, checkpoint: bool = False) -> None:
     """
     assert job.train is not None
     steps, had = job.train.steps, max(job.train.done, job.train.safe)
-    if job.unseen and not (checkpoint or job.config.runs_horovod):
+    if job.unseen and job.work.in_lockstep and not checkpoint:
         # An earlier master knew it: a worker has a step once all members of its ring have the one before.
         job.train.safe = max(job.train.safe, step - 1)
     unseen, job.unseen = job.unseen and checkpoint and step < job.train.end, False
     if step < job.train.safe or (had and not step) or unseen:
         records = max(steps.begins_at(had) - steps.begins_at(step), 0)
         place = f"the checkpoint of step {step:,}" if checkpoint else f"step {step}"
-        what, first = "records of training", "its first record"
-        if job.config.runs_horovod:
-            what, first = "commits", "the start of its script"
-        last = f"goes on from {place}" if step else f"starts again from {first}"
+        what = job.work.lost_units
+        last = f"goes on from {place}" if step else f"starts again from {job.work.start}"
         _begins_anew(job)
         lost = f"{records} {what}"
         if unseen:

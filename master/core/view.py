@@ -59,8 +59,7 @@ def status(
     }
     inside = {w.id: beats[w.id] for w in ring.inside if w.id in beats}
     rates = [beat.rate for beat in here.values()]
-    # A script of Horovod commits on all workers together; records are divided over the workers.
-    rate = max(rates, default=0.0) if job.config.runs_horovod else sum(rates)
+    rate = job.work.rate(rates)
     loss = training.latest_loss(job.epoch_loss, ahead.epoch_loss)
     now_on = _pass(job, ahead)
     return {
@@ -78,12 +77,12 @@ def status(
         + (0.0 if job.began_at is None else (job.ended_at or now) - job.began_at),
         "records": {
             "size": _records(job),
-            "total": 0 if job.config.runs_horovod else total,
+            "total": total if job.work.divides_records else 0,
             "applied": applied,
         },
         "task": _task(job, task),
         "rate": rate,
-        "eta_seconds": (total - applied) / rate if rate > 0 and not job.config.runs_horovod else None,
+        "eta_seconds": (total - applied) / rate if rate > 0 and job.work.divides_records else None,
         "step": max(job.step, ahead.step),
         "loss": job.loss if ahead.loss is None else ahead.loss,
         "epoch_loss": loss.mean if loss else None,
@@ -130,7 +129,7 @@ def summary(job: Job) -> dict[str, Any]:
             "epochs_done": task.epochs_done if task else 0,
             "epochs": task.last_epoch if task else job.epochs,
             "steps_done": task.done if task else 0,
-            "steps": task.end if task and not job.config.runs_horovod else None,
+            "steps": task.end if task and job.work.divides_records else None,
             "skipped": [list(r) for r in job.result.skipped],
         },
         "step": job.step,
@@ -163,7 +162,7 @@ def summary(job: Job) -> dict[str, Any]:
 
 def _records(job: Job) -> int | None:
     """The number of records in an epoch; None if it is unknown, or if a script reads its own."""
-    return job.train.steps.records if job.train is not None and not job.config.runs_horovod else None
+    return job.train.steps.records if job.train is not None and job.work.divides_records else None
 
 
 def _task(job: Job, task: TrainTask | None) -> dict[str, Any]:
@@ -174,7 +173,7 @@ def _task(job: Job, task: TrainTask | None) -> dict[str, Any]:
         "epoch": min(task.epochs_done + 1, task.last_epoch) if task else 0,
         "epochs": task.last_epoch if task else job.epochs,
         "step": task.done if task else 0,
-        "steps": task.end if task and not job.config.runs_horovod else None,
+        "steps": task.end if task and job.work.divides_records else None,
     }
 
 

@@ -35,6 +35,7 @@ from edl.master.core import effects as ef
 from edl.master.core import events as ev
 from edl.master.core import past, snapshot
 from edl.master.core.job import Job
+from edl.master.jobs import new_job, work_of
 from edl.master.spec import JobSpec
 
 MOST_WAITING = 64 << 20  # bytes; some hours of a large job
@@ -292,9 +293,9 @@ def _job_at(reader: JournalReader, config: Config) -> Job:
         JournalDamaged: the state at the head cannot be loaded.
     """
     if reader.begins:
-        return Job(config)
+        return new_job(config)
     try:
-        return snapshot.load(reader.head["state"], config)
+        return snapshot.load(reader.head["state"], config, work_of(config))
     except ValueError as error:
         raise JournalDamaged(reader.path, 1, f"its state is damaged: {_brief(error)}") from error
 

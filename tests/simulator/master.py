@@ -11,6 +11,7 @@ from edl.master.core import effects as ef
 from edl.master.core import events as ev
 from edl.master.core import facts, past
 from edl.master.core.job import Job
+from edl.master.jobs import new_job
 from edl.master.rpc.checkpoint_parts import CheckpointParts
 from edl.master.rpc.messages import message_of
 from edl.master.telemetry import Telemetry
@@ -33,7 +34,7 @@ class Master:
         self.world, self.random, self.clock = world, world.random, world.clock
         self.number = 0  # the number of takeovers so far
         self.lives = True
-        self.job, self.epochs = Job(world.config), world.config.training.epochs  # the requested epochs
+        self.job, self.epochs = new_job(world.config), world.config.training.epochs  # the requested epochs
         self.watchdog, self.telemetry = Watchdog(self.job), Telemetry(world.config)
         self.parts = CheckpointParts()
         self._inbox: list[ev.Event | facts.Heartbeat] = []  # messages received while stalled
@@ -189,7 +190,7 @@ class Master:
         if self.lives:
             return
         world = self.world
-        self.job, self.epochs = Job(world.config), world.config.training.epochs
+        self.job, self.epochs = new_job(world.config), world.config.training.epochs
         self.watchdog, self.telemetry = Watchdog(self.job), Telemetry(world.config)
         self.parts = CheckpointParts()
         self.lives, world.checks.waiting, world.faults.last = True, {}, self.clock.now

@@ -18,6 +18,7 @@ from edl.contract.ids import WorkerId
 from edl.master.core import events as ev
 from edl.master.core import facts
 from edl.master.core.job import Job
+from edl.master.jobs import new_job
 from tests.simulator.cluster import API, HOSTS, SERVICE, Cluster
 from tests.simulator.master import left_by
 from tests.simulator.master_process import MasterProcess, Term
@@ -59,7 +60,7 @@ class Masters:
         self.left = facts.Past({}, "starting"), 0.0  # the status for the next master, and when it was written
         self._shown = ""  # the phase in that status
         self.unsettled_until = 0.0  # workers that start until then may be late
-        self._first = Watchdog(Job(world.config))
+        self._first = Watchdog(new_job(world.config))
 
     def _resolve(self, address: str) -> str:
         return self.cluster.acting() if address == SERVICE else address

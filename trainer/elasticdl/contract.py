@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -23,7 +24,7 @@ from edl.data import Reader
 from edl.errors import ModelError
 from edl.trainer.elasticdl.model import ByVersion, overridden
 from edl.trainer.elasticdl.records import Feed, Shards, raw_records, shards_of
-from edl.trainer.elasticdl.stand_ins import LearningRateScheduler, Metadata, importable
+from edl.trainer.elasticdl.stand_ins import LearningRateScheduler, Metadata, importable, know_zoo
 
 REQUIRED = ("loss", "optimizer", "feed", "eval_metrics_fn")
 OPTIONAL = ("callbacks", "custom_data_reader")
@@ -117,17 +118,23 @@ class Contract:
 
 
 def load(
-    imported: Callable[[], ModuleType], name: str, functions: Mapping[str, str] | None = None
+    imported: Callable[[], ModuleType],
+    name: str,
+    path: Path | None = None,
+    functions: Mapping[str, str] | None = None,
 ) -> Contract:
     """Import a module of ElasticDL's contract. Other errors of its import are not changed.
 
     Args:
         imported: imports it.
+        path: its file, which may import others of its zoo; None if it is imported by its name.
         name, functions: see Contract.
 
     Raises:
         ModelError: it imports what edl has no stand-in for, or a function is missing.
     """  # noqa: DOC501 (raised again)
+    if path is not None:
+        know_zoo(path)
     with importable():
         try:
             module = imported()

@@ -13,7 +13,7 @@ The contract is two plain functions and four optional ones:
     callbacks()    Keras callbacks (trainer/callbacks/callbacks.py)
     write(outputs, ids)  what is to be kept of predictions
 
-A module of ElasticDL's contract has custom_model() or CustomModel instead (trainer/elasticdl/contract.py).
+A module of ElasticDL's contract has custom_model() or CustomModel instead (`edl.integrations.MODELS`).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from edl import scratch
+from edl import integrations, scratch
 from edl.config import model_check
 from edl.config.job import Config, Data
 from edl.contract.evaluation import PREDICTED
@@ -263,11 +263,8 @@ def _of_elasticdl(
     Raises:
         ModelError: the module lacks a function of that contract, or imports what edl has no stand-in for.
     """
-    from edl.trainer.elasticdl import contract, stand_ins  # patches TensorFlow's dispatch
-
-    if path is not None:
-        stand_ins.know_zoo(path)
-    found = contract.load(imported, name, functions)
+    load_module = integrations.load(integrations.MODELS["elasticdl"], name)
+    found = load_module(imported, name, path, functions)
     data = Splits(name, None, values, seed, found.open)
     return UserModel(
         name,

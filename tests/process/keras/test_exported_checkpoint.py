@@ -42,12 +42,13 @@ def test_what_callbacks_remember_is_in_a_checkpoint_and_no_part_of_the_model(tmp
     given = values.merge(
         values.defaults(), {"model": {"source": SOURCE}, "export": {"verify": False, "formats": []}}
     )
-    assert config.parse(given).export.verify is False
+    parsed = config.parse(given)
+    assert parsed.export.verify is False
     module = user_model.load("", SOURCE)
     reader = module.reader("train")
     assert reader is not None
     batches = [Records(reader, None, "").these(range(5))]
-    learner = learner_of(module.model(), batches, Alone(), "allow", print, 1)
+    learner = learner_of(module.model(), batches, Alone(), parsed.training, print)
     assert isinstance(learner, KerasLearner)
     average = learner.model.optimizer._model_variables_moving_average[0]
     average.assign(np.full((3, 2), 7.0))

@@ -10,6 +10,8 @@ import keras
 import pytest
 from keras import ops
 
+from edl import config
+from edl.config import values
 from edl.errors import ModelError
 from edl.trainer import build_learner
 from edl.trainer.ring.horovod import HorovodRing
@@ -164,5 +166,6 @@ def test_what_does_not_is_not_accused(name: str) -> None:
 def test_a_compression_that_cannot_be_honoured_is_refused(
     build: Callable[[], keras.Model], compression: str, words: str
 ) -> None:
+    training = config.parse(values.load([], [f"training.compression={compression}"])).training
     with pytest.raises(ModelError, match=words):
-        build_learner.learner_of(build(), [], HorovodRing(1, "lo", "no-job"), "warn", print, 1, compression)
+        build_learner.learner_of(build(), [], HorovodRing(1, "lo", "no-job"), training, print)

@@ -89,7 +89,7 @@ class Watchdog:
                 self.safe = max(self.safe, step - 1)
             case ev.EpochEnded(_, g, epochs) if inside and g == generation and job.train is not None:
                 self.safe = max(self.safe, epochs * job.train.steps.per_epoch)
-            case ev.Finished() if worker in before and job.config.runs_horovod:
+            case ev.Finished() if worker in before and job.work.ends_by_itself:
                 self.scripts_ended.add(event.worker)
             case ev.RowsLost() if worker == self.exporter:
                 self.exporter = None
@@ -189,7 +189,7 @@ class Watchdog:
             case ef.End(phase):
                 assert not any(True for _ in job.pool), "the job has ended, but a worker is left"
                 self.ended = True
-                if phase == "Succeeded" and job.config.runs_horovod:
+                if phase == "Succeeded" and job.work.ends_by_itself:
                     last = set(self.form.members) if self.form else set()
                     assert last <= self.stopped, "Succeeded, but a member of the last ring was lost"
                     assert last & self.scripts_ended, "Succeeded, but no script has ended in the last ring"
@@ -339,7 +339,7 @@ class Watchdog:
 
 def replayed(watchdog: Watchdog) -> Job:
     """Replay the events with a new job, and check that it decides the same."""
-    again = Job(watchdog.job.config)
+    again = Job(watchdog.job.config, watchdog.job.work)
     for now, event, effects in watchdog.history:
         decided: list[Any] = again.handle(event, now)
         assert decided == effects, f"{event} at {now}: {decided}, not {effects}"

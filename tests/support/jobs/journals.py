@@ -12,7 +12,7 @@ from pathlib import Path
 from edl.contract import artifacts
 from edl.master.core import events as ev
 from edl.master.core import snapshot, view
-from edl.master.core.job import Job
+from edl.master.jobs import new_job
 from edl.master.journal.journal import SEGMENT, Journal
 from edl.master.spec import JobSpec
 from tests.support.jobs.stories import Story
@@ -30,7 +30,7 @@ def keep(story: Story, output: Path, *cuts: int, full_at: int = 0) -> None:
     history = story.watchdog.history
     spec = JobSpec.parse(story.values)
     for first, after in itertools.pairwise((0, *cuts, len(history))):
-        job = Job(spec.config)
+        job = new_job(spec.config)
         journal = Journal(
             output / artifacts.JOURNAL, RUN, spec, partial(snapshot.dump, job), full_at or SEGMENT
         )

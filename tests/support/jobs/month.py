@@ -27,7 +27,7 @@ from edl.contract.steps import Steps
 from edl.master.core import effects as ef
 from edl.master.core import events as ev
 from edl.master.core import facts, snapshot, view
-from edl.master.core.job import Job
+from edl.master.jobs import new_job
 from edl.master.journal.journal import SEGMENT, Journal
 from edl.master.spec import JobSpec
 from edl.master.telemetry import PROGRESS_SECONDS
@@ -75,7 +75,7 @@ class Month:
         self.layout, self.times, self.nth = Layout(records), max(changes // 2, 1), 0
         self.chance = random.Random(1)
         self.steps, self.end = Steps(records, batch), Steps(records, batch).end(0, epochs)
-        self.job = Job(self.spec.config)
+        self.job = new_job(self.spec.config)
         self.now, self.step = 1000.0, 0
         self.created: list[WorkerId] = []  # workers that have not started yet
         self._leaving = False

@@ -10,7 +10,7 @@ from edl.contract.layout import Layout
 from edl.master.core import effects as ef
 from edl.master.core import events as ev
 from edl.master.core import facts
-from edl.master.core.job import Job
+from edl.master.jobs import new_job
 
 DATA = Layout(100)
 FAILOVER_SECONDS, PROMPT_SECONDS = 10.0, 3.0
@@ -38,7 +38,7 @@ class NewMaster:
             "training": {"epochs": 1, "batchSize": 10, "loadBalancing": load_balancing},
             "elastic": {"joinDelaySeconds": 0, "startupTimeoutSeconds": 60},
         }
-        self.job = Job(config.parse(values.merge(values.defaults(), overrides)))
+        self.job = new_job(config.parse(values.merge(values.defaults(), overrides)))
         self.now = 100.0
         known = [(WorkerId(w), f"pod-{w}") for w in adopted] + [(WorkerId(w), "") for w in pending]
         near = tuple(map(WorkerId, prompt))

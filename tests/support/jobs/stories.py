@@ -14,7 +14,7 @@ from edl.contract.reasons import Reason
 from edl.master.core import effects as ef
 from edl.master.core import events as ev
 from edl.master.core import facts
-from edl.master.core.job import Job
+from edl.master.jobs import new_job
 from edl.master.telemetry import Telemetry
 from tests.support.jobs.invariants import Watchdog
 
@@ -45,7 +45,7 @@ class Story:
             | elastic,
         }
         self.values = values.merge(values.defaults(), overrides)
-        self.job = Job(config.parse(self.values))
+        self.job = new_job(config.parse(self.values))
         self.watchdog = Watchdog(self.job)
         self.telemetry = Telemetry(self.job.config)
         self.records, self.now = records, 100.0

@@ -41,7 +41,7 @@ def test_flags_become_values_of_the_job() -> None:
     merged = values.load([], [*call.sets], [], [])
     config = parse(values.merge(merged, {"model": {"script": call.script}}))
     assert (config.workers, config.min_workers, config.max_workers) == (3, 2, 4)
-    assert config.horovod.elastic and config.runs_horovod and not config.trains
+    assert config.horovod.elastic and config.mode == "horovod" and not config.trains
     assert config.elastic.startup_timeout_seconds == 90 and config.log_level == "error"
 
 

@@ -34,15 +34,15 @@ def test_a_choice_that_is_similar_is_suggested(
     assert last.endswith(said)
 
 
-def script(path: Path, text: str, runs_horovod: bool = False) -> None:
+def script(path: Path, text: str, uses_integration: bool = False) -> None:
     path.write_text(text)
-    models.check_script(Model.model_construct(script=str(path), source=""), runs_horovod)
+    models.check_script(Model.model_construct(script=str(path), source=""), uses_integration)
 
 
 def test_a_script_that_calls_fit_alone_is_refused_at_once_with_the_guide(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"line 3: calls fit\(\) and no edl.join\(\).*coming-from-fit.md"):
         script(tmp_path / "it.py", FIT)
-    script(tmp_path / "it.py", FIT, runs_horovod=True)
+    script(tmp_path / "it.py", FIT, uses_integration=True)
     script(tmp_path / "it.py", "import edl\n" + FIT)
     script(tmp_path / "it.py", "import mine\n" + FIT.replace("keras", "sklearn"))
     (tmp_path / "mine.py").write_text("import edl\n")

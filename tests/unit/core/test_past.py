@@ -10,7 +10,7 @@ from edl.contract.reasons import Reason
 from edl.master.core import effects as ef
 from edl.master.core import events as ev
 from edl.master.core import facts, past, view
-from edl.master.core.job import Job
+from edl.master.jobs import new_job
 from tests.support.jobs.invariants import Watchdog
 from tests.support.jobs.new_master import DATA, NewMaster, said
 from tests.support.jobs.stories import Story, of
@@ -42,7 +42,7 @@ def test_the_summary_covers_what_the_job_did_under_earlier_masters() -> None:
     active = first.now - 100.0 + 20.0
 
     second = Story(workers=2, checkpoint={"dir": "d", "seconds": 1000}, joinDelaySeconds=0.5)
-    second.job = Job(second.job.config)
+    second.job = new_job(second.job.config)
     second.watchdog = Watchdog(second.job)
     adopted = ev.Adopted(
         ((alone, "pod"),), first.job.pool.next_id, active_seconds=active, past=past.of(first.job)

@@ -19,6 +19,7 @@ from edl.master.core import events as ev
 from edl.master.core import snapshot
 from edl.master.core.job import Job
 from edl.master.core.quorum import Limits
+from edl.master.jobs import new_job
 from tests.simulator.world import World
 from tests.support.jobs.journals import whole_story
 from tests.support.jobs.stories import Story
@@ -44,7 +45,7 @@ def lived(seed: int) -> Iterator[tuple[Job, float, ev.Event]]:
 
 def kept(job: Job) -> Job:
     """What comes back of a job that was written to a file."""
-    return snapshot.load(json.loads(json.dumps(snapshot.dump(job))), job.config)
+    return snapshot.load(json.loads(json.dumps(snapshot.dump(job))), job.config, job.work)
 
 
 def test_a_job_that_was_kept_again_and_again_decides_as_one_that_never_was() -> None:
@@ -53,7 +54,7 @@ def test_a_job_that_was_kept_again_and_again_decides_as_one_that_never_was() -> 
         master: Job | None = None
         for number, (of, now, event) in enumerate(lived(seed)):
             if of is not master:
-                master, straight, again = of, Job(of.config), Job(of.config)
+                master, straight, again = of, new_job(of.config), new_job(of.config)
             assert again.handle(event, now) == straight.handle(event, now), f"seed {seed}, event {number}"
             if number % EVERY == 0:
                 times += 1

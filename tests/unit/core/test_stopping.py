@@ -10,7 +10,7 @@ from edl.contract.reasons import Reason
 from edl.master.core import effects as ef
 from edl.master.core import events as ev
 from edl.master.core import view
-from edl.master.core.job import Job
+from edl.master.jobs import new_job
 from tests.support.jobs.stories import Story, of, only
 from tests.unit.core.test_job_checkpoints import a_story, whole
 
@@ -150,7 +150,7 @@ def test_without_checkpoints_or_workers_it_fails_at_once() -> None:
 
 
 def test_the_time_under_earlier_masters_counts_and_a_deadline_may_be_moved() -> None:
-    job = Job(a_story().job.config)
+    job = new_job(a_story().job.config)
     job.handle(ev.Adopted((), 0, active_seconds=95), 1000.0)
     job.handle(ev.Begin(), 1000.0)
     for now, deadline, ends in (

@@ -21,7 +21,7 @@ from edl.journal.proof import AuditFailed, JournalProof
 from edl.master.core import effects as ef
 from edl.master.core import events as ev
 from edl.master.core import facts, past, view
-from edl.master.core.job import Job
+from edl.master.jobs import new_job
 from tests.support.checkpoints.checkpoints import write
 from tests.support.jobs.invariants import Watchdog
 from tests.support.jobs.journals import keep
@@ -193,7 +193,7 @@ def test_a_master_that_takes_over_has_the_epochs_of_now(tmp_path: Path) -> None:
     keep(first, tmp_path)
     second = Story(workers=1, joinDelaySeconds=0)
     second.values = values.merge(second.values, {"training": {"epochs": 2}})
-    second.job = Job(config.parse(second.values))
+    second.job = new_job(config.parse(second.values))
     second.watchdog, second.now = Watchdog(second.job), first.now
     second.tell(
         ev.Adopted(((FIRST, "a pod"),), 1),
@@ -212,7 +212,7 @@ def test_a_journal_without_that_of_the_earlier_master_says_which_steps_it_does_n
     """As in a cluster, where the journal goes with the master's pod."""
     for mode in ("train", "ps"):
         second = Story(workers=1, joinDelaySeconds=0, mode=mode)
-        second.job = Job(config.parse(second.values))
+        second.job = new_job(config.parse(second.values))
         second.watchdog = Watchdog(second.job)
         back = ev.Resume(FIRST, Layout(100), Generation(1), (FIRST,), left=False, joined=True, left_ring=None)
         second.tell(ev.Adopted(((FIRST, "a pod"),), 1), ev.Begin(), ev.Hello(FIRST, resumes=True), back)
@@ -229,7 +229,7 @@ def test_a_journal_without_that_of_the_earlier_master_says_which_steps_it_does_n
 
 def test_a_master_that_takes_over_before_the_first_ring_has_seen_all_steps(tmp_path: Path) -> None:
     story = Story(workers=1, joinDelaySeconds=0)
-    story.job = Job(config.parse(story.values))
+    story.job = new_job(config.parse(story.values))
     story.watchdog = Watchdog(story.job)
     story.tell(
         ev.Adopted((), 0, past=facts.Past({"starting": 3.0}, "starting"), active_seconds=3.0), ev.Begin()
@@ -244,7 +244,7 @@ def test_a_master_that_only_ends_the_job_proves_nothing_by_itself(tmp_path: Path
     first.tell(ev.Finished(FIRST, {}, "model.keras"))
     known = past.of(first.job)
     second = Story(workers=1, joinDelaySeconds=0)
-    second.job = Job(config.parse(second.values))
+    second.job = new_job(config.parse(second.values))
     second.watchdog, second.now = Watchdog(second.job), first.now
     second.tell(ev.Adopted(((FIRST, "a pod"),), 1, past=known), ev.Begin(), ev.Gone(FIRST, code=0))
     keep(second, tmp_path)

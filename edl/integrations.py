@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What comes from elsewhere: scripts of Horovod, models and commands of ElasticDL, MPI, notebooks.
+
+Everything of it is registered here, and imported by name when it is first used. No other module imports it,
+so a package without these modules trains models of Keras as before.
+
+A target is "module:name".
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from edl.contract.modes import HOROVOD
+from edl.errors import EdlError
+
+# Commands of `edl`, in the order of its help.
+COMMANDS = {
+    "horovod": "edl.cli.horovod:horovod",
+    "elasticdl": "edl.cli.elasticdl:elasticdl",
+    "mpi": "edl.cli.mpi:mpi",
+}
+FOREIGN_FLAGS = ("horovod", "elasticdl")  # commands that parse the flags of a different program
+# Functions of the package edl.
+FUNCTIONS = {"fit": "edl.cli.notebook:fit"}
+# By mode: what the workers do, for the master (`edl.master.core.work.Work`).
+WORK = {HOROVOD: "edl.master.horovod_work:SCRIPT"}
+# By mode: what a worker's process runs in place of edl's loop, given its stream.
+WORKERS = {HOROVOD: "edl.trainer.horovod_scripts.start:work"}
+# By contract of a model file (`edl.config.model_check`): imports the module, and finds its functions.
+MODELS = {"elasticdl": "edl.trainer.elasticdl.contract:load"}
+
+
+def load(target: str, user: str) -> Any:
+    """Import a target.
+
+    Args:
+        user: what needs it, for the error.
+
+    Raises:
+        EdlError: this installation lacks the module.
+        ModuleNotFoundError: it lacks a library that the module imports.
+    """
+    module, _, name = target.partition(":")
+    try:
+        return getattr(importlib.import_module(module), name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
+            raise  # a library is missing
+        raise EdlError(f"{user} needs {error.name}, which this installation of edl lacks") from error
+
+
+def installed(targets: dict[str, str]) -> dict[str, Any]:
+    """Import the targets whose modules are installed, by name."""
+    found = {}
+    for name, target in targets.items():
+        try:
+            found[name] = load(target, name)
+        except EdlError:
+            continue
+    return found
