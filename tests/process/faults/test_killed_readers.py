@@ -25,11 +25,21 @@ MUCH_LESS = 10.0  # seconds: on a busy machine; it takes a fraction of one
 def readers_of(pid: int) -> list[psutil.Process]:
     """The reader processes of a worker, after the process that they are forked from."""
     with contextlib.suppress(psutil.NoSuchProcess):
-        return [process for process in psutil.Process(pid).children(recursive=True) if process.name() == NAME]
+        found = [
+            process for process in psutil.Process(pid).children(recursive=True) if process.name() == NAME
+        ]
+        return [process for process in found if process.status() != psutil.STATUS_ZOMBIE]
     return []
 
 
+def successor(pid: int, parent: psutil.Process) -> psutil.Process | None:
+    """The process that a worker's readers are forked from instead of `parent`, once it has forked both."""
+    found = readers_of(pid)
+    return found[0] if len(found) == 3 and found[0] != parent else None
+
+
 async def test_readers_are_killed_and_an_error_is_told_and_every_record_counts_once(a_job: A_Job) -> None:
+    now = asyncio.get_running_loop().time
     draw = random.Random(seed := random.SystemRandom().randrange(1 << 32))
     print(f"seed {seed}")  # pytest shows it if the test fails
     async with a_job("data.workers=2", workers=2) as job:
@@ -42,6 +52,14 @@ async def test_readers_are_killed_and_an_error_is_told_and_every_record_counts_o
             readers = await job.until(lambda worker=worker: readers_of(job.pid(worker))[1:])
             with contextlib.suppress(psutil.NoSuchProcess):
                 draw.choice(readers).kill()
+        for worker in members * 2:  # the second time it is a spare that has taken over
+            (parent := readers_of(job.pid(worker))[0]).kill()
+            began = now()
+            found = await job.until(lambda worker=worker, parent=parent: successor(job.pid(worker), parent))
+            await job.stepping()
+            print(f"worker {worker} steps {now() - began:.2f} s after the end of its readers' parent")
+            assert "edl.trainer.input.fork_server" not in found.cmdline(), "a spare took over"
+            assert now() - began < MUCH_LESS, "nothing is imported again"
         readers = await job.until(lambda: readers_of(job.pid(members[1]))[1:])
         job.order_process(readers[-1].pid, "raise")
         await job.until(lambda: job.gone(members[1]))
