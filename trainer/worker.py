@@ -213,7 +213,8 @@ class Worker:
         state, restored = self.state, False
         behind = not state.has_state or state.ledger.step < form.step  # has no state, or an old one
         if form.sync and form.root == self.session.worker and behind:
-            restored = self.restore(form.step)
+            with self.session.waiting.named(lambda: "its first state (checkpoint.dir, initFrom.path)"):
+                restored = self.restore(form.step)
             if form.untrusted_reason and not restored:
                 raise ReplicaDivergence(f"{form.untrusted_reason}. No checkpoint exists to roll back to")
             state.begin_history()

@@ -222,6 +222,8 @@ class Writing:
         """Commit the checkpoint. This may be repeated with the same parts, also by a different process.
 
         Raises:
+            CheckpointRemoved: a checkpoint of this step or a later one is complete, and `prune` has removed
+                this attempt.
             CheckpointError: a part is missing, other parts have been committed already, or the store is
                 unavailable.
             ValueError: the manifest is of a different checkpoint.
@@ -233,10 +235,12 @@ class Writing:
             there = self.place.sizes(self.directory)
             for part in manifest.parts:
                 if there.get(part.name) != part.nbytes:
-                    raise CheckpointError(
+                    why = (
                         f"{self.place.where}: cannot commit the checkpoint of step {self.step}: {part.name} "
-                        f"has {there.get(part.name, 'no')} bytes, its writer has written {part.nbytes}"
                     )
+                    why += f"has {there.get(part.name, 'no')} bytes, its writer has written {part.nbytes}"
+                    newer = any(c.step >= self.step for c in Store(self.place).checkpoints())
+                    raise CheckpointRemoved(why) if newer and not there else CheckpointError(why)
             created = self.place.create(self.directory, manifests.FILE, data)
             # If a later checkpoint exists, `prune` may have removed the parts meanwhile, and does not know of
             # this manifest.

@@ -203,20 +203,28 @@ class JobHandle(Protocol):
     def authority(self) -> str:
         """Path of the CA certificate for the job's certificates; empty: no TLS."""
 
-    def stop(self, discard: bool) -> str:
+    def stop(self, discard: bool, seconds: float) -> str:
         """Stop the job; return the outcome as text. A job that has ended is not changed.
 
         Args:
             discard: stop it at once. Otherwise, if it writes checkpoints, it writes one first; a release is
                 awaited, because its state would be lost with `helm uninstall`.
+            seconds: how long to wait for that.
+
+        Raises:
+            TimeoutError: as `stop_with_checkpoint`.
         """
 
-    def stop_with_checkpoint(self, force: bool) -> str:
+    def stop_with_checkpoint(self, force: bool, seconds: float) -> str:
         """Stop the job once its state is in a checkpoint, and wait for that; return the outcome as text.
 
         Args:
             force: stop the job even if the checkpoint fails. Otherwise the job continues in that case, and an
                 EdlError is raised.
+            seconds: how long to wait.
+
+        Raises:
+            TimeoutError: the checkpoint is not complete; its text is the phase and reason. The request stays.
         """
 
 

@@ -157,23 +157,27 @@ class Local:
     def authority(self) -> str:
         return artifacts.read_contact(self._output).ca
 
-    def stop(self, discard: bool) -> str:
+    def stop(self, discard: bool, seconds: float) -> str:
         if (summary := self._summary()) is not None:
             return f"the job has already ended: {summary['phase']}, {summary['reason']}"
         keeps = not discard and self._client().status().get("checkpoint") is not None
         return self._client().stop("stopped by edl stop", checkpoint=keeps, force=True)
 
-    def stop_with_checkpoint(self, force: bool) -> str:
+    def stop_with_checkpoint(self, force: bool, seconds: float) -> str:
+        deadline = time.monotonic() + seconds
+        last = str(Phase.Starting), NO_STATUS
         if self._summary() is None:
             asked = secrets.token_hex(4)
             self._client().stop("stopped by edl stop", checkpoint=True, force=force, id=asked)
-            for status in self._client().follow():
-                if status["phase"] in (*ENDED, Phase.Ending):
-                    return f"the job is ending: {status['reason']}"
+            for status in self._client().follow(seconds):
+                last = status["phase"], status["reason"]
+                if last[0] in (*ENDED, Phase.Ending):
+                    return f"the job is ending: {last[1]}"
                 if why := stop_failure(status, asked):
                     raise EdlError(why)
-        phase, reason = self.wait(Phase.Stopped, None)
-        return f"the job has ended: {phase}, {reason}"
+            if time.monotonic() >= deadline:
+                raise TimeoutError("{}, {}".format(*last))
+        return "the job has ended: {}, {}".format(*self.wait(Phase.Stopped, None))
 
     def _logs(self, source: LogSource) -> Iterator[Path]:
         for component in source.components:

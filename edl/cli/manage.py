@@ -152,12 +152,19 @@ def stop(
             help="Stop the job at once: what it has trained since its newest checkpoint, if any, is lost.",
         ),
     ] = False,
+    timeout: Annotated[
+        float,
+        typer.Option(
+            "--timeout", parser=seconds, metavar="DURATION", help="How long to wait for the checkpoint."
+        ),
+    ] = "10m",  # type: ignore[assignment]  # parsed
 ) -> None:
     """Stop a running job.
 
     It writes its state to a checkpoint first, as long as it has a place for checkpoints (checkpoint.dir; a
     job of `edl run` has one), and ends even if that fails. `edl run --resume` continues it, or in a release
-    another runId with checkpoint.resume=true. With --release, the command waits for the checkpoint.
+    another runId with checkpoint.resume=true. With --release or --checkpoint, the command waits for that. If
+    the time is up, the exit code is 124, and the job still ends once its state is written.
 
     A job that has trained and writes no checkpoints is only stopped with --discard: its training is lost.
     """
@@ -168,12 +175,17 @@ def stop(
     job.announce()
     if not (with_checkpoint or discard) and (lost := job.unsaved()):
         raise ConfigError(f"not stopped: {lost}; add --discard to stop it all the same")
-    if not with_checkpoint:
-        display.line(job.stop(discard))
-        return
-    display.line(f"waiting for the checkpoint; {DISCARD}")
-    sys.stdout.flush()
-    display.line(job.stop_with_checkpoint(force))
+    try:
+        if not with_checkpoint:
+            display.line(job.stop(discard, timeout))
+            return
+        display.line(f"waiting for the checkpoint; {DISCARD}")
+        sys.stdout.flush()
+        display.line(job.stop_with_checkpoint(force, timeout))
+    except TimeoutError as late:
+        display.line(f"the job still runs after {timeout:g} s: {late}")
+        display.line(f"it ends once its state is written (`edl wait --for Stopped`); {DISCARD}")
+        raise typer.Exit(TIMED_OUT) from None
 
 
 @about_a_job

@@ -198,18 +198,18 @@ class Release:
     def authority(self) -> str:
         return tls.authority()  # the file of the Secret is not here: callers from outside have their own
 
-    def stop(self, discard: bool) -> str:
+    def stop(self, discard: bool, seconds: float) -> str:
         if discard or self._found.ended or not self._writes_checkpoints():
             return self._loop.run(self._stop())
         print(f"writing the state to {self._checkpoints()} first; {DISCARD}", flush=True)
-        return self.stop_with_checkpoint(force=True)
+        return self.stop_with_checkpoint(True, seconds)
 
     def _writes_checkpoints(self) -> bool:
         asked = self._found.values.get("checkpoint", {}).get("dir") or None
         return self._found.report.get("checkpoint", asked) is not None  # there may be no status yet
 
-    def stop_with_checkpoint(self, force: bool) -> str:
-        return self._loop.run(self._stop_with_checkpoint(force))
+    def stop_with_checkpoint(self, force: bool, seconds: float) -> str:
+        return self._loop.run(self._stop_with_checkpoint(force, seconds))
 
     # --- reading the status
 
@@ -287,7 +287,7 @@ class Release:
             return f"requested a checkpoint; it is not complete yet ({found.phase}, {found.reason})"
         return f"the checkpoint of step {int(step or 0):,} is in {where}"
 
-    async def _stop_with_checkpoint(self, force: bool) -> str:
+    async def _stop_with_checkpoint(self, force: bool, seconds: float) -> str:
         if self._found.ended:
             return self._left(self._found)
         run, asked = self._run_id(), secrets.token_hex(4)
@@ -297,10 +297,12 @@ class Release:
         if problem := release_status.master_problem(await self._pods("master")):
             raise EdlError(f"{what}; the master will do it when it runs: {problem}")
         stopped = (*ENDED, Phase.Ending)
-        found = await self._until(lambda now: now.phase in stopped or bool(now.stop_failure(asked)), None)
+        found = await self._until(lambda now: now.phase in stopped or bool(now.stop_failure(asked)), seconds)
         if why := found.stop_failure(asked):
             await self._ask(overrides.FAREWELL, None)  # or the next master would try it again
             raise EdlError(why)
+        if found.phase not in stopped:
+            raise TimeoutError(f"{found.phase}, {found.reason}")
         return self._left(found)
 
     def _checkpoints(self) -> str:

@@ -140,8 +140,8 @@ class Checkpoints:
     # --- one that is under way
 
     def parts_written(self, event: ev.PartsWritten) -> list[ef.Effect]:
-        """Order the writer of the last part to complete the checkpoint, unless a newer one is complete."""
-        if event.step < self.step:
+        """Order the writer of the last part to complete the checkpoint, unless one as new is complete."""
+        if 0 < event.step <= self.step:
             return []
         self._writers = event.writers
         self._commit = ef.Commit(event.worker, event.step, event.attempt)
@@ -182,7 +182,7 @@ class Checkpoints:
 
     def fails(self, event: ev.CheckpointFailed, now: float) -> bool:
         """Record a failed attempt, and delay the next one. False if the failure is known or obsolete."""
-        if (event.step, event.attempt) == self.failed or event.step < self.step:  # a newer one is complete
+        if (event.step, event.attempt) == self.failed or 0 < event.step <= self.step:
             return False
         self.failed = event.step, event.attempt
         self.ordered_at = self._commit = self._alone = None

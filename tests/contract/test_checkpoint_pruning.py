@@ -52,6 +52,17 @@ def test_one_that_is_removed_while_it_is_read_is_not_called_damaged(
     assert place.store.newest(unexpected) is None
 
 
+def test_an_attempt_that_is_not_newer_than_a_complete_one_is_removed_and_has_not_failed(place: Place) -> None:
+    """The ring begins a checkpoint; a worker that leaves writes one of the same step alone."""
+    writing = place.store.begin(1, "of-the-ring")
+    parts = writing.write_part(0, 2, TENSORS), writing.write_part(1, 2, TENSORS)
+    write(place.store, 1)
+    place.store.prune(1)
+    with pytest.raises(CheckpointRemoved, match="cannot commit the checkpoint of step 1"):
+        writing.commit(replace(manifest_of(1, TENSORS, parts), attempt="of-the-ring"))
+    assert [c.attempt for c in place.store.checkpoints()] == ["1"]
+
+
 @pytest.mark.parametrize("first", ["committed", "pruned"])
 def test_one_that_is_committed_while_it_is_pruned_is_not_there(
     place: Place, monkeypatch: pytest.MonkeyPatch, first: str

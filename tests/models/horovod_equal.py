@@ -153,6 +153,11 @@ assert optimizer.variables() == optimizer.variables
 assert hvd.allreduce(np.array([rank], np.float32), average=False).tolist() == [sum(range(size))]
 assert hvd.broadcast_object({"rank": rank, "of": (size,)}, 1) == {"rank": 1, "of": (size,)}
 assert hvd.allgather_object(np.float32(rank)) == [np.float32(0), np.float32(1)]
+version1: Any = tf.compat.v1
+with tf.Graph().as_default(), version1.Session() as session:
+    assert hvd.broadcast_object([rank], 1) == [1]
+    assert hvd.allgather_object(rank, session) == [0, 1]
+    assert session.run([hvd.local_rank_op(), hvd.local_size_op()]) == [hvd.local_rank(), hvd.local_size()]
 model.save(f"model-{rank}.keras")
 assert hvd.load_model(f"model-{rank}.keras").optimizer.horovod.op == hvd.Average
 for module in ("horovod.torch", "horovod.spark", "horovod.runner"):

@@ -50,6 +50,7 @@ from edl.contract.artifacts import CLASSES
 from edl.contract.layout import Layout
 from edl.contract.proto import edl_pb2 as pb
 from edl.contract.steps import Steps
+from edl.errors import CheckpointRemoved
 from edl.trainer.agreement.epochs import MEMORY
 from edl.trainer.agreement.ledger import Ledger
 from edl.trainer.checkpoint.reading import BOUNDARY, TASK, CheckpointReader, Learner
@@ -376,6 +377,8 @@ class Checkpointing(CheckpointReader):
         """Return the result of the work; None if it failed, which is reported to the master."""
         try:
             return work()
+        except CheckpointRemoved:  # that of a worker that saves alone is complete, and not older
+            return None
         except Exception as error:  # a store's library may raise any error
             said = isinstance(error, (CheckpointError, RingBroken))
             why = str(error) if said else f"{type(error).__name__}: {error}"

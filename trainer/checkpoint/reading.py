@@ -192,8 +192,7 @@ class CheckpointReader:
         it up.
         """
         seconds = self._config.elastic.startup_timeout_seconds / 2
-        with self._session.waiting.named(lambda: f"the checkpoints in {self._config.checkpoint.dir}"):
-            return tried_again(read, seconds, self._session.warn, lambda: self._session.stopped)
+        return tried_again(read, seconds, self._session.warn, lambda: self._session.stopped)
 
     def _check(self, manifest: Manifest) -> None:
         where, step = self._config.checkpoint.dir, manifest.step

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import sys
 import types
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from typing import Any
 
 import horovod.tensorflow as hvd
 import keras
+import numpy as np
 import tensorflow as tf
 
 from edl.trainer.horovod_scripts import (
@@ -59,6 +60,7 @@ def install() -> None:
         "init": _init,
         "shutdown": lambda: None,  # the worker leaves its ring when its process ends
         **{name: _planned(name) for name in PLACES},
+        **{f"{name}_op": _operation(_planned(name)) for name in ("local_rank", "local_size")},
         "broadcast_object": objects.broadcast_object,
         "allgather_object": objects.allgather_object,
         "broadcast_variables": broadcast_variables(hvd.broadcast_variables),
@@ -89,6 +91,15 @@ def _planned(name: str) -> Any:
 
     place.__name__ = name
     return place
+
+
+def _operation(place: Callable[[], int]) -> Any:
+    """An operation of TensorFlow with this value, where that of Horovod's own knows one worker only."""
+
+    def operation(name: str | None = None) -> tf.Tensor:
+        return tf.ensure_shape(tf.numpy_function(lambda: np.int32(place()), [], tf.int32, name=name), [])
+
+    return operation
 
 
 def _init(comm: Any = None, process_sets: Any = None) -> None:

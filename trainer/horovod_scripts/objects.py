@@ -54,28 +54,36 @@ def _is_literal(value: Any) -> bool:
 
 
 def broadcast_object(
-    obj: Any, root_rank: int = 0, session: None = None, name: str | None = None, process_set: Any = None
+    obj: Any, root_rank: int = 0, session: Any = None, name: str | None = None, process_set: Any = None
 ) -> Any:
     """Return the object of `root_rank`. The other ranks' objects are not used."""
     sets = {} if process_set is None else {"process_set": process_set}
     name = name or type(obj).__name__
     data = np.frombuffer(pack(obj), np.uint8) if hvd.rank() == root_rank else np.zeros(0, np.uint8)
-    size = hvd.broadcast(
-        tf.constant([len(data)], tf.int64), root_rank, f"HorovodBroadcast_{name}.size", **sets
-    )
+    length = tf.constant([len(data)], tf.int64)
+    size = _value(hvd.broadcast(length, root_rank, f"HorovodBroadcast_{name}.size", **sets), session)
     if hvd.rank() != root_rank:
         data = np.zeros(int(size[0]), np.uint8)
     sent = hvd.broadcast(tf.constant(data), root_rank, f"HorovodBroadcast_{name}.data", **sets)
-    return obj if hvd.rank() == root_rank else unpack(sent.numpy().tobytes())
+    received = _value(sent, session)
+    return obj if hvd.rank() == root_rank else unpack(received.tobytes())
 
 
 def allgather_object(
-    obj: Any, session: None = None, name: str | None = None, process_set: Any = None
+    obj: Any, session: Any = None, name: str | None = None, process_set: Any = None
 ) -> list[Any]:
     """Return the objects of all ranks, in the order of the ranks."""
     sets = {} if process_set is None else {"process_set": process_set}
     name = name or type(obj).__name__
     data = np.frombuffer(pack(obj), np.uint8)
-    sizes = hvd.allgather(tf.constant([len(data)], tf.int64), f"HorovodAllgather_{name}.size", **sets).numpy()
-    gathered = hvd.allgather(tf.constant(data), f"HorovodAllgather_{name}.data", **sets).numpy()
+    length = tf.constant([len(data)], tf.int64)
+    sizes = _value(hvd.allgather(length, f"HorovodAllgather_{name}.size", **sets), session)
+    gathered = _value(hvd.allgather(tf.constant(data), f"HorovodAllgather_{name}.data", **sets), session)
     return [unpack(part.tobytes()) for part in np.split(gathered, np.cumsum(sizes)[:-1])]
+
+
+def _value(tensor: tf.Tensor, session: Any) -> np.ndarray:
+    """Compute a tensor: in a graph of TensorFlow 1 by this session or the default one."""
+    if tf.executing_eagerly():
+        return tensor.numpy()
+    return (session or tf.compat.v1.get_default_session()).run(tensor)

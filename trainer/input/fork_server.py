@@ -13,11 +13,16 @@ process before its first thread (`prepare`), so nothing is imported again, and s
 "spec": SPEC, "environment": {...}} first. Other workers start it by exec, and it imports for seconds.
 
 Over the socket the worker sends one JSON line per order: {"fork": true}, with a socket that becomes the
-reader's, or {"wait": PID}. The answers are {"pid": PID} and {"code": CODE} (negative: a signal).
+reader's, or {"wait": PID, "parent": PID}. The answers are {"pid": PID, "parent": PID} and {"code": CODE}
+(negative: a signal; null: the parent of the reader has ended). Each repeats the number of its order.
 
-Readers never outlive their worker. This process ends when the socket is closed, or when its parent is another
-one: the worker is gone. The kernel kills the readers when this process ends (PR_SET_PDEATHSIG), also when it
-is killed itself. CLASS(**SPEC) makes what answers the worker's requests (trainer/input/reader_process.py).
+To import again after this process was killed would take seconds, in which the ring waits for records. So this
+process forks a spare, which waits for its end, sends {"successor": PID} and carries out the orders from then
+on. A spare that ends is replaced. Only if both end at once, the worker starts a process by exec.
+
+Readers never outlive their worker. This process and its spare end when the socket is closed, or when the
+worker ends. The kernel kills the readers when this process ends (PR_SET_PDEATHSIG), also when it is killed
+itself. CLASS(**SPEC) makes what answers the worker's requests (trainer/input/reader_process.py).
 """
 
 from __future__ import annotations
@@ -39,7 +44,7 @@ from edl.trainer.input.reader_process import serve
 from edl.trainer.runtime.termination import PR_SET_PDEATHSIG, name_process, prctl
 
 NAME = "edl-readers"  # of this process and of readers, in `ps` and `top`
-LOOK_SECONDS = 0.5  # between two looks at the process ID of the parent
+SPARE = "edl-spare"  # of the process that waits for the end of this one
 IMPORTED = "edl.trainer.input.records_service"  # the last module that a process which forks workers imports
 
 
@@ -127,30 +132,87 @@ def _run(connection: socket.socket, worker: int, factory: Any) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):  # the worker decides when its readers end
         signal.signal(number, signal.SIG_IGN)
     gc.freeze()  # forked readers keep sharing this memory
-    pending, descriptors = b"", list[int]()
-    while os.getppid() == worker:
-        if not select.select([connection], [], [], LOOK_SECONDS)[0]:
-            continue
-        data, found, _, _ = socket.recv_fds(connection, 4096, 1)
-        if not data:
-            return
-        descriptors += found
-        *lines, pending = (pending + data).split(b"\n")
+    worker_ends = os.pidfd_open(worker)
+    if os.getppid() == worker:  # else it has ended before, and the process ID may be of a different process
+        _Forking(connection, worker_ends, factory).run()
+
+
+class _Forking:
+    """Forks readers on order; has a spare, which continues in the same loop after the end of this process.
+
+    Args:
+        connection: to the worker; shared with the spare.
+        worker_ends: becomes readable when the worker ends.
+        factory: makes what answers the requests in a reader.
+    """
+
+    def __init__(self, connection: socket.socket, worker_ends: int, factory: Any):
+        self._connection, self._worker_ends, self._factory = connection, worker_ends, factory
+        self._pending, self._descriptors = b"", list[int]()  # received, not yet carried out
+        self._spare = 0  # its process ID
+        self._spare_ends: int | None = None  # becomes readable when it ends
+
+    def run(self) -> None:
+        """Return when the worker has ended or has closed the connection."""
+        while True:
+            ends = [] if self._spare_ends is None else [self._spare_ends]
+            ready, _, _ = select.select([self._connection, self._worker_ends, *ends], [], [])
+            if self._worker_ends in ready:
+                return
+            if self._spare_ends in ready:
+                os.waitpid(self._spare, 0)
+                self._fork_spare()
+            if self._connection in ready and not self._obey():
+                return
+
+    def _obey(self) -> bool:
+        """Carry out the orders that have arrived; False if the connection is closed."""
+        data, descriptors, _, _ = socket.recv_fds(self._connection, 4096, 1)
+        self._descriptors += descriptors
+        *lines, self._pending = (self._pending + data).split(b"\n")
         for order in map(json.loads, lines):
             if "serve" in order:
                 os.environ.clear()
                 os.environ.update(order["environment"])
-                factory = _factory(order["serve"], order["spec"])
+                self._factory = _factory(order["serve"], order["spec"])
             elif "wait" in order:
-                connection.sendall(line({"code": _wait(order["wait"])}))
+                self._answer(
+                    order, {"code": _wait(order["wait"]) if order["parent"] == os.getpid() else None}
+                )
             else:
-                descriptor = descriptors.pop(0)
+                descriptor = self._descriptors.pop(0)
                 me, pid = os.getpid(), os.fork()
                 if pid == 0:
-                    connection.close()
-                    _become_reader(descriptor, me, factory)
+                    self._connection.close()
+                    _become_reader(descriptor, me, self._factory)
                 os.close(descriptor)
-                connection.sendall(line({"pid": pid}))
+                self._answer(order, {"pid": pid, "parent": me})
+                if self._spare_ends is None:  # not earlier: now there are readers, and `serve` came before
+                    self._fork_spare()
+        return bool(data)
+
+    def _answer(self, order: dict[str, Any], answer: dict[str, Any]) -> None:
+        self._connection.sendall(line(answer | {"number": order["number"]}))
+
+    def _fork_spare(self) -> None:
+        """Fork the spare. The spare itself returns when this process has ended, with a spare of its own."""
+        while True:
+            if self._spare_ends is not None:
+                os.close(self._spare_ends)
+            this_ends = os.pidfd_open(os.getpid())
+            self._spare = os.fork()
+            if self._spare:
+                os.close(this_ends)
+                self._spare_ends = os.pidfd_open(self._spare)
+                return
+            self._spare_ends = None
+            name_process(SPARE)
+            if self._worker_ends in select.select([self._worker_ends, this_ends], [], [])[0]:
+                os._exit(0)
+            os.close(this_ends)
+            name_process(NAME)
+            with contextlib.suppress(OSError):  # closed: `run` finds that out
+                self._connection.sendall(line({"successor": os.getpid()}))
 
 
 def _become_reader(descriptor: int, parent: int, factory: Any) -> NoReturn:
@@ -163,10 +225,7 @@ def _become_reader(descriptor: int, parent: int, factory: Any) -> NoReturn:
 
 
 def _wait(pid: int) -> int:
-    try:
-        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-    except ChildProcessError:
-        return 0
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
 def line(message: dict[str, Any]) -> bytes:

@@ -7,6 +7,7 @@ The final model is verified in such a process, too (trainer/export/verification.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import signal
@@ -59,7 +60,7 @@ class ReaderDied(Exception):
 class ForkServer:
     """The process that forks readers (trainer/input/fork_server.py).
 
-    It is started with the first reader, and again if it has died.
+    It is started with the first reader. If it ends, its spare takes over; if both end, it is started again.
 
     Args:
         service: `module:class` of the object whose methods are called in readers.
@@ -85,12 +86,10 @@ class ForkServer:
         self.seconds, self._setting, self._what, self._environment = start_seconds, setting, what, environment
         self._closed = False
         self._lock = threading.Lock()
-        self._process: subprocess.Popen[bytes] | Forked | None = None
+        self._process: subprocess.Popen[bytes] | Forked | None = None  # the first; spares are its descendants
         self._connection: socket.socket | None = None
-
-    @property
-    def pid(self) -> int | None:
-        return self._process.pid if self._process is not None else None
+        self._numbers = itertools.count()  # of orders
+        self.pid: int | None = None  # of the process that has forked the newest reader
 
     def start(self) -> None:
         """Start the process, so that it imports while the worker does something else."""
@@ -103,17 +102,22 @@ class ForkServer:
         Raises:
             DataError: it is not there in time.
         """
-        ours, theirs = socket.socketpair()
-        with self._lock, theirs:
+        with self._lock:
             for _ in range(STARTS):
                 if self._closed:
                     break
                 self._begin()
-                pid = self._ask({"fork": True}, [theirs.fileno()])
-                if pid is not None:
-                    assert self.pid is not None
-                    return ReaderProcess(self, self.pid, pid, ours)
-        ours.close()
+                ours, theirs = (
+                    socket.socketpair()
+                )  # a lost order may have been carried out: not the same twice
+                with theirs:
+                    answer = self._ask({"fork": True}, [theirs.fileno()])
+                if answer is not None:
+                    if self.pid is not None and self.pid != answer["parent"]:
+                        _reap(self.pid)
+                    self.pid = answer["parent"]
+                    return ReaderProcess(self, answer["parent"], answer["pid"], ours)
+                ours.close()
         raise DataError(
             f"the process that starts {self._what} has ended {STARTS} times before it started one; the "
             "worker's log says why"
@@ -129,22 +133,27 @@ class ForkServer:
             None if the parent has ended, and the reader with it.
         """
         with self._lock:
-            if self.pid != parent:
+            if self._connection is None:
                 return None
-            return self._ask({"wait": pid})
+            answer = self._ask({"wait": pid, "parent": parent})
+            return None if answer is None else answer["code"]
 
     def close(self) -> None:
         """End this process and all readers. None can be forked afterwards."""
         self._closed = True
+        # A thread that waits for an answer holds the lock. The shutdown ends a process that has taken over,
+        # and a spare; a process that imports must be killed.
+        if (connection := self._connection) is not None:
+            with contextlib.suppress(OSError):  # it is closed meanwhile
+                connection.shutdown(socket.SHUT_RDWR)
         if (process := self._process) is not None:
-            process.kill()  # a thread that waits for its import holds the lock
+            process.kill()
         with self._lock:
             self._end()
 
     def _begin(self) -> None:
-        if self._process is not None and self._process.poll() is None:
+        if self._connection is not None:
             return
-        self._end()
         environment = {
             name: value
             for name, value in os.environ.items()
@@ -180,28 +189,52 @@ class ForkServer:
             self._process.wait()
             self._process = None
 
-    def _ask(self, order: Mapping[str, Any], descriptors: Sequence[int] = ()) -> int | None:
-        """Send an order; None if this process ends before it answers.
+    def _ask(self, order: Mapping[str, Any], descriptors: Sequence[int] = ()) -> dict[str, Any] | None:
+        """Send an order, and return its answer; None if the process ends before, and perhaps has a successor.
 
         Raises:
             DataError: it does not answer in time.
         """
         assert self._connection is not None
-        self._connection.settimeout(self.seconds)
+        number, answers = next(self._numbers), b""
         try:
-            socket.send_fds(self._connection, [line(dict(order))], list(descriptors))
-            answer = self._connection.recv(4096)
+            self._forget_answers()
+            self._connection.settimeout(self.seconds)
+            socket.send_fds(self._connection, [line({**order, "number": number})], list(descriptors))
+            while data := self._connection.recv(4096):
+                *lines, answers = (answers + data).split(b"\n")
+                for answer in map(json.loads, lines):
+                    if "successor" in answer:
+                        return None
+                    if answer["number"] == number:
+                        return dict(answer)
         except TimeoutError:
             self._end()
             raise DataError(
                 f"{self._what} have not started within {self.seconds:g} s ({self._setting})"
             ) from None
-        except OSError:
-            answer = b""
-        if not answer:
-            self._end()
-            return None
-        return int(next(iter(json.loads(answer).values())))
+        except OSError:  # as if closed
+            pass
+        self._end()
+        return None
+
+    def _forget_answers(self) -> None:
+        """Discard what has arrived since the last order: successors, and answers that came too late.
+
+        Raises:
+            OSError: the connection is closed, with an order unread.
+        """
+        assert self._connection is not None
+        self._connection.setblocking(False)
+        with contextlib.suppress(BlockingIOError):
+            while self._connection.recv(4096):
+                pass
+
+
+def _reap(pid: int) -> None:
+    """Remove a process that has ended from the table of processes: orphans are children of a subreaper."""
+    with contextlib.suppress(ChildProcessError):
+        os.waitpid(pid, os.WNOHANG)
 
 
 class ReaderProcess:
@@ -271,6 +304,7 @@ class ReaderProcess:
             os.close(self._alive)
             self._alive = None
         if code is None:
+            _reap(self.pid)
             return ReaderDied("has ended with the process that had started it", charged=False)
         if code >= 0:
             return ReaderDied(f"has ended with exit code {code}")

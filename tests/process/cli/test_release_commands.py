@@ -126,9 +126,13 @@ async def test_stop_with_a_checkpoint_waits_until_the_job_ends_or_says_why_it_go
     def goes_on() -> dict[str, str] | None:
         asked = asks(cluster, overrides.FAREWELL)
         failed = {"failed": "worker 0: No space left on device"}
-        return {"stop": json.dumps({"id": asked.id, **failed})} if asked and not asked.force else None
+        return {"stop": json.dumps({"id": asked.id, **failed})} if asked and asked != earlier else None
 
     stop = ("stop", "--checkpoint", "--release", "edl")
+    late = await cluster.edl(*stop, "--timeout", "0.1s")
+    assert late.code == 124 and "the job still runs after 0.1 s: Training" in late.out
+    earlier = asks(cluster, overrides.FAREWELL)
+    assert earlier is not None, "it still ends with a checkpoint"
     done, _ = await asyncio.gather(cluster.edl(*stop), answering(cluster, goes_on))
     assert done.code == 1 and "the job goes on: worker 0: No space left on device." in done.err
     assert "waiting for the checkpoint" in done.out

@@ -89,10 +89,11 @@ class External:
         except EdlError:
             return {"step": -1, "generation": -1, "phase": "", "workers": [], "last_change": None}
 
-    def until(self, happens: Any, seconds: float = 120) -> dict[str, Any]:
-        deadline = time.monotonic() + seconds
+    def until(self, happens: Any) -> dict[str, Any]:
+        """Wait for a status, as long as the newest master runs: a busy machine takes any time."""
+        master = next(p for p in reversed(self.processes) if "master" in p.args)
         while not happens(status := self.status()):
-            assert time.monotonic() < deadline, status
+            assert master.poll() is None, status
             time.sleep(0.05)
         return status
 
@@ -123,7 +124,7 @@ def in_ring_of(status: dict[str, Any], size: int) -> bool:
 
 def is_exact(job: External, master: subprocess.Popen[bytes]) -> dict[str, Any]:
     job.orders.go()
-    assert master.wait(120) == 0
+    assert master.wait() == 0
     summary = json.loads((job.output / artifacts.SUMMARY).read_text())
     assert summary["phase"] == "Succeeded"
     assert check_weights(job.output / summary["model"], RECORDS, EPOCHS) == ""
@@ -133,6 +134,7 @@ def is_exact(job: External, master: subprocess.Popen[bytes]) -> dict[str, Any]:
     return dict(summary)
 
 
+@pytest.mark.timeout(600)  # four workers import TensorFlow: on a busy machine it took more than two minutes
 def test_a_worker_dies_or_is_given_up_and_comes_back_while_there_is_no_master(job: External) -> None:
     others = job.output / artifacts.MODEL  # as in a claim that an earlier run of the release has used
     job.output.mkdir()
@@ -142,7 +144,7 @@ def test_a_worker_dies_or_is_given_up_and_comes_back_while_there_is_no_master(jo
     master.kill()
     master.wait()
     workers[1].kill()
-    time.sleep(0.5)
+    workers[1].wait()
     master = job.start_master()
     after = job.until(lambda s: in_ring_of(s, 2))
     workers.append(job.start_worker())
@@ -156,7 +158,7 @@ def test_a_worker_dies_or_is_given_up_and_comes_back_while_there_is_no_master(jo
     master = job.start_master()
     summary = is_exact(job, master)
     assert summary["state_losses"] == 0
-    assert workers[2].wait(30) in (0, 3, 75), "it comes back, unless the new master learns of its ring late"
+    assert workers[2].wait() in (0, 3, 75), "it comes back, unless the new master learns of its ring late"
     assert summary["model"] == f"run-{summary['run_id']}/{artifacts.MODEL}"
     assert others.read_bytes() == b"of another run"
 
@@ -203,7 +205,7 @@ def test_masters_die_at_any_moment_one_after_the_other_and_no_step_waits_for_the
     lived = time.monotonic() - first
     summary = is_exact(job, master)
     assert summary["state_losses"] == 0
-    assert [w.wait(20) for w in workers] == [0, 0, 0]
+    assert [w.wait() for w in workers] == [0, 0, 0]
     # It covers all masters, and the time between them.
     assert summary["seconds"] >= lived - 1
     assert sum(summary["goodput_seconds"].values()) == pytest.approx(summary["seconds"], abs=0.1)

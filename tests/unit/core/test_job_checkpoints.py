@@ -109,11 +109,12 @@ def test_a_failing_store_is_told_and_tried_again_later_and_later_and_the_trainin
     assert story.noticed(Reason.Recovered) == ["writing checkpoints works again"]
 
 
-def test_an_older_one_that_comes_to_nothing_when_a_newer_is_whole_is_no_failure() -> None:
+@pytest.mark.parametrize("step", [8, 9])
+def test_one_that_comes_to_nothing_when_one_as_new_is_whole_is_no_failure(step: int) -> None:
     story = a_story().running()
     whole(story, 9)
-    assert not of(parts(story, 8, attempt="late"), ef.Commit)
-    story.tell(ev.CheckpointFailed(WorkerId(0), 8, "late", "its parts are gone"))
+    assert not of(parts(story, step, attempt="late"), ef.Commit)
+    story.tell(ev.CheckpointFailed(WorkerId(0), step, "late", "its parts are gone"))
     assert not story.job.degraded
 
 

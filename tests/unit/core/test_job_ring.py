@@ -69,6 +69,19 @@ def test_the_status_says_which_member_the_next_step_waits_for() -> None:
     assert told(story) == "3 workers (generation 1)"
 
 
+def test_the_status_says_what_the_first_state_is_read_from() -> None:
+    story = Story(workers=2, heartbeatTimeoutSeconds=600, joinDelaySeconds=0.5)
+    story.ready(0, 1)
+    story.waits(1)
+    forming = told(story)
+    assert forming.startswith("the ring of generation 1 is being formed and waits for workers 0 and 1")
+    what = "waits for its first state (checkpoint.dir, initFrom.path)"
+    story.tell(reading(story, 0, 2.9, what))
+    assert told(story) == forming
+    story.tell(reading(story, 0, 3.1, what))
+    assert told(story) == f"{forming}; worker 0 {what}, for more than 3 s"
+
+
 def test_a_member_whose_reads_have_not_returned_joins_a_later_ring() -> None:
     """The others step on without it: they would wait for it in the next ring, too."""
     story = Story(workers=3, heartbeatTimeoutSeconds=600, joinDelaySeconds=0.5).running()

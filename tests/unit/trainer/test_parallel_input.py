@@ -184,6 +184,35 @@ def test_readers_come_from_the_process_that_the_worker_has_prepared(
     assert process.poll() is not None
 
 
+def test_a_spare_forks_the_readers_when_their_parent_is_killed(start: Start) -> None:
+    """Spares that are killed are replaced; only when both end at once, a process is started by exec."""
+    records = (readers := start(2)).records
+
+    def parent_and_spare() -> list[psutil.Process]:
+        records.idle().result(60)
+        parent = psutil.Process(readers.server.pid)
+        while not (found := [p for p in parent.children() if p.name() == fork_server.SPARE]):
+            time.sleep(0.01)
+        return [parent, *found]
+
+    def kill(*victims: psutil.Process) -> list[psutil.Process]:
+        for number in (signal.SIGSTOP, signal.SIGKILL):
+            for victim in victims:
+                os.kill(victim.pid, number)
+        psutil.wait_procs(victims, timeout=10)
+        assert values(records.batch(0, 10, MINE)) == list(range(10))
+        return parent_and_spare()
+
+    parent, spare = parent_and_spare()
+    for _ in range(2):
+        successor, spare = kill(parent)
+        assert successor != parent
+        assert spare.ppid() == successor.pid
+        parent = successor
+    assert kill(spare)[0] == parent
+    assert kill(*parent_and_spare())[0].ppid() == os.getpid(), "it was started by the worker"
+
+
 def test_processes_read_at_the_same_time_and_ahead_of_the_step(start: Start) -> None:
     readers = start(4, slow=0.2)
     batches = Batches(readers.records, BATCH)  # no bytes ahead: as many batches as processes

@@ -102,6 +102,26 @@ def test_a_cut_ends_a_wait_for_records_and_the_worker_says_when_it_can_make_step
     w.stop()
 
 
+def test_the_others_are_told_that_the_root_reads_its_first_state() -> None:
+    """Nobody holds the state before, so all wait for the store of a checkpoint or a warm start."""
+    w, began, returns = A(0), threading.Event(), threading.Event()
+
+    def restore(expected: int) -> bool:
+        began.set()
+        return not returns.wait(TIMEOUT)
+
+    w.worker.restore = restore
+    ring_of(w)
+    assert began.wait(TIMEOUT)
+    reads = w.session.waiting.longest()
+    assert reads is not None and reads.awaits
+    assert reads.what == "waits for its first state (checkpoint.dir, initFrom.path)"
+    returns.set()
+    assert w.says("left_ring", 1).broken == ""
+    assert w.session.waiting.longest() is None
+    w.stop()
+
+
 def test_a_cut_ends_the_wait_of_a_leased_step() -> None:
     a, source = Leased(), Slow(12)
     batches = a.async_loop._batches = Batches(source, 4, wait=a.session.waiting.result)
