@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The project does not widen: each room keeps to its lines of code, and the surface to its size.
 
-budget.toml holds the limits. A limit may fall; a commit raises one only by an entry of `raised` that names its
+budget.toml holds the limits. A limit may fall; a commit raises one by an entry of `raised` that names its
 users. A file belongs to the longest folder in the budget that holds it. Docstrings, comments, blank lines and
 generated files do not count. This file as a program lowers the limits to the numbers of today.
 """
