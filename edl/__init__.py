@@ -19,15 +19,12 @@ if TYPE_CHECKING:
         Reader,
         arrayrecord,
         arrays,
-        criteo,
         csv,
         dataset,
         from_tf,
         hdf5,
-        idx,
         images,
         npy,
-        npz,
         open_files,
         parquet,
         recordio,
@@ -47,17 +44,14 @@ __all__ = [
     "Reader",
     "arrayrecord",
     "arrays",
-    "criteo",
     "csv",
     "dataset",
     "fit",
     "from_tf",
     "hdf5",
-    "idx",
     "images",
     "join",
     "npy",
-    "npz",
     "open_files",
     "parquet",
     "recordio",
@@ -81,6 +75,10 @@ def __getattr__(name: str) -> Any:
         return getattr(importlib.import_module("edl.trainer.loop"), name)
     if name == "fit":
         return importlib.import_module("edl.cli.notebook").fit
+    if name in ("criteo", "idx", "npz"):
+        from edl.data.formats import recipe
+
+        raise AttributeError(recipe(name))
     if name not in __all__:
         raise AttributeError(f"module 'edl' has no attribute {name!r}")
     import edl.data

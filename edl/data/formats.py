@@ -15,7 +15,6 @@ from edl.data import (
     hdf5_file,
     image_files,
     npy_file,
-    npz_file,
     parquet_file,
     recordio_file,
     text_file,
@@ -51,17 +50,31 @@ FORMATS = {
     for format in (
         Format("csv", csv_file.csv, csv_file.SUFFIXES),
         Format("parquet", parquet_file.parquet, parquet_file.SUFFIXES),
-        Format("npz", npz_file.npz, npz_file.SUFFIXES),
         Format("tfrecord", tfrecord_file.tfrecord, tfrecord_file.SUFFIXES),
         Format("images", image_files.images, image_files.SUFFIXES),
-        Format("npy", npy_file.npy, npy_file.NPY),
-        Format("idx", npy_file.idx, npy_file.IDX),
+        Format("npy", npy_file.npy, npy_file.SUFFIXES),
         Format("text", text_file.text, text_file.SUFFIXES),
         Format("hdf5", hdf5_file.hdf5, hdf5_file.SUFFIXES),
         Format("arrayrecord", arrayrecord_file.arrayrecord, arrayrecord_file.SUFFIXES),
         Format("recordio", recordio_file.recordio, recordio_file.SUFFIXES),
     )
 }
+
+
+# Formats that NumPy reads in a few lines: their endings, and what data(split) returns instead.
+RECIPES = {
+    "npz": ((".npz",), "arrays = np.load(path); return arrays['x'], arrays['y']"),
+    "idx": (
+        ("ubyte", ".idx", "ubyte.gz", ".idx.gz"),
+        "return np.frombuffer(data, np.uint8, offset=16).reshape(-1, 28, 28)",
+    ),
+    "criteo": ((), "return edl.csv(path, names, '\\t', header=False)"),
+}
+
+
+def recipe(name: str) -> str:
+    """What to write instead of a reader that edl does not have."""
+    return f"edl has no reader {name}; write in data(split): {RECIPES[name][1]} (docs/data.md#more-formats)"
 
 
 def open_files(address: Addresses, format: str | None = None, **options: Any) -> Reader:
@@ -76,6 +89,8 @@ def open_files(address: Addresses, format: str | None = None, **options: Any) ->
         DataError: the format is unknown or lacks an option, or the files cannot be read.
     """
     chosen = FORMATS.get(format or "")
+    if format in RECIPES:
+        raise DataError(f"{_named(address)}: {recipe(format)}")
     if format is not None and chosen is None:
         raise DataError(f"{_named(address)}: unknown format {format!r} (expected {', '.join(FORMATS)})")
     chosen = chosen or format_of(address)
@@ -105,6 +120,9 @@ def format_of(address: Addresses) -> Format:
             "with format, or some of the files with a glob"
         )
     other = next(name for name, kind in found.items() if kind is None)
+    for name, (suffixes, _) in RECIPES.items():
+        if ends_with(other, suffixes):
+            raise DataError(f"{other}: {recipe(name)}")
     raise DataError(
         f"{_named(address)}: the name of {other} does not say its format; give format (expected "
         f"{', '.join(FORMATS)})"
