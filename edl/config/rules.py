@@ -20,7 +20,6 @@ from edl.config.types import number
 
 ADDRESSES = tuple(f"data.{split}" for split in ("train", "validation", "test", "predict"))
 RULES = Path(__file__).resolve().parents[1] / "chart" / "rules.yaml"
-SECRETS = frozenset({"token.value"})  # values that no message shows
 
 
 class Rule(NamedTuple):
@@ -34,15 +33,15 @@ class Rule(NamedTuple):
 @cache
 def rules() -> list[Rule]:
     """The rules of chart/rules.yaml."""
-    found = []
-    for rule in yaml.safe_load(RULES.read_text(encoding="utf-8")):
-        for each in rule.get("each", [""]):
-            keys, when = (
-                [part.replace("{}", each) for part in rule.get(name, rule["keys"])]
-                for name in ("keys", "when")
-            )
-            found.append(Rule(keys, when, rule["words"]))
-    return found
+    return [
+        Rule(_filled(rule["keys"], each), _filled(rule.get("when", rule["keys"]), each), rule["words"])
+        for rule in yaml.safe_load(RULES.read_text(encoding="utf-8"))
+        for each in rule.get("each", [""])
+    ]
+
+
+def _filled(parts: list[str], each: str) -> list[str]:
+    return [part.replace("{}", each) for part in parts]
 
 
 def _holds(condition: str, flat_values: Mapping[str, Any]) -> bool:
@@ -53,10 +52,9 @@ def _holds(condition: str, flat_values: Mapping[str, Any]) -> bool:
     match rest:
         case []:
             holds = bool(value)
-        case [">", other]:
-            holds = value > number(flat_values[other])
-        case [">=", other]:
-            holds = value >= number(flat_values[other])
+        case [">" | ">=" as op, other]:
+            least = number(flat_values[other])
+            holds = value > least or (op == ">=" and value == least)
         case ["same", other]:
             holds = value.rstrip("/") == flat_values[other].rstrip("/")
         case ["in", *texts]:
@@ -69,7 +67,7 @@ def _holds(condition: str, flat_values: Mapping[str, Any]) -> bool:
 
 
 def _in_words(key: str, value: Any) -> str:
-    return f"{key} is {'set' if key in SECRETS else shown(value)}"
+    return f"{key} is {'set' if key == 'token.value' else shown(value)}"
 
 
 def impossible(flat_values: Mapping[str, Any]) -> list[str]:
