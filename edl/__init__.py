@@ -19,15 +19,12 @@ if TYPE_CHECKING:
         Reader,
         arrayrecord,
         arrays,
-        criteo,
         csv,
         dataset,
         from_tf,
         hdf5,
-        idx,
         images,
         npy,
-        npz,
         open_files,
         parquet,
         recordio,
@@ -47,17 +44,14 @@ __all__ = [
     "Reader",
     "arrayrecord",
     "arrays",
-    "criteo",
     "csv",
     "dataset",
     "fit",
     "from_tf",
     "hdf5",
-    "idx",
     "images",
     "join",
     "npy",
-    "npz",
     "open_files",
     "parquet",
     "recordio",
@@ -83,6 +77,10 @@ def __getattr__(name: str) -> Any:
         from edl import integrations
 
         return integrations.load(integrations.FUNCTIONS[name], f"edl.{name}()")
+    if name in ("criteo", "idx", "npz"):
+        from edl.data.opening import recipe
+
+        raise AttributeError(recipe(name))
     if name not in __all__:
         raise AttributeError(f"module 'edl' has no attribute {name!r}")
     import edl.data

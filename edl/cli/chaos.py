@@ -161,8 +161,7 @@ class _Storm:
             victim = fault.choose(self._victims(before, fault, gone))
             name = _name(fault, victim)
             at = time.monotonic()
-            how = Kind.kill if fault.kind is Kind.server else fault.kind
-            _say(f"{len(self.hits) + 1}: {how} {name}")
+            _say(f"{len(self.hits) + 1}: {Kind.kill if fault.kind is Kind.server else fault.kind} {name}")
             # Unless the recovery is seen, because it takes too long, or the job ends or Ctrl-C comes before.
             self.hits.append(Hit(fault, name, None))
             if self._faults.inflict(fault, victim):

@@ -19,6 +19,9 @@ from edl.cli.storm import Fault, Kind
 from edl.contract import artifacts
 from edl.errors import EdlError
 
+# The signal of each action; None: SIGSTOP, and SIGCONT after some seconds.
+ACTIONS = {"kill": signal.SIGKILL, "term": signal.SIGTERM, "stop": signal.SIGSTOP, "pause": None}
+
 
 class ProcessFaults:
     """Inflicts faults on the processes that the master of a job has started.
@@ -55,27 +58,29 @@ class ProcessFaults:
                     f"{self._output}: process {process.pid} was not started by the job's master; expected a "
                     "job of `edl run`"
                 )
-            if fault.kind is Kind.stop:
-                _pause(process, fault.seconds)
-            else:
-                process.send_signal(signal.SIGTERM if fault.kind is Kind.term else signal.SIGKILL)
+            strike(process, {Kind.stop: "pause", Kind.term: "term"}.get(fault.kind, "kill"), fault.seconds)
             return True
         return False
 
 
-def _pause(process: psutil.Process, seconds: float) -> None:
-    """Stop a process for some seconds. It also goes on if this process is interrupted or killed.
+def strike(process: psutil.Process, action: str, seconds: float = 0.0) -> None:
+    """Do an action of ACTIONS to a process; `pause` lasts so many seconds.
+
+    A paused process also goes on if this process is interrupted or killed.
 
     Raises:
         ProcessLookupError, NoSuchProcess: the process has ended.
     """
+    if (number := ACTIONS[action]) is not None:
+        process.send_signal(number)
+        return
     handle = os.pidfd_open(process.pid)
     try:
         if not process.is_running():  # the number belongs to a new process
             raise psutil.NoSuchProcess(process.pid)
-        command = [sys.executable, "-I", str(Path(pause.__file__)), str(handle), str(seconds)]
+        words = [sys.executable, "-I", str(Path(pause.__file__)), str(handle), str(seconds)]
         with subprocess.Popen(
-            command, stdin=subprocess.PIPE, pass_fds=[handle], start_new_session=True
+            words, stdin=subprocess.PIPE, pass_fds=[handle], start_new_session=True
         ) as guard:
             guard.wait()
     finally:

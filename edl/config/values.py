@@ -24,6 +24,7 @@ import re
 import sys
 import typing
 from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -229,7 +230,13 @@ def defaults() -> Values:
     """
     if not DEFAULTS.is_file():
         raise ConfigError(f"{DEFAULTS} not found; edl reads the default values there, beside its own code")
-    return load_file(DEFAULTS)
+    return typing.cast(Values, json.loads(_text_of(DEFAULTS)))
+
+
+@cache
+def _text_of(path: Path) -> str:
+    """A values file as JSON, which is read in less than a hundredth of the time."""
+    return json.dumps(load_file(path))
 
 
 def load(

@@ -3,7 +3,7 @@
 
 summary.json   how the job ended and what elasticity cost
 events.jsonl   the journal: every event, every decision (events.1.jsonl ...: its earlier segments)
-model.keras    the trained model (model.weights.h5, model.weights.npz: when it cannot be saved whole)
+model.keras    the trained model (model.weights.npz: its variables, when it cannot be saved whole)
 model.onnx     an export for other programs (see export.formats); also the directory model.savedmodel
 exports.json   size and SHA-256 of each export, and whether it was loaded again
 checkpoints/   the newest checkpoints, unless checkpoint.dir is elsewhere
@@ -41,7 +41,7 @@ HISTORY, HISTORY_TABLE = "history.json", "history.csv"
 # In a .keras file: Keras' member about the file, and the names of the labels' classes by number in it. A
 # checkpoint's state has these names under the same key.
 METADATA, CLASSES = "metadata.json", "classes"
-WEIGHTS, VARIABLES = "model.weights.h5", "model.weights.npz"  # when the model cannot be saved whole
+VARIABLES = "model.weights.npz"  # when the model cannot be saved whole
 
 # Format of the journal's lines. 3: a chain of hashes (edl.journal.format); 4: steps, no leases; 5: segments,
 # no heartbeats; 8: digests of the members' states; 10: `rolled_back` and `callbacks_done`;
@@ -108,7 +108,7 @@ def journals(output: Path) -> list[Path]:
 def written(output: Path) -> list[Path]:
     """The existing files and directories that a job has written in its output directory."""
     names = {SUMMARY, LOGS, CONTACT, LOCK, SERVERS, EXPORTS, PREDICTIONS, HISTORY, HISTORY_TABLE, REPORT}
-    names |= {CHECKPOINTS, ".run", WEIGHTS, VARIABLES, *FORMATS.values()}
+    names |= {CHECKPOINTS, ".run", VARIABLES, *FORMATS.values()}
     return [*journals(output), *(path for path in output.iterdir() if path.name in names)]
 
 

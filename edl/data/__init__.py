@@ -15,21 +15,18 @@ formats, opening    the formats by name, and a reader for any address
 joined, index_file  the records of several files as one; indexes that are built once
 partitions          directories whose names or logs say more than their files
 place               the file and the number there of a record, for messages
-npz_file            files that are read into memory
 csv_file            text of columns (csv_text); large files have an index (csv_scan), many small ones are
                     parsed at once (csv_together)
 parquet_file        files that are read one row group at a time
 tfrecord_file, arrayrecord_file, recordio_file
                     files of serialized examples, which TensorFlow parses (examples)
 image_files         images, decoded by Pillow
-npy_file            arrays of NumPy and MNIST (record_array); features with labels (zipped)
+npy_file            arrays of NumPy (record_array); features with labels (zipped)
 text_file, hdf5_file  lines of text; datasets of HDF5
-criteo              the public click logs, as text (lines) or Parquet; one block is in memory
 """
 
 from edl.data.arrayrecord_file import arrayrecord
 from edl.data.base import RandomAccess, Reader
-from edl.data.criteo import criteo
 from edl.data.csv_file import csv
 from edl.data.dataset import dataset
 from edl.data.formats import open_files
@@ -37,8 +34,7 @@ from edl.data.from_tf import from_tf
 from edl.data.hdf5_file import hdf5
 from edl.data.image_files import images
 from edl.data.in_memory import arrays
-from edl.data.npy_file import idx, npy
-from edl.data.npz_file import npz
+from edl.data.npy_file import npy
 from edl.data.parquet_file import parquet
 from edl.data.recordio_file import recordio
 from edl.data.split import split
@@ -50,15 +46,12 @@ __all__ = [
     "Reader",
     "arrayrecord",
     "arrays",
-    "criteo",
     "csv",
     "dataset",
     "from_tf",
     "hdf5",
-    "idx",
     "images",
     "npy",
-    "npz",
     "open_files",
     "parquet",
     "recordio",

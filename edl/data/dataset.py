@@ -84,7 +84,7 @@ def _refuse(data: Any, source: str) -> None:
     if isinstance(data, str | bytes | os.PathLike):
         raise DataError(
             f"{source} is the path {os.fsdecode(data)!r}; expected a reader of that file, such as "
-            f"edl.csv(path), edl.parquet(path) or edl.npz(path) ({DOCS})"
+            f"edl.csv(path), edl.parquet(path) or edl.npy(path) ({DOCS})"
         )
     if is_a(data, "tensorflow", "DatasetV2"):
         raise DataError(

@@ -38,6 +38,20 @@ class Format:
 
 
 FORMATS: dict[str, Format] = {}  # by name
+# Formats that NumPy reads in a few lines: their endings, and what data(split) returns instead.
+RECIPES = {
+    "npz": ((".npz",), "arrays = np.load(path); return arrays['x'], arrays['y']"),
+    "idx": (
+        ("ubyte", ".idx", "ubyte.gz", ".idx.gz"),
+        "return np.frombuffer(data, np.uint8, offset=16).reshape(-1, 28, 28)",
+    ),
+    "criteo": ((), "return edl.csv(path, names, '\\t', header=False)"),
+}
+
+
+def recipe(name: str) -> str:
+    """What to write instead of a reader that edl does not have."""
+    return f"edl has no reader {name}; write in data(split): {RECIPES[name][1]} (docs/data.md#more-formats)"
 
 
 def open_files(address: Addresses, format: str | None = None, **options: Any) -> Reader:
@@ -52,6 +66,8 @@ def open_files(address: Addresses, format: str | None = None, **options: Any) ->
         DataError: the format is unknown or lacks an option, or the files cannot be read.
     """
     chosen = FORMATS.get(format or "")
+    if format in RECIPES:
+        raise DataError(f"{_named(address)}: {recipe(format)}")
     if format is not None and chosen is None:
         raise DataError(f"{_named(address)}: unknown format {format!r} (expected {', '.join(FORMATS)})")
     chosen = chosen or format_of(address)
@@ -81,6 +97,9 @@ def format_of(address: Addresses) -> Format:
             "with format, or some of the files with a glob"
         )
     other = next(name for name, kind in found.items() if kind is None)
+    for name, (suffixes, _) in RECIPES.items():
+        if ends_with(other, suffixes):
+            raise DataError(f"{other}: {recipe(name)}")
     raise DataError(
         f"{_named(address)}: the name of {other} does not say its format; give format (expected "
         f"{', '.join(FORMATS)})"

@@ -11,13 +11,12 @@ seen once or never. Each category has a weight and a vector of four numbers, whi
 of a click are a bias, plus the weights of its categories, plus the products of the vectors of each two of
 them (a factorization machine), plus a few numbers that depend on nothing.
 
-The records are those of `edl.criteo`, with fewer columns: a model that learns from one learns from the
-other.
+The records are those of `Criteo`, with fewer columns: a model that learns from one learns from the other.
 
     EDL_CLICKS_RECORDS  records to train on (default 20,000); a sixth of that many are held out
     EDL_CLICKS_IDS      categories of all fields together (default 5,000)
     EDL_CLICKS_SEED     of another log (default 1)
-    EDL_CRITEO          a file of Criteo's click logs, text or Parquet, instead: the real thing
+    EDL_CRITEO          a text file of Criteo's click logs instead: the real thing
     EDL_CRITEO_TEST     the file of the records that are held out; none are without it
     EDL_CLICKS_BUCKETS  ids are hashed into so many (default 262,144); 0: they stay as they are, 64 bits wide,
                         which needs `mode: hybrid`
@@ -32,13 +31,17 @@ from dataclasses import dataclass
 import numpy as np
 
 import edl
-from edl.data.criteo import FIELDS as CRITEO_FIELDS
-from edl.data.criteo import MISSING
-from edl.data.criteo import NUMBERS as CRITEO_NUMBERS
 from edl.errors import DataError
 
 VECTOR = 4  # numbers of a category
 NUMBERS = 4  # of a record, beside its categories
+CRITEO_NUMBERS, CRITEO_FIELDS = 13, 26
+COLUMNS = [
+    "label",
+    *(f"I{n + 1}" for n in range(CRITEO_NUMBERS)),
+    *(f"C{n + 1}" for n in range(CRITEO_FIELDS)),
+]
+MISSING = -1  # id of a missing category
 HELD_OUT = 1 << 40  # the first record of the held-out part: far behind any that is trained on
 BIAS, WEIGHT, PRODUCT, NUMBER = -1.6, 0.45, 0.07, 0.25  # how large each part of the log-odds is
 
@@ -96,7 +99,7 @@ class Clicks:
         )
 
     def read(self, start: int, stop: int) -> dict[str, np.ndarray]:
-        """The records [start, stop): as those of `edl.criteo`."""
+        """The records [start, stop): as those of `Criteo`."""
         return self.take(np.arange(start, stop))
 
     def take(self, indices: np.ndarray) -> dict[str, np.ndarray]:
@@ -157,6 +160,35 @@ class Clicks:
         return (self._bits(indices, draw) >> np.uint64(11)) * 2.0**-53
 
 
+class Criteo:
+    """A reader over a text file of Criteo's click logs: tab-separated, without a header.
+
+    A record has 13 counts and 26 categories, 32-bit hashes in hexadecimal digits; values may be missing.
+    """
+
+    def __init__(self, path: str):
+        texts = [name for name in COLUMNS if name[0] == "C"]
+        fill = {name: "" if name in texts else 0 for name in COLUMNS[1:]}
+        self._file = edl.csv(path, COLUMNS, "\t", dict.fromkeys(texts, str), fill, header=False)
+
+    def __len__(self) -> int:
+        return len(self._file)
+
+    def read(self, start: int, stop: int) -> dict[str, np.ndarray]:
+        """The records [start, stop), as those of `Clicks`; counts are log(1 + x), as is usual."""
+        columns = self._file.read(start, stop)
+        numbers = np.stack([columns[name] for name in COLUMNS[1 : 1 + CRITEO_NUMBERS]], -1)
+        ids = [
+            [field << 32 | int(text, 16) if text else MISSING for text in columns[name]]
+            for field, name in enumerate(COLUMNS[1 + CRITEO_NUMBERS :])
+        ]
+        return {
+            "clicked": columns["label"].astype(np.float32),
+            "numbers": np.log1p(np.maximum(numbers, 0)).astype(np.float32),
+            "ids": np.array(ids, np.int64).T,
+        }
+
+
 def data(split: str) -> edl.Reader | None:
     """What the models of the zoo learn from: `data(split)` of each of them."""
     if split not in ("train", "test"):
@@ -164,7 +196,7 @@ def data(split: str) -> edl.Reader | None:
     if path := os.environ.get("EDL_CRITEO"):
         held_out = os.environ.get("EDL_CRITEO_TEST")
         file = path if split == "train" else held_out
-        return edl.criteo(file) if file else None
+        return Criteo(file) if file else None
     records, ids, seed = _number("RECORDS", 20_000), _number("IDS", 5_000), _number("SEED", 1)
     if split == "test":
         return Clicks(records // 6, ids, seed, HELD_OUT)

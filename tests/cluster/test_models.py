@@ -67,7 +67,7 @@ def shared(tmp_path: Path) -> Path:
             folder.chmod(0o755)
     (tmp_path / "my_model.py").write_text(MODEL.format(size=BESIDE, data=IN_MEMORY))
     (tmp_path / "sizes.py").write_text(f"size = {RECORDS}\n")
-    code = f"import numpy; x = numpy.ones(({RECORDS}, 4), 'f'); numpy.savez('train.npz', x=x, y=x[:, 0])"
+    code = f"from numpy import *; x = ones(({RECORDS}, 4), 'f'); save('x.npy', x); save('y.npy', x[:, 0])"
     subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True)
     return tmp_path
 
@@ -87,8 +87,7 @@ def test_from_a_claim_with_its_data_from_another(
     release.namespace.restrict()
     claim("my-models", shared)
     claim("my-data", shared)
-    feed = "\ndef feed(records):\n    return records['x'], records['y']\n"
-    text = MODEL.format(size=BESIDE, data='edl.npz("/data/train.npz")') + feed
+    text = MODEL.format(size=BESIDE, data='edl.npy("/data/x.npy", "/data/y.npy")')
     (shared / "my_model.py").write_text(text)
     release.install(
         workers=2,  # one on each node

@@ -3,9 +3,9 @@
 
 Promise: no failure here loses the model. The trained variables are written before any of the user's code runs
 (callbacks, get_config(), the evaluation), and are deleted once the whole model is saved. The model is saved
-before it is evaluated. If it cannot be saved in the output directory, it is saved elsewhere. If it cannot be
-saved whole at all, its weights are saved. A report to the master names the failure, and the files that were
-saved.
+before it is evaluated. If the output directory is full, another one takes the model, and saving it in the
+output directory is tried once more. If it cannot be saved whole at all, the file with the variables stays. A
+report to the master names the failure, and the files that were saved.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from edl.errors import EdlError, UserCodeError
 from edl.trainer.agreement.metric_values import Value, as_numbers
 from edl.trainer.evaluation.local_evaluation import evaluate
 from edl.trainer.export import formats, samples, saved_file
-from edl.trainer.export.model_saving import Kept, keep, may_pass, secure, temporary
+from edl.trainer.export.model_saving import Kept, keep, may_pass, secure
 from edl.trainer.export.saved_file import FAILURES
 from edl.trainer.export.verification import Found, Verification
 from edl.trainer.model.user_model import UserModel
@@ -54,7 +54,7 @@ class Exporter:
         output: where to save the model; None to save it nowhere.
         job_output: the job's output directory, which contains `output`; None for `output` itself.
         salvage: where to save the model if `output` fails; None for a temporary directory.
-        room_seconds: how long to wait for room in `output` when it is full.
+        room_seconds: how long to wait for room in a full `output` before the second attempt.
         step_seconds: the time limit of the user's code while it saves or exports a model without variables.
         further: the formats, beside Keras' own, in which the model is also written.
         verification: the process that loads the written model again; None to skip this check.
@@ -107,13 +107,10 @@ class Exporter:
                     worth = None
             kept = self._keep()
             self._report_saved(kept, [*failed, *_trouble(kept)])
-            # A file that may still be moved is exported when it is where it stays.
-            exports = self._export(kept, failed) if kept.trouble is None else None
-            metrics = dict(worth) if worth is not None else self._evaluate(failed)
-            kept = self._await_room(kept)
+            kept = self._retry(kept)
             failed += _trouble(kept)
-            if exports is None:
-                exports = self._export(kept, failed)
+            exports = self._export(kept, failed)
+            metrics = dict(worth) if worth is not None else self._evaluate(failed)
             found = self._verified(exports, failed)
             self._report_finished(kept, exports, found, metrics, failed)
             kept.drop_spare()
@@ -219,10 +216,11 @@ class Exporter:
             self.session.say_saved(pb.Saved(variables=self._shown(safe)))
         return safe
 
-    def _keep(self) -> Kept:
+    def _keep(self, safe: Path | None = None) -> Kept:
+        """Save the model; `safe` is a file that has it, or its variables, and is superfluous then."""
         if not self.output:
             return Kept(None)
-        safe = self._secure()
+        safe = safe or self._secure()
         with self._limited("saving the trained model (get_config(), save_own_variables(), ...)", self._hung):
             classes = self.module.labels.classes or ()
             return keep(self.model, self._directories, self.session.worker, safe, classes)
@@ -241,32 +239,26 @@ class Exporter:
     def _directories(self) -> list[Path]:
         return [directory for directory in (self.output, self.salvage) if directory is not None]
 
-    def _await_room(self, kept: Kept) -> Kept:
-        """Save the model in `output` once there is room, if a full disk prevented it.
+    def _retry(self, kept: Kept) -> Kept:
+        """Save the model once more if the output directory was full, as soon as it has room.
 
-        If the model is saved elsewhere, wait for a limited time. If it is saved nowhere, wait without limit.
+        After `room_seconds` without room, the model stays where it is.
         """
+        if self.output is None or not may_pass(kept.trouble):
+            return kept
         deadline = time.monotonic() + self.room_seconds
-        while may_pass(kept.trouble) and not self._must_end:
-            elsewhere = kept.path
-            if elsewhere is not None and time.monotonic() >= deadline:
-                break
+        while not self._has_room(kept.path):
+            if self._must_end or time.monotonic() >= deadline:
+                return kept
             time.sleep(LOOK_SECONDS)  # no event reports free disk space
-            if elsewhere is None:
-                kept = self._keep()
-            elif self._has_room(elsewhere):
-                kept = self._keep()
-                if kept.trouble is None:
-                    with contextlib.suppress(OSError):  # others may lie there
-                        elsewhere.unlink()
-                        temporary().rmdir()
-        return kept
+        again = self._keep(kept.path)
+        return kept if again.trouble is not None else again
 
-    def _has_room(self, file: Path) -> bool:
+    def _has_room(self, file: Path | None) -> bool:
         """Whether the output directory has room for a copy of the file."""
         assert self.output is not None
         try:
-            return shutil.disk_usage(self.output).free > file.stat().st_size
+            return shutil.disk_usage(self.output).free > (file.stat().st_size if file is not None else 0)
         except OSError:
             return False
 

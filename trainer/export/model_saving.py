@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Saving a trained model in the first form and the first directory that work.
+"""Saving a trained model: first its variables, then the whole model in the first directory that takes it.
 
-Promise: the trained variables are written before any of the user's code runs. A model that cannot be saved in
-the output directory is saved elsewhere, and of one that cannot be saved whole at all, its weights are.
+Promise: the trained variables are written before any of the user's code runs. If the whole model can be saved
+nowhere, this file stays.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -24,23 +24,11 @@ from edl.trainer.export import formats, saved_file
 from edl.trainer.export.saved_file import FAILURES
 
 
-def _save_weights(model: keras.Model, path: Path) -> None:
-    saved_file.mark_built(model)
-    model.save_weights(path)
-
-
 def _save_variables(model: keras.Model, path: Path) -> None:
-    """Save each variable by its path, without Keras: the last resort."""
+    """Save each variable by its path, without Keras."""
     paths = [f"{number}:{v.path}" for number, v in enumerate(model.variables)]
     arrays = {p: np.asarray(v) for p, v in zip(paths, model.variables, strict=True)}
     np.savez(path, **arrays)  # type: ignore[arg-type]
-
-
-# How a model can be written beside its variables, the best way first. Both run the user's code.
-FORMS: tuple[tuple[str, Callable[[keras.Model, Path], None]], ...] = (
-    (artifacts.MODEL, saved_file.save),
-    (artifacts.WEIGHTS, _save_weights),
-)
 
 
 @dataclass(frozen=True)
@@ -87,7 +75,7 @@ def keep(
     safe: Path | None = None,
     classes: Sequence[str] = (),
 ) -> Kept:
-    """Save the model in the first form and the first directory that work: whole anywhere before its weights.
+    """Save the whole model in the first directory that takes it; else keep the file with its variables.
 
     Args:
         directories: in order of preference; the last resort is a temporary one.
@@ -96,23 +84,12 @@ def keep(
         classes: the names of the labels' classes by number, which a whole model has, too.
     """
     trouble: BaseException | None = None
-    for name, save in FORMS:
-        for directory in _places(directories):
-            path, write = directory / name, partial(save, model)
-            if save is saved_file.save:
-                write = partial(saved_file.save, model, classes=classes)
-            try:
-                return Kept(formats.put(path, write, worker), trouble, safe)
-            except FAILURES as error:
-                trouble = trouble or disk_error(error) or error
-                if not (may_pass(disk_error(error)) and safe and safe.parent == directory):
-                    continue
-                # The disk has no room for both files. The model's get_config() has already returned.
-                safe.unlink(missing_ok=True)
-                try:
-                    return Kept(formats.put(path, write, worker))
-                except FAILURES:
-                    safe = secure(model, directories, worker)
+    write = partial(saved_file.save, model, classes=classes)
+    for directory in _places(directories):
+        try:
+            return Kept(formats.put(directory / artifacts.MODEL, write, worker), trouble, safe)
+        except FAILURES as error:
+            trouble = trouble or disk_error(error) or error
     return Kept(safe, trouble)
 
 

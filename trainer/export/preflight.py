@@ -101,8 +101,7 @@ def _unwritten(name: str, error: BaseException, warn: Callable[[str], None]) -> 
     elif name == "keras":
         warn(
             f"the model cannot be saved whole: {format_error(error)}; only its weights will be kept "
-            f"({artifacts.WEIGHTS}, or {artifacts.VARIABLES} where Keras cannot write that), and the job "
-            "will not count as succeeded"
+            f"({artifacts.VARIABLES}), and the job will not count as succeeded"
         )
     else:
         raise UserCodeError(

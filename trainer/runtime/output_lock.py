@@ -26,7 +26,6 @@ OWNER = ".results-of"  # holds the id of the run whose results are in the direct
 PER_RUN = "EDL_RESULTS_PER_RUN"  # in the environment of a release's workers
 RESULTS = (
     *artifacts.FORMATS.values(),
-    artifacts.WEIGHTS,
     artifacts.VARIABLES,
     artifacts.EXPORTS,
     artifacts.HISTORY,

@@ -170,7 +170,7 @@ IMPOSSIBLE = [
     ("checkpoint: {hostPath: /b, dir: c}", 'checkpoint.hostPath is "/b" and checkpoint.dir is "c"'),
     ("output: {size: 1Gi, existingClaim: a}", 'output.size is "1Gi" and output.existingClaim is "a"'),
     ("output: {size: 1Gi, hostPath: /b}", 'output.size is "1Gi" and output.hostPath is "/b"'),
-    ("token: {existingSecret: mine, value: abc}", 'token.existingSecret is "mine" and token.value is'),
+    ("token: {existingSecret: mine, value: abc}", 'token.existingSecret is "mine" and token.value is set'),
     (
         "metrics: {serviceMonitor: {enabled: true}, podMonitor: {enabled: true}}",
         "metrics.serviceMonitor.enabled is true and metrics.podMonitor.enabled is true",

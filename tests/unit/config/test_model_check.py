@@ -21,7 +21,7 @@ def model():
     return model
 
 def data(split):
-    return edl.npz(f"{split}.npz")
+    return edl.csv(f"{split}.csv")
 """
 MODEL, DATA = "def model():\n    return 1\n", "def data(split):\n    return 1\n"
 

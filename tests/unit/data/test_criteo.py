@@ -9,9 +9,8 @@ from sklearn.metrics import roc_auc_score
 
 import edl
 from edl.data.base import RandomAccess
-from edl.data.criteo import MISSING
 from edl.zoo.datasets import clicks
-from edl.zoo.datasets.clicks import FIELDS, Clicks
+from edl.zoo.datasets.clicks import FIELDS, MISSING, Clicks
 
 
 @pytest.fixture(autouse=True)
@@ -114,13 +113,20 @@ def test_a_missing_category_is_one_of_its_own_in_each_field(monkeypatch: pytest.
 
 
 def test_a_log_of_criteo_takes_its_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    line = "\t".join(["1", *["3"] * 13, *["68fd1e64"] * 25, ""]) + "\n"
+    line = "\t".join(["1", "", "-2", *["3"] * 11, *["68fd1e64"] * 25, ""]) + "\n"
     (tmp_path / "train.txt").write_text(line * 3)
     monkeypatch.setenv("EDL_CRITEO", str(tmp_path / "train.txt"))
     assert clicks.widths() == (13, 26)
     train = clicks.data("train")
     assert train is not None
     assert len(train) == 3
+    record = train.read(1, 2)
+    assert (record["clicked"].tolist(), record["ids"][0, :2].tolist()) == (
+        [1],
+        [0x68FD1E64, 1 << 32 | 0x68FD1E64],
+    )
+    assert record["ids"][0, -1] == MISSING
+    assert record["numbers"][0, :3] == pytest.approx([0, 0, np.log1p(3)])
     assert clicks.data("test") is None
     assert clicks.hashed(train.read(0, 3)["ids"]).min() >= 0
 

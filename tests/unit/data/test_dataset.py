@@ -109,19 +109,15 @@ def test_files_give_labels_where_a_column_is_named(tmp_path: Path) -> None:
     )
     frame.to_csv(tmp_path / "f.csv", index=False)
     frame.to_parquet(tmp_path / "f.parquet")
-    np.savez(tmp_path / "f.npz", **{name: frame[name].to_numpy() for name in ("a", "b", "y")})
     expected = (frame[["a", "b"]].to_numpy()[1:], np.array([1, 0]))
     for reader in (
         edl.csv(tmp_path / "f.csv", features=["a", "b"], label="y"),
         edl.parquet(tmp_path / "f.parquet", features=["a", "b"], label="y"),
-        edl.npz(tmp_path / "f.npz", label="y"),
     ):
         same(reader.read(1, 3), expected)
     for read, name in ((edl.csv, "f.csv"), (edl.parquet, "f.parquet")):
         with pytest.raises(DataError, match=rf"{name}: column 'z' is missing; there are a, b, y, note"):
             read(tmp_path / name, label="z", features=["a"])
-    with pytest.raises(DataError, match=r"f.npz: no array 'z'; it has a, b, y"):
-        edl.npz(tmp_path / "f.npz", label="z", features=["a"])
 
 
 class Items:

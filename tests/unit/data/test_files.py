@@ -31,14 +31,9 @@ def write_parquet(path: Path, x: np.ndarray) -> None:
     pa_parquet.write_table(pyarrow.table({"x": x, "y": x / 2}), path, row_group_size=2)
 
 
-def write_npz(path: Path, x: np.ndarray) -> None:
-    np.savez(path, x=x, y=x / 2)
-
-
 WRITERS: dict[str, Callable[[Path, np.ndarray], None]] = {
     "csv": write_csv,
     "parquet": write_parquet,
-    "npz": write_npz,
 }
 
 

@@ -27,23 +27,6 @@ def test_arrays_of_different_length_are_refused() -> None:
         edl.arrays()
 
 
-def test_npz_gives_its_arrays_by_name(tmp_path: Path) -> None:
-    np.savez(tmp_path / "d.npz", x=np.arange(4), y=np.ones(4), note=np.zeros(1))
-    assert edl.npz(tmp_path / "d.npz", ["x", "y"]).read(1, 3)["x"].tolist() == [1, 2]
-    with pytest.raises(DataError, match=r"d\.npz: no array 'z'; it has note, x, y"):
-        edl.npz(tmp_path / "d.npz", ["z"])
-    with pytest.raises(DataError, match=r"d\.npz: the columns differ in length"):
-        edl.npz(tmp_path / "d.npz")
-
-
-def test_an_npz_that_would_run_code_or_is_none_is_refused(tmp_path: Path) -> None:
-    np.savez(tmp_path / "o.npz", x=np.array([object()]))
-    (tmp_path / "t.npz").write_text("no zip")
-    for name in ("o.npz", "t.npz", "nowhere.npz"):
-        with pytest.raises(DataError, match=f"{name}: cannot be read"):
-            edl.npz(tmp_path / name)
-
-
 def test_csv_gives_its_columns_by_name(tmp_path: Path) -> None:
     (tmp_path / "d.csv").write_text("a,b,c\n1,2.5,x\n3,4.5,y\n")
     reader = edl.csv(tmp_path / "d.csv", ["a", "c"])

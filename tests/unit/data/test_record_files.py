@@ -103,7 +103,6 @@ KINDS: dict[str, tuple[Callable[[Path, int, int], None], Callable[[Any], Any], A
     "array_record": (write_arrayrecord, lambda at: edl.arrayrecord(at, {"y": "int64"}), {"y": Y}),
     "recordio": (write_recordio, lambda at: edl.recordio(at, SPEC, label="y"), ({"x": X, "raw": BYTES}, Y)),
     "npy": (write_npy, lambda at: edl.npy(at, at), (X, X)),
-    "idx": (write_idx, edl.idx, BYTES),
     "txt": (write_text, edl.text, np.array(TEXT, object)),
     "h5": (write_hdf5, lambda at: edl.hdf5(at, features="group/x", label="t"), (X, np.array(TEXT, object))),
     "hdf5": (write_chunked, edl.hdf5, {"group/x": X, "t": np.array(TEXT, object), "y": Y}),
@@ -299,27 +298,6 @@ def test_a_tfrecord_of_100_gigabytes_is_not_loaded(tmp_path: Path) -> None:
 
 
 # --- arrays
-
-
-def test_mnist_as_it_is_published(tmp_path: Path) -> None:
-    labels = tmp_path / "t10k-labels-idx1-ubyte.gz"
-    labels.write_bytes(gzip.compress(struct.pack(">4BI", 0, 0, 8, 1, 10) + bytes(range(10))))
-    write_idx(tmp_path / "t10k-images-idx3-ubyte", 0, 10)
-    reader: Any = edl.idx(tmp_path / "t10k-images-idx3-ubyte", labels)
-    x, y = reader.take(np.array([9, 2]))
-    assert (x.tolist(), y.tolist()) == (BYTES[[9, 2]].tolist(), [9, 2])
-    write_idx(tmp_path / "t10k-images-idx3-ubyte", 0, 9)
-    with pytest.raises(DataError, match="there are 9 records of features and 10 of labels"):
-        edl.idx(tmp_path / "t10k-images-idx3-ubyte", labels)
-    labels.write_bytes(labels.read_bytes()[:20])
-    with pytest.raises(DataError, match=r"labels-idx1-ubyte\.gz: cannot be unpacked"):
-        edl.idx(labels)
-
-
-def test_values_of_a_large_idx_keep_their_order_of_bytes(tmp_path: Path) -> None:
-    (tmp_path / "f.idx").write_bytes(struct.pack(">4BI3i", 0, 0, 12, 1, 3, 1, -2, 70000))
-    found = edl.idx(tmp_path / "f.idx").read(0, 3)
-    assert (found.dtype, found.tolist()) == (np.int32, [1, -2, 70000])
 
 
 @pytest.mark.parametrize(

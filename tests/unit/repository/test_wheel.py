@@ -63,7 +63,7 @@ def test_the_wheel_has_every_module_and_claims_no_name_but_edl(wheel: dict[str, 
 
 
 def test_the_wheel_has_the_default_values_and_its_types(wheel: dict[str, str]) -> None:
-    assert wheel["edl/chart/values.yaml"] == (ROOT / "chart" / "values.yaml").read_text()
+    assert all(wheel[f"edl/{n}"] == (ROOT / n).read_text() for n in ("chart/values.yaml", "chart/rules.yaml"))
     assert wheel["edl/py.typed"] == ""
     assert not [name for name in wheel if name.startswith("edl/chart/templates")]
 
