@@ -42,6 +42,7 @@ from edl.trainer.session.telemetry import Telemetry
 from edl.trainer.startup import Begun, begin, ring_of
 from edl.trainer.state import State
 from edl.trainer.step.loop_learner import LoopLearner
+from edl.trainer.step.loop_stop import LoopStop
 from edl.trainer.worker import Worker
 
 
@@ -143,6 +144,7 @@ class Served:
             report,
             restore,
             export,
+            callbacks=LoopStop(lambda: job.asks_stop or learner.is_stopped),
             history=history,
             more=[_Comparison(learner)],
         )
