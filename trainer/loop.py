@@ -26,14 +26,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
-import tensorflow as tf
-
 from edl import config as config_module
 from edl import scratch
 from edl.config import Config, values
 from edl.contract import artifacts
 from edl.data import dataset
 from edl.errors import DataError, ModelError
+from edl.trainer.model import tensors
 from edl.trainer.model.data import Batches, Wait, patiently
 from edl.trainer.model.loop_state import Functions, LoopState
 from edl.trainer.model.records import Records
@@ -46,7 +45,6 @@ from edl.trainer.session.orders import FormRing
 from edl.trainer.session.state import Session
 from edl.trainer.session.telemetry import Telemetry
 from edl.trainer.state import State
-from edl.trainer.step.fused_updates import fuse
 from edl.trainer.step.loop_learner import Gradients, LoopLearner
 from edl.trainer.step.loop_trial import LoopTrial
 from edl.trainer.step.turns import LoopLeft, Turn, Turns
@@ -151,8 +149,11 @@ class Job:
             raise type(error)(f"{self._where}: {error}") from None
         if not len(reader):
             raise DataError(f"{self._where}: edl.join(data=...) has no records")
-        for found, _ in self._state.sources:
-            fuse(found)  # an optimizer of Keras
+        if backend_of_keras() == "tensorflow":
+            from edl.trainer.step.fused_updates import fuse
+
+            for found, _ in self._state.sources:
+                fuse(found)  # an optimizer of Keras
         self._records = Records(
             reader,
             lambda records: (records, None),
@@ -344,7 +345,7 @@ class Step:
         if self.is_given:
             raise ModelError(f"{caller()}: step.mean() was called a second time for step {self.number + 1}")
         self.is_given = True
-        if tf.inside_function():
+        if any(map(tensors.is_symbolic, tensors.flatten(gradients))):
             raise ModelError(f"{caller()}: step.mean() was called within a tf.function; call it outside")
         try:
             give = self._give or (lambda *given: self._job.give(self._turn, *given))
@@ -397,6 +398,12 @@ def _beside(output: Path) -> Iterator[Path]:
             if target.is_dir():
                 shutil.rmtree(target)
             path.replace(target)
+
+
+def backend_of_keras() -> str:
+    """The backend of Keras, if it is imported; else empty."""
+    keras = sys.modules.get("keras")
+    return keras.config.backend() if keras is not None else ""
 
 
 def caller() -> str:

@@ -6,12 +6,13 @@ Keras 2) or numpy (an array, and one behind functions, as a loop of JAX or PyTor
 """
 
 import os
+import sys
 import zipfile
 from pathlib import Path
 
-import counting_faulty
 import h5py
 import numpy as np
+import orders
 
 import edl
 
@@ -41,7 +42,7 @@ else:
 
 for step in job.steps():
     (mine,) = step.records
-    counting_faulty.feed(step.records)  # waits, and obeys orders
+    orders.obey()  # waits, and obeys orders
     gradient = np.zeros(RECORDS, np.float32)
     gradient[mine] = 1.0 / len(mine)
     mean = step.mean([tf.constant(gradient) if "tf" in globals() else gradient, None], loss=1.0)
@@ -69,3 +70,5 @@ def save(directory: Path) -> None:
 
 
 job.save(save)
+if LIBRARY == "numpy":
+    assert not {"tensorflow", "keras", "torch", "jax"} & set(sys.modules), "no library that is not used"

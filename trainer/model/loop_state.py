@@ -8,19 +8,18 @@ arrays, and one that replaces them.
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-import keras
 import numpy as np
-import tensorflow as tf
 import xxhash
 
+from edl.data import nest
 from edl.errors import ModelError
-from edl.trainer.model import snapshot
-from edl.trainer.model.captured import plain
+from edl.trainer.model import tensors
 from edl.trainer.model.variable_spec import VariableSpec
 
 WORDS, WORD = 2, 4096  # of a variable's digest: the sums of up to 4096 ranks are exact in float32
@@ -73,18 +72,22 @@ class Group(Protocol):
 class Tensors:
     """Variables of TensorFlow and Keras."""
 
-    def __init__(self, names: list[str], variables: list[tf.Variable]):
+    def __init__(self, names: list[str], variables: list[Any]):
         self.names, self._variables = names, variables
 
     def arrays(self) -> list[np.ndarray]:
         """The present values."""
-        return [snapshot.array(v.read_value()) for v in self._variables]
+        return [tensors.array(v.read_value()) for v in self._variables]
 
     def prepared(self, parts: list[np.ndarray]) -> Any:
+        from edl.trainer.model import snapshot
+
         return snapshot.prepared(self._variables, parts)
 
     def put(self, values: Any) -> None:
         """Set the values that `prepared` has returned."""
+        from edl.trainer.model import snapshot
+
         snapshot.take_over(self._variables, values)
 
 
@@ -111,8 +114,8 @@ class Behind:
     def __init__(self, name: str, functions: Functions):
         self._name, self._functions = name, functions
         self._like = functions.get()
-        leaves = keras.tree.flatten_with_path(self._like)
-        self.names = [name + "".join(f"[{key!r}]" for key in path) for path, _ in leaves]
+        leaves = list(nest.leaves(self._like))
+        self.names = [name + path for path, _ in leaves]
         self._shapes = [_known(n, np.asarray(leaf)) for n, (_, leaf) in zip(self.names, leaves, strict=True)]
 
     def arrays(self) -> list[np.ndarray]:
@@ -121,14 +124,14 @@ class Behind:
         Raises:
             ModelError: shapes or types have changed.
         """
-        leaves = [np.array(leaf, order="C") for leaf in keras.tree.flatten(self._functions.get())]
+        leaves = [np.array(leaf, order="C") for leaf in nest.flatten(self._functions.get())]
         found = [(leaf.shape, leaf.dtype) for leaf in leaves]
         if found != (expected := [(a.shape, a.dtype) for a in self._shapes]):
             raise ModelError(f"{self._name}: get() returns arrays of {found}; it returned {expected} before")
         return leaves
 
     def prepared(self, parts: list[np.ndarray]) -> Any:
-        return keras.tree.pack_sequence_as(self._like, _viewed(parts, self._shapes))
+        return nest.pack(self._like, _viewed(parts, self._shapes))
 
     def put(self, values: Any) -> None:
         self._functions.set(values)
@@ -146,9 +149,9 @@ class LoopState:
 
     def __init__(self, state: Any):
         self.sources: list[tuple[Any, int]] = []  # objects with variables, and how many they had
-        tensors: dict[int, tuple[str, tf.Variable]] = {}
+        variables: dict[int, tuple[str, Any]] = {}
         arrays: dict[int, tuple[str, np.ndarray]] = {}
-        self.seeds: list[tf.Variable] = []  # of Keras' random layers, which each step sets anew
+        self.seeds: list[Any] = []  # of Keras' random layers, which each step sets anew
         behind: list[Behind] = []
         for name, item in self._flat("state", state):
             if isinstance(item, Functions):
@@ -159,9 +162,9 @@ class LoopState:
                 self.seeds.append(plain(item))
             else:
                 path = str(getattr(item, "path", item.name)).partition(":")[0]
-                tensors.setdefault(id(plain(item)), (path, plain(item)))
+                variables.setdefault(id(plain(item)), (path, plain(item)))
         self._groups: list[Group] = [
-            Tensors(*map(list, zip(*tensors.values(), strict=True))) if tensors else Tensors([], []),
+            *([Tensors(*map(list, zip(*variables.values(), strict=True)))] if variables else []),
             Arrays([n for n, _ in arrays.values()], [a for _, a in arrays.values()]),
             *behind,
         ]
@@ -219,6 +222,11 @@ class LoopState:
         for group, value in zip(self._groups, values, strict=True):
             group.put(value)
 
+    def set_seeds(self, words: np.ndarray) -> None:
+        """Set the states of Keras' seed generators, uint32 [2]."""
+        for v in self.seeds:
+            v.assign(np.broadcast_to(words, v.shape).astype(v.dtype.as_numpy_dtype))
+
     def digests(self) -> np.ndarray:
         """A digest of each variable as small integers, float32 [variables, WORDS]."""
         words = [xxhash.xxh3_64_intdigest(part.data) for part in self.parts()]
@@ -232,7 +240,7 @@ class LoopState:
         return ""
 
     def _flat(self, name: str, item: Any) -> Iterator[tuple[str, Any]]:
-        if isinstance(item, Functions | np.ndarray | tf.Variable | keras.Variable):
+        if isinstance(item, Functions | np.ndarray) or _is_variable(item):
             yield name, item
         elif isinstance(item, Mapping):
             for key, inner in item.items():
@@ -259,6 +267,16 @@ def is_seed(v: Any) -> bool:
     """Whether it is the state of a Keras seed generator."""
     name = str(getattr(v, "path", v.name)).partition(":")[0]
     return name.rpartition("/")[2] == "seed_generator_state"
+
+
+def plain(v: Any) -> Any:
+    """Return TensorFlow's variable behind one of Keras; a variable of TensorFlow is returned unchanged."""
+    return v._value if hasattr(v, "_value") else v
+
+
+def _is_variable(item: Any) -> bool:
+    modules = (sys.modules.get(name) for name in ("tensorflow", "keras"))
+    return isinstance(item, tuple(module.Variable for module in modules if module is not None))
 
 
 def _known(name: str, array: np.ndarray, writable: bool = False) -> np.ndarray:
