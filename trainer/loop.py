@@ -183,7 +183,7 @@ class Job:
         self._sample = self._records.these(self._records.first(min(SAMPLE, config.training.batch_size)))
         self._turns = Turns()
         self._learner = LoopLearner(
-            self._state, _summed(host.ring), self._turns, self._sample, config.training.seed
+            self._state, host.ring.reduce, self._turns, self._sample, config.training.seed
         )
         self._thread = threading.Thread(target=self._train, name="training", daemon=True)
         self._error: BaseException | None = None  # with which that thread has ended
@@ -482,16 +482,3 @@ def caller() -> str:
     while frame.f_back is not None and Path(frame.f_code.co_filename).is_relative_to(OURS):
         frame = frame.f_back
     return f"{Path(frame.f_code.co_filename).name}, line {frame.f_lineno}"
-
-
-def _summed(ring: Ring) -> Callable[[Vector], Vector]:
-    """The ring's all-reduce of an array."""
-
-    def reduce(vector: Vector) -> Vector:
-        if isinstance(ring, LocalRing):
-            return ring.reduce(vector)
-        from edl.trainer.model import snapshot
-
-        return np.array(ring.reduce(snapshot.filled([len(vector)], lambda to: np.copyto(to, vector))))
-
-    return reduce

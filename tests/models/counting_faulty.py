@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The counting model, with workers that idle, and one that misbehaves, on order (obeying.py)."""
+"""The counting model, with workers that idle, and one that misbehaves, on order (orders.py)."""
 
 import numpy as np
-from obeying import Ordered, ordered  # a worker finds what lies beside the model's file
+import orders
 
 from edl.zoo.counting import data, model
 from edl.zoo.counting import feed as plain_feed
@@ -11,6 +11,5 @@ __all__ = ["data", "feed", "model"]
 
 
 def feed(records: tuple[np.ndarray, ...]) -> tuple[np.ndarray, np.ndarray]:
-    if ordered() == "raise":
-        raise Ordered("the storm said so")
+    orders.obey()
     return plain_feed(records)

@@ -7,13 +7,14 @@ the counts, whose weights must be those of the same loop alone.
 """
 
 import os
+import sys
 import zipfile
 from pathlib import Path
 from typing import Any
 
 import h5py
 import numpy as np
-from obeying import obey
+import orders
 
 import edl
 
@@ -53,7 +54,7 @@ def with_tensorflow() -> tuple[Any, ...]:
         optimizer.build([count])
         job = edl.join(state=[*model.weights, *optimizer.variables], **how)
     for step in job.steps():
-        obey()
+        orders.obey()
         mean = step.mean([tf.constant(gradient(step.records[0])), None], loss=1.0)
         if mean is None:
             continue
@@ -69,7 +70,7 @@ def with_numpy() -> tuple[Any, ...]:
     count, held = np.zeros(RECORDS, np.float32), {"steps": np.zeros((), np.int64)}
     job = edl.join(state=[count, edl.state(lambda: held, held.update)], **how)
     for step in job.steps():
-        obey()
+        orders.obey()
         if (mean := step.mean([gradient(step.records[0]), None], loss=1.0)) is None:
             continue
         count += applied(mean[0])
@@ -89,7 +90,7 @@ def with_torch() -> tuple[Any, ...]:
     state = {"counter": counter, "network": network, "norm": norm, "optimizers": [counts, adam]}
     job = edl.join(state={**state, "schedule": schedule}, **how)
     for step in job.steps():
-        obey()
+        orders.obey()
         mine = torch.as_tensor(step.records[0]).long()
         x = mine[:, None] / RECORDS
         adam.zero_grad()
@@ -128,7 +129,7 @@ def with_jax() -> tuple[Any, ...]:
         return jax.value_and_grad(loss)(params)
 
     for step in job.steps():
-        obey()
+        orders.obey()
         mine, real = step.records[0], np.ones(job.batch_size, np.float32)
         real[len(mine) :] = 0.0
         padded = np.resize(mine, job.batch_size)  # one shape for all ring sizes: compiled once
@@ -158,3 +159,6 @@ def save(directory: Path) -> None:
 
 
 job.save(save)
+if LIBRARY in RUN:
+    others = {"tensorflow", "keras", "torch", "jax"} - {LIBRARY}
+    assert not others & set(sys.modules), "no library that is not used"

@@ -54,20 +54,22 @@ async def test_killed_workers_of_a_loop_lose_nothing_and_their_successors_receiv
     np.testing.assert_allclose(ours, theirs, rtol=1e-3, atol=1e-5)
 
 
-async def test_workers_of_a_loop_with_numpy_state_join_and_leave(
+async def test_workers_of_a_numpy_loop_join_leave_and_are_killed_and_import_no_framework(
     a_job: A_Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("EDL_COUNTING_STATE", "numpy")
-    async with a_job(SCRIPT, workers=1) as job:
+    async with a_job(SCRIPT, workers=1, own_fork_server=True) as job:
         (first,) = await job.ring_of(1)
         await job.stepping()
         job.master.scale(3)
         await job.ring_of(3)
         await job.stepping()
         job.kill(first, number=signal.SIGTERM)
-        await job.ring_of(3, without=[first])
+        members = await job.ring_of(3, without=[first])
         await job.stepping()
         assert job.gone(first).code == 0
+        job.kill(members[0])
+        await job.ring_of(3, without=[members[0]])
         summary = await job.exact()
     assert summary["failures"] == []
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import edl
 from edl.trainer import loop
 from edl.trainer.model.loop_state import LoopState
 
+sys.modules.setdefault("triton", None)  # type: ignore[arg-type]  # else two LLVMs are in this process
 torch: Any = pytest.importorskip("torch")
 
 X = np.random.default_rng(0).normal(size=(10, 3)).astype(np.float32)
