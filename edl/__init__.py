@@ -37,11 +37,13 @@ if TYPE_CHECKING:
     fit: Any  # edl.cli.notebook
     join: Any  # edl.trainer.loop
     state: Any
+    State: Any
 
 __version__ = "0.2.0"
 __all__ = [
     "EdlError",
     "Reader",
+    "State",
     "arrayrecord",
     "arrays",
     "csv",
@@ -60,7 +62,7 @@ __all__ = [
     "text",
     "tfrecord",
 ]
-LOOP = ("join", "state")  # for a training loop of one's own; needs TensorFlow
+LOOP = ("join", "state")  # for a training loop of one's own
 
 
 def __getattr__(name: str) -> Any:
@@ -71,6 +73,8 @@ def __getattr__(name: str) -> Any:
     """
     if name == "layers":
         return importlib.import_module("edl.layers")  # by its name: nothing else here may need TensorFlow
+    if name == "State":
+        return importlib.import_module("edl.trainer.model.loop_state").State
     if name in LOOP:
         return getattr(importlib.import_module("edl.trainer.loop"), name)
     if name == "fit":

@@ -27,7 +27,7 @@ from edl.contract.exit_codes import MasterExit
 from edl.contract.gpus import visible_gpus, workers_per_gpu
 from edl.contract.ids import RunId
 from edl.contract.own_modules import module_command
-from edl.contract.workers import WORKER_ENVIRONMENT, worker_environment
+from edl.contract.workers import WORKER_ENVIRONMENT, script_environment, worker_environment
 from edl.errors import EdlError
 from edl.formatting import plain
 from edl.log import log_at
@@ -176,12 +176,15 @@ def processes(
             "EDL_RUN_ID": master.run_id,
         }
         environment.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+        config = master.spec.config
+        if config.model.script and not config.runs_horovod:
+            environment |= script_environment(os.environ, config.model.script, config.local.threads)
         arguments = ["--master", address]
         launcher: Launcher = Spawn([*module_command("edl.trainer"), *arguments], environment)
-        if master.spec.config.local.start_method == "fork":
+        if config.local.start_method == "fork":
             make = fork_server or partial(ForkServer, module_command("edl.trainer.forkserver"))
             launcher = make(arguments, environment)
-        asked = master.spec.config.local.gpus_per_worker
+        asked = config.local.gpus_per_worker
         gpus = Gpus(visible_gpus(os.environ), workers_per_gpu(asked))
         return Processes(master.emit, launcher, output / artifacts.LOGS, gpus)
 

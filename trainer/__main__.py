@@ -22,7 +22,7 @@ from edl.contract import vital
 from edl.contract.exit_codes import WorkerExit
 from edl.contract.gpus import use_gpu
 from edl.contract.proto import edl_pb2 as pb
-from edl.contract.workers import ASKED_BACKEND, WORKER_ENVIRONMENT, remove_leftovers
+from edl.contract.workers import ASKED_BACKEND, WORKER_ENVIRONMENT, remove_leftovers, respect_backend
 from edl.exit_announcements import announce_as_told
 from edl.trainer.input import fork_server
 from edl.trainer.runtime.error_report import format_traceback
@@ -61,7 +61,7 @@ def main(argv: list[str] | None = None) -> int:
     become_subreaper()
     fork_server.prepare()  # before any thread
     full_disk.outlive()
-    asked = os.environ.pop(ASKED_BACKEND, os.environ.get("KERAS_BACKEND", ""))
+    asked = os.environ.setdefault(ASKED_BACKEND, os.environ.get("KERAS_BACKEND", ""))
     leftovers = remove_leftovers(os.environ)
     os.environ.update(WORKER_ENVIRONMENT)  # for Keras, which is not imported yet; hashes are seeded earlier
     token, worker_id = os.environ.get("EDL_TOKEN", ""), -1 if args.predecessor else args.worker
@@ -111,10 +111,6 @@ def work(
     """
     stream.open()
     start.begin()
-    if stream.runs_preflight and backend not in ("", WORKER_ENVIRONMENT["KERAS_BACKEND"]):
-        stream.session.warn(
-            f"KERAS_BACKEND is {backend}, and edl trains with Keras' TensorFlow backend: it is not used"
-        )
     for line in leftovers if stream.runs_preflight else ():
         stream.session.warn(line)
 
@@ -129,21 +125,26 @@ def work(
         stream.close()
         _exit(code)
 
-    # The imports take seconds, in which the master already knows of this worker.
-    import_keras()
     from edl import config
 
     values = json.loads(stream.config_json)
     program = integrations.WORKERS.get(values["mode"])
     if program or values["model"].get("script") or not values["data"]["workers"]:
         fork_server.drop_prepared()
-    if program:
-        run_program = integrations.load(program, f"mode={values['mode']}")
-        return int(run_program(stream, start.over, _lost))
-    if values["model"].get("script"):
+    if not program and values["model"].get("script"):
+        respect_backend(os.environ)
         from edl.trainer.script import work as run_script
 
         run_script(stream, ready, ended)
+    if stream.runs_preflight and backend not in ("", WORKER_ENVIRONMENT["KERAS_BACKEND"]):
+        stream.session.warn(
+            f"KERAS_BACKEND is {backend}, and edl trains with Keras' TensorFlow backend: it is not used"
+        )
+    # The imports take seconds, in which the master already knows of this worker.
+    import_keras()
+    if program:
+        run_program = integrations.load(program, f"mode={values['mode']}")
+        return int(run_program(stream, start.over, _lost))
     from edl.trainer.build import build
 
     worker = build(stream)

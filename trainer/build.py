@@ -37,7 +37,7 @@ from edl.trainer.build_learner import (
 )
 from edl.trainer.build_servers import connected, servers_of
 from edl.trainer.callbacks.callbacks import Callbacks
-from edl.trainer.callbacks.history import HistoryFiles, as_json
+from edl.trainer.callbacks.history import MOST_TOLD, HistoryFiles, as_json
 from edl.trainer.callbacks.rules import accepted
 from edl.trainer.checkpoint.checkpointing import Checkpointing, of_job
 from edl.trainer.checkpoint.source import saved_classes, saved_counts
@@ -57,6 +57,7 @@ from edl.trainer.parts.part import Part
 from edl.trainer.parts.sample import SampleReport
 from edl.trainer.ps_client.client import PsClient
 from edl.trainer.restore import Restore
+from edl.trainer.ring.horovod import HorovodRing
 from edl.trainer.runtime.error_report import format_error
 from edl.trainer.runtime.log import log
 from edl.trainer.runtime.retry import tried_again
@@ -73,7 +74,6 @@ from edl.trainer.step.ps_learner import PsLearner
 from edl.trainer.warm_up import warm_up
 from edl.trainer.worker import Worker
 
-MOST_TOLD = 1_000  # epochs of the history in the summary, which must fit into a ConfigMap
 MEBIBYTE = 1 << 20
 AHEAD = 0.25  # share of the buffer for batches that are read ahead; the rest is for open blocks
 
@@ -93,7 +93,7 @@ def build(stream: MasterStream) -> Worker:
         doing.now(f"{name}: the import of the module")
         keep_xla_explicit()
         module = user_model.of_job(config)
-        context = Context(**vars(begun), module=module, name=name, ring=ring_of(stream))
+        context = Context(**vars(begun), module=module, name=name, ring=ring_of(stream, HorovodRing))
         if config.servers or not config.is_decided:
             keep_rows_elsewhere()
         return trainer_of(context) if config.trains else inference_of(context)

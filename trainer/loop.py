@@ -18,6 +18,7 @@ The host runs the loop: `Alone` for `python train.py`, and trainer/script.py for
 
 from __future__ import annotations
 
+import json
 import shutil
 import sys
 import threading
@@ -26,17 +27,21 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
-import tensorflow as tf
+import numpy as np
 
 from edl import config as config_module
 from edl import scratch
 from edl.config import Config, values
 from edl.contract import artifacts
 from edl.data import dataset
+from edl.data.dataset import is_loader
+from edl.data.nest import map_leaves
 from edl.errors import DataError, ModelError
+from edl.trainer.model import tensors
 from edl.trainer.model.data import Batches, Wait, patiently
 from edl.trainer.model.loop_state import Functions, LoopState
 from edl.trainer.model.records import Records
+from edl.trainer.parts.callbacks import CallbackCalls
 from edl.trainer.parts.ring_steps import RingSteps
 from edl.trainer.ring.base import Ring, Vector
 from edl.trainer.ring.local import InProcessGroup, LocalRing
@@ -46,8 +51,8 @@ from edl.trainer.session.orders import FormRing
 from edl.trainer.session.state import Session
 from edl.trainer.session.telemetry import Telemetry
 from edl.trainer.state import State
-from edl.trainer.step.fused_updates import fuse
-from edl.trainer.step.loop_learner import Gradients, LoopLearner
+from edl.trainer.step.loop_learner import STOP, Gradients, LoopLearner
+from edl.trainer.step.loop_stop import LoopStop
 from edl.trainer.step.loop_trial import LoopTrial
 from edl.trainer.step.turns import LoopLeft, Turn, Turns
 from edl.trainer.worker import Worker
@@ -97,10 +102,11 @@ def join(
     """Join the job of this process, or begin one alone.
 
     Args:
-        data: the training's records: a reader, or what `edl.dataset` takes.
-        state: what a new worker is sent and a checkpoint holds, and all that the loop trains: tf.Variables,
-            writable NumPy arrays, models and optimizers with `.variables`, `edl.state(get, set)`, and lists,
-            tuples and dicts of these.
+        data: the training's records: a reader, or what `edl.dataset` takes. A DataLoader of PyTorch also
+            says the batch size, and whether records are shuffled.
+        state: what a new worker is sent and a checkpoint holds, and all that the loop trains: modules,
+            optimizers and schedulers of PyTorch, models and optimizers of Keras, tf.Variables, writable NumPy
+            arrays, `edl.State(...)`, `edl.state(get, set)`, and lists, tuples and dicts of these.
         seed, batch_size: of the order of the records, and the records of a step over all workers. In a job,
             its values training.seed and training.batchSize decide, and must be the same.
         epochs: for a loop that runs alone; in a job, training.epochs decides.
@@ -110,18 +116,22 @@ def join(
         ModelError: this is the second call in this process, or an argument is not the job's value.
     """
     global host
-    found = host or Alone(seed, batch_size, epochs)
+    shuffle = None
+    if is_loader(data):
+        batch_size, shuffle = batch_size or data.batch_size, type(data.sampler).__name__ == "RandomSampler"
+    found = host or Alone(seed, batch_size, epochs, shuffle)
     if found.job is not None:
         raise ModelError(f"{caller()}: edl.join() was called a second time in this process")
     training = found.config.training
     for name, key, given, used in (
         ("seed", "training.seed", seed, training.seed),
         ("batch_size", "training.batchSize", batch_size, training.batch_size),
+        ("shuffle", "data.shuffle", shuffle, found.config.data.shuffle),
     ):
         if given is not None and given != used:
             raise ModelError(
                 f"{caller()}: edl.join({name}={given}), but {key} of the job is {used}; leave {name} out, or "
-                f"set --set {key}={given}"
+                f"set --set {key}={json.dumps(given)}"
             )
     found.job = job = Job(found, data, state)
     host = found
@@ -146,16 +156,20 @@ class Job:
         config = host.config
         try:
             reader = dataset(data, source="edl.join(data=...)")
+            self.records = tensors.records(data)
             self._state = LoopState(state)
         except (DataError, ModelError) as error:
             raise type(error)(f"{self._where}: {error}") from None
         if not len(reader):
             raise DataError(f"{self._where}: edl.join(data=...) has no records")
-        for found, _ in self._state.sources:
-            fuse(found)  # an optimizer of Keras
+        if backend_of_keras() == "tensorflow":
+            from edl.trainer.step.fused_updates import fuse
+
+            for found, _ in self._state.sources:
+                fuse(found)  # an optimizer of Keras
         self._records = Records(
             reader,
-            lambda records: (records, None),
+            lambda records: (map_leaves(_writable, records), None),
             "edl.join(data=...)",
             host.watch,
             config.training.seed,
@@ -173,6 +187,7 @@ class Job:
         )
         self._thread = threading.Thread(target=self._train, name="training", daemon=True)
         self._error: BaseException | None = None  # with which that thread has ended
+        self.asks_stop = False  # for the end of the training
         self.is_over = False  # all steps are made, and this worker is the one that saves
         self.has_begun = False
 
@@ -189,6 +204,7 @@ class Job:
         self.has_begun = True
         try:
             yield from self._try()
+            self.asks_stop = False
             self._thread.start()
             while (turn := self._turns.next()) is not None:
                 yield from self._one(Step(self, turn))
@@ -197,6 +213,13 @@ class Job:
             raise ModelError(f"{caller()}: {error}") from None
         finally:
             self._turns.leave(f"{self._where}: the loop over job.steps() was left before the job's last step")
+
+    def stop(self) -> None:
+        """End the training with the present epoch, on all workers. The loop goes on until `steps` ends it.
+
+        One worker's call is enough. What the decision depends on, such as the best loss so far, is state.
+        """
+        self.asks_stop = True
 
     def save(self, function: Save) -> None:
         """Call `function(directory)` on one worker, once the loop is over; it writes the results there.
@@ -284,6 +307,16 @@ class Job:
         return self._turns
 
     @property
+    def seed(self) -> int:
+        """The seed of the job."""
+        return self._host.config.training.seed
+
+    @property
+    def batch_size(self) -> int:
+        """The number of records of a step, over all workers; the last step of an epoch may have fewer."""
+        return self._host.config.training.batch_size
+
+    @property
     def steps_per_epoch(self) -> int:
         """The number of steps of an epoch."""
         return self._batches.steps.per_epoch
@@ -300,12 +333,18 @@ class Step:
         self, job: Job, turn: Turn, give: Callable[[Any, Any, Mapping[str, Any]], Any] | None = None
     ):
         self._job, self._turn, self._give = job, turn, give
+        self._records: Any = None  # as the loop was given them
         self.is_given = False  # whether `mean` was called
 
     @property
     def records(self) -> Any:
-        """This worker's records of the step, as the reader returns them: arrays with an entry for each."""
-        return self._turn.records
+        """This worker's records of the step, as the reader returns them: arrays with an entry for each.
+
+        They are tensors if the data are of PyTorch.
+        """
+        if self._records is None:
+            self._records = map_leaves(self._job.records, self._turn.records)
+        return self._records
 
     @property
     def number(self) -> int:
@@ -316,6 +355,17 @@ class Step:
     def epoch(self) -> int:
         """The epoch of the step, from 0."""
         return self._turn.number // self._job.steps_per_epoch
+
+    @property
+    def ends_epoch(self) -> bool:
+        """Whether it is the last step of its epoch."""
+        return (self._turn.number + 1) % self._job.steps_per_epoch == 0
+
+    @property
+    def seed(self) -> int:
+        """A number for the random numbers of this step on this worker: the same when the step comes again."""
+        words = np.random.SeedSequence([self._job.seed, self._turn.number, self._turn.rank])
+        return int(words.generate_state(1)[0])
 
     @property
     def weight(self) -> int:
@@ -344,11 +394,19 @@ class Step:
         if self.is_given:
             raise ModelError(f"{caller()}: step.mean() was called a second time for step {self.number + 1}")
         self.is_given = True
-        if tf.inside_function():
-            raise ModelError(f"{caller()}: step.mean() was called within a tf.function; call it outside")
+        if any(map(tensors.is_symbolic, tensors.flatten(gradients))):
+            raise ModelError(
+                f"{caller()}: step.mean() was called within a function that is traced, as by tf.function or "
+                "jax.jit; call it outside"
+            )
         try:
             give = self._give or (lambda *given: self._job.give(self._turn, *given))
-            return give(gradients, loss, metrics or {})
+            of_modules = tensors.taken(gradients)
+            given = gradients if of_modules is None else [each for _, each in of_modules[0]]
+            found = {name: tensors.number(value) for name, value in (metrics or {}).items()}
+            found[STOP] = float(self._job.asks_stop)
+            mean = give(given, None if loss is None else tensors.number(loss), found)
+            return mean if mean is None or of_modules is None else of_modules[1](mean)
         except ModelError as error:
             raise ModelError(f"{caller()}: {error}") from None
 
@@ -361,10 +419,17 @@ class _RingOfOne(LocalRing):
 class Alone:
     """A loop that no master knows: a ring of one."""
 
-    def __init__(self, seed: int | None, batch_size: int | None, epochs: int | None):
-        given = {"seed": seed, "batchSize": batch_size, "epochs": epochs}
-        training = {key: value for key, value in given.items() if value is not None}
-        merged = values.merge(values.load([], ["model.script=alone"]), {"training": training})
+    def __init__(
+        self, seed: int | None, batch_size: int | None, epochs: int | None, shuffle: bool | None = None
+    ):
+        given = {
+            "training": {"seed": seed, "batchSize": batch_size, "epochs": epochs},
+            "data": {"shuffle": shuffle},
+        }
+        merged = values.load([], ["model.script=alone"])
+        for section, entries in given.items():
+            chosen = {key: value for key, value in entries.items() if value is not None}
+            merged = values.merge(merged, {section: chosen})
         self.config = config_module.parse(merged)
         self._group_ring = _RingOfOne()
         self.ring: Ring = self._group_ring
@@ -380,7 +445,8 @@ class Alone:
         report = Telemetry(session, batches.steps, log=print)
         state = State(learner, batches.steps)
         steps = RingSteps(self.config, session, state, batches, report)
-        worker = Worker(session, self.ring, state, report, steps)
+        stop = CallbackCalls(LoopStop(lambda: job.asks_stop or learner.is_stopped), state, self.ring, report)
+        worker = Worker(session, self.ring, state, report, steps, parts=[stop])
         self._group_ring.open(InProcessGroup(1))
         epochs, layout = self.config.training.epochs, batches.layout
         worker.run_ring(FormRing(1, (0,), 0, sync=True, epochs=epochs, shares=(1,), layout=layout))
@@ -397,6 +463,17 @@ def _beside(output: Path) -> Iterator[Path]:
             if target.is_dir():
                 shutil.rmtree(target)
             path.replace(target)
+
+
+def _writable(array: Any) -> Any:
+    """An array of records that the loop may change, and that PyTorch makes a tensor of without a warning."""
+    return array if not isinstance(array, np.ndarray) or array.flags.writeable else array.copy()
+
+
+def backend_of_keras() -> str:
+    """The backend of Keras, if it is imported; else empty."""
+    keras = sys.modules.get("keras")
+    return keras.config.backend() if keras is not None else ""
 
 
 def caller() -> str:

@@ -12,6 +12,8 @@ worker's own loop runs on a thread (trainer/step/turns.py). A worker that does n
 
 from __future__ import annotations
 
+import os
+import random
 import runpy
 import sys
 import threading
@@ -19,29 +21,32 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-import keras
+import numpy as np
 
 from edl import scratch
 from edl.config import Config
-from edl.contract import artifacts
+from edl.contract import artifacts, script_imports
 from edl.contract.proto import edl_pb2 as pb
 from edl.errors import ModelError, UserCodeError
 from edl.trainer import loop
 from edl.trainer.agreement.metric_values import Value
 from edl.trainer.assembly import assemble
-from edl.trainer.build import MOST_TOLD
-from edl.trainer.callbacks.history import HistoryFiles, as_json
+from edl.trainer.callbacks.history import MOST_TOLD, HistoryFiles, as_json
 from edl.trainer.checkpoint.checkpointing import of_job
 from edl.trainer.model.data import Batches, Wait
 from edl.trainer.parts.part import Part
 from edl.trainer.restore import Restore
+from edl.trainer.ring import gloo
 from edl.trainer.ring.base import Ring, RingSlot
+from edl.trainer.runtime.gpu_memory import set_gpu_memory
+from edl.trainer.runtime.keras_import import import_leading
 from edl.trainer.runtime.watchdog import Watch
 from edl.trainer.session.client import MasterStream
 from edl.trainer.session.telemetry import Telemetry
 from edl.trainer.startup import Begun, begin, ring_of
 from edl.trainer.state import State
 from edl.trainer.step.loop_learner import LoopLearner
+from edl.trainer.step.loop_stop import LoopStop
 from edl.trainer.worker import Worker
 
 
@@ -97,7 +102,7 @@ class Served:
         ended: Callable[[Worker], None],
     ):
         self.config: Config = begun.config
-        self._engine = ring_of(begun.stream)
+        self._engine = ring_of(begun.stream, gloo.GlooRing)
         self.ring: Ring = self._engine
         self.watch: Watch = begun.watchdog.watch
         self.wait: Wait = begun.session.waiting.result
@@ -143,6 +148,7 @@ class Served:
             report,
             restore,
             export,
+            callbacks=LoopStop(lambda: job.asks_stop or learner.is_stopped),
             history=history,
             more=[_Comparison(learner)],
         )
@@ -170,6 +176,24 @@ class Served:
         return str(found.relative_to(output or results))
 
 
+def _import_and_seed(config: Config) -> None:
+    """Import what the script imports first, and set the seeds of its random numbers.
+
+    TensorFlow gets its limit of a GPU's memory before its first operation.
+    """
+    if config.worker.gpu_memory == "growth":  # for a script that imports TensorFlow later
+        os.environ.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")
+    import_leading(script_imports.leading_imports(config.model.script))
+    seed = config.training.seed
+    random.seed(seed)
+    np.random.seed(seed)
+    if "tensorflow" in sys.modules:
+        set_gpu_memory(config.worker.gpu_memory)
+        sys.modules["tensorflow"].random.set_seed(seed)
+    if "torch" in sys.modules:
+        sys.modules["torch"].manual_seed(seed)
+
+
 def work(
     stream: MasterStream,
     ready: Callable[[Worker], None],
@@ -183,7 +207,8 @@ def work(
     begun = begin(stream)
     model = begun.config.model
     begun.doing.now(f"{model.name}: the script, until its first two steps are made")
-    keras.utils.set_random_seed(begun.config.training.seed)
+    gloo.library()  # a Horovod without it is reported before the script runs
+    _import_and_seed(begun.config)
     start = ExitStack()
     start.enter_context(begun.starting())
 

@@ -14,9 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import NoReturn
-
-import tensorflow as tf
+from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 from edl import config as config_module
 from edl import scratch
@@ -25,16 +23,20 @@ from edl.contract import artifacts
 from edl.contract.exit_codes import WorkerExit
 from edl.contract.heartbeats import Activity
 from edl.contract.proto import edl_pb2 as pb
-from edl.trainer.model.user_model import UserModel
-from edl.trainer.ring.horovod import HorovodRing
+from edl.trainer.ring.gloo import GlooRing
 from edl.trainer.runtime import output_lock
-from edl.trainer.runtime.gpu_memory import set_gpu_memory
+from edl.trainer.runtime.gpu_memory import set_gpu_memory, set_threads
 from edl.trainer.runtime.log import log
 from edl.trainer.runtime.termination import end_children, leave
 from edl.trainer.runtime.watchdog import STARTUP_TIMEOUT, Compute, Doing, Limit, Watchdog
 from edl.trainer.session.client import MasterStream
 from edl.trainer.session.state import Session
 
+if TYPE_CHECKING:
+    from edl.trainer.model.user_model import UserModel
+    from edl.trainer.ring.horovod import HorovodRing
+
+RingOfJob = TypeVar("RingOfJob", bound=GlooRing)
 OWN_TIME = 0.95  # of the startup timeout: the worker reports what hangs before the master gives it up
 
 
@@ -79,10 +81,9 @@ class Begun:
 def begin(stream: MasterStream) -> Begun:
     """Read the job's values, and prepare this process for the user's code."""
     config = config_module.parse(json.loads(stream.config_json))
-    set_gpu_memory(config.worker.gpu_memory)
-    if config.local.threads:
-        tf.config.threading.set_intra_op_parallelism_threads(config.local.threads)
-        tf.config.threading.set_inter_op_parallelism_threads(1)
+    if not config.model.script:
+        set_gpu_memory(config.worker.gpu_memory)
+        set_threads(config.local.threads)
     output = results = Path(stream.output) if stream.output else None
     if output is not None:
         output_lock.hold(output, stream.run_id)
@@ -119,11 +120,11 @@ class Context(Begun):
         return self.session.waits() is not None
 
 
-def ring_of(stream: MasterStream) -> HorovodRing:
+def ring_of(stream: MasterStream, engine: type[RingOfJob]) -> RingOfJob:
     """Return this worker's end of its rings. The session can cut them."""
     session = stream.session
     interface, port = os.environ.get("EDL_RING_INTERFACE", "lo"), int(stream.address.rpartition(":")[2])
-    ring = HorovodRing(stream.store_port, interface, f"worker-{session.worker}", port, stream.store_secret)
+    ring = engine(stream.store_port, interface, f"worker-{session.worker}", port, stream.store_secret)
     session.cuts(ring.cut)
     return ring
 

@@ -118,7 +118,7 @@ def _refuse_stock_horovod() -> None:
         found = version("horovod")
     except PackageNotFoundError:  # edl-horovod may be
         return
-    if "+edl." not in found:  # scripts/setup installs 0.28.1+edl.7
+    if "+edl." not in found:  # scripts/setup installs 0.28.1+edl.8
         raise EdlError(
             f"horovod {found} is installed, which lacks edl's patches and shares its files with edl-horovod; "
             "remove both (pip uninstall horovod edl-horovod), and install edl again"

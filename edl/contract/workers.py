@@ -6,6 +6,8 @@ from __future__ import annotations
 from collections.abc import Mapping, MutableMapping
 from typing import Final
 
+from edl.contract import script_imports
+
 WORKER_ENVIRONMENT: Final = {
     # All workers hold one model: results that depend on the order of a set or a hash must be equal in all.
     "PYTHONHASHSEED": "0",
@@ -14,7 +16,7 @@ WORKER_ENVIRONMENT: Final = {
 }
 """Variables that must have the same values in all workers."""
 
-ASKED_BACKEND: Final = "EDL_ASKED_KERAS_BACKEND"  # what KERAS_BACKEND was before it was overridden
+ASKED_BACKEND: Final = "EDL_ASKED_KERAS_BACKEND"  # KERAS_BACKEND before it was overridden; empty: none
 
 MALLOC: Final = "GLIBC_TUNABLES"
 _MEBIBYTE = 1 << 20
@@ -26,6 +28,37 @@ _TUNABLES = {
     "hugetlb": 1,  # one page fault per 2 MiB, if transparent_hugepage is madvise or always
     "arena_max": 1,  # else each thread keeps free memory of its own, in growing amounts
 }
+
+
+# Threads of BLAS, OpenMP (and so of PyTorch) and TensorFlow. Their libraries read these as they are loaded.
+_THREADS = (
+    *("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "TF_NUM_INTRAOP_THREADS"),
+    "VECLIB_MAXIMUM_THREADS",
+)
+_TENSORFLOW_BETWEEN = "TF_NUM_INTEROP_THREADS"
+
+
+def script_environment(given: Mapping[str, str], script: str, threads: int) -> dict[str, str]:
+    """The variables to add to the environment of the processes that run a user's script on this machine.
+
+    Args:
+        given: existing variables, which are not overridden.
+        script: the path or the text of the script.
+        threads: of each library in a worker; 0 leaves the number to the libraries.
+    """
+    added = {script_imports.VARIABLE: ",".join(script_imports.leading_imports(script))}
+    if threads:
+        added |= {name: str(threads) for name in _THREADS} | {_TENSORFLOW_BETWEEN: "1"}
+    return {name: value for name, value in added.items() if name not in given}
+
+
+def respect_backend(environment: MutableMapping[str, str]) -> None:
+    """Undo the change of KERAS_BACKEND: a script chooses its backend itself, as Keras' own file may."""
+    asked = environment.pop(ASKED_BACKEND, "")
+    if asked:
+        environment["KERAS_BACKEND"] = asked
+    else:
+        environment.pop("KERAS_BACKEND", None)
 
 
 # A launcher that edl was started by, or a shell of an earlier job, tells a process its place by these. A ring
@@ -78,9 +111,8 @@ def worker_environment(given: Mapping[str, str]) -> dict[str, str]:
     Args:
         given: existing variables. Settings of `malloc` are added only if no existing variable sets them.
     """
-    added, asked = dict(WORKER_ENVIRONMENT), given.get("KERAS_BACKEND")
-    if asked not in (None, "", added["KERAS_BACKEND"]):
-        added[ASKED_BACKEND] = str(asked)  # a worker reports it
+    added = dict(WORKER_ENVIRONMENT)
+    added[ASKED_BACKEND] = given.get(ASKED_BACKEND, given.get("KERAS_BACKEND", ""))
     if not any(name == MALLOC or name.startswith("MALLOC_") for name in given):
         added[MALLOC] = ":".join(f"glibc.malloc.{name}={value}" for name, value in _TUNABLES.items())
     return added

@@ -12,7 +12,7 @@ import numpy as np
 from edl.data.base import CONVERT, DOCS, Reader
 from edl.data.batched import Batched
 from edl.data.in_memory import Arrays, as_in_fit
-from edl.data.indexed import Indexed
+from edl.data.indexed import Collated, Indexed
 from edl.data.selected import with_roles
 from edl.data.tables import by_column, is_column, is_table
 from edl.errors import DataError
@@ -37,6 +37,7 @@ def dataset(
               with only numbers is one matrix; other tables are dicts of their columns.
             - a `keras.utils.PyDataset`
             - an object with `__len__` and `__getitem__` whose items are records
+            - a `torch.utils.data.DataLoader`
         features, label, weight: columns of a table, or keys of records, that are the features (by default all
             others), the labels and the weights of the records. Several numeric features are one matrix if
             each is a vector, like the columns of a table; otherwise they are a dict.
@@ -55,9 +56,14 @@ def dataset(
 def _reader(data: Any, source: str) -> Reader:
     if isinstance(data, Reader) and not is_a(data, "keras", "PyDataset"):
         return data
+    if is_loader(data):
+        _refuse(data.dataset, source)
+        return Collated(data, source)
     _refuse(data, source)
     if is_a(data, "keras", "PyDataset"):
         return Batched(data, source)
+    if is_a(data, "torch", "TensorDataset"):
+        data = tuple(data.tensors)
     if (
         is_table(data)
         or is_column(data)
@@ -141,6 +147,11 @@ def is_stream(data: Any) -> bool:
         return True
     is_indexed = hasattr(data, "__len__") and hasattr(data, "__getitem__")
     return not is_indexed and (hasattr(data, "__next__") or hasattr(data, "__iter__"))
+
+
+def is_loader(data: Any) -> bool:
+    """Whether `data` is a `torch.utils.data.DataLoader`."""
+    return is_a(data, "torch", "DataLoader")
 
 
 def is_a(data: Any, package: str, name: str) -> bool:

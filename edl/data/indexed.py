@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,8 @@ from edl.data.base import CONVERT, DOCS
 from edl.data.exact import stacked, to_array
 from edl.data.nest import is_leaf_list, leaves, map_leaves
 from edl.errors import DataError
+
+SAMPLERS = "SequentialSampler", "RandomSampler"  # those of shuffle=False and shuffle=True
 
 
 class Indexed:
@@ -62,19 +65,22 @@ class Indexed:
             ValueError: arrays cannot be stacked for another reason than their structure or shapes.
         """
         numbers = indices.tolist()
+        records = self._records(numbers)
+        try:
+            return map_leaves(_stack, *map(with_arrays, records))
+        except ValueError:
+            self._refuse_first(numbers, records)
+            raise
+
+    def _records(self, numbers: list[int]) -> list[Any]:
         if hasattr(self._items, "__getitems__"):
             records = list(self._items.__getitems__(numbers))
             if len(records) != len(numbers):
                 raise DataError(
                     f"{self._source}: __getitems__() gave {len(records)} records, not {len(numbers)}"
                 )
-        else:
-            records = [self._items[number] for number in numbers]
-        try:
-            return map_leaves(_stack, *map(with_arrays, records))
-        except ValueError:
-            self._refuse_first(numbers, records)
-            raise
+            return records
+        return [self._items[number] for number in numbers]
 
     def _refuse_first(self, numbers: list[int], records: list[Any]) -> None:
         """Raise an error for the first record that does not match.
@@ -106,6 +112,52 @@ class Indexed:
                     f"{where} does not go with record {numbers[0]}: {error}; all records must have the same "
                     "structure and shapes (pad or crop them in the dataset)"
                 ) from error
+
+
+class Collated(Indexed):
+    """A reader over a `torch.utils.data.DataLoader`: its dataset, and its function that makes batches.
+
+    The job decides which records a worker reads, in which order and how many at a time. So the loader's
+    workers, its seed and `drop_last` have no effect.
+
+    Args:
+        loader: the loader.
+        source: its name, for messages.
+
+    Raises:
+        DataError: the loader makes no batches, or has a sampler of its own.
+    """
+
+    def __init__(self, loader: Any, source: str):
+        if loader.batch_size is None or type(loader.sampler).__name__ not in SAMPLERS:
+            own = (
+                "batch_size=None"
+                if loader.batch_size is None
+                else f"the sampler {type(loader.sampler).__name__}"
+            )
+            raise DataError(
+                f"{source}: the DataLoader has {own}; the job decides which records a worker reads: give it "
+                "batch_size= and shuffle= only"
+            )
+        self._collate = loader.collate_fn
+        super().__init__(loader.dataset, source)
+
+    def take(self, indices: np.ndarray) -> Any:
+        """Return the records at `indices`, as the loader's `collate_fn` makes a batch of them.
+
+        Raises:
+            DataError: the batch has values that are no arrays.
+        """
+        batch = self._collate(self._records(indices.tolist()))
+        try:
+            return map_leaves(to_array, with_arrays(_plain(batch)))
+        except ValueError as error:
+            raise DataError(f"{self._source}: collate_fn: {error}") from error
+
+
+def _plain(batch: Any) -> Any:
+    """The batch with dicts in the place of other mappings, such as those of tokenizers."""
+    return {key: _plain(value) for key, value in batch.items()} if isinstance(batch, Mapping) else batch
 
 
 def with_arrays(record: Any) -> Any:

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -46,6 +46,17 @@ def map_leaves(function: Callable[..., Any], nest: Any, *others: Any) -> Any:
         if isinstance(other, dict | tuple | list):
             raise ValueError(f"a {type(nest).__name__} and a {type(other).__name__}")
     return function(nest, *others)
+
+
+def flatten(nest: Any) -> list[Any]:
+    """The leaves; None is one."""
+    return [leaf for _, leaf in leaves(nest)]
+
+
+def pack(like: Any, flat: Sequence[Any]) -> Any:
+    """The reverse of `flatten`, in the structure of `like`."""
+    following = iter(flat)
+    return map_leaves(lambda _: next(following), like)
 
 
 def as_unpacked(data: Any) -> Any:

@@ -19,6 +19,7 @@ from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Protocol
 
+from edl.contract import script_imports
 from edl.trainer.ring.local import InProcessGroup, LocalRing
 from edl.trainer.session.kvstore import KeyValueStore
 from tests.contract.ring_member import serve
@@ -230,6 +231,13 @@ class Horovod:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(SECONDS)
         self._loop.close()
+
+
+class Gloo(Horovod):
+    """Processes with Horovod's engine, and without a framework, as those of a script."""
+
+    def __init__(self) -> None:
+        super().__init__(**{script_imports.VARIABLE: ""})
 
 
 class HorovodOverNccl(Horovod):

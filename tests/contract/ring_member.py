@@ -4,8 +4,8 @@
     python -m tests.contract.ring_member STORE_PORT NAME STORE_SECRET
     python -m tests.contract.ring_member STORE_PORT --fork SOCKET STORE_SECRET
 
-The second form imports TensorFlow and Horovod once. Each line of its standard input is the name of a member,
-which is forked and gets its orders from a connection to the Unix socket.
+The second form imports TensorFlow and Horovod once, or neither for the ring of a script. Each line of its
+standard input is the name of a member, which is forked and gets its orders from a connection to the socket.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ from typing import TYPE_CHECKING, NoReturn
 
 import numpy as np
 
+from edl.contract import script_imports
 from edl.trainer.ring.base import Ring, RingBroken
+from edl.trainer.ring.gloo import GlooRing
 
 if TYPE_CHECKING:  # the local ring needs no TensorFlow
     from edl.trainer.ring.graph_all_reduce import GraphAllReduce
@@ -50,6 +52,11 @@ def _obey(ring: Ring, order: list[str], say: Callable[[str], None]) -> str:
         case ["sum", length, value]:
             total = ring.reduce(np.full(int(length), float(value), np.float32))
             return f"sum {np.asarray(total).tolist()}"
+        case ["exact", dtype, value]:  # a sum of one value of this type
+            total = ring.reduce(np.array([value], dtype))
+            return f"exact {total.dtype} {total.tolist()}"
+        case ["framework"]:
+            return f"framework {'tensorflow' in sys.modules}"
         case ["sums"]:  # sum until the ring breaks
             _repeat(lambda: np.asarray(ring.reduce(np.ones(200_000, np.float32))), say)
         case ["graph", value]:  # two sums in one graph, the second from the result of the first
@@ -250,9 +257,12 @@ def _fork_members(port: int, address: str, secret: str) -> None:
 
 
 def _be_member(port: int, name: str, secret: str) -> None:
-    from edl.trainer.ring.horovod import HorovodRing
+    engine: type[GlooRing] = GlooRing
+    if script_imports.VARIABLE not in os.environ:
+        from edl.trainer.ring.horovod import HorovodRing
 
-    ring = HorovodRing(port, os.environ.get("EDL_RING_INTERFACE", "lo"), name, store_secret=secret)
+        engine = HorovodRing
+    ring = engine(port, os.environ.get("EDL_RING_INTERFACE", "lo"), name, store_secret=secret)
     orders: queue.SimpleQueue[str] = queue.SimpleQueue()
 
     speaking = threading.Lock()  # two threads print, and print() writes a line and its end separately

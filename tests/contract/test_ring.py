@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One contract for all rings: the local ring on threads, and Horovod's in processes, over Gloo and NCCL."""
+"""One contract for all rings: the local one on threads, Horovod's in processes, with and without TensorFlow."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pytest
 from tests.contract.ring_engines import (
     MEMBERS,
     Engine,
+    Gloo,
     Horovod,
     HorovodOverNccl,
     Local,
@@ -28,7 +29,10 @@ HOROVOD = [
 ]
 
 
-@pytest.fixture(scope="module", params=[Local, *HOROVOD])
+WITHOUT_FRAMEWORK = [Local, pytest.param(Gloo, marks=WAITS, id="Gloo")]
+
+
+@pytest.fixture(scope="module", params=[*WITHOUT_FRAMEWORK, *HOROVOD])
 def engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
     made: Engine = request.param()
     yield made
@@ -53,6 +57,24 @@ def test_every_rank_has_the_sum_of_all(engine: Engine, members: list[Member]) ->
         sums = all_do(members, [f"sum {length} {2**rank}" for rank in range(MEMBERS)], "sum")
         assert sums == [f"sum {[7.0] * length}"] * MEMBERS
     leave(members)
+
+
+@pytest.mark.parametrize("engine", WITHOUT_FRAMEWORK, indirect=True)
+def test_sums_of_arrays_keep_their_type(engine: Engine, members: list[Member]) -> None:
+    form(engine, members)
+    for dtype, values, expected in [
+        ("float64", (2.0**60, 1.0, 2.0**10), 2.0**60 + 2.0**10),  # float32 would lose the second
+        ("int64", (2**40, 1, 2), 2**40 + 3),
+        ("int32", (-1, 5, 2), 6),
+    ]:
+        sums = all_do(members, [f"exact {dtype} {value}" for value in values], "exact")
+        assert sums == [f"exact {dtype} [{expected}]"] * MEMBERS
+    leave(members)
+
+
+@pytest.mark.parametrize("engine", WITHOUT_FRAMEWORK[1:], indirect=True)
+def test_the_ring_of_a_script_imports_no_framework(engine: Engine, members: list[Member]) -> None:
+    assert all_do(members, ["framework"] * MEMBERS, "framework") == ["framework False"] * MEMBERS
 
 
 @pytest.mark.parametrize("dtype", ["uint8", "int64"])

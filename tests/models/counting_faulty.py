@@ -1,18 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The counting model, with workers that idle, and one that misbehaves, on order.
-
-Orders are files in the directory EDL_FAULTS, and are obeyed when the next batch is read. While
-`idle` is there, each batch takes long: a test has all the time it needs to do something to the
-job, and none is lost afterwards. A file named by a worker's process id says `exit` (end by itself
-with code 0), `raise` (an error in the user's code), `sleep` (return a minute later) or `hang` (never return).
-"""
-
-import os
-import threading
-import time
-from pathlib import Path
+"""The counting model, with workers that idle, and one that misbehaves, on order (orders.py)."""
 
 import numpy as np
+import orders
 
 from edl.zoo.counting import data, model
 from edl.zoo.counting import feed as plain_feed
@@ -20,27 +10,6 @@ from edl.zoo.counting import feed as plain_feed
 __all__ = ["data", "feed", "model"]
 
 
-IDLE_SECONDS, SLEEP_SECONDS = 0.3, 60.0
-
-
-class Ordered(Exception):
-    """An error of the user's code."""
-
-
 def feed(records: tuple[np.ndarray, ...]) -> tuple[np.ndarray, np.ndarray]:
-    orders = Path(os.environ.get("EDL_FAULTS", "."))
-    if (orders / "idle").exists():
-        time.sleep(IDLE_SECONDS)
-    order = orders / str(os.getpid())
-    if order.exists():
-        what = order.read_text()
-        order.unlink()
-        if what == "exit":
-            os._exit(0)
-        if what == "hang":
-            threading.Event().wait()
-        if what == "sleep":
-            time.sleep(SLEEP_SECONDS)
-            return plain_feed(records)
-        raise Ordered("the storm said so")
+    orders.obey()
     return plain_feed(records)

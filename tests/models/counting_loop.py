@@ -2,70 +2,163 @@
 """The counting model as an own training loop: weight i is raised by one each time record i is applied.
 
 EDL_COUNTING_STATE is the library of its state: tf (a tf.Variable), tf-keras (weights and optimizer of
-Keras 2) or numpy (an array, and one behind functions, as a loop of JAX or PyTorch has it).
+Keras 2), numpy (an array, and one behind functions), torch or jax. The last two train a small network beside
+the counts, whose weights must be those of the same loop alone.
 """
 
 import os
+import sys
 import zipfile
 from pathlib import Path
+from typing import Any
 
-import counting_faulty
 import h5py
 import numpy as np
+import orders
 
 import edl
 
 RECORDS = int(os.environ.get("EDL_COUNTING_RECORDS", "20000"))
 records = edl.arrays(np.arange(RECORDS, dtype=np.int32))
-
 LIBRARY = os.environ.get("EDL_COUNTING_STATE", "tf")
-if LIBRARY == "tf":
+how: Any = {"data": records, "epochs": int(os.environ.get("EDL_COUNTING_EPOCHS", "1"))}
+
+
+def gradient(mine: np.ndarray) -> np.ndarray:
+    """The gradient of the mean count of these records."""
+    found = np.zeros(RECORDS, np.float32)
+    found[mine] = 1.0 / len(mine)
+    return found
+
+
+def applied(mean: Any) -> np.ndarray:
+    """One for each record of the whole step."""
+    return (np.asarray(mean) > 0).astype(np.float32)
+
+
+def with_tensorflow() -> tuple[Any, ...]:
     import tensorflow as tf
 
-    count = tf.Variable(tf.zeros([RECORDS]), name="count")
-    job = edl.join(data=records, state=[count])
-elif LIBRARY == "tf-keras":
-    import tensorflow as tf
-    import tf_keras
-
-    model = tf_keras.Sequential([tf_keras.layers.Dense(RECORDS, use_bias=False, kernel_initializer="zeros")])
-    model.build([None, 1])
-    (kernel,) = model.weights
-    optimizer = tf_keras.optimizers.SGD(1.0)
-    optimizer.build([kernel])
-    count = kernel
-    job = edl.join(data=records, state=[*model.weights, *optimizer.variables])
-else:
-    count, held = np.zeros(RECORDS, np.float32), {"steps": np.zeros((), np.int64)}
-    job = edl.join(data=records, state=[count, edl.state(lambda: held, held.update)])
-
-for step in job.steps():
-    (mine,) = step.records
-    counting_faulty.feed(step.records)  # waits, and obeys orders
-    gradient = np.zeros(RECORDS, np.float32)
-    gradient[mine] = 1.0 / len(mine)
-    mean = step.mean([tf.constant(gradient) if "tf" in globals() else gradient, None], loss=1.0)
-    if mean is None:
-        continue
-    (total, missing) = mean
-    assert missing is None
-    applied = (np.asarray(total) > 0).astype(np.float32)  # once for each record of the whole step
-    if LIBRARY == "tf-keras":
-        optimizer.apply_gradients([(-applied[None], kernel)])
-    elif LIBRARY == "tf":
-        count.assign_add(applied)
+    if LIBRARY == "tf":
+        count = tf.Variable(tf.zeros([RECORDS]), name="count")
+        job = edl.join(state=[count], **how)
     else:
-        count += applied
+        import tf_keras
+
+        model = tf_keras.Sequential(
+            [tf_keras.layers.Dense(RECORDS, use_bias=False, kernel_initializer="zeros")]
+        )
+        model.build([None, 1])
+        (count,) = model.weights
+        optimizer = tf_keras.optimizers.SGD(1.0)
+        optimizer.build([count])
+        job = edl.join(state=[*model.weights, *optimizer.variables], **how)
+    for step in job.steps():
+        orders.obey()
+        mean = step.mean([tf.constant(gradient(step.records[0])), None], loss=1.0)
+        if mean is None:
+            continue
+        assert mean[1] is None
+        if LIBRARY == "tf":
+            count.assign_add(applied(mean[0]))
+        else:
+            optimizer.apply_gradients([(-applied(mean[0])[None], count)])
+    return job, count, []
+
+
+def with_numpy() -> tuple[Any, ...]:
+    count, held = np.zeros(RECORDS, np.float32), {"steps": np.zeros((), np.int64)}
+    job = edl.join(state=[count, edl.state(lambda: held, held.update)], **how)
+    for step in job.steps():
+        orders.obey()
+        if (mean := step.mean([gradient(step.records[0]), None], loss=1.0)) is None:
+            continue
+        count += applied(mean[0])
         held["steps"] = held["steps"] + 1  # a new array each time, as arrays of JAX are
+    return job, count, []
+
+
+def with_torch() -> tuple[Any, ...]:
+    import torch
+
+    torch.manual_seed(0)
+    counter = torch.nn.ParameterList([torch.zeros(RECORDS)])
+    network = torch.nn.Sequential(torch.nn.Linear(1, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
+    norm = torch.nn.BatchNorm1d(1)  # its averages change in the forward pass
+    counts, adam = torch.optim.SGD(counter.parameters(), 1.0), torch.optim.AdamW(network.parameters(), 0.01)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(adam, 100)
+    state = {"counter": counter, "network": network, "norm": norm, "optimizers": [counts, adam]}
+    job = edl.join(state={**state, "schedule": schedule}, **how)
+    for step in job.steps():
+        orders.obey()
+        mine = torch.as_tensor(step.records[0]).long()
+        x = mine[:, None] / RECORDS
+        adam.zero_grad()
+        counts.zero_grad()
+        norm(torch.cat([x, x + 1]))
+        loss = ((network(x) - torch.sin(6 * x)) ** 2).mean()
+        (loss - counter[0][mine].mean()).backward()
+        if step.mean([counter, network, norm], loss=loss) is None:
+            continue
+        torch.nn.utils.clip_grad_norm_(network.parameters(), 0.5)
+        counter[0].grad.sign_()
+        counts.step()
+        adam.step()
+        schedule.step()
+    return job, counter[0].detach(), [p.detach() for p in network.parameters()]
+
+
+def with_jax() -> tuple[Any, ...]:
+    import jax
+    import jax.numpy as jnp
+    import optax
+
+    keys = jax.random.split(jax.random.key(0))
+    params = {"a": jax.random.normal(keys[0], [1, 8]), "b": jax.random.normal(keys[1], [8, 1])}
+    adam = optax.chain(optax.clip_by_global_norm(0.5), optax.adam(optax.cosine_decay_schedule(0.01, 1000)))
+    state = edl.State(count=jnp.zeros(RECORDS), params=params, slots=adam.init(params), key=keys[0])
+    job = edl.join(state=state, **how)
+
+    @jax.jit
+    def gradients(params: Any, mine: Any, real: Any) -> Any:
+        def loss(params: Any) -> Any:
+            x = mine[:, None] / RECORDS
+            errors = (jnp.tanh(x @ params["a"]) @ params["b"] - jnp.sin(6 * x)) ** 2
+            return (errors[:, 0] * real).sum() / real.sum()
+
+        return jax.value_and_grad(loss)(params)
+
+    for step in job.steps():
+        orders.obey()
+        mine, real = step.records[0], np.ones(job.batch_size, np.float32)
+        real[len(mine) :] = 0.0
+        padded = np.resize(mine, job.batch_size)  # one shape for all ring sizes: compiled once
+        loss, of_network = gradients(state.params, padded, real)
+        if (mean := step.mean([gradient(mine), of_network], loss=loss)) is None:
+            continue
+        state.count = state.count + applied(mean[0])
+        state.key = jax.random.split(state.key)[0]
+        updates, state.slots = adam.update(mean[1], state.slots, state.params)
+        state.params = optax.apply_updates(state.params, updates)
+    return job, state.count, jax.tree.leaves(state.params)
+
+
+RUN = {"numpy": with_numpy, "torch": with_torch, "jax": with_jax}
+job, count, network = RUN.get(LIBRARY, with_tensorflow)()
 
 
 def save(directory: Path) -> None:
     """Write the counts where Keras writes the weights of a model, for the checks of the tests."""
     with h5py.File(directory / "model.weights.h5", "w") as weights:
         weights["layers/count/vars/0"] = np.ravel(count)
+        if network:
+            weights["layers/network/vars/0"] = np.concatenate([np.ravel(w) for w in network])[None]
     with zipfile.ZipFile(directory / "model.keras", "w") as model:
         model.write(directory / "model.weights.h5", "model.weights.h5")
     (directory / "model.weights.h5").unlink()
 
 
 job.save(save)
+if LIBRARY in RUN:
+    others = {"tensorflow", "keras", "torch", "jax"} - {LIBRARY}
+    assert not others & set(sys.modules), "no library that is not used"

@@ -22,6 +22,8 @@ from edl.trainer.runtime.log import log
 
 PAUSE_SECONDS = 2.0  # an epoch may take but a moment
 
+MOST_TOLD = 1_000  # epochs of the history in the summary, which must fit into a ConfigMap
+
 
 class HistoryFiles:
     """The files of one worker. Called again and again: they follow, and a disk that fails stops nothing.

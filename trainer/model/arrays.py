@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The arrays of a batch as TensorFlow is given them: dense, ragged, sparse, or of strings.
 
+In a worker of a script TensorFlow is imported only if the script does; until then no array is a tensor.
+
 A graph is traced for arrays of certain types (`spec`). An array of another type is compared with them,
 never misread: `wider` is a type that covers both, or the words for what differs.
 """
@@ -8,16 +10,35 @@ never misread: `wider` is a type that covers both, or the words for what differs
 from __future__ import annotations
 
 import copy
-from typing import Any
+import sys
+from typing import TYPE_CHECKING, Any
 
-import keras
 import numpy as np
-import tensorflow as tf
 
+from edl.data import nest
 from edl.data.exact import refuse_masked
+
+if TYPE_CHECKING:
+    import tensorflow as tf
 
 # Elements of object arrays that cannot be changed through a read-only view.
 _IMMUTABLE = frozenset({str, bytes, int, float, bool, complex, type(None), np.str_, np.bytes_})
+
+
+def tensorflow() -> Any:
+    """TensorFlow, if it is imported; else None."""
+    return sys.modules.get("tensorflow")
+
+
+def is_tensor(array: Any) -> bool:
+    """Whether it is a tensor of TensorFlow, dense or composite."""
+    return (tf := tensorflow()) is not None and bool(tf.is_tensor(array))
+
+
+def floatx() -> str:
+    """The type of floats that Keras has by default."""
+    keras = sys.modules.get("keras")
+    return keras.config.floatx() if keras is not None else "float32"
 
 
 def protected(array: Any) -> Any:
@@ -32,13 +53,15 @@ def protected(array: Any) -> Any:
         view = array.view()
         view.flags.writeable = False
         return view
-    if tf.is_tensor(array) or not hasattr(array, "__array__"):
+    if is_tensor(array) or not hasattr(array, "__array__"):
         return array
     return copy.deepcopy(array)
 
 
 def standard(array: Any) -> Any:
     """Convert an array as Keras' `fit` does: floats to the default precision, text to a tensor.
+
+    Without TensorFlow, text stays an array.
 
     Raises:
         TypeError: TensorFlow has no such type.
@@ -48,17 +71,18 @@ def standard(array: Any) -> Any:
         return None
     if isinstance(array, np.ma.MaskedArray):
         refuse_masked(array)
-    if not isinstance(array, np.ndarray) and tf.is_tensor(array):  # the question takes long
-        return tf.cast(array, keras.config.floatx()) if array.dtype == tf.float64 else array
+    tf = tensorflow()
+    if not isinstance(array, np.ndarray) and is_tensor(array):  # the question takes long
+        return tf.cast(array, floatx()) if array.dtype == tf.float64 else array
     array = np.asarray(array)
     is_bfloat16 = array.dtype.kind == "V" and array.dtype.name == "bfloat16"
     if (array.dtype.kind in "MmV" and not is_bfloat16) or array.dtype.char in "gG":
         raise TypeError(f"TensorFlow has no {array.dtype}")
     if array.dtype == np.float64 or is_bfloat16:
-        return array.astype(keras.config.floatx())
+        return array.astype(floatx())
     if array.dtype.kind == "T":  # NumPy's variable-width strings, which TensorFlow does not know
         array = array.astype(object)
-    return tf.constant(array) if array.dtype.kind in "USO" else array
+    return tf.constant(array) if tf is not None and array.dtype.kind in "USO" else array
 
 
 def kind_of(array: Any) -> str:
@@ -72,6 +96,8 @@ def kind_of(array: Any) -> str:
 
 def tensor(array: Any) -> Any:
     """A standard array as a tensor."""
+    import tensorflow as tf
+
     if isinstance(array, np.ndarray):
         return tf.constant(array)
     return array if tf.is_tensor(array) else tf.convert_to_tensor(array)
@@ -84,6 +110,8 @@ def key(array: Any) -> tuple[Any, ...]:
 
 def spec(array: Any) -> tf.TypeSpec:
     """The type of a standard array, with any number of records."""
+    import tensorflow as tf
+
     shape = [None, *array.shape[1:]] if len(array.shape) else []
     if isinstance(array, tf.RaggedTensor):
         return tf.RaggedTensorSpec(shape, array.dtype, array.ragged_rank, array.row_splits.dtype)
@@ -103,20 +131,21 @@ def wider(traced: tf.TypeSpec, array: Any) -> tf.TypeSpec | str:
 
 def nbytes(tree: Any) -> int:
     """About how much memory the arrays take, raw or standard."""
-    return sum(_nbytes(array) for array in keras.tree.flatten(tree) if array is not None)
+    return sum(_nbytes(array) for array in nest.flatten(tree) if array is not None)
 
 
 def _nbytes(array: Any) -> int:
     if isinstance(array, np.ndarray) and not array.dtype.hasobject:
         return int(array.nbytes)
-    if isinstance(array, tf.RaggedTensor):
-        array = array.flat_values
-    if isinstance(array, tf.SparseTensor):
-        array = array.values
-    if tf.is_tensor(array) and array.dtype == tf.string:
+    if is_tensor(array):
+        tf = tensorflow()
+        if isinstance(array, tf.RaggedTensor):
+            array = array.flat_values
+        if isinstance(array, tf.SparseTensor):
+            array = array.values
+        if array.dtype != tf.string:
+            return int(array.shape.num_elements() or 0) * int(array.dtype.size)
         array = array.numpy()
-    if tf.is_tensor(array):
-        return int(array.shape.num_elements() or 0) * int(array.dtype.size)
     array = np.asarray(array)
     if array.dtype != object:
         return int(array.nbytes)
@@ -125,6 +154,8 @@ def _nbytes(array: Any) -> int:
 
 def cut(array: Any, start: int, stop: int) -> Any:
     """The records [start, stop) of a standard array."""
+    import tensorflow as tf
+
     if isinstance(array, tf.SparseTensor):
         shape = [stop - start, *array.shape[1:]]
         return tf.sparse.slice(array, [start] + [0] * (len(shape) - 1), shape)
@@ -133,11 +164,15 @@ def cut(array: Any, start: int, stop: int) -> Any:
 
 def doubled(array: Any) -> Any:
     """All records of a standard array, followed by the same records again."""
+    import tensorflow as tf
+
     if isinstance(array, tf.SparseTensor):
         return tf.sparse.concat(0, [array, array])
     return tf.concat([array, array], 0) if tf.is_tensor(array) else np.concatenate([array, array])
 
 
 def _shown(type_: tf.TypeSpec) -> str:
+    import tensorflow as tf
+
     kind = {tf.RaggedTensorSpec: "ragged ", tf.SparseTensorSpec: "sparse "}.get(type(type_), "")
     return f"{kind}{type_.dtype.name} {['any' if n is None else n for n in type_.shape]}".replace("'", "")

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The state of a user's own training loop: variables, NumPy arrays, and state behind functions.
+"""The state of a user's own training loop: objects of any framework, NumPy arrays, and two functions.
 
 A newcomer is sent these values, a checkpoint holds them, and their digests show a worker whose state has
-changed by itself. A state of another library (JAX, PyTorch) is given as two functions: one that returns its
-arrays, and one that replaces them.
+changed by itself. Each framework has a file that knows its objects (trainer/model/adapter.py).
 """
 
 from __future__ import annotations
@@ -11,24 +10,25 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
-import keras
 import numpy as np
-import tensorflow as tf
 import xxhash
 
 from edl.errors import ModelError
-from edl.trainer.model import snapshot
-from edl.trainer.model.captured import plain
+from edl.trainer.model import tensors
+from edl.trainer.model.adapter import Group, viewed
 from edl.trainer.model.variable_spec import VariableSpec
 
 WORDS, WORD = 2, 4096  # of a variable's digest: the sums of up to 4096 ranks are exact in float32
 EXPECTED = (
-    "state holds tf.Variables, Keras variables, writable NumPy arrays, objects with .variables (models, "
-    "optimizers, tf.Modules), edl.state(get, set), and lists, tuples or dicts of these"
+    "state holds modules, optimizers and schedulers of PyTorch, models and optimizers of Keras, tf.Variables, "
+    "tf.Modules, writable NumPy arrays, edl.State(...) with arrays of JAX, edl.state(get, set), and lists, "
+    "tuples or dicts of these"
 )
 NAMED = 5  # variables in a message
+METRICS = "edl/metrics"  # the name of sums that edl itself changes
+LEAF = "leaf"  # in the place of an array
 REPLACED = (
     "the loop makes new arrays, and `state` holds the first ones: write `W -= ...` or `W[...] = ...` in "
     "place of `W = W - ...`, or pass edl.state(get, set), whose get returns the present arrays"
@@ -52,40 +52,18 @@ class Functions:
     set: Callable[[Any], object]
 
 
-class Group(Protocol):
-    """Some of the variables of a state."""
+class State:
+    """Values that a loop replaces: arrays of JAX or NumPy, numbers, and containers of these.
 
-    names: list[str]
+    The loop reads and writes the attributes: `state.params = ...`. edl reads the present values, and writes
+    those that a new worker receives.
 
-    def arrays(self) -> list[np.ndarray]:
-        """The present values; later updates do not change them."""
-        ...
+    Args:
+        attributes: the first values. Their structure, shapes and types stay.
+    """
 
-    def prepared(self, parts: list[np.ndarray]) -> Any:
-        """Convert parts, uint8 [bytes] each, for `put`, on any thread."""
-        ...
-
-    def put(self, values: Any) -> None:
-        """Replace the values by what `prepared` has returned."""
-        ...
-
-
-class Tensors:
-    """Variables of TensorFlow and Keras."""
-
-    def __init__(self, names: list[str], variables: list[tf.Variable]):
-        self.names, self._variables = names, variables
-
-    def arrays(self) -> list[np.ndarray]:
-        """The present values."""
-        return [snapshot.array(v.read_value()) for v in self._variables]
-
-    def prepared(self, parts: list[np.ndarray]) -> Any:
-        return snapshot.prepared(self._variables, parts)
-
-    def put(self, values: Any) -> None:
-        """Set the values that `prepared` has returned."""
-        snapshot.take_over(self._variables, values)
+    def __init__(self, **attributes: Any):
+        self.__dict__.update(attributes)
 
 
 class Arrays:
@@ -98,40 +76,72 @@ class Arrays:
         return [np.array(a, order="C") for a in self._arrays]
 
     def prepared(self, parts: list[np.ndarray]) -> Any:
-        return _viewed(parts, self._arrays)
+        return viewed(parts, self._arrays)
 
     def put(self, values: Any) -> None:
         for array, value in zip(self._arrays, values, strict=True):
             array[...] = value
 
+    def begin(self) -> None:
+        pass
+
+    def settle(self) -> None:
+        pass
+
 
 class Behind:
-    """State behind functions (`Functions`)."""
+    """State behind functions (`Functions`).
 
-    def __init__(self, name: str, functions: Functions):
+    Args:
+        kinds: whether `set` takes values of the kinds that `get` has returned first, and not NumPy arrays.
+    """
+
+    def __init__(self, name: str, functions: Functions, kinds: bool = False):
         self._name, self._functions = name, functions
-        self._like = functions.get()
-        leaves = keras.tree.flatten_with_path(self._like)
-        self.names = [name + "".join(f"[{key!r}]" for key in path) for path, _ in leaves]
-        self._shapes = [_known(n, np.asarray(leaf)) for n, (_, leaf) in zip(self.names, leaves, strict=True)]
+        tree = functions.get()
+        leaves = tensors.with_paths(tree)
+        self.names = [name + path for path, leaf in leaves if leaf is not None]
+        self._shapes = [_known(n, np.empty_like(_read(n, leaf))) for n, leaf in self._named(leaves)]
+        self._back = [_back(leaf) if kinds else np.asarray for _, leaf in self._named(leaves)]
+        self._like = tensors.pack(tree, [None if leaf is None else LEAF for _, leaf in leaves])
+
+    def _named(self, leaves: list[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
+        return zip(self.names, (leaf for _, leaf in leaves if leaf is not None), strict=True)
 
     def arrays(self) -> list[np.ndarray]:
         """The present values, as the user's `get` returns them.
 
         Raises:
-            ModelError: shapes or types have changed.
+            ModelError: structure, shapes or types have changed.
         """
-        leaves = [np.array(leaf, order="C") for leaf in keras.tree.flatten(self._functions.get())]
-        found = [(leaf.shape, leaf.dtype) for leaf in leaves]
-        if found != (expected := [(a.shape, a.dtype) for a in self._shapes]):
-            raise ModelError(f"{self._name}: get() returns arrays of {found}; it returned {expected} before")
-        return leaves
+        leaves = tensors.with_paths(self._functions.get())
+        if (now := [self._name + path for path, leaf in leaves if leaf is not None]) != self.names:
+            unlike = named(sorted({*now} ^ {*self.names}))
+            raise ModelError(
+                f"the structure of {self._name} has changed: {unlike}; a state keeps its structure"
+            )
+        arrays = [np.array(_read(name, leaf), order="C") for name, leaf in self._named(leaves)]
+        for name, array, before in zip(self.names, arrays, self._shapes, strict=True):
+            if (array.shape, array.dtype) != (before.shape, before.dtype):
+                raise ModelError(
+                    f"{name} is {array.dtype} {list(array.shape)}; it was {before.dtype} "
+                    f"{list(before.shape)} before, and a state keeps its types and shapes"
+                )
+        return arrays
 
     def prepared(self, parts: list[np.ndarray]) -> Any:
-        return keras.tree.pack_sequence_as(self._like, _viewed(parts, self._shapes))
+        arrays = iter(viewed(parts, self._shapes))
+        values = (back(array) for back, array in zip(self._back, arrays, strict=True))
+        return tensors.pack(self._like, [leaf and next(values) for leaf in tensors.flatten(self._like)])
 
     def put(self, values: Any) -> None:
         self._functions.set(values)
+
+    def begin(self) -> None:
+        pass
+
+    def settle(self) -> None:
+        pass
 
 
 class LoopState:
@@ -146,25 +156,9 @@ class LoopState:
 
     def __init__(self, state: Any):
         self.sources: list[tuple[Any, int]] = []  # objects with variables, and how many they had
-        tensors: dict[int, tuple[str, tf.Variable]] = {}
-        arrays: dict[int, tuple[str, np.ndarray]] = {}
-        self.seeds: list[tf.Variable] = []  # of Keras' random layers, which each step sets anew
-        behind: list[Behind] = []
-        for name, item in self._flat("state", state):
-            if isinstance(item, Functions):
-                behind.append(Behind(name, item))
-            elif isinstance(item, np.ndarray):
-                arrays.setdefault(id(item), (name, _known(name, item, writable=True)))
-            elif is_seed(item):
-                self.seeds.append(plain(item))
-            else:
-                path = str(getattr(item, "path", item.name)).partition(":")[0]
-                tensors.setdefault(id(plain(item)), (path, plain(item)))
-        self._groups: list[Group] = [
-            Tensors(*map(list, zip(*tensors.values(), strict=True))) if tensors else Tensors([], []),
-            Arrays([n for n, _ in arrays.values()], [a for _, a in arrays.values()]),
-            *behind,
-        ]
+        self._seeds: list[Any] = []  # variables of Keras' random layers, which each step sets anew
+        self._seen: dict[int, Any] = {}
+        self._groups = [*self._found("state", state)]
         if not self.names:
             raise ModelError(
                 f"edl.join(state=...) has no variables: a new worker would be sent nothing. {EXPECTED}"
@@ -231,21 +225,52 @@ class LoopState:
                 return f"{type(item).__name__} (it had {had} variables, and has {has})"
         return ""
 
-    def _flat(self, name: str, item: Any) -> Iterator[tuple[str, Any]]:
-        if isinstance(item, Functions | np.ndarray | tf.Variable | keras.Variable):
-            yield name, item
+    def set_seeds(self, words: np.ndarray) -> None:
+        """Prepare for the next turn: set the seeds of Keras' random layers to these words, uint32 [2]."""
+        for v in self._seeds:
+            v.assign(np.broadcast_to(words, v.shape).astype(getattr(v.dtype, "as_numpy_dtype", v.dtype)))
+        for group in self._groups:
+            group.begin()
+
+    def settle(self) -> None:
+        """Refuse further variables from now on: all workers must have the same ones."""
+        for group in self._groups:
+            group.settle()
+
+    def restore(self, values: Mapping[str, np.ndarray]) -> None:
+        """Set the state back to earlier values, by name; variables made since then become absent."""
+        now = zip(self.names, self.arrays(), strict=True)
+        arrays = [_padded(values.get(name), array) for name, array in now]
+        self.take_over(self.prepared([array.reshape(-1).view(np.uint8) for array in arrays]))
+
+    def _found(self, name: str, item: Any) -> Iterator[Group]:
+        identity = item
+        for adapter in tensors.adapters():
+            identity = adapter.identity(identity)
+        if self._seen.setdefault(id(identity), identity) is not identity:
+            return
+        if isinstance(item, Functions):
+            yield Behind(name, item)
+        elif isinstance(item, State):
+            yield Behind(name, Functions(lambda: dict(vars(item)), item.__dict__.update), kinds=True)
+        elif isinstance(item, np.ndarray):
+            yield Arrays([name], [_known(name, item, writable=True)])
+        elif is_seed(item):
+            self._seeds.append(item)
+        elif (group := tensors.first(lambda adapter: adapter.group(name, item))) is not None:
+            yield group
         elif isinstance(item, Mapping):
             for key, inner in item.items():
-                yield from self._flat(str(key) if name == "state" else f"{name}/{key}", inner)
+                yield from self._found(str(key) if name == "state" else f"{name}/{key}", inner)
         elif isinstance(item, Sequence) and not isinstance(item, str | bytes):
             for i, inner in enumerate(item):
-                yield from self._flat(f"{name}[{i}]", inner)
+                yield from self._found(f"{name}[{i}]", inner)
         elif (variables := getattr(item, "variables", None)) is not None and not callable(variables):
             if not getattr(item, "built", True):
                 build = f"call {type(item).__name__}.build(...) before edl.join()"
                 raise ModelError(f"{name} is not built, so its variables do not exist yet: {build}")
             self.sources.append((item, len(list(variables))))
-            yield from self._flat(name, list(variables))
+            yield from self._found(name, list(variables))
         else:
             raise ModelError(f"{name} is of type {type(item).__name__}: {EXPECTED}")
 
@@ -257,7 +282,7 @@ def named(names: Sequence[str]) -> str:
 
 def is_seed(v: Any) -> bool:
     """Whether it is the state of a Keras seed generator."""
-    name = str(getattr(v, "path", v.name)).partition(":")[0]
+    name = str(getattr(v, "path", getattr(v, "name", ""))).partition(":")[0]
     return name.rpartition("/")[2] == "seed_generator_state"
 
 
@@ -269,5 +294,35 @@ def _known(name: str, array: np.ndarray, writable: bool = False) -> np.ndarray:
     return array
 
 
-def _viewed(parts: list[np.ndarray], like: Sequence[np.ndarray]) -> list[np.ndarray]:
-    return [np.asarray(p).view(a.dtype).reshape(a.shape) for p, a in zip(parts, like, strict=True)]
+def _read(name: str, leaf: Any) -> np.ndarray:
+    """A leaf's values.
+
+    Raises:
+        ModelError: it is neither an array nor a number.
+    """
+    if isinstance(leaf, int | float | complex):
+        return np.asarray(leaf)
+    try:
+        return tensors.array(leaf)
+    except TypeError as error:
+        raise ModelError(
+            f"{name} is of type {type(leaf).__name__}; expected an array or a number. Put an object that "
+            "a step changes in its place beside edl.State(...): state=[edl.State(...), object]"
+        ) from error
+
+
+def _back(leaf: Any) -> Callable[[np.ndarray], Any]:
+    """Return a function that makes a value of the leaf's kind of an array."""
+    if isinstance(leaf, int | float | complex):
+        return lambda array: type(leaf)(array.item())
+    spec = tensors.spec(leaf)
+    assert spec is not None, "it was read"
+    return spec.restore
+
+
+def _padded(value: np.ndarray | None, like: np.ndarray) -> np.ndarray:
+    """The value with zeros at its end, up to the size of `like`."""
+    found = np.zeros_like(like)
+    if value is not None:
+        found.reshape(-1)[: value.size] = value.reshape(-1)
+    return found

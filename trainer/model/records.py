@@ -6,23 +6,23 @@ from __future__ import annotations
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import keras
 import numpy as np
 
 from edl.contract.layout import Layout, Part
 from edl.contract.order import Order, record_seeds
-from edl.data import RandomAccess, Reader
+from edl.data import RandomAccess, Reader, nest
 from edl.data.exact import refuse_masked, refuse_mixed
-from edl.data.nest import with_ones
 from edl.data.place import place
 from edl.errors import DataError
 from edl.trainer.model.arrays import kind_of, nbytes, protected, standard
 from edl.trainer.model.data import BadRecord, Batch, named, with_place
-from edl.trainer.model.transform import Transform
 from edl.trainer.runtime.error_report import format_error
 from edl.trainer.runtime.watchdog import Watch, unwatched
+
+if TYPE_CHECKING:
+    from edl.trainer.model.transform import Transform
 
 SAMPLE = 16  # records, to see how large one is
 MOST_BAD = 1000  # at the beginning of the data: more cannot be a few that one may leave out
@@ -126,7 +126,7 @@ class Records:
         """
         try:
             whole = lambda *arrays: self._whole(*arrays)[back]  # noqa: E731
-            records = keras.tree.map_structure(whole, *pieces) if len(pieces) > 1 else pieces[0]
+            records = nest.map_leaves(whole, *pieces) if len(pieces) > 1 else pieces[0]
             return self._as_batch(records, indices, epoch)
         except Exception:
             if not self._lenient:
@@ -189,7 +189,7 @@ class Records:
         start, stop = indices[0], indices[-1] + 1
         if list(indices) == list(range(start, stop)):
             return self._read(start, stop)
-        return keras.tree.map_structure(self._whole, *(self._read(i, i + 1) for i in indices))
+        return nest.map_leaves(self._whole, *(self._read(i, i + 1) for i in indices))
 
     def good(self, indices: np.ndarray, epoch: int) -> Batch:
         """The records at `indices` in an epoch, without those that are bad if `lenient`.
@@ -228,13 +228,13 @@ class Records:
                 f"(features, None) where the model needs no labels, not {type(fed).__name__}"
                 + (f" of {len(fed)}" if isinstance(fed, tuple | list) else "")
             )
-        given = tuple(with_ones(fed, len(indices))) + (None,) * (3 - len(fed))
+        given = tuple(nest.with_ones(fed, len(indices))) + (None,) * (3 - len(fed))
         try:
-            x, y, weights = keras.tree.map_structure(standard, given)
+            x, y, weights = nest.map_leaves(standard, given)
         except (TypeError, ValueError):
             self._refuse_objects(given, where)
             raise
-        for path, array in keras.tree.flatten_with_path((x, y, weights)):
+        for path, array in nest.leaves((x, y, weights)):
             # What a record becomes is counted as that record, so it must be one.
             if array is not None and (not array.shape or array.shape[0] != len(indices)):
                 name = _name(path)
@@ -255,7 +255,7 @@ class Records:
         Raises:
             DataError: one of the arrays cannot be a tensor.
         """
-        for path, array in keras.tree.flatten_with_path(fed):
+        for path, array in nest.leaves(fed):
             try:
                 standard(array)
             except (TypeError, ValueError) as error:
@@ -268,7 +268,7 @@ class Records:
     def _fed(self, records: Any, indices: np.ndarray) -> Any:
         if self._feed is None:
             return records
-        given = keras.tree.map_structure(protected, records)  # a reader may return views of its data
+        given = nest.map_leaves(protected, records)  # a reader may return views of its data
         with self._watch(lambda: f"{self._name}: feed() of the {named(indices)}"):
             try:
                 return self._feed(given)
@@ -295,17 +295,15 @@ class Records:
             if shard not in self._open or self._open[shard][0] != number:
                 start = number * size
                 read = self._read(start, min(start + size, self._order.layout.records))
-                if self._open:
-                    keras.tree.assert_same_structure(next(iter(self._open.values()))[1], read)
-                self._open[shard] = number, read, list(map(np.asarray, keras.tree.flatten(read)))
+                like = next(iter(self._open.values()))[1] if self._open else read
+                arrays = nest.map_leaves(lambda _, array: np.asarray(array), like, read)
+                self._open[shard] = number, arrays, nest.flatten(arrays)
             _, records, arrays = self._open[shard]
             here = within[ends[nth - 1] if nth else 0 : ends[nth]]
             picked[nth] = [array.take(here, axis=0) for array in arrays]
         back = np.empty_like(grouped)
         back[grouped] = np.arange(len(grouped))
-        return keras.tree.pack_sequence_as(
-            records, [self._whole(*arrays)[back] for arrays in zip(*picked, strict=True)]
-        )
+        return nest.pack(records, [self._whole(*arrays)[back] for arrays in zip(*picked, strict=True)])
 
     def _whole(self, *arrays: Any) -> np.ndarray:
         """The arrays of several reads as one.
@@ -335,7 +333,7 @@ class Records:
         return records
 
     def _check(self, records: Any, count: int, call: str) -> None:
-        for array in keras.tree.flatten(records):
+        for array in nest.flatten(records):
             if isinstance(array, str | bytes) or not hasattr(array, "__len__"):
                 raise DataError(
                     f"{self._name}: {call} must give an array with an entry for each record, or a tuple, "
@@ -351,9 +349,10 @@ class Records:
                     raise DataError(f"{self._name}: {call}: {error}") from error
 
 
-def _name(path: Sequence[Any]) -> str:
-    """An array as the user knows it: features['age']."""
-    return ("features", "labels", "weights")[path[0]] + "".join(f"[{key!r}]" for key in path[1:])
+def _name(path: str) -> str:
+    """An array as the user knows it: features['age'], from [0]['age']."""
+    which, rest = path[1:].split("]", 1)
+    return ("features", "labels", "weights")[int(which)] + rest
 
 
 def _line(error: BaseException) -> str:

@@ -22,7 +22,7 @@ import numpy as np
 
 from edl.errors import EdlError
 
-Vector: TypeAlias = Any  # float32 [n]: a TensorFlow tensor or a NumPy array, as the learner uses
+Vector: TypeAlias = Any  # [n]: a TensorFlow tensor of float32, or a NumPy array, as the learner uses
 Prepare: TypeAlias = Callable[[list[np.ndarray]], Any]  # takes a state's parts
 
 
@@ -74,7 +74,8 @@ class Ring(Protocol):
     def reduce(self, vector: Vector) -> Vector:
         """Return the sum of `vector` over all ranks, the same on each rank to the bit.
 
-        Called from any thread, one call at a time.
+        An array may hold the sum afterwards, or anything if the ring breaks. Called from any thread, one
+        call at a time.
 
         Raises:
             RingBroken: the sum did not come back here; other ranks may have it.

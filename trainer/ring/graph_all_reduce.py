@@ -14,8 +14,8 @@ from tensorflow.core.framework import attr_value_pb2
 from tensorflow.python.eager import context as tf_context
 
 from edl.trainer.ring.base import RingBroken
+from edl.trainer.ring.gloo import HUNG_SECONDS
 
-HUNG_SECONDS = 10.0  # inside a ring that was cut
 OVERDUE = 10  # times the longest graph so far: parts grow when a ring shrinks
 
 

@@ -228,7 +228,7 @@ class LocalRing:
         self._collective("form")
 
     def reduce(self, vector: Vector) -> Vector:
-        return self._collective("reduce", given=np.array(vector, np.float32))
+        return self._collective("reduce", given=np.array(vector))
 
     def broadcast(self, data: np.ndarray, root: int) -> np.ndarray:
         result = self._collective("broadcast", root, given=data.copy())

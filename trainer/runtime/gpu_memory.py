@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How much memory of its GPUs this process may take (`worker.gpuMemory`)."""
+"""How much of the machine TensorFlow may take: GPU memory (`worker.gpuMemory`), threads (`local.threads`)."""
 
 from __future__ import annotations
-
-import tensorflow as tf
 
 
 def set_gpu_memory(allowed: str | int) -> None:
@@ -20,9 +18,20 @@ def set_gpu_memory(allowed: str | int) -> None:
     """
     if allowed == "all":
         return
+    import tensorflow as tf
+
     for gpu in tf.config.list_physical_devices("GPU"):
         if isinstance(allowed, int):
             limited = tf.config.LogicalDeviceConfiguration(memory_limit=allowed)
             tf.config.set_logical_device_configuration(gpu, [limited])
         else:
             tf.config.experimental.set_memory_growth(gpu, True)
+
+
+def set_threads(threads: int) -> None:
+    """Limit TensorFlow's threads, before its first operation; 0 leaves their number to TensorFlow."""
+    if threads:
+        import tensorflow as tf
+
+        tf.config.threading.set_intra_op_parallelism_threads(threads)
+        tf.config.threading.set_inter_op_parallelism_threads(1)

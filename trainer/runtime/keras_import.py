@@ -1,15 +1,42 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Import TensorFlow and Keras without two packages that Keras imports and a worker does not need."""
+"""Import TensorFlow and Keras without two packages that Keras imports and a worker does not need.
+
+`import_leading` does the same for what a script imports, whatever that is.
+"""
 
 from __future__ import annotations
 
 import gc
 import importlib
+import importlib.util
 import sys
+import sysconfig
+from collections.abc import Iterable
+from pathlib import Path
 
 # Keras tries to import both for extras that fail with a clear error without them: its scikit-learn wrappers
 # and two functions that draw galleries. Where they are installed they are a third of the import: 2 of 6.6 s.
 UNNEEDED = ("matplotlib", "sklearn")
+
+
+def import_leading(names: Iterable[str]) -> None:
+    """Import modules that a script imports first. What cannot be imported is left to the script.
+
+    The list ends with a module that is not installed: a file beside the script, which may do anything.
+    """
+    installed = [Path(sysconfig.get_path(of)).resolve() for of in ("purelib", "platlib")]
+    for name in names:
+        try:
+            root = name.partition(".")[0]
+            found = importlib.util.find_spec(root)
+            origin = found.origin if found is not None else None
+            if origin is None or not any(Path(origin).resolve().is_relative_to(root) for root in installed):
+                return
+            if root in ("keras", "tensorflow"):
+                _import((root,))
+            importlib.import_module(name)
+        except Exception:  # raised again by the script, which may handle it
+            return
 
 
 def import_keras() -> None:
@@ -18,6 +45,10 @@ def import_keras() -> None:
     Code that imports these packages itself, before or afterwards, finds them. The imported objects live as
     long as the process, so they are excluded from garbage collection.
     """
+    _import(("tensorflow", "keras"))
+
+
+def _import(names: Iterable[str]) -> None:
     # Collections during the import free next to nothing, and take a sixth of its time.
     collects = gc.isenabled()
     gc.disable()
@@ -25,8 +56,8 @@ def import_keras() -> None:
     for name in hidden:
         sys.modules[name] = None  # type: ignore[assignment]  # `import` raises ModuleNotFoundError
     try:
-        importlib.import_module("tensorflow")
-        importlib.import_module("keras")
+        for name in names:
+            importlib.import_module(name)
     finally:
         for name in hidden:
             del sys.modules[name]

@@ -22,33 +22,33 @@ import hashlib
 import itertools
 import json
 import math
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
-import keras
 import numpy as np
-import tensorflow as tf
 
 from edl.errors import ModelError
 from edl.trainer.agreement import control
 from edl.trainer.agreement.metric_values import Value
 from edl.trainer.embedding.interfaces import Commit, Table
-from edl.trainer.model import snapshot
+from edl.trainer.model import tensors
 from edl.trainer.model.data import Batch, Following, nothing_follows
 from edl.trainer.model.digests import digest
-from edl.trainer.model.loop_state import MISSING, REPLACED, WORDS, LoopState, named
+from edl.trainer.model.loop_state import METRICS, MISSING, REPLACED, WORDS, LoopState, named
 from edl.trainer.model.variable_spec import VariableSpec
 from edl.trainer.ring.base import RingBroken, Vector
 from edl.trainer.step.turns import Given, Turn, Turns
 
-ALIGNED = 16  # values: TensorFlow's tensors begin at multiples of 64 bytes
+ALIGNED = 16  # values: each gradient begins at a multiple of 64 bytes, where a tensor may share its memory
 CHUNK = 1 << 16  # values that are multiplied and checked while they are in the processor's cache
 FIRST_CHECKED, CHECKED = 3, 100  # the state is compared in the first steps, and then in one of so many
 MOVES = 50  # updates with gradients that are not zero, which cannot all leave the whole state as it was
 SALTS = np.array([2654435761, 2246822519], np.uint64)  # odd, so that (step, rank) spreads over a seed's bits
+CACHE_LINE = 64  # bytes
+ONLY_OURS = 2  # references: that of the list, and that of the call that counts
+STOP = "edl/stop"  # a metric that is not 0 if a worker asks for the end of the training
 UNCHECKED = np.zeros((0, WORDS), np.float32)
 RULE = (
     "between two steps only the result of step.mean() may change the state, because workers see different "
@@ -59,23 +59,6 @@ CAUSES = (  # the likeliest first
     "step.mean() changes the state. If both are excluded: an operation whose result depends on the machine, "
     "or bad memory"
 )
-
-
-@dataclass(frozen=True, eq=False)
-class Leaf:
-    """One gradient of a step."""
-
-    shape: tuple[int, ...]
-    dtype: Any
-    of_tensorflow: bool
-    missing: bool = False  # it is None
-
-    @property
-    def size(self) -> int:
-        return 0 if self.missing else math.prod(self.shape)
-
-    def __str__(self) -> str:
-        return "None" if self.missing else f"float {list(self.shape)}"
 
 
 class Gradients:
@@ -91,9 +74,14 @@ class Gradients:
     """
 
     def __init__(self, tree: Any, has_loss: bool, metrics: Sequence[str]):
-        self._tree, self.has_loss, self.metrics = tree, has_loss, tuple(metrics)
-        self.leaves = [_leaf(i, given) for i, given in enumerate(keras.tree.flatten(tree))]
-        rooms = [-(-leaf.size // ALIGNED) * ALIGNED for leaf in self.leaves]
+        self.has_loss, self.metrics = has_loss, tuple(metrics)
+        flat = tensors.flatten(tree)
+        self._tree = tensors.pack(tree, [None] * len(flat))
+        self.leaves = [_spec(i, given) for i, given in enumerate(flat)]
+        self.dtype = np.dtype(np.float32)
+        if any(leaf is not None and leaf.dtype == "float64" for leaf in self.leaves):
+            self.dtype = np.dtype(np.float64)
+        rooms = [-(-_size(leaf) // ALIGNED) * ALIGNED for leaf in self.leaves]
         self.starts = [0, *itertools.accumulate(rooms)]  # of each leaf in a vector, and the end of the last
         self.size = self.starts[-1]
 
@@ -103,61 +91,81 @@ class Gradients:
         Raises:
             ModelError: the gradients or metrics are not as in the first step.
         """
-        arrays = keras.tree.flatten(tree)
-        found = [_leaf(i, given) for i, given in enumerate(arrays)]
+        arrays = tensors.flatten(tree)
+        found = [_spec(i, given) for i, given in enumerate(arrays)]
         if len(found) != len(self.leaves):
             raise ModelError(
                 f"step.mean() was given {len(found)} gradients, in earlier steps {len(self.leaves)}"
             )
         for i, (now, before) in enumerate(zip(found, self.leaves, strict=True)):
-            if (now.shape, now.missing) != (before.shape, before.missing):
-                raise ModelError(f"gradient {i} of step.mean() is {now}, in earlier steps it was {before}")
+            if (now and now.shape) != (before and before.shape):
+                raise ModelError(
+                    f"gradient {i} of step.mean() is {_shown(now)}, in earlier steps it was {_shown(before)}"
+                )
         if tuple(sorted(metrics)) != self.metrics:
             raise ModelError(
                 f"step.mean() was given the metrics {sorted(metrics)}, in earlier steps {list(self.metrics)}"
             )
-        flat = [None if leaf.missing else _array(a) for leaf, a in zip(found, arrays, strict=True)]
+        flat = [None if a is None else tensors.array(a).reshape(-1) for a in arrays]
         return Given(flat, float(0.0 if loss is None else loss), [float(metrics[m]) for m in self.metrics])
 
     def fill(self, to: np.ndarray, given: Given, weight: float) -> bool:
-        """Write the gradients times `weight`, float32 [size]; returns whether all are finite."""
+        """Write the gradients times `weight`, [size]; returns whether all are finite."""
         finite = True
         ranges = itertools.pairwise(self.starts)
         for leaf, array, (start, end) in zip(self.leaves, given.gradients, ranges, strict=True):
-            to[start + leaf.size : end] = 0.0
-            for at in range(0, leaf.size, CHUNK):
-                chunk = to[start + at : start + min(at + CHUNK, leaf.size)]
-                np.multiply(array[at : at + CHUNK], np.float32(weight), out=chunk, casting="unsafe")
+            size = _size(leaf)
+            to[start + size : end] = 0.0
+            for at in range(0, size, CHUNK):
+                chunk = to[start + at : start + min(at + CHUNK, size)]
+                np.multiply(array[at : at + CHUNK], self.dtype.type(weight), out=chunk, casting="unsafe")
                 finite = finite and math.isfinite(chunk.min()) and math.isfinite(chunk.max())
         return finite
 
-    def mean(self, total: Any, records: int) -> Any:
+    def mean(self, total: np.ndarray, records: int) -> Any:
         """The mean of each gradient, in the structure and the types that were given.
 
         Args:
-            total: the sums, float32 [at least size]: a tensor, in whose memory the means are then.
+            total: the sums, [at least size], in whose memory the means are then.
         """
-        memory = snapshot.memory(total)[: self.size]
-        np.multiply(memory, np.float32(1.0 / records), out=memory)
-        found: list[Any] = []
-        for leaf, start in zip(self.leaves, self.starts, strict=False):
-            if leaf.missing:
-                found.append(None)
-            elif leaf.of_tensorflow:
-                with tf.device("CPU:0"):  # a slice that begins at ALIGNED values shares the memory
-                    mean = tf.reshape(tf.slice(total, [start], [leaf.size]), leaf.shape)
-                found.append(mean if leaf.dtype == tf.float32 else tf.cast(mean, leaf.dtype))
-            else:
-                mean = memory[start : start + leaf.size].reshape(leaf.shape)
-                found.append(mean.astype(leaf.dtype, copy=False))
-        return keras.tree.pack_sequence_as(self._tree, found)
+        memory = total[: self.size]
+        np.multiply(memory, self.dtype.type(1.0 / records), out=memory)
+        found = [
+            None if leaf is None else leaf.restore(memory[start : start + _size(leaf)].reshape(leaf.shape))
+            for leaf, start in zip(self.leaves, self.starts, strict=False)
+        ]
+        return tensors.pack(self._tree, found)
 
     def any(self, total: np.ndarray) -> bool:
         """Whether a gradient is not zero, from sums as those that `fill` writes."""
         return any(total[at : min(at + CHUNK, self.size)].any() for at in range(0, self.size, CHUNK))
 
     def labels(self) -> list[str]:
-        return [*map(str, self.leaves), *self.metrics]
+        return [*map(_shown, self.leaves), *self.metrics]
+
+
+class Memory:
+    """Memory of the vectors of steps, which is used again when nothing refers to it any more.
+
+    Memory that is touched for the first time costs more than what is written to it. A loop may keep the means
+    of a step, which share the memory of its vector, for as long as it likes.
+    """
+
+    def __init__(self) -> None:
+        self._owners: list[np.ndarray] = []  # uint8 [bytes]
+
+    def take(self, length: int, dtype: np.dtype[Any]) -> np.ndarray:
+        """Return [length] values that nothing else uses. They begin at a multiple of 64 bytes."""
+        nbytes = length * dtype.itemsize + CACHE_LINE
+        fitting = [i for i, owner in enumerate(self._owners) if len(owner) == nbytes]
+        unused = [i for i in fitting if sys.getrefcount(self._owners[i]) == ONLY_OURS]
+        if unused:
+            owner = self._owners[unused[0]]
+        else:
+            owner = np.empty(nbytes, np.uint8)
+            self._owners = [*(self._owners[i] for i in fitting[-1:]), owner]  # at most two
+        begin = -owner.ctypes.data % CACHE_LINE
+        return owner[begin : begin + length * dtype.itemsize].view(dtype)
 
 
 class LoopLearner:
@@ -185,7 +193,8 @@ class LoopLearner:
         self.turns, self._state, self._reduce, self._sample, self._seed = turns, state, reduce, sample, seed
         self.gradients: Gradients | None = None  # known after the loop's first turn
         self.has_loss = True
-        self._vector: Any = None  # of an earlier step, whose memory is used again
+        self.is_stopped = False  # whether a worker has asked for the end of the training in an epoch
+        self._memory = Memory()
         self._metrics = np.zeros(0)  # sums of metric times records in this epoch, and these records
         self._checked = UNCHECKED  # digests of this step; empty if it is not checked
         self._before = self._checked  # at the beginning of the turn
@@ -200,7 +209,7 @@ class LoopLearner:
         """Learn what the loop passes to `step.mean`."""
         self.gradients, self.has_loss = gradients, gradients.has_loss
         self._metrics = np.zeros(len(gradients.metrics) + 1)
-        self._state.add("edl/metrics", self._metrics)
+        self._state.add(METRICS, self._metrics)
 
     def begin(self, step: int, rank: int, check: bool, whole: bool = True) -> None:
         """Prepare the state for a turn: set the seeds of random layers.
@@ -209,9 +218,8 @@ class LoopLearner:
             check: whether digests of the state are computed.
             whole: whether they are computed after the gradients, too.
         """
-        for v in self._state.seeds:
-            words = (self._seed + np.array([step, rank], np.uint64) * SALTS) % np.uint64(1 << 31)
-            v.assign(np.broadcast_to(words, v.shape).astype(v.dtype.as_numpy_dtype))
+        words = (self._seed + np.array([step, rank], np.uint64) * SALTS) % np.uint64(1 << 31)
+        self._state.set_seeds(words.astype(np.uint32))
         self._before, self._whole = self._state.digests() if check else UNCHECKED, whole
 
     def compare_first_steps(self) -> None:
@@ -220,11 +228,9 @@ class LoopLearner:
 
     def own_mean(self, given: Given, scale: float) -> Any:
         """The gradients of a turn without a ring, times `scale`, as `apply` would give them."""
-
-        def fill(to: np.ndarray) -> None:
-            self._gradients.fill(to, given, scale)
-
-        return self._gradients.mean(snapshot.filled([self._gradients.size], fill), 1)
+        vector = self._memory.take(self._gradients.size, self._gradients.dtype)
+        self._gradients.fill(vector, given, scale)
+        return self._gradients.mean(vector, 1)
 
     def refuse_grown(self) -> None:
         """Refuse a loop that makes variables in a step.
@@ -272,35 +278,30 @@ class LoopLearner:
             if step % CHECKED == 0:
                 self._refuse_still(step)
             used = batch if batch is not None and count else self._sample
-            given = self.turns.offer(Turn(used.x, step, count))
+            given = self.turns.offer(Turn(used.x, step, count, rank))
         else:
             self._checked = self._before = UNCHECKED
         told = contribution.copy()
-        vector, self._vector = self._vector, None
-        if vector is None:
-            vector = snapshot.filled([self._length], lambda to: self._fill(to, given, count, told))
-        else:  # memory that is touched for the first time costs more than what is written to it
-            self._fill(snapshot.memory(vector), given, count, told)
+        vector = self._memory.take(self._length, self._gradients.dtype)
+        self._fill(vector, given, count, told)
         ready_at = time.monotonic()
         try:
-            summed = self._reduce(vector)
+            total = self._reduce(vector)
         except RingBroken:
             if given is not None:
                 self.turns.answer(None)
             raise
         waited = time.monotonic() - ready_at
-        if not tf.is_tensor(summed):
-            summed = snapshot.filled([self._length], partial(np.copyto, src=summed))
-        total = _array(summed)
-        if total.ctypes.data != _array(vector).ctypes.data:  # else it is the sum in a ring of one
-            self._vector = vector
+        if total is not vector:  # a ring on threads, whose members share a result
+            np.copyto(vector, total)
+            total = vector
         self._refuse_unlike(total, step)
         self._new = max(self._new - 1, 0)
         agreed = control.read(total[-control.LENGTH :])
         if given is not None and (agreed.nonfinite or not agreed.records):
             self.turns.answer(None)  # there will be no update
         at_fault = bool(told[control.NONFINITE])
-        return control.StepResult(agreed, at_fault, waited, total.nbytes, summed)
+        return control.StepResult(agreed, at_fault, waited, total.nbytes, total)
 
     def apply(self, result: control.StepResult) -> None:
         """Give the loop the mean, and wait until it has applied it.
@@ -309,8 +310,8 @@ class LoopLearner:
             ModelError: the loop has made variables that are not in its state.
         """
         total, records = result.given, result.agreed.records
-        self._moves += self._gradients.any(_array(total))
-        self._metrics += [*_array(total)[self._gradients.size : self._after_metrics], records]
+        self._moves += self._gradients.any(total)
+        self._metrics += [*total[self._gradients.size : self._after_metrics], records]
         self.turns.answer(self._gradients.mean(total, records))
         self.refuse_grown()
 
@@ -386,7 +387,9 @@ class LoopLearner:
         self._metrics[:] = 0.0
         if not records:
             return {}
-        return dict(zip(self._gradients.metrics, (sums / records).tolist(), strict=True))
+        found = dict(zip(self._gradients.metrics, (sums / records).tolist(), strict=True))
+        self.is_stopped = self.is_stopped or found.pop(STOP, 0.0) > 0
+        return found
 
     # --- the state
 
@@ -408,6 +411,8 @@ class LoopLearner:
         self._still, self._moves = UNCHECKED, 0
 
     def change(self, values: Mapping[int, np.ndarray]) -> None:
+        if not values:
+            return
         self.take_over(self.prepared([values.get(i, part) for i, part in enumerate(self.parts())]))
 
     def fingerprint(self) -> str:
@@ -418,25 +423,25 @@ class LoopLearner:
         return digest(self.parts()).hex()
 
 
-def _leaf(place: int, gradient: Any) -> Leaf:
+def _spec(place: int, gradient: Any) -> tensors.Spec | None:
     if gradient is None:
-        return Leaf((), None, False, missing=True)
-    if not isinstance(gradient, tf.IndexedSlices) and not hasattr(gradient, "shape"):
+        return None
+    found = tensors.spec(gradient)
+    if found is None:
         raise ModelError(
             f"gradient {place} of step.mean() is of type {type(gradient).__name__}; pass tensors, NumPy "
             "arrays or None"
         )
-    of_tensorflow = tf.is_tensor(gradient) or isinstance(gradient, tf.IndexedSlices)
-    dtype: Any = gradient.dtype if of_tensorflow else np.asarray(gradient).dtype
-    if not (dtype.is_floating if of_tensorflow else dtype.kind in "fV"):  # V: bfloat16 of ml_dtypes
+    if not found.is_float:
         raise ModelError(
-            f"gradient {place} of step.mean() is of {dtype}, and must be of floating-point numbers"
+            f"gradient {place} of step.mean() is of {found.dtype}, and must be of floating-point numbers"
         )
-    return Leaf(tuple(gradient.shape), dtype, of_tensorflow)
+    return found
 
 
-def _array(gradient: Any) -> np.ndarray:
-    """A gradient as an array, [values], without a copy where that is possible."""
-    if isinstance(gradient, tf.IndexedSlices):
-        gradient = tf.convert_to_tensor(gradient)
-    return (snapshot.array(gradient) if tf.is_tensor(gradient) else np.asarray(gradient)).reshape(-1)
+def _size(leaf: tensors.Spec | None) -> int:
+    return 0 if leaf is None else math.prod(leaf.shape)
+
+
+def _shown(leaf: tensors.Spec | None) -> str:
+    return "None" if leaf is None else f"float {list(leaf.shape)}"

@@ -21,7 +21,7 @@ from __future__ import annotations
 import numpy as np
 
 from edl.errors import ModelError
-from edl.trainer.model.loop_state import MISSING, REPLACED, LoopState, named
+from edl.trainer.model.loop_state import METRICS, MISSING, REPLACED, LoopState, named
 from edl.trainer.step.turns import Given
 
 # The gradients that turns 3 and 4 return are smaller by this factor. Neither it nor its square is a usual
@@ -46,7 +46,7 @@ class LoopTrial:
     def __init__(self, state: LoopState, where: str):
         self._state, self._at = state, f" (edl.join(): {where})"
         self._given: list[Given] = []  # in each turn
-        self._states: list[list[np.ndarray]] = []  # before turn 2, and after turns 2, 3 and 4
+        self._states: list[dict[str, np.ndarray]] = []  # by name, before turn 2, and after turns 2, 3 and 4
 
     def begin(self, whole: bool) -> int:
         """Note the state before turn 2. Returns the number of turns that follow.
@@ -69,7 +69,7 @@ class LoopTrial:
 
     def changed(self) -> None:
         """Note the state between two turns, and put the second state back before turn 4."""
-        self._states.append(self._state.arrays())
+        self._states.append(dict(zip(self._state.names, self._state.arrays(), strict=True)))
         if len(self._states) == 3:
             self._put_back(1)
 
@@ -80,12 +80,12 @@ class LoopTrial:
             ModelError: they differ; the text names what does, and what to write.
         """
         self._put_back(0)
+        self._state.settle()
         if len(self._states) == 4:
             self._judge()
 
     def _put_back(self, nth: int) -> None:
-        parts = [array.copy().reshape(-1).view(np.uint8) for array in self._states[nth]]
-        self._state.take_over(self._state.prepared(parts))
+        self._state.restore(self._states[nth])
 
     def _judge(self) -> None:
         if different := self._different_gradients():
@@ -122,8 +122,11 @@ class LoopTrial:
         """The variables that the same mean has changed otherwise."""
         _, second, third, again = self._states
         found = []
-        for name, before, one, two in zip(self._state.names, second, third, again, strict=True):
-            if not np.array_equal(one, two, equal_nan=one.dtype.kind in "fc") and _differ(before, one, two):
+        for name, two in again.items():
+            before, one = (values.get(name, np.zeros_like(two)) for values in (second, third))
+            if before.shape != two.shape or one.shape != two.shape:
+                found.append(name)  # one turn has made a variable, and the other one has not
+            elif not np.array_equal(one, two, equal_nan=one.dtype.kind in "fc") and _differ(before, one, two):
                 found.append(name)
         return found
 
@@ -132,9 +135,13 @@ class LoopTrial:
         shapes = {len(g) for g in self._given[1].gradients if g is not None and g.any()}
         first, second, third, _ = self._states
         found = []
-        for name, *values in zip(self._state.names, first, second, third, strict=True):
+        for name in first:
+            if name == METRICS:
+                continue
+            values = [state[name] for state in (first, second, third)]
             one, two, three = (value.tobytes() for value in values)
-            if values[0].size in shapes and one == two == three:
+            is_number = not values[0].ndim or values[0].dtype.kind not in "fcV"  # a learning rate, a counter
+            if values[0].size in shapes and one == two == three and not is_number:
                 found.append(name)
         return found
 

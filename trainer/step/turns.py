@@ -31,6 +31,7 @@ class Turn:
     records: Any  # as the reader returns them
     number: int
     weight: int  # the number of records that count; 0: a sample, because this rank's part is empty
+    rank: int = 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)

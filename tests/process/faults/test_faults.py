@@ -120,7 +120,7 @@ async def test_an_error_of_the_users_code_is_charged_with_its_traceback(a_job: A
         await job.until(lambda: job.gone(members[2]))
         summary = await job.exact()
     (failure,) = summary["failures"]
-    assert failure["why"].startswith("Ordered: the storm said so (counting_faulty.py, line ")
+    assert failure["why"].startswith("Ordered: the storm said so (orders.py, line ")
     assert "counting_faulty.py" in failure["traceback"]
 
 

@@ -70,7 +70,7 @@ async def test_readers_are_killed_and_an_error_is_told_and_every_record_counts_o
         await job.ring_of(2)
         summary = await job.exact()
     assert len(summary["failures"]) == 1
-    assert summary["failures"][0]["why"].startswith("Ordered: the storm said so (counting_faulty.py, line ")
+    assert summary["failures"][0]["why"].startswith("Ordered: the storm said so (orders.py, line ")
 
 
 async def test_a_record_that_crashes_its_reader_is_left_out_and_named(a_job: A_Job) -> None:

@@ -3,24 +3,32 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from edl.contract.reasons import Reason
 from tests.process.conftest import MODELS
+from tests.support.jobs.evidence import saved_weights
 
 A_Job = Callable[..., Any]
 SCRIPT = f"model.script={MODELS / 'counting_loop.py'}"
 
 
+@pytest.mark.parametrize("library", ["tf", "torch", "jax"])
 async def test_killed_workers_of_a_loop_lose_nothing_and_their_successors_receive_the_state(
-    a_job: A_Job,
+    a_job: A_Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, library: str
 ) -> None:
+    pytest.importorskip({"tf": "tensorflow"}.get(library, library))
+    monkeypatch.setenv("EDL_COUNTING_STATE", library)
     async with a_job(SCRIPT, workers=3) as job:
         members = await job.ring_of(3)
         await job.stepping()
@@ -32,22 +40,36 @@ async def test_killed_workers_of_a_loop_lose_nothing_and_their_successors_receiv
         summary = await job.exact()
     assert summary["failures"] == []
     assert summary["state_losses"] == 0
+    if library == "tf":
+        return  # it trains no network
+    environment = {**os.environ, "EDL_COUNTING_EPOCHS": "4", "EDL_FAULTS": str(tmp_path)}
+    (alone := tmp_path / "alone").mkdir()
+    subprocess.run(
+        [sys.executable, MODELS / "counting_loop.py"], cwd=alone, env=environment, check=True, timeout=120
+    )
+    ours, theirs = (
+        [w for w in saved_weights(model) if w.ndim == 2]
+        for model in (job.output / "model.keras", alone / "model.keras")
+    )
+    np.testing.assert_allclose(ours, theirs, rtol=1e-3, atol=1e-5)
 
 
-async def test_workers_of_a_loop_with_numpy_state_join_and_leave(
+async def test_workers_of_a_numpy_loop_join_leave_and_are_killed_and_import_no_framework(
     a_job: A_Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("EDL_COUNTING_STATE", "numpy")
-    async with a_job(SCRIPT, workers=1) as job:
+    async with a_job(SCRIPT, workers=1, own_fork_server=True) as job:
         (first,) = await job.ring_of(1)
         await job.stepping()
         job.master.scale(3)
         await job.ring_of(3)
         await job.stepping()
         job.kill(first, number=signal.SIGTERM)
-        await job.ring_of(3, without=[first])
+        members = await job.ring_of(3, without=[first])
         await job.stepping()
         assert job.gone(first).code == 0
+        job.kill(members[0])
+        await job.ring_of(3, without=[members[0]])
         summary = await job.exact()
     assert summary["failures"] == []
 

@@ -9,11 +9,14 @@ import subprocess
 
 import pytest
 
+from edl.contract import script_imports
 from edl.contract.workers import (
     ASKED_BACKEND,
     MALLOC,
     WORKER_ENVIRONMENT,
     remove_leftovers,
+    respect_backend,
+    script_environment,
     worker_environment,
 )
 
@@ -42,13 +45,45 @@ def test_malloc_keeps_what_the_next_step_needs() -> None:
 @pytest.mark.parametrize("name", [MALLOC, "MALLOC_ARENA_MAX", "MALLOC_TRIM_THRESHOLD_"])
 def test_who_has_set_how_malloc_works_is_not_contradicted(name: str) -> None:
     given = {"HOME": "/", name: "1"}
-    assert worker_environment(given) == WORKER_ENVIRONMENT
+    assert worker_environment(given) == {**WORKER_ENVIRONMENT, ASKED_BACKEND: ""}
 
 
 def test_another_backend_of_keras_is_overridden_and_remembered() -> None:
     found = worker_environment({"KERAS_BACKEND": "torch"})
     assert (found["KERAS_BACKEND"], found[ASKED_BACKEND]) == ("tensorflow", "torch")
-    assert ASKED_BACKEND not in worker_environment({"KERAS_BACKEND": "tensorflow"})
+    assert worker_environment(found)[ASKED_BACKEND] == "torch", "a second process adds the same"
+
+
+@pytest.mark.parametrize("asked", ["jax", ""])
+def test_the_script_of_a_user_has_the_backend_that_the_user_has_asked_for(asked: str) -> None:
+    given = {"KERAS_BACKEND": asked} if asked else {}
+    found = {**given, **worker_environment(given)}
+    respect_backend(found)
+    assert found.get("KERAS_BACKEND", "") == asked
+
+
+def test_a_script_has_as_many_threads_as_the_values_say_unless_the_user_has_set_them() -> None:
+    found = script_environment({"OMP_NUM_THREADS": "7"}, "import numpy\n", 2)
+    assert "OMP_NUM_THREADS" not in found and found["OPENBLAS_NUM_THREADS"] == "2"
+    assert found["TF_NUM_INTRAOP_THREADS"] == "2"
+    assert set(script_environment({}, "import numpy\n", 0)) == {script_imports.VARIABLE}
+
+
+@pytest.mark.parametrize(
+    ("script", "modules"),
+    [
+        ('"""A loop."""\nimport os, numpy as np\nfrom torch import nn\nimport edl\n', ["numpy", "torch"]),
+        ("import numpy\nnumpy.seterr()\nimport torch\n", ["numpy"]),
+        ("import os\nos.environ['KERAS_BACKEND'] = 'jax'\nimport keras\n", []),
+        ("import torch.nn.functional as F\nfrom . import mine\nimport jax\n", ["torch.nn.functional"]),
+        ("import torch\nthis is no Python\n", []),
+        ("no-such-file.py", []),
+    ],
+)
+def test_only_imports_before_any_other_statement_are_made_for_a_script(
+    script: str, modules: list[str]
+) -> None:
+    assert script_imports.leading_imports(script) == modules
 
 
 LEFTOVERS = [

@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a user's script imports before it does anything else.
+
+A process that forks workers imports the same, so that a new worker need not. The first statement that is no
+import ends the list: it may set a variable such as KERAS_BACKEND, which an import after it reads.
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+from pathlib import Path
+
+VARIABLE = "EDL_SCRIPT_IMPORTS"
+"""The environment variable by which such a process receives the modules, separated by commas."""
+
+
+def leading_imports(script: str) -> list[str]:
+    """The modules that a script's first statements import, without those of Python itself.
+
+    Args:
+        script: the path of a Python file, or its text (it has more than one line then).
+
+    Returns:
+        An empty list also if the script cannot be read or parsed: its worker reports that.
+    """
+    try:
+        text = script if "\n" in script else Path(script).read_text(encoding="utf-8")
+        body = ast.parse(text).body
+    except (OSError, ValueError, SyntaxError):
+        return []
+    found: list[str] = []
+    for statement in body:
+        match statement:
+            case ast.Import(names):
+                found += [alias.name for alias in names]
+            case ast.ImportFrom(module=str(module), level=0):
+                found.append(module)
+            case ast.Expr(ast.Constant(str())):
+                continue  # the docstring
+            case _:
+                break
+    ours = {*sys.stdlib_module_names, "edl"}
+    return [name for name in dict.fromkeys(found) if name.partition(".")[0] not in ours]

@@ -1,0 +1,293 @@
+# SPDX-License-Identifier: Apache-2.0
+"""edl.join with PyTorch, here alone: its state, its gradients, its data, and what is refused."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import edl
+from edl.trainer import loop
+from edl.trainer.model.loop_state import LoopState
+
+sys.modules.setdefault("triton", None)  # type: ignore[arg-type]  # else two LLVMs are in this process
+torch: Any = pytest.importorskip("torch")
+
+X = np.random.default_rng(0).normal(size=(10, 3)).astype(np.float32)
+Y = X.sum(axis=1, keepdims=True)
+
+
+@pytest.fixture(autouse=True)
+def _alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(loop, "host", None)
+    monkeypatch.chdir(tmp_path)
+    torch.manual_seed(0)
+
+
+def data() -> Any:
+    return torch.utils.data.TensorDataset(torch.from_numpy(X), torch.from_numpy(Y))
+
+
+def network(*more: Any) -> Any:
+    return torch.nn.Sequential(torch.nn.Linear(3, 4), *more, torch.nn.Linear(4, 1))
+
+
+def joined(state: Any, given: Any = None, **how: Any) -> loop.Job:
+    return edl.join(data=given or data(), state=state, **{"batch_size": 4, "epochs": 2, "seed": 1, **how})
+
+
+def failed(state: Any, body: Callable[[Any], object]) -> str:
+    """The error of a loop with this body."""
+
+    def run() -> None:
+        for step in joined(state).steps():
+            body(step)
+
+    with pytest.raises(edl.EdlError) as error:
+        run()
+    return str(error.value)
+
+
+def loss_of(model: Any, records: Any) -> Any:
+    x, y = records
+    return ((model(x) - y) ** 2).mean()
+
+
+KINDS: dict[str, Callable[[Any], Any]] = {
+    "sgd": lambda p: torch.optim.SGD(p, 0.01, momentum=0.9),
+    "adamw": lambda p: torch.optim.AdamW(p, 0.01, amsgrad=True),
+    "rmsprop": lambda p: torch.optim.RMSprop(p, 0.01, centered=True),
+    "adagrad": lambda p: torch.optim.Adagrad(p, 0.01),
+    "nadam": lambda p: torch.optim.NAdam(p, 0.01),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_weights_are_those_of_the_same_loop_without_edl(kind: str) -> None:
+    """Slots that appear in the first step, a schedule, clipping, and an average of the weights."""
+
+    def made() -> Any:
+        torch.manual_seed(0)
+        model = network(torch.nn.Tanh())
+        optimizer = KINDS[kind](model.parameters())
+        schedule = torch.optim.lr_scheduler.OneCycleLR(
+            optimizer, 0.02, total_steps=20, cycle_momentum=kind == "sgd"
+        )
+        decay = torch.optim.swa_utils.get_ema_multi_avg_fn(0.9)
+        return model, optimizer, schedule, torch.optim.swa_utils.AveragedModel(model, multi_avg_fn=decay)
+
+    model, optimizer, schedule, average = made()
+    batches = []
+
+    def update(model: Any, optimizer: Any, schedule: Any, average: Any) -> None:
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+        optimizer.step()
+        schedule.step()
+        average.update_parameters(model)
+
+    job = joined([model, optimizer, {"schedule": schedule}, (average,)])
+    for step in job.steps():
+        optimizer.zero_grad()
+        (loss := loss_of(model, step.records)).backward()
+        if (mean := step.mean(model, loss=loss)) is None:
+            assert model[0].weight.grad is None
+            continue
+        assert mean is model
+        update(model, optimizer, schedule, average)
+        batches.append([array.clone() for array in step.records])
+    theirs, its, schedule_alone, average_alone = made()
+    for records in batches[3:]:  # after the trial
+        its.zero_grad()
+        loss_of(theirs, records).backward()
+        update(theirs, its, schedule_alone, average_alone)
+    for ours, alone in ((model, theirs), (average, average_alone)):
+        for name, value in ours.state_dict().items():
+            torch.testing.assert_close(value, alone.state_dict()[name], rtol=1e-5, atol=1e-6)
+    assert schedule.state_dict() == schedule_alone.state_dict()
+
+
+def test_a_new_worker_receives_slots_that_its_own_optimizer_has_not_made() -> None:
+    one, two = network(), network()
+    first, second = (torch.optim.Adam(model.parameters(), 0.01) for model in (one, two))
+    states = [LoopState([model, optimizer]) for model, optimizer in ((one, first), (two, second))]
+    fresh = dict(zip(states[1].names, states[1].arrays(), strict=True))
+    for model, optimizer in ((one, first), (two, second)):  # as in the trial
+        loss_of(model, (torch.from_numpy(X), torch.from_numpy(Y))).backward()
+        optimizer.step()
+        optimizer.step()
+    for state in states:
+        assert len(state.names) == len(fresh) + 3 * 4
+    states[1].restore(fresh)
+    assert not second.state, "an optimizer before its first step has no slots"
+    assert states[1].names == states[0].names
+    first.param_groups[0]["lr"] = 0.5
+    states[1].take_over(states[1].prepared(states[0].parts()))
+    assert np.array_equal(states[0].digests(), states[1].digests())
+    assert second.param_groups[0]["lr"] == 0.5
+    assert int(second.state[two[0].weight]["step"]) == 2
+    second.zero_grad()
+    loss_of(two, (torch.from_numpy(X), torch.from_numpy(Y))).backward()
+    second.step()
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float64", "complex64", "int32", "bool", "uint8"])
+def test_values_of_all_types_are_copied_bit_for_bit(dtype: str) -> None:
+    values = torch.tensor([0.1, 2.5, 0.0]).to(getattr(torch, dtype))
+    one, two = torch.nn.Module(), torch.nn.Module()
+    one.register_buffer("values", values)
+    two.register_buffer("values", torch.zeros_like(values))
+    ours, other = LoopState([one]), LoopState([two])
+    assert ours.specs()[0].dtype == dtype
+    other.take_over(other.prepared(ours.parts()))
+    assert torch.equal(two.values, values)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float64"])
+def test_gradients_of_other_types_come_back_in_their_type(dtype: str) -> None:
+    kind = getattr(torch, dtype)
+    model = network().to(kind)
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    for step in joined([model, optimizer]).steps():
+        x, y = step.records
+        optimizer.zero_grad()
+        loss_of(model, (x.to(kind), y.to(kind))).backward()
+        if step.mean(model) is not None:
+            assert {p.grad.dtype for p in model.parameters()} == {kind}
+            optimizer.step()
+
+
+def test_averages_of_batch_norm_are_averaged_with_the_gradients_and_undone_with_the_step() -> None:
+    model, alone = network(torch.nn.BatchNorm1d(4)), network(torch.nn.BatchNorm1d(4))
+    alone.load_state_dict(model.state_dict())
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    for step in joined([model, optimizer]).steps():
+        optimizer.zero_grad()
+        loss_of(model, step.records).backward()
+        if step.mean(model) is None:
+            assert int(model[1].num_batches_tracked) == 0
+            continue
+        optimizer.step()
+    assert int(model[1].num_batches_tracked) == 6
+    assert not torch.equal(model[1].running_mean, alone[1].running_mean)
+
+
+def test_two_modules_are_given_their_own_gradients() -> None:
+    one, two = network(), network()
+    optimizers = [torch.optim.SGD(model.parameters(), 0.01) for model in (one, two)]
+    for step in joined([one, two, *optimizers]).steps():
+        (loss_of(one, step.records) + 2 * loss_of(two, step.records)).backward()
+        expected = [p.grad.clone() for model in (one, two) for p in model.parameters()]
+        if step.mean({"one": one, "two": [two]}) is None:
+            continue
+        for p, grad in zip([*one.parameters(), *two.parameters()], expected, strict=True):
+            if step.number:
+                torch.testing.assert_close(p.grad, grad)
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+class Words(torch.utils.data.Dataset):  # type: ignore[misc]
+    def __len__(self) -> int:
+        return 10
+
+    def __getitem__(self, i: int) -> Any:
+        return torch.full([i % 3 + 1], float(i)), f"w{i}", i
+
+
+def padded(batch: Any) -> Any:
+    rows, words, numbers = zip(*batch, strict=True)
+    return {
+        "x": torch.nn.utils.rnn.pad_sequence(rows, batch_first=True),
+        "word": list(words),
+        "n": torch.tensor(numbers),
+    }
+
+
+def test_a_data_loader_gives_its_batches_as_it_makes_them() -> None:
+    loader = torch.utils.data.DataLoader(
+        Words(), batch_size=5, shuffle=False, collate_fn=padded, num_workers=2
+    )
+    weight, found = torch.zeros(1), []
+    for step in edl.join(data=loader, state=[weight], epochs=1).steps():
+        batch = step.records
+        assert batch["x"].shape == (len(batch["n"]), 3)
+        assert batch["word"].tolist() == [f"w{n}" for n in batch["n"].tolist()]
+        if step.mean([torch.ones(1)]) is not None:
+            weight += 1
+            found.append(batch["n"].tolist())
+    assert found[3:] == [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9]]
+
+
+def test_a_loader_that_chooses_its_records_is_refused() -> None:
+    sampler = torch.utils.data.WeightedRandomSampler([1.0] * 10, 10)
+    loader = torch.utils.data.DataLoader(Words(), sampler=sampler)
+    with pytest.raises(edl.EdlError, match="has the sampler WeightedRandomSampler; the job decides"):
+        joined([torch.zeros(1)], loader)
+
+
+def test_the_training_ends_with_the_epoch_in_which_the_loop_asks_for_it() -> None:
+    model, seen = network(), []
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    for step in (job := joined([model, optimizer], epochs=9)).steps():
+        loss_of(model, step.records).backward()
+        if step.mean(model) is None:
+            continue
+        optimizer.step()
+        optimizer.zero_grad()
+        seen.append(step.number)
+        if step.number == 4:
+            job.stop()
+    assert seen[3:] == [0, 1, 2, 3, 4, 5]
+    assert job.is_over
+
+
+def refusals() -> Iterator[tuple[str, Callable[[], Any], str]]:
+    meta = torch.nn.Linear(2, 1, device="meta")
+    yield "meta", lambda: [meta], "state[0].weight is on the device 'meta'"
+    yield "lazy", lambda: [torch.nn.LazyLinear(2)], "state[0].weight is not made yet; call the module once"
+    parallel = torch.nn.DataParallel(torch.nn.Linear(1, 1))
+    yield "wrapped", lambda: {"model": parallel}, "model is wrapped or sharded by DataParallel"
+    yield "held", lambda: edl.State(model=torch.nn.Linear(1, 1)), "state['model'] is of type Linear"
+
+    class Extra(torch.nn.Linear):  # type: ignore[misc]
+        def get_extra_state(self) -> Any:
+            return {"a": 1}
+
+    yield "extra", lambda: [Extra(1, 1)], "state[0]._extra_state is of type dict"
+
+
+@pytest.mark.parametrize(("state", "told"), [pytest.param(*r[1:], id=r[0]) for r in refusals()])
+def test_what_cannot_be_copied_is_refused_by_name(state: Callable[[], Any], told: str) -> None:
+    with pytest.raises(edl.EdlError) as error:
+        joined(state())
+    assert told in str(error.value)
+
+
+def test_a_schedule_that_is_missing_from_the_state_is_found_in_the_trial() -> None:
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+    rate = [0.01]
+
+    def body(step: Any) -> None:
+        loss_of(model, step.records).backward()
+        if step.mean(model) is not None:
+            optimizer.step()
+            optimizer.zero_grad()
+            rate[0] *= 0.9
+            optimizer.param_groups[0]["lr"] = rate[0]
+
+    assert "something that the loop changes is missing from `state`" in failed(
+        [model, optimizer, schedule], body
+    )
+
+
+def test_backward_must_be_called_before_mean() -> None:
+    model = network()
+    assert "modules without gradients; call loss.backward()" in failed([model], lambda step: step.mean(model))
