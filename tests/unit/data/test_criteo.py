@@ -83,7 +83,7 @@ def test_millions_of_ids_cost_nothing() -> None:
 
 def test_it_says_that_it_is_synthetic(capsys: pytest.CaptureFixture[str]) -> None:
     assert "SYNTHETIC" in (clicks.__doc__ or "")
-    train, test = clicks.data("train"), clicks.data("test")
+    train, test = clicks.data("train"), clicks.data("validation")
     assert clicks.data("predict") is None
     said = capsys.readouterr().err
     assert "synthetic click log: 20,000 records" in said and "no real data" in said
@@ -121,7 +121,7 @@ def test_a_log_of_criteo_takes_its_place(tmp_path: Path, monkeypatch: pytest.Mon
     train = clicks.data("train")
     assert train is not None
     assert len(train) == 3
-    assert clicks.data("test") is None
+    assert clicks.data("validation") is None
     assert clicks.hashed(train.read(0, 3)["ids"]).min() >= 0
 
 
