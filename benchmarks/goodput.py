@@ -414,7 +414,10 @@ def measure(job: Callable[..., Job], work: Path, rounds: int, minutes: range) ->
         "EDL_COUNTING_SLEEP": 0,
     }
     os.environ.update({name: str(value) for name, value in environment.items()})
-    found = [costs(job, work) for _ in range(rounds)]
+    found = []
+    for _ in range(rounds):
+        found.append(costs(job, work))
+        report.say(str(found[-1]))
     rows = [
         Row(f"cost: {field.name}", [getattr(each, field.name) for each in found], [], "s", "")
         for field in fields(Costs)
