@@ -21,7 +21,7 @@ OF_TYPE = {"bool": True, "int": 7, "float": 0.5, "string": "x", "list": [], "obj
 
 
 def allowed(value: Any, node: Any) -> bool:
-    """Whether a schema allows values of this one's type, whatever its other limits are."""
+    """Whether a schema allows values of this one's type; other limits are ignored."""
     if "enum" in node or "const" in node:
         return any(type(each) is type(value) for each in node.get("enum", [node.get("const")]))
     if "anyOf" in node:
