@@ -1,20 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How much of a spot fleet's time becomes training: a job that lives through it, and one begun again.
+"""How much of an hour of a spot fleet becomes training: a job that lives through it, and one begun again.
 
-A public record of spot instances (data/spot.csv) is replayed, one of its minutes in a second. The job has
-as many workers as FLEETS says where the fleet has all of its instances, and else its share of those that are
-there: the fewer they are, the more of the record's changes are none for it.
+A public record of spot instances (data/spot.csv) is replayed at real speed. The job has six workers where the
+fleet has all of its instances, and else its share of those that are there. Every second loss comes without
+notice (kill -9), the others two minutes after a notice, as a spot instance's.
 
-- ours: workers are killed and added as the record says. Every second loss comes without notice (kill -9), the
-  others with one: SIGTERM, and kill -9 two seconds later; a spot instance gets two minutes.
-- restarted: the same job as one that cannot change its size. At each change all of it ends by kill -9, and is
-  begun again with the workers that are there, from its newest checkpoint. Before a loss with notice, and
-  before it takes in new workers, it has a checkpoint written (within two seconds), and loses nothing then.
+- ours: workers are killed and added as the record says. The hour passes in the simulator's virtual time
+  (tests/simulator): the core and the workers' loops are those that ship, and so are the accounts of the time
+  and the checks that each record is in the model once.
+- restarted: the same job as one that cannot change its size. At each change all of it ends and is begun again
+  with the workers that are there, from its newest checkpoint. Before a loss with notice, and before it takes
+  in new workers, it writes a checkpoint.
 
-Both write checkpoints every ten seconds: ten minutes of the record. A step's work is sleep, in proportion to
-its records, so the workers do not compete for the cores of one machine. What a start takes is not compressed.
-Both are counted from the first step of the first ring. There is a figure only if the weights of the last
-checkpoint say that each record was counted as often as the number of its step tells.
+What things cost is measured first, in real jobs of edl on this machine: a change of the ring after a loss and
+at a join, the start of a worker, and the restart of a job from its checkpoint, until all have made a step.
+
+As a check of the simulator, a real job lives through an hour of the record in a minute, and the same minute
+is simulated.
 """
 
 from __future__ import annotations
@@ -24,9 +26,11 @@ import csv
 import os
 import random
 import signal
+import statistics
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Protocol
@@ -36,17 +40,30 @@ import psutil
 
 from benchmarks import report
 from benchmarks.report import Row
+from edl import config
 from edl.checkpoints import Checkpoint, Store
+from edl.config import values
+from edl.contract.ids import WorkerId
+from edl.master.core import events as ev
+from edl.trainer.ring.local import InProcessGroup, Slot
+from tests.simulator.checks import Checks
+from tests.simulator.faults import Faults
+from tests.simulator.fleet import Fleet
+from tests.simulator.master import Master
+from tests.simulator.rings import Delivery, Rings
+from tests.simulator.worker import Sim
+from tests.simulator.world import World
 
 HERE = Path(__file__).parent
 RECORD, INSTANCES = HERE / "data" / "spot.csv", 32
 MODEL = HERE.parent / "tests" / "models" / "counting_busy.py"
-FLEETS = (6, 10)  # workers
+WORKERS = 6  # where the fleet has all of its instances
 RECORDS, BATCH, RECORD_SECONDS = 20_000, 8, 0.00625  # of each worker: a step of all sleeps for 50 ms
-NOTICE_SECONDS = 2.0
-CHECKPOINT_SECONDS = 10
+STEP_SECONDS = 0.25  # of the simulated job
+NOTICE = 1 / 30  # of the replay: two minutes of an hour
+CHECKPOINT_SECONDS = 10.0, 600.0  # of the restarted job
 SECONDS = 60.0  # to wait for anything
-DENSE_HOUR, WHOLE = range(330, 390), range(720)  # minutes; the first is Parcae's "high availability, dense"
+DENSE_HOUR = range(330, 390)  # minutes; Parcae's "high availability, dense"
 
 
 @dataclass(frozen=True)
@@ -58,18 +75,36 @@ class Change:
 
 
 @dataclass(frozen=True)
+class Costs:
+    """Measured seconds.
+
+    Args:
+        loss, join: the longest that a survivor waits from step to step.
+        start: from the loss of a worker until its replacement has made a step.
+        restart: from the end of all processes of a job until a new one has made a step from the checkpoint.
+        write: from the request for a checkpoint until it is written.
+    """
+
+    loss: float
+    join: float
+    start: float
+    restart: float
+    write: float
+
+
+@dataclass(frozen=True)
 class Outcome:
     """What came of one replay.
 
     Args:
         useful: share of its time in which steps were made that are in the model at its end.
-        busy: seconds of work that are in the model, of each second that the record offers a worker.
-        kinds: the master's account of the time.
+        busy: the same of the seconds that the record offers workers.
+        changes: of the ring, or restarts of the job.
     """
 
     useful: float
     busy: float
-    kinds: dict[str, float]
+    changes: int
 
 
 class Job(Protocol):
@@ -125,7 +160,6 @@ def sets(fleet: int, directory: Path, *more: str) -> tuple[str, ...]:
         f"training.batchSize={BATCH * fleet}",
         "elastic.heartbeatTimeoutSeconds=3",
         f"checkpoint.dir={directory}",
-        f"checkpoint.seconds={CHECKPOINT_SECONDS}",
         *more,
     )
 
@@ -133,12 +167,6 @@ def sets(fleet: int, directory: Path, *more: str) -> tuple[str, ...]:
 def newest(directory: Path) -> Checkpoint | None:
     whole = [c for c in Store.open(str(directory)).checkpoints() if not c.wrong()]
     return whole[-1] if whole else None
-
-
-def records_in(directory: Path) -> int:
-    """Return how many records the newest checkpoint has been trained on."""
-    found = newest(directory)
-    return found.manifest.records if found else 0
 
 
 def keep(job: Job, directory: Path, seconds: float = SECONDS) -> None:
@@ -170,11 +198,163 @@ def check(directory: Path) -> None:
     )
 
 
+# --- what things cost
+
+
+def costs(job: Callable[..., Job], work: Path) -> Costs:
+    """Measure what things cost in a job of three workers."""
+    directory = work / f"costs-{time.monotonic_ns()}"
+    with job(work, 3, *sets(3, directory, "elastic.joinDelaySeconds=0"), start="spawn") as running:
+        before = running.journal.ring(3)
+        began = time.monotonic()
+        os.kill(running.pid(before.members[1]), signal.SIGKILL)
+        loss = running.journal.ring(2, after=before.generation)
+        join = running.journal.ring(3, after=loss.generation)
+        asked = time.monotonic()
+        keep(running, directory)
+        written = time.monotonic()
+        master = psutil.Process(running.master.pid)
+        for process in [master, *master.children(recursive=True)]:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        ended = time.monotonic()
+    with job(work, 3, *sets(3, directory, "checkpoint.resume=true"), start="spawn") as running:
+        again = running.journal.ring(3)
+    return Costs(loss.stall, join.stall, join.up_at - began, again.up_at - ended, written - asked)
+
+
 # --- the two sides
 
 
-def ours(job: Callable[..., Job], work: Path, minutes: range, fleet: int, seed: int) -> Outcome:
-    """The job lives through the changes."""
+class TimedFleet(Fleet):
+    """Workers that start in the measured time."""
+
+    def create(self, worker: WorkerId) -> None:
+        w = self.workers[worker] = Sim(worker, self)
+        takes = self.world.costs.start
+        self.does(w, 0.01, lambda: self.place(w))
+        self.does(w, takes / 2, lambda: self.greet(w))
+        self.does(w, takes, lambda: self.ready(w))
+
+
+class TimedDelivery(Delivery):
+    """Members of a ring that find each other in the measured time."""
+
+    def deliver(self, group: InProcessGroup, slots: list[Slot]) -> None:
+        if slots[0].call != ("form",):
+            super().deliver(group, slots)
+            return
+        new = any(not w.has_state for w in self.members)
+        takes = self.world.costs.join if new else self.world.costs.loss
+        self.clock.later(takes, lambda: self._comes_back(group, slots, 0.003))
+
+
+class Replay(World):
+    """A job of the simulator that lives through these changes, and is then stopped."""
+
+    def __init__(self, plan: list[Change], seconds: float, measured: Costs, seed: int):
+        super().__init__(seed, hours=seconds / 3600)
+        self.size, self.pace = round(self.size * self.pace / STEP_SECONDS), STEP_SECONDS
+        self.plan, self.seconds, self.costs = plan, seconds, measured
+        workers = {"workers": plan[0].workers, "minWorkers": 1, "maxWorkers": max(c.workers for c in plan)}
+        elastic = {"joinDelaySeconds": 1, "startupTimeoutSeconds": 60, "gracePeriodSeconds": 150}
+        self.values = values.merge(self.values, {**workers, "elastic": elastic, "checkpoint": {"dir": ""}})
+        self.config = config.parse(self.values)
+        self.reads, self.busy = None, None
+        self.rings, self.master, self.fleet = Rings(self), Master(self), TimedFleet(self)
+        self.rings.delivery = TimedDelivery
+        self.checks, self.faults = Checks(self), Changes(self, seconds)
+        self.master.watchdog.history = deque(maxlen=1000)
+
+
+class Changes(Faults):
+    """The changes of a replay, instead of random faults."""
+
+    def schedule(self) -> None:
+        plan = self.world.plan
+        chance = random.Random(self.world.seed)
+        self.members = 0
+        self.clock.later(1.0, self._await_the_first_ring)
+        self.noticed = dict(zip(plan[1:], with_notice(plan), strict=True))
+        self.chance = chance
+
+    def _await_the_first_ring(self) -> None:
+        """Count the time from the first step of the first ring."""
+        job = self.world.job
+        if job.goodput.kind != "useful":
+            self.clock.later(0.1, self._await_the_first_ring)
+            return
+        self.before = job.goodput.at(self.clock.now)
+        for change in self.world.plan[1:]:
+            self.clock.later(change.at, lambda change=change: self._become(change))
+        self.clock.later(0.5, self._count)
+        self.clock.later(self.world.seconds, self._end)
+
+    def _count(self) -> None:
+        job = self.world.job
+        self.members += len(job.ring.members) * (job.goodput.kind == "useful")
+        self.clock.later(1.0, self._count)
+
+    def _become(self, change: Change) -> None:
+        world, fleet = self.world, self.world.fleet
+        here = [w for w in fleet.workers.values() if w.alive and w.asked_at is None and not w.stopping]
+        members = [w for w in here if w.has_state]
+        lost = max(0, len(here) - change.workers)
+        for victim in self.chance.sample(members if len(members) >= lost else here, lost):
+            if self.noticed[change]:
+                fleet.terminate(victim)
+                self.clock.later(world.seconds * NOTICE, lambda victim=victim: fleet.exit(victim, "SIGKILL"))
+            else:
+                fleet.exit(victim, "SIGKILL")
+        # A master that heard of the smaller fleet before it has heard of the loss would let others go for it.
+        self.clock.later(0.5, lambda: world.master.hear(ev.Scale(change.workers)))
+
+    def _end(self) -> None:
+        now = self.world.job.goodput.at(self.clock.now)
+        kinds = {kind: now[kind] - self.before[kind] for kind in now}
+        seconds, changes = self.world.seconds, self.world.job.ring.generation - 1
+        busy = self.members / offered(self.world.plan, seconds)
+        told = ", ".join(f"{kind} {seconds:.1f}" for kind, seconds in kinds.items() if seconds)
+        report.say(f"the simulated job: {told}")
+        self.outcome = Outcome(kinds["useful"] / seconds, busy, changes)
+        self.strike("stop", "now")
+
+
+def ours(plan: list[Change], seconds: float, measured: Costs, seed: int) -> Outcome:
+    """The job lives through the changes, in virtual time.
+
+    Raises:
+        SimulationFailed: a record was lost or counted twice, or another promise was broken.
+    """
+    world = Replay(plan, seconds, measured, seed)
+    world.run()
+    return world.faults.outcome
+
+
+def restarted(plan: list[Change], seconds: float, measured: Costs, every: float) -> Outcome:
+    """The job is begun again at each change; its checkpoints, every so many seconds, cost it nothing."""
+    useful = busy = at = newest = 0.0
+    warned, restarts, n = with_notice(plan), 0, 0
+    while True:
+        after = next((m for m in range(n + 1, len(plan)) if plan[m].at > at), None)
+        end = seconds if after is None else plan[after].at
+        known = after is None or warned[after - 1] or plan[after].workers > plan[n].workers
+        # The newest checkpoint at its end: the one before it with notice, or else the last one that was due.
+        newest = end - measured.write * (after is not None) if known else at + (end - at) // every * every
+        kept = max(0.0, min(newest, end) - at)
+        useful, busy = useful + kept, busy + kept * plan[n].workers
+        if after is None:
+            return Outcome(useful / seconds, busy / offered(plan, seconds), restarts)
+        n, at, restarts = after, end + measured.restart, restarts + 1
+        while n + 1 < len(plan) and plan[n + 1].at <= at:  # came while it was being begun again
+            n += 1
+
+
+# --- a check of the simulator
+
+
+def really(job: Callable[..., Job], work: Path, minutes: range, fleet: int, seed: int) -> float:
+    """A real job lives through the changes, a minute in a second. Returns its share of useful time."""
     plan, chance = changes(minutes, fleet), random.Random(seed)
     directory = work / f"elastic-{time.monotonic_ns()}"
     with job(work, plan[0].workers, *sets(fleet, directory)) as running:
@@ -184,14 +364,15 @@ def ours(job: Callable[..., Job], work: Path, minutes: range, fleet: int, seed: 
         for change, noticed in zip(plan[1:], with_notice(plan), strict=True):
             _pause(began + change.at, due)
             victims = _become(running, change.workers, chance, noticed)
-            due += [(time.monotonic() + NOTICE_SECONDS, victim) for victim in victims if noticed]
+            due += [(time.monotonic() + len(minutes) * NOTICE, victim) for victim in victims if noticed]
         _pause(began + len(minutes), due)
         after = running.client.status()
         keep(running, directory)
     check(directory)
     kinds = {kind: after["goodput"][kind] - before["goodput"][kind] for kind in after["goodput"]}
-    records = after["records"]["applied"] - before["records"]["applied"]
-    return _outcome(kinds["useful"] / sum(kinds.values()), records, plan, minutes, kinds)
+    told = ", ".join(f"{kind} {seconds:.1f}" for kind, seconds in kinds.items() if seconds)
+    report.say(f"a real job: {told}")
+    return float(kinds["useful"] / sum(kinds.values()))
 
 
 def _pause(end: float, due: list[tuple[float, psutil.Process]]) -> None:
@@ -225,100 +406,40 @@ def _staying(job: Job) -> dict[int, dict[str, Any]]:
     return {w["id"]: w for w in job.client.status()["workers"] if w["state"] != "draining"}
 
 
-@dataclass(frozen=True)
-class Life:
-    """One of the job that is restarted, as far as the model at the end has something of it.
-
-    Args:
-        useful: seconds of steps that the next life began with.
-        records: of these steps.
-    """
-
-    useful: float
-    records: int
-
-
-def restarted(job: Callable[..., Job], work: Path, minutes: range, fleet: int) -> Outcome:
-    """The job is begun again at each change."""
-    plan = changes(minutes, fleet)
-    warned = with_notice(plan)
-    directory = work / f"restarted-{time.monotonic_ns()}"
-    lives: list[Life] = []
-    began, n = 0.0, 0
-    while n < len(plan):
-        last = n + 1 == len(plan)
-        end = float(len(minutes)) if last else plan[n + 1].at
-        known = last or warned[n] or plan[n + 1].workers > plan[n].workers  # that it is about to end
-        with job(work, plan[n].workers, *sets(fleet, directory, "checkpoint.resume=true")) as running:
-            try:
-                first, useful = records_in(directory), 0.0
-                if not lives:
-                    running.journal.ring(plan[0].workers)
-                    began, status = time.monotonic(), running.client.status()
-                    first, useful = status["records"]["applied"], status["goodput"]["useful"]
-                time.sleep(max(0.0, began + end - time.monotonic()))
-                status = running.client.status()
-                if known and status["goodput"]["useful"]:
-                    with contextlib.suppress(TimeoutError):  # then it begins with the one before
-                        keep(running, directory, SECONDS if last else NOTICE_SECONDS)
-                    status = status if last else running.client.status()
-            finally:
-                _kill(running)
-        made = max(0, status["records"]["applied"] - first)
-        kept = min(max(0, records_in(directory) - first), made)
-        lives.append(Life((status["goodput"]["useful"] - useful) * kept / max(made, 1), kept))
-        # What came while it was being ended and begun is one change with what came last of it.
-        late = time.monotonic() - began
-        n = max([n + 1, *(m for m, change in enumerate(plan) if change.at <= late)])
-    check(directory)
-    useful = sum(life.useful for life in lives)
-    kinds = {"useful": useful, "restarts": float(len(lives) - 1)}
-    return _outcome(useful / len(minutes), sum(life.records for life in lives), plan, minutes, kinds)
-
-
-def _kill(job: Job) -> None:
-    """All of it at once: the master, and all that it has started."""
-    master = psutil.Process(job.master.pid)
-    for process in [master, *master.children(recursive=True)]:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            process.kill()
-    job.master.wait()
-
-
-def _outcome(
-    useful: float, records: int, plan: list[Change], minutes: range, kinds: dict[str, float]
-) -> Outcome:
-    busy = records * RECORD_SECONDS / offered(plan, len(minutes))
-    told = ", ".join(f"{kind} {seconds:.1f}" for kind, seconds in kinds.items() if seconds)
-    report.say(f"useful {useful:.3f}, busy {busy:.3f} ({told})")
-    return Outcome(useful, busy, kinds)
-
-
-def measure(job: Callable[..., Job], work: Path, pairs: int, minutes: range) -> list[Row]:
-    """Both sides in turns."""
+def measure(job: Callable[..., Job], work: Path, rounds: int, minutes: range) -> list[Row]:
+    """Both sides, and the check of the simulator."""
     environment = {
         "EDL_RECORD_SECONDS": RECORD_SECONDS,
         "EDL_COUNTING_RECORDS": RECORDS,
         "EDL_COUNTING_SLEEP": 0,
     }
     os.environ.update({name: str(value) for name, value in environment.items()})
-    rows: list[Row] = []
-    for fleet in FLEETS:
-        us, peer = [], []
-        for pair in range(pairs):
-            us.append(ours(job, work, minutes, fleet, seed=pair))
-            peer.append(restarted(job, work, minutes, fleet))
-        rows += _rows(us, peer, minutes, fleet)
+    found = []
+    for _ in range(rounds):
+        found.append(costs(job, work))
+        report.say(str(found[-1]))
+    rows = [
+        Row(f"cost: {field.name}", [getattr(each, field.name) for each in found], [], "s", "")
+        for field in fields(Costs)
+    ]
+    measured = Costs(*(statistics.median(row.ours) for row in rows))
+    rows += _rows(minutes, measured)
+    plan, seconds = changes(minutes, WORKERS), float(len(minutes))
+    real = [really(job, work, minutes, WORKERS, seed) for seed in range(rounds)]
+    simulated = [ours(plan, seconds, measured, seed).useful for seed in range(rounds)]
+    name = f"check: {len(minutes)} minutes in {len(minutes)} s, {WORKERS} workers; simulated"
+    rows.append(Row(name, real, simulated, "", ""))
     return rows
 
 
-def _rows(us: list[Outcome], peer: list[Outcome], minutes: range, fleet: int) -> Iterator[Row]:
-    found = len(changes(minutes, fleet)) - 1
-    name = f"{len(minutes) / 60:g} h of a spot fleet in {len(minutes)} s, {fleet} workers, {found} changes"
-    useful = [o.useful for o in us], [o.useful for o in peer]
-    row = Row(f"{name}: goodput of the job", *useful, "", ">= 0.95")
-    row.met = min(row.ours) >= 0.95
-    yield row
-    yield Row(f"{name}: to that of the restarted one", *useful, "", "ratio >= 3", (row.ratio or 0) >= 3)
-    busy = [o.busy for o in us], [o.busy for o in peer]
-    yield Row(f"{name}: of all workers' seconds", *busy, "", "")
+def _rows(minutes: range, measured: Costs) -> Iterator[Row]:
+    plan = [Change(60 * change.at, change.workers) for change in changes(minutes, WORKERS)]
+    seconds = 60.0 * len(minutes)
+    us = ours(plan, seconds, measured, seed=0)
+    name = f"{seconds / 3600:g} h of a spot fleet, {WORKERS} workers, {len(plan) - 1} changes"
+    for every in CHECKPOINT_SECONDS:
+        peer = restarted(plan, seconds, measured, every)
+        yield Row(
+            f"{name}: goodput; restarted, a checkpoint each {every:g} s", [us.useful], [peer.useful], "", ""
+        )
+        yield Row(f"{name}: of all workers' seconds, likewise", [us.busy], [peer.busy], "", "")

@@ -19,7 +19,7 @@ tf.config.threading.set_intra_op_parallelism_threads(1)
 tf.config.threading.set_inter_op_parallelism_threads(1)
 batch = int(sys.argv[1])
 model = evaluated.model()
-x, y = evaluated.records("test")
+x, y = evaluated.records("validation")
 model.evaluate(x, y, batch_size=batch, verbose=0)
 print("here", flush=True)
 for _ in sys.stdin:

@@ -2,7 +2,6 @@
 """`scripts/bench life`: what a job's life costs beside its steps. A measurement, no test.
 
 goodput      a job lives through the hour of a spot fleet, against one that is begun again at each change
-trace        the same with twelve hours (`--quick`: only when it is named)
 checkpoint   steps with a checkpoint, against steps without and a save that blocks; restoring
 evaluation   the ring's evaluation, against `model.evaluate`
 """
@@ -244,7 +243,7 @@ def _of_keras() -> float:
     return statistics.median(float(line) for line in done.stdout.split()[-TIMES:])
 
 
-PARTS = ("goodput", "trace", "checkpoint", "evaluation")
+PARTS = ("goodput", "checkpoint", "evaluation")
 
 
 def measure(only: list[str], rounds: int) -> Iterator[list[Row]]:
@@ -253,13 +252,10 @@ def measure(only: list[str], rounds: int) -> Iterator[list[Row]]:
         work = Path(directory)
         parts: dict[str, Callable[[], list[Row]]] = {
             "goodput": lambda: goodput.measure(OurJob, work, rounds, goodput.DENSE_HOUR),
-            "trace": lambda: goodput.measure(OurJob, work, 1, goodput.WHOLE),
             "checkpoint": lambda: [*written(work, rounds), *restored(work, rounds)],
             "evaluation": lambda: list(evaluated(work, rounds)),
         }
         for name in only:
-            if name == "trace" and tuple(only) == PARTS and rounds <= report.QUICK:
-                continue
             report.say(name)
             yield parts[name]()
 

@@ -405,17 +405,17 @@ def evaluation_of(
     """
     of, buffer = config.evaluation, config.data.buffer_mebibytes * MEBIBYTE
     sources = {}
-    for split in dict.fromkeys((of.split, FINAL)):
-        if (reader := module.reader(split)) is not None and len(reader):
+    for split, reader in module.held_out().items():
+        if len(reader):
             sources[split] = Records(
                 reader, module.feed_of(split), module.name, watch, transform=module.transform_of(split)
             )
             if told := memorized(train, reader, module.source(split)):
                 warn(told)
-        elif split != FINAL:
-            raise ModelError(
-                f"evaluation.split is {split!r}, and {module.name}: data({split!r}) has no records"
-            )
+    if of.split == FINAL and FINAL not in sources:
+        raise ModelError(f"evaluation.split is {FINAL!r}, and {module.name}: data({FINAL!r}) has no records")
+    if told := module.advice:
+        warn(told)
     if not sources or not samples:
         return None
     try:

@@ -29,7 +29,7 @@ import numpy as np
 
 from edl import config as config_module
 from edl.config import Config
-from edl.contract.evaluation import FINAL, PREDICTED
+from edl.contract.evaluation import FINAL, PREDICTED, VALIDATION, final_split
 from edl.contract.model_report import FoundArray, FoundMistake, FoundSplit, ModelReport
 from edl.contract.steps import Steps
 from edl.contract.workers import remove_leftovers
@@ -60,7 +60,7 @@ from edl.trainer.model import mistakes, user_model
 from edl.trainer.model.data import Batch
 from edl.trainer.model.graphs import keep_xla_explicit
 from edl.trainer.model.records import Records
-from edl.trainer.model.splits import memorized, refuse_empty
+from edl.trainer.model.splits import are_same, memorized, refuse_empty
 from edl.trainer.model.user_model import UserModel
 from edl.trainer.runtime.error_report import error_place, format_error
 from edl.trainer.runtime.watchdog import unwatched
@@ -91,7 +91,7 @@ class Check:
         with self._part(None, ends=True):
             loaded = user_model.of_job(config)
         once = functools.cache(loaded.data)  # each split is read once
-        for name in ("source", "function"):
+        for name in ("source", "function", "advice", "name_of"):
             setattr(once, name, getattr(loaded.data, name))
         module = replace(loaded, data=once)
         if config.servers or not config.is_decided:
@@ -124,7 +124,7 @@ class Check:
             return (PREDICTED,)
         if not config.trains:
             return (config.evaluation.split,)
-        return tuple(dict.fromkeys(("train", config.evaluation.split, FINAL)))
+        return ("train", VALIDATION, FINAL) if config.evaluation.split == VALIDATION else ("train", FINAL)
 
     def _read(self, module: UserModel, split: str) -> None:
         """Read a few records of a split, and make a batch of them.
@@ -135,11 +135,15 @@ class Check:
         config = self.config
         reader = module.reader(split)
         if reader is None or (not config.trains and not len(reader)):
-            if not config.trains or (split == config.evaluation.split != FINAL):
+            if not config.trains or split == config.evaluation.split == FINAL:
                 raise EdlError(
                     f"{module.name}: {module.source(split)} has no records, which the job needs ({split!r})"
                 )
             return
+        if config.trains and (told := module.advice):
+            self._warn(told)
+        if split == FINAL and VALIDATION in self._readers and are_same(reader, self._readers[VALIDATION]):
+            return  # data() returns its held-out records for every split other than "train"
         refuse_empty(len(reader), split, module.name, config.data.allow_empty)
         self._readers[split] = reader
         train = self._readers["train"] if split != "train" and "train" in self._readers else None
@@ -194,10 +198,11 @@ class Check:
                 config.export.further,
                 batch.x,
             )
-            if (held_out := self._readers.get(FINAL)) is not None and len(held_out):
+            final = final_split(config.evaluation.split, {s: len(r) for s, r in self._readers.items()})
+            if (held_out := self._readers.get(final)) is not None and len(held_out):
                 EvaluationMetrics(model, batch, self._warn, learner.lookups, learner.others)
                 few = [(0, min(TRIED_RECORDS, len(held_out)))]
-                found = evaluate(model, module, held_out, unwatched, few)
+                found = evaluate(model, module, held_out, unwatched, few, final)
                 self.report.metrics = _numbers(found)
 
     def _infer(self, module: UserModel, model: keras.Model) -> None:

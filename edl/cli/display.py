@@ -22,8 +22,10 @@ from rich.text import Text
 
 from edl.cli import output
 from edl.cli.jobs import ENDED, JobSnapshot, Phase
+from edl.contract.evaluation import FINAL
 from edl.contract.modes import HOROVOD, servers_of
 from edl.formatting import how_many, measured, plain
+from edl.report.results import held_out_results
 
 PLAIN_WIDTH = 240  # columns of output that is not a terminal
 STEPLESS = (Phase.Starting, Phase.Finishing)  # phases without steps, in which the reason says what is awaited
@@ -346,11 +348,9 @@ def result(summary: dict[str, Any], kept: str, model: str) -> str:
             f"({how_many(task['epochs'], 'epoch')} of {records['size']:,}) in "
             f"{how_many(task['steps_done'], 'step')}{loss}"
         )
-    if summary["metrics"]:
-        held_out = ", ".join(
-            f"{name} {measured(value)}" for name, value in sorted(summary["metrics"].items())
-        )
-        lines.append(f"  held out  {held_out}")
+    for split, found in held_out_results(summary).items():
+        measures = ", ".join(f"{name} {measured(value)}" for name, value in sorted(found.items()))
+        lines.append(f"  {'test    ' if split == FINAL else 'held out'}  {measures}")
     lines += [f"  warning   {text}" for text in summary.get("warnings", [])]
     lines.append("  seconds   " + ", ".join(f"{kind} {seconds:.1f}" for kind, seconds in goodput.items()))
     earlier = summary.get("earlier_generations", {"changes": 0, "stall_seconds": 0.0, "redone_records": 0})

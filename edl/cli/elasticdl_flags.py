@@ -88,7 +88,7 @@ def parse(task: str, line: Sequence[str]) -> Job:
     for rule in (_general, _data, _model, _training, _servers, _image, _pods, _volumes):
         rule(job, task, given)
     if task == TRAIN:
-        job.set("data.testFraction", 0)  # ElasticDL evaluates on validation data only
+        job.set("data.validationFraction", 0)  # ElasticDL evaluates on validation data only
     else:
         job.set("mode", task)
     if "--cluster_spec" in given or "--cluster_spec_json" in given:

@@ -17,7 +17,7 @@ OLDER = {
     "--image_base": "--image_base",
 }
 VALUES = {  # the value that a flag sets, as it is
-    "--validation_data": "data.test",
+    "--validation_data": "data.validation",
     "--prediction_data": "data.predict",
     "--training_data": "data.train",
     "--evaluation_steps": "evaluation.steps",

@@ -32,7 +32,9 @@ PLAIN_SECONDS = 5.0
 NARROWEST = 20  # columns in which a bar is drawn; a terminal without a size reports fewer
 # Steps of saving the model, and the end of the job: the result, which follows, names them.
 UNTOLD = frozenset({Reason.Evaluating, Reason.Saving, Reason.Succeeded, Reason.Failed, Reason.Stopped})
-_PLACE = re.compile(r"^Evaluation (?:at step [0-9,]+ on .* of data\('([a-z]+)'\)|on the held-out records): ")
+_PLACE = re.compile(
+    r"^Evaluation (?:(?:at step [0-9,]+ )?on .* of data\('([a-z]+)'\)|on the held-out records): "
+)
 
 
 class Story:
@@ -80,7 +82,7 @@ class Story:
             return
         text = self._here.sub("", text)
         if reason == Reason.Evaluated and self._epoch is not None and (place := _PLACE.match(text)):
-            split = "held out" if place[1] in (None, "test") else place[1]
+            split = "held out" if place[1] in (None, "validation") else place[1]
             self._epoch = self._epoch[0], f"{self._epoch[1]}; {split}: {text[place.end() :]}"
             yield from self.rest()
             return

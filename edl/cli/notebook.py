@@ -80,7 +80,7 @@ def fit(
     Args:
         model: a function that returns a compiled Keras model.
         data: the function `data(split)` or `data()` of a model file, or what it would return: arrays, a
-            table, a dataset. Of these, the share `data.testFraction` is held out.
+            table, a dataset. Of these, the share `data.validationFraction` is held out.
         workers: the number of worker processes.
         epochs: `training.epochs`.
         batch_size: `training.batchSize`, the number of records in a step of all workers together.

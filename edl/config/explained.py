@@ -15,8 +15,14 @@ from edl.config.messages import allowed, unknown
 from edl.errors import ConfigError
 
 
+_TYPE = re.compile(r"^\((?:bool|int|float|string|list|object|/)+\) ")
+
+
 def comments(file: Path) -> dict[str, str]:
-    """Return the `# --` comment of each key in a values file, by dotted key, without line breaks."""
+    """Return the `# --` comment of each key in a values file, by dotted key, without line breaks.
+
+    The type at its beginning, such as `(int)`, is left out: the schema has it.
+    """
     found: dict[str, str] = {}
     above: list[tuple[int, str]] = []  # the keys that the line is below, with their indents
     comment = ""
@@ -29,7 +35,7 @@ def comments(file: Path) -> dict[str, str]:
             above = [(indent, key) for indent, key in above if indent < len(match[1])]
             above.append((len(match[1]), match[2]))
             if comment:
-                found[".".join(key for _, key in above)] = comment
+                found[".".join(key for _, key in above)] = _TYPE.sub("", comment)
             comment = ""
     return found
 

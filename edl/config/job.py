@@ -100,7 +100,7 @@ class Data(Section):
     label: str
     weight: str
     options: dict[str, JsonValue]
-    test_fraction: LessThanOne
+    validation_fraction: LessThanOne
     shuffle: bool
     workers: Readers = Field(json_schema_extra=READERS)
     buffer_mebibytes: Count = Field(ge=1)
@@ -134,7 +134,7 @@ class Elastic(Section):
 class Evaluation(Section):
     """`evaluation`: when the model is evaluated, and on which records."""
 
-    split: Literal["test", "validation"]
+    split: Literal["validation", "test"]
     steps: Count = Field(ge=0)
     epochs: Count = Field(ge=0)
     batch_size: Int = Field(ge=1, lt=1 << 24)

@@ -30,6 +30,7 @@ RENAMED = {
     "paused": "suspend",
     "model.claim": "model.existingClaim",
     "data.claim": "data.existingClaim",
+    "data.testFraction": "data.validationFraction",
     "output.claim": "output.existingClaim",
 }
 

@@ -15,9 +15,22 @@ from dataclasses import dataclass, field
 from edl.contract.ranges import Range
 from edl.contract.steps import Steps
 
-FINAL = "test"  # the split on which the trained model is evaluated
+VALIDATION = (
+    "validation"  # the split on which a model is evaluated while it is trained, unless a value says otherwise
+)
+FINAL = "test"  # the split that only the trained model is evaluated on, if it has records
 PREDICTED = "predict"  # the split of a job that predicts
 ROUND_PARTS = 16  # files of predictions per evaluation batch
+
+
+def final_split(split: str, sizes: Mapping[str, int]) -> str:
+    """Return the split whose results are those of the trained model.
+
+    Args:
+        split: the split on which the model is evaluated during training.
+        sizes: number of records of each existing split.
+    """
+    return FINAL if sizes.get(FINAL) else split
 
 
 @dataclass(frozen=True, slots=True)

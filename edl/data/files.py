@@ -248,8 +248,8 @@ def find(addresses: Addresses, suffixes: Sequence[str] = (), reader: str = "") -
         raise DataError(f"{before}the address is empty; expected a path, a glob, a directory or an address")
     try:
         found = _found(name, tuple(suffixes)) if "://" not in name else _found_remote(name, tuple(suffixes))
-    except FileNotFoundError:
-        raise DataError(f"{name}: cannot be read: there is no such file or directory") from None
+    except FileNotFoundError as error:
+        raise DataError(f"{name}: cannot be read: there is no such file or directory") from error
     except OSError as error:
         raise DataError(f"{name}: cannot be read: {_reason(error)}") from error
     return found

@@ -64,7 +64,7 @@ class Subset:
         return there
 
 
-def split(data: Any, test: float = 0.2, seed: int = 0, validation: float = 0.0) -> dict[str, Reader]:
+def split(data: Any, validation: float | None = None, test: float = 0.0, seed: int = 0) -> dict[str, Reader]:
     """Divide records at random, the same way on every worker and in every run.
 
     If any record can be read by itself, single records are drawn; from files that are read in blocks, runs of
@@ -72,18 +72,22 @@ def split(data: Any, test: float = 0.2, seed: int = 0, validation: float = 0.0) 
 
     Args:
         data: a reader, or any argument of `dataset`.
-        test, validation: share of the records, from 0 to less than 1. Each is rounded to whole records.
+        validation: share of the records that the model is evaluated on while it is trained, from 0 to less
+            than 1, rounded to whole records. None: 0.2, or 0 with a share for the test.
+        test: share of the records that only the trained model is evaluated on.
         seed: seed of the draw.
 
     Returns:
-        Readers by split, for `data(split)`: "train", "test", and "validation" if its share is above 0.
+        Readers by split, for `data(split)`: "train", and "validation" and "test" if their shares are above 0.
 
     Raises:
         DataError: the shares leave no record for a split, or a share is not in [0, 1).
     """
     records = dataset(data, source="split")
     count = len(records)
-    shares = {"test": test, "validation": validation}
+    if validation is None:
+        validation = 0.0 if test else 0.2
+    shares = {"validation": validation, "test": test}
     for name, share in shares.items():
         if not 0 <= share < 1:
             raise DataError(f"split: {name} is {share}; expected a share from 0 to less than 1, such as 0.2")
@@ -94,7 +98,7 @@ def split(data: Any, test: float = 0.2, seed: int = 0, validation: float = 0.0) 
     sizes["train"] = runs - sum(sizes.values())
     for name in ("train", *wanted):
         if sizes[name] < 1:
-            raise DataError(f"split: of {count} records, none is left for {name!r} ({test=}, {validation=})")
+            raise DataError(f"split: of {count} records, none is left for {name!r} ({validation=}, {test=})")
     order = np.random.default_rng(seed).permutation(runs)
     found: dict[str, Reader] = {}
     begin = 0

@@ -6,14 +6,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from edl.contract.evaluation import FINAL, VALIDATION, final_split
 from edl.formatting import measured
 from edl.report.tables import text_of
 
 MOST_RESULTS = 8
+PREFIXES = {VALIDATION: "val_", FINAL: "test_"}  # of the metrics of a split, as in Keras
 
 
 def results(told: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return the newest loss and metrics with their names, each followed by its held-out values.
+    """Return the newest loss and metrics with their names, each followed by its values for held-out records.
 
     Args:
         told: the summary of the job, or its status while it runs; {} if neither is known.
@@ -21,9 +23,7 @@ def results(told: Mapping[str, Any]) -> list[tuple[str, str]]:
     trained = dict(told.get("epoch_metrics") or {})
     if (loss := told.get("epoch_loss")) is not None:
         trained = {"loss": loss, **trained}
-    held_out = {split: found["metrics"] for split, found in (told.get("evaluations") or {}).items()}
-    if told.get("metrics"):  # of the final model
-        held_out = {"": told["metrics"]}
+    held_out = held_out_results(told)
     names = dict.fromkeys([*trained, *(name for found in held_out.values() for name in found)])
     named = []
     for name in names:
@@ -31,9 +31,20 @@ def results(told: Mapping[str, Any]) -> list[tuple[str, str]]:
             named.append((name, measured(trained[name])))
         for split, found in held_out.items():
             if name in found:
-                of = f" ({split})" if len(held_out) > 1 else ""
-                named.append((f"{name}, held out{of}", measured(found[name])))
+                named.append((f"{PREFIXES.get(split, '')}{name}", measured(found[name])))
     return named[:MOST_RESULTS]
+
+
+def held_out_results(told: Mapping[str, Any]) -> dict[str, dict[str, float | None]]:
+    """Return the newest metrics for held-out records, by split.
+
+    Args:
+        told: see results().
+    """
+    found = {split: result["metrics"] for split, result in (told.get("evaluations") or {}).items()}
+    if told.get("metrics"):  # of the trained model
+        found[final_split(VALIDATION, found)] = told["metrics"]
+    return found
 
 
 def boxes(named: Iterable[tuple[str, str]]) -> str:

@@ -20,7 +20,7 @@ def data(split: str) -> Any:
     images, labels = load_digits(return_X_y=True)
     new = labels >= 5
     images = images[new].reshape(-1, 8, 8, 1).astype("float32") / 16
-    return edl.split((images, labels[new] - 5), test=0.2, seed=1)[split]
+    return edl.split((images, labels[new] - 5), validation=0.2, seed=1)[split]
 
 
 def model() -> keras.Model:

@@ -15,7 +15,7 @@ FOLDER = os.environ.get("IMAGES", "images")
 
 
 def data(split: str) -> Any:
-    return edl.split(edl.images(FOLDER, channels=1), test=0.2, seed=1)[split]
+    return edl.split(edl.images(FOLDER, channels=1), validation=0.2, seed=1)[split]
 
 
 def model() -> keras.Model:

@@ -21,7 +21,7 @@ def data(split: str) -> Any:
     words = [chance.integers(1, WORDS, length) for length in chance.integers(3, LONGEST + 1, RECORDS)]
     labels = np.array([sequence[-1] < WORDS // 2 for sequence in words], "float32")
     padded = keras.utils.pad_sequences(words, LONGEST, padding="post", value=PADDING)
-    return edl.split((padded, labels), test=0.2, seed=1)[split]
+    return edl.split((padded, labels), validation=0.2, seed=1)[split]
 
 
 def model() -> keras.Model:

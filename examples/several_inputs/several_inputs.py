@@ -29,7 +29,7 @@ def data(split: str) -> Any:
     tags = (chance.uniform(size=(RECORDS, TAGS)) < 0.2).astype("float32")
     urgent = ((title[:, 0] == 1) | (tags[:, 0] == 1)).astype("float32")
     tickets = {"title": title, "text": text, "tags": tags}
-    return edl.split((tickets, {"priority": urgent, "department": department}), test=0.2)[split]
+    return edl.split((tickets, {"priority": urgent, "department": department}), validation=0.2)[split]
 
 
 def model() -> keras.Model:

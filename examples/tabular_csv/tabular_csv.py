@@ -20,7 +20,7 @@ def table() -> Any:
 
 
 def data(split: str) -> Any:
-    return edl.split(table(), test=0.2, seed=1)[split]
+    return edl.split(table(), validation=0.2, seed=1)[split]
 
 
 def model() -> keras.Model:

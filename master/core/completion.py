@@ -8,7 +8,7 @@ and the reason names its file.
 
 from __future__ import annotations
 
-from edl.contract.evaluation import FINAL
+from edl.contract.evaluation import FINAL, final_split
 from edl.contract.phases import Phase
 from edl.contract.reasons import Reason
 from edl.formatting import how_many
@@ -85,7 +85,7 @@ def _done(job: State) -> str:
 
 def _is_evaluated(job: State) -> bool:
     """True if the ring has reported the final evaluation of the trained model."""
-    found = job.evaluations.get(FINAL)
+    found = job.evaluations.get(final_split(job.config.evaluation.split, job.held_out))
     return found is not None and found.step == job.step and bool(found.metrics)
 
 
@@ -106,7 +106,8 @@ def finished(job: State, w: WorkerRecord, event: ev.Finished) -> None:
     _keep(job, w, event)
     job.result.metrics, job.result.exports = dict(event.metrics), dict(event.exports)
     if event.metrics:
-        job.notice(Reason.Evaluated, f"Evaluation on the held-out records: {in_words(event.metrics)}")
+        where = f"the records of data({FINAL!r})" if job.held_out.get(FINAL) else "the held-out records"
+        job.notice(Reason.Evaluated, f"Evaluation on {where}: {in_words(event.metrics)}")
     if event.note:
         job.notice(Reason.ModelWarning, event.note)
     assert job.train is not None

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from edl.contract.evaluation import FINAL
+from edl.contract.evaluation import final_split
 from edl.contract.ids import NO_RING
 from edl.contract.layout import Layout
 from edl.contract.reasons import Reason
@@ -91,7 +91,8 @@ def evaluated(job: State, _w: WorkerRecord, event: ev.Evaluated) -> None:
     # Do not log an evaluation again that is repeated after a loss of state.
     repeated = event.step <= job.evaluations_told.get(event.split, -1)
     job.evaluations_told[event.split] = max(event.step, job.evaluations_told.get(event.split, -1))
-    final = event.split == FINAL and event.step >= job.train.end
+    split = final_split(job.config.evaluation.split, job.held_out)
+    final = event.split == split and event.step >= job.train.end
     if event.metrics and not final and not repeated and job.config.trains:
         told = in_words(event.metrics)
         where = f"{event.records:,} records of data({event.split!r})"

@@ -191,14 +191,14 @@ class Criteo:
 
 def data(split: str) -> edl.Reader | None:
     """What the models of the zoo learn from: `data(split)` of each of them."""
-    if split not in ("train", "test"):
+    if split not in ("train", "validation"):
         return None
     if path := os.environ.get("EDL_CRITEO"):
         held_out = os.environ.get("EDL_CRITEO_TEST")
         file = path if split == "train" else held_out
         return Criteo(file) if file else None
     records, ids, seed = _number("RECORDS", 20_000), _number("IDS", 5_000), _number("SEED", 1)
-    if split == "test":
+    if split == "validation":
         return Clicks(records // 6, ids, seed, HELD_OUT)
     log = Clicks(records, ids, seed)
     print(f"{log}; the best possible AUC is {log.ceiling(20_000):.3f}", file=sys.stderr)

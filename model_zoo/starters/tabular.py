@@ -34,7 +34,7 @@ def data(split: str) -> tuple[dict[str, np.ndarray], np.ndarray]:
     """Return the columns, float32 or int64 [records, 1], and the prices, float32 [records, 1].
 
     Args:
-        split: "train", or "test" for the records that are held out.
+        split: "train", or "validation" for the records that are held out.
     """
     frame = table(8_000, seed=0) if split == "train" else table(1_000, seed=1)
     frame["city"] = pd.Categorical(frame["city"], CITIES).codes

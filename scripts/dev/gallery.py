@@ -150,7 +150,7 @@ def segmentation(job: Job) -> Figure:
 def classified(name: str, job: Job, first: int) -> Figure:
     """Draw the accuracy, and images held out with their predicted digits."""
     module, model = trained(name, job)
-    held_out = module.data("test")
+    held_out = module.data("validation")
     every = len(held_out) // 18
     images, labels = (part[::every][:18] for part in held_out.read(0, len(held_out)))
     figure, left, right = sides(3.0)

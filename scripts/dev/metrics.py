@@ -109,7 +109,7 @@ STATUS: dict[str, Any] = {
     "loss": 1.0,
     "epoch_loss": 1.0,
     "epoch_metrics": {"accuracy": 1.0},
-    "evaluations": {"test": {"metrics": {"loss": 1.0}}},
+    "evaluations": {"validation": {"metrics": {"loss": 1.0}}},
     "servers": [SERVER],
     "staleness": {"median": 0, "most": 0, "repeated": 0},
     "goodput": {"useful": 1.0},

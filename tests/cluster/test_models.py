@@ -30,7 +30,7 @@ def model():
     return model
 
 def data(split):
-    if split == "test":
+    if split != "train":
         return None
     return {data}
 """
@@ -124,7 +124,7 @@ def test_with_its_data_from_an_object_store_and_the_account_from_a_secret(
         data__train=f"{folder}/train.csv",
         data__label="y",
         data__workers=1,
-        data__testFraction=0.5,
+        data__validationFraction=0.5,
     )
     assert trained(release)["records"]["size"] == RECORDS // 2
 

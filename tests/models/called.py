@@ -35,7 +35,7 @@ def records(split: str) -> tuple[np.ndarray, dict[str, np.ndarray]]:
     some = np.random.default_rng(1)
     x = some.normal(size=(RECORDS, FEATURES)).astype(np.float32)
     y = np.sin(x @ some.normal(size=(FEATURES, 1)).astype(np.float32))
-    if split == "test":
+    if split != "train":
         x, y = x[:60] + 0.5, np.cos(y[:60])
     return x, {"value": y, "square": y * y}
 

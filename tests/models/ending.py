@@ -61,9 +61,9 @@ def model() -> keras.Model:
     return model
 
 
-def data(split: str) -> edl.Reader:
-    if split == "test":
-        return HeldOut()
+def data(split: str) -> edl.Reader | None:
+    if split != "train":
+        return HeldOut() if split == "validation" else None
     x = np.random.default_rng(0).normal(size=(RECORDS, 4)).astype(np.float32)
     return edl.arrays(x, x.sum(1, keepdims=True))
 

@@ -60,7 +60,7 @@ def model() -> keras.Model:
 
 
 def data(split: str) -> edl.Reader | None:
-    return edl.arrays(*records(split)) if split in ("train", "test") else None
+    return edl.arrays(*records(split)) if split in ("train", "validation") else None
 
 
 def records(split: str) -> tuple[np.ndarray, np.ndarray]:

@@ -29,7 +29,7 @@ def model() -> keras.Model:
 
 
 def data(split: str) -> edl.Reader | None:
-    if split not in ("train", "test"):
+    if split not in ("train", "validation"):
         return None
     some, many = np.random.default_rng(1), TRAINED if split == "train" else HELD_OUT
     x = some.normal(size=(many, FEATURES)).astype(np.float32)

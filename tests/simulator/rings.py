@@ -29,7 +29,7 @@ class Rings:
     """All rings of a run, past and present."""
 
     def __init__(self, world: World) -> None:
-        self.world = world
+        self.world, self.delivery = world, Delivery
         self.forms: list[ef.Form] = []
         self._groups: dict[
             tuple[int, Generation], InProcessGroup
@@ -38,7 +38,7 @@ class Rings:
     def form(self, form: ef.Form, master: int) -> None:
         """Record a ring that this master has decided to form."""
         self.forms.append(form)
-        group = InProcessGroup(len(form.members), Delivery(self.world, form, master))
+        group = InProcessGroup(len(form.members), self.delivery(self.world, form, master))
         self._groups[master, form.generation] = group
 
     def opens(self, w: Sim, message: pb.ToWorker) -> None:

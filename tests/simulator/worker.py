@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from greenlet import getcurrent, greenlet
 
-from edl.contract.evaluation import FINAL, EvaluationPlan
+from edl.contract.evaluation import EvaluationPlan
 from edl.contract.ids import WorkerId
 from edl.trainer.assembly import assemble
 from edl.trainer.async_loop import AsyncLoop
@@ -54,8 +54,9 @@ class Sim:
         evaluation = None
         if world.held_out:
             of, size = world.config.evaluation, world.held_out
-            plan = EvaluationPlan(batches.steps, of.batch_size, of.steps, of.epochs, of.split, {FINAL: size})
-            held_out = {FINAL: Batches(Positions(size), of.batch_size, reading=AtOnce())}
+            sizes = {of.split: size}
+            plan = EvaluationPlan(batches.steps, of.batch_size, of.steps, of.epochs, of.split, sizes)
+            held_out = {of.split: Batches(Positions(size), of.batch_size, reading=AtOnce())}
             metrics = CountingMetrics(size, lambda: fleet.evaluates(self))
             evaluation = RingEvaluation(plan, held_out, metrics, AtOnce())
         self.checkpoints = None

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import keras
 
-from edl.contract.evaluation import FINAL
+from edl.contract.evaluation import VALIDATION
 from edl.contract.ranges import Range
 from edl.data import Reader
 from edl.trainer.agreement.metric_values import Value, values_of
@@ -73,24 +73,27 @@ def evaluate(
     reader: Reader | None,
     watch: Watch,
     batches: Sequence[Range] | None = None,
+    split: str = VALIDATION,
 ) -> dict[str, Value]:
     """The compiled loss and metrics over the held-out records; empty without held-out records.
 
     Args:
-        reader: the reader of data("test").
+        reader: the reader of `split`.
         watch: wraps each call of the user's code that reads.
         batches: ranges of record indices; None for all records.
     """
     size = 0 if reader is None else len(reader)
     if reader is None or size == 0:
         return {}
-    transform = zoo.transform_of(FINAL)
-    source = Records(reader, zoo.feed_of(FINAL), zoo.name, watch, transform=transform)
+    transform = zoo.transform_of(split)
+    source = Records(reader, zoo.feed_of(split), zoo.name, watch, transform=transform)
     if batches is None:
         starts = range(0, size, EVALUATION_BATCH)
         batches = [(start, min(start + EVALUATION_BATCH, size)) for start in starts]
     with (
-        watch(lambda: "the evaluation of a batch of data('test') by the worker that saves the model") as call,
+        watch(
+            lambda: f"the evaluation of a batch of {zoo.source(split)} by the worker that saves the model"
+        ) as call,
         _own_step_given_as_by_fit(model),
     ):
         results = model.evaluate(_Batches(source, batches, call.goes_on), verbose=0, return_dict=True)

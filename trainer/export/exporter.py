@@ -22,6 +22,7 @@ from pathlib import Path
 import keras
 
 from edl.contract import artifacts
+from edl.contract.evaluation import VALIDATION
 from edl.contract.proto import edl_pb2 as pb
 from edl.errors import EdlError, UserCodeError
 from edl.trainer.agreement.metric_values import Value, as_numbers
@@ -134,7 +135,8 @@ class Exporter:
     def _evaluate(self, failed: list[pb.PartFailed]) -> dict[str, Value]:
         """The loss and metrics of the model."""
         with _noted(failed, EVALUATION), self.live():
-            return evaluate(self.model, self.module, self.module.reader("test"), self.watch)
+            *_, (split, reader) = self.module.held_out().items() or [(VALIDATION, None)]
+            return evaluate(self.model, self.module, reader, self.watch, split=split)
         return {}
 
     def _export(self, kept: Kept, failed: list[pb.PartFailed]) -> dict[str, Path]:

@@ -75,18 +75,17 @@ def run_preflight(
 
 def _evaluate(model: keras.Model, module: UserModel, watch: Watch, allow_empty: bool) -> None:
     try:
-        reader = module.reader("test")
-        if reader is not None:
+        for split, reader in module.held_out().items():
             size = len(reader)
-            refuse_empty(size, "test", module.name, allow_empty)
+            refuse_empty(size, split, module.name, allow_empty)
             ends = [(0, min(BATCH, size)), (max(size - BATCH, 0), size)]
-            evaluate(model, module, reader, watch, ends)
+            evaluate(model, module, reader, watch, ends, split)
     except EdlError:
         raise
     except FAILURES as error:
         raise UserCodeError(
-            f'the trained model could not be evaluated on data("test"), tried out before the first step: '
-            f"{format_error(error)}"
+            "the trained model could not be evaluated on the held-out records, tried out before the first "
+            f"step: {format_error(error)}"
         ) from error
 
 

@@ -50,7 +50,7 @@ def features_of(module: UserModel, watch: Watch = unwatched) -> Any:
     Args:
         watch: wraps each call of the user's code that reads.
     """
-    for split in ("test", "train"):
+    for split in (module.validation, "train"):
         reader = module.reader(split)
         if reader is not None and len(reader):
             feed, transform = module.feed_of(split), module.transform_of(split)

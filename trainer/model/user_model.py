@@ -4,9 +4,9 @@
 The contract is two plain functions and four optional ones:
 
     model()        a compiled Keras model
-    data(split)    a reader, or what `edl.dataset` takes, for "train", and for "test" (or None: nothing is
-                   held out); for "validation" where evaluation.split asks for it. data() without a split
-                   gives all records. Not needed if values name the records (trainer/model/splits.py)
+    data(split)    a reader, or what `edl.dataset` takes, for "train", and for "validation" and "test" (or
+                   None: nothing is held out). data() without a split gives all records. Not needed if
+                   values name the records (trainer/model/splits.py)
     feed(records)  from what the reader gives to (features, labels[, weights]); feed(records, split) is also
                    given the split of the records
     transform(features, label)  one record to one record, traced by TensorFlow (trainer/model/transform.py)
@@ -21,7 +21,7 @@ from __future__ import annotations
 import inspect
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -29,13 +29,13 @@ from typing import Any
 from edl import integrations, scratch
 from edl.config import model_check
 from edl.config.job import Config, Data
-from edl.contract.evaluation import PREDICTED
+from edl.contract.evaluation import FINAL, PREDICTED, VALIDATION
 from edl.data import Reader, dataset
 from edl.data.image_files import classes_of, number_as
 from edl.data.same import KnownSplits
 from edl.errors import DataError, ModelError
 from edl.trainer.model import user_import
-from edl.trainer.model.splits import Splits
+from edl.trainer.model.splits import Splits, are_same
 from edl.trainer.model.transform import Transform, parameters
 
 OPTIONAL = ("feed", "callbacks", "write", "transform")
@@ -65,6 +65,7 @@ class UserModel:
         module_names: the module's names; None: those of the file that defines `model`.
         labels: the numbers of the classes, which are those of the training in every split.
         known: what is known of the splits that were opened.
+        validation: the split that the model is evaluated on while it is trained.
     """
 
     name: str
@@ -78,6 +79,7 @@ class UserModel:
     module_names: Mapping[str, Any] | None = None
     labels: Labels = field(default_factory=Labels)
     known: KnownSplits = field(default_factory=KnownSplits)
+    validation: str = VALIDATION
 
     @property
     def names(self) -> Mapping[str, Any]:
@@ -101,6 +103,28 @@ class UserModel:
             if self.labels.classes:
                 number_as(reader, self.labels.classes, self.source(split))
         return reader
+
+    def held_out(self) -> dict[str, Reader]:
+        """The readers that a training evaluates the model on, by split; the last one gives the final results.
+
+        `test` is one of them if it has records of its own: many a data() returns its held-out records for
+        every split other than "train".
+
+        Raises:
+            ModelError, DataError: see reader().
+        """
+        found: dict[str, Reader] = {}
+        for split in dict.fromkeys((self.validation, FINAL)):
+            reader = self.reader(split)
+            if reader is not None and not any(are_same(reader, other) for other in found.values()):
+                found[split] = reader
+        return found
+
+    @property
+    def advice(self) -> str:
+        """A warning if the data are from before the split "validation" had its name; empty if not."""
+        advice = getattr(self.data, "advice", None)  # of Splits
+        return f"{self.name}: {told}" if advice is not None and (told := advice()) else ""
 
     def _reader(self, split: str) -> Reader | None:
         data = self.data(split)
@@ -130,7 +154,8 @@ class UserModel:
         feed = self.feed
         if feed is None or not _takes_split(feed, self.name):
             return feed
-        return lambda records: feed(records, split)
+        name = self._name_of(split)
+        return lambda records: feed(records, name)
 
     def transform_of(self, split: str) -> Transform | None:
         """The transformation of the records of `split`: of those of the training, unless it takes a split."""
@@ -138,7 +163,12 @@ class UserModel:
             return None
         if split != "train" and "split" not in parameters(self.transform, self.name)[1]:
             return None
-        return Transform(self.transform, split, self.name)
+        return Transform(self.transform, self._name_of(split), self.name)
+
+    def _name_of(self, split: str) -> str:
+        """The name by which the module knows a split."""
+        name_of = getattr(self.data, "name_of", None)  # of Splits
+        return split if name_of is None else str(name_of(split))
 
 
 def _takes_split(feed: Callable[..., Any], name: str) -> bool:
@@ -175,7 +205,8 @@ def of_job(config: Config) -> UserModel:
         ModelError: see load().
     """
     model = config.model
-    return load(model.module, model.source, config.data, config.training.seed, functions=model.functions)
+    found = load(model.module, model.source, config.data, config.training.seed, functions=model.functions)
+    return replace(found, validation=config.evaluation.split)
 
 
 def load(

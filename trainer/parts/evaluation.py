@@ -17,7 +17,7 @@ from typing import Protocol
 import numpy as np
 
 from edl.config import Config
-from edl.contract.evaluation import FINAL, Pass
+from edl.contract.evaluation import Pass, final_split
 from edl.contract.layout import Part as Share
 from edl.contract.proto import edl_pb2 as pb
 from edl.trainer.agreement import control
@@ -157,7 +157,9 @@ class EvaluationBatches(Part):
 
         No results exist if the state was not evaluated, or only in part, or the evaluation failed.
         """
-        found = ledger.evaluated.get(FINAL if self._config.trains else self._config.evaluation.split)
+        split = self._config.evaluation.split
+        trained = final_split(split, self.evaluation.sizes) if self._config.trains else split
+        found = ledger.evaluated.get(trained)
         if not self.evaluation.is_whole or found is None:
             return None
         return found.metrics or None if found.step == ledger.step else None

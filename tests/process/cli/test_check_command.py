@@ -45,7 +45,10 @@ def test_a_good_model_is_described_in_a_report() -> None:
     done = edl("check", "./my_model.py", "--set", NAMED, "-o", "json")
     assert (done.returncode, done.stderr) == (0, "of the user's code\n")
     report = json.loads(done.stdout)
-    assert [(split["name"], split["records"]) for split in report["splits"]] == [("train", 90), ("test", 10)]
+    assert [(split["name"], split["records"]) for split in report["splits"]] == [
+        ("train", 90),
+        ("validation", 10),
+    ]
     assert report["mistakes"] == report["warnings"] == []
 
 

@@ -52,7 +52,7 @@ async def test_a_job_is_stopped_early_with_the_best_weights_though_its_root_died
         shuffle=False,
         epochs=EPOCHS,
         verbose=0,
-        validation_data=called.records("test"),
+        validation_data=called.records("validation"),
         callbacks=called.callbacks(),
     ).history
     assert 2 < len(history["loss"]) < EPOCHS, "what is expected here"

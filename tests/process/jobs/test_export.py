@@ -94,7 +94,7 @@ def test_features_in_a_list_are_evaluated_as_fit_takes_them() -> None:
     module = UserModel(
         "mine", lambda: two, lambda split: edl.arrays(x, x + 1, x), lambda r: ([r[0], r[1]], r[2])
     )
-    found = local_evaluation.evaluate(two, module, module.reader("test"), unwatched)
+    found = local_evaluation.evaluate(two, module, module.reader("validation"), unwatched)
     assert found == {"loss": pytest.approx(float(np.mean((x + 1) ** 2)))}
 
 

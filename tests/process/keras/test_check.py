@@ -175,7 +175,7 @@ def test_a_good_model_is_described() -> None:
     assert report.mistakes == []
     assert [(s.name, s.records, s.source) for s in report.splits] == [
         ("train", 36, "data()"),
-        ("test", 4, "data.testFraction=0.1 of data()"),
+        ("validation", 4, "data.validationFraction=0.1 of data()"),
     ]
     features, labels = report.splits[0].arrays
     assert (features.name, features.shape, labels.shape) == ("features", (2,), ())
@@ -201,7 +201,7 @@ def test_the_names_of_columns_and_classes_are_reported() -> None:
     assert not report.mistakes, report.mistakes
     assert [(s.name, s.classes) for s in report.splits] == [
         ("train", ("cat", "dog", "owl")),
-        ("test", ("cat", "dog", "owl")),
+        ("validation", ("cat", "dog", "owl")),
     ]
     # The trained model says how its labels are numbered, without the records of its training.
     model = keras.Sequential([keras.Input((2, 2, 3)), keras.layers.Flatten(), keras.layers.Dense(3)])
@@ -228,7 +228,9 @@ def test_records_that_values_name_are_checked_without_data() -> None:
 def test_the_records_of_the_training_as_held_out_ones_are_a_warning() -> None:
     report = checked(a_model().replace("data()", "data(split)"), "same")
     assert report.mistakes == []
-    assert any("the records of data('test') are those of the training" in line for line in report.warnings)
+    assert any(
+        "the records of data('validation') are those of the training" in line for line in report.warnings
+    )
 
 
 @pytest.mark.parametrize("mode", ["evaluate", "predict"])
@@ -236,5 +238,5 @@ def test_a_job_that_does_not_train_is_checked_with_its_split(mode: str) -> None:
     report = checked(a_model(), f"m_{mode}", f"mode={mode}")
     assert report.mistakes == []
     (split,) = report.splits
-    assert (split.name, split.records) == (("test", 5) if mode == "evaluate" else ("predict", 50))
+    assert (split.name, split.records) == (("validation", 5) if mode == "evaluate" else ("predict", 50))
     assert report.metrics.keys() == ({"loss"} if mode == "evaluate" else set())

@@ -114,7 +114,7 @@ def test_a_file_of_the_page_learns_from_its_records(title: str, folder: Path) ->
             assert batch is not None
             losses.append(np.ravel(model.train_on_batch(batch.x, batch.y, batch.weights))[0])
     assert np.mean(losses[-4:]) < 0.9 * np.mean(losses[:4]), losses
-    if (test := module.reader("test")) is not None:
+    if (test := module.reader("validation")) is not None:
         assert 0 < len(test) <= size
 
 

@@ -76,7 +76,8 @@ def test_a_script_with_fit_trains_and_its_model_file_has_the_same_model_and_reco
         assert after["model"]().get_compile_config()[name] == before["model"].get_compile_config()[name]
     assert [v.shape for v in after["model"]().weights] == [v.shape for v in before["model"].weights]
     records = [
-        np.concatenate(arrays) for arrays in zip(after["data"]("train"), after["data"]("test"), strict=True)
+        np.concatenate(arrays)
+        for arrays in zip(after["data"]("train"), after["data"]("validation"), strict=True)
     ]
     np.testing.assert_array_equal(records[0], before["x"])
     np.testing.assert_array_equal(records[1], before["y"])

@@ -72,7 +72,11 @@ def data(name: str, folder: Path) -> dict[str, str]:
 def loaded(path: Path, sets: dict[str, str]) -> user_model.UserModel:
     merged = values.load(
         [],
-        [f"model.module={path}", "data.testFraction=0", *(f"{key}={value}" for key, value in sets.items())],
+        [
+            f"model.module={path}",
+            "data.validationFraction=0",
+            *(f"{key}={value}" for key, value in sets.items()),
+        ],
     )
     return user_model.of_job(config.parse(merged))
 

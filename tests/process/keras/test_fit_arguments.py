@@ -78,7 +78,7 @@ class Call:
 
 
 HELD_OUT = {"validation_data": of(TEST, X, LABELS)}
-SPLITS = {"train": of(TRAIN, X, LABELS), "test": of(TEST, X, LABELS)}
+SPLITS = {"train": of(TRAIN, X, LABELS), "validation": of(TEST, X, LABELS)}
 CASES = {
     "class_weight": Call(
         dict(zip("xy", of(TRAIN, X, LABELS), strict=True)) | {"class_weight": CLASS_WEIGHT, **HELD_OUT},
@@ -88,12 +88,12 @@ CASES = {
     "sample_weight": Call(
         dict(zip(("x", "y", "sample_weight"), of(TRAIN, X, LABELS, WEIGHTS), strict=True))
         | {"validation_data": of(TEST, X, LABELS, WEIGHTS)},
-        {"train": of(TRAIN, X, LABELS, WEIGHTS), "test": of(TEST, X, LABELS, WEIGHTS)},
+        {"train": of(TRAIN, X, LABELS, WEIGHTS), "validation": of(TEST, X, LABELS, WEIGHTS)},
     ),
     "validation_split": Call({"x": X, "y": LABELS, "validation_split": 21 / 51}, SPLITS),
     "validation_steps": Call(
         dict(zip("xy", of(TRAIN, X, LABELS), strict=True)) | {"validation_steps": 2, **HELD_OUT},
-        SPLITS | {"test": of(slice(30, 30 + 2 * 7), X, LABELS)},
+        SPLITS | {"validation": of(slice(30, 30 + 2 * 7), X, LABELS)},
     ),
     "validation_freq": Call(
         dict(zip("xy", of(TRAIN, X, LABELS), strict=True)) | {"validation_freq": 2, **HELD_OUT},
@@ -153,7 +153,9 @@ def test_the_history_is_that_of_fit(name: str) -> None:
 def test_the_final_evaluation_and_the_samples_of_exports_are_of_the_held_out_split() -> None:
     trained, module = model(), module_of(CASES["class_weight"])
     expected = trained.evaluate(*of(TEST, X, LABELS), verbose=0, return_dict=True)
-    assert evaluate(trained, module, module.reader("test"), unwatched) == pytest.approx(expected, rel=1e-6)
+    assert evaluate(trained, module, module.reader("validation"), unwatched) == pytest.approx(
+        expected, rel=1e-6
+    )
 
     def double(records: Any, split: str) -> Any:
         return (records[0] * 2, records[1]) if split == "train" else records

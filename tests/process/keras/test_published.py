@@ -74,7 +74,7 @@ def test_no_example_is_evaluated_on_the_records_that_it_trains_on() -> None:
     shared = {}
     for name in sorted(names - {"image_folder"}):  # which needs a folder, and uses edl.split
         module = importlib.import_module(f"examples.{name}.{name}")
-        if (held_out := module.data("test")) is not None:
+        if (held_out := module.data("validation")) is not None:
             evaluated = features(held_out)
             shared[name] = len(evaluated & features(module.data("train"))) / len(evaluated)
     assert len(shared) >= 6

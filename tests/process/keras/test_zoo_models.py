@@ -21,7 +21,7 @@ def test_a_model_of_clicks_learns(name: str, monkeypatch: pytest.MonkeyPatch) ->
     x, y = module.feed(module.data("train").read(0, 4000))
     before = model.evaluate(x, y, batch_size=1000, verbose=0, return_dict=True)
     model.fit(x, y, batch_size=100, epochs=2, verbose=0)
-    x, y = module.feed(module.data("test").read(0, 666))
+    x, y = module.feed(module.data("validation").read(0, 666))
     after = model.evaluate(x, y, batch_size=1000, verbose=0, return_dict=True)
     assert after["loss"] < before["loss"]
     assert after["auc"] > 0.6, "of records that it has not seen"
@@ -32,7 +32,7 @@ def test_digits_are_learned_from_ids() -> None:
 
     keras.utils.set_random_seed(1)
     model = digits_ids.model()
-    train, test = digits_ids.data("train"), digits_ids.data("test")
+    train, test = digits_ids.data("train"), digits_ids.data("validation")
     assert np.unique(train.read(0, len(train))[0]).size > 500
     model.fit(*train.read(0, len(train)), batch_size=32, epochs=3, verbose=0)
     found = model.evaluate(*test.read(0, len(test)), batch_size=400, verbose=0, return_dict=True)

@@ -144,7 +144,7 @@ def evaluated(job: Running) -> dict[str, float]:
     from edl.zoo import digits
 
     model = keras.models.load_model(job.output / artifacts.MODEL)
-    reader = digits.data("test")
+    reader = digits.data("validation")
     assert isinstance(reader, RandomAccess)
     x, y = reader.take(np.arange(len(reader)))
     found: dict[str, float] = model.evaluate(x, y, verbose=0, return_dict=True)

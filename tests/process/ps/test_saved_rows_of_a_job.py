@@ -58,7 +58,7 @@ def test_a_model_with_rows_on_servers_is_evaluated_and_predicts_with_and_without
         jobs, "mode=hybrid", "ps.servers=2", "workers=1", f"checkpoint.dir={where}", "evaluation.epochs=0"
     )
     keras_model: Any = keras.models.load_model(trained / artifacts.MODEL)
-    ids, labels = digits_by_id.records("test")
+    ids, labels = digits_by_id.records("validation")
     outputs = keras_model.predict(ids, verbose=0)
     known = keras_model.get_layer("pixels").ids.numpy()
     assert 0 < np.isin(ids, known).mean() < 1, "some ids are to be known, and some are not"

@@ -19,7 +19,7 @@ from typing import Any
 
 from edl.config import values
 from edl.contract import artifacts
-from edl.contract.evaluation import FINAL
+from edl.contract.evaluation import VALIDATION
 from edl.contract.heartbeats import Staleness
 from edl.contract.ids import WorkerId
 from edl.contract.layout import Layout
@@ -236,7 +236,7 @@ class BusyMonth(Month):
         super()._join()
 
     def _ready(self, worker: WorkerId) -> ev.Ready:
-        held_out = {FINAL: HELD_OUT}
+        held_out = {VALIDATION: HELD_OUT}
         return ev.Ready(worker, self.layout, "a model", self.kept, held_out=held_out, tables=2)
 
     def _joined(self, worker: WorkerId) -> ev.JoinedRing:
@@ -276,7 +276,7 @@ class BusyMonth(Month):
                 self._write("epoch")
             metrics: dict[str, float | None] = {"loss": 0.25, "accuracy": 0.93}
             said = ev.Evaluated(
-                self.job.ring.members[0], self.job.ring.generation, found, FINAL, HELD_OUT, metrics
+                self.job.ring.members[0], self.job.ring.generation, found, VALIDATION, HELD_OUT, metrics
             )
             self._tell(said)
         self.step = step

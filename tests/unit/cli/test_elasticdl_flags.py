@@ -40,7 +40,7 @@ def test_the_command_line_of_the_public_cloud() -> None:
     found = job(PUBLIC_CLOUD)
     assert (found.name, found.namespace) == ("test-mnist", "default")
     assert found.values == {
-        "data": {"test": "/data/mnist/test", "train": "/data/mnist/train", "testFraction": 0},
+        "data": {"validation": "/data/mnist/test", "train": "/data/mnist/train", "validationFraction": 0},
         "evaluation": {"steps": 200},
         "image": {"pullPolicy": "Always"},
         "master": {
@@ -95,7 +95,7 @@ def test_the_command_lines_of_2019() -> None:
     assert value(low, "master.priorityClassName") == "high-priority"
     found = job(DEVELOPMENT)
     assert value(found, "model.module") == "/model_zoo/elasticdl/python/examples/mnist_functional_api.py"
-    assert value(found, "data.test") == "/data/mnist/test"
+    assert value(found, "data.validation") == "/data/mnist/test"
     with pytest.raises(ConfigError, match=r"--master_addr: a worker by itself: edl worker --master"):
         job(
             "--worker_id=1 --model_file=m.py --codec_type=tf_example --master_addr=localhost:50001 "

@@ -42,7 +42,7 @@ def a_status(*news: tuple[str, str], **fields: Any) -> dict[str, Any]:
 EPOCH = ("EpochApplied", "epoch 1 of 4 is applied: loss 1.6670, accuracy 0.4520")
 HELD_OUT = (
     "Evaluated",
-    "Evaluation at step 45 on 359 records of data('test'): loss 2.0857, accuracy 0.8914",
+    "Evaluation at step 45 on 359 records of data('validation'): loss 2.0857, accuracy 0.8914",
 )
 LAST = ("Evaluated", "Evaluation on the held-out records: loss 0.0223")
 LOST = ("WorkerFailed", "worker 1 is lost")

@@ -196,7 +196,7 @@ def test_training_and_held_out_values_have_the_steps_of_the_journal(tmp_path: Pa
 
 def test_the_head_has_loss_metric_and_held_out_values_first(text: str) -> None:
     head = text[: text.index("</header>")]
-    assert head.index("<dt>accuracy, held out</dt><dd>0.9000</dd>") < head.index("<dt>duration</dt>")
+    assert head.index("<dt>val_accuracy</dt><dd>0.9000</dd>") < head.index("<dt>duration</dt>")
     assert text.index('id="metrics-head"') < text.index('id="ring-head"') < text.index('id="workers-head"')
 
 

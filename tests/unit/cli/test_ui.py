@@ -217,7 +217,7 @@ def test_results_and_ring_stand_before_pictures_and_these_before_notices(tmp_pat
     keep(whole_story(), tmp_path)
     timeline = reading.read(tmp_path)
     timeline.notices.append((2.0, "Scaled", "workers: 3"))
-    evaluated = {"test": {"step": 4, "records": 5, "metrics": {"loss": 1e-6, "mae": 0.5}}}
+    evaluated = {"validation": {"step": 4, "records": 5, "metrics": {"loss": 1e-6, "mae": 0.5}}}
     status = {
         "phase": "Training",
         "epoch_loss": 0.25,
@@ -226,7 +226,7 @@ def test_results_and_ring_stand_before_pictures_and_these_before_notices(tmp_pat
         "workers": [{"id": 0, "handle": "", "rank": 0, "state": "member", "step": 1, "rate": 1.0}],
     }
     now = live.now(status, ring=strip(timeline))
-    head = ("loss</dt><dd>0.2500", "loss, held out</dt><dd>1.000e-06", "mae</dt><dd>0.3750", "mae, held out")
+    head = ("loss</dt><dd>0.2500", "val_loss</dt><dd>1.000e-06", "mae</dt><dd>0.3750", "val_mae")
     places = [now.index(text) for text in (*head, 'id="ring"', "1 worker now")]
     assert places == sorted(places)
     text = live.page("job")

@@ -204,7 +204,7 @@ TAKEN = [
     ),
 ]
 POSSIBLE = [
-    "{data: {predict: new.csv, label: price, options: {delimiter: ;}, testFraction: 0}}",
+    "{data: {predict: new.csv, label: price, options: {delimiter: ;}, validationFraction: 0}}",
     "{workers: 0, minWorkers: 3}",
     "{workers: 3, minWorkers: 3, maxWorkers: 3}",
     "{minWorkers: 4, maxWorkers: 4}",

@@ -82,7 +82,7 @@ def test_millions_of_ids_cost_nothing() -> None:
 
 def test_it_says_that_it_is_synthetic(capsys: pytest.CaptureFixture[str]) -> None:
     assert "SYNTHETIC" in (clicks.__doc__ or "")
-    train, test = clicks.data("train"), clicks.data("test")
+    train, test = clicks.data("train"), clicks.data("validation")
     assert clicks.data("predict") is None
     said = capsys.readouterr().err
     assert "synthetic click log: 20,000 records" in said and "no real data" in said
@@ -127,7 +127,7 @@ def test_a_log_of_criteo_takes_its_place(tmp_path: Path, monkeypatch: pytest.Mon
     )
     assert record["ids"][0, -1] == MISSING
     assert record["numbers"][0, :3] == pytest.approx([0, 0, np.log1p(3)])
-    assert clicks.data("test") is None
+    assert clicks.data("validation") is None
     assert clicks.hashed(train.read(0, 3)["ids"]).min() >= 0
 
 

@@ -298,7 +298,7 @@ def test_a_split_is_a_division_of_the_records_and_always_the_same(is_random: boo
 
 def test_a_split_without_records_is_refused() -> None:
     with pytest.raises(
-        DataError, match=r"split: of 3 records, none is left for 'test' \(test=0.1, validation=0.0\)"
+        DataError, match=r"split: of 3 records, none is left for 'test' \(validation=0.0, test=0.1\)"
     ):
         edl.split(np.arange(3), test=0.1)
     with pytest.raises(DataError, match="split: test is 20; expected a share from 0 to less than 1"):

@@ -251,7 +251,7 @@ def test_splits_that_number_their_classes_differently_are_refused() -> None:
             super().__init__([(1.0, 0), (2.0, 1)])
             self.class_to_idx = {name: number for number, name in enumerate(names)}
 
-    for of in (labels, lambda *names: edl.split(Folder(*names), test=0.5)["train"]):
+    for of in (labels, lambda *names: edl.split(Folder(*names), validation=0.5)["train"]):
         known = KnownSplits()
         known.check("train", of("cat", "dog"), "data('train')")
         known.check("validation", of("cat", "dog"), "data('validation')")

@@ -77,7 +77,7 @@ def test_classes_are_those_of_the_training_in_every_split(tmp_path: Path) -> Non
         readers = [module_of_job.reader(split) for split in splits]
         assert readers[-1] is not None and readers[-1].read(0, 2)[1].tolist() == [0, 2]
         assert module_of_job.labels.classes == ("cat", "dog", "owl")
-    divided: Any = edl.split(edl.images(test), test=0.5)["test"]
+    divided: Any = edl.split(edl.images(test), validation=0.5)["validation"]
     number_as(divided, ["owl", "cat"], "test")
     assert classes_of(divided) == ("owl", "cat")
     folders("test", fox=1)

@@ -21,7 +21,7 @@ def test_a_changed_comment_makes_the_pages_stale(tmp_path: Path) -> None:
         shutil.copytree(ROOT / name, tmp_path / name)
     (tmp_path / ".venv").symlink_to(ROOT / ".venv")
     values = tmp_path / "chart" / "values.yaml"
-    values.write_text(values.read_text().replace("# -- Seed of", "# -- The seed of"))
+    values.write_text(values.read_text().replace(") Seed of", ") The seed of"))
 
     def schema(*arguments: str) -> subprocess.CompletedProcess[str]:
         script = tmp_path / "scripts" / "dev" / "schema"
@@ -40,7 +40,7 @@ def test_a_value_without_a_comment_is_named(tmp_path: Path) -> None:
         shutil.copytree(ROOT / name, tmp_path / name)
     (tmp_path / ".venv").symlink_to(ROOT / ".venv")
     values = tmp_path / "chart" / "values.yaml"
-    values.write_text(values.read_text().replace("# -- Labels of the nodes", "# Labels of the nodes"))
+    values.write_text(values.read_text().replace("# -- (object) Labels of the nodes", "# Labels of the nodes"))
     script = tmp_path / "scripts" / "dev" / "schema"
     done = subprocess.run([script, "--check"], capture_output=True, text=True)
     assert done.returncode == 1

@@ -4,6 +4,7 @@
 A row of a table with a column `record` links benchmarks/records/DATE-NAME/record.json, where an entry has the
 name in the row's first cell. Each number in the other columns, but for those in DESCRIBED, must be one of the
 entry's statistics, as far as it is printed: a value, a list's median, least or greatest, or a ratio of them.
+A figure in the text is the text of such a link, of the entry for edl.
 """
 
 from __future__ import annotations
@@ -19,10 +20,12 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).parents[3]
-PAGES = ("docs/benchmark.md",)
+PAGES = ("README.md", "docs/benchmark.md")
 DESCRIBED = {"command", "error", "goal", "lines", "load", "met", "peer", "record", "versions", "way", "what"}
 FACTS = {"command", "commit", "date", "load", "machine", "versions"}
 NUMBER = re.compile(r"(?<![\w.])\d+(?:,\d{3})*(?:\.\d+)?")
+LINK = re.compile(r"\[([^]]*\d[^]]*)\]\(([^)]*/record\.json)\)")
+WITH_UNIT = re.compile(r"(?<![\w.])\d[\d,.]* ?(?:s|ms|seconds|minutes|times|%|MiB|MB|GB)(?!\w)")
 
 
 def tables(text: str) -> Iterator[tuple[int, dict[str, str]]]:
@@ -36,6 +39,19 @@ def tables(text: str) -> Iterator[tuple[int, dict[str, str]]]:
             head = cells
         elif set("".join(cells)) - set("-: "):
             yield number, dict(zip(head, cells, strict=True))
+
+
+def in_text(text: str) -> Iterator[tuple[int, dict[str, str]]]:
+    """Each figure with a unit outside tables and commands, as the row of a table with its record."""
+    fenced = False
+    for number, line in enumerate(text.splitlines(), 1):
+        fenced ^= line.startswith("```")
+        if fenced or line.startswith(("|", "```")):
+            continue
+        for words, link in LINK.findall(line):
+            yield number, {"name": "edl", "figure": words, "record": f"[raw]({link})"}
+        for figure in WITH_UNIT.findall(LINK.sub("", line)):
+            yield number, {"name": "edl", "figure": figure, "record": ""}
 
 
 def entry(record: Any, name: str) -> Any:
@@ -115,9 +131,16 @@ def test_each_figure_is_in_the_record_that_its_row_links(name: str) -> None:
         for number, cells in tables(page.read_text())
         if "record" in cells or "scripts/bench" in str(cells)
     ]
+    rows += in_text(page.read_text()) if name == "README.md" else []
     assert rows, "the page has no figures"
     found = {number: problems for number, cells in rows if (problems := wrong(cells, ROOT, page))}
     assert found == {}
+
+
+def test_a_figure_in_the_text_needs_a_record_as_well() -> None:
+    text = "It costs 0.1 s, or [about 2 s](a/record.json).\n```console\n$ edl  # 4 s\n```\n| 5 s |\n3 ways\n"
+    found = [(line, cells["figure"], cells["record"]) for line, cells in in_text(text)]
+    assert found == [(1, "about 2 s", "[raw](a/record.json)"), (1, "0.1 s", "")]
 
 
 def test_a_figure_without_its_record_or_with_a_different_value_is_refused(tmp_path: Path) -> None:

@@ -389,7 +389,7 @@ def test_the_number_of_processes_follows_the_cores_for_files_only(tmp_path: Path
     parquet.write_table(table, tmp_path / "rows.parquet")
     rows = edl.parquet(tmp_path / "rows.parquet", label="y")
     assert [reader_count("auto", rows, cores) for cores in (2, 4, 9, 64)] == [0, 1, 2, 4]
-    assert reader_count("auto", edl.split(rows, test=0.5)["train"], 8) == 2
+    assert reader_count("auto", edl.split(rows, validation=0.5)["train"], 8) == 2
     assert reader_count("auto", edl.arrays(np.zeros(3)), 64) == 0
     assert reader_count("auto", edl.dataset([1.0, 2.0], source="list"), 64) == 0
     assert [reader_count(n, rows, 2) for n in (0, 3)] == [0, 3]
