@@ -33,6 +33,7 @@ from edl.master.loop import Master
 from edl.master.parameter_servers.base import NoServers, ParameterServers
 from edl.master.rpc.authority import Alone, Authority
 from edl.master.rpc.server import Server
+from edl.master.rpc.storage import Storage
 from edl.net import tls
 from edl.net.listener import Listener
 
@@ -50,6 +51,7 @@ async def serve(
     reached_at: str = "",
     authority: Authority = Alone(),  # noqa: B008
     servers: ParameterServers = NoServers(),  # noqa: B008
+    storage: Storage | None = None,
 ) -> None:
     """Serve the job until it has ended or is abandoned.
 
@@ -61,6 +63,7 @@ async def serve(
         reached_at: host name of this master for workers and users, if it is not that of `listen`.
         authority: decides whether this master may send to the workers.
         servers: the job's parameter servers.
+        storage: serves the files on the master's volume; None if its pod has no such volume.
 
     Raises:
         EdlError: the address is taken, or the backend cannot start.
@@ -85,6 +88,7 @@ async def serve(
         str(salvage.resolve()) if salvage is not None else "",
         authority,
         servers,
+        storage,
     )
 
     def tell(_now: float, event: ev.Event, effects: list[ef.Effect]) -> None:

@@ -135,7 +135,7 @@ class Served:
             job.turns.end()
             self._saved.wait()
             # In answer to each order: the master that gave the last one may have died.
-            session.say(finished=pb.Finished(model=self._saved_model()))
+            session.say_finished(pb.Finished(model=self._saved_model()))
 
         restore = Restore(state, of_job(config, session, learner, begun.stream.run_id))
         report = Telemetry(session, batches.steps)

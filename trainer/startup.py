@@ -30,6 +30,7 @@ from edl.trainer.runtime.log import log
 from edl.trainer.runtime.termination import end_children, leave
 from edl.trainer.runtime.watchdog import STARTUP_TIMEOUT, Compute, Doing, Limit, Watchdog
 from edl.trainer.session.client import MasterStream
+from edl.trainer.session.results import PLACE, SentResults
 from edl.trainer.session.state import Session
 
 if TYPE_CHECKING:
@@ -90,6 +91,9 @@ def begin(stream: MasterStream) -> Begun:
         if config.trains and os.environ.get(output_lock.PER_RUN):
             results = output_lock.results_of(output, stream.run_id)
         scratch.remove_abandoned(results, artifacts.SAVING)
+        if config.trains and (place := os.environ.get(PLACE)):
+            sent = SentResults(output, f"{place}run-{stream.run_id}", stream.session)
+            stream.session.send_results = sent.send
     watchdog = Watchdog(config.elastic.step_timeout_seconds, partial(_hung, stream))
     stream.session.activity = partial(_activity, stream.session, watchdog)
     return Begun(config, stream, watchdog, Doing(), output, results)

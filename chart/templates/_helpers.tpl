@@ -15,6 +15,54 @@ Every name is quoted where it is written: a release or a namespace may be called
   {{- end -}}
   {{- if kindIs "invalid" (index $at (last $path)) }}{{ $_ := set $at (last $path) $default }}{{ end -}}
 {{- end -}}
+{{- include "edl.decideStorage" . -}}
+{{- end -}}
+
+{{/* Whether the master has a claim for checkpoints and the trained model, and which of them it keeps there; decided once.
+     Sets storage.claim to its name (empty: none, because of storage.lack), checkpoint.dir to a place on it where no other is
+     set, and storage.results to the address of the results where they have no volume. A run that has begun keeps what it has. */}}
+{{- define "edl.decideStorage" -}}
+{{- $v := .Values -}}
+{{- if not (hasKey $v.storage "claim") -}}
+  {{- $here := "master://checkpoints" -}}
+  {{- $name := printf "%s-storage" (include "edl.fullname" .) -}}
+  {{- $trains := not (has $v.mode (list "evaluate" "predict" "horovod")) -}}
+  {{- $noOutput := not (or $v.output.size $v.output.existingClaim $v.output.hostPath) -}}
+  {{- $noDir := not (or (ne ($v.checkpoint.dir | default $here) $here) $v.checkpoint.existingClaim $v.checkpoint.hostPath) -}}
+  {{- $needed := and $trains (or $noOutput $noDir) -}}
+  {{- $status := (lookup "v1" "ConfigMap" .Release.Namespace (printf "%s-status" (include "edl.fullname" .)) | default dict).data | default dict -}}
+  {{- $began := "" -}}
+  {{- if include "edl.sameRun" (dict "root" . "status" $status) -}}
+    {{- $began = ((($status.values | default "{}" | fromJson).checkpoint | default dict).dir | default "") | eq $here | ternary "with" "without" -}}
+  {{- end -}}
+  {{- $lack := "" -}}
+  {{- if not $needed -}}
+  {{- else if eq $began "with" -}}
+    {{- if gt (int $v.master.replicas) 1 }}{{ fail "master.replicas: the run keeps its checkpoints on the volume of its only master; set 1, or another runId" }}{{ end -}}
+  {{- else if and (eq $began "without") $noDir (not $v.storage.storageClass) -}}
+    {{- $lack = "the run has begun without a volume" -}}
+  {{- else if not $v.storage.size -}}
+    {{- $lack = "storage.size is empty" -}}
+  {{- else if gt (int $v.master.replicas) 1 -}}
+    {{- $lack = "of several masters each would need the volume" -}}
+  {{- else if and (not $v.storage.storageClass) $v.priorityClass.create (not (lookup "v1" "PersistentVolumeClaim" .Release.Namespace $name)) -}}
+    {{- /* Without a right in the whole cluster, and where charts are only rendered, the classes are unknown: then there is one. */ -}}
+    {{- $classes := lookup "storage.k8s.io/v1" "StorageClass" "" "" -}}
+    {{- $default := not $classes -}}
+    {{- range $classes.items -}}
+      {{- if eq (index (.metadata.annotations | default dict) "storageclass.kubernetes.io/is-default-class" | default "") "true" }}{{ $default = true }}{{ end -}}
+    {{- end -}}
+    {{- if not $default }}{{ $lack = "this cluster has no default StorageClass: set storage.storageClass" }}{{ end -}}
+  {{- end -}}
+  {{- $_ := set $v.storage "claim" "" -}}
+  {{- $_ := set $v.storage "lack" $lack -}}
+  {{- $_ := set $v.storage "results" "" -}}
+  {{- if and $needed (not $lack) -}}
+    {{- $_ := set $v.storage "claim" $name -}}
+    {{- if $noOutput }}{{ $_ := set $v.storage "results" "master://" }}{{ end -}}
+    {{- if $noDir }}{{ $_ := set $v.checkpoint "dir" $here }}{{ end -}}
+  {{- end -}}
+{{- end -}}
 {{- end -}}
 
 {{/* Not empty if these values request the run that the release has, and not a different run. Takes (dict "root" $ "status" the

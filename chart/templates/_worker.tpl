@@ -23,6 +23,7 @@
   (dict "name" "TF_NUM_INTRAOP_THREADS" "valueFrom" (dict "resourceFieldRef" (dict "resource" "limits.cpu")))
   (dict "name" "POD_NAME" "valueFrom" (dict "fieldRef" (dict "fieldPath" "metadata.name")))
 -}}
+{{- with $v.storage.results }}{{ $env = append $env (dict "name" "EDL_RESULTS" "value" .) }}{{ end -}}
 {{- $env = concat $env (include "edl.tlsEnv" .root | fromYamlArray) -}}
 {{- $mounts = concat $mounts (include "edl.tlsMount" .root | fromYamlArray) -}}
 {{- $volumes = concat $volumes (include "edl.tlsVolume" .root | fromYamlArray) -}}

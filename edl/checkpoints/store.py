@@ -31,6 +31,7 @@ from edl.checkpoints.tensors import Tensor
 from edl.errors import CheckpointDamaged, CheckpointError, CheckpointRemoved
 
 T = TypeVar("T")
+MASTER = "master://"
 
 
 @dataclass(frozen=True)
@@ -55,8 +56,8 @@ class Store:
         """Open a store.
 
         Args:
-            url: a path, file://..., or an address that fsspec supports (s3://bucket/prefix). It need not
-                exist yet.
+            url: a path, file://..., an address that fsspec supports (s3://bucket/prefix), or master://PLACE
+                in a release's pods. It need not exist yet.
 
         Raises:
             CheckpointError: the address is invalid, or the client for this kind of store is not installed.
@@ -66,6 +67,10 @@ class Store:
             return Store(BoundedPlace(Files(Path(url))))
         if scheme == "file":
             return Store(BoundedPlace(Files(Path(url2pathname(urlsplit(url).path)))))
+        if url.startswith(MASTER):
+            from edl.checkpoints.master import MasterPlace  # imports gRPC, which other stores do not need
+
+            return Store(MasterPlace(url))
         return Store(Objects(url))  # whose client has time limits of its own
 
     def begin(self, step: int, attempt: str) -> Writing:

@@ -16,18 +16,14 @@ from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 
 from edl.cli.proof import prove
-from edl.cli.release_model import Reading, mounted
+from edl.cli.release_model import MASTER, OUTPUT, Reading, acting, mounted
 from edl.cli.release_status import LOST, FoundRelease
 from edl.contract import artifacts, exports
 from edl.errors import EdlError
 from edl.journal.audit import Elsewhere
 from edl.journal.format import JournalReader
-from edl.kubernetes import pods
 from edl.kubernetes.client import Api
 from edl.kubernetes.informer import Object
-
-CONTAINER = "master"
-OUTPUT = PurePosixPath("/var/lib/edl")  # the output directory of the chart's master
 
 
 def audit(loop: asyncio.Runner, api: Api, found: FoundRelease, masters: Sequence[Object]) -> str:
@@ -56,7 +52,7 @@ def copied(loop: asyncio.Runner, api: Api, found: FoundRelease, masters: Sequenc
         ApiError: the API refuses, or does not answer.
     """
     where = f"release {found.release}"
-    pod = _acting(masters, where)
+    pod = acting(masters, where)
     with tempfile.TemporaryDirectory(prefix="edl-journal-") as folder:
         copy = Path(folder)
         try:
@@ -67,19 +63,6 @@ def copied(loop: asyncio.Runner, api: Api, found: FoundRelease, masters: Sequenc
             raise
 
 
-def _acting(masters: Sequence[Object], where: str) -> str:
-    """The pod of the master that has the journal.
-
-    Raises:
-        EdlError: no master runs.
-    """
-    running = [p for p in masters if pods.running(p, CONTAINER) and not pods.deleting(p)]
-    acting = [p for p in running if pods.ACTING in p["metadata"].get("labels", {})] or running
-    if not acting:
-        raise EdlError(f"{where}: no master runs, and its pod has the journal; `edl status` says why")
-    return str(acting[0]["metadata"]["name"])
-
-
 async def _copy(api: Api, found: FoundRelease, pod: str, copy: Path) -> None:
     """Copy the journal's segments, and the summary if the job has ended.
 
@@ -87,7 +70,7 @@ async def _copy(api: Api, found: FoundRelease, pod: str, copy: Path) -> None:
         EdlError: a file cannot be read, or the journal's head is damaged.
     """
     path = f"/api/v1/namespaces/{found.namespace}/pods/{pod}/exec"
-    files = Reading(api, path, CONTAINER, f"release {found.release}: the journal in pod {pod}")
+    files = Reading(api, path, MASTER, f"release {found.release}: the journal in pod {pod}")
     if found.ended:
         await _fetch(files, artifacts.SUMMARY, copy)
     head = JournalReader(await _fetch(files, artifacts.JOURNAL, copy))

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The trained model of a release, read from its output volume; `release_audit` reads its digests there.
 
+Without an output volume, the model is on the volume of the master, and is read in the master's pod.
 The worker that wrote the model has ended, and the master does not mount the volume. So a pod is created that
 does: the chart's worker pod, reduced to this volume (read-only) and `sleep`. The files are read with `cat` in
 this pod, through the API server, as in `kubectl cp`. The pod is deleted afterwards. If this command is killed
@@ -27,6 +28,8 @@ from edl.kubernetes.client import Api, ApiError
 from edl.kubernetes.informer import Object, changes
 
 MOUNTED = "/var/lib/edl"  # the same path as in the worker's pod
+OUTPUT = PurePosixPath("/var/lib/edl")  # the output directory of the chart's master
+MASTER = "master"  # its container
 COMPONENT = "model"
 LIFE_SECONDS = 3600  # longest life of the pod
 START_SECONDS = 180.0  # for the pod to start
@@ -71,10 +74,18 @@ async def fetch(api: Api, found: FoundRelease, name: str, target: Path) -> str:
 async def mounted(api: Api, found: FoundRelease) -> AsyncIterator[tuple[Reading, PurePosixPath]]:
     """Create a pod with the output volume; yield access to it, and the directory of the run's model.
 
+    If the master keeps the results on its own volume, they are read in its pod.
+
     Raises:
         EdlError: the pod does not run.
     """
     path = f"/api/v1/namespaces/{found.namespace}/pods"
+    if found.stores:
+        listed = await api.get(path, labelSelector=found.selector(MASTER))
+        master = acting(listed["items"], f"release {found.release}")
+        volume = Reading(api, f"{path}/{master}/exec", MASTER, "the master's volume")
+        yield volume, PurePosixPath(OUTPUT, found.folder, found.model_file).parent
+        return
     pod = reader(found)
     own = pod["metadata"]["name"]
     await api.create(path, pod)
@@ -85,6 +96,19 @@ async def mounted(api: Api, found: FoundRelease) -> AsyncIterator[tuple[Reading,
     finally:
         # No grace period: `sleep` does not end on SIGTERM.
         await api.delete(f"{path}/{own}", {"gracePeriodSeconds": 0})
+
+
+def acting(masters: Sequence[Object], where: str) -> str:
+    """The pod of the master that has the journal.
+
+    Raises:
+        EdlError: no master runs.
+    """
+    running = [p for p in masters if pods.running(p, MASTER) and not pods.deleting(p)]
+    leading = [p for p in running if pods.ACTING in p["metadata"].get("labels", {})] or running
+    if not leading:
+        raise EdlError(f"{where}: no master runs, and its pod has the journal; `edl status` says why")
+    return str(leading[0]["metadata"]["name"])
 
 
 def reader(found: FoundRelease) -> Object:

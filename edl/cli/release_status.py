@@ -150,6 +150,21 @@ class FoundRelease:
                 return f"{elsewhere} of the workers' containers"
         return self._kept(artifacts.PREDICTIONS)
 
+    @property
+    def stores(self) -> bool:
+        """Whether the workers send what they save to the volume of the master."""
+        try:
+            spec = yaml.safe_load(self.job["data"]["worker.yaml"])["spec"]
+            container = next(c for c in spec["containers"] if c["name"] == pods.CONTAINER)
+            return any(variable["name"] == "EDL_RESULTS" for variable in container["env"])
+        except (yaml.YAMLError, KeyError, TypeError, StopIteration):
+            return False
+
+    @property
+    def folder(self) -> str:
+        """The folder of this run's results on the volume of the master."""
+        return f"run-{self.state.get('runId', '')}"
+
     def result(self) -> str:
         """Describe the results of the job, or warn that they will be lost; empty if it has none."""
         match self.mode:
@@ -167,6 +182,8 @@ class FoundRelease:
 
     def _kept(self, name: str) -> str:
         """Describe the location of a file of the output directory; empty if it is lost with the pod."""
+        if self.stores:
+            return f"{self.folder}/{name} in persistentvolumeclaim/{self.names.fullname}-storage"
         try:
             pod = yaml.safe_load(self.job["data"]["worker.yaml"])
             volume = next(v for v in pod["spec"]["volumes"] if v["name"] == "output")

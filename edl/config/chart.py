@@ -231,6 +231,12 @@ class Metrics(Section):
     grafana_dashboard: Labelled
 
 
+class MasterStorage(Storage):
+    """`storage`: the master's claim for journal, checkpoints and model, where these have no other place."""
+
+    keep: bool
+
+
 class Output(Section):
     """`output`: the volume for the trained model, the journal and the summary."""
 
@@ -250,6 +256,7 @@ class Chart(Section):
     worker: WorkerValues
     ps: ServerPod
     output: Output
+    storage: MasterStorage
     token: Token
     tls: Tls
     priority_class: PriorityClass

@@ -18,6 +18,7 @@ before it acts, and after it was superseded (`candidate`).
 from __future__ import annotations
 
 import asyncio
+import os
 import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
@@ -64,6 +65,7 @@ from edl.master.parameter_servers.deferred import DeferredServers
 from edl.master.parameter_servers.remote import RemoteServers
 from edl.master.rpc.resting import RestingServer
 from edl.master.rpc.standby import vouches
+from edl.master.rpc.storage import Storage
 from edl.master.service import serve, token_for
 from edl.master.spec import Invalid, JobSpec, Wanted
 from edl.net.listener import Listener
@@ -74,6 +76,7 @@ log = structlog.get_logger()
 # For workers to connect to a master that takes over and that has heard of them while it stood by. Longer than
 # a heartbeat timeout may be: the streams of all of them are opened at once.
 PROMPT_SECONDS = 3.0
+STORES = "EDL_STORES"  # set by the chart if the output directory is on a volume that outlives the pod
 
 
 NOTHING = facts.Past({}, "starting")  # the history of a new run
@@ -304,11 +307,21 @@ class ReleaseMaster:
                 reached_at=self._host,
                 authority=self._candidate.election,
                 servers=self._servers(installed, master, wanted, of_chart),
+                storage=await self._storage(todo),
             )
         finally:
             over.cancel()
             self._master = None
             await of_chart.close()
+
+    async def _storage(self, todo: Train) -> Storage | None:
+        """The files of this run, if the chart has given the master's pod a volume for them."""
+        if not os.environ.get(STORES):
+            return None
+        storage = Storage(self._output, todo.run_id)
+        if todo.spec.config.trains:
+            await asyncio.to_thread(storage.begin, todo.spec.config.checkpoint.resume)
+        return storage
 
     def _servers(
         self, installed: Installed, master: Master, wanted: Wanted, of_chart: ServerSet

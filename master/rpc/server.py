@@ -21,7 +21,7 @@ from edl.contract import vital
 from edl.contract.bounds import violation
 from edl.contract.ids import RunId, WorkerId
 from edl.contract.masters import SAYS_SECONDS
-from edl.contract.proto import ADMITTED
+from edl.contract.proto import ADMITTED, storage_pb2_grpc
 from edl.contract.proto import edl_pb2 as pb
 from edl.contract.proto import edl_pb2_grpc as rpc
 from edl.errors import EdlError
@@ -34,6 +34,7 @@ from edl.master.rpc.checkpoint_parts import CheckpointParts
 from edl.master.rpc.messages import ended_before, event_of, hello_of, message_of
 from edl.master.rpc.outbox import Letter, Outbox
 from edl.master.rpc.rendezvous import Rendezvous
+from edl.master.rpc.storage import Storage
 from edl.net.listener import Context, Listener
 
 MOST_UPDATES_SECONDS = 0.2
@@ -105,6 +106,7 @@ class Server(rpc.MasterServicer):
         salvage: where workers save the model if saving it in `output` fails.
         authority: checked before each message to a worker.
         servers: the parameter servers whose addresses are sent to the workers.
+        storage: serves the files on the master's volume; None if its pod has no such volume.
     """
 
     def __init__(
@@ -117,8 +119,9 @@ class Server(rpc.MasterServicer):
         salvage: str = "",
         authority: Authority = Alone(),  # noqa: B008
         servers: ParameterServers = NoServers(),  # noqa: B008
+        storage: Storage | None = None,
     ):
-        self._servers = servers
+        self._servers, self._storage = servers, storage
         self._addresses: tuple[str, ...] = ()  # of the servers, once they are known
         self._handler, self._run_id, self._authority = handler, handler.run_id, authority
         self._config_json, self._output, self._outage_timeout = config_json, output, outage_timeout
@@ -149,6 +152,8 @@ class Server(rpc.MasterServicer):
     def _serve(self, server: grpc.aio.Server) -> None:
         rpc.add_MasterServicer_to_server(self, server)
         server.add_registered_method_handlers(*_work_in_bytes(self))
+        if self._storage is not None:
+            storage_pb2_grpc.add_StorageServicer_to_server(self._storage, server)
 
     async def _say_who_acts(self) -> None:
         """Announce to the workers that this master acts, while others could act."""

@@ -27,14 +27,20 @@ def notes(tmp_path: Path) -> Path:
 
 
 def test_the_notes_name_what_was_made(helm: Helm, notes: Path) -> None:
-    flags = ("--namespace", "team", "--set", "workers=3")
+    flags: tuple[str, ...] = ("--namespace", "team", "--set", "workers=3")
     text = Rendered(helm("template", "vision", str(notes), *flags)).one("Notes")["text"]
     assert "trains digits with 3 workers in namespace team" in text
     assert "kubectl -n team wait --for=jsonpath='{.data.phase}'=Succeeded configmap/vision-edl-status" in text
     assert "helm uninstall vision -n team" in text
+    assert "WARNING" not in text and "edl model get --release vision" in text
+    assert "PersistentVolumeClaim vision-edl-storage with checkpoints and the trained model is kept" in text
+    none = ("--set", "storage.size=")
+    text = Rendered(helm("template", "vision", str(notes), *flags, *none)).one("Notes")["text"]
     assert "WARNING: the trained model will be lost with the worker's pod: set output.size" in text
     assert "WARNING: checkpoints are off" in text
+    assert "The master has no volume to keep that on: storage.size is empty." in text
     assert text.count("WARNING") == 2
+    flags += none
     kept = Rendered(
         helm("template", "vision", str(notes), *flags, "--set", "checkpoint.dir=s3://bucket/prefix")
     )

@@ -35,6 +35,7 @@ def test_the_names_that_others_rely_on(rendered: dict[str, Rendered]) -> None:
         "NetworkPolicy/edl-master",
         "NetworkPolicy/edl-ps",
         "NetworkPolicy/edl-worker",
+        "PersistentVolumeClaim/edl-storage",
         "Pod/edl-test",
         "PodDisruptionBudget/edl-ps",
         f"PriorityClass/{CLASS}",

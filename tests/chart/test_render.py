@@ -17,6 +17,8 @@ def test_the_master_is_told_the_job_and_nothing_else(rendered: dict[str, Rendere
         assert release.values.keys() == set(config.JOB)
         said = values.load(files)
         said["local"]["threads"] = 0  # which is about `edl run` only
+        if release.all("PersistentVolumeClaim") and not said["checkpoint"]["dir"]:
+            said["checkpoint"]["dir"] = "master://checkpoints"
         assert config.parse(release.values) == config.parse(said)
 
 
@@ -181,9 +183,11 @@ def test_what_a_pod_may_have_is_passed_on_for_master_and_worker(rendered: dict[s
 def test_one_master_is_soon_made_anew_and_is_never_missing_in_a_rolling_update(
     rendered: dict[str, Rendered], helm: Helm
 ) -> None:
-    one = rendered[""].master["spec"]
+    one = helm.template("storage.size=").master["spec"]
     assert one["replicas"] == 1
     assert one["strategy"]["rollingUpdate"] == {"maxSurge": 1, "maxUnavailable": 0}
+    with_a_volume = rendered[""].master["spec"]
+    assert with_a_volume["strategy"] == {"type": "Recreate"}, "the volume may be for one node at a time"
     assert "affinity" not in one["template"]["spec"]
     assert [o["metadata"]["name"] for o in rendered[""].all("PodDisruptionBudget")] == ["edl-ps"]
     tolerated = {t["key"]: t for t in one["template"]["spec"]["tolerations"]}

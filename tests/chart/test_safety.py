@@ -125,7 +125,9 @@ def test_who_may_talk_to_whom(rendered: dict[str, Rendered]) -> None:
     assert worker["policyTypes"] == ["Ingress"]
     assert worker["ingress"] == [{"from": [workers]}]
     rpc, metrics = master["ingress"]
-    assert rpc["from"] == [workers, {"podSelector": {"matchLabels": {"edl.dev/client": "edl"}}}]
+    clients = {"podSelector": {"matchLabels": {"edl.dev/client": "edl"}}}
+    servers = {"podSelector": {"matchLabels": labels("edl", "ps") | {"edl.dev/job": "edl"}}}
+    assert rpc["from"] == [workers, clients, servers]
     assert (rpc["ports"][0]["port"], metrics["ports"][0]["port"]) == (8500, 8501)
     test = rendered[""].one("Pod", "edl-test")
     assert test["metadata"]["labels"]["edl.dev/client"] == "edl"

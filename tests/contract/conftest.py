@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The places of checkpoints, for which one contract holds: a directory, memory, and a real S3 server."""
+"""The places of checkpoints, with one contract: a directory, memory, S3, and the volume of a master."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import fsspec
 import pytest
 
 from edl.checkpoints import Store
+from tests.support.checkpoints.master import serving as serving_files
 from tests.support.checkpoints.s3 import Account, serving
 
 
@@ -43,8 +44,17 @@ def s3() -> Iterator[Account]:
         yield account
 
 
-@pytest.fixture(params=["directory", "memory", "s3"])
-def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
+@pytest.fixture(params=["directory", "memory", "s3", "master"])
+def place(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
+    if request.param == "master":
+        with serving_files(tmp_path, monkeypatch):
+            root = str(tmp_path / "checkpoints")
+            yield Place("master://checkpoints", fsspec.filesystem("file"), root)
+        return
+    yield _elsewhere(request, tmp_path)
+
+
+def _elsewhere(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
     name = tmp_path.name
     match request.param:
         case "directory":

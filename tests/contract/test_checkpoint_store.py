@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One contract for all places of checkpoints: a directory, memory, and a real S3 server."""
+"""One contract for all places of checkpoints: a directory, memory, S3, and the volume of a master."""
 
 from __future__ import annotations
 
@@ -199,8 +199,8 @@ def test_files_of_elasticdl_are_those_of_its_newest_complete_version(place: Plac
     assert files_in(place.url) == [], "it is a checkpoint of edl"
 
     def put(path: str, data: bytes) -> None:
-        if "://" not in place.url:
-            Path(place.root, path).parent.mkdir(exist_ok=True)
+        if "file" in place.client.protocol:
+            Path(place.root, path).parent.mkdir(parents=True, exist_ok=True)
         place.client.pipe_file(f"{place.root}/{path}", data)
 
     for version in (9, 30):

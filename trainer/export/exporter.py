@@ -197,8 +197,8 @@ class Exporter:
                 log.warning(f"{artifacts.EXPORTS} cannot be written: {error}")
         if notes := [saved_file.by_its_code(f.needs_code) for f in found.values() if f.needs_code]:
             place["note"] = "; ".join(filter(None, [*notes, self.missing()]))
-        self.session.say(
-            finished=pb.Finished(
+        self.session.say_finished(
+            pb.Finished(
                 metrics=as_numbers(metrics),
                 failed=failed,
                 exports={name: self._shown(path) for name, path in exports.items()},

@@ -217,6 +217,7 @@ class Session:
         self._cut: Callable[[], None] = lambda: None
         self._when_ended: Callable[[], None] = lambda: None
         self._noted = threading.Event()
+        self.send_results: Callable[[], None] = lambda: None  # to where they outlive this worker
         self._rate, self._memory = 0.0, 0  # as reported last
         self._gpu: Gpu | None = None
         self._reported_staleness: Staleness | None = None  # as reported last on this stream
@@ -248,9 +249,15 @@ class Session:
         If this worker dies afterwards, the model is not trained again. A master that does not answer is
         waited for only `seconds`.
         """
+        self.send_results()
         self._noted.clear()
         self.say(saved=saved)
         self._noted.wait(seconds)
+
+    def say_finished(self, finished: pb.Finished) -> None:
+        """Report that all results of the job are there."""
+        self.send_results()
+        self.say(finished=finished)
 
     def was_cut(self, generation: int) -> bool:
         """Whether the master has called this generation off, or this worker is to end."""

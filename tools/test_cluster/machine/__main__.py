@@ -60,7 +60,15 @@ from .settings import (
 from .settings import node as node_named
 
 LACKING = 77
-CONTROL = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "coredns", "registry")
+CONTROL = (
+    "etcd",
+    "kube-apiserver",
+    "kube-controller-manager",
+    "kube-scheduler",
+    "coredns",
+    "registry",
+    "provisioner",
+)
 SCRIPTS = SOURCE.parents[1] / "scripts" / "dev"
 STARTED = STATE / "started.json"  # written last, so it means: whole
 SWITCHES = STATE / "sysctls.json"
@@ -129,6 +137,7 @@ def start_all(owner: int) -> None:
     say("starting the control plane")
     control.start_control_plane()
     say("starting DNS, the registry and the nodes")
+    control.start_provisioner()
     together([control.start_dns, control.start_registry, *(partial(node.boot, n) for n in NODES)])
     STARTED.write_text(
         json.dumps({"fingerprint": parts.fingerprint(), "owner": owner, "nextId": born(owner)})

@@ -10,11 +10,12 @@ from __future__ import annotations
 import base64
 import json
 import ssl
+import sys
 import urllib.request
 from pathlib import Path
 from typing import Any
 
-from . import parts
+from . import parts, provisioner
 from .processes import LOGS, START_SECONDS, run, start, wait
 from .settings import (
     ADMIN,
@@ -309,6 +310,12 @@ def start_registry() -> None:
     file.write_text(json.dumps(described))
     registry = start("registry", parts.path("registry"), "serve", file, OTEL_TRACES_EXPORTER="none")
     wait("registry", registry, lambda: answers(f"http://{REGISTRY}/v2/"))
+
+
+def start_provisioner() -> None:
+    """The default StorageClass, and what makes its volumes."""
+    apply(provisioner.STORAGE_CLASS)
+    start(provisioner.NAME, sys.executable, "-m", "machine.provisioner", parts.path("kubectl"))
 
 
 def start_kwok(nodes: int) -> None:
