@@ -154,5 +154,5 @@ def finish(story: Story, digests: tuple[str, ...] = ("same", "same"), first: int
 def ended_job(**more: Any) -> dict[str, Any]:
     """The summary of a job that has succeeded, as far as it is printed; `more` replaces parts of it."""
     nothing = {"reason": "", "traceback": "", "loss": None, "seconds": 1.0, "state_losses": 0}
-    empty = {"task": {}, "metrics": {}, "goodput_seconds": {}, "generations": []}
+    empty: dict[str, Any] = {"task": {}, "metrics": {}, "goodput_seconds": {}, "generations": []}
     return {"phase": "Succeeded", "records": {"size": None}, **nothing, **empty, **more}
