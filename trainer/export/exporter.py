@@ -3,7 +3,7 @@
 
 Promise: no failure here loses the model. The trained variables are written before any of the user's code runs
 (callbacks, get_config(), the evaluation), and are deleted once the whole model is saved. The model is saved
-before it is evaluated. If the output directory is full, another one takes the model, and saving it in the
+before it is evaluated. If the output directory is full, a different one takes the model, and saving it in the
 output directory is tried once more. If it cannot be saved whole at all, the file with the variables stays. A
 report to the master names the failure, and the files that were saved.
 """

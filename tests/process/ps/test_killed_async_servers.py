@@ -22,13 +22,14 @@ import grpc
 import psutil
 import pytest
 
-from edl.checkpoints import Manifest, Part, Store
+from edl.checkpoints import Part, Store
 from edl.contract.proto import ps_pb2 as pb
 from edl.contract.proto import ps_pb2_grpc
 from edl.contract.ranges import RangeSet
 from tests.process.ps.test_killed_servers import SECONDS, Process, Worker
 from tests.support.models import counting_steps as counting
 from tests.support.ps.requests import RUN
+from tests.support.ps.server_states import commit_parts
 
 pytestmark = pytest.mark.waits
 STEPS = 120
@@ -126,18 +127,7 @@ class Trainer:
             written = call("WritePart", request)
             assert not written.why
             parts.append(Part(written.name, written.nbytes, written.sha256.hex()))
-        manifest = Manifest(
-            step=step,
-            run=RUN,
-            attempt=attempt,
-            epoch=0,
-            records=0,
-            model="",
-            variables=(),
-            parts=tuple(parts),
-            state={"servers": {"parts": [part.name for part in parts], "count": SERVERS}},
-        )
-        Store.open(str(self._checkpoints)).begin(step, attempt).commit(manifest)
+        commit_parts(self._checkpoints, step, attempt, parts)
         for call in self._calls:
             call("Committed", pb.CommittedRequest(run_id=RUN, step=step, attempt=attempt))
 

@@ -20,12 +20,12 @@ from typing import Any
 import grpc
 import pytest
 
-from edl.checkpoints import Manifest, Part, Store
+from edl.checkpoints import Part
 from edl.contract.proto import ps_pb2 as pb
 from edl.contract.proto import ps_pb2_grpc
 from edl.ps.server import Server
 from tests.support.ps.requests import RUN, commit, pull, stage, start_generation, tables
-from tests.support.ps.server_states import begin, content, train
+from tests.support.ps.server_states import begin, commit_parts, content, train
 
 pytestmark = pytest.mark.waits
 STEPS = 60
@@ -137,18 +137,7 @@ def checkpoint(worker: Worker, directory: Path, step: int, attempt: str) -> None
     )
     part = worker("WritePart", request)
     assert not part.why
-    manifest = Manifest(
-        step=step,
-        run=RUN,
-        attempt=attempt,
-        epoch=0,
-        records=0,
-        model="",
-        variables=(),
-        parts=(Part(part.name, part.nbytes, part.sha256.hex()),),
-        state={"servers": {"parts": [part.name], "count": 1}},
-    )
-    Store.open(str(directory / "checkpoints")).begin(step, attempt).commit(manifest)
+    commit_parts(directory / "checkpoints", step, attempt, [Part(part.name, part.nbytes, part.sha256.hex())])
     worker("Committed", pb.CommittedRequest(run_id=RUN, step=step, attempt=attempt))
 
 

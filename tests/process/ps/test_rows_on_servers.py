@@ -183,11 +183,21 @@ async def test_where_there_is_no_checkpoint_it_begins_anew(a_job: A_Job) -> None
         await counted(job)
 
 
-async def test_rows_are_read_while_the_job_trains_and_a_server_is_killed(a_job: A_Job) -> None:
+async def test_the_status_tells_of_rows_which_are_read_while_the_job_trains_and_a_server_is_killed(
+    a_job: A_Job,
+) -> None:
     async with a_job(*HYBRID, workers=1, records=RECORDS, epochs=EPOCHS, model="counting_rows.py") as job:
         await job.ring_of(1)
-        await job.until(lambda: all(server["rows"] for server in job.status["servers"]))
-        addresses = [server["address"] for server in job.status["servers"]]
+        await job.until(
+            lambda: all(s["rows"] and s["memory"] and s["share"] is not None for s in job.status["servers"])
+        )
+        told = job.status["servers"]
+        assert [(s["index"], s["restarts"], [*s["tables"]]) for s in told] == [
+            (0, 0, ["counts"]),
+            (1, 0, ["counts"]),
+        ]
+        assert sum(s["share"] for s in told) == pytest.approx(1)
+        addresses = [server["address"] for server in told]
         with Client(addresses, for_reading("a-token"), timeout=60) as client:
             ids = np.arange(RECORDS, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
             first = await asyncio.to_thread(client.rows, "counts", ids)
@@ -206,19 +216,6 @@ async def test_rows_are_read_while_the_job_trains_and_a_server_is_killed(a_job: 
     assert (second >= first).all() and second.sum() > first.sum() > 0
     kept = np.array([learned.get(id, np.zeros(2)) for id in ids.astype(np.int64).tolist()])
     assert (second <= kept).all() and (kept <= reread).all(), "what has changed was not told"
-
-
-async def test_the_status_tells_what_each_server_has(a_job: A_Job) -> None:
-    async with a_job(*HYBRID, workers=1, records=200, epochs=1, model="counting_rows.py") as job:
-        await job.ring_of(1)
-        await job.until(lambda: all(s["rows"] and s["memory"] for s in job.status["servers"]))
-        one, other = job.status["servers"]
-        assert (one["index"], other["index"]) == (0, 1)
-        assert one["tables"].keys() == other["tables"].keys() == {"counts"}
-        assert one["restarts"] == other["restarts"] == 0
-        await job.until(lambda: all(s["share"] is not None for s in job.status["servers"]))
-        assert sum(s["share"] for s in job.status["servers"]) == pytest.approx(1)
-        await counted(job)
 
 
 async def test_a_model_that_needs_servers_says_which_mode(a_job: A_Job) -> None:

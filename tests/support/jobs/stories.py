@@ -149,3 +149,10 @@ def finish(story: Story, digests: tuple[str, ...] = ("same", "same"), first: int
     story.tell(ev.Progress(story.job.ring.generation, 10))
     outs = enumerate(digests, first)
     return [e for w, digest in outs for e in story.out(w, step=10, digest=digest)]
+
+
+def ended_job(**more: Any) -> dict[str, Any]:
+    """The summary of a job that has succeeded, as far as it is printed; `more` replaces parts of it."""
+    nothing = {"reason": "", "traceback": "", "loss": None, "seconds": 1.0, "state_losses": 0}
+    empty: dict[str, Any] = {"task": {}, "metrics": {}, "goodput_seconds": {}, "generations": []}
+    return {"phase": "Succeeded", "records": {"size": None}, **nothing, **empty, **more}

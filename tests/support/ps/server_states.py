@@ -68,16 +68,21 @@ def write_part(server: Server, generation: int, step: int, attempt: str) -> Any:
 
 
 def commit_manifest(server: Server, step: int, attempt: str, found: list[Any]) -> None:
-    Store.open(server._storage.checkpoints).begin(step, attempt).commit(
-        Manifest(
-            step=step,
-            run=RUN,
-            attempt=attempt,
-            epoch=0,
-            records=0,
-            model="",
-            variables=(),
-            parts=tuple(found),
-            state={"servers": {"parts": [part.name for part in found], "count": len(found)}},
-        )
+    commit_parts(server._storage.checkpoints, step, attempt, found)
+
+
+def commit_parts(directory: str | Path, step: int, attempt: str, parts: list[Any]) -> None:
+    """Commit a checkpoint that consists of these parts of servers."""
+    state = {"servers": {"parts": [part.name for part in parts], "count": len(parts)}}
+    manifest = Manifest(
+        step=step,
+        run=RUN,
+        attempt=attempt,
+        epoch=0,
+        records=0,
+        model="",
+        variables=(),
+        parts=tuple(parts),
+        state=state,
     )
+    Store.open(str(directory)).begin(step, attempt).commit(manifest)

@@ -13,7 +13,7 @@ from edl.contract.reasons import Reason
 from edl.kubernetes import pods
 from edl.kubernetes.names import Names
 from edl.master.core import view
-from tests.support.jobs.stories import Story
+from tests.support.jobs.stories import Story, ended_job
 
 
 def event(second: int, reason: Reason, message: str) -> dict[str, Any]:
@@ -104,19 +104,7 @@ def test_of_several_jobs_in_a_release_only_the_own_pods_are_looked_at() -> None:
 
 
 def test_a_job_that_has_ended_says_that_its_servers_hold_nothing_any_more() -> None:
-    summary = {
-        "phase": "Succeeded",
-        "reason": "",
-        "seconds": 1.0,
-        "traceback": "",
-        "loss": None,
-        "records": {"size": None},
-        "task": {},
-        "metrics": {},
-        "goodput_seconds": {},
-        "state_losses": 0,
-        "generations": [],
-    }
+    summary = ended_job()
     freed = "the rows of 2 parameter servers are freed"
     data = {"phase": "Succeeded", "summary.json": json.dumps(summary)}
     for servers, expected in (({}, False), ({"servers": freed}, True)):

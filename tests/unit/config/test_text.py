@@ -14,6 +14,7 @@ from edl.cli.jobs import JobSnapshot
 from edl.config.address import Address
 from edl.errors import ConfigError
 from edl.formatting import numbered, one_line, plain
+from tests.support.jobs.stories import ended_job
 
 NASTY = "[red]x[/red] [/] :smile: \x1b[2J\x1b]0;title\x07\x9b31m\r\x08 \u202egpj.exe\u2028\ud800 \0"
 
@@ -91,19 +92,7 @@ def test_a_status_is_shown_without_obeying_what_is_in_it(
 
 def test_the_changes_of_a_ring_are_told_whole_though_only_the_last_are_kept_one_by_one() -> None:
     changes = [{"redone_records": 3, "stall_seconds": 0.2}, {"redone_records": 4, "stall_seconds": 0.1}]
-    ended = {
-        "phase": "Succeeded",
-        "reason": "",
-        "seconds": 1.0,
-        "traceback": "",
-        "loss": None,
-        "records": {"size": None},
-        "task": {},
-        "metrics": {},
-        "goodput_seconds": {},
-        "state_losses": 0,
-        "generations": changes,
-    }
+    ended = ended_job(generations=changes)
     assert "ring      changed 1 time, longest stall 0.10 s, 4 records redone" in display.result(ended, "", "")
     earlier = {"changes": 9_900, "stall_seconds": 1.5, "redone_records": 100}
     told = display.result({**ended, "earlier_generations": earlier}, "", "")
@@ -121,20 +110,7 @@ def test_the_newest_checkpoint_is_named_as_the_directory_of_the_job_was(
         ("s3://bucket/a", "runs/a", "in s3://bucket/a\n"),
         ("/checkpoints", "configmap/edl-status", "in /checkpoints\n"),
     ):
-        ended = {
-            "phase": "Stopped",
-            "reason": "",
-            "seconds": 1.0,
-            "traceback": "",
-            "loss": None,
-            "records": {"size": None},
-            "task": {},
-            "metrics": {},
-            "goodput_seconds": {},
-            "state_losses": 0,
-            "generations": [],
-            "checkpoint": {"step": 5, "dir": place},
-        }
+        ended = ended_job(phase="Stopped", checkpoint={"step": 5, "dir": place})
         assert shown in display.result(ended, given, "")
 
 
