@@ -80,9 +80,10 @@ Every name is quoted where it is written: a release or a namespace may be called
   {{- $began = ((($status.values | default "{}" | fromJson).checkpoint | default dict).dir | default "") | eq $here | ternary "with" "without" -}}
 {{- end -}}
 {{- $lack := "" -}}
-{{- if not $needed -}}
-{{- else if eq $began "with" -}}
+{{- if eq $began "with" -}}
+  {{- $needed = true -}}
   {{- if gt (int $v.master.replicas) 1 }}{{ fail "master.replicas: the run keeps its checkpoints on the volume of its only master; set 1, or another runId" }}{{ end -}}
+{{- else if not $needed -}}
 {{- else if and (eq $began "without") $noDir (not $v.storage.storageClass) -}}
   {{- $lack = "the run has begun without a volume" -}}
 {{- else if not $v.storage.size -}}
