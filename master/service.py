@@ -21,7 +21,7 @@ from typing import Any
 import structlog
 
 from edl.contract import artifacts
-from edl.contract.tokens import Tokens
+from edl.contract.tokens import Tokens, token_of_environment
 from edl.errors import EdlError
 from edl.full_disk import places
 from edl.master.backends.base import Backend
@@ -178,8 +178,8 @@ def _text(summary: dict[str, Any]) -> str:
 
 
 def token_for(output: Path) -> str:
-    """Return the job's token: from EDL_TOKEN, from the job in that directory, or a new one."""
-    if given := Tokens.of_environment(os.environ.get("EDL_TOKEN", ""), str).current:
+    """Return the job's token: from the environment, from the job in that directory, or a new one."""
+    if given := token_of_environment():
         return given
     try:
         return artifacts.read_contact(output).token

@@ -22,6 +22,7 @@ from edl.contract import vital
 from edl.contract.exit_codes import WorkerExit
 from edl.contract.gpus import use_gpu
 from edl.contract.proto import edl_pb2 as pb
+from edl.contract.tokens import token_of_environment
 from edl.contract.workers import ASKED_BACKEND, WORKER_ENVIRONMENT, remove_leftovers, respect_backend
 from edl.exit_announcements import announce_as_told
 from edl.trainer.input import fork_server
@@ -64,7 +65,7 @@ def main(argv: list[str] | None = None) -> int:
     asked = os.environ.setdefault(ASKED_BACKEND, os.environ.get("KERAS_BACKEND", ""))
     leftovers = remove_leftovers(os.environ)
     os.environ.update(WORKER_ENVIRONMENT)  # for Keras, which is not imported yet; hashes are seeded earlier
-    token, worker_id = os.environ.get("EDL_TOKEN", ""), -1 if args.predecessor else args.worker
+    token, worker_id = token_of_environment(), -1 if args.predecessor else args.worker
     stream = MasterStream(args.master, token, worker_id, args.run_id, predecessor=args.predecessor)
     start = Start(stream)
 

@@ -15,7 +15,52 @@ Every name is quoted where it is written: a release or a namespace may be called
   {{- end -}}
   {{- if kindIs "invalid" (index $at (last $path)) }}{{ $_ := set $at (last $path) $default }}{{ end -}}
 {{- end -}}
-{{- include "edl.decideStorage" . -}}
+{{- if not (hasKey .Values.storage "claim") }}{{ include "edl.spread" . }}{{ include "edl.decideStorage" . }}{{ end -}}
+{{- end -}}
+
+{{/* Gives what applies to all pods to each of them, unless its own section overrides it: a selector or tolerations as a
+     whole, labels and annotations by name. */}}
+{{- define "edl.spread" -}}
+{{- $v := .Values -}}
+{{- $global := $v.global | default dict -}}
+{{- if not $v.image.registry }}{{ $_ := set $v.image "registry" ($global.imageRegistry | default "") }}{{ end -}}
+{{- $secrets := list -}}
+{{- range $v.image.pullSecrets | default $v.imagePullSecrets | default ($global.imagePullSecrets | default list) -}}
+  {{- $secrets = append $secrets (kindIs "string" . | ternary (dict "name" .) .) -}}
+{{- end -}}
+{{- $_ := set $v.image "pullSecrets" $secrets -}}
+{{- range $pod := list $v.master $v.worker $v.ps -}}
+  {{- range $key := list "nodeSelector" "tolerations" -}}
+    {{- if not (index $pod $key) }}{{ $_ := set $pod $key (index $v $key) }}{{ end -}}
+  {{- end -}}
+  {{- range $key := list "podLabels" "podAnnotations" -}}
+    {{- $_ := set $pod $key (merge (dict) (index $pod $key | default dict) (index $v $key | default dict)) -}}
+  {{- end -}}
+{{- end -}}
+{{- include "edl.fitWorker" $v.worker -}}
+{{- end -}}
+
+{{/* Gives the worker's values what worker.gpus and worker.spot stand for. Its own selector and limit override that. */}}
+{{- define "edl.fitWorker" -}}
+{{- $tolerations := .tolerations | default list -}}
+{{- if gt (int .gpus) 0 -}}
+  {{- $limits := dict "limits" (dict "nvidia.com/gpu" (int .gpus)) -}}
+  {{- $_ := set . "resources" (merge (dict) (.resources | default dict) $limits) -}}
+  {{- $tolerations = append $tolerations (dict "key" "nvidia.com/gpu" "operator" "Exists" "effect" "NoSchedule") -}}
+  {{- if not .sharedMemory }}{{ $_ := set . "sharedMemory" "1Gi" }}{{ end -}}
+{{- end -}}
+{{- $clouds := dict
+  "gke" (dict "label" "cloud.google.com/gke-spot" "value" "true" "taint" true "seconds" 15)
+  "eks" (dict "label" "eks.amazonaws.com/capacityType" "value" "SPOT" "seconds" 120)
+  "aks" (dict "label" "kubernetes.azure.com/scalesetpriority" "value" "spot" "taint" true "seconds" 30)
+  "karpenter" (dict "label" "karpenter.sh/capacity-type" "value" "spot" "seconds" 120)
+-}}
+{{- with get $clouds (.spot | default "") -}}
+  {{- $_ := set $ "nodeSelector" (merge (dict) ($.nodeSelector | default dict) (dict .label .value)) -}}
+  {{- if .taint }}{{ $tolerations = append $tolerations (dict "key" .label "operator" "Equal" "value" .value "effect" "NoSchedule") }}{{ end -}}
+  {{- $_ := set $ "terminationGracePeriodSeconds" (min (int $.terminationGracePeriodSeconds) .seconds) -}}
+{{- end -}}
+{{- $_ := set . "tolerations" $tolerations -}}
 {{- end -}}
 
 {{/* Whether the master has a claim for checkpoints and the trained model, and which of them it keeps there; decided once.
@@ -23,45 +68,44 @@ Every name is quoted where it is written: a release or a namespace may be called
      set, and storage.results to the address of the results where they have no volume. A run that has begun keeps what it has. */}}
 {{- define "edl.decideStorage" -}}
 {{- $v := .Values -}}
-{{- if not (hasKey $v.storage "claim") -}}
-  {{- $here := "master://checkpoints" -}}
-  {{- $name := printf "%s-storage" (include "edl.fullname" .) -}}
-  {{- $trains := not (has $v.mode (list "evaluate" "predict" "horovod")) -}}
-  {{- $noOutput := not (or $v.output.size $v.output.existingClaim $v.output.hostPath) -}}
-  {{- $noDir := not (or (ne ($v.checkpoint.dir | default $here) $here) $v.checkpoint.existingClaim $v.checkpoint.hostPath) -}}
-  {{- $needed := and $trains (or $noOutput $noDir) -}}
-  {{- $status := (lookup "v1" "ConfigMap" .Release.Namespace (printf "%s-status" (include "edl.fullname" .)) | default dict).data | default dict -}}
-  {{- $began := "" -}}
-  {{- if include "edl.sameRun" (dict "root" . "status" $status) -}}
-    {{- $began = ((($status.values | default "{}" | fromJson).checkpoint | default dict).dir | default "") | eq $here | ternary "with" "without" -}}
+{{- $here := "master://checkpoints" -}}
+{{- $name := printf "%s-storage" (include "edl.fullname" .) -}}
+{{- $trains := not (has $v.mode (list "evaluate" "predict" "horovod")) -}}
+{{- $noOutput := not (or $v.output.size $v.output.existingClaim $v.output.hostPath) -}}
+{{- $noDir := not (or (ne ($v.checkpoint.dir | default $here) $here) $v.checkpoint.existingClaim $v.checkpoint.hostPath) -}}
+{{- $needed := and $trains (or $noOutput $noDir) -}}
+{{- $status := (lookup "v1" "ConfigMap" .Release.Namespace (printf "%s-status" (include "edl.fullname" .)) | default dict).data | default dict -}}
+{{- $began := "" -}}
+{{- if include "edl.sameRun" (dict "root" . "status" $status) -}}
+  {{- $began = ((($status.values | default "{}" | fromJson).checkpoint | default dict).dir | default "") | eq $here | ternary "with" "without" -}}
+{{- end -}}
+{{- $lack := "" -}}
+{{- if eq $began "with" -}}
+  {{- $needed = true -}}
+  {{- if gt (int $v.master.replicas) 1 }}{{ fail "master.replicas: the run keeps its checkpoints on the volume of its only master; set 1, or another runId" }}{{ end -}}
+{{- else if not $needed -}}
+{{- else if and (eq $began "without") $noDir (not $v.storage.storageClass) -}}
+  {{- $lack = "the run has begun without a volume" -}}
+{{- else if not $v.storage.size -}}
+  {{- $lack = "storage.size is empty" -}}
+{{- else if gt (int $v.master.replicas) 1 -}}
+  {{- $lack = "of several masters each would need the volume" -}}
+{{- else if and (not $v.storage.storageClass) $v.priorityClass.create (not (lookup "v1" "PersistentVolumeClaim" .Release.Namespace $name)) -}}
+  {{- /* Without a right in the whole cluster, and where charts are only rendered, the classes are unknown: then there is one. */ -}}
+  {{- $classes := lookup "storage.k8s.io/v1" "StorageClass" "" "" -}}
+  {{- $default := not $classes -}}
+  {{- range $classes.items -}}
+    {{- if eq (index (.metadata.annotations | default dict) "storageclass.kubernetes.io/is-default-class" | default "") "true" }}{{ $default = true }}{{ end -}}
   {{- end -}}
-  {{- $lack := "" -}}
-  {{- if not $needed -}}
-  {{- else if eq $began "with" -}}
-    {{- if gt (int $v.master.replicas) 1 }}{{ fail "master.replicas: the run keeps its checkpoints on the volume of its only master; set 1, or another runId" }}{{ end -}}
-  {{- else if and (eq $began "without") $noDir (not $v.storage.storageClass) -}}
-    {{- $lack = "the run has begun without a volume" -}}
-  {{- else if not $v.storage.size -}}
-    {{- $lack = "storage.size is empty" -}}
-  {{- else if gt (int $v.master.replicas) 1 -}}
-    {{- $lack = "of several masters each would need the volume" -}}
-  {{- else if and (not $v.storage.storageClass) $v.priorityClass.create (not (lookup "v1" "PersistentVolumeClaim" .Release.Namespace $name)) -}}
-    {{- /* Without a right in the whole cluster, and where charts are only rendered, the classes are unknown: then there is one. */ -}}
-    {{- $classes := lookup "storage.k8s.io/v1" "StorageClass" "" "" -}}
-    {{- $default := not $classes -}}
-    {{- range $classes.items -}}
-      {{- if eq (index (.metadata.annotations | default dict) "storageclass.kubernetes.io/is-default-class" | default "") "true" }}{{ $default = true }}{{ end -}}
-    {{- end -}}
-    {{- if not $default }}{{ $lack = "this cluster has no default StorageClass: set storage.storageClass" }}{{ end -}}
-  {{- end -}}
-  {{- $_ := set $v.storage "claim" "" -}}
-  {{- $_ := set $v.storage "lack" $lack -}}
-  {{- $_ := set $v.storage "results" "" -}}
-  {{- if and $needed (not $lack) -}}
-    {{- $_ := set $v.storage "claim" $name -}}
-    {{- if $noOutput }}{{ $_ := set $v.storage "results" "master://" }}{{ end -}}
-    {{- if $noDir }}{{ $_ := set $v.checkpoint "dir" $here }}{{ end -}}
-  {{- end -}}
+  {{- if not $default }}{{ $lack = "this cluster has no default StorageClass: set storage.storageClass" }}{{ end -}}
+{{- end -}}
+{{- $_ := set $v.storage "claim" "" -}}
+{{- $_ := set $v.storage "lack" $lack -}}
+{{- $_ := set $v.storage "results" "" -}}
+{{- if and $needed (not $lack) -}}
+  {{- $_ := set $v.storage "claim" $name -}}
+  {{- if $noOutput }}{{ $_ := set $v.storage "results" "master://" }}{{ end -}}
+  {{- if $noDir }}{{ $_ := set $v.checkpoint "dir" $here }}{{ end -}}
 {{- end -}}
 {{- end -}}
 
@@ -196,12 +240,19 @@ annotations:
 {{ .Values.token.existingSecret | default (printf "%s-token" (include "edl.fullname" .)) }}
 {{- end -}}
 
+{{/* The token is a file in each pod: a variable would be inherited by all that its processes start, and never change. */}}
 {{- define "edl.tokenEnv" -}}
-- name: EDL_TOKEN
-  valueFrom:
-    secretKeyRef:
-      name: {{ include "edl.tokenSecret" . | quote }}
-      key: {{ .Values.token.key | quote }}
+- name: EDL_TOKEN_FILE
+  value: {{ printf "/etc/edl/token/%s" .Values.token.key | quote }}
+{{- end -}}
+
+{{- define "edl.tokenMount" -}}
+- {name: token, mountPath: /etc/edl/token, readOnly: true}
+{{- end -}}
+
+{{- define "edl.tokenVolume" -}}
+- name: token
+  secret: {secretName: {{ include "edl.tokenSecret" . | quote }}}
 {{- end -}}
 
 {{/* How a pod that calls the master verifies its certificate; nothing without TLS. */}}

@@ -94,6 +94,7 @@ spec:
       volumeMounts:
         - {name: tmp, mountPath: /tmp}
         - {name: output, mountPath: /var/lib/edl}
+        {{- include "edl.tokenMount" .root | nindent 8 }}
         {{- range concat .volumeMounts ($values.volumeMounts | default list) }}
         - {{ toYaml . | nindent 10 | trim }}
         {{- end }}
@@ -102,6 +103,7 @@ spec:
     {{- end }}
   volumes:
     - {name: tmp, emptyDir: {}}
+    {{- include "edl.tokenVolume" .root | nindent 4 }}
     {{- range concat .volumes ($values.volumes | default list) }}
     - {{ toYaml . | nindent 6 | trim }}
     {{- end }}

@@ -15,6 +15,10 @@
   {{- $volumes = append $volumes (merge (dict "name" "checkpoints") (fromYaml .)) -}}
   {{- $mounts = append $mounts (dict "name" "checkpoints" "mountPath" $v.checkpoint.dir) -}}
 {{- end -}}
+{{- with $v.worker.sharedMemory -}}
+  {{- $volumes = append $volumes (dict "name" "shm" "emptyDir" (dict "medium" "Memory" "sizeLimit" .)) -}}
+  {{- $mounts = append $mounts (dict "name" "shm" "mountPath" "/dev/shm") -}}
+{{- end -}}
 {{- /* The ring uses the pod's own network. TensorFlow sees all CPUs of the node, and without this variable it would
        start as many threads even if a limit lets it run on one. */ -}}
 {{- $env := list

@@ -24,12 +24,12 @@ import grpc
 from edl.checkpoints.files import Files
 from edl.contract.proto import storage_pb2 as pb
 from edl.contract.proto import storage_pb2_grpc as rpc
-from edl.contract.tokens import Tokens
+from edl.contract.tokens import token_of_environment
 from edl.errors import CheckpointError, EdlError
 from edl.net import tls
 
 SCHEME = "master://"
-MASTER, TOKEN = "EDL_MASTER", "EDL_TOKEN"  # in the environment of pods
+MASTER = "EDL_MASTER"  # in the environment of pods
 PIECE = 256 << 10  # bytes in a message: small beside what the master's loop does between two heartbeats
 RATE = 64 << 20  # bytes per second of one file
 CALL_SECONDS = 60.0
@@ -71,7 +71,6 @@ class MasterPlace:
             self._stub = rpc.StorageStub(tls.channel(address, tls.authority(), OPTIONS))
         except EdlError as error:
             raise CheckpointError(f"{url}: {error}") from error
-        self._tokens = Tokens.of_environment(os.environ.get(TOKEN, ""), lambda _: None)
 
     def may_pass(self, error: OSError) -> bool:
         """Whether the master may answer later."""
@@ -127,7 +126,7 @@ class MasterPlace:
 
     @property
     def _metadata(self) -> tuple[tuple[str, str], ...]:
-        return (("authorization", f"Bearer {self._tokens.current}"),)
+        return (("authorization", f"Bearer {token_of_environment()}"),)
 
     def _call(self, method: Any, request: object, seconds: float = CALL_SECONDS) -> Any:
         with _errors():

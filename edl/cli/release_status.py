@@ -11,6 +11,7 @@ import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from pathlib import PurePosixPath
 from typing import Any
 
 import yaml
@@ -18,7 +19,7 @@ import yaml
 from edl import config
 from edl.cli import display
 from edl.cli.jobs import ENDED, NO_STATUS, JobSnapshot, Phase, stop_failure
-from edl.contract import artifacts
+from edl.contract import artifacts, tokens
 from edl.contract.heartbeats import WorkerRow
 from edl.contract.modes import task_of
 from edl.contract.reasons import Reason
@@ -214,8 +215,9 @@ def token_secret(found: FoundRelease) -> tuple[str, str]:
     try:
         spec = yaml.safe_load(found.job["data"]["worker.yaml"])["spec"]
         container = next(c for c in spec["containers"] if c["name"] == pods.CONTAINER)
-        source = next(e["valueFrom"] for e in container["env"] if e["name"] == "EDL_TOKEN")["secretKeyRef"]
-        return str(source["name"]), str(source["key"])
+        file = next(e["value"] for e in container["env"] if e["name"] == tokens.FILE)
+        source = next(v["secret"] for v in spec["volumes"] if v["name"] == "token")
+        return str(source["secretName"]), PurePosixPath(file).name
     except (yaml.YAMLError, KeyError, TypeError, StopIteration) as error:
         raise EdlError(f"configmap {found.names.job}: cannot read worker.yaml") from error
 

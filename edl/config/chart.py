@@ -123,6 +123,9 @@ class MasterValues(Pod):
 class WorkerValues(Pod):
     """`worker`: the pods of workers. The master creates them."""
 
+    gpus: Count = Field(ge=0)
+    shared_memory: Size
+    spot: Literal["", "gke", "eks", "aks", "karpenter"]
     on_demand_priority_class_name: ObjectName
 
 
@@ -252,6 +255,11 @@ class Chart(Section):
 
     enabled: bool
     image: Image
+    image_pull_secrets: list[PullSecret]
+    node_selector: Labels
+    tolerations: Objects
+    pod_labels: Labels
+    pod_annotations: Annotations
     master: MasterValues
     worker: WorkerValues
     ps: ServerPod

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Renamed and removed values: old dotted keys with the new ones, and old value words with the new ones.
+"""Renamed and removed values, and what other charts call ours: dotted keys and words, with those to use.
 
 Promise: `edl` and Helm alike refuse an old name, and the message has the new name or what to write instead
 (`scripts/dev/schema` writes the same text into the chart's schema). `helm upgrade --reuse-values` brings all
@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+PODS = ("master", "worker", "ps")
 RENAMED = {
     "elastic.silenceSeconds": "elastic.heartbeatTimeoutSeconds",
     "elastic.startSeconds": "elastic.startupTimeoutSeconds",
@@ -32,6 +33,16 @@ RENAMED = {
     "data.claim": "data.existingClaim",
     "data.testFraction": "data.validationFraction",
     "output.claim": "output.existingClaim",
+    **{
+        f"{pod}.{usual}": f"{pod}.{ours}"
+        for pod in PODS
+        for usual, ours in {
+            "extraEnv": "env",
+            "extraEnvFrom": "envFrom",
+            "extraVolumes": "volumes",
+            "extraVolumeMounts": "volumeMounts",
+        }.items()
+    },
 }
 
 # Old words of a value, by the new key: the word and the value that replaces it.
@@ -43,6 +54,17 @@ RENAMED_WORDS: dict[str, dict[str, str]] = {
 # Removed keys that had an effect, with what replaces it.
 REPLACED = {
     "elastic.inMemorySnapshot": "removed; with checkpoint.dir, the state outlives all workers",
+    "networkPolicy.extraIngress": "not a value; networkPolicy.clients lists further clients of the master",
+    **{
+        f"{pod}.{key}": f"not a value of its own; write {pod}.podTemplate: {{spec: {{{key}: ...}}}}"
+        for pod in PODS
+        for key in ("hostNetwork", "dnsConfig", "dnsPolicy", "hostAliases")
+    },
+    **{
+        f"{pod}.lifecycle": "not a value of its own; write "
+        f"{pod}.podTemplate: {{spec: {{containers: [{{name: {pod}, lifecycle: ...}}]}}}}"
+        for pod in PODS
+    },
 }
 
 # Old keys with the defaults that they had in the chart that brings them. A new key has the same default.

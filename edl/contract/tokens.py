@@ -19,7 +19,7 @@ import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-FILE = "EDL_TOKEN_FILE"  # in the environment
+FILE, GIVEN = "EDL_TOKEN_FILE", "EDL_TOKEN"  # in the environment: its path, or the token itself
 KEPT = "-kept"
 MAX_KEPT = 8  # the newest ones
 _FOR_READING = b"edl: read rows"
@@ -28,6 +28,11 @@ _FOR_READING = b"edl: read rows"
 def for_reading(token: str) -> str:
     """The token that permits reading rows, derived from the job's token."""
     return hmac.digest(token.encode(), _FOR_READING, hashlib.sha256).hex()
+
+
+def token_of_environment() -> str:
+    """The job's token: that in the file that the environment names, else the environment's own; or empty."""
+    return Tokens.of_environment(os.environ.get(GIVEN, ""), str).current
 
 
 class Tokens:

@@ -20,6 +20,7 @@ from typing import Any
 from edl.contract import artifacts
 from edl.contract.modes import HOROVOD
 from edl.contract.phases import ENDED, Phase
+from edl.contract.tokens import token_of_environment
 from edl.errors import EdlError, MasterUnavailable, Unauthenticated
 from edl.net import tls
 from edl.net.master_client import Client
@@ -36,7 +37,7 @@ def main(argv: list[str] | None = None) -> int:
         "--seconds", type=float, default=240.0, help="how long to wait for the job to make progress"
     )
     args = parser.parse_args(argv)
-    address, token = os.environ.get("EDL_MASTER", ""), os.environ.get("EDL_TOKEN", "")
+    address, token = os.environ.get("EDL_MASTER", ""), token_of_environment()
     try:
         print(probe(address, token, args.seconds))
     except EdlError as error:

@@ -13,11 +13,11 @@ def test_a_gpu_worker_is_placed_on_the_tainted_pool_with_its_gpu_and_nccls_needs
 ) -> None:
     spec = rendered[FILE].worker["spec"]
     [container] = spec["containers"]
-    assert container["resources"]["limits"]["nvidia.com/gpu"] == "1"
+    assert container["resources"]["limits"]["nvidia.com/gpu"] == 1
     assert {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"} in spec["tolerations"]
     assert (spec["nodeSelector"], spec["runtimeClassName"]) == ({"accelerator": "yes"}, "nvidia")
     [volume] = [v for v in spec["volumes"] if v["name"] == "shm"]
-    assert volume["emptyDir"]["medium"] == "Memory"
+    assert volume["emptyDir"] == {"medium": "Memory", "sizeLimit": "2Gi"}
     assert {"name": "shm", "mountPath": "/dev/shm"} in container["volumeMounts"]
     environment = {e["name"]: e.get("value") for e in container["env"]}
     assert environment["NCCL_SOCKET_IFNAME"] == "=eth0" and environment["NCCL_IB_DISABLE"] == "1"

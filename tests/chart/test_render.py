@@ -140,7 +140,10 @@ def test_data_models_and_results_have_their_places(rendered: dict[str, Rendered]
     assert volumes["output"] == {"persistentVolumeClaim": {"claimName": "edl-output"}}
     mounts = {m["mountPath"]: m for m in release.worker["spec"]["containers"][0]["volumeMounts"]}
     assert volumes["checkpoints"] == {"persistentVolumeClaim": {"claimName": "states"}}
-    assert mounts.keys() == {"/tmp", "/var/lib/edl", "/data", "/models", "/checkpoints"}
+    assert mounts.keys() == {
+        *("/tmp", "/var/lib/edl", "/etc/edl/token"),
+        *("/data", "/models", "/checkpoints"),
+    }
     assert mounts["/data"]["readOnly"] and mounts["/models"]["readOnly"]
     assert mounts["/checkpoints"] == {"name": "checkpoints", "mountPath": "/checkpoints"}
     account = {"secretRef": {"name": "store-account"}}
@@ -262,9 +265,9 @@ def test_a_variable_in_the_overlay_takes_no_other_away(helm: Helm) -> None:
     ).worker
     [container] = pod["spec"]["containers"]
     env = {e["name"]: e for e in container["env"]}
-    assert env["EDL_TOKEN"]["valueFrom"]["secretKeyRef"]["name"] == "edl-token"
+    assert env["EDL_TOKEN_FILE"]["value"] == "/etc/edl/token/token"
     assert (env["TZ"]["value"], env["POD_NAME"]) == ("UTC", {"name": "POD_NAME", "value": "mine"})
-    assert [m["mountPath"] for m in container["volumeMounts"]] == ["/tmp", "/var/lib/edl"]
+    assert [m["mountPath"] for m in container["volumeMounts"]] == ["/tmp", "/var/lib/edl", "/etc/edl/token"]
     assert container["volumeMounts"][0]["subPath"] == "x"
 
 
@@ -298,3 +301,53 @@ def test_no_label_of_ones_own_changes_what_selects_a_pod(helm: Helm) -> None:
     release = helm.template(*flags)
     assert release.worker["metadata"]["labels"]["app.kubernetes.io/component"] == "worker"
     assert release.master["spec"]["template"]["metadata"]["labels"].items() >= labels("edl", "master").items()
+
+
+def test_what_stands_above_the_components_is_for_all_pods_unless_one_overrides_it(helm: Helm) -> None:
+    release = helm.template(
+        "global.imageRegistry=registry.example",
+        "global.imagePullSecrets[0]=pull",
+        "nodeSelector.pool=a",
+        "ps.nodeSelector.disk=fast",
+        "tolerations[0].key=spot",
+        "podLabels.team=vision",
+        "worker.podLabels.team=text",
+        "podAnnotations.note=x",
+    )
+    selectors = [spec["nodeSelector"] for _, spec in release.pods()]
+    assert sorted(map(str, selectors)) == sorted(map(str, [{"pool": "a"}] * 3 + [{"disk": "fast"}]))
+    for _, spec in release.pods():
+        assert spec["containers"][0]["image"].startswith("registry.example/edl-")
+        assert spec["imagePullSecrets"] == [{"name": "pull"}]
+        assert "spot" in [t["key"] for t in spec["tolerations"]]
+    master, worker = release.master["spec"]["template"]["metadata"], release.worker["metadata"]
+    assert (master["labels"]["team"], worker["labels"]["team"]) == ("vision", "text")
+    assert master["annotations"]["note"] == worker["annotations"]["note"] == "x"
+    own = helm.template("global.imageRegistry=a.example", "image.registry=b.example").worker
+    assert own["spec"]["containers"][0]["image"].startswith("b.example/")
+
+
+@pytest.mark.parametrize(
+    ("cloud", "selector", "taint", "seconds"),
+    [
+        ("gke", {"cloud.google.com/gke-spot": "true"}, ["cloud.google.com/gke-spot"], 15),
+        ("eks", {"eks.amazonaws.com/capacityType": "SPOT"}, [], 30),
+        (
+            "aks",
+            {"kubernetes.azure.com/scalesetpriority": "spot"},
+            ["kubernetes.azure.com/scalesetpriority"],
+            30,
+        ),
+        ("karpenter", {"karpenter.sh/capacity-type": "spot"}, [], 30),
+    ],
+)
+def test_workers_alone_run_on_the_spot_machines_of_a_cloud(
+    helm: Helm, cloud: str, selector: dict[str, str], taint: list[str], seconds: int
+) -> None:
+    flags = ("nodeSelector.pool=a", "tolerations[0].key=mine", "worker.tolerations[0].key=own")
+    release = helm.template(f"worker.spot={cloud}", *flags)
+    worker, master = release.worker["spec"], release.master["spec"]["template"]["spec"]
+    assert worker["nodeSelector"] == {"pool": "a", **selector}
+    assert [t["key"] for t in worker["tolerations"]] == ["own", *taint]
+    assert worker["terminationGracePeriodSeconds"] == seconds
+    assert master["nodeSelector"] == {"pool": "a"} and master["terminationGracePeriodSeconds"] == 30

@@ -130,5 +130,6 @@ def test_a_name_that_yaml_takes_for_something_else_stays_a_name(
     assert rendered.service["spec"]["selector"]["app.kubernetes.io/name"] == release
     for _, spec in rendered.pods():
         assert spec["serviceAccountName"] == release
-        [token] = [e for e in spec["containers"][0]["env"] if e["name"] == "EDL_TOKEN"]
-        assert token["valueFrom"] == {"secretKeyRef": {"name": release, "key": release}}
+        [token] = [e for e in spec["containers"][0]["env"] if e["name"] == "EDL_TOKEN_FILE"]
+        assert token["value"] == f"/etc/edl/token/{release}"
+        assert {"name": "token", "secret": {"secretName": release}} in spec["volumes"]

@@ -133,7 +133,8 @@ def test_the_values_of_an_older_chart_are_enough(helm: Helm, tmp_path: Path) -> 
     changed = "elastic.heartbeatTimeoutSeconds=3"  # the default of then, which an upgrade keeps
     assert config.parse(old.values) == config.parse(helm.template(changed, "storage.size=").values)
     container = old.master["spec"]["template"]["spec"]["containers"][0]
-    assert container == helm.template("token.value=x").master["spec"]["template"]["spec"]["containers"][0]
+    now = helm.template("token.value=x", "storage.size=").master["spec"]["template"]["spec"]
+    assert container == now["containers"][0]
 
 
 def test_every_template_begins_with_the_defaults_that_an_older_chart_lacks() -> None:

@@ -28,7 +28,17 @@ from edl.trainer.runtime.watchdog import STEP_TIMEOUT
 STARTS = 3  # of the fork server, for one reader
 ABORT_SECONDS = 5.0  # in which a process that hangs writes its stack
 # Variables of a worker that its readers must not see: they are not members of the job.
-OWN = frozenset({"EDL_TOKEN", "EDL_MASTER", "EDL_WORKER_ID", "EDL_RUN_ID", "EDL_RING_INTERFACE", "TF_CONFIG"})
+OWN = frozenset(
+    {
+        "EDL_TOKEN",
+        "EDL_TOKEN_FILE",
+        "EDL_MASTER",
+        "EDL_WORKER_ID",
+        "EDL_RUN_ID",
+        "EDL_RING_INTERFACE",
+        "TF_CONFIG",
+    }
+)
 NO_GPU = {"CUDA_VISIBLE_DEVICES": "-1"}
 # Readers compute on one thread each, because they are as many as there are cores for them, and on no GPU.
 ENVIRONMENT = {

@@ -78,10 +78,10 @@ async def test_the_trained_model_is_fetched_from_the_claim_by_a_pod_that_has_not
 
 
 async def test_the_token_for_reading_is_made_of_the_one_that_the_workers_have(cluster: Cluster) -> None:
-    source = {"secretKeyRef": {"name": "given", "key": "password"}}
-    container = {"name": "worker", "env": [{"name": "EDL_TOKEN", "valueFrom": source}]}
+    container = {"name": "worker", "env": [{"name": "EDL_TOKEN_FILE", "value": "/etc/edl/token/password"}]}
+    volumes = [{"name": "token", "secret": {"secretName": "given"}}]
     job = cluster.objects["configmaps"]["edl-job"]
-    text = yaml.safe_dump({"spec": {"containers": [container]}})
+    text = yaml.safe_dump({"spec": {"containers": [container], "volumes": volumes}})
     cluster.put("configmaps", {**job, "data": {**job["data"], "worker.yaml": text}})
     lacking = await cluster.edl("token", "--read", "--release", "edl")
     assert lacking.code == 1 and 'secrets "given" not found' in lacking.err

@@ -24,6 +24,7 @@ from typing import Any, NoReturn
 from edl import config
 from edl.contract.layout import Layout
 from edl.contract.proto import edl_pb2 as pb
+from edl.contract.tokens import token_of_environment
 from edl.trainer.runtime.termination import when_asked_to_end
 from edl.trainer.session.client import MasterStream
 from edl.trainer.session.orders import End, FormRing
@@ -87,7 +88,7 @@ class Telling(MasterStream):
 
 
 def main(address: str, worker: int) -> NoReturn:
-    stream = Telling(address, os.environ["EDL_TOKEN"], worker)
+    stream = Telling(address, token_of_environment(), worker)
     stream.open()
     session = stream.session
     stream.start_heartbeats(config.parse(json.loads(stream.config_json)).elastic.heartbeat_timeout_seconds)

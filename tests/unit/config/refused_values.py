@@ -13,8 +13,8 @@ training: {epoch: 3} | training.epoch | did you mean training.epochs?
 elastic: {heartbeatTimeout: 3} | elastic.heartbeatTimeout | elastic.heartbeatTimeoutSeconds
 local: {cpu: 3} | local.cpu | keys of local: startMethod, threads, gpusPerWorker
 epochs: 3 | epochs | did you mean training.epochs or evaluation.epochs?
-gpu: 1 | gpu | did you mean worker.gpuMemory or local.gpusPerWorker?
-worker: {gpus: 1} | worker.gpus | did you mean local.gpusPerWorker?
+gpu: 1 | gpu | did you mean worker.gpus or worker.gpuMemory or local.gpusPerWorker?
+worker: {gpu: 1} | worker.gpu | did you mean worker.gpus
 training: {workers: 3} | training.workers | did you mean workers or data.workers?
 min_workers: 3 | min_workers | did you mean minWorkers?
 Training: {} | Training | did you mean training?
@@ -73,7 +73,7 @@ worker: {gpuMemory: 0} | worker.gpuMemory | growth, all, or an integer (MiB), at
 worker: {gpuMemory: half} | worker.gpuMemory | growth, all, or an integer (MiB), at least 1
 worker: {gpuMemory: 0.5} | worker.gpuMemory | growth, all, or an integer (MiB), at least 1
 worker: {resource: {}} | worker.resource | did you mean worker.resources?
-nodeSelector: {disk: fast} | nodeSelector | did you mean master.nodeSelector or worker.nodeSelector?
+schedulerName: fast | schedulerName | did you mean master.schedulerName or worker.schedulerName?
 worker: {nodeSelector: {disk: 1}} | worker.nodeSelector.disk | a string
 worker: {env: {A: b}} | worker.env | a list
 worker: {env: [A]} | worker.env.0 | a map

@@ -2,6 +2,7 @@
 """What is refused, by name, before anything starts."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -129,8 +130,10 @@ def test_a_removed_key_with_an_effect_is_refused_with_what_replaces_it_unless_it
     with pytest.raises(ConfigError) as refusal:
         config.parse(refused)
     assert str(refusal.value) == f"{old}: {REPLACED[old]}"
-    with pytest.raises(jsonschema.ValidationError, match=REPLACED[old]):
+    with pytest.raises(jsonschema.ValidationError, match=re.escape(REPLACED[old])):
         jsonschema.validate(refused, SCHEMA)
+    if old not in UNCHANGED:  # what other charts have: no chart of ours has brought it
+        return
     off = merged(f"{{{section}: {{{last}: {json.dumps(UNCHANGED[old])}}}}}")
     jsonschema.validate(off, SCHEMA)
     assert config.parse(off) == config.parse(values.defaults())
