@@ -12,7 +12,7 @@ from edl.contract.layout import Part as Share
 from edl.contract.proto import edl_pb2 as pb
 from edl.trainer.model.data import Batch, Batches
 from edl.trainer.model.records import Records
-from edl.trainer.parts.part import Part
+from edl.trainer.parts.part import LoopPart
 from edl.trainer.parts.ring_steps import RingSteps
 from edl.trainer.ring.base import Ring, RingBroken, RingSlot
 from edl.trainer.session.orders import FormRing
@@ -72,7 +72,12 @@ def warm_up(
 
 
 def run_alone(
-    config: Config, ring: Ring, learner: Learner, batches: Batches, epochs: int, parts: Sequence[Part] = ()
+    config: Config,
+    ring: Ring,
+    learner: Learner,
+    batches: Batches,
+    epochs: int,
+    parts: Sequence[LoopPart] = (),
 ) -> None:
     """Run a job of the real loop in a ring of one, without a master.
 
@@ -91,7 +96,7 @@ def run_alone(
         raise RingBroken(broken)
 
 
-class _Sampled(Part):
+class _Sampled(LoopPart):
     """Computes the sample loss of the model when its ring is up, before the first step."""
 
     def __init__(self, sample: Sample, learner: KerasLearner | OwnStepLearner):

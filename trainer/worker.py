@@ -78,7 +78,7 @@ from edl.contract.proto import edl_pb2 as pb
 from edl.errors import EdlError
 from edl.trainer.agreement import control
 from edl.trainer.model.data import Batch
-from edl.trainer.parts.part import Part, StepSource
+from edl.trainer.parts.part import LoopPart, StepSource
 from edl.trainer.ring.base import Ring, RingBroken, RingSlot
 from edl.trainer.session.orders import End, Export, FormRing, WriteCheckpoint
 from edl.trainer.session.state import Session
@@ -111,7 +111,7 @@ class Worker:
         report: Telemetry,
         steps: StepSource,
         restore: Callable[[int], bool] = lambda expected: False,
-        parts: Sequence[Part] = (),
+        parts: Sequence[LoopPart] = (),
     ):
         self.session, self.ring, self.state, self.report = session, ring, state, report
         self.steps, self.restore, self.parts = steps, restore, [steps, *parts]

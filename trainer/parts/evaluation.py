@@ -24,7 +24,7 @@ from edl.trainer.agreement import control
 from edl.trainer.agreement.checks import check
 from edl.trainer.agreement.ledger import Ledger, RoundResult
 from edl.trainer.agreement.metric_values import Value, as_numbers
-from edl.trainer.parts.part import Part
+from edl.trainer.parts.part import LoopPart
 from edl.trainer.ring.base import Ring, RingBroken, RingSlot
 from edl.trainer.runtime.error_report import format_error
 from edl.trainer.session.state import Session
@@ -74,7 +74,7 @@ class Evaluation(Protocol):
         ...
 
 
-class EvaluationBatches(Part):
+class EvaluationBatches(LoopPart):
     """The evaluation batches of one worker.
 
     Args:

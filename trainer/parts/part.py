@@ -27,7 +27,7 @@ from edl.trainer.ring.base import RingSlot
 from edl.trainer.session.orders import Export, FormRing, WriteCheckpoint
 
 
-class Part:
+class LoopPart:
     """One part of a job; it does nothing unless it overrides a method.
 
     A part may raise RingBroken in all methods from `before_sync` to `after`: the ring then breaks.
@@ -121,7 +121,7 @@ class Part:
         """Correct the description of the state that this worker holds outside of rings, for the master."""
 
 
-class StepSource(Part, ABC):
+class StepSource(LoopPart, ABC):
     """Decides which steps this worker makes, and makes them with the other members of its ring.
 
     There are two: steps by arithmetic (ring_steps.py), and steps that a server leases (leased_steps.py).

@@ -22,7 +22,7 @@ from edl.contract.rows.placement import ShardAssignment
 from edl.trainer.agreement.control import StepResult
 from edl.trainer.embedding.interfaces import Commit
 from edl.trainer.model.data import Batch
-from edl.trainer.parts.part import Part
+from edl.trainer.parts.part import LoopPart
 from edl.trainer.ps_client.client import PsClient
 from edl.trainer.restore import Restore
 from edl.trainer.ring.base import Ring, RingSlot, broadcast_bytes, broadcast_text
@@ -46,7 +46,7 @@ def adopt(ring: Ring, root: int, servers: PsClient, why: str = "") -> str:
     return why
 
 
-class RowServers(Part):
+class RowServers(LoopPart):
     """The servers of the rows of this worker's model.
 
     Args:

@@ -13,13 +13,13 @@ from edl.trainer.agreement.control import StepResult
 from edl.trainer.agreement.ledger import RoundResult
 from edl.trainer.agreement.metric_values import Value
 from edl.trainer.model.data import Batch
-from edl.trainer.parts.part import Part
+from edl.trainer.parts.part import LoopPart
 from edl.trainer.ring.base import RingBroken, RingSlot
 from edl.trainer.session.orders import Export, FormRing, WriteCheckpoint
 from tests.support.jobs.workers import STEPS, A, ring_of
 
 
-class Moments(Part):
+class Moments(LoopPart):
     """A part that records the moments at which the loop calls it, with the step of the state.
 
     Args:
