@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from threading import Event
 
 from edl.config import Config
-from edl.contract.layout import Layout
-from edl.contract.layout import Part as Share
+from edl.contract.layout import Layout, StepSlice
 from edl.contract.proto import edl_pb2 as pb
 from edl.trainer.model.data import Batch, Batches
 from edl.trainer.model.records import Records
@@ -40,7 +39,7 @@ class Sample:
         """Accept only the layout of the sample itself."""
         assert layout == self.layout
 
-    def batch(self, start: int, stop: int, part: Share) -> Batch:
+    def batch(self, start: int, stop: int, part: StepSlice) -> Batch:
         """Return a batch of the first records."""
         return self._records.these(self._first[start:stop])
 

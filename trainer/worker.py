@@ -73,7 +73,7 @@ from functools import partial
 import numpy as np
 
 from edl.contract.ids import ring_id
-from edl.contract.layout import Part as Share
+from edl.contract.layout import StepSlice
 from edl.contract.proto import edl_pb2 as pb
 from edl.errors import EdlError
 from edl.trainer.agreement import control
@@ -119,7 +119,7 @@ class Worker:
         # In the present ring:
         self.has_joined = False  # whether it was reported that this worker has the ring's state
         self.in_flight = 0  # this rank's records in a step whose all-reduce has not completed
-        self.next_share: Share | None = None  # this rank's, once all members are in sync
+        self.next_share: StepSlice | None = None  # this rank's, once all members are in sync
 
     def ready(self) -> pb.Ready:
         """Return what the master must know of this worker before its first ring."""
@@ -240,7 +240,7 @@ class Worker:
 
     def share_records(self, form: FormRing, here: RingSlot) -> None:
         """Assign to each rank its share of each step. Joining members get none until all are in sync."""
-        self.next_share = Share(here.rank, form.shares) if form.joining else None
+        self.next_share = StepSlice(here.rank, form.shares) if form.joining else None
         for part in self.parts:
             part.take(form.first_share(self.session.worker), self.state.step)
 

@@ -17,7 +17,7 @@ from dataclasses import asdict
 
 import numpy as np
 
-from edl.contract.layout import Part as Share
+from edl.contract.layout import StepSlice
 from edl.contract.proto import edl_pb2 as pb
 from edl.trainer.agreement.control import StepResult
 from edl.trainer.agreement.ledger import RoundResult, Update
@@ -64,7 +64,7 @@ class LoopPart:
     def after_sync(self, form: FormRing) -> None:
         """When all members in sync hold the root's state."""
 
-    def take(self, share: Share, since: int) -> None:
+    def take(self, share: StepSlice, since: int) -> None:
         """Take this share of the records of each step from `since` on, and of each evaluation batch."""
 
     def joined(self, here: RingSlot, message: pb.JoinedRing) -> None:

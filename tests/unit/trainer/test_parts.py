@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from edl.contract.layout import Part as Share
+from edl.contract.layout import StepSlice
 from edl.contract.proto import edl_pb2 as pb
 from edl.trainer.agreement.control import StepResult
 from edl.trainer.agreement.ledger import RoundResult
@@ -47,7 +47,7 @@ class Moments(LoopPart):
     def after_sync(self, form: FormRing) -> None:
         self.at("after_sync")
 
-    def take(self, share: Share, since: int) -> None:
+    def take(self, share: StepSlice, since: int) -> None:
         self.at("take")
 
     def joined(self, here: RingSlot, message: pb.JoinedRing) -> None:
