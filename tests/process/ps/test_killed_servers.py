@@ -20,7 +20,7 @@ from typing import Any
 import grpc
 import pytest
 
-from edl.checkpoints import Manifest, Part, Store
+from edl.checkpoints import CheckpointFile, Manifest, Store
 from edl.contract.proto import ps_pb2 as pb
 from edl.contract.proto import ps_pb2_grpc
 from edl.ps.server import Server
@@ -145,7 +145,7 @@ def checkpoint(worker: Worker, directory: Path, step: int, attempt: str) -> None
         records=0,
         model="",
         variables=(),
-        parts=(Part(part.name, part.nbytes, part.sha256.hex()),),
+        parts=(CheckpointFile(part.name, part.nbytes, part.sha256.hex()),),
         state={"servers": {"parts": [part.name], "count": 1}},
     )
     Store.open(str(directory / "checkpoints")).begin(step, attempt).commit(manifest)
