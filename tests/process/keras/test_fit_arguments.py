@@ -105,7 +105,8 @@ CASES = {
 
 
 def module_of(call: Call) -> UserModel:
-    return UserModel("mine", model, lambda split: edl.arrays(*call.arrays[split]), call.feed)
+    data = lambda split: edl.arrays(*call.arrays[split]) if split in call.arrays else None  # noqa: E731
+    return UserModel("mine", model, data, call.feed)
 
 
 @pytest.mark.parametrize("name", CASES)
