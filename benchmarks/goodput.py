@@ -31,6 +31,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Protocol
@@ -229,6 +230,8 @@ def costs(job: Callable[..., Job], work: Path) -> Costs:
 class TimedFleet(Fleet):
     """Workers that start in the measured time."""
 
+    world: Replay
+
     def create(self, worker: WorkerId) -> None:
         w = self.workers[worker] = Sim(worker, self)
         takes = self.world.costs.start
@@ -239,6 +242,8 @@ class TimedFleet(Fleet):
 
 class TimedDelivery(Delivery):
     """Members of a ring that find each other in the measured time."""
+
+    world: Replay
 
     def deliver(self, group: InProcessGroup, slots: list[Slot]) -> None:
         if slots[0].call != ("form",):
@@ -263,12 +268,16 @@ class Replay(World):
         self.reads, self.busy = None, None
         self.rings, self.master, self.fleet = Rings(self), Master(self), TimedFleet(self)
         self.rings.delivery = TimedDelivery
-        self.checks, self.faults = Checks(self), Changes(self, seconds)
+        self.checks = Checks(self)
+        self.faults = self.changes = Changes(self, seconds)
         self.master.watchdog.history = deque(maxlen=1000)
 
 
 class Changes(Faults):
     """The changes of a replay, instead of random faults."""
+
+    world: Replay
+    outcome: Outcome
 
     def schedule(self) -> None:
         plan = self.world.plan
@@ -286,7 +295,7 @@ class Changes(Faults):
             return
         self.before = job.goodput.at(self.clock.now)
         for change in self.world.plan[1:]:
-            self.clock.later(change.at, lambda change=change: self._become(change))
+            self.clock.later(change.at, partial(self._become, change))
         self.clock.later(0.5, self._count)
         self.clock.later(self.world.seconds, self._end)
 
@@ -303,7 +312,7 @@ class Changes(Faults):
         for victim in self.chance.sample(members if len(members) >= lost else here, lost):
             if self.noticed[change]:
                 fleet.terminate(victim)
-                self.clock.later(world.seconds * NOTICE, lambda victim=victim: fleet.exit(victim, "SIGKILL"))
+                self.clock.later(world.seconds * NOTICE, partial(fleet.exit, victim, "SIGKILL"))
             else:
                 fleet.exit(victim, "SIGKILL")
         # A master that heard of the smaller fleet before it has heard of the loss would let others go for it.
@@ -328,7 +337,7 @@ def ours(plan: list[Change], seconds: float, measured: Costs, seed: int) -> Outc
     """
     world = Replay(plan, seconds, measured, seed)
     world.run()
-    return world.faults.outcome
+    return world.changes.outcome
 
 
 def restarted(plan: list[Change], seconds: float, measured: Costs, every: float) -> Outcome:

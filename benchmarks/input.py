@@ -41,7 +41,7 @@ from pyarrow import parquet
 from benchmarks.report import Row, main, say
 from edl import config
 from edl.config import values
-from edl.contract.layout import Part
+from edl.contract.layout import StepSlice
 from edl.data import RandomAccess
 from edl.trainer.build_data import RECORDS_SERVICE
 from edl.trainer.input.parallel_records import ParallelRecords
@@ -121,7 +121,7 @@ class Ours:
             warn=say,
         )
         self._batches = Batches(self.records, batch, BUFFER * 0.25)
-        self._batches.take(records.layout, Part.even(0, 1))
+        self._batches.take(records.layout, StepSlice.even(0, 1))
         self._step = 0
 
     def __call__(self, steps: int) -> Iterator[Any]:
@@ -312,7 +312,7 @@ def read_bytes(folder: Path, _rounds: int) -> list[Row]:
             records = opened(module)[1]
             before = psutil.Process().io_counters().read_chars
             for start in range(0, ROWS, ROW_BATCH):
-                batch = records.batch(start, min(start + ROW_BATCH, ROWS), Part.even(rank, ranks))
+                batch = records.batch(start, min(start + ROW_BATCH, ROWS), StepSlice.even(rank, ranks))
                 count += len(batch) if batch else 0
             read += psutil.Process().io_counters().read_chars - before
         assert count == ROWS
@@ -330,7 +330,7 @@ def first(folder: Path, rounds: int) -> list[Row]:
         began = time.perf_counter()
         reader, records = opened(module)
         assert len(reader) == FILES
-        assert records.batch(n * IMAGE_BATCH, (n + 1) * IMAGE_BATCH, Part.even(0, 1)) is not None
+        assert records.batch(n * IMAGE_BATCH, (n + 1) * IMAGE_BATCH, StepSlice.even(0, 1)) is not None
         times.append(time.perf_counter() - began)
     return [Row(f"first: batch of {FILES:,} image files", times, [], "s", "")]
 
@@ -364,7 +364,7 @@ def read_epoch(module: str) -> None:
     """Read all records, and print the largest resident memory of this process in MiB."""
     reader, records = opened(Path(module))
     for start in range(0, len(reader), IMAGE_BATCH):
-        records.batch(start, min(start + IMAGE_BATCH, len(reader)), Part.even(0, 1))
+        records.batch(start, min(start + IMAGE_BATCH, len(reader)), StepSlice.even(0, 1))
     peak = next(line for line in open("/proc/self/status", encoding="ascii") if line.startswith("VmHWM"))
     print(int(peak.split()[1]) / 1024)
 

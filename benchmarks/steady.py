@@ -42,7 +42,7 @@ import tensorflow as tf
 
 from edl import config
 from edl.config import values
-from edl.contract.layout import Layout, Part
+from edl.contract.layout import Layout, StepSlice
 from edl.contract.steps import Steps
 from edl.trainer.build_learner import learner_of
 from edl.trainer.model.data import Batch, Batches
@@ -267,7 +267,7 @@ class Endless:
     def lay_out(self, layout: Layout) -> None:
         assert layout == self.layout
 
-    def batch(self, start: int, stop: int, part: Part) -> Batch:
+    def batch(self, start: int, stop: int, part: StepSlice) -> Batch:
         first, last = part.of(stop - start)
         at = start % (len(self._x) - self._batch + 1)
         x, y = self._x[at : at + last - first], self._y[at : at + last - first]

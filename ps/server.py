@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 
-from edl.checkpoints.manifest import Part
+from edl.checkpoints.manifest import CheckpointFile
 from edl.contract.proto import ps_pb2 as pb
 from edl.contract.rows.placement import ShardAssignment
 from edl.contract.state_tables import ImpossibleStep
@@ -165,7 +165,7 @@ class Server:
             self._storage.will_write(capture, request.step, request.attempt)
         return capture
 
-    def write(self, capture: Capture, request: pb.WritePartRequest) -> Part:
+    def write(self, capture: Capture, request: pb.WritePartRequest) -> CheckpointFile:
         """Write the captured state as this server's shard of the checkpoint. On any thread.
 
         Raises:

@@ -21,7 +21,7 @@ from edl.trainer.parts.evaluation import Evaluation, EvaluationBatches
 from edl.trainer.parts.export import FinalModel, export_from_servers
 from edl.trainer.parts.history import HistoryWriting
 from edl.trainer.parts.leased_steps import LeasedSteps
-from edl.trainer.parts.part import Part, StepSource
+from edl.trainer.parts.part import LoopPart, StepSource
 from edl.trainer.parts.ring_steps import RingSteps
 from edl.trainer.parts.rows import RowServers
 from edl.trainer.ps_client.client import PsClient
@@ -49,7 +49,7 @@ def assemble(
     keep: Callable[[int], None] = lambda step: None,
     callbacks: Callbacks | None = None,
     history: Callable[[Sequence[Mapping[str, Value]]], None] | None = None,
-    more: Sequence[Part] = (),
+    more: Sequence[LoopPart] = (),
 ) -> Worker:
     """Return a worker with these parts. None: the job does not have this part.
 

@@ -14,7 +14,7 @@ import numpy as np
 from edl.config import Config
 from edl.contract.artifacts import PREDICTIONS
 from edl.contract.evaluation import PREDICTED, EvaluationPlan
-from edl.contract.layout import Layout, Part
+from edl.contract.layout import Layout, StepSlice
 from edl.contract.proto import edl_pb2 as pb
 from edl.data import Reader
 from edl.data.image_files import classes_of
@@ -71,7 +71,7 @@ class NoRecords:
     def lay_out(self, layout: Layout) -> None:
         assert layout == self.layout
 
-    def batch(self, start: int, stop: int, part: Part) -> Batch | None:
+    def batch(self, start: int, stop: int, part: StepSlice) -> Batch | None:
         raise AssertionError("there are no records")
 
 

@@ -34,7 +34,7 @@ from edl.trainer.assembly import assemble
 from edl.trainer.callbacks.history import MOST_TOLD, HistoryFiles, as_json
 from edl.trainer.checkpoint.checkpointing import of_job
 from edl.trainer.model.data import Batches, Wait
-from edl.trainer.parts.part import Part
+from edl.trainer.parts.part import LoopPart
 from edl.trainer.restore import Restore
 from edl.trainer.ring import gloo
 from edl.trainer.ring.base import Ring, RingSlot
@@ -77,7 +77,7 @@ def run(script: str, arguments: Sequence[str]) -> None:
             raise UserCodeError(f"{path.name} has called sys.exit({error.code!r})") from error
 
 
-class _Comparison(Part):
+class _Comparison(LoopPart):
     """Compares the workers' states in the first steps of each ring, when some may have received theirs."""
 
     def __init__(self, learner: LoopLearner):

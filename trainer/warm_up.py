@@ -7,12 +7,11 @@ from collections.abc import Sequence
 from threading import Event
 
 from edl.config import Config
-from edl.contract.layout import Layout
-from edl.contract.layout import Part as Share
+from edl.contract.layout import Layout, StepSlice
 from edl.contract.proto import edl_pb2 as pb
 from edl.trainer.model.data import Batch, Batches
 from edl.trainer.model.records import Records
-from edl.trainer.parts.part import Part
+from edl.trainer.parts.part import LoopPart
 from edl.trainer.parts.ring_steps import RingSteps
 from edl.trainer.ring.base import Ring, RingBroken, RingSlot
 from edl.trainer.session.orders import FormRing
@@ -40,7 +39,7 @@ class Sample:
         """Accept only the layout of the sample itself."""
         assert layout == self.layout
 
-    def batch(self, start: int, stop: int, part: Share) -> Batch:
+    def batch(self, start: int, stop: int, part: StepSlice) -> Batch:
         """Return a batch of the first records."""
         return self._records.these(self._first[start:stop])
 
@@ -72,7 +71,12 @@ def warm_up(
 
 
 def run_alone(
-    config: Config, ring: Ring, learner: Learner, batches: Batches, epochs: int, parts: Sequence[Part] = ()
+    config: Config,
+    ring: Ring,
+    learner: Learner,
+    batches: Batches,
+    epochs: int,
+    parts: Sequence[LoopPart] = (),
 ) -> None:
     """Run a job of the real loop in a ring of one, without a master.
 
@@ -91,7 +95,7 @@ def run_alone(
         raise RingBroken(broken)
 
 
-class _Sampled(Part):
+class _Sampled(LoopPart):
     """Computes the sample loss of the model when its ring is up, before the first step."""
 
     def __init__(self, sample: Sample, learner: KerasLearner | OwnStepLearner):

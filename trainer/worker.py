@@ -73,12 +73,12 @@ from functools import partial
 import numpy as np
 
 from edl.contract.ids import ring_id
-from edl.contract.layout import Part as Share
+from edl.contract.layout import StepSlice
 from edl.contract.proto import edl_pb2 as pb
 from edl.errors import EdlError
 from edl.trainer.agreement import control
 from edl.trainer.model.data import Batch
-from edl.trainer.parts.part import Part, StepSource
+from edl.trainer.parts.part import LoopPart, StepSource
 from edl.trainer.ring.base import Ring, RingBroken, RingSlot
 from edl.trainer.session.orders import End, Export, FormRing, WriteCheckpoint
 from edl.trainer.session.state import Session
@@ -111,7 +111,7 @@ class Worker:
         report: Telemetry,
         steps: StepSource,
         restore: Callable[[int], bool] = lambda expected: False,
-        parts: Sequence[Part] = (),
+        parts: Sequence[LoopPart] = (),
     ):
         self.session, self.ring, self.state, self.report = session, ring, state, report
         self.steps, self.restore, self.parts = steps, restore, [steps, *parts]
@@ -119,7 +119,7 @@ class Worker:
         # In the present ring:
         self.has_joined = False  # whether it was reported that this worker has the ring's state
         self.in_flight = 0  # this rank's records in a step whose all-reduce has not completed
-        self.next_share: Share | None = None  # this rank's, once all members are in sync
+        self.next_share: StepSlice | None = None  # this rank's, once all members are in sync
 
     def ready(self) -> pb.Ready:
         """Return what the master must know of this worker before its first ring."""
@@ -236,7 +236,7 @@ class Worker:
 
     def share_records(self, form: FormRing, here: RingSlot) -> None:
         """Assign to each rank its share of each step. Joining members get none until all are in sync."""
-        self.next_share = Share(here.rank, form.shares) if form.joining else None
+        self.next_share = StepSlice(here.rank, form.shares) if form.joining else None
         for part in self.parts:
             part.take(form.first_share(self.session.worker), self.state.step)
 

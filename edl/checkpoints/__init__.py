@@ -14,7 +14,7 @@ truncated, altered or half-uploaded checkpoints are skipped with a warning. A ch
 """
 
 from edl.checkpoints.checkpoint import Checkpoint
-from edl.checkpoints.manifest import SERVERS, VERSION, Manifest, Part, Variable, utc_now
+from edl.checkpoints.manifest import SERVERS, VERSION, CheckpointFile, Manifest, Variable, utc_now
 from edl.checkpoints.resumed import check_values
 from edl.checkpoints.store import Best, Loaded, Store, Writing, one_of
 from edl.checkpoints.tensors import Tensor
@@ -27,9 +27,9 @@ __all__ = [
     "Checkpoint",
     "CheckpointDamaged",
     "CheckpointError",
+    "CheckpointFile",
     "Loaded",
     "Manifest",
-    "Part",
     "Store",
     "Tensor",
     "Variable",

@@ -19,7 +19,7 @@ from typing import BinaryIO, TypeVar, cast
 
 from edl.checkpoints import manifest as manifests
 from edl.checkpoints import tensors as files_of_tensors
-from edl.checkpoints.manifest import Manifest, Part
+from edl.checkpoints.manifest import CheckpointFile, Manifest
 from edl.checkpoints.place import Place, troubles
 from edl.checkpoints.tensors import PIECE, Tensor
 from edl.errors import CheckpointDamaged, CheckpointError, CheckpointRemoved
@@ -151,13 +151,13 @@ class Checkpoint:
         with self._reading(name) as file:
             yield file
 
-    def _each_part(self, look: Callable[[int, Part], T]) -> list[T]:
+    def _each_part(self, look: Callable[[int, CheckpointFile], T]) -> list[T]:
         """Call `look` for each part, for as many at once as there are processors, at most `MOST_THREADS`."""
         parts = self.manifest.parts
         with ThreadPoolExecutor(min(len(parts), os.cpu_count() or 1, MOST_THREADS) or 1) as threads:
             return list(threads.map(look, range(len(parts)), parts))
 
-    def _verify_part(self, index: int, part: Part) -> None:
+    def _verify_part(self, index: int, part: CheckpointFile) -> None:
         if part.name in self.manifest.of_servers:
             self._verify_rows(part)
             return
@@ -167,7 +167,7 @@ class Checkpoint:
                 for start in range(0, size, PIECE):
                     read(next(rooms)[: min(PIECE, size - start)])
 
-    def _verify_rows(self, part: Part) -> None:
+    def _verify_rows(self, part: CheckpointFile) -> None:
         """Verify size and hash of a parameter server's part. Only the servers know which rows it holds.
 
         Raises:
@@ -182,7 +182,7 @@ class Checkpoint:
             if found.hexdigest() != part.sha256:
                 raise CheckpointDamaged("its SHA-256 is not the one in the manifest")
 
-    def _read_part(self, index: int, part: Part) -> dict[str, memoryview]:
+    def _read_part(self, index: int, part: CheckpointFile) -> dict[str, memoryview]:
         data: dict[str, memoryview] = {}
         if part.name in self.manifest.of_servers:
             self._verify_rows(part)
@@ -196,7 +196,7 @@ class Checkpoint:
 
     @contextmanager
     def _reading_part(
-        self, index: int, part: Part
+        self, index: int, part: CheckpointFile
     ) -> Iterator[tuple[dict[str, int], Callable[[memoryview], None]]]:
         """Open a part: the tensors in it, in order, and a function that reads. Verify its hash at the end.
 
@@ -212,7 +212,7 @@ class Checkpoint:
             if file.read(1) or hashed.hexdigest() != part.sha256:
                 raise CheckpointDamaged("its SHA-256 is not the one in the manifest")
 
-    def _layout(self, index: int, part: Part, read: Callable[[memoryview], None]) -> dict[str, int]:
+    def _layout(self, index: int, part: CheckpointFile, read: Callable[[memoryview], None]) -> dict[str, int]:
         length = bytearray(8)
         read(memoryview(length))
         size = int.from_bytes(length, "little")
@@ -229,7 +229,7 @@ class Checkpoint:
                 raise CheckpointDamaged(f"variable {name!r}: {wrong}")
         return found
 
-    def _check_size(self, part: Part) -> None:
+    def _check_size(self, part: CheckpointFile) -> None:
         if (size := self.files.get(part.name)) != part.nbytes:
             found = "is missing" if size is None else f"has {size} bytes, {part.nbytes} were written"
             raise CheckpointDamaged(f"{self.directory}: {part.name} {found}")

@@ -49,7 +49,7 @@ class Variable:
 
 
 @dataclass(frozen=True)
-class Part:
+class CheckpointFile:
     """One file of tensors, as described by its writer."""
 
     __pydantic_config__ = _STRICT
@@ -88,7 +88,7 @@ class Manifest:
     records: int
     model: str
     variables: tuple[Variable, ...]
-    parts: tuple[Part, ...]
+    parts: tuple[CheckpointFile, ...]
     skipped: tuple[tuple[int, int], ...] = ()
     bad: dict[int, int] = field(default_factory=dict)
     metrics: dict[str, Number] = field(default_factory=dict)

@@ -24,7 +24,7 @@ from edl.checkpoints import manifest as manifests
 from edl.checkpoints import tensors as files_of_tensors
 from edl.checkpoints.checkpoint import DIRECTORY, PREFIX, SUPERSEDED, Checkpoint, directory_of
 from edl.checkpoints.files import Files
-from edl.checkpoints.manifest import Manifest, Part
+from edl.checkpoints.manifest import CheckpointFile, Manifest
 from edl.checkpoints.objects import Objects
 from edl.checkpoints.place import BoundedPlace, Place, troubles
 from edl.checkpoints.tensors import Tensor
@@ -205,7 +205,7 @@ class Writing:
 
     def write_part(
         self, index: int, of: int, tensors: Mapping[str, Tensor], finite: Collection[str] = ()
-    ) -> Part:
+    ) -> CheckpointFile:
         """Write one part. It is durable when this returns; if this fails, nothing is left of it.
 
         This may be repeated, also by a different process: each call writes a file of its own.
@@ -221,7 +221,7 @@ class Writing:
         counted = _Counted(files_of_tensors.pieces(tensors, finite))
         with troubles(self.place, "write the checkpoint", self.step):
             self.place.write(self.directory, name, iter(counted))
-        return Part(name, counted.nbytes, counted.digest.hexdigest())
+        return CheckpointFile(name, counted.nbytes, counted.digest.hexdigest())
 
     def commit(self, manifest: Manifest) -> Checkpoint:
         """Commit the checkpoint. This may be repeated with the same parts, also by a different process.

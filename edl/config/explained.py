@@ -14,7 +14,6 @@ from edl.config.job import JOB, File, flat, parse
 from edl.config.messages import allowed, unknown
 from edl.errors import ConfigError
 
-
 _TYPE = re.compile(r"^\((?:bool|int|float|string|list|object|/)+\) ")
 
 

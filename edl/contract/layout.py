@@ -52,7 +52,7 @@ class Layout:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class StepSlice:
     """A rank's part of each step.
 
     Args:
@@ -64,9 +64,9 @@ class Part:
     shares: tuple[int, ...]
 
     @staticmethod
-    def even(rank: int, size: int) -> Part:
+    def even(rank: int, size: int) -> StepSlice:
         """Return the part of a rank if all ranks have equal shares."""
-        return Part(rank, (1,) * size)
+        return StepSlice(rank, (1,) * size)
 
     @property
     def stretch(self) -> tuple[float, float]:

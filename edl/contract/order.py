@@ -33,7 +33,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from edl.contract.layout import WHOLE, Layout, Part
+from edl.contract.layout import WHOLE, Layout, StepSlice
 
 WINDOW, MOST_WINDOWS = 16384, 4  # places that are looked up together; number of such windows in the cache
 GOLDEN = (5**0.5 - 1) / 2
@@ -66,7 +66,7 @@ class Order:
         """Whether records are read block by block; else a part is one range, or any records."""
         return self.shuffle and self.layout.block > 1
 
-    def part(self, start: int, stop: int, part: Part) -> tuple[np.ndarray, np.ndarray]:
+    def part(self, start: int, stop: int, part: StepSlice) -> tuple[np.ndarray, np.ndarray]:
         """The rank's records of a step, in order, int64 [records]; and the shard of each, int64 [records].
 
         Args:
@@ -84,13 +84,13 @@ class Order:
         records = self.records(start + begin, start + end) if begin < end else np.zeros(0, np.int64)
         return records, np.zeros_like(records)
 
-    def shards(self, part: Part) -> np.ndarray:
+    def shards(self, part: StepSlice) -> np.ndarray:
         """Whether the rank reads any records of each shard, bool [shards]."""
         first, last = self._stretch(part)
         begins = self._coordinate(np.arange(self._shards))
         return (begins + 1 > first) & (begins < last)
 
-    def _stretch(self, part: Part) -> tuple[float, float]:
+    def _stretch(self, part: StepSlice) -> tuple[float, float]:
         """The rank's interval of [0, shards)."""
         first, last = (edge * self._shards for edge in part.stretch)
         whole = self._shards >= WHOLE * len(part.shares)

@@ -20,7 +20,7 @@ import numpy as np
 from edl.data.base import Reader
 from edl.data.columns import Wanted, for_columns
 from edl.data.csv_scan import EVERY, Scan, boundaries
-from edl.data.csv_text import CsvFile, Part
+from edl.data.csv_text import ByteRange, CsvFile
 from edl.data.csv_together import together
 from edl.data.files import Addresses, find
 from edl.data.in_memory import EXACT, Arrays
@@ -150,7 +150,7 @@ class _Columns:
         counts, names = [scan.records for scan in scans], [file.name for file in files]
         return Joined(counts, read, names=names)
 
-    def kinds(self, part: Part, table: Any) -> dict[str, list[Any]]:
+    def kinds(self, part: ByteRange, table: Any) -> dict[str, list[Any]]:
         """The type of each column in this part, as text, and its least value if that may matter."""
         import pyarrow
         import pyarrow.compute as pc
@@ -180,7 +180,7 @@ class _Columns:
             found[name] = _type(kind[0])
         return found
 
-    def arrays(self, part: Part, types: Mapping[str, Any], known: Any = None) -> dict[str, np.ndarray]:
+    def arrays(self, part: ByteRange, types: Mapping[str, Any], known: Any = None) -> dict[str, np.ndarray]:
         """The columns of a part with these types.
 
         Args:

@@ -82,17 +82,17 @@ class CsvFile:
             raise DataError(f"{self.name}: line {line}: the header {self.not_encoded()}")
         return found
 
-    def whole(self) -> Part:
-        return Part(self, 0, None, 0, self.names is None)
+    def whole(self) -> ByteRange:
+        return ByteRange(self, 0, None, 0, self.names is None)
 
-    def part(self, begin: int, end: int, first: int, what: str) -> Part:
+    def part(self, begin: int, end: int, first: int, what: str) -> ByteRange:
         """The records in the bytes [begin, end).
 
         Args:
             first: the number of the first of them.
             what: their name in messages.
         """
-        return Part(self, begin, end, first, False, what)
+        return ByteRange(self, begin, end, first, False, what)
 
     @property
     def compression(self) -> str | None:
@@ -164,7 +164,7 @@ class CsvFile:
 
 
 @dataclass(frozen=True)
-class Part:
+class ByteRange:
     """Consecutive records of a file.
 
     Args:

@@ -18,7 +18,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from edl.checkpoints import Store
-from edl.checkpoints.manifest import Part
+from edl.checkpoints.manifest import CheckpointFile
 from edl.contract.proto import ps_pb2 as pb
 from edl.contract.rows.placement import ShardAssignment
 from edl.contract.rows.wire import Bytes
@@ -183,7 +183,7 @@ class Storage:
         while len(self._written) > 4:
             del self._written[next(iter(self._written))]
 
-    def write(self, capture: Capture, request: pb.WritePartRequest) -> Part:
+    def write(self, capture: Capture, request: pb.WritePartRequest) -> CheckpointFile:
         """Write the capture as this server's shard of the checkpoint. On any thread.
 
         Raises:

@@ -54,9 +54,9 @@ class Sim:
         evaluation = None
         if world.held_out:
             of, size = world.config.evaluation, world.held_out
-            sizes = {of.split: size}
-            plan = EvaluationPlan(batches.steps, of.batch_size, of.steps, of.epochs, of.split, sizes)
-            held_out = {of.split: Batches(Positions(size), of.batch_size, reading=AtOnce())}
+            split: str = of.split
+            plan = EvaluationPlan(batches.steps, of.batch_size, of.steps, of.epochs, split, {split: size})
+            held_out = {split: Batches(Positions(size), of.batch_size, reading=AtOnce())}
             metrics = CountingMetrics(size, lambda: fleet.evaluates(self))
             evaluation = RingEvaluation(plan, held_out, metrics, AtOnce())
         self.checkpoints = None

@@ -38,8 +38,8 @@ from edl.checkpoints import (
     SERVERS,
     Best,
     CheckpointError,
+    CheckpointFile,
     Manifest,
-    Part,
     Store,
     Tensor,
     Variable,
@@ -279,14 +279,14 @@ class Checkpointing(CheckpointReader):
 
     def _take_parts(
         self, key: tuple[int, str], slot: RingSlot
-    ) -> AbstractContextManager[Callable[[], Sequence[Part]]]:
+    ) -> AbstractContextManager[Callable[[], Sequence[CheckpointFile]]]:
         """Have the servers snapshot their rows, if this is rank 0.
 
         Returns:
             see `PsClient.take_parts`.
         """
         if self._servers is None or slot.rank:
-            return nullcontext[Callable[[], Sequence[Part]]](tuple)
+            return nullcontext[Callable[[], Sequence[CheckpointFile]]](tuple)
         try:
             return self._servers.take_parts(*key, slot.size)
         except CheckpointError as error:
@@ -298,7 +298,7 @@ class Checkpointing(CheckpointReader):
         slot: RingSlot,
         tensors: dict[str, Tensor],
         finite: frozenset[str],
-        theirs: Callable[[], Sequence[Part]],
+        theirs: Callable[[], Sequence[CheckpointFile]],
         state: bytes,
     ) -> None:
         (step, attempt), of = key, slot.size + self._of_servers(key)
@@ -323,7 +323,7 @@ class Checkpointing(CheckpointReader):
         pending = self._pending.get(key)
         return pending.state.get(SERVERS, {}).get("count", 0) if pending is not None else 0
 
-    def _whole(self, key: tuple[int, str], parts: Sequence[Part]) -> Manifest:
+    def _whole(self, key: tuple[int, str], parts: Sequence[CheckpointFile]) -> Manifest:
         """The manifest with all parts, those of the servers last."""
         manifest = replace(self._pending[key], parts=tuple(parts))
         if self._servers is None:
@@ -335,7 +335,9 @@ class Checkpointing(CheckpointReader):
         """Complete a checkpoint whose parts are all written. From any thread."""
         key = order.step, order.attempt
         if key in self._pending:
-            manifest = self._whole(key, [Part(p.name, p.nbytes, p.sha256.hex()) for p in order.parts])
+            manifest = self._whole(
+                key, [CheckpointFile(p.name, p.nbytes, p.sha256.hex()) for p in order.parts]
+            )
             self._do(key, lambda: self._finish(key, manifest))
 
     def _finish(self, key: tuple[int, str], manifest: Manifest) -> None:
@@ -387,7 +389,7 @@ class Checkpointing(CheckpointReader):
             return None
 
 
-def _fail(error: CheckpointError) -> Sequence[Part]:
+def _fail(error: CheckpointError) -> Sequence[CheckpointFile]:
     raise error
 
 

@@ -14,7 +14,7 @@ from typing import Protocol
 import numpy as np
 
 from edl.contract.evaluation import EvaluationPlan, Pass
-from edl.contract.layout import Part
+from edl.contract.layout import StepSlice
 from edl.trainer.agreement.metric_values import Value
 from edl.trainer.model.data import Batch, Batches
 from edl.trainer.runtime.watchdog import Computing, uncounted
@@ -84,7 +84,7 @@ class RingEvaluation:
         """Whether nothing is left to find out about a trained model."""
         return self._metrics.all_count
 
-    def take(self, part: Part) -> None:
+    def take(self, part: StepSlice) -> None:
         """Set the part of each evaluation batch that this worker evaluates.
 
         Results computed in advance are dropped, because they may be of a different state.

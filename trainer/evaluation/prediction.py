@@ -28,13 +28,13 @@ import numpy as np
 
 from edl.contract.artifacts import write_whole
 from edl.contract.evaluation import EvaluationPlan, Pass
-from edl.contract.layout import Part
+from edl.contract.layout import StepSlice
 from edl.errors import DataError, EdlError
 from edl.trainer.agreement.metric_values import Value
 from edl.trainer.model.data import Batch, ParallelSource, Source, Wait, nothing, patiently
 
 BOOK = "predictions.json"
-WHOLE = Part.even(0, 1)  # of the records of a part: one rank has all of them
+WHOLE = StepSlice.even(0, 1)  # of the records of a part: one rank has all of them
 Outputs = Mapping[str, np.ndarray]
 
 
@@ -212,7 +212,7 @@ class RingPrediction:
         self._wait = wait
         self._parallel = source if isinstance(source, ParallelSource) else None
         self._reading = reading or ThreadPoolExecutor(1, thread_name_prefix="read")
-        self._part = Part.even(0, 1)
+        self._part = StepSlice.even(0, 1)
 
     @property
     def sizes(self) -> Mapping[str, int]:
@@ -223,7 +223,7 @@ class RingPrediction:
         """The pass, before the first step."""
         return self._plan.after(step, epochs)
 
-    def take(self, part: Part) -> None:
+    def take(self, part: StepSlice) -> None:
         """Set the part of each batch that this worker predicts."""
         self._part = part
 

@@ -31,7 +31,7 @@ from typing import Any
 
 import numpy as np
 
-from edl.contract.layout import Layout, Part
+from edl.contract.layout import Layout, StepSlice
 from edl.contract.order import Order
 from edl.errors import DataError
 from edl.trainer.input.processes import ForkServer, ReaderDied, ReaderProcess
@@ -144,12 +144,12 @@ class ParallelRecords:
         """Use this layout for batches that are asked for from now on."""
         self._order = Order(layout, self._seed, self._shuffle)
 
-    def batch(self, start: int, stop: int, part: Part) -> Batch | None:
+    def batch(self, start: int, stop: int, part: StepSlice) -> Batch | None:
         """Read this part of the records at the positions [start, stop), and wait for it. See `submit`."""
         return self.submit(start, stop, part, lambda batch: batch).result()
 
     def submit(
-        self, start: int, stop: int, part: Part, ready: Callable[[Batch], Batch]
+        self, start: int, stop: int, part: StepSlice, ready: Callable[[Batch], Batch]
     ) -> Future[Batch | None]:
         """Begin to read this part of the records at the positions [start, stop), which lie in one epoch.
 

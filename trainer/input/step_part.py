@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from edl.contract.layout import Layout, Part
+from edl.contract.layout import Layout, StepSlice
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +21,7 @@ class StepPart:
 
     layout: Layout
     start: int
-    part: Part
+    part: StepSlice
 
     @property
     def epoch(self) -> int:
@@ -38,4 +38,4 @@ class StepPart:
 def _unpickled(
     records: int, block: int, shards: int, start: int, rank: int, shares: tuple[int, ...]
 ) -> StepPart:
-    return StepPart(Layout(records, block, shards), start, Part(rank, shares))
+    return StepPart(Layout(records, block, shards), start, StepSlice(rank, shares))

@@ -14,7 +14,7 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 
-from edl.contract.layout import Layout, Part
+from edl.contract.layout import Layout, StepSlice
 from edl.contract.steps import Steps
 from edl.data.nest import leaves
 
@@ -100,7 +100,7 @@ class Source(Protocol):
         """Use this layout, which the job's workers have agreed on. Records that were read may stay."""
         ...
 
-    def batch(self, start: int, stop: int, part: Part) -> Batch | None:
+    def batch(self, start: int, stop: int, part: StepSlice) -> Batch | None:
         """Read this part of the records [start, stop), which lie in one epoch; None if the part is empty.
 
         Raises:
@@ -116,7 +116,7 @@ class ParallelSource(Source, Protocol):
     count: int  # of batches that it reads at a time
 
     def submit(
-        self, start: int, stop: int, part: Part, ready: Callable[[Batch], Batch]
+        self, start: int, stop: int, part: StepSlice, ready: Callable[[Batch], Batch]
     ) -> Future[Batch | None]:
         """Begin to read what `batch` returns. `ready` is called with the batch on a thread that reads."""
         ...
@@ -170,8 +170,8 @@ class Batches:
         self._parallel = source if isinstance(source, ParallelSource) else None
         self._reading = reading or ThreadPoolExecutor(1, thread_name_prefix="read")
         self.steps = Steps(source.layout.records, batch)
-        self._part = Part.even(0, 1)
-        self._then: tuple[int, Part] | None = None  # the part from that step on
+        self._part = StepSlice.even(0, 1)
+        self._then: tuple[int, StepSlice] | None = None  # the part from that step on
         self._read: deque[tuple[int, Future[Batch | None]]] = deque()  # steps in a row
         self._few: dict[int, Future[Batch | None]] = {}  # steps in no order
 
@@ -179,7 +179,7 @@ class Batches:
     def layout(self) -> Layout:
         return self._source.layout
 
-    def take(self, layout: Layout, part: Part) -> None:
+    def take(self, layout: Layout, part: StepSlice) -> None:
         """Read this part of each step from now on, with this layout."""
         if layout != self._source.layout:
             self._forget()
@@ -189,7 +189,7 @@ class Batches:
             self._forget()
             self._part, self._then = part, None
 
-    def take_from(self, step: int, part: Part) -> None:
+    def take_from(self, step: int, part: StepSlice) -> None:
         """Read this part of each step, from `step` on.
 
         The part of the step before is unchanged, because its records are being read already.
@@ -271,7 +271,7 @@ class Batches:
             return self._parallel.submit(*positions, part, self._ready)
         return self._reading.submit(self._read_one, *positions, part)
 
-    def _read_one(self, start: int, stop: int, part: Part) -> Batch | None:
+    def _read_one(self, start: int, stop: int, part: StepSlice) -> Batch | None:
         batch = self._source.batch(start, stop, part)
         return self._ready(batch) if batch else batch
 

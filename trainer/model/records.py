@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from edl.contract.layout import Layout, Part
+from edl.contract.layout import Layout, StepSlice
 from edl.contract.order import Order, record_seeds
 from edl.data import RandomAccess, Reader, nest
 from edl.data.exact import refuse_masked, refuse_mixed
@@ -60,7 +60,7 @@ class Records:
         self._seed, self._shuffle, self._lenient = seed, shuffle, lenient
         # By shard: its present block, as (number, records, their arrays).
         self._open: dict[int, tuple[int, Any, list[np.ndarray]]] = {}
-        self._part = Part.even(0, 1)
+        self._part = StepSlice.even(0, 1)
         self.lay_out(Layout(len(reader)))
 
     @property
@@ -86,7 +86,7 @@ class Records:
         self._order = Order(layout, self._seed, self._shuffle)
         self._open = {}
 
-    def batch(self, start: int, stop: int, part: Part) -> Batch | None:
+    def batch(self, start: int, stop: int, part: StepSlice) -> Batch | None:
         """Read this part of the records at the positions [start, stop).
 
         Raises:
@@ -95,7 +95,7 @@ class Records:
         indices, shards = self._order.part(start, stop, part)
         return self.batch_of(indices, shards, part, self.epoch(start)) if len(indices) else None
 
-    def batch_of(self, indices: np.ndarray, shards: np.ndarray, part: Part, epoch: int) -> Batch:
+    def batch_of(self, indices: np.ndarray, shards: np.ndarray, part: StepSlice, epoch: int) -> Batch:
         """Read the records at `indices`, a part of a step.
 
         Args:
@@ -133,7 +133,7 @@ class Records:
                 raise
             return self._good(indices, epoch)
 
-    def pick(self, indices: np.ndarray, shards: np.ndarray, part: Part) -> Any:
+    def pick(self, indices: np.ndarray, shards: np.ndarray, part: StepSlice) -> Any:
         """Read the raw records at `indices`, all or some of this part of a step.
 
         Args:

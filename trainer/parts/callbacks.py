@@ -14,13 +14,13 @@ import numpy as np
 
 from edl.trainer.agreement.epochs import CallbackUpdate
 from edl.trainer.callbacks.interfaces import Callbacks
-from edl.trainer.parts.part import Part
+from edl.trainer.parts.part import LoopPart
 from edl.trainer.ring.base import Ring, RingSlot, broadcast_bytes
 from edl.trainer.session.telemetry import Telemetry
 from edl.trainer.state import State
 
 
-class CallbackCalls(Part):
+class CallbackCalls(LoopPart):
     """Calls the callbacks.
 
     Args:

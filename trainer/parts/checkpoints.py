@@ -19,7 +19,7 @@ from edl.trainer.agreement.ledger import RoundResult
 from edl.trainer.agreement.metric_values import Value, as_numbers
 from edl.trainer.checkpoint.checkpointing import Checkpointing
 from edl.trainer.model.data import Batches
-from edl.trainer.parts.part import Part
+from edl.trainer.parts.part import LoopPart
 from edl.trainer.ring.base import RingSlot
 from edl.trainer.session.orders import Export, WriteCheckpoint
 from edl.trainer.state import State
@@ -31,7 +31,7 @@ def never(step: int, round: int, epochs: int) -> None:
     """Return None: the job does not evaluate."""
 
 
-class CheckpointWriting(Part):
+class CheckpointWriting(LoopPart):
     """Has checkpoints written.
 
     Args:

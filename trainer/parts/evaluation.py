@@ -18,13 +18,13 @@ import numpy as np
 
 from edl.config import Config
 from edl.contract.evaluation import Pass, final_split
-from edl.contract.layout import Part as Share
+from edl.contract.layout import StepSlice
 from edl.contract.proto import edl_pb2 as pb
 from edl.trainer.agreement import control
 from edl.trainer.agreement.checks import check
 from edl.trainer.agreement.ledger import Ledger, RoundResult
 from edl.trainer.agreement.metric_values import Value, as_numbers
-from edl.trainer.parts.part import Part
+from edl.trainer.parts.part import LoopPart
 from edl.trainer.ring.base import Ring, RingBroken, RingSlot
 from edl.trainer.runtime.error_report import format_error
 from edl.trainer.session.state import Session
@@ -49,7 +49,7 @@ class Evaluation(Protocol):
         """Whether the passes find all that there is to know of a trained model."""
         ...
 
-    def take(self, part: Share) -> None:
+    def take(self, part: StepSlice) -> None:
         """Set the part of each batch that this worker evaluates."""
         ...
 
@@ -74,7 +74,7 @@ class Evaluation(Protocol):
         ...
 
 
-class EvaluationBatches(Part):
+class EvaluationBatches(LoopPart):
     """The evaluation batches of one worker.
 
     Args:
@@ -99,7 +99,7 @@ class EvaluationBatches(Part):
     def ready(self, message: pb.Ready) -> None:
         message.held_out.update(self.evaluation.sizes)
 
-    def take(self, share: Share, since: int) -> None:
+    def take(self, share: StepSlice, since: int) -> None:
         self.evaluation.take(share)
 
     def idle(self) -> Sequence[Future[None]]:

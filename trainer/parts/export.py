@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from edl.contract.proto import edl_pb2 as pb
 from edl.trainer.async_loop import AsyncLoop
-from edl.trainer.parts.part import Part
+from edl.trainer.parts.part import LoopPart
 from edl.trainer.ps_client.interfaces import TrainedOn
 from edl.trainer.ring.base import RingBroken
 from edl.trainer.session.orders import Export, WriteCheckpoint
@@ -15,7 +15,7 @@ from edl.trainer.session.state import Session
 from edl.trainer.state import State
 
 
-class FinalModel(Part):
+class FinalModel(LoopPart):
     """Saves the final model when the master orders it.
 
     Args:

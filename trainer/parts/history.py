@@ -7,12 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 
 from edl.trainer.agreement.metric_values import Value
 from edl.trainer.model.data import Batch
-from edl.trainer.parts.part import Part
+from edl.trainer.parts.part import LoopPart
 from edl.trainer.ring.base import RingSlot
 from edl.trainer.state import State
 
 
-class HistoryWriting(Part):
+class HistoryWriting(LoopPart):
     """Gives the history of all whole epochs to a writer, again and again.
 
     Args:

@@ -27,7 +27,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from edl.contract.layout import Part as Share
+from edl.contract.layout import StepSlice
 from edl.contract.proto import edl_pb2 as pb
 from edl.trainer.agreement import control
 from edl.trainer.agreement.checks import check
@@ -109,7 +109,7 @@ class LeasedSteps(StepSource):
                 why = "a parameter server rolled back to a checkpoint"
             # When all steps below `furthest` are done, all servers have the same steps.
             told[:] = loop.reached, servers.furthest, servers.furthest if servers.moves else NOWHERE
-        self._batches.take(form.layout, Share.even(0, 1))  # each worker makes whole steps
+        self._batches.take(form.layout, StepSlice.even(0, 1))  # each worker makes whole steps
         step, furthest, self._moves_at = self._ring.broadcast(told, root).tolist()
         self._rolled_back = adopt(self._ring, root, servers, why)
         if self._rolled_back:

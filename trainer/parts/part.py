@@ -17,7 +17,7 @@ from dataclasses import asdict
 
 import numpy as np
 
-from edl.contract.layout import Part as Share
+from edl.contract.layout import StepSlice
 from edl.contract.proto import edl_pb2 as pb
 from edl.trainer.agreement.control import StepResult
 from edl.trainer.agreement.ledger import RoundResult, Update
@@ -27,7 +27,7 @@ from edl.trainer.ring.base import RingSlot
 from edl.trainer.session.orders import Export, FormRing, WriteCheckpoint
 
 
-class Part:
+class LoopPart:
     """One part of a job; it does nothing unless it overrides a method.
 
     A part may raise RingBroken in all methods from `before_sync` to `after`: the ring then breaks.
@@ -64,7 +64,7 @@ class Part:
     def after_sync(self, form: FormRing) -> None:
         """When all members in sync hold the root's state."""
 
-    def take(self, share: Share, since: int) -> None:
+    def take(self, share: StepSlice, since: int) -> None:
         """Take this share of the records of each step from `since` on, and of each evaluation batch."""
 
     def joined(self, here: RingSlot, message: pb.JoinedRing) -> None:
@@ -124,7 +124,7 @@ class Part:
         """Correct the description of the state that this worker holds outside of rings, for the master."""
 
 
-class StepSource(Part, ABC):
+class StepSource(LoopPart, ABC):
     """Decides which steps this worker makes, and makes them with the other members of its ring.
 
     There are two: steps by arithmetic (ring_steps.py), and steps that a server leases (leased_steps.py).

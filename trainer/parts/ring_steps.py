@@ -13,8 +13,7 @@ from functools import partial
 import numpy as np
 
 from edl.config import Config
-from edl.contract.layout import Layout
-from edl.contract.layout import Part as Share
+from edl.contract.layout import Layout, StepSlice
 from edl.trainer.agreement.checks import check, refuse_nonfinite, refuse_too_many_bad
 from edl.trainer.agreement.control import StepResult
 from edl.trainer.agreement.ledger import RoundResult
@@ -53,7 +52,7 @@ class RingSteps(StepSource):
             self._batches.take(form.layout, form.first_share(self._session.worker))
             self._batches.begin(state.step)
 
-    def take(self, share: Share, since: int) -> None:
+    def take(self, share: StepSlice, since: int) -> None:
         if since > self._state.step:
             self._batches.take_from(since, share)
         else:

@@ -20,7 +20,7 @@ from edl.contract.proto import edl_pb2 as pb
 from edl.contract.rows.placement import ShardAssignment
 from edl.trainer.agreement.control import StepResult
 from edl.trainer.model.data import Batch
-from edl.trainer.parts.part import Part
+from edl.trainer.parts.part import LoopPart
 from edl.trainer.ps_client.client import PsClient
 from edl.trainer.restore import Restore
 from edl.trainer.ring.base import Ring, RingSlot, broadcast_bytes, broadcast_text
@@ -45,7 +45,7 @@ def adopt(ring: Ring, root: int, servers: PsClient, why: str = "") -> str:
     return why
 
 
-class RowServers(Part):
+class RowServers(LoopPart):
     """The servers of the rows of this worker's model.
 
     Args:

@@ -11,11 +11,11 @@ from collections.abc import Mapping
 from dataclasses import asdict
 
 from edl.contract.proto import edl_pb2 as pb
-from edl.trainer.parts.part import Part
+from edl.trainer.parts.part import LoopPart
 from edl.trainer.step.interfaces import SampleLoss
 
 
-class SampleReport(Part):
+class SampleReport(LoopPart):
     """Reports the sample loss of this worker's model and the digests of its records.
 
     Args:

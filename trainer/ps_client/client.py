@@ -31,7 +31,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from edl.checkpoints import Part
+from edl.checkpoints import CheckpointFile
 from edl.contract.proto import ps_pb2 as pb
 from edl.contract.rows.shares import IDS, VALUES
 from edl.trainer.embedding.interfaces import Commit
@@ -288,7 +288,7 @@ class PsClient(RootCalls):
 
     def take_parts(
         self, step: int, attempt: str, first: int
-    ) -> AbstractContextManager[Callable[[], list[Part]]]:
+    ) -> AbstractContextManager[Callable[[], list[CheckpointFile]]]:
         """Have each server snapshot its part of a checkpoint of this step, and write it in the background.
 
         When this returns, all servers have made their snapshots.
@@ -349,7 +349,7 @@ class PsClient(RootCalls):
 
 
 @contextmanager
-def _being_written(calls: Sequence[Writing]) -> Iterator[Callable[[], list[Part]]]:
+def _being_written(calls: Sequence[Writing]) -> Iterator[Callable[[], list[CheckpointFile]]]:
     """Own these calls until the block ends. The yielded function waits until all shards are written."""
     try:
         yield lambda: [part_of(call.written()) for call in calls]

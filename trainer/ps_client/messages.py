@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from edl.checkpoints import Part
+from edl.checkpoints import CheckpointFile
 from edl.contract.proto import ps_pb2 as pb
 from edl.contract.ranges import Range, RangeSet
 from edl.contract.rows.placement import ShardAssignment
@@ -155,6 +155,6 @@ def ranges_of(steps: pb.Steps) -> RangeSet:
     return RangeSet.of(pairs)
 
 
-def part_of(written: pb.Written) -> Part:
+def part_of(written: pb.Written) -> CheckpointFile:
     """A server's part of a checkpoint."""
-    return Part(written.name, written.nbytes, written.sha256.hex())
+    return CheckpointFile(written.name, written.nbytes, written.sha256.hex())

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from edl.contract.layout import Layout, Part
+from edl.contract.layout import Layout, StepSlice
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,11 +29,11 @@ class FormRing:
     untrusted_reason: str = ""  # the reason
     released_from: int = 0  # servers from this index on are released and have no rows; 0: unknown
 
-    def first_share(self, worker: int) -> Part:
+    def first_share(self, worker: int) -> StepSlice:
         """Return this worker's share of each step while the joining members have no state."""
         shares = zip(self.members, self.shares, strict=True)
         synced = tuple(0 if member in self.joining else share for member, share in shares)
-        return Part(self.members.index(worker), synced)
+        return StepSlice(self.members.index(worker), synced)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 
 import edl
-from edl.contract.layout import Layout, Part
+from edl.contract.layout import Layout, StepSlice
 from edl.errors import DataError
 from edl.trainer.agreement import control
 from edl.trainer.model.data import Batch, Batches
 from edl.trainer.model.records import Records
 
-ALONE = Part.even(0, 1)
+ALONE = StepSlice.even(0, 1)
 
 
 class Counting:
@@ -53,7 +53,7 @@ def epoch_of(sources: list[Records], size: int, batch: int, number: int = 0) -> 
     for start in range(number * size, (number + 1) * size, batch):
         stop, step = min(start + batch, (number + 1) * size), []
         for rank, source in enumerate(sources):
-            part = source.batch(start, stop, Part.even(rank, len(sources)))
+            part = source.batch(start, stop, StepSlice.even(rank, len(sources)))
             if part is not None:
                 assert (part.y == part.x * 2).all()
                 assert part.x.tolist() == part.indices.tolist()
@@ -82,10 +82,10 @@ def test_each_block_is_read_once_in_an_epoch_and_again_only_where_the_ring_has_c
     read = sum(b - a for reader in readers for a, b in reader.reads)
     assert read <= 1.1 * size
     # The ring grows by one in the middle of an epoch: at most the open block of each shard is read again.
-    for part in (Part.even(0, ring), Part.even(0, ring + 1)):
+    for part in (StepSlice.even(0, ring), StepSlice.even(0, ring + 1)):
         sources[0].batch(size + 9600, size + 9696, part)
     before = len(readers[0].reads)
-    sources[0].batch(size + 9696, size + 9792, Part.even(0, ring + 1))
+    sources[0].batch(size + 9696, size + 9792, StepSlice.even(0, ring + 1))
     assert len(readers[0].reads) - before <= layout.shards / ring
 
 
@@ -238,13 +238,13 @@ class Slow:
 
     def __init__(self) -> None:
         self.layout = Layout(100)
-        self.asked: list[tuple[int, int, Part]] = []
+        self.asked: list[tuple[int, int, StepSlice]] = []
         self.changed = threading.Condition()
 
     def lay_out(self, layout: Layout) -> None:
         self.layout = layout
 
-    def batch(self, start: int, stop: int, part: Part) -> Batch:
+    def batch(self, start: int, stop: int, part: StepSlice) -> Batch:
         with self.changed:
             self.asked.append((start, stop, part))
             self.changed.notify_all()
@@ -273,10 +273,10 @@ def test_another_part_or_layout_is_read_anew() -> None:
     source = Slow()
     batches = Batches(source, 10)
     batches.of(0, end=10)
-    batches.take(Layout(100), Part(1, (1, 1)))
+    batches.take(Layout(100), StepSlice(1, (1, 1)))
     batches.of(1, end=2)
-    assert source.asked[-1] == (10, 20, Part(1, (1, 1)))
-    batches.take(Layout(100, 5, 4), Part(1, (1, 1)))
+    assert source.asked[-1] == (10, 20, StepSlice(1, (1, 1)))
+    batches.take(Layout(100, 5, 4), StepSlice(1, (1, 1)))
     assert source.layout == batches.layout == Layout(100, 5, 4)
 
 
@@ -285,7 +285,7 @@ def test_another_part_from_a_step_on_is_read_while_the_step_before_it_is_made() 
     batches = Batches(source, 10, ahead_bytes=3000)
     batches.of(0, end=10)
     source.until(lambda: [a for a, _, _ in source.asked] == [0, 10, 20, 30])
-    half = Part(1, (1, 1))
+    half = StepSlice(1, (1, 1))
     batches.take_from(2, half)
     assert batches.of(1, end=3).indices.tolist() == list(range(10, 20))
     source.until(lambda: source.asked[-1] == (20, 30, half))

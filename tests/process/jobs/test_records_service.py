@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from edl.config import values
-from edl.contract.layout import Layout, Part
+from edl.contract.layout import Layout, StepSlice
 from edl.contract.order import Order
 from edl.errors import DataError, EdlError
 from edl.trainer.input import wire
@@ -69,7 +69,7 @@ def transform(features, label, seed):
         cut = -cut
     return {"cut": cut, "name": tf.strings.upper(features["name"])}, [label, 2 * label]
 """
-LAYOUT, MINE, OWNERS = Layout(100, 5, 8), Part(1, (1, 1)), 3
+LAYOUT, MINE, OWNERS = Layout(100, 5, 8), StepSlice(1, (1, 1)), 3
 
 
 @pytest.fixture
@@ -162,8 +162,8 @@ def test_a_record_is_transformed_alike_by_any_number_of_workers_and_again(tmp_pa
     epochs = []
     for epoch in range(2):
         start = 30 * epoch
-        indices, shards = order.part(start, start + 30, Part.even(0, 1))
-        whole = through(reads.batch(StepPart(layout, start, Part.even(0, 1)), indices, shards))
+        indices, shards = order.part(start, start + 30, StepSlice.even(0, 1))
+        whole = through(reads.batch(StepPart(layout, start, StepSlice.even(0, 1)), indices, shards))
         assert [record.index for record in whole.bad] == [13]
         assert "transform() of the records 13: assertion failed: [an unlucky number]" in whole.bad[0].why
         epochs.append(cuts(whole))
@@ -173,7 +173,7 @@ def test_a_record_is_transformed_alike_by_any_number_of_workers_and_again(tmp_pa
             assert reader is not None
             mine = Records(reader, None, "fed", seed=3, shuffle=True, lenient=True, transform=transform)
             for _ in range(2):  # as a step that has failed
-                part = cuts(mine.batch(start + 12, start + 24, Part.even(rank, 3)))
+                part = cuts(mine.batch(start + 12, start + 24, StepSlice.even(rank, 3)))
                 assert part == {index: epochs[-1][index] for index in part}
         assert cuts(through(reads.good(np.arange(12, 15), epoch))) == {n: epochs[-1][n] for n in (12, 14)}
     assert epochs[0] != epochs[1], "each epoch draws other numbers"
@@ -197,6 +197,6 @@ def test_a_transform_that_workers_could_not_share_is_refused(tmp_path: Path, bod
         "def data(split): return np.zeros(9), np.arange(9)\n"
         f"def transform({body}\n"
     )
-    step, indices = StepPart(Layout(9), 0, Part.even(0, 1)), np.arange(9)
+    step, indices = StepPart(Layout(9), 0, StepSlice.even(0, 1)), np.arange(9)
     with pytest.raises(EdlError, match=f"fed.py: .*{words}"):
         service(str(file), count=9, lenient=False).batch(step, indices, np.zeros_like(indices))

@@ -20,7 +20,7 @@ from PIL import Image
 import edl
 from edl import config
 from edl.config import values
-from edl.contract.layout import Part
+from edl.contract.layout import StepSlice
 from edl.data.conversion import convert
 from edl.data.same import digest_of_reader
 from edl.errors import DataError, ModelError
@@ -110,7 +110,7 @@ def test_a_file_of_the_page_learns_from_its_records(title: str, folder: Path) ->
     losses = []
     for epoch in range(30):
         for start in range(epoch * size, (epoch + 1) * size, 50):
-            batch = records.batch(start, min(start + 50, (epoch + 1) * size), Part.even(0, 1))
+            batch = records.batch(start, min(start + 50, (epoch + 1) * size), StepSlice.even(0, 1))
             assert batch is not None
             losses.append(np.ravel(model.train_on_batch(batch.x, batch.y, batch.weights))[0])
     assert np.mean(losses[-4:]) < 0.9 * np.mean(losses[:4]), losses

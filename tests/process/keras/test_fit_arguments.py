@@ -15,7 +15,7 @@ import pytest
 import edl
 from edl import config
 from edl.config import values
-from edl.contract.layout import Part
+from edl.contract.layout import StepSlice
 from edl.contract.steps import Steps
 from edl.trainer.agreement.epochs import Epochs, columns
 from edl.trainer.build import evaluation_of
@@ -105,7 +105,8 @@ CASES = {
 
 
 def module_of(call: Call) -> UserModel:
-    return UserModel("mine", model, lambda split: edl.arrays(*call.arrays[split]), call.feed)
+    data = lambda split: edl.arrays(*call.arrays[split]) if split in call.arrays else None  # noqa: E731
+    return UserModel("mine", model, data, call.feed)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -120,7 +121,7 @@ def test_the_history_is_that_of_fit(name: str) -> None:
     records = Records(reader, module.feed_of("train"), module.name)
     tried = [records.these(range(5)), records.these([0])]
     learner = KerasLearner(model(), tried[0], tried[1:], reduce=meeting.reduce)
-    steps, parts = Steps(len(reader), BATCH), [Part.even(rank, RING) for rank in range(RING)]
+    steps, parts = Steps(len(reader), BATCH), [StepSlice.even(rank, RING) for rank in range(RING)]
     chosen = values.defaults()["evaluation"] | {"batchSize": 8} | call.evaluation
     job = config.parse(values.defaults() | {"evaluation": chosen})
     evaluation = evaluation_of(job, module, learner, tried, steps, unwatched, said.append, uncounted, reader)

@@ -12,7 +12,7 @@ import tensorflow as tf
 from keras import ops
 
 from edl import arrays as in_memory
-from edl.contract.layout import Part
+from edl.contract.layout import StepSlice
 from edl.errors import DataError
 from edl.trainer.evaluation.local_evaluation import evaluate
 from edl.trainer.model import arrays
@@ -197,7 +197,7 @@ def test_a_batch_that_is_not_like_the_first_is_refused_in_words(x: Any, words: s
 def test_feed_must_keep_the_number_of_records(feed: Any, words: str) -> None:
     records = Records(in_memory(X, Y), feed, "mine")
     with pytest.raises(DataError, match=words):
-        records.batch(10, 15, Part.even(0, 1))
+        records.batch(10, 15, StepSlice.even(0, 1))
 
 
 @pytest.mark.filterwarnings("ignore:.*structure of `inputs`")

@@ -19,7 +19,7 @@ import pytest
 import edl.layers
 from edl import config
 from edl.config import values
-from edl.contract.layout import Layout, Part
+from edl.contract.layout import Layout, StepSlice
 from edl.contract.proto import ps_pb2 as pb
 from edl.errors import ModelError
 from edl.layers.row_location import rows_elsewhere
@@ -46,7 +46,7 @@ class InOrder:
     def lay_out(self, layout: Layout) -> None:
         assert layout == self.layout
 
-    def batch(self, start: int, stop: int, part: Part) -> Batch:
+    def batch(self, start: int, stop: int, part: StepSlice) -> Batch:
         return some(np.arange(start, stop) % RECORDS)
 
 
@@ -98,7 +98,7 @@ def async_loop_of(learner: PsLearner, addresses: list[str], **how: Any) -> Async
     servers = PsClient(links, run_id, 7, interrupt, asynchronous=options)
     session = Session(0, lambda message: None, Event())
     batches = Batches(InOrder(), BATCH)
-    batches.take(InOrder.layout, Part.even(0, 1))
+    batches.take(InOrder.layout, StepSlice.even(0, 1))
     report = Telemetry(session, batches.steps, log=lambda incarnation: None)
     async_loop = AsyncLoop(typed, session, learner, servers, batches, report)
     learner.use(async_loop)

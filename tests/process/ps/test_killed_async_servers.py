@@ -22,7 +22,7 @@ import grpc
 import psutil
 import pytest
 
-from edl.checkpoints import Part, Store
+from edl.checkpoints import CheckpointFile, Store
 from edl.contract.proto import ps_pb2 as pb
 from edl.contract.proto import ps_pb2_grpc
 from edl.contract.ranges import RangeSet
@@ -126,7 +126,7 @@ class Trainer:
             request = pb.WritePartRequest(run_id=RUN, step=step, attempt=attempt, index=index, of=SERVERS)
             written = call("WritePart", request)
             assert not written.why
-            parts.append(Part(written.name, written.nbytes, written.sha256.hex()))
+            parts.append(CheckpointFile(written.name, written.nbytes, written.sha256.hex()))
         commit_parts(self._checkpoints, step, attempt, parts)
         for call in self._calls:
             call("Committed", pb.CommittedRequest(run_id=RUN, step=step, attempt=attempt))

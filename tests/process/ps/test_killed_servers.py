@@ -20,7 +20,7 @@ from typing import Any
 import grpc
 import pytest
 
-from edl.checkpoints import Part
+from edl.checkpoints import CheckpointFile
 from edl.contract.proto import ps_pb2 as pb
 from edl.contract.proto import ps_pb2_grpc
 from edl.ps.server import Server
@@ -137,7 +137,7 @@ def checkpoint(worker: Worker, directory: Path, step: int, attempt: str) -> None
     )
     part = worker("WritePart", request)
     assert not part.why
-    commit_parts(directory / "checkpoints", step, attempt, [Part(part.name, part.nbytes, part.sha256.hex())])
+    commit_parts(directory / "checkpoints", step, attempt, [CheckpointFile(part.name, part.nbytes, part.sha256.hex())])
     worker("Committed", pb.CommittedRequest(run_id=RUN, step=step, attempt=attempt))
 
 

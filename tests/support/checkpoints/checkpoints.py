@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from edl.checkpoints import Checkpoint, Manifest, Part, Store, Tensor, Variable, utc_now
+from edl.checkpoints import Checkpoint, CheckpointFile, Manifest, Store, Tensor, Variable, utc_now
 
 TENSORS = {
     "dense/kernel": Tensor.of(np.arange(12, dtype=np.float32).reshape(3, 4)),
@@ -26,7 +26,9 @@ def of_size(nbytes: int, step: int) -> dict[str, Tensor]:
     return {f"v{n}": Tensor.of(np.full(count, step * 10 + n, np.float32)) for n in range(3)}
 
 
-def manifest_of(step: int, tensors: Mapping[str, Tensor], parts: tuple[Part, ...], **more: Any) -> Manifest:
+def manifest_of(
+    step: int, tensors: Mapping[str, Tensor], parts: tuple[CheckpointFile, ...], **more: Any
+) -> Manifest:
     """The manifest of a checkpoint whose variables are distributed over the parts."""
     variables = tuple(
         Variable(name, tensor.dtype, tensor.shape, number % len(parts))

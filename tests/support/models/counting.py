@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from edl.contract.layout import Layout, Part
+from edl.contract.layout import Layout, StepSlice
 from edl.trainer.agreement import control
 from edl.trainer.agreement.metric_values import Value
 from edl.trainer.embedding.interfaces import Commit, Table
@@ -176,7 +176,7 @@ class Positions:
     def lay_out(self, layout: Layout) -> None:
         self.layout = layout
 
-    def batch(self, start: int, stop: int, part: Part) -> Batch | None:
+    def batch(self, start: int, stop: int, part: StepSlice) -> Batch | None:
         size = self.layout.records
         assert start // size == (stop - 1) // size, "a batch of two epochs"
         first, last = part.of(stop - start)

@@ -25,7 +25,15 @@ import safetensors.numpy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edl.checkpoints import Checkpoint, CheckpointDamaged, CheckpointError, Part, Store, Tensor, files
+from edl.checkpoints import (
+    Checkpoint,
+    CheckpointDamaged,
+    CheckpointError,
+    CheckpointFile,
+    Store,
+    Tensor,
+    files,
+)
 from edl.checkpoints.manifest import decode, encode
 from edl.checkpoints.tensors import DTYPES, PIECE, layout, pieces
 from edl.contract import hangs
@@ -197,7 +205,7 @@ def test_a_file_that_holds_other_things_than_its_tensors_is_damaged(store: Store
     made = write(store, 1, parts=1)
     manifest, part = files_of(store, made)
     part.write_bytes(content)
-    parts = (Part(part.name, len(content), hashlib.sha256(content).hexdigest()),)
+    parts = (CheckpointFile(part.name, len(content), hashlib.sha256(content).hexdigest()),)
     manifest.write_bytes(encode(replace(made.manifest, parts=parts)))
     for look in (Checkpoint.verify, Checkpoint.read):
         with pytest.raises(CheckpointDamaged, match=r"part-00000-of-00001-\w+\.safetensors"):

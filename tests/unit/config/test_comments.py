@@ -47,7 +47,7 @@ def test_the_type_in_a_comment_is_one_that_the_schema_allows(key: str) -> None:
     depth = "  " * key.count(".")
     text = (CHART / "values.yaml").read_text()
     for section in key.split(".")[:-1]:
-        text = text[re.search(rf"^ *{section}:\n", text, re.MULTILINE).end() :]  # type: ignore[union-attr]
+        text = re.split(rf"^ *{section}:\n", text, maxsplit=1, flags=re.MULTILINE)[1]
     comment = re.search(rf"{depth}# -- \(([a-z/]+)\) .*\n(?:{depth}# .*\n)?{depth}{name}:", text)
     if comment is not None:  # some values are Kubernetes' own
         assert all(allowed(OF_TYPE[kind], node) for kind in comment[1].split("/"))

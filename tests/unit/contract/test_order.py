@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edl.contract.layout import Layout, Part
+from edl.contract.layout import Layout, StepSlice
 from edl.contract.order import Order, permute, unpermute
 from edl.contract.steps import Steps
 
@@ -75,7 +75,7 @@ def test_the_parts_of_all_ranks_are_the_step_whatever_the_ring(
     order, steps = Order(layout, 3, shuffle), Steps(layout.records, batch)
     for step in range(epoch * steps.per_epoch, (epoch + 1) * steps.per_epoch):
         start, stop = steps.positions(step)
-        found = [order.part(start, stop, Part(rank, tuple(shares)))[0] for rank in range(len(shares))]
+        found = [order.part(start, stop, StepSlice(rank, tuple(shares)))[0] for rank in range(len(shares))]
         assert sorted(np.concatenate(found)) == sorted(order.records(start, stop))
 
 
@@ -125,7 +125,7 @@ def reads(layout: Layout, batch: int, ring: int) -> tuple[float, float]:
     for step in range(steps.per_epoch):
         start, stop = steps.positions(step)
         for rank in range(ring):
-            records, _ = order.part(start, stop, Part.even(rank, ring))
+            records, _ = order.part(start, stop, StepSlice.even(rank, ring))
             opened[rank] |= set((records // layout.block).tolist())
             if stop - start == batch:
                 largest = max(largest, len(records) * ring / batch)
@@ -160,16 +160,16 @@ def test_the_open_blocks_fit_into_the_buffer(
 def test_a_rank_knows_which_shards_it_reads() -> None:
     order = Order(Layout(5000, 10, 64), 1)
     for rank in range(3):
-        part = Part(rank, (1, 2, 4))
+        part = StepSlice(rank, (1, 2, 4))
         _, shards = order.part(0, 5000, part)
         assert set(shards) == set(np.flatnonzero(order.shards(part)))
 
 
 def test_random_access_has_even_parts() -> None:
     order = Order(Layout(1000), 1)
-    assert [len(order.part(0, 100, Part.even(r, 3))[0]) for r in range(3)] == [33, 33, 34]
-    assert [len(order.part(0, 2, Part.even(r, 3))[0]) for r in range(3)] == [0, 1, 1]
-    assert [len(order.part(0, 60, Part(r, (1, 2, 3)))[0]) for r in range(3)] == [10, 20, 30]
+    assert [len(order.part(0, 100, StepSlice.even(r, 3))[0]) for r in range(3)] == [33, 33, 34]
+    assert [len(order.part(0, 2, StepSlice.even(r, 3))[0]) for r in range(3)] == [0, 1, 1]
+    assert [len(order.part(0, 60, StepSlice(r, (1, 2, 3)))[0]) for r in range(3)] == [10, 20, 30]
 
 
 # --- mixing

@@ -17,7 +17,7 @@ import pyarrow
 import pytest
 
 import edl
-from edl.contract.layout import Layout, Part
+from edl.contract.layout import Layout, StepSlice
 from edl.contract.order import Order
 from edl.data import RandomAccess
 from edl.data.batched import Batched
@@ -203,7 +203,7 @@ def test_each_batch_is_read_once_in_an_epoch(records: int, size: int, ranks: int
     reads: dict[int, int] = {}
     seen = []
     for rank in range(ranks):
-        part = Part.even(rank, ranks)
+        part = StepSlice.even(rank, ranks)
         opened: dict[int, tuple[int, np.ndarray]] = {}
         for start in range(0, records, 16):
             indices, shards = order.part(start, min(start + 16, records), part)

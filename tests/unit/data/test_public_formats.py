@@ -14,7 +14,7 @@ import pytest
 from pyarrow import parquet as pa_parquet
 
 import edl
-from edl.contract.layout import Part
+from edl.contract.layout import StepSlice
 from edl.data.files import find
 from edl.data.lines import EVERY, Lines
 from edl.errors import DataError
@@ -78,7 +78,7 @@ def test_the_workers_of_a_ring_decode_each_row_group_once_in_an_epoch(
     read: list[int] = []
     for rank, records in enumerate(ring):
         for start in range(0, 2 * groups * size, step):
-            batch = records.batch(start, start + step, Part.even(rank, ranks))
+            batch = records.batch(start, start + step, StepSlice.even(rank, ranks))
             read += batch.indices.tolist() if batch else []
     assert sorted(read) == list(range(2 * groups * size))
     # The first row group may be there since `fit` has measured a record.

@@ -13,7 +13,7 @@ import grpc
 import numpy as np
 import pytest
 
-from edl.checkpoints import CheckpointError, Part, files
+from edl.checkpoints import CheckpointError, CheckpointFile, files
 from edl.contract import hangs
 from edl.contract.proto import ps_pb2 as pb
 from edl.contract.proto import ps_pb2_grpc
@@ -179,7 +179,7 @@ async def test_tables_are_copied_while_the_store_of_checkpoints_hangs(
         captures.append(capture(server, request))
         return captures[-1]
 
-    def hangs(server: Server, capture: Capture, request: pb.WritePartRequest) -> Part:
+    def hangs(server: Server, capture: Capture, request: pb.WritePartRequest) -> CheckpointFile:
         goes_on.wait(SECONDS)
         raise CheckpointError("the store has answered too late")
 

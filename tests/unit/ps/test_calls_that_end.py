@@ -22,7 +22,7 @@ import grpc
 import numpy as np
 import pytest
 
-from edl.checkpoints import Part
+from edl.checkpoints import CheckpointFile
 from edl.contract.proto import ps_pb2 as pb
 from edl.contract.rows.buckets import bucket_of
 from edl.contract.rows.placement import ShardAssignment
@@ -194,7 +194,7 @@ class Ring:
     async def _committed(self) -> pb.CommittedRequest:
         request = self._part()
         written = await self.one("WritePart", request)
-        part = Part(written.name, written.nbytes, written.sha256.hex())
+        part = CheckpointFile(written.name, written.nbytes, written.sha256.hex())
         commit_manifest(self.straight, self.step, request.attempt, [part])
         return pb.CommittedRequest(run_id=RUN, step=self.step, attempt=request.attempt)
 

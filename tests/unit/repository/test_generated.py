@@ -40,7 +40,9 @@ def test_a_value_without_a_comment_is_named(tmp_path: Path) -> None:
         shutil.copytree(ROOT / name, tmp_path / name)
     (tmp_path / ".venv").symlink_to(ROOT / ".venv")
     values = tmp_path / "chart" / "values.yaml"
-    values.write_text(values.read_text().replace("# -- (object) Labels of the nodes", "# Labels of the nodes"))
+    values.write_text(
+        values.read_text().replace("# -- (object) Labels of the nodes", "# Labels of the nodes")
+    )
     script = tmp_path / "scripts" / "dev" / "schema"
     done = subprocess.run([script, "--check"], capture_output=True, text=True)
     assert done.returncode == 1

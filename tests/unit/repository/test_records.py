@@ -21,7 +21,20 @@ import pytest
 
 ROOT = Path(__file__).parents[3]
 PAGES = ("README.md", "docs/benchmark.md")
-DESCRIBED = {"command", "error", "goal", "lines", "load", "met", "peer", "record", "versions", "way", "what"}
+DESCRIBED = {
+    "command",
+    "error",
+    "goal",
+    "lines",
+    "load",
+    "met",
+    "peer",
+    "record",
+    "row",
+    "versions",
+    "way",
+    "what",
+}
 FACTS = {"command", "commit", "date", "load", "machine", "versions"}
 NUMBER = re.compile(r"(?<![\w.])\d+(?:,\d{3})*(?:\.\d+)?")
 LINK = re.compile(r"\[([^]]*\d[^]]*)\]\(([^)]*/record\.json)\)")

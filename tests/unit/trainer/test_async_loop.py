@@ -13,7 +13,7 @@ import pytest
 
 from edl import config
 from edl.config import values
-from edl.contract.layout import Part
+from edl.contract.layout import StepSlice
 from edl.contract.proto import edl_pb2 as to_master
 from edl.contract.proto import ps_pb2 as pb
 from edl.trainer.agreement.checks import NonFinite
@@ -111,7 +111,7 @@ class A:
         self.session = Session(0, self.said.append, threading.Event())
         self.servers, self.learner = Servers(), Learner()
         batches = Batches(Positions(SIZE), BATCH, reading=AtOnce())
-        batches.take(Positions(SIZE).layout, Part.even(0, 1))
+        batches.take(Positions(SIZE).layout, StepSlice.even(0, 1))
         report = Telemetry(self.session, batches.steps, log=lambda incarnation: None)
         self.async_loop = AsyncLoop(typed, self.session, self.learner, self.servers, batches, report)  # type: ignore[arg-type]
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from edl.checkpoints import CheckpointError, Part, Store, Writing
+from edl.checkpoints import CheckpointError, CheckpointFile, Store, Writing
 from edl.contract.proto import edl_pb2 as pb
 from edl.errors import StoreUnavailable
 from edl.trainer.ps_client.interfaces import PartNotWritten
@@ -29,14 +29,16 @@ class OneServer:
 
     def take_parts(
         self, step: int, attempt: str, first: int
-    ) -> AbstractContextManager[Callable[[], list[Part]]]:
+    ) -> AbstractContextManager[Callable[[], list[CheckpointFile]]]:
         self.asked += 1
         if self.asked <= self._away:
             raise PartNotWritten("parameter server 0 (nowhere) did not write its part: UNAVAILABLE")
         return self._being_written(step, attempt, first)
 
     @contextmanager
-    def _being_written(self, step: int, attempt: str, first: int) -> Iterator[Callable[[], list[Part]]]:
+    def _being_written(
+        self, step: int, attempt: str, first: int
+    ) -> Iterator[Callable[[], list[CheckpointFile]]]:
         try:
             yield lambda: [self._store.begin(step, attempt).write_part(first, first + 1, {})]
         except BaseException:
@@ -97,7 +99,7 @@ def test_a_store_that_fails_is_told_and_nothing_else_happens(tmp_path: Path) -> 
 def test_a_worker_that_cannot_write_its_part_gives_up_those_of_the_servers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, alone: bool
 ) -> None:
-    def fails(*_: Any) -> Part:
+    def fails(*_: Any) -> CheckpointFile:
         raise CheckpointError("disk full")
 
     monkeypatch.setattr(Writing, "write_part", fails)

@@ -163,7 +163,9 @@ def test_for_the_best_one_each_epochs_end_makes_a_checkpoint_and_an_unknown_metr
 
 def test_one_that_is_judged_by_held_out_records_is_written_when_these_are_evaluated(tmp_path: Path) -> None:
     w = Writer(0, tmp_path, changes={"checkpoint": {"best": "val_least", "seconds": 1000}})
-    plan = EvaluationPlan(Steps(SIZE, BATCH), 5, 0, 1, "validation", {"validation": 10})  # two rounds after three steps
+    plan = EvaluationPlan(
+        Steps(SIZE, BATCH), 5, 0, 1, "validation", {"validation": 10}
+    )  # two rounds after three steps
     held_out = {"validation": Batches(Positions(10), 5, reading=AtOnce())}
     evaluation = RingEvaluation(plan, held_out, CountingMetrics(10), AtOnce())
     w.rebuild(checkpoints=w.checkpoints, evaluation=evaluation)

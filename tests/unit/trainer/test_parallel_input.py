@@ -24,7 +24,7 @@ import pytest
 from pyarrow import parquet
 
 import edl
-from edl.contract.layout import Layout, Part
+from edl.contract.layout import Layout, StepSlice
 from edl.contract.order import Order
 from edl.contract.proto import edl_pb2 as pb
 from edl.errors import DataError
@@ -43,7 +43,7 @@ ROOT = Path(__file__).parents[3]
 SIZE, BATCH, SEED = 1000, 50, 5
 KILLS = 10
 SINGLE, BLOCKS = Layout(SIZE), Layout(SIZE, 10, 16)
-MINE = Part.even(0, 1)
+MINE = StepSlice.even(0, 1)
 
 
 class Readers:
@@ -98,7 +98,7 @@ def epoch(batches: Batches, steps: int = SIZE // BATCH, first: int = 0) -> list[
     return [values(batches.of(step, first + steps)) for step in range(first, first + steps)]
 
 
-def in_order(layout: Layout, shuffle: bool, part: Part = MINE, first: int = 0) -> list[list[int]]:
+def in_order(layout: Layout, shuffle: bool, part: StepSlice = MINE, first: int = 0) -> list[list[int]]:
     order = Order(layout, SEED, shuffle)
     starts = range(first * BATCH, first * BATCH + SIZE, BATCH)
     return [order.part(start, start + BATCH, part)[0].tolist() for start in starts]
@@ -122,7 +122,7 @@ def test_batches_come_in_the_order_of_the_job_for_any_number_of_processes(
 
 def test_a_change_of_the_ring_throws_batches_away_and_asks_for_others(start: Start) -> None:
     readers = start(3, shuffle=True)
-    batches, half = Batches(readers.records, BATCH, ahead_bytes=4000), Part(1, (1, 1))
+    batches, half = Batches(readers.records, BATCH, ahead_bytes=4000), StepSlice(1, (1, 1))
     assert values(batches.of(0, 20)) == in_order(SINGLE, True)[0]
     batches.take(BLOCKS, half)
     assert values(batches.of(1, 20)) == in_order(BLOCKS, True, half)[1]
@@ -329,18 +329,18 @@ def test_data_that_cannot_be_opened_are_told_with_the_line(monkeypatch: pytest.M
 
 WORKER = """
 import sys, time
-from edl.contract.layout import Layout, Part
+from edl.contract.layout import Layout, StepSlice
 from edl.trainer.input.parallel_records import ParallelRecords
 from edl.trainer.input.processes import ForkServer
 
 server = ForkServer("tests.support.jobs.numbers_service:Numbers", {"slow": 0.05}, 60.0, "x")
 records = ParallelRecords(server, 3, Layout(1000), 0, False, True, False, "mine", 60.0, print)
 for _ in range(6):
-    records.batch(0, 10, Part.even(0, 1))
+    records.batch(0, 10, StepSlice.even(0, 1))
 while len(records.pids) < 3:
     time.sleep(0.01)
 print(server.pid, *records.pids, flush=True)
-records.submit(0, 10, Part.even(0, 1), lambda batch: batch)
+records.submit(0, 10, StepSlice.even(0, 1), lambda batch: batch)
 time.sleep(3600)
 """
 

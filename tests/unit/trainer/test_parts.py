@@ -7,19 +7,19 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from edl.contract.layout import Part as Share
+from edl.contract.layout import StepSlice
 from edl.contract.proto import edl_pb2 as pb
 from edl.trainer.agreement.control import StepResult
 from edl.trainer.agreement.ledger import RoundResult
 from edl.trainer.agreement.metric_values import Value
 from edl.trainer.model.data import Batch
-from edl.trainer.parts.part import Part
+from edl.trainer.parts.part import LoopPart
 from edl.trainer.ring.base import RingBroken, RingSlot
 from edl.trainer.session.orders import Export, FormRing, WriteCheckpoint
 from tests.support.jobs.workers import STEPS, A, ring_of
 
 
-class Moments(Part):
+class Moments(LoopPart):
     """A part that records the moments at which the loop calls it, with the step of the state.
 
     Args:
@@ -47,7 +47,7 @@ class Moments(Part):
     def after_sync(self, form: FormRing) -> None:
         self.at("after_sync")
 
-    def take(self, share: Share, since: int) -> None:
+    def take(self, share: StepSlice, since: int) -> None:
         self.at("take")
 
     def joined(self, here: RingSlot, message: pb.JoinedRing) -> None:

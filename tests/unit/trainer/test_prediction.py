@@ -16,7 +16,7 @@ import pytest
 from edl import config
 from edl.config import values
 from edl.contract.ids import Generation, WorkerId
-from edl.contract.layout import Layout, Part
+from edl.contract.layout import Layout, StepSlice
 from edl.contract.steps import Steps
 from edl.master.core import effects as ef
 from edl.master.core import events as ev
@@ -51,7 +51,7 @@ class Numbers:
     def lay_out(self, layout: Layout) -> None:
         assert layout == self.layout
 
-    def batch(self, start: int, stop: int, part: Part) -> Batch:
+    def batch(self, start: int, stop: int, part: StepSlice) -> Batch:
         places = np.arange(start, stop)
         return Batch(places, places, None, None)
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from edl.contract.heartbeats import ServerWait
-from edl.contract.layout import Part
+from edl.contract.layout import StepSlice
 from edl.contract.proto import edl_pb2 as pb
 from edl.contract.steps import Steps
 from edl.trainer.evaluation.evaluation import RingEvaluation
@@ -46,7 +46,7 @@ class Slow(Positions):
         self._at_once, self.reads = at_once, 0
         self.began, self.returns = threading.Event(), threading.Event()
 
-    def batch(self, start: int, stop: int, part: Part) -> Batch | None:
+    def batch(self, start: int, stop: int, part: StepSlice) -> Batch | None:
         self.reads += 1
         self._at_once -= 1
         if self._at_once < 0:
@@ -125,7 +125,7 @@ def test_the_others_are_told_that_the_root_reads_its_first_state() -> None:
 def test_a_cut_ends_the_wait_of_a_leased_step() -> None:
     a, source = Leased(), Slow(12)
     batches = a.async_loop._batches = Batches(source, 4, wait=a.session.waiting.result)
-    batches.take(source.layout, Part.even(0, 1))
+    batches.take(source.layout, StepSlice.even(0, 1))
     a.session.waiting.enter(1)
     threading.Timer(0.05, a.session.hear, [pb.ToWorker(generation=1, cut=pb.Cut())]).start()
     with pytest.raises(RingBroken, match=r"waited for records of step"):

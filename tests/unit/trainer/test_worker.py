@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edl.contract.layout import Layout, Part
+from edl.contract.layout import Layout, StepSlice
 from edl.contract.proto import edl_pb2 as pb
 from edl.trainer.agreement import control
 from edl.trainer.agreement.ledger import Ledger, LedgerBroken
@@ -72,7 +72,7 @@ def test_the_parts_of_all_ranks_are_the_whole_step(shares: tuple[int, ...]) -> N
         assert [record for part in parts for record in part] == list(range(start, stop)), (
             "each record once, by one rank"
         )
-        cuts = [Part(rank, shares).of(stop - start) for rank in range(len(shares))]
+        cuts = [StepSlice(rank, shares).of(stop - start) for rank in range(len(shares))]
         assert [len(part) for part in parts] == [b - a for a, b in cuts]
     for w in workers:
         assert (w.learner.weights == 1).all()
@@ -92,9 +92,9 @@ class Read(Positions):
 
     def __init__(self) -> None:
         super().__init__(SIZE)
-        self.asked: list[tuple[int, int, Part]] = []
+        self.asked: list[tuple[int, int, StepSlice]] = []
 
-    def batch(self, start: int, stop: int, part: Part) -> Batch | None:
+    def batch(self, start: int, stop: int, part: StepSlice) -> Batch | None:
         self.asked.append((start, stop, part))
         return super().batch(start, stop, part)
 
@@ -105,7 +105,7 @@ class Watched(Held):
     def __init__(self, source: Read) -> None:
         super().__init__()
         self._source = source
-        self.read: list[tuple[int, int, Part]] = []
+        self.read: list[tuple[int, int, StepSlice]] = []
 
     def form(self, rank: int, size: int) -> None:
         self.read = list(self._source.asked)
@@ -125,7 +125,7 @@ def test_the_records_of_the_next_step_are_read_while_the_next_ring_is_formed() -
     step = pair[0].says("left_ring", 1).step
     ring_of(pair[0], generation=2, sync=False, step=step)
     assert pair[0].says("left_ring", 2).step == STEPS
-    assert ring.read[-1] == (step * BATCH, (step + 1) * BATCH, Part(0, (1,)))
+    assert ring.read[-1] == (step * BATCH, (step + 1) * BATCH, StepSlice(0, (1,)))
     assert source.asked.count(ring.read[-1]) == 1, "and not once more"
     assert (pair[0].learner.weights == 1).all()
     for w in pair:
