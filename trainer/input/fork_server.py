@@ -155,8 +155,10 @@ class _Forking:
     def run(self) -> None:
         """Return when the worker has ended or has closed the connection."""
         while True:
-            ends = [] if self._spare_ends is None else [self._spare_ends]
-            ready, _, _ = select.select([self._connection, self._worker_ends, *ends], [], [])
+            watched: list[Any] = [self._connection, self._worker_ends]
+            if self._spare_ends is not None:
+                watched.append(self._spare_ends)
+            ready, _, _ = select.select(watched, [], [])
             if self._worker_ends in ready:
                 return
             if self._spare_ends in ready:

@@ -117,9 +117,8 @@ class ForkServer:
                 if self._closed:
                     break
                 self._begin()
-                ours, theirs = (
-                    socket.socketpair()
-                )  # a lost order may have been carried out: not the same twice
+                # A new pair for each order: one that was lost may have been carried out.
+                ours, theirs = socket.socketpair()
                 with theirs:
                     answer = self._ask({"fork": True}, [theirs.fileno()])
                 if answer is not None:

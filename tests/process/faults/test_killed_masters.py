@@ -91,7 +91,7 @@ class External:
 
     def until(self, happens: Any) -> dict[str, Any]:
         """Wait for a status, as long as the newest master runs: a busy machine takes any time."""
-        master = next(p for p in reversed(self.processes) if "master" in p.args)
+        master = next(p for p in reversed(self.processes) if "'master'" in str(p.args))
         while not happens(status := self.status()):
             assert master.poll() is None, status
             time.sleep(0.05)

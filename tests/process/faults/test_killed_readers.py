@@ -99,7 +99,7 @@ async def test_a_record_that_crashes_its_reader_is_left_out_and_named(a_job: A_J
 async def test_a_slow_call_of_one_worker_does_not_hold_the_others_when_a_third_is_killed(
     a_job: A_Job, values: str, readers: bool, what: str, seconds: float
 ) -> None:
-    """The others wait for a read no longer, and for the user's code as long as it is documented."""
+    """The others do not wait for a read, and for code of the user only as long as it is documented."""
     now = asyncio.get_running_loop().time
     async with a_job(values, workers=3) as job:
         slow, killed, other = await job.ring_of(3)

@@ -237,7 +237,7 @@ def test_a_model_that_could_not_be_looked_at_is_kept_and_the_job_does_not_say_th
     module = UserModel("mine", model, lambda split: edl.arrays(numbers(6, 3), numbers(6, 2)), None)
     made.compile(loss="mse")
     for limit, why in (
-        ("2000000000", "to load the model again takes about 500 MiB"),
+        ("1800000000", "to load the model again takes about 320 MiB"),
         ("max", "was killed (SIGKILL)"),
     ):
         set_memory_limit(tmp_path, limit, monkeypatch)

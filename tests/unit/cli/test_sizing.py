@@ -116,7 +116,7 @@ def test_the_values_follow_from_the_measurements() -> None:
         "workers": 2,
         "maxWorkers": 5,  # 8.11 ms + 91.89 ms / workers: 5.39
         "checkpoint": {"seconds": 60},  # sqrt(2 x 0.5 x 3600)
-        "worker": {"resources": {"requests": {"memory": "1856Mi"}, "limits": {"memory": "1984Mi"}}},
+        "worker": {"resources": {"requests": {"memory": "1728Mi"}, "limits": {"memory": "1792Mi"}}},
     }
     assert told["preemption"]["lost_seconds"] == pytest.approx(2 + 30 * (1 - 10 / 18.5))
     shares = told["lost_shares"]
@@ -128,9 +128,9 @@ def test_the_values_follow_from_the_measurements() -> None:
 @pytest.mark.parametrize(
     ("given", "request_", "limit"),
     [
-        ({}, "1856Mi", "1984Mi"),  # 450, and to load a file of 300: 500 and three copies
+        ({}, "1728Mi", "1792Mi"),  # 450, and to load a file of 300: 320 and three copies
         ({"verifies": False}, "512Mi", "576Mi"),
-        ({"checkpoint": Checkpoint(5, 1000, 1.5, 0.5)}, "960Mi", "1088Mi"),
+        ({"checkpoint": Checkpoint(5, 1000, 1.5, 0.5)}, "832Mi", "896Mi"),
     ],
 )
 def test_the_memory_suffices_for_the_end_of_the_job(given: dict[str, Any], request_: str, limit: str) -> None:

@@ -103,7 +103,7 @@ def test_a_cut_ends_a_wait_for_records_and_the_worker_says_when_it_can_make_step
 
 
 def test_the_others_are_told_that_the_root_reads_its_first_state() -> None:
-    """Nobody holds the state before, so all wait for the store of a checkpoint or a warm start."""
+    """No worker holds the state before, so all wait for the store of a checkpoint or a warm start."""
     w, began, returns = A(0), threading.Event(), threading.Event()
 
     def restore(expected: int) -> bool:
