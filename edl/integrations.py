@@ -2,7 +2,7 @@
 """What comes from elsewhere: scripts of Horovod, models and commands of ElasticDL, MPI, notebooks.
 
 Everything of it is registered here, and imported by name when it is first used. No other module imports it,
-so a package without these modules trains models of Keras as before.
+so a package without these modules still trains models of Keras.
 
 A target is "module:name".
 """

@@ -169,7 +169,7 @@ class Ending:
     """The end of a model's training, before the model is saved.
 
     Args:
-        callbacks: the user's; None if there are none.
+        callbacks: the user's; None without any.
         parts: those of the worker, which is assembled with this.
     """
 

@@ -105,7 +105,7 @@ def enforce_deadline(job: State) -> None:
 
 @deadline
 def stop_forced_at(job: State) -> float | None:
-    """Return when a stop no longer waits for a checkpoint; None if no stop is pending."""
+    """Return when a pending stop ends the wait for its checkpoint; None without one."""
     return job.pending_stop.until if job.pending_stop is not None else None
 
 

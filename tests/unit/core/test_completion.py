@@ -168,8 +168,9 @@ def test_a_crash_while_the_only_holder_saves_is_not_repeated_by_training_again()
     assert summary["reason"].startswith("saving failed: worker 0 crashed (SIGSEGV)")
 
 
-def test_workers_that_are_killed_each_time_they_save_do_not_train_for_ever() -> None:
-    story = Story(workers=1, joinDelaySeconds=0)
+@pytest.mark.parametrize(("mode", "losses"), [("train", 2), ("ps", 0)])
+def test_workers_that_are_killed_each_time_they_save_do_not_train_for_ever(mode: str, losses: int) -> None:
+    story = Story(workers=1, mode=mode, joinDelaySeconds=0)
     for worker in range(3):  # maxFailures is 2
         story.ready(worker)
         story.up()
@@ -178,7 +179,7 @@ def test_workers_that_are_killed_each_time_they_save_do_not_train_for_ever() -> 
         story.kill(worker)
         story.waits(1)
     summary = ended(story)
-    assert (summary["phase"], summary["state_losses"]) == ("Failed", 2)
+    assert (summary["phase"], summary["state_losses"]) == ("Failed", losses)
     assert summary["reason"].startswith("saving failed: 3 workers were lost while they saved the model")
 
 
