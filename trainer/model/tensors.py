@@ -6,7 +6,7 @@ No framework is imported: a value of one exists only if the user's code has impo
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,18 +26,18 @@ def flatten(tree: Any) -> list[Any]:
 
 def pack(like: Any, leaves: Sequence[Any]) -> Any:
     """The reverse of `flatten`, in the structure of `like`."""
-    following = iter(leaves)
+    return _packed(like, iter(leaves))
 
-    def made(tree: Any) -> Any:
-        if isinstance(tree, dict):
-            found = {key: made(tree[key]) for key in _keys(tree)}
-            return {key: found[key] for key in tree}
-        if isinstance(tree, list | tuple):
-            items = [made(item) for item in tree]
-            return type(tree)(*items) if hasattr(tree, "_fields") else type(tree)(items)
-        return next(following)
 
-    return made(like)
+def _packed(tree: Any, following: Iterator[Any]) -> Any:
+    # No function within `pack`: it would refer to itself, and keep the leaves until the garbage is collected.
+    if isinstance(tree, dict):
+        found = {key: _packed(tree[key], following) for key in _keys(tree)}
+        return {key: found[key] for key in tree}
+    if isinstance(tree, list | tuple):
+        items = [_packed(item, following) for item in tree]
+        return type(tree)(*items) if hasattr(tree, "_fields") else type(tree)(items)
+    return next(following)
 
 
 def _keys(tree: dict[Any, Any]) -> list[Any]:
