@@ -275,6 +275,11 @@ class Config(Section):
         return self.task == modes.TRAIN
 
     @property
+    def own_loop(self) -> str:
+        """The path or the text of a script with its own training loop; empty if the job has none."""
+        return "" if self.task == modes.HOROVOD else self.model.script
+
+    @property
     def is_decided(self) -> bool:
         """Whether it is known if the job has parameter servers. If not, its first worker decides it."""
         return self.mode != modes.AUTO

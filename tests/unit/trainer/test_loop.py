@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,7 @@ import edl
 from edl import scratch
 from edl.contract import artifacts
 from edl.trainer import loop, script
+from edl.trainer.model import tensors
 
 RECORDS = 10
 
@@ -44,6 +47,31 @@ def refused(state: Any, body: Callable[[loop.Step], object], **how: Any) -> str:
     with pytest.raises(edl.EdlError) as error:
         run()
     return str(error.value)
+
+
+def test_means_keep_the_precision_of_the_gradients_and_their_values_while_the_loop_has_them() -> None:
+    total = np.zeros(1)
+    kept: list[tuple[float, np.ndarray]] = []
+    for step in joined([total]).steps():
+        if (mean := step.mean([np.array([step.number + 1 / 3])])) is not None:
+            kept.append((step.number + 1 / 3, mean[0]))
+            total += mean[0]
+    assert [float(mean[0]) for _, mean in kept[-6:]] == pytest.approx(
+        [given for given, _ in kept[-6:]], rel=1e-15
+    )
+
+
+def test_gradients_are_freed_without_the_garbage_collector() -> None:
+    gradient = np.ones(1)
+    freed = weakref.ref(gradient)
+    gc.disable()
+    try:
+        packed = tensors.pack({"w": [None]}, [gradient])
+        assert packed["w"][0] is gradient
+        del gradient, packed
+        assert freed() is None
+    finally:
+        gc.enable()
 
 
 def test_each_step_has_its_records_and_the_state_counts_all_of_them_once_an_epoch() -> None:
