@@ -239,7 +239,10 @@ class Torch(Adapter):
         formatted = (getattr(data, "format", None) or {}) if hasattr(data, "with_format") else {}
         if not any(isinstance(leaf, ours) for leaf in leaves) and formatted.get("type") != "torch":
             return None
-        return lambda array: torch.from_numpy(array) if array.dtype.kind in "biufc" else array
+        kinds = "biufc"  # text stays as it is
+        return lambda array: (
+            torch.from_numpy(array) if isinstance(array, np.ndarray) and array.dtype.kind in kinds else array
+        )
 
     def taken(self, module: Any) -> Children | None:
         """Return the gradients of the parameters, and the buffers that the forward pass has changed."""
