@@ -177,8 +177,8 @@ def processes(
         }
         environment.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
         config = master.spec.config
-        if config.model.script and not config.runs_horovod:
-            environment |= script_environment(os.environ, config.model.script, config.local.threads)
+        if config.own_loop:
+            environment |= script_environment(os.environ, config.own_loop, config.local.threads)
         arguments = ["--master", address]
         launcher: Launcher = Spawn([*module_command("edl.trainer"), *arguments], environment)
         if config.local.start_method == "fork":

@@ -184,14 +184,16 @@ def _import_and_seed(config: Config) -> None:
     if config.worker.gpu_memory == "growth":  # for a script that imports TensorFlow later
         os.environ.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")
     import_leading(script_imports.leading_imports(config.model.script))
-    seed = config.training.seed
+    seed, found = config.training.seed, sys.modules
     random.seed(seed)
     np.random.seed(seed)
-    if "tensorflow" in sys.modules:
+    if "tensorflow" in found:
         set_gpu_memory(config.worker.gpu_memory)
-        sys.modules["tensorflow"].random.set_seed(seed)
-    if "torch" in sys.modules:
-        sys.modules["torch"].manual_seed(seed)
+        found["tensorflow"].random.set_seed(seed)
+    if "torch" in found:
+        found["torch"].manual_seed(seed)
+    if "keras" in found:
+        found["keras"].utils.set_random_seed(seed)
 
 
 def work(

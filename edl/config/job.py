@@ -275,6 +275,11 @@ class Config(Section):
         return self.task == modes.TRAIN
 
     @property
+    def own_loop(self) -> str:
+        """The path or the text of a script with its own training loop; empty if the job has none."""
+        return "" if self.runs_horovod else self.model.script
+
+    @property
     def runs_horovod(self) -> bool:
         """Whether the job runs a script that was written for Horovod."""
         return self.task == modes.HOROVOD

@@ -38,8 +38,8 @@ _THREADS = (
 _TENSORFLOW_BETWEEN = "TF_NUM_INTEROP_THREADS"
 
 
-def script_environment(given: Mapping[str, str], script: str, threads: int) -> dict[str, str]:
-    """The variables to add to the environment of the processes that run a user's script on this machine.
+def script_environment(given: Mapping[str, str], script: str, threads: int = 0) -> dict[str, str]:
+    """The variables to add to the environment of the processes that run a user's own training loop.
 
     Args:
         given: existing variables, which are not overridden.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One contract for all rings: the local one on threads, Horovod's in processes, with and without TensorFlow."""
+"""One contract for all rings: a local one on threads, Horovod's in processes, with or without TensorFlow."""
 
 from __future__ import annotations
 

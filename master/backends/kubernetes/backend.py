@@ -229,7 +229,12 @@ class Kubernetes:
         most = config.on_demand(config.workers)
         w.high = self._installed.has_priorities and highs < most
         identity = Identity(
-            place.names, place.release, workers.run_id, place.address, self._installed.owner()
+            place.names,
+            place.release,
+            workers.run_id,
+            place.address,
+            self._installed.owner(),
+            config.own_loop,
         )
         return render(self._template(w), identity, w.id, w.high)
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from edl.contract.ids import RunId, WorkerId
 from edl.contract.phases import WorkerState
-from edl.contract.workers import worker_environment
+from edl.contract.workers import script_environment, worker_environment
 from edl.errors import ConfigError
 from edl.kubernetes import pods
 from edl.kubernetes.names import Names
@@ -31,6 +31,7 @@ class Identity:
     Args:
         address: host:port of the master, as workers reach it.
         owner: reference to the release's object: with it, Kubernetes deletes the pods.
+        script: the path or the text of the job's script with its own training loop, if it has one.
     """
 
     names: Names
@@ -38,6 +39,7 @@ class Identity:
     run_id: RunId
     address: str
     owner: Mapping[str, str]
+    script: str = ""
 
 
 def render(template: pods.Pod, identity: Identity, worker: WorkerId, high: bool) -> pods.Pod:
@@ -71,12 +73,14 @@ def render(template: pods.Pod, identity: Identity, worker: WorkerId, high: bool)
     if own is None:
         raise ConfigError(f"worker.yaml: the pod has no container named {pods.CONTAINER}")
     given = _maps(own, "env", "spec.containers[].")
+    before = {str(e.get("name")): str(e.get("value", "")) for e in given}
     env = {
         "EDL_WORKER_ID": str(worker),
         "EDL_RUN_ID": identity.run_id,
         "EDL_MASTER": identity.address,
         "EDL_RESULTS_PER_RUN": "true",  # other runs may use the output volume, before or after this run
-        **worker_environment({str(e.get("name")): str(e.get("value", "")) for e in given}),
+        **worker_environment(before),
+        **(script_environment(before, identity.script) if identity.script else {}),
     }
     kept = [e for e in given if e.get("name") not in env]
     own["env"] = [*kept, *({"name": key, "value": value} for key, value in env.items())]

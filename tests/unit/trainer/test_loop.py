@@ -46,6 +46,18 @@ def refused(state: Any, body: Callable[[loop.Step], object], **how: Any) -> str:
     return str(error.value)
 
 
+def test_means_keep_the_precision_of_the_gradients_and_their_values_while_the_loop_has_them() -> None:
+    total = np.zeros(1)
+    kept: list[tuple[float, np.ndarray]] = []
+    for step in joined([total]).steps():
+        if (mean := step.mean([np.array([step.number + 1 / 3])])) is not None:
+            kept.append((step.number + 1 / 3, mean[0]))
+            total += mean[0]
+    assert [float(mean[0]) for _, mean in kept[-6:]] == pytest.approx(
+        [given for given, _ in kept[-6:]], rel=1e-15
+    )
+
+
 def test_each_step_has_its_records_and_the_state_counts_all_of_them_once_an_epoch() -> None:
     count = np.zeros(RECORDS, np.float32)
     job = joined([count])
