@@ -139,7 +139,7 @@ def join(
 
 
 def state(get: Callable[[], Any], set: Callable[[Any], object]) -> Functions:
-    """State that edl cannot read itself, such as arrays of JAX or modules of PyTorch.
+    """State that edl cannot read itself, behind two functions.
 
     Args:
         get: returns an array, or a list, tuple or dict of arrays, nested if need be.

@@ -86,7 +86,7 @@ class Kind:
 
 
 class Tree:
-    """Tensors and numbers in nested dicts, lists and tuples, some of which may be absent.
+    """Tensors and numbers in nested dicts, lists and tuples; some may be absent.
 
     Args:
         name: of the object, for the names of its variables.
@@ -335,7 +335,7 @@ def _with(node: Any, path: Path, make: Callable[[Any], Any] | None) -> Any:
     """The tree with another value at `path`; without one if `make` is None.
 
     Args:
-        make: takes the present value, None if there is none.
+        make: takes the present value, or None.
     """
     if not path:
         return make(node) if make is not None else None
