@@ -65,6 +65,7 @@ def side(name: str, model: str, optimizer: str) -> None:
     import tensorflow as tf
 
     from benchmarks import steady
+    from edl.trainer.ring.gloo import GlooRing
     from edl.trainer.ring.horovod import HorovodRing
 
     class Timing(steady.Timing):
@@ -96,11 +97,11 @@ def side(name: str, model: str, optimizer: str) -> None:
     chance = np.random.default_rng(1)
     x = chance.normal(size=(4 * kind.batch, *kind.shape)).astype("f4")
     y = chance.integers(0, steady.CLASSES, len(x))
-    ring = HorovodRing(1, "lo", name)
     if name == "keras":
+        ring = HorovodRing(1, "lo", name)
         steady.ours(steady.made(kind, optimizer), kind, ring, 0, 1, x, y)
     else:
-        own_loop(kind, optimizer, ring, x, y)
+        own_loop(kind, optimizer, GlooRing(1, "lo", name), x, y)
 
 
 def own_loop(kind, optimizer, ring, x, y) -> None:  # type: ignore[no-untyped-def]

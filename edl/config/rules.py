@@ -59,7 +59,7 @@ RULES = [
         )
         for key, usual, words in (
             ("mode", ("auto", "train", "allreduce", "horovod"), "a script trains in the ring: set mode=auto"),
-            ("training.compression", ("none",), "a script's gradients are sent as float32: set none"),
+            ("training.compression", ("none",), "a script's gradients keep their precision: set none"),
             ("training.accumulateSteps", (1,), "a script computes each part in one piece: set 1"),
             ("initFrom.path", ("",), "a script loads its first weights itself, before edl.join()"),
         )

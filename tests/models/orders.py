@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A worker that idles or misbehaves on order, whatever it trains.
+"""A worker that idles or misbehaves on order.
 
 Orders are files in the directory EDL_FAULTS, and are obeyed when the next batch is read. While
 `idle` is there, each batch takes long: a test has all the time it needs to do something to the

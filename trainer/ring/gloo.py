@@ -243,10 +243,10 @@ class GlooRing:
                 copy.shutdown(socket.SHUT_RDWR)
 
     def _abort(self) -> None:
-        """End waits that no connection ends. Here there are none."""
+        """End waits that no connection ends; without NCCL no wait is of this kind."""
 
     def _is_stuck(self, used: float) -> bool:
-        """Whether a graph waits for the ring. Here there are none.
+        """Whether a graph waits for the ring. A ring without a framework has no graphs.
 
         Args:
             used: processor time of this process lately, in cores.
@@ -254,7 +254,7 @@ class GlooRing:
         return False
 
     def _is_overdue(self, cut_at: float) -> bool:
-        """Whether a graph has run for too long since the ring was cut. Here there are none."""
+        """Whether a graph has run for too long since the ring was cut."""
         return False
 
     def _keep_cutting(self) -> None:
@@ -377,13 +377,9 @@ def library() -> ctypes.CDLL:
         )
     engine = ctypes.CDLL(str(library))
     engine.horovod_init.restype = ctypes.c_bool
-    pointer, text = ctypes.c_void_p, ctypes.c_char_p
-    name_and_error = [text, text, ctypes.c_int]
-    engine.horovod_allreduce_buffer.argtypes = [pointer, ctypes.c_int64, ctypes.c_int, *name_and_error]
-    engine.horovod_broadcast_buffer.argtypes = [
-        *(pointer, ctypes.c_int64, ctypes.c_int, ctypes.c_int),
-        *name_and_error,
-    ]
+    pointer, count, number, text = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int, ctypes.c_char_p
+    engine.horovod_allreduce_buffer.argtypes = [pointer, count, number, text, text, number]
+    engine.horovod_broadcast_buffer.argtypes = [pointer, count, number, number, text, text, number]
     atexit.register(engine.horovod_shutdown)  # its thread must not outlive what it uses
     return engine
 

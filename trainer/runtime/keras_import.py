@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Import TensorFlow and Keras without two packages that Keras imports and a worker does not need.
 
-`import_leading` does the same for what a script imports, whatever that is.
+`import_leading` imports what a script imports first, of any kind.
 """
 
 from __future__ import annotations

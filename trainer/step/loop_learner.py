@@ -78,9 +78,8 @@ class Gradients:
         flat = tensors.flatten(tree)
         self._tree = tensors.pack(tree, [None] * len(flat))
         self.leaves = [_spec(i, given) for i, given in enumerate(flat)]
-        self.dtype = np.dtype(np.float32)
-        if any(leaf is not None and leaf.dtype == "float64" for leaf in self.leaves):
-            self.dtype = np.dtype(np.float64)
+        wide = any(leaf is not None and leaf.dtype == "float64" for leaf in self.leaves)
+        self.dtype: np.dtype[Any] = np.dtype(np.float64 if wide else np.float32)
         rooms = [-(-_size(leaf) // ALIGNED) * ALIGNED for leaf in self.leaves]
         self.starts = [0, *itertools.accumulate(rooms)]  # of each leaf in a vector, and the end of the last
         self.size = self.starts[-1]

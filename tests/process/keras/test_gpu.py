@@ -12,7 +12,8 @@ import tensorflow as tf
 from keras.src.trainers.trainer import Trainer
 
 from edl.trainer.model.graphs import keep_xla_explicit
-from edl.trainer.ring.graph_all_reduce import HUNG_SECONDS, OVERDUE, GraphAllReduce
+from edl.trainer.ring.gloo import HUNG_SECONDS
+from edl.trainer.ring.graph_all_reduce import OVERDUE, GraphAllReduce
 from edl.trainer.ring.horovod import HorovodRing
 
 
