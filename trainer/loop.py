@@ -422,7 +422,7 @@ class Alone:
     def __init__(
         self, seed: int | None, batch_size: int | None, epochs: int | None, shuffle: bool | None = None
     ):
-        given = {
+        given: dict[str, dict[str, Any]] = {
             "training": {"seed": seed, "batchSize": batch_size, "epochs": epochs},
             "data": {"shuffle": shuffle},
         }

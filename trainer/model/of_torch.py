@@ -29,12 +29,12 @@ def host(tensor: torch.Tensor) -> np.ndarray:
     """The values in host memory, without a copy if they are there."""
     found = tensor.detach().cpu().contiguous()
     try:
-        return found.numpy()  # type: ignore[no-any-return]
+        return found.numpy()
     except TypeError:  # NumPy has no such type: bfloat16, and those of 8 bits
         import ml_dtypes
 
         dtype = np.dtype(getattr(ml_dtypes, str(found.dtype).removeprefix("torch.")))
-        return found.view(BITS[found.itemsize]).numpy().view(dtype)  # type: ignore[no-any-return]
+        return found.view(BITS[found.itemsize]).numpy().view(dtype)
 
 
 def refuse(name: str, tensor: Any) -> None:
@@ -268,7 +268,7 @@ class Torch(Adapter):
             for (part, key), mean in zip(moving, means[len(parameters) :], strict=True):
                 buffer = getattr(part, key)
                 buffer.copy_(mean if buffer.is_floating_point() else buffer + mean.round().to(buffer.dtype))
-            return module  # type: ignore[no-any-return]
+            return module
 
         return [*gradients, *changed], put
 

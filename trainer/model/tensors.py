@@ -63,7 +63,7 @@ def children(node: Any) -> Children | None:
         return None
     is_plain = type(node) in (dict, list, tuple)
     if not is_plain and (found := first(lambda adapter: adapter.children(node))) is not None:
-        return found  # type: ignore[no-any-return]
+        return found
     if isinstance(node, Mapping):
         keys = sorted(node, key=str)
         return [(f"[{key!r}]", node[key]) for key in keys], lambda found: dict(zip(keys, found, strict=True))
@@ -87,14 +87,14 @@ def array(tensor: Any) -> np.ndarray:
         found = np.asarray(tensor)
     if found is None:
         raise TypeError(f"a {type(tensor).__name__} is no tensor")
-    return found  # type: ignore[no-any-return]
+    return found
 
 
 def spec(tensor: Any) -> Spec | None:
     """The type of a tensor; None if it is no tensor of a known kind."""
     if not isinstance(tensor, np.ndarray | np.generic):
         if (found := first(lambda adapter: adapter.spec(tensor))) is not None:
-            return found  # type: ignore[no-any-return]
+            return found
         if not hasattr(tensor, "__array__"):
             return None
     values = np.asarray(tensor)
@@ -130,10 +130,10 @@ def taken(tree: Any) -> Children | None:
     Raises:
         ModelError: there is no gradient.
     """
-    nodes = [first(lambda adapter, leaf=leaf: adapter.taken(leaf)) for leaf in flatten(tree)]
+    leaves = flatten(tree)
+    nodes = [_taken(leaf) for leaf in leaves]
     if not any(nodes):
         return None
-    leaves = flatten(tree)
     names = [node[0] if node else [("", leaf)] for leaf, node in zip(leaves, nodes, strict=True)]
     if all(gradient is None for of_leaf in names for _, gradient in of_leaf):
         raise ModelError("step.mean() was given modules without gradients; call loss.backward() before")
@@ -146,3 +146,7 @@ def taken(tree: Any) -> Children | None:
         return pack(tree, found)
 
     return [each for of_leaf in names for each in of_leaf], put
+
+
+def _taken(leaf: Any) -> Children | None:
+    return first(lambda adapter: adapter.taken(leaf))
