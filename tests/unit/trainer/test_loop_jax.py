@@ -34,7 +34,7 @@ def joined(state: Any, **how: Any) -> loop.Job:
     return edl.join(data=(X, Y), state=state, **{"batch_size": 4, "epochs": 2, "seed": 1, **how})
 
 
-@jax.jit  # type: ignore[untyped-decorator]
+@jax.jit
 def gradients(params: Any, x: Any, y: Any) -> Any:
     return jax.value_and_grad(lambda p: ((x @ p["w"] + p["b"] - y) ** 2).mean())(params)
 

@@ -192,7 +192,7 @@ def test_two_modules_are_given_their_own_gradients() -> None:
             optimizer.zero_grad()
 
 
-class Words(torch.utils.data.Dataset):  # type: ignore[misc]
+class Words(torch.utils.data.Dataset):
     def __len__(self) -> int:
         return 10
 
@@ -255,7 +255,7 @@ def refusals() -> Iterator[tuple[str, Callable[[], Any], str]]:
     yield "wrapped", lambda: {"model": parallel}, "model is wrapped or sharded by DataParallel"
     yield "held", lambda: edl.State(model=torch.nn.Linear(1, 1)), "state['model'] is of type Linear"
 
-    class Extra(torch.nn.Linear):  # type: ignore[misc]
+    class Extra(torch.nn.Linear):
         def get_extra_state(self) -> Any:
             return {"a": 1}
 
