@@ -139,7 +139,7 @@ def join(
 
 
 def state(get: Callable[[], Any], set: Callable[[Any], object]) -> Functions:
-    """State that edl cannot read itself, such as arrays of JAX or modules of PyTorch.
+    """State that edl cannot read itself, behind two functions.
 
     Args:
         get: returns an array, or a list, tuple or dict of arrays, nested if need be.
@@ -422,7 +422,7 @@ class Alone:
     def __init__(
         self, seed: int | None, batch_size: int | None, epochs: int | None, shuffle: bool | None = None
     ):
-        given = {
+        given: dict[str, dict[str, Any]] = {
             "training": {"seed": seed, "batchSize": batch_size, "epochs": epochs},
             "data": {"shuffle": shuffle},
         }

@@ -21,11 +21,13 @@ SOURCES = {
     "fit": "edl/cli/notebook.py",
     "join": "trainer/loop.py",
     "state": "trainer/loop.py",
+    "State": "trainer/model/loop_state.py",
 }
 ORDER = (
     "fit",
     "join",
     "state",
+    "State",
     "dataset",
     "arrays",
     "split",
@@ -33,6 +35,7 @@ ORDER = (
 )  # and the readers of files after them
 METHODS = (
     ("job.", "Job", "steps"),
+    ("job.", "Job", "stop"),
     ("job.", "Job", "save"),
     ("step.", "Step", "mean"),
 )  # of what edl.join returns

@@ -22,9 +22,9 @@ from edl.trainer.model.variable_spec import VariableSpec
 
 WORDS, WORD = 2, 4096  # of a variable's digest: the sums of up to 4096 ranks are exact in float32
 EXPECTED = (
-    "state holds modules, optimizers and schedulers of PyTorch, models and optimizers of Keras, tf.Variables, "
-    "tf.Modules, writable NumPy arrays, edl.State(...) with arrays of JAX, edl.state(get, set), and lists, "
-    "tuples or dicts of these"
+    "state holds modules, optimizers and schedulers of PyTorch, models and optimizers of Keras, variables "
+    "and modules of TensorFlow, writable NumPy arrays, edl.State(...) with arrays of JAX, edl.state(get, "
+    "set), lists, tuples or dicts of these"
 )
 NAMED = 5  # variables in a message
 METRICS = "edl/metrics"  # the name of sums that edl itself changes

@@ -30,7 +30,7 @@ class Jax(Adapter):
             wrap = partial(jax.random.wrap_key_data, impl=jax.random.key_impl(value))
             data = jax.random.key_data(value)
             return Spec(data.shape, data.dtype.name, False, lambda array: wrap(np.array(array)))
-        # An array of one device is not bound to it, so that it can be added to those of another one.
+        # An array that is not bound to its device can be added to those of other devices, and stays so.
         sharding = value.sharding if value.committed else None
         dtype = value.dtype
         put = lambda array: jax.device_put(np.asarray(array, dtype), sharding)  # noqa: E731

@@ -29,12 +29,12 @@ def host(tensor: torch.Tensor) -> np.ndarray:
     """The values in host memory, without a copy if they are there."""
     found = tensor.detach().cpu().contiguous()
     try:
-        return found.numpy()  # type: ignore[no-any-return]
+        return found.numpy()
     except TypeError:  # NumPy has no such type: bfloat16, and those of 8 bits
         import ml_dtypes
 
         dtype = np.dtype(getattr(ml_dtypes, str(found.dtype).removeprefix("torch.")))
-        return found.view(BITS[found.itemsize]).numpy().view(dtype)  # type: ignore[no-any-return]
+        return found.view(BITS[found.itemsize]).numpy().view(dtype)
 
 
 def refuse(name: str, tensor: Any) -> None:
@@ -86,7 +86,7 @@ class Kind:
 
 
 class Tree:
-    """Tensors and numbers in nested dicts, lists and tuples, some of which may be absent.
+    """Tensors and numbers in nested dicts, lists and tuples; some may be absent.
 
     Args:
         name: of the object, for the names of its variables.
@@ -239,7 +239,10 @@ class Torch(Adapter):
         formatted = (getattr(data, "format", None) or {}) if hasattr(data, "with_format") else {}
         if not any(isinstance(leaf, ours) for leaf in leaves) and formatted.get("type") != "torch":
             return None
-        return lambda array: torch.from_numpy(array) if array.dtype.kind in "biufc" else array
+        kinds = "biufc"  # text stays as it is
+        return lambda array: (
+            torch.from_numpy(array) if isinstance(array, np.ndarray) and array.dtype.kind in kinds else array
+        )
 
     def taken(self, module: Any) -> Children | None:
         """Return the gradients of the parameters, and the buffers that the forward pass has changed."""
@@ -265,7 +268,7 @@ class Torch(Adapter):
             for (part, key), mean in zip(moving, means[len(parameters) :], strict=True):
                 buffer = getattr(part, key)
                 buffer.copy_(mean if buffer.is_floating_point() else buffer + mean.round().to(buffer.dtype))
-            return module  # type: ignore[no-any-return]
+            return module
 
         return [*gradients, *changed], put
 
@@ -332,7 +335,7 @@ def _with(node: Any, path: Path, make: Callable[[Any], Any] | None) -> Any:
     """The tree with another value at `path`; without one if `make` is None.
 
     Args:
-        make: takes the present value, None if there is none.
+        make: takes the present value, or None.
     """
     if not path:
         return make(node) if make is not None else None

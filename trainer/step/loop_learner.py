@@ -34,6 +34,7 @@ from edl.trainer.agreement import control
 from edl.trainer.agreement.metric_values import Value
 from edl.trainer.embedding.interfaces import Commit, Table
 from edl.trainer.model import tensors
+from edl.trainer.model.adapter import Spec
 from edl.trainer.model.data import Batch, Following, nothing_follows
 from edl.trainer.model.digests import digest
 from edl.trainer.model.loop_state import METRICS, MISSING, REPLACED, WORDS, LoopState, named
@@ -422,7 +423,7 @@ class LoopLearner:
         return digest(self.parts()).hex()
 
 
-def _spec(place: int, gradient: Any) -> tensors.Spec | None:
+def _spec(place: int, gradient: Any) -> Spec | None:
     if gradient is None:
         return None
     found = tensors.spec(gradient)
@@ -438,9 +439,9 @@ def _spec(place: int, gradient: Any) -> tensors.Spec | None:
     return found
 
 
-def _size(leaf: tensors.Spec | None) -> int:
+def _size(leaf: Spec | None) -> int:
     return 0 if leaf is None else math.prod(leaf.shape)
 
 
-def _shown(leaf: tensors.Spec | None) -> str:
+def _shown(leaf: Spec | None) -> str:
     return "None" if leaf is None else f"float {list(leaf.shape)}"

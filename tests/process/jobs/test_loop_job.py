@@ -29,7 +29,7 @@ async def test_killed_workers_of_a_loop_lose_nothing_and_their_successors_receiv
 ) -> None:
     pytest.importorskip({"tf": "tensorflow"}.get(library, library))
     monkeypatch.setenv("EDL_COUNTING_STATE", library)
-    async with a_job(SCRIPT, workers=3) as job:
+    async with a_job(SCRIPT, workers=3, own_fork_server=library != "tf") as job:
         members = await job.ring_of(3)
         await job.stepping()
         job.kill(members[1])

@@ -291,11 +291,3 @@ def test_a_script_runs_as_python_runs_it(
         script.run(text if as_text else str(file), ["3"])
     with pytest.raises(edl.EdlError, match="there is no file"):
         script.run(str(tmp_path / "none.py"), [])
-
-
-def test_the_file_of_the_page_learns(tmp_path: Path) -> None:
-    text = (Path(__file__).parents[3] / "docs" / "custom-loops.md").read_text()
-    script.run(text.partition("```python\n")[2].partition("```")[0], [])
-    model = keras.saving.load_model(tmp_path / "model.keras")
-    x = np.random.default_rng(1).normal(size=(100, 8)).astype("float32")
-    assert np.mean((model(x) - x.sum(axis=1, keepdims=True)) ** 2) < 0.1

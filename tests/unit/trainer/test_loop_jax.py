@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import edl
-from edl.trainer import loop
+from edl.trainer import loop, script
 from edl.trainer.model.loop_state import LoopState
 
 jax: Any = pytest.importorskip("jax")
@@ -34,7 +34,7 @@ def joined(state: Any, **how: Any) -> loop.Job:
     return edl.join(data=(X, Y), state=state, **{"batch_size": 4, "epochs": 2, "seed": 1, **how})
 
 
-@jax.jit  # type: ignore[untyped-decorator]
+@jax.jit
 def gradients(params: Any, x: Any, y: Any) -> Any:
     return jax.value_and_grad(lambda p: ((x @ p["w"] + p["b"] - y) ** 2).mean())(params)
 
@@ -188,3 +188,10 @@ def test_keras_learns_on_other_backends_and_tensorflow_is_not_imported(backend: 
     )
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "model.keras").exists()
+
+
+def test_the_file_of_the_page_learns(tmp_path: Path) -> None:
+    text = (Path(__file__).parents[3] / "docs" / "custom-loops.md").read_text()
+    script.run(text.split("```python\n")[3].partition("```")[0], [])
+    params = np.load(tmp_path / "params.npz")
+    assert np.abs(params["w"] - 1).max() < 0.3
