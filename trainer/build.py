@@ -53,7 +53,7 @@ from edl.trainer.model.graphs import keep_xla_explicit
 from edl.trainer.model.records import Records
 from edl.trainer.model.splits import memorized, refuse_empty
 from edl.trainer.model.user_model import UserModel
-from edl.trainer.parts.part import Part
+from edl.trainer.parts.part import LoopPart
 from edl.trainer.parts.sample import SampleReport
 from edl.trainer.ps_client.client import PsClient
 from edl.trainer.restore import Restore
@@ -178,7 +178,7 @@ class Ending:
     session: Session
     history: HistoryFiles
     callbacks: Callbacks | None
-    parts: Sequence[Part] = ()
+    parts: Sequence[LoopPart] = ()
 
     def __call__(self) -> bool:
         """End the training. True if the model's values have changed."""

@@ -137,7 +137,9 @@ def checkpoint(worker: Worker, directory: Path, step: int, attempt: str) -> None
     )
     part = worker("WritePart", request)
     assert not part.why
-    commit_parts(directory / "checkpoints", step, attempt, [CheckpointFile(part.name, part.nbytes, part.sha256.hex())])
+    commit_parts(
+        directory / "checkpoints", step, attempt, [CheckpointFile(part.name, part.nbytes, part.sha256.hex())]
+    )
     worker("Committed", pb.CommittedRequest(run_id=RUN, step=step, attempt=attempt))
 
 
