@@ -43,12 +43,12 @@ from edl import config
 from edl.config import values
 from edl.contract.layout import StepSlice
 from edl.data import RandomAccess
-from edl.trainer.build_data import RECORDS_SERVICE
-from edl.trainer.input.parallel_records import ParallelRecords
-from edl.trainer.input.processes import ForkServer
 from edl.trainer.model import user_model
-from edl.trainer.model.data import Batches
-from edl.trainer.model.records import Records
+from edl.trainer.records.batches import Batches
+from edl.trainer.records.parallel_records import ParallelRecords
+from edl.trainer.records.processes import ForkServer
+from edl.trainer.records.records import Records
+from edl.trainer.start.build_data import RECORDS_SERVICE
 
 IMAGES, PIXELS, IMAGE_BATCH = 1024, 160, 32
 ROWS, COLUMNS, GROUP, ROW_BATCH = 200_000, 20, 5_000, 1024

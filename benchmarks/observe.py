@@ -27,7 +27,7 @@ from playwright.sync_api import Browser, Page, sync_playwright
 from benchmarks import life, report
 from benchmarks.month import BATCH, CHANGES, EPOCHS, EVALUATIONS, RECORDS, WORKERS
 from benchmarks.report import Row
-from edl.cli.job_values import LOCAL_SECONDS
+from edl.cli.local.job_values import LOCAL_SECONDS
 from edl.config import values
 from edl.contract import artifacts
 from edl.contract.own_modules import module_command

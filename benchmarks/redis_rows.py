@@ -105,7 +105,7 @@ class RedisRows:
 def main() -> int:
     from edl.layers.row_location import keep_rows_elsewhere
     from edl.trainer.agreement import control
-    from edl.trainer.model.data import Batch
+    from edl.trainer.records.batches import Batch
     from edl.trainer.step.learner import KerasLearner
 
     keep_rows_elsewhere()

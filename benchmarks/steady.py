@@ -44,13 +44,13 @@ from edl import config
 from edl.config import values
 from edl.contract.layout import Layout, StepSlice
 from edl.contract.steps import Steps
-from edl.trainer.build_learner import learner_of
-from edl.trainer.model.data import Batch, Batches
 from edl.trainer.parts.ring_steps import RingSteps
+from edl.trainer.records.batches import Batch, Batches
 from edl.trainer.ring.horovod import HorovodRing
 from edl.trainer.session.orders import FormRing
 from edl.trainer.session.state import Session
 from edl.trainer.session.telemetry import Telemetry
+from edl.trainer.start.build_learner import learner_of
 from edl.trainer.state import State
 from edl.trainer.worker import Worker
 

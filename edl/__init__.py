@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     )
 
     layers: Any
-    fit: Any  # edl.cli.notebook
+    fit: Any  # edl.compat.notebook.fit
     join: Any  # edl.trainer.loop
     state: Any
     State: Any
@@ -82,7 +82,7 @@ def __getattr__(name: str) -> Any:
 
         return integrations.load(integrations.FUNCTIONS[name], f"edl.{name}()")
     if name in ("criteo", "idx", "npz"):
-        from edl.data.opening import recipe
+        from edl.data.formats.opening import recipe
 
         raise AttributeError(recipe(name))
     if name not in __all__:

@@ -17,19 +17,19 @@ from edl.errors import EdlError
 
 # Commands of `edl`, in the order of its help.
 COMMANDS = {
-    "horovod": "edl.cli.horovod:horovod",
-    "elasticdl": "edl.cli.elasticdl:elasticdl",
-    "mpi": "edl.cli.mpi:mpi",
+    "horovod": "edl.compat.horovod.command:horovod",
+    "elasticdl": "edl.compat.elasticdl.command:elasticdl",
+    "mpi": "edl.compat.mpi.command:mpi",
 }
 FOREIGN_FLAGS = ("horovod", "elasticdl")  # commands that parse the flags of a different program
 # Functions of the package edl.
-FUNCTIONS = {"fit": "edl.cli.notebook:fit"}
+FUNCTIONS = {"fit": "edl.compat.notebook.fit:fit"}
 # By mode: what the workers do, for the master (`edl.master.core.work.Work`).
-WORK = {HOROVOD: "edl.master.horovod_work:SCRIPT"}
+WORK = {HOROVOD: "edl.compat.horovod.work:SCRIPT"}
 # By mode: what a worker's process runs in place of edl's loop, given its stream.
-WORKERS = {HOROVOD: "edl.trainer.horovod_scripts.start:work"}
+WORKERS = {HOROVOD: "edl.compat.horovod.start:work"}
 # By contract of a model file (`edl.config.model_check`): imports the module, and finds its functions.
-MODELS = {"elasticdl": "edl.trainer.elasticdl.contract:load"}
+MODELS = {"elasticdl": "edl.compat.elasticdl.contract:load"}
 
 
 def load(target: str, user: str) -> Any:

@@ -25,7 +25,7 @@ from edl.contract.proto import edl_pb2 as pb
 from edl.contract.tokens import token_of_environment
 from edl.contract.workers import ASKED_BACKEND, WORKER_ENVIRONMENT, remove_leftovers, respect_backend
 from edl.exit_announcements import announce_as_told
-from edl.trainer.input import fork_server
+from edl.trainer.records import fork_server
 from edl.trainer.runtime.error_report import format_traceback
 from edl.trainer.runtime.keras_import import import_keras
 from edl.trainer.runtime.termination import (
@@ -146,7 +146,7 @@ def work(
     if program:
         run_program = integrations.load(program, f"mode={values['mode']}")
         return int(run_program(stream, start.over, _lost))
-    from edl.trainer.build import build
+    from edl.trainer.start.build import build
 
     worker = build(stream)
     ready(worker)

@@ -23,8 +23,8 @@ from typing import Any, NamedTuple
 from edl.exit_announcements import Announcement, announce_to
 from edl.full_disk import log_file
 from edl.trainer import __main__ as worker_main
-from edl.trainer.preimport import import_all
 from edl.trainer.runtime.termination import become_subreaper, end_children
+from edl.trainer.start.preimport import import_all
 
 
 def main() -> None:

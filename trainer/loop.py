@@ -34,15 +34,15 @@ from edl import scratch
 from edl.config import Config, values
 from edl.contract import artifacts
 from edl.data import dataset
-from edl.data.dataset import is_loader
 from edl.data.nest import map_leaves
+from edl.data.objects.dataset import is_loader
 from edl.errors import DataError, ModelError
 from edl.trainer.model import tensors
-from edl.trainer.model.data import Batches, Wait, patiently
 from edl.trainer.model.loop_state import Functions, LoopState
-from edl.trainer.model.records import Records
 from edl.trainer.parts.callbacks import CallbackCalls
 from edl.trainer.parts.ring_steps import RingSteps
+from edl.trainer.records.batches import Batches, Wait, patiently
+from edl.trainer.records.records import Records
 from edl.trainer.ring.base import Ring, Vector
 from edl.trainer.ring.local import InProcessGroup, LocalRing
 from edl.trainer.runtime.error_report import OURS

@@ -30,12 +30,11 @@ from edl.contract.proto import edl_pb2 as pb
 from edl.errors import ModelError, UserCodeError
 from edl.trainer import loop
 from edl.trainer.agreement.metric_values import Value
-from edl.trainer.assembly import assemble
 from edl.trainer.callbacks.history import MOST_TOLD, HistoryFiles, as_json
 from edl.trainer.checkpoint.checkpointing import of_job
-from edl.trainer.model.data import Batches, Wait
 from edl.trainer.parts.part import LoopPart
-from edl.trainer.restore import Restore
+from edl.trainer.parts.restore import Restore
+from edl.trainer.records.batches import Batches, Wait
 from edl.trainer.ring import gloo
 from edl.trainer.ring.base import Ring, RingSlot
 from edl.trainer.runtime.gpu_memory import set_gpu_memory
@@ -43,7 +42,8 @@ from edl.trainer.runtime.keras_import import import_leading
 from edl.trainer.runtime.watchdog import Watch
 from edl.trainer.session.client import MasterStream
 from edl.trainer.session.telemetry import Telemetry
-from edl.trainer.startup import Begun, begin, ring_of
+from edl.trainer.start.assembly import assemble
+from edl.trainer.start.startup import Begun, begin, ring_of
 from edl.trainer.state import State
 from edl.trainer.step.loop_learner import LoopLearner
 from edl.trainer.step.loop_stop import LoopStop

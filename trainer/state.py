@@ -10,7 +10,7 @@ receives the state of one moment, keeps the steps made since then, and applies t
 
 Training changes the state in `_put` only: model and ledger, with nothing that can fail between the two.
 Otherwise the whole state is replaced: by a different member's (`sync`, `pass_on`) or by a checkpoint
-(trainer/restore.py).
+(trainer/parts/restore.py).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from edl.trainer.agreement.epochs import CallbackUpdate
 from edl.trainer.agreement.ledger import Ledger, RoundResult, Update
 from edl.trainer.agreement.metric_values import Value
 from edl.trainer.embedding.interfaces import Commit
-from edl.trainer.model.data import Batch, Following, nothing_follows
+from edl.trainer.records.batches import Batch, Following, nothing_follows
 from edl.trainer.ring.base import Ring, StateFuture, broadcast_parts
 from edl.trainer.runtime.watchdog import Computing, uncounted
 from edl.trainer.session.orders import FormRing

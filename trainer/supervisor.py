@@ -175,7 +175,7 @@ def main() -> int:
         signal.signal(number, lambda *_: os._exit(WorkerExit.STOPPED))
     become_subreaper()
     from edl.trainer import __main__ as worker
-    from edl.trainer.preimport import import_all
+    from edl.trainer.start.preimport import import_all
 
     import_all()
     supervisor = Supervisor(worker.main, int(os.environ["EDL_WORKER_ID"]))

@@ -77,8 +77,8 @@ from edl.contract.layout import StepSlice
 from edl.contract.proto import edl_pb2 as pb
 from edl.errors import EdlError
 from edl.trainer.agreement import control
-from edl.trainer.model.data import Batch
 from edl.trainer.parts.part import LoopPart, StepSource
+from edl.trainer.records.batches import Batch
 from edl.trainer.ring.base import Ring, RingBroken, RingSlot
 from edl.trainer.session.orders import End, Export, FormRing, WriteCheckpoint
 from edl.trainer.session.state import Session

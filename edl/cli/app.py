@@ -35,29 +35,11 @@ import typer
 
 import edl
 from edl import integrations
-from edl.cli import (
-    chaos,
-    check,
-    checkpoint,
-    completion,
-    data,
-    example,
-    explain,
-    history,
-    image,
-    listing,
-    manage,
-    model,
-    moved,
-    new,
-    plan,
-    report,
-    rows,
-    run,
-    ui,
-    zoo,
-)
-from edl.cli.groups import Section
+from edl.cli import completion, moved
+from edl.cli.jobs import checkpoint, history, listing, manage, model, rows, ui
+from edl.cli.shared.groups import Section
+from edl.cli.start import run
+from edl.cli.tools import chaos, check, data, example, explain, image, new, plan, report, zoo
 
 
 class Root(moved.RootGroup):

@@ -12,7 +12,7 @@ import typer
 from typer._completion_classes import completion_init
 from typer._completion_shared import get_completion_script
 
-from edl.cli import display
+from edl.cli.shared import display
 
 VARIABLE = "_EDL_COMPLETE"  # set by the scripts: `edl` then prints completions instead of running a command
 
@@ -50,6 +50,6 @@ def keys(incomplete: str) -> list[str]:
 
 def models(incomplete: str) -> list[str]:
     """Complete the name of a model of the zoo; the shell completes files."""
-    from edl.cli.models import zoo
+    from edl.cli.shared.models import zoo
 
     return [name for name in zoo() if name.startswith(incomplete)]

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from edl.cli.groups import Group
+from edl.cli.shared.groups import Group
 from edl.errors import ConfigError
 
 SINCE = "0.2.0"

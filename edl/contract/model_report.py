@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The report of a check of a model file: `edl check` shows what edl.trainer.check_model has found."""
+"""The report on a model file: `edl check` shows what edl.trainer.programs.check_model has found."""
 
 from __future__ import annotations
 

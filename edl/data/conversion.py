@@ -19,14 +19,14 @@ from typing import Any, Literal
 
 import numpy as np
 
-from edl.data.arrayrecord_file import SUFFIXES
 from edl.data.base import Reader
-from edl.data.dataset import dataset, is_a, is_stream
 from edl.data.exact import TEXT, to_array
-from edl.data.indexed import with_arrays
-from edl.data.joined import span
+from edl.data.files.joined import span
+from edl.data.formats.arrayrecord_file import SUFFIXES
 from edl.data.nest import as_unpacked, leaves, map_leaves
-from edl.data.structure import STRUCTURE, Structure, kind_of
+from edl.data.objects.dataset import dataset, is_a, is_stream
+from edl.data.objects.indexed import with_arrays
+from edl.data.objects.structure import STRUCTURE, Structure, kind_of
 from edl.errors import DataError
 
 Elements = Literal["records", "batches"]

@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 
 from edl.data.base import RandomAccess
-from edl.data.files import find
-from edl.data.formats import format_of, open_files
-from edl.data.image_files import classes_of
+from edl.data.files.addresses import find
+from edl.data.formats.by_name import format_of, open_files
+from edl.data.formats.image_files import classes_of
 from edl.data.nest import leaves
-from edl.data.selected import columns_in
+from edl.data.objects.selected import columns_in
 from edl.errors import DataError
 
 SHOWN = 3  # records

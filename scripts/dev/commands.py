@@ -10,8 +10,9 @@ import typer
 from typer.cli import get_docs_for_click
 from typer.core import TyperCommand
 
-from edl.cli import elasticdl, horovod_flags
 from edl.cli.app import app
+from edl.compat.elasticdl import command as elasticdl
+from edl.compat.horovod import flags as horovod_flags
 
 
 def page() -> str:

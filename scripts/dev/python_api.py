@@ -18,7 +18,7 @@ import edl.data
 ROOT = Path(__file__).parents[2]
 SOURCES = {
     "EdlError": "edl/errors.py",
-    "fit": "edl/cli/notebook.py",
+    "fit": "compat/notebook/fit.py",
     "join": "trainer/loop.py",
     "state": "trainer/loop.py",
     "State": "trainer/model/loop_state.py",

@@ -167,7 +167,7 @@ small() {
   chmod +x "$small/py-spy" "$small"/cuda_nvcc/bin/*
   cp -r "$horovod" "$small/horovod"
   cd "$root"
-  cp -r edl master trainer ps model_zoo chart patches tests benchmarks examples scripts pyproject.toml setup.py "$small/tree/"
+  cp -r compat edl master trainer ps model_zoo chart patches tests benchmarks examples scripts pyproject.toml setup.py "$small/tree/"
   rm -rf "$small"/tree/tests/{cluster,chart,fakes}
   find "$small" -name __pycache__ -prune -exec rm -rf {} \;
   ln -s ../../environment "$small/tree/.venv" # scripts/storm starts the Python that it finds there

@@ -31,7 +31,7 @@ def check_imports() -> None:
         "sklearn.datasets",
         "h5py",
         "edl.cli",
-        "edl.trainer.build",
+        "edl.trainer.start.build",
         "edl.trainer.forkserver",
         "edl.zoo.digits",
     ):

@@ -19,7 +19,7 @@ import psutil
 import pytest
 
 from edl import config
-from edl.cli.release_status import FoundRelease, token_secret
+from edl.cli.release.status import FoundRelease, token_secret
 from edl.config import values
 from edl.errors import ConfigError
 from edl.kubernetes.names import Names

@@ -236,7 +236,7 @@ def main() -> None:
 
 
 def _fork_members(port: int, address: str, secret: str) -> None:
-    from edl.trainer.preimport import import_all
+    from edl.trainer.start.preimport import import_all
 
     import_all()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # no zombies

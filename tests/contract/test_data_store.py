@@ -22,7 +22,7 @@ import pytest
 from pyarrow import parquet as pa_parquet
 
 import edl
-from edl.data.tfrecord_file import checksum
+from edl.data.formats.tfrecord_file import checksum
 from edl.errors import DataError
 from tests.support.checkpoints.s3 import Account, serving
 
@@ -195,7 +195,7 @@ def test_credentials_that_are_replaced_while_a_job_reads_are_read_anew(
         assert reader.read(0, 2).tolist() == [0, 1]
         old.revoke()
         assert reader.read(5, 8).tolist() == [5, 6, 7]
-        monkeypatch.setattr("edl.data.files.PATIENCE", 0.1)
+        monkeypatch.setattr("edl.data.files.addresses.PATIENCE", 0.1)
         write_credentials(path, account.forged)
         fsspec.get_filesystem_class("s3").clear_instance_cache()
         logging.getLogger("edl.data").removeHandler(renewal)

@@ -12,7 +12,7 @@ from counting_faulty import feed as plain_feed  # a worker finds what lies besid
 from counting_faulty import model
 
 import edl
-from edl.data import csv_file
+from edl.data.formats import csv_file
 from tests.support.jobs.counting_files import CLASSES, numbers_of
 
 __all__ = ["data", "feed", "model"]

@@ -17,14 +17,14 @@ from greenlet import getcurrent, greenlet
 
 from edl.contract.evaluation import EvaluationPlan
 from edl.contract.ids import WorkerId
-from edl.trainer.assembly import assemble
-from edl.trainer.async_loop import AsyncLoop
 from edl.trainer.checkpoint.checkpointing import Checkpointing
 from edl.trainer.evaluation.evaluation import RingEvaluation
-from edl.trainer.model.data import Batches, nothing
-from edl.trainer.restore import Restore
+from edl.trainer.parts.async_loop import AsyncLoop
+from edl.trainer.parts.restore import Restore
+from edl.trainer.records.batches import Batches, nothing
 from edl.trainer.ring.local import InProcessGroup, LocalRing
 from edl.trainer.session.telemetry import Telemetry
+from edl.trainer.start.assembly import assemble
 from edl.trainer.state import State
 from tests.support.models.counting import AtOnce, CountingLearner, CountingMetrics, Positions
 from tests.support.models.counting_rows import CountingRows
@@ -147,7 +147,7 @@ class Sim:
             self.servers.all_rows(0)
 
     def _cut(self) -> None:
-        """Cut the ring and the calls to servers, as in trainer/startup.py."""
+        """Cut the ring and the calls to servers, as in trainer/start/startup.py."""
         self.ring.cut()
         if self.servers is not None:
             self.servers.cut()

@@ -9,7 +9,7 @@ from typing import NoReturn
 from edl.errors import DataError, EdlError
 from edl.trainer.agreement.control import Agreed, StepResult
 from edl.trainer.agreement.ledger import LedgerBroken
-from edl.trainer.model.data import BadRecord, Batch
+from edl.trainer.records.batches import BadRecord, Batch
 from edl.trainer.ring.base import RingBroken
 
 

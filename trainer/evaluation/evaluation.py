@@ -16,7 +16,7 @@ import numpy as np
 from edl.contract.evaluation import EvaluationPlan, Pass
 from edl.contract.layout import StepSlice
 from edl.trainer.agreement.metric_values import Value
-from edl.trainer.model.data import Batch, Batches
+from edl.trainer.records.batches import Batch, Batches
 from edl.trainer.runtime.watchdog import Computing, uncounted
 
 

@@ -20,10 +20,10 @@ from edl.trainer.embedding.lookups import Lookups
 from edl.trainer.evaluation.reading_step import ReadingStep
 from edl.trainer.model import snapshot
 from edl.trainer.model.batch_types import divided, tensor_tree
-from edl.trainer.model.data import Batch, Following, nothing_follows
 from edl.trainer.model.fingerprint import fingerprint
 from edl.trainer.model.model_support import moving
 from edl.trainer.model.variable_spec import VariableSpec
+from edl.trainer.records.batches import Batch, Following, nothing_follows
 from edl.trainer.ring.base import Vector
 
 AT_ONCE = 256  # records that are predicted in one call

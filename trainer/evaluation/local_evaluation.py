@@ -13,8 +13,8 @@ from edl.contract.evaluation import VALIDATION
 from edl.contract.ranges import Range
 from edl.data import Reader
 from edl.trainer.agreement.metric_values import Value, values_of
-from edl.trainer.model.records import Records
 from edl.trainer.model.user_model import UserModel
+from edl.trainer.records.records import Records
 from edl.trainer.runtime.watchdog import Watch
 
 EVALUATION_BATCH = 256  # records

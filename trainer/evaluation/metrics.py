@@ -22,8 +22,8 @@ from edl.trainer.agreement.metric_values import Value, values_of
 from edl.trainer.embedding.lookups import Lookups
 from edl.trainer.evaluation.reading_step import ReadingStep
 from edl.trainer.model.batch_types import divided, tensor_tree
-from edl.trainer.model.data import Batch, Following, nothing_follows
 from edl.trainer.model.model_support import flat_logs, moving, output_losses
+from edl.trainer.records.batches import Batch, Following, nothing_follows
 from edl.trainer.step.training_metrics import counted_metrics, shown_names
 
 TOLERANCE = 1e-4

@@ -31,7 +31,7 @@ from edl.contract.evaluation import EvaluationPlan, Pass
 from edl.contract.layout import StepSlice
 from edl.errors import DataError, EdlError
 from edl.trainer.agreement.metric_values import Value
-from edl.trainer.model.data import Batch, ParallelSource, Source, Wait, nothing, patiently
+from edl.trainer.records.batches import Batch, ParallelSource, Source, Wait, nothing, patiently
 
 BOOK = "predictions.json"
 WHOLE = StepSlice.even(0, 1)  # of the records of a part: one rank has all of them

@@ -24,9 +24,9 @@ import tensorflow as tf
 
 from edl.errors import DataError, ModelError
 from edl.trainer.embedding.lookups import Asked, Lookups
-from edl.trainer.model import arrays
-from edl.trainer.model.data import Batch, Following, nothing_follows
 from edl.trainer.model.model_support import output
+from edl.trainer.records import arrays
+from edl.trainer.records.batches import Batch, Following, nothing_follows
 from edl.trainer.runtime.log import log
 
 NOT_HERE = DataError, ModelError, tf.errors.OpError, ValueError, TypeError  # told when the batch is computed

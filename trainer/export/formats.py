@@ -25,7 +25,7 @@ from edl.contract import artifacts
 from edl.contract.exports import Export, File, dumps
 from edl.errors import ConfigError
 from edl.trainer.export import saved_file
-from edl.trainer.model import arrays
+from edl.trainer.records import arrays
 
 KERAS_NAMES = {"savedmodel": "tf_saved_model", "onnx": "onnx"}
 # What Keras and we import for a format, beside TensorFlow.

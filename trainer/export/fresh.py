@@ -32,7 +32,7 @@ Look: TypeAlias = Callable[[Path, Sample, Module], str]
 
 
 class Verifier:
-    """What the process answers (trainer/input/reader_process.py)."""
+    """What the process answers (trainer/records/reader_process.py)."""
 
     def look(self, name: str, path: Path, sample: Sample, module: Module) -> Found:
         """Load an export in the format `name`, and compare its outputs.

@@ -23,8 +23,8 @@ from edl.trainer.export import formats, saved_file
 from edl.trainer.export.model_saving import disk_error
 from edl.trainer.export.saved_file import FAILURES
 from edl.trainer.export.verification import refuse_without
-from edl.trainer.model.splits import refuse_empty
 from edl.trainer.model.user_model import UserModel
+from edl.trainer.records.splits import refuse_empty
 from edl.trainer.runtime.error_report import format_error
 from edl.trainer.runtime.watchdog import Watch
 

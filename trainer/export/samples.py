@@ -12,8 +12,8 @@ import numpy as np
 import tensorflow as tf
 
 from edl.trainer.export import formats, saved_file
-from edl.trainer.model.records import Records
 from edl.trainer.model.user_model import UserModel
+from edl.trainer.records.records import Records
 from edl.trainer.runtime.watchdog import Watch, unwatched
 
 RECORDS = 8

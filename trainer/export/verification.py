@@ -3,7 +3,7 @@
 
 The process that imports Keras for this is started when the end of a job is near: it imports while the last
 steps are trained and the model is saved. For each export a process is forked from it, as for readers of the
-data (trainer/input/processes.py), which loads and compares the export (trainer/export/fresh.py) while the
+data (trainer/records/processes.py), which loads and compares the export (trainer/export/fresh.py) while the
 model is evaluated. All of them end with this process. A wrong file is one finding; a lack of memory or time
 for the process is another, and says nothing about the file.
 
@@ -21,8 +21,8 @@ from edl.contract.exports import VERIFIER_BYTES, VERIFIER_COPIES
 from edl.errors import EdlError
 from edl.trainer.export import formats
 from edl.trainer.export.samples import Sample
-from edl.trainer.input.processes import NO_GPU, ForkServer, ReaderDied
 from edl.trainer.model.user_model import UserModel
+from edl.trainer.records.processes import NO_GPU, ForkServer, ReaderDied
 from edl.trainer.runtime.error_report import format_error
 from edl.trainer.runtime.watchdog import STARTUP_TIMEOUT
 

@@ -16,8 +16,8 @@ import keras
 import tensorflow as tf
 
 from edl.errors import DataError
-from edl.trainer.model import arrays
-from edl.trainer.model.data import Batch
+from edl.trainer.records import arrays
+from edl.trainer.records.batches import Batch
 
 
 class BatchTypes:

@@ -20,9 +20,9 @@ import tensorflow as tf
 
 from edl.errors import ModelError
 from edl.formatting import how_many
-from edl.trainer.model.data import Batch
 from edl.trainer.model.model_support import of_keras
 from edl.trainer.model.user_model import UserModel
+from edl.trainer.records.batches import Batch
 from edl.trainer.runtime.error_report import Place, format_error
 
 ENCODE = (

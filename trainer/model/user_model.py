@@ -6,10 +6,10 @@ The contract is two plain functions and four optional ones:
     model()        a compiled Keras model
     data(split)    a reader, or what `edl.dataset` takes, for "train", and for "validation" and "test" (or
                    None: nothing is held out). data() without a split gives all records. Not needed if
-                   values name the records (trainer/model/splits.py)
+                   values name the records (trainer/records/splits.py)
     feed(records)  from what the reader gives to (features, labels[, weights]); feed(records, split) is also
                    given the split of the records
-    transform(features, label)  one record to one record, traced by TensorFlow (trainer/model/transform.py)
+    transform(features, label)  one record to one record, traced by TensorFlow (trainer/records/transform.py)
     callbacks()    Keras callbacks (trainer/callbacks/callbacks.py)
     write(outputs, ids)  what is to be kept of predictions
 
@@ -31,12 +31,12 @@ from edl.config import model_check
 from edl.config.job import Config, Data
 from edl.contract.evaluation import FINAL, PREDICTED, VALIDATION
 from edl.data import Reader, dataset
-from edl.data.image_files import classes_of, number_as
+from edl.data.formats.image_files import classes_of, number_as
 from edl.data.same import KnownSplits
 from edl.errors import DataError, ModelError
 from edl.trainer.model import user_import
-from edl.trainer.model.splits import Splits, are_same
-from edl.trainer.model.transform import Transform, parameters
+from edl.trainer.records.splits import Splits, are_same
+from edl.trainer.records.transform import Transform, parameters
 
 OPTIONAL = ("feed", "callbacks", "write", "transform")
 CONTRACT = ("model", "data", *OPTIONAL)  # the functions of the contract

@@ -18,8 +18,8 @@ from edl.trainer.agreement import control
 from edl.trainer.agreement.ledger import RoundResult
 from edl.trainer.agreement.metric_values import Value, as_numbers
 from edl.trainer.checkpoint.checkpointing import Checkpointing
-from edl.trainer.model.data import Batches
 from edl.trainer.parts.part import LoopPart
+from edl.trainer.records.batches import Batches
 from edl.trainer.ring.base import RingSlot
 from edl.trainer.session.orders import Export, WriteCheckpoint
 from edl.trainer.state import State

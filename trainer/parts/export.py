@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from edl.contract.proto import edl_pb2 as pb
-from edl.trainer.async_loop import AsyncLoop
+from edl.trainer.parts.async_loop import AsyncLoop
 from edl.trainer.parts.part import LoopPart
 from edl.trainer.ps_client.interfaces import TrainedOn
 from edl.trainer.ring.base import RingBroken

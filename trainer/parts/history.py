@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from edl.trainer.agreement.metric_values import Value
-from edl.trainer.model.data import Batch
 from edl.trainer.parts.part import LoopPart
+from edl.trainer.records.batches import Batch
 from edl.trainer.ring.base import RingSlot
 from edl.trainer.state import State
 

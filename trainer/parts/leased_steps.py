@@ -2,7 +2,7 @@
 """Steps that a server leases to workers (mode=ps): all weights are on servers, training is asynchronous.
 
     before_sync  the root brings all servers up to date; all members load the ledger that the servers keep
-    make         an async phase: leased steps, in any order, up to the next boundary (trainer/async_loop.py)
+    make         an async phase: leased steps, in any order, up to the next boundary (async_loop)
                  ─▶ all ranks pull the same weights and the same ledger ─▶ vote
 
 **The state is on the servers**, and the ledger with it. So a worker that enters a ring needs no state from a
@@ -33,14 +33,14 @@ from edl.trainer.agreement import control
 from edl.trainer.agreement.checks import check
 from edl.trainer.agreement.ledger import Ledger
 from edl.trainer.agreement.metric_values import Value
-from edl.trainer.async_loop import AsyncLoop
-from edl.trainer.model.data import Batch, Batches
+from edl.trainer.parts.async_loop import AsyncLoop
 from edl.trainer.parts.checkpoints import CheckpointWriting
 from edl.trainer.parts.part import StepSource
+from edl.trainer.parts.restore import Restore
 from edl.trainer.parts.rows import adopt
 from edl.trainer.ps_client.calls import ServerRefused
 from edl.trainer.ps_client.root import NOWHERE
-from edl.trainer.restore import Restore
+from edl.trainer.records.batches import Batch, Batches
 from edl.trainer.ring.base import Ring, RingBroken, RingSlot, broadcast_bytes
 from edl.trainer.runtime.log import log
 from edl.trainer.session.orders import FormRing

@@ -22,7 +22,7 @@ from edl.contract.proto import edl_pb2 as pb
 from edl.trainer.agreement.control import StepResult
 from edl.trainer.agreement.ledger import RoundResult, Update
 from edl.trainer.agreement.metric_values import Value
-from edl.trainer.model.data import Batch, Batches
+from edl.trainer.records.batches import Batch, Batches
 from edl.trainer.ring.base import RingSlot
 from edl.trainer.session.orders import Export, FormRing, WriteCheckpoint
 

@@ -18,8 +18,8 @@ from edl.trainer.agreement.checks import check, refuse_nonfinite, refuse_too_man
 from edl.trainer.agreement.control import StepResult
 from edl.trainer.agreement.ledger import RoundResult
 from edl.trainer.agreement.metric_values import Value, as_numbers
-from edl.trainer.model.data import Batch, Batches
 from edl.trainer.parts.part import StepSource
+from edl.trainer.records.batches import Batch, Batches
 from edl.trainer.ring.base import RingSlot
 from edl.trainer.session.orders import FormRing
 from edl.trainer.session.state import Session

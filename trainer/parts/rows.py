@@ -19,10 +19,10 @@ import numpy as np
 from edl.contract.proto import edl_pb2 as pb
 from edl.contract.rows.placement import ShardAssignment
 from edl.trainer.agreement.control import StepResult
-from edl.trainer.model.data import Batch
 from edl.trainer.parts.part import LoopPart
+from edl.trainer.parts.restore import Restore
 from edl.trainer.ps_client.client import PsClient
-from edl.trainer.restore import Restore
+from edl.trainer.records.batches import Batch
 from edl.trainer.ring.base import Ring, RingSlot, broadcast_bytes, broadcast_text
 from edl.trainer.session.orders import FormRing
 from edl.trainer.session.state import Session

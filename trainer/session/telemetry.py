@@ -16,7 +16,7 @@ from edl.contract.steps import Steps
 from edl.formatting import measured
 from edl.trainer.agreement.control import Agreed
 from edl.trainer.agreement.epochs import Epochs
-from edl.trainer.model.data import BadRecord
+from edl.trainer.records.batches import BadRecord
 from edl.trainer.runtime.log import log
 from edl.trainer.session.state import EpochLoss, Progress, Session
 

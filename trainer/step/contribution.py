@@ -19,8 +19,8 @@ from edl.trainer.embedding.lookups import Lookups
 from edl.trainer.embedding.recording import Given, Recorder
 from edl.trainer.model import batch_types
 from edl.trainer.model.batch_types import BatchTypes
-from edl.trainer.model.data import Batch
 from edl.trainer.model.model_support import is_scaled, output_losses
+from edl.trainer.records.batches import Batch
 from edl.trainer.step import sparse_gradients
 from edl.trainer.step.batch_norm import is_synchronized
 from edl.trainer.step.exactness import Findings

@@ -12,8 +12,8 @@ import numpy as np
 from edl.trainer.agreement import control
 from edl.trainer.agreement.metric_values import Value
 from edl.trainer.embedding.interfaces import Commit, Table
-from edl.trainer.model.data import Batch, Following, nothing_follows
 from edl.trainer.model.variable_spec import VariableSpec
+from edl.trainer.records.batches import Batch, Following, nothing_follows
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,10 +28,9 @@ from edl.trainer.agreement.metric_values import Value
 from edl.trainer.embedding.interfaces import Commit, Rows, Table
 from edl.trainer.embedding.local_rows import LocalRows
 from edl.trainer.embedding.lookups import Lookups
-from edl.trainer.model import arrays, snapshot
+from edl.trainer.model import snapshot
 from edl.trainer.model.batch_types import BatchTypes, divided, tensor_tree
 from edl.trainer.model.captured import distinct, is_generator, metric_variables, plain, undone
-from edl.trainer.model.data import Batch, Following, nothing_follows
 from edl.trainer.model.fingerprint import fingerprint
 from edl.trainer.model.model_support import (
     moving,
@@ -41,6 +40,8 @@ from edl.trainer.model.model_support import (
     refuse_unless_float32,
 )
 from edl.trainer.model.variable_spec import VariableSpec
+from edl.trainer.records import arrays
+from edl.trainer.records.batches import Batch, Following, nothing_follows
 from edl.trainer.ring.base import Vector
 from edl.trainer.step.contribution import Contribution, NeedsTotals
 from edl.trainer.step.inner_sum import Alone, InnerSum, RingAllReduce

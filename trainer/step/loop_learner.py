@@ -35,10 +35,10 @@ from edl.trainer.agreement.metric_values import Value
 from edl.trainer.embedding.interfaces import Commit, Table
 from edl.trainer.model import tensors
 from edl.trainer.model.adapter import Spec
-from edl.trainer.model.data import Batch, Following, nothing_follows
 from edl.trainer.model.digests import digest
 from edl.trainer.model.loop_state import METRICS, MISSING, REPLACED, WORDS, LoopState, named
 from edl.trainer.model.variable_spec import VariableSpec
+from edl.trainer.records.batches import Batch, Following, nothing_follows
 from edl.trainer.ring.base import RingBroken, Vector
 from edl.trainer.step.turns import Given, Turn, Turns
 

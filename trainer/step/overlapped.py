@@ -33,11 +33,11 @@ from tensorflow.python.framework.config import is_op_determinism_enabled
 
 from edl.trainer.agreement import control
 from edl.trainer.embedding.interfaces import Commit
-from edl.trainer.model import arrays
 from edl.trainer.model.captured import attributes_of
-from edl.trainer.model.data import Batch
 from edl.trainer.model.graphs import concrete, flat
 from edl.trainer.model.model_support import is_scaled
+from edl.trainer.records import arrays
+from edl.trainer.records.batches import Batch
 from edl.trainer.step import sparse_gradients
 from edl.trainer.step.contribution import Contribution, HasRows, NeedsTotals
 from edl.trainer.step.fused_updates import fused

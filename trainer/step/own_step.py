@@ -51,9 +51,9 @@ from edl.trainer.agreement.metric_values import Value, values_of
 from edl.trainer.embedding.interfaces import Commit, Rows, Table
 from edl.trainer.embedding.lookups import Lookups
 from edl.trainer.model import snapshot
-from edl.trainer.model.data import Batch, Following, nothing_follows
 from edl.trainer.model.fingerprint import fingerprint
 from edl.trainer.model.variable_spec import VariableSpec
+from edl.trainer.records.batches import Batch, Following, nothing_follows
 from edl.trainer.step.own_step_graphs import OwnStepGraphs, tensors_of
 
 

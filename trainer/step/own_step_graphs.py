@@ -20,7 +20,6 @@ import tensorflow as tf
 from edl.errors import ModelError
 from edl.trainer.agreement import control
 from edl.trainer.embedding.lookups import Lookups
-from edl.trainer.model import arrays
 from edl.trainer.model.captured import (
     assigned_in,
     attributes_of,
@@ -32,9 +31,10 @@ from edl.trainer.model.captured import (
     plain,
     read_in,
 )
-from edl.trainer.model.data import Batch
 from edl.trainer.model.graphs import compiled, concrete
 from edl.trainer.model.model_support import flat_logs, is_half
+from edl.trainer.records import arrays
+from edl.trainer.records.batches import Batch
 from edl.trainer.ring.base import Vector
 from edl.trainer.step.batch_norm import is_synchronized, synchronized
 from edl.trainer.step.mean_gradients import MeanGradients

@@ -26,9 +26,9 @@ from edl.trainer.embedding.dense_rows import DIM, DenseRows
 from edl.trainer.embedding.interfaces import Table
 from edl.trainer.embedding.table_specs import OPTIMIZERS, ZEROS
 from edl.trainer.model.captured import distinct
-from edl.trainer.model.data import Batch
 from edl.trainer.model.model_support import moving
 from edl.trainer.ps_client.interfaces import StepGradients
+from edl.trainer.records.batches import Batch
 from edl.trainer.runtime.serialization import decode, encode
 from edl.trainer.step.layout import Layout
 from edl.trainer.step.learner import KerasLearner

@@ -25,8 +25,8 @@ import numpy as np
 
 from edl.trainer.agreement import control
 from edl.trainer.model import snapshot
-from edl.trainer.model.data import Batch
 from edl.trainer.model.variable_spec import VariableSpec
+from edl.trainer.records.batches import Batch
 from edl.trainer.ring.base import RingBroken
 from edl.trainer.runtime.error_report import format_error
 from edl.trainer.runtime.log import log

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from edl.trainer.embedding.interfaces import Commit
 from edl.trainer.embedding.lookups import Lookups
-from edl.trainer.model import arrays
+from edl.trainer.records import arrays
 
 Staged = list[tuple[np.ndarray, np.ndarray]]  # of each table on servers: ids, and the gradients of their rows
 

@@ -19,11 +19,12 @@ import keras
 import numpy as np
 
 from edl.trainer.agreement.metric_values import Value, values_of
-from edl.trainer.model import arrays, batch_types
+from edl.trainer.model import batch_types
 from edl.trainer.model.batch_types import BatchTypes
 from edl.trainer.model.captured import undone
-from edl.trainer.model.data import Batch
 from edl.trainer.model.model_support import output, output_losses
+from edl.trainer.records import arrays
+from edl.trainer.records.batches import Batch
 
 TOLERANCE = 1e-4
 

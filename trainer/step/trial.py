@@ -17,10 +17,11 @@ import numpy as np
 import tensorflow as tf
 
 from edl.errors import ModelError
-from edl.trainer.model import arrays, batch_types
+from edl.trainer.model import batch_types
 from edl.trainer.model.batch_types import BatchTypes
-from edl.trainer.model.data import Batch
 from edl.trainer.model.model_support import is_half, is_plain
+from edl.trainer.records import arrays
+from edl.trainer.records.batches import Batch
 from edl.trainer.step import exactness
 from edl.trainer.step.exactness import Findings, Trial, tried
 from edl.trainer.step.forward import Forward

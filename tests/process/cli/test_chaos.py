@@ -14,8 +14,8 @@ from typing import Any
 import psutil
 import pytest
 
-from edl.cli import storm
-from edl.cli.storm import Kind
+from edl.cli.shared import storm
+from edl.cli.shared.storm import Kind
 from edl.contract import artifacts
 from tests.process.cli.test_release_audit import a_job as a_finished_job
 from tests.process.cli.test_release_audit import upload

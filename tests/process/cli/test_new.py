@@ -11,7 +11,7 @@ from pathlib import Path
 import keras
 import pytest
 
-from edl.cli.new import Starter
+from edl.cli.tools.new import Starter
 from edl.config import model_check
 
 EDL = str(Path(sys.executable).with_name("edl"))

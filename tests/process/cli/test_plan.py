@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from edl.cli.plan import LEAST_STEPS
+from edl.cli.tools.plan import LEAST_STEPS
 from edl.contract import artifacts
 from edl.report import reading
 from tests.process.cli.test_chaos import events

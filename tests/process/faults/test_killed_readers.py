@@ -16,7 +16,7 @@ from edl.contract import artifacts
 from edl.contract.reasons import Reason
 from edl.master.core import events as ev
 from edl.master.core.silence import BUSY_SECONDS
-from edl.trainer.input.fork_server import NAME
+from edl.trainer.records.fork_server import NAME
 from tests.process.conftest import MODELS
 from tests.support.jobs.evidence import saved_weights
 
@@ -47,7 +47,7 @@ async def test_readers_are_killed_and_an_error_is_told_and_every_record_counts_o
     async with a_job("data.workers=2", workers=2) as job:
         members = await job.ring_of(2)
         parents = [readers_of(job.pid(worker))[0].cmdline() for worker in members]
-        assert not any("edl.trainer.input.fork_server" in parent for parent in parents), "they are forked"
+        assert not any("edl.trainer.records.fork_server" in parent for parent in parents), "they are forked"
         for _ in range(5):
             await job.stepping()
             worker = draw.choice(members)
@@ -60,7 +60,7 @@ async def test_readers_are_killed_and_an_error_is_told_and_every_record_counts_o
             found = await job.until(lambda worker=worker, parent=parent: successor(job.pid(worker), parent))
             await job.stepping()
             print(f"worker {worker} steps {now() - began:.2f} s after the end of its readers' parent")
-            assert "edl.trainer.input.fork_server" not in found.cmdline(), "a spare took over"
+            assert "edl.trainer.records.fork_server" not in found.cmdline(), "a spare took over"
             assert now() - began < MUCH_LESS, "nothing is imported again"
         readers = await job.until(lambda: readers_of(job.pid(members[1]))[1:])
         job.order_process(readers[-1].pid, "raise")

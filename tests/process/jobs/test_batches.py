@@ -15,8 +15,8 @@ import edl
 from edl.contract.layout import Layout, StepSlice
 from edl.errors import DataError
 from edl.trainer.agreement import control
-from edl.trainer.model.data import Batch, Batches
-from edl.trainer.model.records import Records
+from edl.trainer.records.batches import Batch, Batches
+from edl.trainer.records.records import Records
 
 ALONE = StepSlice.even(0, 1)
 

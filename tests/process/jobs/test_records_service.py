@@ -13,12 +13,12 @@ from edl.config import values
 from edl.contract.layout import Layout, StepSlice
 from edl.contract.order import Order
 from edl.errors import DataError, EdlError
-from edl.trainer.input import wire
-from edl.trainer.input.records_service import RecordsService
-from edl.trainer.input.step_part import StepPart
 from edl.trainer.model import user_model
-from edl.trainer.model.data import Batch
-from edl.trainer.model.records import Records
+from edl.trainer.model.records_service import RecordsService
+from edl.trainer.records import wire
+from edl.trainer.records.batches import Batch
+from edl.trainer.records.records import Records
+from edl.trainer.records.step_part import StepPart
 
 MODEL = """
 import numpy as np

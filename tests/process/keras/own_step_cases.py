@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from edl.trainer.agreement import control
-from edl.trainer.model.data import Batch
+from edl.trainer.records.batches import Batch
 from edl.trainer.ring.local import LocalRing
 from edl.trainer.step.own_step import OwnStepLearner
 from tests.process.keras import own_models as zoo

@@ -20,8 +20,8 @@ import pytest
 
 from edl.trainer.agreement import control
 from edl.trainer.embedding.interfaces import Commit
-from edl.trainer.model import arrays
-from edl.trainer.model.data import Batch
+from edl.trainer.records import arrays
+from edl.trainer.records.batches import Batch
 from edl.trainer.step.learner import KerasLearner
 
 STEPS = ((0, 12), (12, 23), (23, 30))  # of 30 records

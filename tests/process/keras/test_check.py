@@ -14,8 +14,8 @@ from PIL import Image
 from edl import config
 from edl.config import values
 from edl.contract.model_report import ModelReport
-from edl.trainer.check_model import Check
 from edl.trainer.export import saved_file
+from edl.trainer.programs.check_model import Check
 
 MODEL = """\
 import edl

@@ -25,7 +25,7 @@ from edl.data.conversion import convert
 from edl.data.same import digest_of_reader
 from edl.errors import DataError, ModelError
 from edl.trainer.model import user_model
-from edl.trainer.model.records import Records
+from edl.trainer.records.records import Records
 
 PAGE = Path(__file__).parents[3] / "docs" / "data.md"
 EXAMPLES = dict(

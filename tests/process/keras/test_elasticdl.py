@@ -15,13 +15,13 @@ import pytest
 import tensorflow as tf
 
 from edl import config
+from edl.compat.elasticdl import stand_ins
 from edl.config import values
 from edl.contract import artifacts
 from edl.errors import ModelError
-from edl.trainer.elasticdl import stand_ins
 from edl.trainer.export import formats, fresh, samples, saved_file
 from edl.trainer.model import user_model
-from edl.trainer.model.records import Records
+from edl.trainer.records.records import Records
 from edl.trainer.step.learner import KerasLearner
 from tests.process.keras.rings import Meeting, ring_step
 
@@ -150,7 +150,7 @@ def test_a_module_is_trained_as_by_elasticdl(name: str, tmp_path: Path) -> None:
     loaded_again(learner, found, records, tmp_path)
     if name == "deepfm":
         imports = (
-            "import edl.layers.embedding, edl.trainer.elasticdl.operations; import the module that registers"
+            "import edl.layers.embedding, edl.compat.elasticdl.operations; import the module that registers"
         )
         assert f": {imports} ApplyMask, or pass custom_objects" in saved_file.note(tmp_path / artifacts.MODEL)
     assert "elasticdl" not in sys.modules, (

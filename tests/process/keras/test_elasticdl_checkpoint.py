@@ -16,7 +16,7 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory  # 
 from tensorflow.core.framework import tensor_pb2  # noqa: F401  ElasticDL's messages refer to it
 
 from edl.checkpoints import CheckpointError
-from edl.cli.job_values import check_checkpoints
+from edl.cli.local.job_values import check_checkpoints
 from edl.config import parse, values
 from edl.errors import ConfigError, ModelError
 from edl.trainer.checkpoint.source import saved_counts

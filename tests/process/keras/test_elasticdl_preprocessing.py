@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from edl.compat.elasticdl import preprocessing, stand_ins
 from edl.errors import ModelError
-from edl.trainer.elasticdl import preprocessing, stand_ins
 
 pytestmark = pytest.mark.process
 

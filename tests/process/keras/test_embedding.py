@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from edl.trainer.agreement import control
 from edl.trainer.embedding.local_rows import LocalRows
-from edl.trainer.model.data import Batch
+from edl.trainer.records.batches import Batch
 from tests.process.keras.embedding_models import CASES, SIZE, beside
 from tests.process.keras.rings import STEPS, batch, ring_step
 from tests.process.keras.rings import _given as tensor

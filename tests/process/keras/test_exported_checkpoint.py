@@ -13,10 +13,10 @@ from edl import config
 from edl.checkpoints import Store, Tensor
 from edl.config import values
 from edl.trainer.agreement.epochs import MEMORY
-from edl.trainer.build_learner import Alone, learner_of
-from edl.trainer.export_checkpoint import Request, export
 from edl.trainer.model import user_model
-from edl.trainer.model.records import Records
+from edl.trainer.programs.export_checkpoint import Request, export
+from edl.trainer.records.records import Records
+from edl.trainer.start.build_learner import Alone, learner_of
 from edl.trainer.step.learner import KerasLearner
 from tests.support.checkpoints.checkpoints import write
 

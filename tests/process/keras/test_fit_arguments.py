@@ -18,12 +18,12 @@ from edl.config import values
 from edl.contract.layout import StepSlice
 from edl.contract.steps import Steps
 from edl.trainer.agreement.epochs import Epochs, columns
-from edl.trainer.build import evaluation_of
 from edl.trainer.evaluation.local_evaluation import evaluate
 from edl.trainer.export import samples
-from edl.trainer.model.records import Records
 from edl.trainer.model.user_model import UserModel
+from edl.trainer.records.records import Records
 from edl.trainer.runtime.watchdog import uncounted, unwatched
+from edl.trainer.start.build import evaluation_of
 from edl.trainer.step.learner import KerasLearner
 from tests.process.keras.rings import Meeting, ring_step
 

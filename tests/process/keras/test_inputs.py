@@ -15,9 +15,9 @@ from edl import arrays as in_memory
 from edl.contract.layout import StepSlice
 from edl.errors import DataError
 from edl.trainer.evaluation.local_evaluation import evaluate
-from edl.trainer.model import arrays
-from edl.trainer.model.records import Records
 from edl.trainer.model.user_model import UserModel
+from edl.trainer.records import arrays
+from edl.trainer.records.records import Records
 from edl.trainer.runtime.watchdog import unwatched
 from tests.process.keras.models import CLASSES, RECORDS, TAGS, TOKENS, X, Y, dense, plain, sgd, tagger
 from tests.process.keras.rings import Case, Meeting, assert_same, batch, learner_of, ring_step

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from edl.trainer.model.batch_types import BatchTypes
-from edl.trainer.model.data import Batch
+from edl.trainer.records.batches import Batch
 from edl.trainer.step.trial import Inexact, try_model
 from tests.process.keras.models import dense, plain
 from tests.process.keras.rings import Case, differences

@@ -12,7 +12,7 @@ import pytest
 import tensorflow as tf
 
 from edl.errors import ModelError
-from edl.trainer.model.data import Batch
+from edl.trainer.records.batches import Batch
 from edl.trainer.step.own_step import OwnStepLearner
 from tests.process.keras import own_models as zoo
 

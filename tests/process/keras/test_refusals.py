@@ -13,8 +13,8 @@ from keras import ops
 from edl import config
 from edl.config import values
 from edl.errors import ModelError
-from edl.trainer import build_learner
 from edl.trainer.ring.horovod import HorovodRing
+from edl.trainer.start import build_learner
 from tests.process.keras.models import dense, plain
 from tests.process.keras.own_models import vae
 from tests.process.keras.rings import Case, Meeting, learner_of

@@ -17,7 +17,7 @@ from edl.layers.row_location import rows_elsewhere
 from edl.trainer.agreement import control
 from edl.trainer.evaluation.inference import InferenceLearner, Predictor
 from edl.trainer.evaluation.metrics import EvaluationMetrics
-from edl.trainer.model.data import Batch
+from edl.trainer.records.batches import Batch
 from edl.trainer.step.interfaces import SampleLoss
 from edl.trainer.step.learner import KerasLearner
 from edl.trainer.step.own_step import OwnStepLearner

@@ -24,11 +24,11 @@ from edl.contract.proto import ps_pb2 as pb
 from edl.errors import ModelError
 from edl.layers.row_location import rows_elsewhere
 from edl.trainer.agreement.ledger import Ledger
-from edl.trainer.async_loop import AsyncLoop
-from edl.trainer.model.data import Batch, Batches
+from edl.trainer.parts.async_loop import AsyncLoop
 from edl.trainer.ps_client.client import PsClient
 from edl.trainer.ps_client.interrupt import Interrupt
 from edl.trainer.ps_client.link import ServerLink
+from edl.trainer.records.batches import Batch, Batches
 from edl.trainer.session.state import Session
 from edl.trainer.session.telemetry import Telemetry
 from edl.trainer.step.ps_learner import PsLearner

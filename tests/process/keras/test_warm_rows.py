@@ -21,7 +21,7 @@ from edl.trainer.embedding.interfaces import Start
 from edl.trainer.embedding.local_rows import LocalRows
 from edl.trainer.embedding.lookups import Lookups
 from edl.trainer.evaluation.inference import InferenceLearner, Predictor
-from edl.trainer.model.data import Batch
+from edl.trainer.records.batches import Batch
 from edl.trainer.step.learner import KerasLearner
 from tests.process.keras.rings import Case, Meeting, learner_of, parts_of, ring_step
 from tests.process.keras.test_warm_start import kept as kept_dense

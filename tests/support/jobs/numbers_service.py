@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from edl.errors import DataError
-from edl.trainer.input.step_part import StepPart
-from edl.trainer.model.data import BadRecord, Batch
+from edl.trainer.records.batches import BadRecord, Batch
+from edl.trainer.records.step_part import StepPart
 
 
 class Numbers:

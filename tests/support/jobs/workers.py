@@ -15,14 +15,14 @@ from edl import config
 from edl.config import values
 from edl.contract.proto import edl_pb2 as pb
 from edl.trainer.agreement import control
-from edl.trainer.assembly import assemble
-from edl.trainer.model.data import Batches
-from edl.trainer.restore import Restore
+from edl.trainer.parts.restore import Restore
+from edl.trainer.records.batches import Batches
 from edl.trainer.ring.base import RingBroken
 from edl.trainer.ring.local import InProcessGroup, LocalRing
 from edl.trainer.session.orders import End
 from edl.trainer.session.state import Session
 from edl.trainer.session.telemetry import Telemetry
+from edl.trainer.start.assembly import assemble
 from edl.trainer.state import State
 from edl.trainer.worker import Worker
 from tests.support.models.counting import AtOnce, CountingLearner, Positions

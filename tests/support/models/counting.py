@@ -19,8 +19,8 @@ from edl.contract.layout import Layout, StepSlice
 from edl.trainer.agreement import control
 from edl.trainer.agreement.metric_values import Value
 from edl.trainer.embedding.interfaces import Commit, Table
-from edl.trainer.model.data import BadRecord, Batch, Following, nothing_follows
 from edl.trainer.model.variable_spec import VariableSpec
+from edl.trainer.records.batches import BadRecord, Batch, Following, nothing_follows
 from edl.trainer.ring.base import Ring
 
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from edl.trainer.agreement import control
 from edl.trainer.embedding.interfaces import Commit, Rows, Table
-from edl.trainer.model.data import Batch, Following, nothing_follows
+from edl.trainer.records.batches import Batch, Following, nothing_follows
 from tests.support.models.counting import CountingLearner
 
 SGD = {"class_name": "SGD", "config": {"learning_rate": 1.0}}

@@ -14,8 +14,8 @@ import numpy as np
 
 from edl.errors import ModelError
 from edl.trainer.embedding.interfaces import Rows, Table
-from edl.trainer.model.data import Batch
 from edl.trainer.ps_client.interfaces import StepGradients
+from edl.trainer.records.batches import Batch
 from tests.support.models.counting import CountingLearner
 from tests.support.models.counting_rows import SGD, TABLE, ZEROS
 
@@ -25,7 +25,7 @@ NO_IDS = np.zeros(0, np.int64)
 
 
 class CountingServed(CountingLearner):
-    """The learner that trainer/async_loop.py expects; `rows` must be set.
+    """The learner that trainer/parts/async_loop.py expects; `rows` must be set.
 
     Args:
         exact: a step adds exactly one; otherwise a fraction, as when several steps are applied together.

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from edl.cli import example
+from edl.cli.tools import example
 from edl.errors import ConfigError, EdlError
 
 ROOT = Path(__file__).parents[3]

@@ -12,7 +12,7 @@ import typer
 from typer.testing import CliRunner
 
 from edl.cli.app import app
-from edl.cli.job_values import Given
+from edl.cli.local.job_values import Given
 from edl.config import flat, values
 from edl.config.explained import explained
 from edl.config.job import JOB

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `edl run` prints while a job trains. `edl.cli.follow` and the end in `edl.cli.display`."""
+"""What `edl run` prints while a job trains: edl.cli.start.follow, and the end in edl.cli.shared.display."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from edl.cli import display, follow
+from edl.cli.shared import display
+from edl.cli.start import follow
 
 
 def a_status(*news: tuple[str, str], **fields: Any) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import typer
 from typer.testing import CliRunner
 
 from edl.cli.app import app
-from edl.cli.groups import Section
+from edl.cli.shared.groups import Section
 
 ROOT: Any = typer.main.get_command(app)
 GROUPS = {name: each for name, each in ROOT.commands.items() if hasattr(each, "commands")}

@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from edl import config
-from edl.cli import image
+from edl.cli.tools import image
 from edl.config import values
 from edl.errors import EdlError
 

@@ -6,8 +6,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from edl.cli.export import _of_job
-from edl.cli.local import Local
+from edl.cli.jobs.export import _of_job
+from edl.cli.local.job import Local
 from edl.config import values
 from edl.contract import artifacts
 

@@ -13,11 +13,12 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from edl.cli import job_values, latest, listing
 from edl.cli.app import app
-from edl.cli.jobs import in_short, unsaved
-from edl.cli.local import Local
-from edl.cli.output import Form
+from edl.cli.jobs import listing
+from edl.cli.local import job_values, latest
+from edl.cli.local.job import Local
+from edl.cli.shared.jobs import in_short, unsaved
+from edl.cli.shared.output import Form
 from edl.contract import artifacts
 from edl.errors import ConfigError, EdlError
 from edl.master.core import events as ev

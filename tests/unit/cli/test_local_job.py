@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 
 from edl.checkpoints import Store
-from edl.cli import display, local_job
-from edl.cli.latest import VALUES
-from edl.cli.local import Local
+from edl.cli.local.job import Local
+from edl.cli.local.latest import VALUES
+from edl.cli.shared import display
+from edl.cli.start import local_job
 from edl.config import values
 from edl.contract import artifacts
 from edl.errors import EdlError

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from edl.cli import display
+from edl.cli.shared import display
 from edl.contract.ids import WorkerId
 from edl.formatting import measured
 from edl.master.core import events as ev

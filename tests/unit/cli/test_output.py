@@ -15,9 +15,11 @@ import yaml
 from typer.testing import CliRunner
 
 from edl.checkpoints import Store
-from edl.cli import display, latest, listing, output
 from edl.cli.app import app
-from edl.cli.jobs import JobSnapshot
+from edl.cli.jobs import listing
+from edl.cli.local import latest
+from edl.cli.shared import display, output
+from edl.cli.shared.jobs import JobSnapshot
 from edl.config import values
 from edl.contract import artifacts
 from edl.contract.ids import RunId

@@ -15,9 +15,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from edl.cli import pause
-from edl.cli.process_faults import ProcessFaults
-from edl.cli.storm import Fault, Kind
+from edl.cli.local import pause
+from edl.cli.local.process_faults import ProcessFaults
+from edl.cli.shared.storm import Fault, Kind
 from edl.contract import artifacts
 from edl.errors import EdlError
 

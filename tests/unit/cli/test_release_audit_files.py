@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from edl.cli import release_audit
-from edl.cli.release_status import FoundRelease
+from edl.cli.release import audit as release_audit
+from edl.cli.release.status import FoundRelease
 from edl.contract import artifacts
 from edl.errors import EdlError
 from edl.kubernetes.names import Names

@@ -7,8 +7,8 @@ import json
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from edl.cli.display import result
-from edl.cli.release_status import FoundRelease, events, snapshot
+from edl.cli.release.status import FoundRelease, events, snapshot
+from edl.cli.shared.display import result
 from edl.contract.reasons import Reason
 from edl.kubernetes import pods
 from edl.kubernetes.names import Names

@@ -7,7 +7,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from edl.cli.script_lines import BURST, PIECE, ScriptLines
+from edl.cli.start.script_lines import BURST, PIECE, ScriptLines
 
 
 def a_status(*ranks: int | None, exporter: int | None = None) -> dict[str, Any]:

@@ -10,8 +10,8 @@ import pytest
 import yaml
 
 from edl import config
-from edl.cli import sizing
-from edl.cli.sizing import Assumed, Checkpoint, Measured, Preemption, Speed, StepTime
+from edl.cli.tools import sizing
+from edl.cli.tools.sizing import Assumed, Checkpoint, Measured, Preemption, Speed, StepTime
 from edl.config import values
 from edl.contract.exports import VERIFIER_BYTES, VERIFIER_COPIES
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from edl.cli.local_job import run_job
+from edl.cli.start.local_job import run_job
 from edl.errors import EdlError
 
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from edl.cli import storm
-from edl.cli.storm import Fault, Hit, Kind, Recovery
+from edl.cli.shared import storm
+from edl.cli.shared.storm import Fault, Hit, Kind, Recovery
 from edl.errors import ConfigError
 from edl.report.timeline import Change
 

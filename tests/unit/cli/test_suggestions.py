@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from edl.cli import main, models
+from edl.cli import main
+from edl.cli.shared import models
 from edl.config.job import Model
 from edl.errors import ModelError
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from edl import config
-from edl.cli import latest
+from edl.cli.local import latest
 from edl.config import values
 from edl.contract import artifacts
 from edl.errors import ConfigError

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from edl.cli import display
-from edl.cli.jobs import JobSnapshot
+from edl.cli.shared import display
+from edl.cli.shared.jobs import JobSnapshot
 from edl.config.address import Address
 from edl.errors import ConfigError
 from edl.formatting import numbered, one_line, plain

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from edl.cli import output
+from edl.cli.shared import output
 from edl.contract.ids import WorkerId
 from edl.contract.reasons import Reason
 from edl.master.core import effects as ef

@@ -163,7 +163,7 @@ def test_a_conversion_that_is_killed_leaves_the_target_as_it_was(tmp_path: Path)
         "replace": True,
     }
     child = subprocess.Popen(
-        module_command("edl.trainer.convert_data"),
+        module_command("edl.trainer.programs.convert_data"),
         stdin=subprocess.PIPE,
         env=os.environ | {"WAITING": str(fifo)},
     )

@@ -25,8 +25,8 @@ def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def by_range(monkeypatch: pytest.MonkeyPatch) -> None:
     """Read even small files by range, in parts of a few records."""
-    monkeypatch.setattr("edl.data.csv_file.IN_MEMORY", 0)
-    monkeypatch.setattr("edl.data.csv_file.PART", 1000)
+    monkeypatch.setattr("edl.data.formats.csv_file.IN_MEMORY", 0)
+    monkeypatch.setattr("edl.data.formats.csv_file.PART", 1000)
 
 
 def test_a_file_without_a_header(tmp_path: Path) -> None:
@@ -178,8 +178,8 @@ def test_a_large_file_that_changes_is_told(tmp_path: Path) -> None:
 
 
 def test_a_large_file_is_not_loaded_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("edl.data.csv_file.IN_MEMORY", 1 << 20)
-    monkeypatch.setattr("edl.data.csv_file.PART", 1 << 20)
+    monkeypatch.setattr("edl.data.formats.csv_file.IN_MEMORY", 1 << 20)
+    monkeypatch.setattr("edl.data.formats.csv_file.PART", 1 << 20)
     path = tmp_path / "f.csv"
     line = "1," + "9" * 1000 + "\n"
     path.write_text("a,b\n" + line * 40_000)
@@ -225,7 +225,7 @@ def test_many_small_files_are_read_as_one_by_one(
             edl.csv(tmp_path)
         return
     fast: Any = edl.csv(tmp_path)
-    monkeypatch.setattr("edl.data.csv_together.SMALL", 0)
+    monkeypatch.setattr("edl.data.formats.csv_together.SMALL", 0)
     slow: Any = edl.csv(tmp_path)
     assert len(fast) == len(slow)
     for name, array in slow.read(0, len(slow)).items():

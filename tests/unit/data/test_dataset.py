@@ -20,7 +20,7 @@ import edl
 from edl.contract.layout import Layout, StepSlice
 from edl.contract.order import Order
 from edl.data import RandomAccess
-from edl.data.batched import Batched
+from edl.data.objects.batched import Batched
 from edl.errors import DataError
 
 X, Y, W = np.arange(12.0).reshape(6, 2), np.arange(6), np.arange(6) / 2

@@ -21,9 +21,9 @@ import pytest
 from sklearn.datasets import load_breast_cancer, load_diabetes, load_iris, load_wine
 
 import edl
-from edl.data.batched import Batched
 from edl.data.conversion import convert
-from edl.data.indexed import Indexed
+from edl.data.objects.batched import Batched
+from edl.data.objects.indexed import Indexed
 from edl.data.same import KnownSplits
 from edl.errors import DataError
 

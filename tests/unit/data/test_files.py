@@ -16,8 +16,8 @@ import pytest
 from pyarrow import parquet as pa_parquet
 
 import edl
-from edl.data import files as data_files
-from edl.data.index_file import cached
+from edl.data.files import addresses as data_files
+from edl.data.files.index_file import cached
 from edl.errors import DataError
 
 COUNTS = (3, 2, 4)
@@ -186,8 +186,8 @@ def test_a_store_that_is_away_is_asked_again(memory: Any, monkeypatch: pytest.Mo
         return bytes(answer)
 
     monkeypatch.setattr(memory, "cat_file", cat_file)
-    monkeypatch.setattr("edl.data.files.client", lambda url: (memory, "/bucket/t.bin"))
-    monkeypatch.setattr("edl.data.files.time.sleep", pauses.append)
+    monkeypatch.setattr("edl.data.files.addresses.client", lambda url: (memory, "/bucket/t.bin"))
+    monkeypatch.setattr("edl.data.files.addresses.time.sleep", pauses.append)
     assert file.read(10, 20) == bytes(range(10, 20))
     assert pauses == [0.5, 1.0]
     monkeypatch.setattr(data_files, "PATIENCE", 0.1)
@@ -211,7 +211,7 @@ def test_many_files_need_few_handles(tmp_path: Path) -> None:
 @pytest.mark.parametrize("fault", ["none", "damaged", "truncated", "of an older file", "not writable"])
 def test_an_index_is_built_once(tmp_path: Path, fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EDL_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr("edl.data.index_file.BESIDE", 0)
+    monkeypatch.setattr("edl.data.files.index_file.BESIDE", 0)
     path = tmp_path / "data" / "f"
     path.parent.mkdir()
     path.write_bytes(b"12345")
@@ -225,7 +225,7 @@ def test_an_index_is_built_once(tmp_path: Path, fault: str, monkeypatch: pytest.
         return bytes(cached(data_files.find(path)[0], "kind", build))
 
     if fault == "not writable":
-        monkeypatch.setattr("edl.data.index_file._beside", lambda file, kind: None)
+        monkeypatch.setattr("edl.data.files.index_file._beside", lambda file, kind: None)
     assert index() == index() == b"index"
     assert len(built) == 1
     stored = list(tmp_path.rglob("*.edl-index"))

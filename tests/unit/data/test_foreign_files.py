@@ -24,7 +24,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:Reading .*created on Python 2:Us
 @pytest.fixture(autouse=True)
 def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EDL_CACHE", str(tmp_path))
-    monkeypatch.setattr("edl.data.index_file.BESIDE", 1 << 60)
+    monkeypatch.setattr("edl.data.files.index_file.BESIDE", 1 << 60)
 
 
 def files(package: str, pattern: str) -> list[Path]:

@@ -15,8 +15,8 @@ import tensorflow as tf
 from PIL import Image
 
 import edl
-from edl.data import image_files
-from edl.data.image_files import classes_of, number_as
+from edl.data.formats import image_files
+from edl.data.formats.image_files import classes_of, number_as
 from edl.errors import DataError
 from edl.trainer.model.user_model import UserModel
 
@@ -24,7 +24,7 @@ from edl.trainer.model.user_model import UserModel
 @pytest.fixture(autouse=True)
 def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EDL_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr("edl.data.index_file.BESIDE", 0)
+    monkeypatch.setattr("edl.data.files.index_file.BESIDE", 0)
 
 
 @pytest.fixture

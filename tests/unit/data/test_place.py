@@ -26,7 +26,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.parametrize("most", [0, 1 << 20])
 def test_a_record_of_csv_files_is_named(folder: Path, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("edl.data.csv_file.IN_MEMORY", most)
+    monkeypatch.setattr("edl.data.formats.csv_file.IN_MEMORY", most)
     reader: Any = edl.csv([folder / f"{nth}.csv" for nth in (0, 2)], features="a", label="b")
     held_out = edl.split(reader, validation=0.4)["validation"]
     for index in range(len(held_out)):

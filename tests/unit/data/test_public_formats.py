@@ -15,17 +15,17 @@ from pyarrow import parquet as pa_parquet
 
 import edl
 from edl.contract.layout import StepSlice
-from edl.data.files import find
-from edl.data.lines import EVERY, Lines
+from edl.data.files.addresses import find
+from edl.data.files.lines import EVERY, Lines
 from edl.errors import DataError
-from edl.trainer.model.records import Records
+from edl.trainer.records.records import Records
 
 
 @pytest.mark.parametrize("count", [0, 1, EVERY - 1, EVERY, EVERY + 1, 5 * EVERY])
 def test_lines_are_found_wherever_chunks_end(
     tmp_path: Path, count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("edl.data.lines.CHUNK", 1000)
+    monkeypatch.setattr("edl.data.files.lines.CHUNK", 1000)
     lines = [b"%d\n" % (n * n) for n in range(count)]
     (tmp_path / "lines").write_bytes(b"".join(lines))
     found = Lines(find(tmp_path / "lines")[0])

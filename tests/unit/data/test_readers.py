@@ -141,7 +141,7 @@ def test_a_large_csv_may_have_line_ends_in_its_values(tmp_path: Path) -> None:
 def test_padded_numbers_are_found_wherever_chunks_end(
     tmp_path: Path, chunk: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("edl.data.csv_text.CHUNK", chunk)
+    monkeypatch.setattr("edl.data.formats.csv_text.CHUNK", chunk)
     for row in ("1,023", '1,"023"', "1, 023", "023,1"):
         with pytest.raises(DataError, match=r"line 3: .* is '023'"):
             edl.csv(written(tmp_path, f"a,b\n1,203\n{row}\n10,0\n"))

@@ -22,8 +22,8 @@ import tensorflow as tf
 from array_record.python.array_record_module import ArrayRecordWriter
 
 import edl
+from edl.data.formats.tfrecord_file import checksum
 from edl.data.nest import leaves
-from edl.data.tfrecord_file import checksum
 from edl.errors import DataError
 
 COUNTS = (70, 0, 130)  # records of each file
@@ -37,7 +37,7 @@ BYTES = np.random.default_rng(1).integers(0, 256, (TOTAL, 4, 5), np.uint8)
 @pytest.fixture(autouse=True)
 def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EDL_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr("edl.data.index_file.BESIDE", 0)
+    monkeypatch.setattr("edl.data.files.index_file.BESIDE", 0)
 
 
 def example(n: int, **more: Any) -> bytes:

@@ -21,7 +21,7 @@ from PIL import Image
 from pyarrow import parquet as pa_parquet
 
 import edl
-from edl.data.tables import by_column
+from edl.data.objects.tables import by_column
 from edl.errors import DataError
 
 RNG = np.random.default_rng(0)

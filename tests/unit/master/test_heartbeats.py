@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from edl import config
-from edl.cli import display
+from edl.cli.shared import display
 from edl.config import values
 from edl.contract.heartbeats import Activity, ServerWait, Staleness
 from edl.contract.ids import Generation, WorkerId

@@ -15,8 +15,8 @@ from edl.contract.proto import edl_pb2 as pb
 from edl.errors import ModelError
 from edl.trainer.checkpoint.checkpointing import Checkpointing
 from edl.trainer.embedding.interfaces import Commit
-from edl.trainer.model.data import Batches
 from edl.trainer.ps_client.client import PsClient
+from edl.trainer.records.batches import Batches
 from edl.trainer.ring.base import RingBroken
 from edl.trainer.session.telemetry import Telemetry
 from tests.support.fakes.parameter_server import FakeServer, Listening, rows_of

@@ -32,6 +32,7 @@ OTHERS = {
 MOST = {
     "benchmarks": 0,
     "chart": 0,
+    "compat": 0,
     "docs": 0,
     "edl": 0,
     "examples": 0,

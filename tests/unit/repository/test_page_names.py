@@ -13,8 +13,9 @@ import pytest
 import yaml
 
 from edl import config
-from edl.cli import elasticdl_flags, horovod_flags
-from edl.cli.elasticdl_flags import EVALUATE, PREDICT, TRAIN
+from edl.compat.elasticdl import flags as elasticdl_flags
+from edl.compat.elasticdl.flags import EVALUATE, PREDICT, TRAIN
+from edl.compat.horovod import flags as horovod_flags
 from edl.config import values
 from edl.contract.reasons import Reason
 from tests.unit.repository.test_pages import PAGES, ROOT, parsed

@@ -60,7 +60,7 @@ def test_each_link_leads_to_a_page_and_a_heading_that_exist(page: Path) -> None:
     ids=lambda page: page.relative_to(ROOT).as_posix(),
 )
 def test_each_script_and_file_that_a_page_names_exists(page: Path) -> None:
-    tops = "edl|master|trainer|ps|model_zoo|examples|tests|docker|patches"
+    tops = "compat|edl|master|trainer|ps|model_zoo|examples|tests|docker|patches"
     files = rf"(?:{tops})/[\w./-]*\.(?:py|sh|proto|toml|yaml)\b|scripts/[\w./-]*\w"
     named = set(re.findall(rf"(?<![\w./$~-])(?:{files})", page.read_text()))
     assert sorted(name for name in named if "NAME" not in name and not (ROOT / name).exists()) == []
@@ -68,7 +68,7 @@ def test_each_script_and_file_that_a_page_names_exists(page: Path) -> None:
 
 def test_no_page_or_message_has_a_user_install_the_package_of_another_project() -> None:
     """On the public index, the name `edl` is not ours (pyproject.toml)."""
-    folders = [ROOT / name for name in ("edl", "master", "trainer", "ps", "model_zoo")]
+    folders = [ROOT / name for name in ("compat", "edl", "master", "trainer", "ps", "model_zoo")]
     texts = [*PAGES, *(file for folder in folders for file in folder.rglob("*.py"))]
     foreign = re.compile(r"\bedl\[[a-z]|pip install (?:-\S+ )*['\"]?edl\b(?![-/.])")
     assert foreign.search("pip install 'edl[onnx]'") and foreign.search("pip install edl\n")

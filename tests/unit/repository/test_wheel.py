@@ -18,6 +18,7 @@ import edl
 ROOT = Path(__file__).parents[3]
 LINKS = {
     "chart": "chart",
+    "compat": "compat",
     "examples": "examples",
     "master": "master",
     "ps": "ps",

@@ -18,11 +18,11 @@ from edl.contract.proto import edl_pb2 as to_master
 from edl.contract.proto import ps_pb2 as pb
 from edl.trainer.agreement.checks import NonFinite
 from edl.trainer.agreement.ledger import Ledger
-from edl.trainer.async_loop import AT_ONCE, AsyncLoop
 from edl.trainer.embedding.interfaces import Start, Table
-from edl.trainer.model.data import Batch, Batches
+from edl.trainer.parts.async_loop import AT_ONCE, AsyncLoop
 from edl.trainer.ps_client.client import PsClient
 from edl.trainer.ps_client.interfaces import Pulled, StepGradients, Whole
+from edl.trainer.records.batches import Batch, Batches
 from edl.trainer.ring.base import RingBroken
 from edl.trainer.session.state import Session
 from edl.trainer.session.telemetry import Telemetry

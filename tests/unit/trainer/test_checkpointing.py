@@ -20,7 +20,7 @@ from edl.errors import ConfigError, DataError, ModelError
 from edl.trainer.agreement.metric_values import Value
 from edl.trainer.checkpoint.checkpointing import Checkpointing, deal
 from edl.trainer.evaluation.evaluation import RingEvaluation
-from edl.trainer.model.data import Batches
+from edl.trainer.records.batches import Batches
 from edl.trainer.ring.base import RingSlot
 from tests.support.jobs.checkpoint_writers import LAYOUT, Writer, configured, part_of, saves, write
 from tests.support.jobs.workers import BATCH, POSITIONS, SIZE, come_to_sum, ring_of

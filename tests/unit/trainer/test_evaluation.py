@@ -20,8 +20,8 @@ from edl.master.core import events as ev
 from edl.master.core import snapshot, view
 from edl.trainer.agreement.ledger import Evaluated, Ledger
 from edl.trainer.evaluation.evaluation import RingEvaluation
-from edl.trainer.model.data import Batch, Batches
 from edl.trainer.parts.evaluation import EvaluationBatches
+from edl.trainer.records.batches import Batch, Batches
 from edl.trainer.ring.local import InProcessGroup
 from tests.support.jobs.stories import Story, of, only
 from tests.support.jobs.workers import A, Held, R, come_to_sum, ring_of

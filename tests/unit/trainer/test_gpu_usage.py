@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from edl.cli.display import workers_table
+from edl.cli.shared.display import workers_table
 from edl.contract.heartbeats import Gpu
 from edl.contract.ids import WorkerId
 from edl.contract.proto import edl_pb2 as pb

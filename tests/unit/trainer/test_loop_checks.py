@@ -17,8 +17,8 @@ import tensorflow as tf
 import edl
 from edl.trainer import loop
 from edl.trainer.agreement import control
-from edl.trainer.model.data import Batch
 from edl.trainer.model.loop_state import LoopState
+from edl.trainer.records.batches import Batch
 from edl.trainer.ring.local import InProcessGroup, LocalRing
 from edl.trainer.step.loop_learner import MOVES, Gradients, LoopLearner
 from edl.trainer.step.turns import Given, Turns

@@ -20,7 +20,7 @@ from edl.trainer.model import user_model
 
 ROOT = Path(__file__).parents[3]
 MODULE = "def model(): ...\ndef data(split): ...\n"
-OURS = ("edl", "master", "model_zoo", "ps", "trainer")
+OURS = ("compat", "edl", "master", "model_zoo", "ps", "trainer")
 OTHERS = ("random", "keras", "types")  # modules that are in use when a model is imported
 
 
@@ -58,6 +58,7 @@ def test_files_of_the_current_folder_replace_no_module_of_a_process(hostile: Pat
 
 def test_every_start_of_a_process_leaves_out_the_current_folder() -> None:
     places = {
+        "compat": "*.py",
         "edl": "*.py",
         "master": "*.py",
         "ps": "*.py",

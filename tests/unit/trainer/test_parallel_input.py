@@ -28,16 +28,16 @@ from edl.contract.layout import Layout, StepSlice
 from edl.contract.order import Order
 from edl.contract.proto import edl_pb2 as pb
 from edl.errors import DataError
-from edl.trainer.build_data import wait_for_readers
-from edl.trainer.input import fork_server, wire
-from edl.trainer.input.parallel_records import ParallelRecords
-from edl.trainer.input.processes import ForkServer
-from edl.trainer.input.workers import own_cores, reader_count
-from edl.trainer.model.data import BadRecord, Batch, Batches
+from edl.trainer.records import fork_server, wire
+from edl.trainer.records.batches import BadRecord, Batch, Batches
+from edl.trainer.records.parallel_records import ParallelRecords
+from edl.trainer.records.processes import ForkServer
+from edl.trainer.records.workers import own_cores, reader_count
 from edl.trainer.ring.base import RingBroken
 from edl.trainer.runtime.error_report import RelayedError, error_location, format_traceback
 from edl.trainer.runtime.watchdog import Doing
 from edl.trainer.session.state import Session
+from edl.trainer.start.build_data import wait_for_readers
 
 ROOT = Path(__file__).parents[3]
 SIZE, BATCH, SEED = 1000, 50, 5
@@ -161,7 +161,7 @@ def test_readers_come_from_the_process_that_the_worker_has_prepared(
     """If it has died, a new one is started, which imports again."""
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     ours, theirs = socket.socketpair()
-    program = "import os, socket, sys; from edl.trainer.input.fork_server import _run; "
+    program = "import os, socket, sys; from edl.trainer.records.fork_server import _run; "
     program += "_run(socket.socket(fileno=int(sys.argv[1])), os.getppid(), None)"
     with theirs:
         process = subprocess.Popen(
@@ -330,8 +330,8 @@ def test_data_that_cannot_be_opened_are_told_with_the_line(monkeypatch: pytest.M
 WORKER = """
 import sys, time
 from edl.contract.layout import Layout, StepSlice
-from edl.trainer.input.parallel_records import ParallelRecords
-from edl.trainer.input.processes import ForkServer
+from edl.trainer.records.parallel_records import ParallelRecords
+from edl.trainer.records.processes import ForkServer
 
 server = ForkServer("tests.support.jobs.numbers_service:Numbers", {"slow": 0.05}, 60.0, "x")
 records = ParallelRecords(server, 3, Layout(1000), 0, False, True, False, "mine", 60.0, print)

@@ -12,8 +12,8 @@ from edl.contract.proto import edl_pb2 as pb
 from edl.trainer.agreement.control import StepResult
 from edl.trainer.agreement.ledger import RoundResult
 from edl.trainer.agreement.metric_values import Value
-from edl.trainer.model.data import Batch
 from edl.trainer.parts.part import LoopPart
+from edl.trainer.records.batches import Batch
 from edl.trainer.ring.base import RingBroken, RingSlot
 from edl.trainer.session.orders import Export, FormRing, WriteCheckpoint
 from tests.support.jobs.workers import STEPS, A, ring_of

@@ -30,7 +30,7 @@ from edl.trainer.evaluation.prediction import (
     PredictionFiles,
     RingPrediction,
 )
-from edl.trainer.model.data import Batch
+from edl.trainer.records.batches import Batch
 from edl.trainer.ring.local import InProcessGroup
 from tests.support.jobs.stories import Story, of, only
 from tests.support.jobs.workers import A, ring_of

@@ -14,7 +14,7 @@ from edl.contract.script_imports import VARIABLE
 
 FORKS = """
 import sys
-from edl.trainer.preimport import import_all
+from edl.trainer.start.preimport import import_all
 import_all()
 print(sorted({"harmless", "threaded", "local", "tensorflow"} & set(sys.modules)))
 """

@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[3]
 SECONDS = 20
 RUN = """
 import subprocess, sys
-from edl.cli.local_job import Interrupts
+from edl.cli.start.local_job import Interrupts
 interrupts = Interrupts()
 interrupts.process = subprocess.Popen(["sleep", "100"], start_new_session=True)
 print("ready", flush=True)

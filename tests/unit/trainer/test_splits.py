@@ -17,7 +17,7 @@ from edl.config.job import Data
 from edl.data.same import same_records
 from edl.errors import DataError, ModelError
 from edl.trainer.model import user_model
-from edl.trainer.model.splits import Splits, memorized
+from edl.trainer.records.splits import Splits, memorized
 
 X = np.arange(200.0).reshape(100, 2)
 

@@ -20,7 +20,7 @@ from edl.contract.proto import edl_pb2 as pb
 from edl.contract.steps import Steps
 from edl.trainer.evaluation.evaluation import RingEvaluation
 from edl.trainer.evaluation.prediction import RingPrediction
-from edl.trainer.model.data import Batch, Batches
+from edl.trainer.records.batches import Batch, Batches
 from edl.trainer.ring.base import RingBroken
 from edl.trainer.session.client import MasterStream
 from edl.trainer.session.state import Session

@@ -12,7 +12,7 @@ from edl.contract.layout import Layout, StepSlice
 from edl.contract.proto import edl_pb2 as pb
 from edl.trainer.agreement import control
 from edl.trainer.agreement.ledger import Ledger, LedgerBroken
-from edl.trainer.model.data import Batch
+from edl.trainer.records.batches import Batch
 from edl.trainer.ring.local import InProcessGroup
 from edl.trainer.session.orders import End
 from tests.support.jobs.workers import BATCH, POSITIONS, SIZE, STEPS, A, Broken, Held, come_to_sum, ring_of

@@ -12,7 +12,7 @@ from edl.contract.proto import edl_pb2 as pb
 from edl.errors import DataError
 from edl.trainer.agreement import control
 from edl.trainer.agreement.checks import NonFinite
-from edl.trainer.model.data import Batch
+from edl.trainer.records.batches import Batch
 from tests.support.jobs.workers import CONFIG, POSITIONS, SIZE, STEPS, A, Held, R, come_to_sum, ring_of
 from tests.support.models.counting import CountingLearner
 

@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Formats of files, one module each; `by_name` has their names."""
