@@ -72,6 +72,7 @@ def _empties(section: type[Section]) -> dict[str, Any]:
     for field in section.model_fields.values():
         kind = field.annotation
         kind = dict if is_typeddict(kind) else typing.get_origin(kind) or kind
+        kind = str if kind is Literal and "" in typing.get_args(field.annotation) else kind
         if kind in (str, list, dict):
             try:
                 kinds: Any = Annotated[field.annotation, None, *field.metadata]

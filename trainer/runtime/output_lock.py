@@ -25,6 +25,7 @@ NAME = ".run"
 OWNER = ".results-of"  # holds the id of the run whose results are in the directory itself
 PER_RUN = "EDL_RESULTS_PER_RUN"  # in the environment of a release's workers
 RESULTS = (
+    "model.weights.h5",  # of edl before 0.2.0
     *artifacts.FORMATS.values(),
     artifacts.VARIABLES,
     artifacts.EXPORTS,

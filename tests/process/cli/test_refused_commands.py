@@ -104,7 +104,7 @@ def test_a_dotted_module_is_found_without_importing_it() -> None:
     Path("package").mkdir()
     Path("package/__init__.py").write_text("raise SystemExit('this was imported')\n")
     Path("package/model.py").touch()
-    code = "from edl.cli import models; models.check('package.model'); models.check('json.decoder')"
+    code = "from edl.cli.shared import models; models.check('package.model'); models.check('json.decoder')"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
@@ -113,7 +113,7 @@ def test_the_zoo_is_listed_without_tensorflow() -> None:
     assert (
         "digits      Handwritten digits, 8x8 pixels: 1,797 real images that come with scikit-learn." in listed
     )
-    code = "import sys; from edl.cli import models; models.zoo(); sys.exit('keras' in sys.modules)"
+    code = "import sys; from edl.cli.shared import models; models.zoo(); sys.exit('keras' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 

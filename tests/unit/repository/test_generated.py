@@ -46,7 +46,7 @@ def test_a_value_without_a_comment_is_named(tmp_path: Path) -> None:
     script = tmp_path / "scripts" / "dev" / "schema"
     done = subprocess.run([script, "--check"], capture_output=True, text=True)
     assert done.returncode == 1
-    assert "no `# --` comment: master.nodeSelector, worker.nodeSelector" in done.stderr
+    assert "no `# --` comment: nodeSelector, master.nodeSelector, worker.nodeSelector" in done.stderr
 
 
 def test_the_lock_names_no_address() -> None:

@@ -33,14 +33,14 @@ with scratch.directory() as path:
 # Writes the file `model`, or a directory of this name, beside which a killed writer may leave nothing.
 WRITERS = {
     "text": "from edl.contract import artifacts; artifacts.write_whole(target, 'text')",
-    "index": "from edl.data import index_file; index_file._store(target, b'head', b'index')",
+    "index": "from edl.data.files import index_file; index_file._store(target, b'head', b'index')",
     "checkpoint": """
 from edl.checkpoints.files import Files
 assert Files(target.parent.parent).create(target.parent.name, target.name, b'manifest')
 """,
     "model get": """
 import hashlib
-from edl.cli import received
+from edl.cli.shared import received
 about = received.File(5, hashlib.sha256(b'model').hexdigest())
 with received.receiving(target) as made, made.file('model', about) as write:
     write(b'model')
