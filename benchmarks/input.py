@@ -139,7 +139,7 @@ def opened(module: Path) -> tuple[Any, Records]:
     reader = loaded.reader("train")
     assert reader is not None
     records = Records(reader, loaded.feed_of("train"), "mine", seed=0, shuffle=True)
-    records.fit(BUFFER * 0.75, 1)
+    records.choose_layout(BUFFER * 0.75, 1)
     return reader, records
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from benchmarks.lines import Lines, Seen
 
-MOST_WAIT = 60.0  # seconds for a ring to come back
+MAX_WAIT = 60.0  # seconds for a ring to come back
 Entry = dict[str, Any]
 
 
@@ -44,7 +44,7 @@ class Journal(Lines):
         """The newest one."""
         return max(form["generation"] for form in _forms(self.entries))
 
-    def ring(self, size: int, after: int = 0, seconds: float = MOST_WAIT) -> Ring:
+    def ring(self, size: int, after: int = 0, seconds: float = MAX_WAIT) -> Ring:
         """The first ring of that size formed after generation `after`, once all of it has made a step.
 
         Raises:
@@ -52,7 +52,7 @@ class Journal(Lines):
         """
         return self.until(lambda seen: _ring(_entries(seen), size, after), seconds)
 
-    def formed(self, after: int, seconds: float = MOST_WAIT) -> None:
+    def formed(self, after: int, seconds: float = MAX_WAIT) -> None:
         """Until any ring is ordered after generation `after`.
 
         Raises:

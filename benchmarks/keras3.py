@@ -29,7 +29,7 @@ from benchmarks.report import say
 
 WAYS = Path(__file__).with_name("keras3_ways")
 WORKERS, SECONDS = 2, 180.0  # and how long a way may take
-MOST_LETTERS = 200  # of an error
+MAX_LETTERS = 200  # of an error
 LAUNCHERS = ("Horovod detected that", "WorkerGroupError")  # begin what a launcher adds to an error
 
 
@@ -159,7 +159,7 @@ def error_line(log: str, seconds: float) -> str:
         if re.match(r"[\w.]*(Error|Exception)\b: \S", line) and not any(word in line for word in LAUNCHERS)
     ]
     last = named[-1] if named else len(lines) - 1
-    error = " ".join(" ".join(lines[last : last + 4]).split())[:MOST_LETTERS] if lines else "no output"
+    error = " ".join(" ".join(lines[last : last + 4]).split())[:MAX_LETTERS] if lines else "no output"
     return f"not over after {SECONDS:g} s; {error}" if seconds >= SECONDS else error
 
 

@@ -29,7 +29,7 @@ from tests.support.jobs.month import journal as opened
 WORKERS, CHANGES = 64, 10_000
 RECORDS, EPOCHS, BATCH = 10_000_000, 10, 2048
 EVALUATIONS = 1000
-MOST = values.defaults()["journal"]["maxBytes"]
+MAXIMUM = values.defaults()["journal"]["maxBytes"]
 SLOW = 0.002  # seconds: a line that began a segment
 
 
@@ -53,7 +53,7 @@ def _month(output: Path, few: int) -> None:
         records=RECORDS // few,
         epochs=EPOCHS,
         batch=BATCH,
-        most=MOST,
+        most=MAXIMUM,
     )
     kept, taken, largest, kinds = opened(month, output), [], 0, Counter[str]()
 

@@ -43,7 +43,7 @@ from tests.support.jobs.month import BusyMonth
 
 ROOT = Path(__file__).parents[1]
 SECONDS = 600.0  # to wait for anything
-MOST_KEPT = 1 << 30  # journal.maxBytes with which a month's journal is kept whole
+MAX_KEPT = 1 << 30  # journal.maxBytes with which a month's journal is kept whole
 MANY = 1000  # workers of the live page
 WINDOW = 60.0  # seconds in which the master's processor time is measured
 LOST_EVERY = 20.0  # seconds: a worker is lost and replaced, so the ring changes twice
@@ -70,7 +70,7 @@ def reported(work: Path, rounds: int) -> Iterator[Row]:
         most=usual,
     )
     kept: list[tuple[Path, Journal]] = []  # of one life, which takes longer than all the rest
-    for most in (usual, MOST_KEPT):
+    for most in (usual, MAX_KEPT):
         (output := work / f"month-{most}").mkdir()
         spec = JobSpec.parse(values.merge(lived.spec.values, {"journal": {"maxBytes": most}}))
         state = partial(snapshot.dump, lived.job)

@@ -47,7 +47,7 @@ COUNTS = (1_000, 10_000, 100_000)
 IDS = ("uniform", "zipf")
 FILLED = 1_000_000
 FILL = 50_000  # rows a push
-MOST_SECONDS = 60.0
+MAX_SECONDS = 60.0
 LOG_BYTES = 1 << 30  # more than is written to a log in one turn
 ROWS = 300_000  # so many are asked for in one measurement, at least
 GOAL, AIM = 6.0, 10.0  # millions of rows a second and core, of dim 16
@@ -88,7 +88,7 @@ class Ours:
     def _call(self, name: str, request: Any) -> Any:
         answer: Any = {"Pull": pb.Rows, "Push": pb.Progress}.get(name, pb.Position)
         return self._conversation.ask(name, request.SerializeToString(), answer.FromString).result(
-            MOST_SECONDS
+            MAX_SECONDS
         )
 
     def make_pull(self, ids: np.ndarray) -> pb.PullRequest:
@@ -131,10 +131,10 @@ class Dict:
         return len(ids).to_bytes(8, "little") + ids.tobytes() + gradients.tobytes()
 
     def pull(self, request: bytes) -> None:
-        self._pull(request, timeout=MOST_SECONDS)
+        self._pull(request, timeout=MAX_SECONDS)
 
     def push(self, request: bytes) -> None:
-        self._push(request, timeout=MOST_SECONDS)
+        self._push(request, timeout=MAX_SECONDS)
 
     def cpu(self) -> float:
         return cpu_seconds(self._pid)
@@ -248,7 +248,7 @@ def _started(dim: int, directory: Path, stack: contextlib.ExitStack) -> Iterator
 
 
 def _until(attempt: Callable[[], Any]) -> Any:
-    until = time.monotonic() + MOST_SECONDS
+    until = time.monotonic() + MAX_SECONDS
     while True:
         try:
             return attempt()

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from benchmarks import large_joins, report
 from benchmarks.jobs import LEASE, ROOT, OurJob
-from benchmarks.journal import MOST_WAIT
+from benchmarks.journal import MAX_WAIT
 from benchmarks.report import Row, p95
 from benchmarks.steady_state import STEADY, steady
 from benchmarks.stock import Stock
@@ -143,7 +143,7 @@ def stops(peer: str, work: Path, pairs: int) -> Row:
                 os.kill(pids[1], signal.SIGSTOP)
                 theirs.append(stock.stall(since, 2))
     return Row(
-        f"SIGSTOP of one of 3: stall (heartbeat timeout {LEASE:g} s; stock: waited {MOST_WAIT:g} s)",
+        f"SIGSTOP of one of 3: stall (heartbeat timeout {LEASE:g} s; stock: waited {MAX_WAIT:g} s)",
         ours,
         theirs,
         "s",

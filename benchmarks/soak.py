@@ -40,7 +40,7 @@ WORKERS = 3
 CHANGE_SECONDS, SAMPLE_SECONDS = 30.0, 2.0
 BLOCKS = 12
 STUDENT = 2.23  # of 95 %, with 10 degrees of freedom
-MOST = 1.0  # MiB an hour
+MAXIMUM = 1.0  # MiB an hour
 MEBIBYTE = 1 << 20
 
 
@@ -78,9 +78,9 @@ class Line:
 
     @property
     def verdict(self) -> str:
-        if self.slope + self.uncertainty <= MOST:
+        if self.slope + self.uncertainty <= MAXIMUM:
             return "yes"
-        return "NO" if self.slope - self.uncertainty > MOST else "too short to tell"
+        return "NO" if self.slope - self.uncertainty > MAXIMUM else "too short to tell"
 
 
 def line(name: str, samples: Sequence[Sample]) -> Line:

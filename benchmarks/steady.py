@@ -55,7 +55,7 @@ from edl.trainer.state import State
 from edl.trainer.worker import Worker
 
 WARM = 6  # steps that are not measured
-MOST = 1 << 40  # records: more than there is time for
+MAXIMUM = 1 << 40  # records: more than there is time for
 CLASSES, VOCABULARY = 10, 2000
 ARRAYS = 1 << 29  # bytes: with --gpu, `fit` has arrays of at most this size, and at most so many batches:
 BATCHES = 64  # it ends an epoch after all of them
@@ -245,7 +245,7 @@ class Paced(Telemetry):
     """Knows when the loop begins a step, and when it has done it."""
 
     def __init__(self, session: Session, pace: Timing, batch: int):
-        super().__init__(session, Steps(MOST, batch), log=lambda line: None)
+        super().__init__(session, Steps(MAXIMUM, batch), log=lambda line: None)
         self._timing = pace
 
     def step_begins(self) -> None:
@@ -262,7 +262,7 @@ class Endless:
 
     def __init__(self, x: np.ndarray, y: np.ndarray, batch: int):
         self._x, self._y, self._batch = x, y, batch
-        self.layout = Layout(MOST)
+        self.layout = Layout(MAXIMUM)
 
     def lay_out(self, layout: Layout) -> None:
         assert layout == self.layout
@@ -289,7 +289,7 @@ def ours(
     steps = RingSteps(config.parse(values_), session, state, batches, report)
     worker = Worker(session, ring, state, report, steps)
     members, shares = tuple(range(ranks)), (1,) * ranks
-    worker.run_ring(FormRing(1, members, 0, sync=True, epochs=1, shares=shares, layout=Layout(MOST)))
+    worker.run_ring(FormRing(1, members, 0, sync=True, epochs=1, shares=shares, layout=Layout(MAXIMUM)))
 
 
 def plain(built: keras.Model) -> Callable[[Any, Any], float]:
@@ -345,11 +345,11 @@ class Marks(keras.callbacks.Callback):
 
 
 def fit(built: keras.Model, model: Model, x: np.ndarray, y: np.ndarray) -> None:
-    built.fit(x, y, batch_size=model.batch, epochs=MOST, verbose=0, callbacks=[Marks()], shuffle=False)
+    built.fit(x, y, batch_size=model.batch, epochs=MAXIMUM, verbose=0, callbacks=[Marks()], shuffle=False)
 
 
 def fit_pipeline(built: keras.Model, model: Model, x: np.ndarray, y: np.ndarray) -> None:
-    built.fit(pipeline(model, x, y), steps_per_epoch=MOST, verbose=0, callbacks=[Marks()])
+    built.fit(pipeline(model, x, y), steps_per_epoch=MAXIMUM, verbose=0, callbacks=[Marks()])
 
 
 def fit_resident(built: keras.Model, model: Model, x: np.ndarray, y: np.ndarray) -> None:

@@ -14,7 +14,7 @@ from typing import Self
 
 import psutil
 
-from benchmarks.journal import MOST_WAIT
+from benchmarks.journal import MAX_WAIT
 from edl.contract import artifacts
 from edl.net.master_client import Client
 
@@ -70,8 +70,8 @@ class Watched:
         raise TimeoutError(self.log.read_text()[-2000:])
 
     def stall(self, since: float, size: int) -> float:
-        """The longest time from a step to the next one of a survivor around `since`, up to MOST_WAIT."""
-        deadline = time.monotonic() + MOST_WAIT
+        """The longest time from a step to the next one of a survivor around `since`, up to MAX_WAIT."""
+        deadline = time.monotonic() + MAX_WAIT
         while time.monotonic() < deadline:
             gaps = []
             for rows in self.steps().values():
@@ -82,7 +82,7 @@ class Watched:
             if len(gaps) >= min(size, 2):
                 return max(gaps)
             time.sleep(0.05)
-        return MOST_WAIT
+        return MAX_WAIT
 
 
 class Stock(Watched):

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-MOST_WORDS = 300  # greatest length of a client's error message
+MAX_WORDS = 300  # greatest length of a client's error message
 S3 = ("s3://", "s3a://")
 # By default, s3fs makes five attempts of five by botocore each: a hanging store is reported after minutes.
 _S3_RETRIES = 3
@@ -76,8 +76,8 @@ def speaking() -> Iterator[None]:
 
 
 def short(error: Exception) -> str:
-    """The first line of the error's message, cut at `MOST_WORDS` characters."""
-    return str(error).partition("\n")[0][:MOST_WORDS]
+    """The first line of the error's message, cut at `MAX_WORDS` characters."""
+    return str(error).partition("\n")[0][:MAX_WORDS]
 
 
 def _options(url: str) -> dict[str, Any]:

@@ -177,10 +177,10 @@ class Job:
             lenient=config.data.max_bad_records > 0,
         )
         buffer = config.data.buffer_mebibytes * MEBIBYTE
-        self._records.fit(buffer * 0.75, config.workers)
+        self._records.choose_layout(buffer * 0.75, config.workers)
         size = config.training.batch_size
         self._batches = Batches(self._records, size, buffer * 0.25, wait=host.wait)
-        self._sample = self._records.these(self._records.first(min(SAMPLE, config.training.batch_size)))
+        self._sample = self._records.batch_at(self._records.first(min(SAMPLE, config.training.batch_size)))
         self._turns = Turns()
         self._learner = LoopLearner(
             self._state, host.ring.reduce, self._turns, self._sample, config.training.seed

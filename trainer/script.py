@@ -30,7 +30,7 @@ from edl.contract.proto import edl_pb2 as pb
 from edl.errors import ModelError, UserCodeError
 from edl.trainer import loop
 from edl.trainer.agreement.metric_values import Value
-from edl.trainer.callbacks.history import MOST_TOLD, HistoryFiles, as_json
+from edl.trainer.callbacks.history import MAX_TOLD, HistoryFiles, as_json
 from edl.trainer.checkpoint.checkpointing import of_job
 from edl.trainer.parts.part import LoopPart
 from edl.trainer.parts.restore import Restore
@@ -128,10 +128,10 @@ class Served:
         history = HistoryFiles(begun.results)
         state = State(learner, batches.steps, begun.compute(lambda: ring.waits))
 
-        def export(worth: Mapping[str, Value] | None) -> None:
+        def export(final_metrics: Mapping[str, Value] | None) -> None:
             told = state.ledger.epochs.history
             history.end(told)
-            session.say(history=pb.History(json=as_json(told[-MOST_TOLD:])))
+            session.say(history=pb.History(json=as_json(told[-MAX_TOLD:])))
             job.turns.end()
             self._saved.wait()
             # In answer to each order: the master that gave the last one may have died.

@@ -32,7 +32,7 @@ from benchmarks.report import say, spread
 
 WORKERS, ROUNDS = 3, 3
 STEADY_SECONDS = 6.0  # of steps whose median is a step
-MOST_SECONDS = 60.0  # to wait for the others to go on, and for a new worker
+MAX_SECONDS = 60.0  # to wait for the others to go on, and for a new worker
 AGAIN = 5  # steps of each of the others after which they have gone on
 
 
@@ -86,7 +86,7 @@ def stall(job: Running, victim: int, at: float) -> tuple[float | None, bool]:
     They have gone on when at least all but one of the workers have made five steps in a smaller ring or as
     new processes.
     """
-    deadline = at + MOST_SECONDS
+    deadline = at + MAX_SECONDS
     while time.monotonic() < deadline:
         steps = job.steps()
         at_kill = {step.pid for step in steps if at - 2 < step.at <= at} - {victim}
@@ -119,7 +119,7 @@ def longest_gap(steps: Sequence[Step], pids: Sequence[int], at: float) -> float:
 
 def when_whole(job: Running, at: float) -> float | None:
     """The seconds until the first step after `at` in a ring of all with a new worker."""
-    deadline = at + MOST_SECONDS
+    deadline = at + MAX_SECONDS
     while time.monotonic() < deadline:
         steps = job.steps()
         old = {step.pid for step in steps if step.at <= at}
@@ -189,7 +189,7 @@ def numbers(rounds: list[dict[str, Any]], key: str) -> str:
     known = [value for value in here if value is not None]
     text = spread(known) if known else ""
     if len(known) < len(here):
-        text = f"{text}; not within {MOST_SECONDS:g} s: {len(here) - len(known)} of {len(here)}".strip("; ")
+        text = f"{text}; not within {MAX_SECONDS:g} s: {len(here) - len(known)} of {len(here)}".strip("; ")
     return text or "fixed size"
 
 

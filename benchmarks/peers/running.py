@@ -24,7 +24,7 @@ from edl.contract import artifacts
 from edl.net.master_client import Client
 
 HERE = Path(__file__).parent
-MOST_WORKERS = 4
+MAX_WORKERS = 4
 START_SECONDS = 120.0  # to wait for all workers of a new job
 
 
@@ -190,7 +190,7 @@ class Running:
     # --- how each kind starts
 
     def _prepare(self) -> None:
-        self._ports = [_free_port() for _ in range(MOST_WORKERS)]
+        self._ports = [_free_port() for _ in range(MAX_WORKERS)]
         if self.name == "Horovod":
             self.set_hosts(self.workers)
             script = self.folder / "discover.sh"
@@ -266,7 +266,7 @@ class Running:
                 for process in self._replicas.values():
                     process.kill()
                     process.wait()
-                self._ports = [_free_port() for _ in range(MOST_WORKERS)]
+                self._ports = [_free_port() for _ in range(MAX_WORKERS)]
                 dead = list(self._replicas)
             for index in dead:
                 self._replicas[index] = self._replica(index)

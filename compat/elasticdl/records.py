@@ -20,7 +20,7 @@ from edl.data.exact import to_array
 from edl.errors import DataError, ModelError
 
 MODES = {"train": "training", "predict": "prediction"}  # by split; every other one: evaluation
-MOST_RECORDS = 1 << 24  # no batch has more
+MAX_RECORDS = 1 << 24  # no batch has more
 CREATED_WITH = 64 * 8  # records_per_task that a reader is created with: ElasticDL's defaults
 
 
@@ -167,7 +167,7 @@ class Feed:
         def traced(*leaves: Any) -> Any:
             records = keras.tree.pack_sequence_as(like, [*leaves])
             dataset = self._feed(tf.data.Dataset.from_tensor_slices(records), mode, self._metadata())
-            return dataset.batch(MOST_RECORDS).get_single_element()
+            return dataset.batch(MAX_RECORDS).get_single_element()
 
         with _in_order():
             traced.get_concrete_function()

@@ -39,7 +39,7 @@ from edl.trainer.session.state import Progress
 COMMITS = Layout(records=1 << 50)  # more than any script makes: the master counts each commit as one step
 CUT_SECONDS = 1.0  # within which the master cuts a ring that has lost a member
 AGAIN_SECONDS = 2.0
-VOTE_SECONDS, MOST_COMMITS = 0.25, 10  # between two votes whether the ring changes
+VOTE_SECONDS, MAX_COMMITS = 0.25, 10  # between two votes whether the ring changes
 
 
 class Shared(Protocol):
@@ -277,8 +277,8 @@ class Worker:
         seconds = time.monotonic() - self._voted_at
         votes = self._ring.reduce(tf.constant([float(self.must_leave), seconds / self._each]))
         leave, of_one_commit = np.asarray(votes)
-        commits = int(VOTE_SECONDS * self.size / max(float(of_one_commit), VOTE_SECONDS / MOST_COMMITS))
-        self._each = self._until_vote = min(max(commits, 1), MOST_COMMITS)
+        commits = int(VOTE_SECONDS * self.size / max(float(of_one_commit), VOTE_SECONDS / MAX_COMMITS))
+        self._each = self._until_vote = min(max(commits, 1), MAX_COMMITS)
         self._voted_at = time.monotonic()
         return bool(leave > 0)
 

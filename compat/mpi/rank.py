@@ -39,7 +39,7 @@ from edl.signals import to_handle
 ASKED_SECONDS = 2.0  # for a job that ends as a whole: then the master ends the worker
 LOOK_SECONDS = 10.0  # a status lists all workers: if each rank read every change, the master did little else
 ENDING_SECONDS = 10.0  # for a training process to exit after its job
-MOST_KILLS = 10  # of training processes in a row, without a step of the job in between
+MAX_KILLS = 10  # of training processes in a row, without a step of the job in between
 OUTSIDE = frozenset({signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT})
 
 
@@ -197,7 +197,7 @@ class Place:
         print(f"edl mpi: rank {self._rank}: worker {worker} has ended: {how}", file=sys.stderr, flush=True)
         if -code in OUTSIDE:
             self._kills += 1
-            if self._kills >= MOST_KILLS:
+            if self._kills >= MAX_KILLS:
                 return f"{self._kills} training processes in a row were killed without a step in between"
         else:
             self._crashes += 1

@@ -26,7 +26,7 @@ from edl.errors import CheckpointDamaged, CheckpointError, CheckpointRemoved
 
 T = TypeVar("T")
 SUPERSEDED = "manifest.superseded.json"
-MOST_THREADS = 4  # threads that read and verify, each a part
+MAX_THREADS = 4  # threads that read and verify, each a part
 SMALL = 64 << 10  # bytes; hashing fewer takes less time than starting it in a different thread
 PREFIX = "step-"
 DIRECTORY = re.compile(rf"{PREFIX}([0-9]{{12}}|[1-9][0-9]{{12,17}})-({manifests.NAME.pattern})")
@@ -80,7 +80,7 @@ class Checkpoint:
             raise CheckpointDamaged(f"{self.directory}: was not completed")
         with self._reading(manifests.FILE) as file:
             raw = bytearray()
-            while len(raw) <= manifests.MOST_BYTES and (piece := file.read(PIECE)):
+            while len(raw) <= manifests.MAX_BYTES and (piece := file.read(PIECE)):
                 raw += piece
         with self._damage():
             found = manifests.decode(bytes(raw))
@@ -152,9 +152,9 @@ class Checkpoint:
             yield file
 
     def _each_part(self, look: Callable[[int, CheckpointFile], T]) -> list[T]:
-        """Call `look` for each part, for as many at once as there are processors, at most `MOST_THREADS`."""
+        """Call `look` for each part, for as many at once as there are processors, at most `MAX_THREADS`."""
         parts = self.manifest.parts
-        with ThreadPoolExecutor(min(len(parts), os.cpu_count() or 1, MOST_THREADS) or 1) as threads:
+        with ThreadPoolExecutor(min(len(parts), os.cpu_count() or 1, MAX_THREADS) or 1) as threads:
             return list(threads.map(look, range(len(parts)), parts))
 
     def _verify_part(self, index: int, part: CheckpointFile) -> None:
@@ -216,7 +216,7 @@ class Checkpoint:
         length = bytearray(8)
         read(memoryview(length))
         size = int.from_bytes(length, "little")
-        if size > min(part.nbytes - 8, files_of_tensors.MOST_HEADER_BYTES):
+        if size > min(part.nbytes - 8, files_of_tensors.MAX_HEADER_BYTES):
             raise CheckpointDamaged(f"its header has {size} bytes")
         head = bytearray(size)
         read(memoryview(head))

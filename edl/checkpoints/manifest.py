@@ -22,7 +22,7 @@ from edl.errors import CheckpointDamaged, CheckpointError
 
 VERSION = 1
 FILE = "manifest.json"
-MOST_BYTES = 64 << 20  # greatest size of a manifest; a million variables fit
+MAX_BYTES = 64 << 20  # greatest size of a manifest; a million variables fit
 SUM = "sha256"
 SERVERS = "servers"  # key in `state`: {"count": n, "parts": [names]}, the parts of parameter servers
 NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,119}")  # a file or an attempt: no path, no hidden file

@@ -19,7 +19,7 @@ from typing import Any
 from edl.errors import CheckpointDamaged, CheckpointError
 
 PIECE = 4 << 20  # bytes that are written, read and hashed at once: they fit into the processor's cache
-MOST_HEADER_BYTES = 100_000_000  # safetensors' own limit
+MAX_HEADER_BYTES = 100_000_000  # safetensors' own limit
 
 # By the name in NumPy and TensorFlow: the name in safetensors, and the bytes of one value.
 DTYPES = {

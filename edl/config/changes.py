@@ -18,7 +18,7 @@ from edl.config.job import Config, flat
 from edl.config.rules import impossible
 from edl.config.types import Section
 from edl.contract import modes
-from edl.contract.modes import MOST_SERVERS
+from edl.contract.modes import MAX_SERVERS
 
 IN_POD = frozenset(
     {  # frozen values that the chart also writes into the worker's pod
@@ -48,8 +48,8 @@ def unscalable_servers(config: Config, servers: int) -> list[str]:
         if not config.is_decided:
             why = "no worker has built its model yet, so it is not known whether it needs any"
         return [f"ps.servers: cannot scale the servers of this job: {why}"]
-    if not 1 <= servers <= MOST_SERVERS:
-        return [f"ps.servers is {servers}: expected 1 to {MOST_SERVERS}"]
+    if not 1 <= servers <= MAX_SERVERS:
+        return [f"ps.servers is {servers}: expected 1 to {MAX_SERVERS}"]
     return impossible({**flat(config), "ps.servers": servers})
 
 

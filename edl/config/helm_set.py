@@ -14,8 +14,8 @@ from typing import Any
 
 from edl.errors import ConfigError
 
-MOST_INDEX = 65536  # Helm's limit: a larger list index is a mistake
-MOST_LEVELS = 30  # Helm's limit: a key of more levels is a mistake
+MAX_INDEX = 65536  # Helm's limit: a larger list index is a mistake
+MAX_LEVELS = 30  # Helm's limit: a key of more levels is a mistake
 
 Values = dict[str, Any]
 
@@ -76,8 +76,8 @@ class _SetParser:
         if stop == "=":
             into[key] = self._value()
         elif stop == ".":
-            if level == MOST_LEVELS:
-                raise self._fail(f"the key has more than {MOST_LEVELS} levels")
+            if level == MAX_LEVELS:
+                raise self._fail(f"the key has more than {MAX_LEVELS} levels")
             self._pair(self._below(key, into.setdefault(key, {}), dict), level + 1)
         elif stop == "[":
             into[key] = self._item(self._below(key, into.setdefault(key, []), list), level)
@@ -96,8 +96,8 @@ class _SetParser:
         if stop != "]" or not re.fullmatch(r"[+]?[0-9]{1,18}", text):
             raise self._fail(f"[{text}] is not a list index")
         index = int(text)
-        if index > MOST_INDEX:
-            raise self._fail(f"list index {index} is larger than {MOST_INDEX}")
+        if index > MAX_INDEX:
+            raise self._fail(f"list index {index} is larger than {MAX_INDEX}")
         items = items + [None] * (index + 1 - len(items))
         rest, stop = self._until("=.[")
         if rest or not stop:

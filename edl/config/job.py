@@ -36,13 +36,13 @@ from edl.config.types import (
 )
 from edl.contract import modes
 from edl.contract.evaluation import ROUND_PARTS, EvaluationPlan
-from edl.contract.modes import MOST_SERVERS
+from edl.contract.modes import MAX_SERVERS
 from edl.contract.steps import Steps
 from edl.errors import ConfigError
 
 LIVE: dict[str, JsonValue] = {"live": True}
 RESULT: dict[str, JsonValue] = {"result": True}  # determines the trained model: fixed once a run has ended
-MOST_SCRIPT = 65_536  # characters; the job's status holds them, too
+MAX_SCRIPT = 65_536  # characters; the job's status holds them, too
 SHARE: dict[str, JsonValue] = {"allowed": "an integer, at least 0, or a share such as 50%"}
 READERS: dict[str, JsonValue] = {"allowed": "auto, or an integer from 0 to 64"}
 GPU_SHARE: dict[str, JsonValue] = {"allowed": "auto, or a number from 0 to 1"}
@@ -55,8 +55,8 @@ class Model(Section):
 
     module: str = Field(min_length=1)
     functions: dict[str, str]
-    source: str = Field(max_length=source_module.MOST_CHARACTERS)
-    script: str = Field(max_length=MOST_SCRIPT)
+    source: str = Field(max_length=source_module.MAX_CHARACTERS)
+    script: str = Field(max_length=MAX_SCRIPT)
     arguments: list[str]
     existing_claim: ObjectName
     host_path: str
@@ -203,7 +203,7 @@ class Report(Section):
 class Servers(Section):
     """`ps`: the number of parameter servers, and how they apply steps."""
 
-    servers: Int = Field(ge=0, le=MOST_SERVERS, json_schema_extra=LIVE)
+    servers: Int = Field(ge=0, le=MAX_SERVERS, json_schema_extra=LIVE)
     replicas: Int = Field(ge=1, le=2)
     timeout_seconds: Positive
     log: bool

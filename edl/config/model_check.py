@@ -16,8 +16,8 @@ import symtable
 import warnings
 from collections.abc import Collection, Iterable, Iterator
 
-MOST_CHARACTERS = 262_144
-MOST_BYTES = 786_432  # with JSON's escapes: a ConfigMap holds 1 MiB, including the job's other values
+MAX_CHARACTERS = 262_144
+MAX_BYTES = 786_432  # with JSON's escapes: a ConfigMap holds 1 MiB, including the job's other values
 # The functions of a model file, and how each is called.
 CONTRACT = {
     "model": "model()",
@@ -50,7 +50,7 @@ def is_elasticdl(source: bytes) -> bool:
 def check(
     source: str,
     name: str = "model.source",
-    most: int | None = MOST_CHARACTERS,
+    most: int | None = MAX_CHARACTERS,
     contract: bool = True,
     with_data: bool = True,
     named: Collection[str] = (),
@@ -70,8 +70,8 @@ def check(
             f"{name}: {len(source):,} characters; at most {most:,} fit into a ConfigMap. "
             "Put a large model, or one of several files, into an image or on a volume"
         ]
-    if most is not None and (size := _size(source)) > MOST_BYTES:
-        return [f"{name}: {size:,} bytes as JSON; at most {MOST_BYTES:,} fit into a ConfigMap"]
+    if most is not None and (size := _size(source)) > MAX_BYTES:
+        return [f"{name}: {size:,} bytes as JSON; at most {MAX_BYTES:,} fit into a ConfigMap"]
     if not source.strip("\ufeff \t\r\n"):
         what = " with model() and data(split)" if contract else ""
         return [f"{name}: is empty (expected a Python file{what})"]

@@ -35,8 +35,8 @@ from pydantic.alias_generators import to_camel
 from pydantic_core import CoreSchema
 from typing_extensions import TypedDict, is_typeddict
 
-MOST_SECONDS = 10**8  # three years: all timers and other programs can represent that
-MOST = (1 << 31) - 1  # greatest count: the greatest integer of Kubernetes' int32 fields
+MAX_SECONDS = 10**8  # three years: all timers and other programs can represent that
+MAXIMUM = (1 << 31) - 1  # greatest count: the greatest integer of Kubernetes' int32 fields
 DECIMAL = r"0*[0-9]{1,8}\.[0-9]+"
 
 
@@ -118,12 +118,12 @@ class _AlsoAsText:
 
 
 Int = Annotated[int, BeforeValidator(_whole)]
-Count = Annotated[int, Field(le=MOST), BeforeValidator(_whole)]
+Count = Annotated[int, Field(le=MAXIMUM), BeforeValidator(_whole)]
 _ONE_OR_MORE = r"0*[1-9][0-9]{0,7}\.[0-9]+"
-NotNegative = Annotated[float, Field(ge=0, le=MOST_SECONDS), BeforeValidator(number), _AlsoAsText(DECIMAL)]
+NotNegative = Annotated[float, Field(ge=0, le=MAX_SECONDS), BeforeValidator(number), _AlsoAsText(DECIMAL)]
 Positive = Annotated[
     float,
-    Field(gt=0, le=MOST_SECONDS),
+    Field(gt=0, le=MAX_SECONDS),
     BeforeValidator(number),
     _AlsoAsText(rf"{_ONE_OR_MORE}|0+\.[0-9]*[1-9][0-9]*"),
 ]
@@ -135,14 +135,14 @@ LessThanOne = Annotated[
 ]
 AtLeastHalf = Annotated[
     float,
-    Field(ge=0.5, le=MOST_SECONDS),
+    Field(ge=0.5, le=MAX_SECONDS),
     BeforeValidator(number),
     _AlsoAsText(rf"{_ONE_OR_MORE}|0+\.[5-9][0-9]*"),
 ]
 
 # A number of workers, or a share of them.
 Share = (
-    Annotated[int, Field(ge=0, le=MOST), BeforeValidator(_whole)]
+    Annotated[int, Field(ge=0, le=MAXIMUM), BeforeValidator(_whole)]
     | Annotated[str, Field(pattern=r"^([0-9]|[1-9][0-9]|100)%$")]
 )
 
@@ -151,7 +151,7 @@ Share = (
 Readers = Literal["auto"] | Annotated[int, Field(ge=0, le=64), BeforeValidator(_whole)]
 
 # How much of a GPU's memory a worker may take: a number is a limit in MiB.
-GpuMemory = Literal["growth", "all"] | Annotated[int, Field(ge=1, le=MOST), BeforeValidator(_whole)]
+GpuMemory = Literal["growth", "all"] | Annotated[int, Field(ge=1, le=MAXIMUM), BeforeValidator(_whole)]
 
 # The share of a GPU that a worker takes.
 GpuShare = (

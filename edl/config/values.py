@@ -38,9 +38,9 @@ MERGE = "tag:yaml.org,2002:merge"  # tag of the key <<
 
 
 STANDARD_INPUT = "-"
-MOST_BYTES = 1 << 20  # Kubernetes stores no larger objects
-MOST_VALUES = 100_000  # greatest number of values in one file, with all aliases expanded
-MOST_DEPTH = 100
+MAX_BYTES = 1 << 20  # Kubernetes stores no larger objects
+MAX_VALUES = 100_000  # greatest number of values in one file, with all aliases expanded
+MAX_DEPTH = 100
 
 
 class _Loader(yaml.SafeLoader):
@@ -73,7 +73,7 @@ def _check_size(root: yaml.Node) -> None:
     def size(node: yaml.Node, depth: int) -> tuple[int, int]:
         if id(node) in open_nodes:
             raise _refused(node, "an alias (*) stands for something that it is a part of")
-        if id(node) not in known and depth <= MOST_DEPTH:
+        if id(node) not in known and depth <= MAX_DEPTH:
             open_nodes.add(id(node))
             parts = node.value if isinstance(node, yaml.CollectionNode) else []
             if isinstance(node, yaml.MappingNode):
@@ -82,10 +82,10 @@ def _check_size(root: yaml.Node) -> None:
             known[id(node)] = 1 + sum(n for n, _ in sizes), 1 + max((n for _, n in sizes), default=0)
             open_nodes.remove(id(node))
         values, levels = known.get(id(node), (0, 0))
-        if depth + levels > MOST_DEPTH:
-            raise _refused(node, f"nested more than {MOST_DEPTH} levels deep")
-        if values > MOST_VALUES:
-            raise _refused(node, f"more than {MOST_VALUES:,} values, with its aliases (*) written out")
+        if depth + levels > MAX_DEPTH:
+            raise _refused(node, f"nested more than {MAX_DEPTH} levels deep")
+        if values > MAX_VALUES:
+            raise _refused(node, f"more than {MAX_VALUES:,} values, with its aliases (*) written out")
         return values, levels
 
     size(root, 0)
@@ -180,14 +180,14 @@ def read_text(name: str) -> str:
     shown = "standard input" if name == STANDARD_INPUT else name
     try:
         if name == STANDARD_INPUT:
-            found = sys.stdin.buffer.read(MOST_BYTES + 1)
+            found = sys.stdin.buffer.read(MAX_BYTES + 1)
         else:
             with open(name, "rb") as file:
-                found = file.read(MOST_BYTES + 1)
+                found = file.read(MAX_BYTES + 1)
     except OSError as error:
         raise ConfigError(f"{shown}: cannot read: {error.strerror}") from error
-    if len(found) > MOST_BYTES:
-        raise ConfigError(f"{shown}: larger than {MOST_BYTES >> 20} MiB, which no release of Helm may be")
+    if len(found) > MAX_BYTES:
+        raise ConfigError(f"{shown}: larger than {MAX_BYTES >> 20} MiB, which no release of Helm may be")
     try:
         return found.decode()
     except UnicodeDecodeError as error:

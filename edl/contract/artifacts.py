@@ -47,7 +47,7 @@ VARIABLES = "model.weights.npz"  # when the model cannot be saved whole
 # no heartbeats; 8: digests of the members' states; 10: `rolled_back` and `callbacks_done`;
 # 11: the state of the ring; 12: `assigned` in the state of the servers
 JOURNAL_VERSION = 14
-MOST_BYTES = 64 << 20  # of a file that is read whole, and of a line of the journal; a job writes far less
+MAX_BYTES = 64 << 20  # of a file that is read whole, and of a line of the journal; a job writes far less
 _SEGMENT = re.compile(r"events\.([0-9]{1,9})\.jsonl")
 
 
@@ -143,9 +143,9 @@ def read_whole(path: Path) -> bytes:
         OSError: it cannot be read, or it is larger than a job writes it.
     """
     with open(path, "rb") as file:
-        found = file.read(MOST_BYTES + 1)
-    if len(found) > MOST_BYTES:
-        raise OSError(errno.EFBIG, f"larger than {MOST_BYTES >> 20} MiB, which no job writes")
+        found = file.read(MAX_BYTES + 1)
+    if len(found) > MAX_BYTES:
+        raise OSError(errno.EFBIG, f"larger than {MAX_BYTES >> 20} MiB, which no job writes")
     return found
 
 

@@ -15,24 +15,24 @@ from typing import Any
 from google.protobuf.descriptor import Descriptor, FieldDescriptor  # type: ignore[import-untyped]
 from google.protobuf.message import Message  # type: ignore[import-untyped]
 
-from edl.contract.modes import MOST_SERVERS
+from edl.contract.modes import MAX_SERVERS
 
 # Counts of steps, records, bytes and generations. JSON has no greater exact integer, and the sum of a
 # thousand of them is still an int64.
-MOST = 1 << 53
+MAXIMUM = 1 << 53
 ANY = -(1 << 63), (1 << 63) - 1
 # Fields that are not counts, by the name of their message and their own.
 BOUNDS: dict[str, tuple[int, int]] = {
-    "Hello.worker": (-1, MOST),  # -1: any vacant id
+    "Hello.worker": (-1, MAXIMUM),  # -1: any vacant id
     "Predecessor.code": ANY,  # exit code of a process
     "Answer.code": (0, 16),  # a gRPC status code
     "ListRequest.after": ANY,  # an id is any int64
     "Steps.bounds": (0, 1 << 62),  # the greatest is the end of an unbounded range
     "Tables.seed": (0, (1 << 31) - 1),
     # A server lists the servers of an assignment: 2^31 of them would take all memory of its machine.
-    "ShardAssignment.servers": (0, MOST_SERVERS),
-    "ShardAssignment.replicas": (0, MOST_SERVERS),
-    "ShardAssignment.out": (0, MOST_SERVERS - 1),
+    "ShardAssignment.servers": (0, MAX_SERVERS),
+    "ShardAssignment.replicas": (0, MAX_SERVERS),
+    "ShardAssignment.out": (0, MAX_SERVERS - 1),
 }
 _WHOLE = {
     FieldDescriptor.CPPTYPE_INT32,
@@ -71,7 +71,7 @@ def _checks(kind: Descriptor) -> dict[int, Callable[[Any], str]]:
         if of.cpp_type == FieldDescriptor.CPPTYPE_MESSAGE:
             found[field.number] = violation
         elif of.cpp_type in _WHOLE:
-            found[field.number] = partial(_outside, name, *BOUNDS.get(name, (0, MOST)))
+            found[field.number] = partial(_outside, name, *BOUNDS.get(name, (0, MAXIMUM)))
         elif of.cpp_type in _REAL and field.name.endswith(_MEASURED):
             found[field.number] = partial(_not_measured, name)
     return found

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-LEAST_SHARDS = 64
+MIN_SHARDS = 64
 WHOLE = 8  # shards per rank from which on each shard is read by one rank only
 
 
@@ -40,7 +40,7 @@ class Layout:
             together: number of consecutive records that the reader reads at once anyway. A block is a
                 multiple of it, so that no record is read twice.
         """
-        shards = max(LEAST_SHARDS, WHOLE * ranks)
+        shards = max(MIN_SHARDS, WHOLE * ranks)
         # Choose a number of blocks that fills (nearly) all shards to the end, so that the last steps, too,
         # mix the records of many blocks.
         rows = max(math.ceil(records * record_bytes / buffer_bytes), 1)

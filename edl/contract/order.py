@@ -35,7 +35,7 @@ import numpy as np
 
 from edl.contract.layout import WHOLE, Layout, StepSlice
 
-WINDOW, MOST_WINDOWS = 16384, 4  # places that are looked up together; number of such windows in the cache
+WINDOW, MAX_WINDOWS = 16384, 4  # places that are looked up together; number of such windows in the cache
 GOLDEN = (5**0.5 - 1) / 2
 _ROUNDS = 6
 _GOLDEN_64 = 0x9E3779B97F4A7C15
@@ -149,7 +149,7 @@ class Order:
             found = permute(places, self.layout.records, self._key(epoch)), nothing, nothing
         for array in found:
             array.setflags(write=False)  # callers get slices of it
-        while len(self._windows) >= MOST_WINDOWS:
+        while len(self._windows) >= MAX_WINDOWS:
             del self._windows[next(iter(self._windows))]
         self._windows[epoch, number] = found
         return found

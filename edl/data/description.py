@@ -22,8 +22,8 @@ from edl.data.objects.selected import columns_in
 from edl.errors import DataError
 
 SHOWN = 3  # records
-MOST_VALUES = 4  # of an array in a cell
-MOST_TEXT = 40  # characters in a cell
+MAX_VALUES = 4  # of an array in a cell
+MAX_TEXT = 40  # characters in a cell
 
 
 @dataclass(frozen=True)
@@ -142,9 +142,9 @@ def _column(name: str, array: np.ndarray) -> Column:
 def _shown(value: Any) -> str:
     """A value in few characters."""
     if isinstance(value, np.ndarray) and value.ndim:
-        values = [_shown(v) for v in value.reshape(-1)[:MOST_VALUES]]
-        return ", ".join(values) + (", ..." if value.size > MOST_VALUES else "")
+        values = [_shown(v) for v in value.reshape(-1)[:MAX_VALUES]]
+        return ", ".join(values) + (", ..." if value.size > MAX_VALUES else "")
     if isinstance(value, bytes):
         value = value.decode("utf-8", "backslashreplace")
     text = f"{value:g}" if isinstance(value, float | np.floating) else str(value)
-    return text if len(text) <= MOST_TEXT else f"{text[: MOST_TEXT - 3]}..."
+    return text if len(text) <= MAX_TEXT else f"{text[: MAX_TEXT - 3]}..."

@@ -44,7 +44,7 @@ _SEAL = re.compile(rb',"chain":"([0-9a-f]{%d})"\}\n' % DIGITS)
 _SEAL_LENGTH = len(',"chain":""}\n') + DIGITS
 _TAIL = 1 << 20  # bytes; more than the longest line of an event
 _TOO_LONG = (
-    f"the line is longer than {artifacts.MOST_BYTES >> 20} MiB, and a master writes none of this length"
+    f"the line is longer than {artifacts.MAX_BYTES >> 20} MiB, and a master writes none of this length"
 )
 
 
@@ -152,8 +152,8 @@ class JournalReader:
         self.torn = False
         with self._file() as lines:
             lines.seek(self._read)
-            while line := lines.readline(artifacts.MOST_BYTES + 1):
-                if len(line) > artifacts.MOST_BYTES:
+            while line := lines.readline(artifacts.MAX_BYTES + 1):
+                if len(line) > artifacts.MAX_BYTES:
                     raise JournalDamaged(self.path, self.link.lines + 1, _TOO_LONG)
                 if not line.endswith(b"\n"):
                     self.torn = True
@@ -186,7 +186,7 @@ class JournalReader:
     def _file(self) -> BinaryIO:
         """Open the file; the segment has a different name if the master has begun the next one since."""
         file = open(self.path, "rb")
-        first = file.readline(artifacts.MOST_BYTES)
+        first = file.readline(artifacts.MAX_BYTES)
         seal = _SEAL.fullmatch(first, max(len(first) - _SEAL_LENGTH, 0))
         if seal is not None and seal[1].decode() != self.head["chain"]:
             file.close()
@@ -285,10 +285,10 @@ def head_of(path: Path) -> dict[str, Any]:
 def _first_line(path: Path) -> bytes:
     try:
         with open(path, "rb") as file:
-            line = file.readline(artifacts.MOST_BYTES + 1)
+            line = file.readline(artifacts.MAX_BYTES + 1)
     except OSError as error:
         raise EdlError(f"{path}: cannot read: {error.strerror}") from error
-    if len(line) > artifacts.MOST_BYTES:
+    if len(line) > artifacts.MAX_BYTES:
         raise JournalDamaged(path, 1, _TOO_LONG)
     return line
 

@@ -46,9 +46,9 @@ log = structlog.get_logger()
 
 MERGE: Final = "application/merge-patch+json"
 FIELD_MANAGER: Final = "edl"
-MOST_RETRY_AFTER = 60.0
+MAX_RETRY_AFTER = 60.0
 EXEC_PROTOCOL: Final = "v4.channel.k8s.io"
-MOST_MESSAGE = 4 << 20  # bytes; a kubelet sends some 32 KiB at once
+MAX_MESSAGE = 4 << 20  # bytes; a kubelet sends some 32 KiB at once
 URGENT, SOON, WHENEVER = 0, 1, 2  # creates and deletes; status and events; labels
 
 
@@ -258,7 +258,7 @@ class Api:
         said, end, lost = b"", b"", ""
         self._http.event_hooks = {"response": [_read_refusal]}
         sockets = websockets.AsyncWebSocketClient(
-            self._http, max_message_size_bytes=MOST_MESSAGE, keepalive_ping_interval_seconds=None
+            self._http, max_message_size_bytes=MAX_MESSAGE, keepalive_ping_interval_seconds=None
         )
         try:
             async with sockets.connect(
@@ -375,7 +375,7 @@ class Api:
             self._out_since = now
             log.warning(f"the Kubernetes API is unavailable; training continues, retrying: {error}")
         self._next_at = max(self._next_at, now + self.pace.outage)
-        self._closed_until = max(self._closed_until, now + min(error.retry_after, MOST_RETRY_AFTER))
+        self._closed_until = max(self._closed_until, now + min(error.retry_after, MAX_RETRY_AFTER))
 
 
 def _seconds(headers: Mapping[str, str]) -> float:

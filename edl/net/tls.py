@@ -27,7 +27,7 @@ FOLDER = "EDL_TLS_DIRECTORY"  # in the environment of the master and of paramete
 AUTHORITY = "EDL_TLS_CA"  # in the environment of workers, commands and readers: the file ca.crt
 CERTIFICATE, KEY, CA = "tls.crt", "tls.key", "ca.crt"
 TRIAL_SECONDS = 3.0
-MOST_ROUNDS = 10  # greatest number of rounds of a handshake
+MAX_ROUNDS = 10  # greatest number of rounds of a handshake
 # Options of every channel. Servers are on this machine or in this cluster, so proxies from the environment
 # are ignored. A restarted server may have a different address, so names are resolved anew and retries are
 # frequent. By default, a connection attempt may last 20 s: an attempt to the address of a deleted pod would
@@ -227,7 +227,7 @@ def _refusal(place: Path, name: str) -> str:
     to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
     caller = client.wrap_bio(to_client, to_server, server_hostname=name)
     master = _server_context(place).wrap_bio(to_server, to_client, server_side=True)
-    for _ in range(MOST_ROUNDS):
+    for _ in range(MAX_ROUNDS):
         for end in (caller, master):
             try:
                 with contextlib.suppress(ssl.SSLWantReadError):

@@ -23,9 +23,9 @@ from edl.report.tables import COLOURS
 from edl.report.timeline import State, Timeline, Worker
 
 WIDTH = 9.0  # inches
-MOST_ROWS = 64  # workers or servers that get a row of their own
-MOST_LANES = 128  # rows of workers in a picture
-CHANGED_LANES = 40  # rows of the workers that were lost or replaced, if there are more than MOST_LANES
+MAX_ROWS = 64  # workers or servers that get a row of their own
+MAX_LANES = 128  # rows of workers in a picture
+CHANGED_LANES = 40  # rows of the workers that were lost or replaced, if there are more than MAX_LANES
 MOMENTS = 600  # for which the workers in each state are counted
 UNITS = ((2 * 86400.0, "days", 86400.0), (2 * 3600.0, "hours", 3600.0), (120.0, "minutes", 60.0))
 
@@ -46,14 +46,14 @@ def workers(timeline: Timeline) -> Figure | None:
     if not timeline.workers:
         return None
     rows = _rows(list(timeline.workers.values()))
-    if len(rows) > MOST_LANES:
+    if len(rows) > MAX_LANES:
         figure = _many(timeline, rows)
     else:
         height = min(max(0.24 * len(rows), 0.6), 12.0)
         figure = Figure((WIDTH, height + 1.0), layout="constrained")
         axes = figure.subplots()
         _lanes(axes, timeline, rows, height)
-        if len(rows) <= MOST_ROWS and all(len(row) == 1 for row in rows):
+        if len(rows) <= MAX_ROWS and all(len(row) == 1 for row in rows):
             axes.set_yticks(range(len(rows)), [f"worker {row[0].id}" for row in rows])
         else:
             axes.set_ylabel("workers, successors in one row")
@@ -146,7 +146,7 @@ def _lanes(axes: Axes, timeline: Timeline, rows: Sequence[Sequence[Worker]], hei
 
 def _rows(found: Sequence[Worker]) -> list[list[Worker]]:
     """Put each worker in a row of its own, or, if there are many, in the row of one that has ended."""
-    if len(found) <= MOST_ROWS:
+    if len(found) <= MAX_ROWS:
         return [[worker] for worker in sorted(found, key=lambda worker: worker.id)]
     rows: list[list[Worker]] = []
     free: list[int] = []  # numbers of the rows whose last worker has ended, the smallest first
@@ -187,7 +187,7 @@ def servers(timeline: Timeline) -> Figure | None:
         _segments(axes, spans, COLOURS[colour], 72 * height / len(found) * 0.7)
     axes.set_xlim(timeline.begins / size, max(timeline.ends, timeline.begins + 1e-6) / size)
     axes.set_ylim(len(found) - 0.4, -0.6)
-    if len(found) <= MOST_ROWS:
+    if len(found) <= MAX_ROWS:
         axes.set_yticks(range(len(found)), [f"server {server.index}" for server in found])
     else:
         axes.set_ylabel("servers")

@@ -49,9 +49,9 @@ if TYPE_CHECKING:
 STATUS_SECONDS = 0.4  # a status that is younger is not asked for again, however many browsers ask
 WATCHED_SECONDS = 10.0  # after the last request, pictures are drawn no more
 REST = 4  # drawing takes at most one part in 1 + REST of the time of a processor
-LEAST_PAUSE_SECONDS = 1.0  # between two drawings
+MIN_PAUSE_SECONDS = 1.0  # between two drawings
 LAST_SECONDS = 20.0  # for the pictures of a job that has ended with `edl run --ui`
-MOST_WORKERS = 200  # rows of the table of workers
+MAX_WORKERS = 200  # rows of the table of workers
 CLIENT_SECONDS = 10.0  # within which a client must send its request
 SECURITY = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; connect-src 'self'; "
@@ -207,11 +207,11 @@ class Job:
         while not ends.is_set():
             with self._wanted:
                 if time.monotonic() - self._looked_at > WATCHED_SECONDS:
-                    self._wanted.wait(LEAST_PAUSE_SECONDS)
+                    self._wanted.wait(MIN_PAUSE_SECONDS)
                     continue
             began = time.thread_time()  # not wall time: on a busy machine, pictures would come late
             self._draw()
-            self._hurry.wait(max(LEAST_PAUSE_SECONDS, REST * (time.thread_time() - began)))
+            self._hurry.wait(max(MIN_PAUSE_SECONDS, REST * (time.thread_time() - began)))
             self._hurry.clear()
 
     def show_the_end(self) -> None:
@@ -221,7 +221,7 @@ class Job:
         if watched:
             self._hurry.set()
             if self._seen.wait(LAST_SECONDS):
-                time.sleep(LEAST_PAUSE_SECONDS)  # within which the browser fetches the pictures
+                time.sleep(MIN_PAUSE_SECONDS)  # within which the browser fetches the pictures
 
     def wake(self) -> None:
         """End a pause of `draw`."""
@@ -311,9 +311,9 @@ def _workers(rows: Sequence[Mapping[str, Any]], counted: str) -> str:
         counted: what their rates count: records or commits.
     """
     ordered, title = list(rows), f"{how_many(len(rows), 'worker')} now"
-    if len(rows) > MOST_WORKERS:
+    if len(rows) > MAX_WORKERS:
         ordered.sort(key=lambda worker: (worker["rank"] is not None, worker["rate"]))
-        title += f": the {MOST_WORKERS} that are not in the ring or are the slowest"
+        title += f": the {MAX_WORKERS} that are not in the ring or are the slowest"
     shown = [
         (
             w["id"],
@@ -323,7 +323,7 @@ def _workers(rows: Sequence[Mapping[str, Any]], counted: str) -> str:
             w["step"],
             _number(w["rate"]),
         )
-        for w in ordered[:MOST_WORKERS]
+        for w in ordered[:MAX_WORKERS]
     ]
     columns = ("#worker", "pid or pod", "#rank", "state", "#step", f"#{counted}/s")
     states = by_state(worker["state"] for worker in rows)

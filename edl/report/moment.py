@@ -14,9 +14,9 @@ from edl.formatting import how_many
 from edl.report.tables import table, text_of
 from edl.report.timeline import Timeline, Worker, duration
 
-MOST_WORKERS = 200  # rows of the table
-MOST_MEMBERS = 10  # of a ring, named
-MOST_NOTICES = 5
+MAX_WORKERS = 200  # rows of the table
+MAX_MEMBERS = 10  # of a ring, named
+MAX_NOTICES = 5
 
 
 def moment(timeline: Timeline, seconds: float) -> str:
@@ -30,7 +30,7 @@ def moment(timeline: Timeline, seconds: float) -> str:
     if timeline.writes_checkpoints:
         lines.append(_checkpoint(timeline, now))
     past = [(at, text) for at, _, text in timeline.notices if at <= now]
-    lines += [f"{duration(at)}: {text}" for at, text in past[-MOST_NOTICES:]]
+    lines += [f"{duration(at)}: {text}" for at, text in past[-MAX_NOTICES:]]
     found = [
         (worker, *state)
         for worker in sorted(timeline.workers.values(), key=lambda worker: worker.id)
@@ -39,9 +39,9 @@ def moment(timeline: Timeline, seconds: float) -> str:
     if found:
         lines.append(by_state(state for _, state, _ in found))
     title = f"{how_many(len(found), 'worker')} then"
-    if len(found) > MOST_WORKERS:
-        found = sorted(found, key=lambda each: each[2])[:MOST_WORKERS]
-        title += f": the {MOST_WORKERS} that had changed last"
+    if len(found) > MAX_WORKERS:
+        found = sorted(found, key=lambda each: each[2])[:MAX_WORKERS]
+        title += f": the {MAX_WORKERS} that had changed last"
     rows = [(worker.id, worker.handle, state, duration(age)) for worker, state, age in found]
     columns = ("#worker", "pid or pod", "state", "#for")
     shown = table(title, columns, rows)
@@ -59,8 +59,8 @@ def _ring(timeline: Timeline, now: float) -> str:
     if not place:
         return "no ring yet"
     change = timeline.changes[place - 1]
-    members = ", ".join(map(str, change.members[:MOST_MEMBERS]))
-    if len(change.members) > MOST_MEMBERS:
+    members = ", ".join(map(str, change.members[:MAX_MEMBERS]))
+    if len(change.members) > MAX_MEMBERS:
         members += ", ..."
     of = f"ring {change.generation} of {how_many(len(change.members), 'worker')} ({members})"
     stepped = change.stepped is not None and change.stepped <= now

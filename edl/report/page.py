@@ -18,7 +18,7 @@ from edl.report.timeline import PHASES, RECORDS, State, Timeline, duration
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-MOST_TABLE_ROWS = 200
+MAX_TABLE_ROWS = 200
 
 
 def page(timeline: Timeline, told: Mapping[str, Any], verdict: str, name: str) -> str:
@@ -61,7 +61,7 @@ def sections(timeline: Timeline, told: Mapping[str, Any], live: bool = False) ->
 def ring(timeline: Timeline, told: Mapping[str, Any]) -> str:
     """The section about the ring's size and its changes."""
     changes = list(enumerate(timeline.changes, 1))
-    kept = sorted(changes, key=lambda each: each[1].stall, reverse=True)[:MOST_TABLE_ROWS]
+    kept = sorted(changes, key=lambda each: each[1].stall, reverse=True)[:MAX_TABLE_ROWS]
     rows = [
         (
             number,
@@ -113,7 +113,7 @@ def workers(timeline: Timeline, told: Mapping[str, Any]) -> str:
     """The section about the workers' states and speeds."""
     found = list(timeline.workers.values())
     rates = {w["id"]: w["rate"] for w in told.get("workers") or () if w.get("rank") is not None}
-    kept = sorted(found, key=lambda worker: (worker.lost, worker.id))[-MOST_TABLE_ROWS:]
+    kept = sorted(found, key=lambda worker: (worker.lost, worker.id))[-MAX_TABLE_ROWS:]
     rows = []
     for worker in sorted(kept, key=lambda worker: worker.id):
         speed = rates.get(worker.id, worker.speed)
@@ -149,7 +149,7 @@ def stragglers(timeline: Timeline, told: Mapping[str, Any]) -> str:
             f"{1000 * pace.waited / pace.steps:.2f}",
             f"{100 * pace.waited / (pace.own + pace.waited):.0f}",
         )
-        for number, pace in found[:MOST_TABLE_ROWS]
+        for number, pace in found[:MAX_TABLE_ROWS]
     ]
     text = ""
     if found:
@@ -286,7 +286,7 @@ def checkpoints(timeline: Timeline, told: Mapping[str, Any]) -> str:
 
 def notices(timeline: Timeline, told: Mapping[str, Any]) -> str:
     """The section with the notices that a person may have to act on."""
-    rows = [(duration(at), reason, text) for at, reason, text in timeline.notices[-MOST_TABLE_ROWS:]]
+    rows = [(duration(at), reason, text) for at, reason, text in timeline.notices[-MAX_TABLE_ROWS:]]
     shown = table(how_many(len(rows), "notice"), ("#time", "reason", "text"), rows)
     return _section("notices", "Notices", "", None, shown) if rows else ""
 

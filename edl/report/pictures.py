@@ -3,7 +3,7 @@
 
 Each function returns a figure, or None if the job has nothing to show there. The colours are those of the
 light theme. In the HTML page they become CSS variables (`edl.report.svg`), so that the page can be dark.
-Long jobs are reduced to what can be seen: a line with at most `MOST_POINTS` points, and a histogram of
+Long jobs are reduced to what can be seen: a line with at most `MAX_POINTS` points, and a histogram of
 changes instead of a mark for each.
 """
 
@@ -25,12 +25,12 @@ from edl.report.pace import Pace
 from edl.report.tables import COLOURS
 from edl.report.timeline import PHASES, Change, Timeline, duration
 
-MOST_POINTS = 1000  # of a line
-MOST_MARKS = 400  # changes that get a mark of their own
-MOST_NUMBERS = 40  # changes whose marks are numbered as in the table
-MOST_STALLS = 10
-MOST_SLOW = 20  # workers in the picture of stragglers
-MOST_METRICS = 6
+MAX_POINTS = 1000  # of a line
+MAX_MARKS = 400  # changes that get a mark of their own
+MAX_NUMBERS = 40  # changes whose marks are numbered as in the table
+MAX_STALLS = 10
+MAX_SLOW = 20  # workers in the picture of stragglers
+MAX_METRICS = 6
 BINS = 120  # of a histogram
 LOG_FROM = 100.0  # a loss whose highest value is more than so many times its lowest one has a log scale
 
@@ -95,7 +95,7 @@ def ring(timeline: Timeline) -> Figure | None:
     """Draw the size of the ring over time, with each change and its kind."""
     if not timeline.changes:
         return None
-    many = len(timeline.changes) > MOST_MARKS
+    many = len(timeline.changes) > MAX_MARKS
     figure = Figure((WIDTH, 4.0 if many else 3.0), layout="constrained")
     axes, *more = figure.subplots(2 if many else 1, 1, sharex=True, squeeze=False)[:, 0]
     name, size = unit(timeline.ends - timeline.begins)
@@ -130,7 +130,7 @@ def ring(timeline: Timeline) -> Figure | None:
 
 def _number(axes: Axes, points: Sequence[tuple[float, float]]) -> None:
     """Number the points of a few changes, but none so close to the one before that the numbers overlap."""
-    if len(points) > MOST_NUMBERS:
+    if len(points) > MAX_NUMBERS:
         return
     last = (float("-inf"), 0.0)
     width, height = (high - low for low, high in (axes.get_xlim(), axes.get_ylim()))
@@ -149,7 +149,7 @@ def metrics(timeline: Timeline) -> Figure | None:
     names = [name for i, name in enumerate(names) if name not in names[:i]]
     if timeline.loss and "loss" not in names:
         names.insert(0, "loss")
-    if not (names := names[:MOST_METRICS]):
+    if not (names := names[:MAX_METRICS]):
         return None
     rows = -(-len(names) // 2)
     figure = Figure((WIDTH, 2.9 * rows), layout="constrained")
@@ -214,7 +214,7 @@ def slowest(timeline: Timeline) -> list[tuple[int, Pace]]:
 
 def stragglers(timeline: Timeline) -> Figure | None:
     """Draw the mean step of the slowest workers: their own computing, and waiting for the slowest member."""
-    if not (found := slowest(timeline)[:MOST_SLOW]):
+    if not (found := slowest(timeline)[:MAX_SLOW]):
         return None
     figure = Figure((WIDTH, 0.3 * len(found) + 1.1), layout="constrained")
     axes = figure.subplots()
@@ -269,7 +269,7 @@ def goodput(seconds: Mapping[str, float], price: float = 0.0) -> Figure | None:
 def longest_stalls(timeline: Timeline) -> list[tuple[int, Change]]:
     """Return the changes with the longest stalls and their numbers, the longest first."""
     numbered = [(n, change) for n, change in enumerate(timeline.changes, 1) if change.before and change.stall]
-    return sorted(numbered, key=lambda each: each[1].stall, reverse=True)[:MOST_STALLS]
+    return sorted(numbered, key=lambda each: each[1].stall, reverse=True)[:MAX_STALLS]
 
 
 def stalls(timeline: Timeline) -> Figure | None:
@@ -322,15 +322,15 @@ def ages(timeline: Timeline) -> list[tuple[float, float]]:
 
 
 def _thinned(points: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:
-    every = -(-len(points) // MOST_POINTS) or 1
+    every = -(-len(points) // MAX_POINTS) or 1
     return [*points[:-1:every], *points[-1:]]
 
 
 def _highest(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
     """Reduce a line with many points to the highest of each short interval."""
-    if len(points) <= 2 * MOST_POINTS:
+    if len(points) <= 2 * MAX_POINTS:
         return list(points)
-    begin, span = points[0][0], (points[-1][0] - points[0][0]) / MOST_POINTS or 1.0
+    begin, span = points[0][0], (points[-1][0] - points[0][0]) / MAX_POINTS or 1.0
     best: dict[int, tuple[float, float]] = {}
     for x, y in points:
         place = int((x - begin) / span)

@@ -10,7 +10,7 @@ from edl.contract.evaluation import FINAL, VALIDATION, final_split
 from edl.formatting import measured
 from edl.report.tables import text_of
 
-MOST_RESULTS = 8
+MAX_RESULTS = 8
 PREFIXES = {VALIDATION: "val_", FINAL: "test_"}  # of the metrics of a split, as in Keras
 
 
@@ -32,7 +32,7 @@ def results(told: Mapping[str, Any]) -> list[tuple[str, str]]:
         for split, found in held_out.items():
             if name in found:
                 named.append((f"{PREFIXES.get(split, '')}{name}", measured(found[name])))
-    return named[:MOST_RESULTS]
+    return named[:MAX_RESULTS]
 
 
 def held_out_results(told: Mapping[str, Any]) -> dict[str, dict[str, float | None]]:

@@ -14,7 +14,7 @@ from edl.journal.audit import Elsewhere, audit
 from edl.report import reading
 from edl.report.timeline import Timeline
 
-MOST_AUDITED = 16 << 20  # bytes of a journal; a larger one is not audited for a report
+MAX_AUDITED = 16 << 20  # bytes of a journal; a larger one is not audited for a report
 
 
 class NoPlots(EdlError):
@@ -112,7 +112,7 @@ def _pictures() -> Any:
 def verdict(output: Path, elsewhere: Elsewhere | None = None) -> str:
     """Return the sentence of the audit, or why the audit was not made."""
     size = sum(path.stat().st_size for path in artifacts.journals(output))
-    if size > MOST_AUDITED:
+    if size > MAX_AUDITED:
         return f"not made here, because the journal has {size / 1e6:.0f} MB; to make it: edl audit {output}"
     try:
         return audit(output, elsewhere)

@@ -40,7 +40,7 @@ from edl.master.core import effects as ef
 from edl.master.core import events as ev
 
 log = structlog.get_logger()
-MOST_LINE = 500  # characters
+MAX_LINE = 500  # characters
 # Lines of a stack, as Python's faulthandler and the libraries of TensorFlow print it after the cause.
 FRAME = re.compile(
     r"\s*(@ +0x|File \"|(Current )?[Tt]hread 0x|Extension modules: |\*\*\* |<no Python frame>)"
@@ -142,12 +142,12 @@ def last_line(log: Path, most: int = 1) -> str:
     """
     try:
         with open(log, "rb") as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - 10 * MOST_LINE))
+            file.seek(max(0, file.seek(0, os.SEEK_END) - 10 * MAX_LINE))
             lines = file.read().decode(errors="replace").strip().splitlines()
     except OSError:
         return ""
     found = [line.strip() for line in lines if line.strip() and not FRAME.match(line)]
-    return plain("; ".join(found[-most:]))[-MOST_LINE:]
+    return plain("; ".join(found[-most:]))[-MAX_LINE:]
 
 
 def format_error(error: Exception) -> str:

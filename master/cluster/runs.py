@@ -33,7 +33,7 @@ import structlog
 import edl
 from edl.contract import vital
 from edl.contract.ids import RunId, WorkerId
-from edl.contract.modes import MOST_SERVERS
+from edl.contract.modes import MAX_SERVERS
 from edl.contract.phases import Phase
 from edl.contract.reasons import Reason
 from edl.contract.tokens import Tokens
@@ -340,7 +340,7 @@ class ReleaseMaster:
             if not config.trains:  # rows do not move: the chart sets the number, and the Role cannot scale
                 return RemoteServers(master.emit, self._token, address, count, listen_timeout=listen_timeout)
             # The chart may have started no servers. If there are more than `count`, a ring may use them.
-            of_chart.keep_between(count, MOST_SERVERS)
+            of_chart.keep_between(count, MAX_SERVERS)
             return RemoteServers(
                 master.emit,
                 self._token,

@@ -22,7 +22,7 @@ from edl.master.core import events as ev
 from edl.master.core.ring import Ring
 from edl.master.core.workers import Pool, WorkerRecord
 
-MOST_DOUBLINGS = 5
+MAX_DOUBLINGS = 5
 LONGEST_PAUSE_SECONDS = 300.0
 UNDER_WAY_SECONDS = 60.0  # after which an order without a result is repeated
 HURRIED_SECONDS = 2.0  # between checkpoints of draining workers, which may be killed at any moment
@@ -187,7 +187,7 @@ class Checkpoints:
         self.failed = event.step, event.attempt
         self.ordered_at = self._commit = self._alone = None
         pause = (self.config.checkpoint.seconds or STEPS_PAUSE_SECONDS) * 2 ** min(
-            self.failures, MOST_DOUBLINGS
+            self.failures, MAX_DOUBLINGS
         )
         self.failures += 1
         self.due_at = now + min(pause, LONGEST_PAUSE_SECONDS)

@@ -31,7 +31,7 @@ from edl.master.core.state import State
 
 CAUSES = "an operation whose result depends on the machine, or bad memory"
 CAUSES_OF_A_LOOP = f"something that the loop changes is missing from the `state` of edl.join(), {CAUSES}"
-MOST_NAMED = 8  # workers in a sentence
+MAX_NAMED = 8  # workers in a sentence
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,8 +110,8 @@ def _states(event: ev.PartsWritten) -> dict[WorkerId, str]:
 
 def _drop(job: State, found: Difference, step: int) -> None:
     """Stop the workers that differ, and continue without them."""
-    named = ", ".join(str(w) for w in found.odd[:MOST_NAMED])
-    more = f" and {len(found.odd) - MOST_NAMED} more" if len(found.odd) > MOST_NAMED else ""
+    named = ", ".join(str(w) for w in found.odd[:MAX_NAMED])
+    more = f" and {len(found.odd) - MAX_NAMED} more" if len(found.odd) > MAX_NAMED else ""
     are = "s" if len(found.odd) > 1 else ""
     job.notice(
         Reason.ReplicaDivergence,

@@ -21,8 +21,8 @@ from edl.master.core.workers import WorkerRecord
 # Sent from outside, so the program is not the cause.
 OUTSIDE_SIGNALS = frozenset({"SIGKILL", "SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT"})
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.5, 30.0
-MOST_DOUBLINGS = 6  # more make no difference, and 2**1000 is too large for a float
-MOST_IN_VAIN = 10  # kills in a row without a step in between; some two minutes
+MAX_DOUBLINGS = 6  # more make no difference, and 2**1000 is too large for a float
+MAX_IN_VAIN = 10  # kills in a row without a step in between; some two minutes
 # Pauses before the next ring, after 1, 2 and 3 or more broken ones. With the default of elastic.maxFailures
 # they add up to half a minute, in which a failure of the network may pass.
 RING_PAUSES_SECONDS = (1.0, 5.0, 25.0)
@@ -148,5 +148,5 @@ class RestartBackoff:
 
 
 def _pause(times: int) -> float:
-    pause: float = FIRST_PAUSE_SECONDS * 2 ** min(times, MOST_DOUBLINGS)
+    pause: float = FIRST_PAUSE_SECONDS * 2 ** min(times, MAX_DOUBLINGS)
     return min(pause, LONGEST_PAUSE_SECONDS)

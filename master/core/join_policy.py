@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-MOST_SECONDS = 30.0  # the longest wait, however large the ring
+MAX_SECONDS = 30.0  # the longest wait, however large the ring
 
 
 def until(since: Collection[float], members: int, stop_seconds: float) -> float:
@@ -25,4 +25,4 @@ def until(since: Collection[float], members: int, stop_seconds: float) -> float:
         stop_seconds: for how long the last change stopped them; 0: unknown, so workers do not wait.
     """
     together = (members * stop_seconds + sum(since)) / len(since)
-    return min(together, min(since) + MOST_SECONDS)
+    return min(together, min(since) + MAX_SECONDS)

@@ -10,7 +10,7 @@ from edl.contract.ids import WorkerId
 from edl.formatting import how_many
 from edl.master.core.workers import DRAINING, WorkerRecord
 
-MOST_TAKERS = 4  # receivers of the state for each sender; for more, one broadcast to all is faster
+MAX_TAKERS = 4  # receivers of the state for each sender; for more, one broadcast to all is faster
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +95,7 @@ def plan_ring(workers: Sequence[WorkerRecord], old: Sequence[WorkerId], limits: 
     if root is not None and root.state == DRAINING:
         reason += f"; worker {root.id} transfers the state before it leaves"
     lack = tuple(w.id for w in members if root is None or not is_state_of(w, root))
-    few = len(lack) <= MOST_TAKERS * (len(members) - len(lack))
+    few = len(lack) <= MAX_TAKERS * (len(members) - len(lack))
     return RingPlan(
         members=tuple(w.id for w in members),
         root=members[0].id if root is None else root.id,

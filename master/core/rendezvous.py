@@ -20,7 +20,7 @@ from edl.master.core.servers import STARTING
 from edl.master.core.state import State, deadline
 from edl.master.core.workers import AWAY, DRAINING, IN, Kind, WorkerRecord
 
-MOST_NAMED = 8  # workers in the cause of a change
+MAX_NAMED = 8  # workers in the cause of a change
 # Seconds after a cut, or after the read of a different member, in which a read may return. The others then go
 # on without slower ones.
 READ_SECONDS = 0.3
@@ -77,8 +77,8 @@ def regroup(job: State) -> None:
         return
     changes = [f"worker {w} joins" for w in sorted(wanted - members)]
     changes += [f"worker {w} leaves" for w in sorted(members - wanted)]
-    if more := changes[MOST_NAMED:]:
-        changes[MOST_NAMED:] = [f"and {len(more)} more changes"]
+    if more := changes[MAX_NAMED:]:
+        changes[MAX_NAMED:] = [f"and {len(more)} more changes"]
     job.close(", ".join(changes), CHANGE)
 
 

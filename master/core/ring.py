@@ -22,7 +22,7 @@ from edl.master.core import events as ev
 from edl.master.core.workers import DRAINING, IN, Pool, WorkerRecord
 
 KEPT_CHANGES = 100  # a job that runs for a month has ten thousand
-MOST_ERRORS = 3  # errors of a broken ring that are shown to users
+MAX_ERRORS = 3  # errors of a broken ring that are shown to users
 
 
 class RingState(StrEnum):
@@ -225,7 +225,7 @@ class Ring:
         One member may know the cause, and the others only that it failed: the rarest texts come first.
         """
         texts = sorted(self.errors, key=lambda text: self.errors[text])
-        return "; ".join(texts[:MOST_ERRORS])
+        return "; ".join(texts[:MAX_ERRORS])
 
     @property
     def up(self) -> bool:

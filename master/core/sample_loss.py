@@ -16,7 +16,7 @@ from edl.master.core import facts
 from edl.master.core.state import State
 from edl.master.core.workers import WorkerRecord
 
-MOST_NAMED = 8  # workers in a sentence
+MAX_NAMED = 8  # workers in a sentence
 
 
 def why_refused(job: State, w: WorkerRecord, found: facts.SampleLoss | None) -> str:
@@ -47,4 +47,4 @@ def _compute(workers: list[WorkerId]) -> str:
     """The workers as the subject of a clause, with its verb "to compute"."""
     if not workers:
         return "the workers before it computed"
-    return f"{numbered('worker', workers, MOST_NAMED)} compute{'s' if len(workers) == 1 else ''}"
+    return f"{numbered('worker', workers, MAX_NAMED)} compute{'s' if len(workers) == 1 else ''}"

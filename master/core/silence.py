@@ -8,7 +8,7 @@ survivor that is behind. If its removal would discard all training since the new
 waits for it instead. If all workers with that state fall silent together, the job waits for any of them.
 
 Both waits are as long as they are worth: as starting a different worker takes (in all, if it is away several
-times), or as training again takes, at most MOST_SECONDS. So whether it answers or not, the job loses at most
+times), or as training again takes, at most MAX_SECONDS. So whether it answers or not, the job loses at most
 twice the cost of the better choice, by the rule of `join_policy`. A wait ends earlier if the worker sends a
 message, or its process or stream ends.
 
@@ -35,13 +35,13 @@ from edl.master.core.workers import AWAY, MEMBER, OUT, UP, Kind, WorkerRecord
 
 # Seconds of silence. In this time Kubernetes deletes the pods of a lost node, and a virtual machine is moved
 # or restarted: a worker that is silent for longer will hardly answer again.
-MOST_SECONDS = 600.0
+MAX_SECONDS = 600.0
 # Seconds that a member may be away, at least. A forked worker is ready sooner, but takes cores of the others.
-LEAST_SECONDS = 5.0
+MIN_SECONDS = 5.0
 # Seconds after a cut, and mean steps of the ring: a member that needs longer than both to leave it is busy.
 # Not less: a different member may call the same callback then, and two calls may write the same file.
 BUSY_SECONDS, BUSY_STEPS = 5.0, 2.0
-MOST_NAMED = 8  # workers in a sentence
+MAX_NAMED = 8  # workers in a sentence
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +148,7 @@ def _has_left(kind: Kind) -> bool:
 
 def _patience(w: WorkerRecord) -> float:
     """Return how long the job still waits for a silent worker that is away, in seconds."""
-    return max(w.ready_at - w.since, LEAST_SECONDS) if w.patience is None else w.patience
+    return max(w.ready_at - w.since, MIN_SECONDS) if w.patience is None else w.patience
 
 
 def excuse(job: State, now: float) -> None:
@@ -187,7 +187,7 @@ def waits(job: State) -> str:
     if not found or job.ending is not None:
         return ""
     if (away := [w.id for w in found if w.place == AWAY]) and len(away) == len(found):
-        who = numbered("worker", away, MOST_NAMED)
+        who = numbered("worker", away, MAX_NAMED)
         return f"{job.reason}; without heartbeats of {who}, which is replaced if it does not come back soon"
     waited = next(w for w in found if w.place != AWAY)
     return _decision(job, waited, loss(job, waited))
@@ -218,7 +218,7 @@ def loss(job: State, w: WorkerRecord) -> Loss:
 
 
 def _until(job: State, w: WorkerRecord, found: Loss) -> float:
-    return job.silences[w.id].since + min(found.seconds + found.start_seconds, MOST_SECONDS)
+    return job.silences[w.id].since + min(found.seconds + found.start_seconds, MAX_SECONDS)
 
 
 def _decision(job: State, w: WorkerRecord, found: Loss) -> str:
@@ -226,7 +226,7 @@ def _decision(job: State, w: WorkerRecord, found: Loss) -> str:
     start, until = found.start_seconds, _until(job, w, found) - job.silences[w.id].since
     silent = [o.id for o in job.pool if o.id in job.silences and o.has_state and o.progress >= w.progress]
     one = len(silent) < 2
-    subject, them = numbered("worker", silent or [w.id], MOST_NAMED), "it" if one else "them"
+    subject, them = numbered("worker", silent or [w.id], MAX_NAMED), "it" if one else "them"
     what = job.work.unit
     starts = f", and another worker would take {start:.0f} s to start" if start else ""
     they_have, their = ("the worker has", "its") if one else ("they have", "their")

@@ -24,7 +24,7 @@ from edl.master.core.ring import Change
 from edl.master.core.state import TrainTask
 from edl.master.core.workers import AWAY, OUT, UP, WorkerRecord
 
-MOST_NAMED = 5  # workers in a sentence
+MAX_NAMED = 5  # workers in a sentence
 BEGINNING = "starting"  # the reason of a job until its first ring, or what it waits for, is known
 BEFORE_READY = {  # what workers do in their states
     WorkerState.PENDING: "not running yet",
@@ -210,7 +210,7 @@ def _stalled(job: Job, beats: Mapping[WorkerId, facts.Heartbeat]) -> str:
     busy = _busy(beats)
     if not busy or (job.config.asynchronous and len(busy) < len(job.ring.inside)):
         return ""
-    said = "; ".join(f"worker {worker}, which {what}" for worker, what in busy[:MOST_NAMED])
+    said = "; ".join(f"worker {worker}, which {what}" for worker, what in busy[:MAX_NAMED])
     return f"no step is made: waiting for {said}"
 
 
@@ -239,7 +239,7 @@ def _readers(job: Job, beats: Mapping[WorkerId, facts.Heartbeat]) -> str:
     if not found or job.ending is not None:
         return ""
     doing = dict(_busy(found))
-    said = "; ".join(f"worker {w}{f' {doing[w]}' if w in doing else ''}" for w in list(found)[:MOST_NAMED])
+    said = "; ".join(f"worker {w}{f' {doing[w]}' if w in doing else ''}" for w in list(found)[:MAX_NAMED])
     return f"{job.reason}; when its call has returned, this worker will join the ring: {said}"
 
 
@@ -250,9 +250,9 @@ def _between_rings(job: Job, beats: Mapping[WorkerId, facts.Heartbeat]) -> str:
     # A ring trains once one member is up; the others receive the state at the same time.
     if not inside or job.ending is not None or (not ring.closing and any(w.place == UP for w in inside)):
         return ""
-    said = numbered("worker", [w.id for w in inside], MOST_NAMED)
+    said = numbered("worker", [w.id for w in inside], MAX_NAMED)
     name = f"the ring of generation {ring.generation}"
-    doing = "".join(f"; worker {worker} {what}" for worker, what in _busy(beats)[:MOST_NAMED])
+    doing = "".join(f"; worker {worker} {what}" for worker, what in _busy(beats)[:MAX_NAMED])
     if ring.closing:
         return f"{name} is being left by {said}: {ring.cause}{doing}"
     return f"{name} is being formed and waits for {said} ({ring.changes[-1].cause}){doing}"
@@ -263,7 +263,7 @@ def _beginning(job: Job) -> str:
     if job.reason != BEGINNING or job.ending is not None:
         return ""
     found = [(what, [w.id for w in job.pool if w.state == state]) for state, what in BEFORE_READY.items()]
-    return "; ".join(f"{numbered('worker', ids, MOST_NAMED)}: {what}" for what, ids in found if ids)
+    return "; ".join(f"{numbered('worker', ids, MAX_NAMED)}: {what}" for what, ids in found if ids)
 
 
 def _newcomers(job: Job, now: float) -> str:
@@ -271,7 +271,7 @@ def _newcomers(job: Job, now: float) -> str:
     ready = job.pool.where(lambda kind: kind.is_ready and kind.place == OUT)
     if not ready or job.join_at is None or job.join_at <= now or not job.ring.up:
         return ""
-    names = numbered("worker", [w.id for w in ready], MOST_NAMED)
+    names = numbered("worker", [w.id for w in ready], MAX_NAMED)
     within = _within(job.join_at - now)
     return f"{job.reason}; {names} will join {within}, or when the ring changes before"
 

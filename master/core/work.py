@@ -11,7 +11,7 @@ from typing import ClassVar
 
 from edl.config import Config
 from edl.contract import modes
-from edl.master.core.failures import MOST_IN_VAIN
+from edl.master.core.failures import MAX_IN_VAIN
 
 
 class Work:
@@ -47,7 +47,7 @@ class Work:
 
     def kills_in_vain(self, config: Config) -> int:
         """Return after how many killed workers in a row, without a step of the ring, the job fails."""
-        return MOST_IN_VAIN
+        return MAX_IN_VAIN
 
 
 RECORDS = Work()

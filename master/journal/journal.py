@@ -38,9 +38,9 @@ from edl.master.core.job import Job
 from edl.master.jobs import new_job, work_of
 from edl.master.spec import JobSpec
 
-MOST_WAITING = 64 << 20  # bytes; some hours of a large job
+MAX_WAITING = 64 << 20  # bytes; some hours of a large job
 SEGMENT = 1 << 20  # bytes of lines: a new master reads so much in less than half a second
-LEAST_SEGMENTS = 8  # in journal.maxBytes, so that one deletion removes a small part
+MIN_SEGMENTS = 8  # in journal.maxBytes, so that one deletion removes a small part
 
 Entries: TypeAlias = Iterator[tuple[float, ev.Event, list[Any]]]
 
@@ -86,9 +86,9 @@ class Journal:
             self.begin_another()
 
     def note(self, now: float, event: ev.Event, effects: list[ef.Effect]) -> None:
-        """Record an event in this segment; drop it if MOST_WAITING bytes already wait for room."""
+        """Record an event in this segment; drop it if MAX_WAITING bytes already wait for room."""
         with self._lock:
-            if len(self._waiting) >= MOST_WAITING:
+            if len(self._waiting) >= MAX_WAITING:
                 self._flush()
                 return
             entry = {"now": now, "event": _dump(event), "effects": [_dump(e) for e in effects]}
@@ -209,7 +209,7 @@ class Journal:
             return Link(0, self.link.chain).seal(head.line())
 
         length = len(sealed(number)[1])
-        segment = max(min(self._segment, most // LEAST_SEGMENTS), length)  # at most half of it is heads
+        segment = max(min(self._segment, most // MIN_SEGMENTS), length)  # at most half of it is heads
         kept, room = len(self._earlier), most - length - segment * 9 // 8  # its last line may be long
         while kept and sum(size for _, size in self._earlier[-kept:]) > room:
             kept -= 1

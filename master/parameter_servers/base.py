@@ -21,7 +21,7 @@ from edl.net import tls
 
 LOOK_SECONDS = 1.0  # between two calls of a server
 ANSWER_SECONDS = 3.0
-MOST_PAUSE_SECONDS = 30.0  # between two unanswered calls of `End`
+MAX_PAUSE_SECONDS = 30.0  # between two unanswered calls of `End`
 
 Emit: TypeAlias = Callable[[ev.Event], None]
 
@@ -87,7 +87,7 @@ async def end(addresses: Sequence[str], token: Callable[[], str], run_id: str) -
                     if error.code() is grpc.StatusCode.UNIMPLEMENTED:
                         return
                 await asyncio.sleep(pause)
-                pause = min(2 * pause, MOST_PAUSE_SECONDS)
+                pause = min(2 * pause, MAX_PAUSE_SECONDS)
 
     await asyncio.gather(*map(one, addresses))
 

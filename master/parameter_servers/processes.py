@@ -35,9 +35,9 @@ from edl.master.parameter_servers.monitor import RESTARTING, Watch
 from edl.master.parameter_servers.remote import PendingServers
 
 REFUSED = 2  # exit code: its arguments are invalid, or its address is taken
-MOST_IN_VAIN = 5  # failed starts in a row
+MAX_IN_VAIN = 5  # failed starts in a row
 SETTLED_SECONDS = 3.0  # a process that has listened for so long resets the pause between restarts
-MOST_PAUSE_SECONDS = 30.0
+MAX_PAUSE_SECONDS = 30.0
 LOOK_SECONDS = 0.05  # between two looks for the address of a starting server
 ENDING_SECONDS = 3.0  # for a process to exit after SIGTERM
 
@@ -292,7 +292,7 @@ class ServerProcesses:
             if listened_at is None or code >= 0:  # it was not killed, so its log may have the reason
                 why += self._log_tail(server)
             first = server.starts == 1 and code == REFUSED
-            if listened_at is None and (first or server.in_vain >= MOST_IN_VAIN):
+            if listened_at is None and (first or server.in_vain >= MAX_IN_VAIN):
                 if server.index < self._have:
                     self._emit(ev.ServerExited(server.index, why, fatal=True))
                     return
@@ -300,7 +300,7 @@ class ServerProcesses:
             lived = loop.time() - began
             self._emit(ev.ServerExited(server.index, why, max(0.0, pause - lived)))
             await asyncio.sleep(max(0.0, pause - lived))
-            pause = min(max(2 * pause, 1.0), MOST_PAUSE_SECONDS)
+            pause = min(max(2 * pause, 1.0), MAX_PAUSE_SECONDS)
 
     async def _run(self, server: _Server) -> tuple[int, float | None]:
         """Run one process; return its exit code, and when it began to listen (None if it did not)."""

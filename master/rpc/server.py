@@ -37,11 +37,11 @@ from edl.master.rpc.rendezvous import Rendezvous
 from edl.master.rpc.storage import Storage
 from edl.net.listener import Context, Listener
 
-MOST_UPDATES_SECONDS = 0.2
+MAX_UPDATES_SECONDS = 0.2
 LAST_WORDS_SECONDS = 2.0
 
 log = structlog.get_logger()
-MOST_PREFLIGHTS = 2
+MAX_PREFLIGHTS = 2
 
 
 def _work_in_bytes(server: Server) -> tuple[str, dict[str, grpc.RpcMethodHandler[Any, Any]]]:
@@ -253,7 +253,7 @@ class Server(rpc.MasterServicer):
             await context.abort(grpc.StatusCode.ALREADY_EXISTS, f"worker {worker} has a stream already")
         outbox = self._streams[worker] = Outbox()
         preflight = (
-            self._preflight_worker is None and self._preflights < MOST_PREFLIGHTS and not first.hello.resumes
+            self._preflight_worker is None and self._preflights < MAX_PREFLIGHTS and not first.hello.resumes
         )
         if preflight:
             self._preflight_worker, self._preflights = worker, self._preflights + 1
@@ -334,7 +334,7 @@ class Server(rpc.MasterServicer):
                 return
             await changed.wait()
             if not self._closing:  # faster updates cannot be read; the last one is not delayed
-                await asyncio.sleep(MOST_UPDATES_SECONDS)
+                await asyncio.sleep(MAX_UPDATES_SECONDS)
 
     async def Scale(self, request: pb.ScaleRequest, context: Context) -> pb.Reply:
         try:

@@ -165,7 +165,7 @@ def _about_of(file: BinaryIO, where: str) -> dict[str, Any]:
     """  # noqa: DOC501 (caught below)
     try:
         size = int.from_bytes(_exactly(file, 8), "little")
-        if size > files_of_tensors.MOST_HEADER_BYTES:
+        if size > files_of_tensors.MAX_HEADER_BYTES:
             raise ValueError(f"its header has {size} bytes")
         entries = json.loads(_exactly(file, size))
         (entry,) = (entry for name, entry in entries.items() if name.endswith(".about"))

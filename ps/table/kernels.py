@@ -81,7 +81,7 @@ _OPTIMIZER = types.NamedTuple([_I, _F, _ROWS], Update)
 # them stay in the nearest cache until they are used.
 AHEAD = 128
 LINE = 16  # numbers of 4 bytes in a cache line
-MOST_LINES = 4  # of a row that are prefetched; the hardware prefetches the following ones
+MAX_LINES = 4  # of a row that are prefetched; the hardware prefetches the following ones
 NEAR = 12  # rows that are prefetched while one is updated
 
 
@@ -108,7 +108,7 @@ def _find(index, mask, id):
 @numba.njit(cache=True, nogil=True, inline="always")
 def _fetch(rows, at, count):
     """Prefetch `count` numbers of an array."""
-    for j in range(0, min(count, MOST_LINES * LINE), LINE):
+    for j in range(0, min(count, MAX_LINES * LINE), LINE):
         prefetch(rows, at + j)
     prefetch(rows, at + count - 1)
 

@@ -14,7 +14,7 @@ import numpy as np
 from edl.ps.table import kernels
 
 META = kernels.META
-LEAST_INDEX = 1 << 10  # pairs
+MIN_INDEX = 1 << 10  # pairs
 FULL = 0.6  # of an index; beyond that it is doubled
 GROWTH = 1 << 22  # bytes, at the least, by which an array grows
 NEVER = -(1 << 62)  # older than every step
@@ -60,7 +60,7 @@ class RowStore:
 
     def __init__(self, stride: int):
         self.stride, self.n = stride, 0
-        self.index = _index(LEAST_INDEX)
+        self.index = _index(MIN_INDEX)
         self._meta, self._rows = _Array("int64"), _Array("float32")
 
     @property
@@ -108,7 +108,7 @@ class RowStore:
 
 
 def _index_size(count: int) -> int:
-    return 1 << max(LEAST_INDEX.bit_length() - 1, int(count / FULL).bit_length())
+    return 1 << max(MIN_INDEX.bit_length() - 1, int(count / FULL).bit_length())
 
 
 def _index(pairs: int) -> np.ndarray:

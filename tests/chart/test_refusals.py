@@ -143,6 +143,6 @@ def test_a_models_bytes_are_counted_as_helm_writes_them(helm: Helm, tmp_path: Pa
 
 
 def test_a_model_that_no_configmap_holds_is_refused(helm: Helm, tmp_path: Path) -> None:
-    (tmp_path / "mine.py").write_text("#" * (model_check.MOST_CHARACTERS + 1))
+    (tmp_path / "mine.py").write_text("#" * (model_check.MAX_CHARACTERS + 1))
     with pytest.raises(Refused, match="/model/source"):
         helm.template(words=("--set-file", f"model.source={tmp_path / 'mine.py'}"))

@@ -14,7 +14,7 @@ from tests.simulator import soak
 from tests.simulator.servers import GONES, KINDS_OF_JOBS, STUCKS
 from tests.simulator.world import SimulationFailed, World
 
-MOST_WRONG = 3
+MAX_WRONG = 3
 
 
 def main() -> int:
@@ -45,7 +45,7 @@ def main() -> int:
         except SimulationFailed as failure:
             print(failure, file=sys.stderr)
             wrong += 1
-            if wrong == MOST_WRONG:
+            if wrong == MAX_WRONG:
                 break
             continue
         faults += world.faults.kinds

@@ -14,7 +14,7 @@ from edl.master.core import events as ev
 from edl.master.core import facts
 from edl.master.core.workers import AWAY
 from tests.simulator import masters
-from tests.simulator.worker import FLIP, MOST_EPOCHS, Sim
+from tests.simulator.worker import FLIP, MAX_EPOCHS, Sim
 
 if TYPE_CHECKING:
     from tests.simulator.world import World
@@ -184,7 +184,7 @@ class Faults:
                 world.master.hear(ev.Scale(0))
                 self.clock.later(self.random.choice((0.2, 2, 6)), self._scale_back)
             case "epochs":
-                world.wants_epochs(self.random.randint(1, MOST_EPOCHS))
+                world.wants_epochs(self.random.randint(1, MAX_EPOCHS))
             case "late":
                 self._repeat_of_old(w)
             case "twice" if w.is_ready:

@@ -191,9 +191,9 @@ class Fleet:
             w.waits(lambda: session.stopped or session.ended, BUSY_SECONDS + busy.choice((-1.0, 1.0)))
             self.world.faults.last = self.clock.now
 
-    def export(self, w: Sim, worth: Mapping[str, Value] | None) -> None:
+    def export(self, w: Sim, final_metrics: Mapping[str, Value] | None) -> None:
         """Save the model, then evaluate it; the worker may be lost during either."""
-        self.world.checks.exports(w, worth)
+        self.world.checks.exports(w, final_metrics)
         if self.world.servers is not None and self.world.size:
             w.pulls()
             while not self.world.servers.judge(w):

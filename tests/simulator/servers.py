@@ -40,7 +40,7 @@ GONES = GONE, GONE_COPIES
 # copies of all rows. The second kind has mode=ps.
 STUCK, STUCK_PS = "stuck", "stuck-ps"
 STUCKS = STUCK, STUCK_PS
-MOST_SERVERS = 4
+MAX_SERVERS = 4
 MOVED_SECONDS = 20.0  # time limit for moving the rows to the requested servers
 # Calls during the forming of a ring, at which any participant may die.
 CRITICAL = {
@@ -173,7 +173,7 @@ class Servers:
             at, rate = 0.0, self.random.choice((0.1, 0.3, 1.0)) / (4 if self.world.gone else 1)
             while (at := at + self.random.expovariate(rate)) < until + 3:
                 least = self.config.replicas
-                servers = self.random.randint(least, MOST_SERVERS)
+                servers = self.random.randint(least, MAX_SERVERS)
                 self.clock.later(at, lambda servers=servers: self.wants(servers))  # type: ignore[misc]
 
     def strike(self, place: Place | None = None) -> None:

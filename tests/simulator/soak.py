@@ -18,7 +18,7 @@ from tests.simulator.world import World
 
 EVERY_SECONDS = 300.0
 KEPT_EVENTS = 1000  # events kept in the watchdog's own history
-MOST_GROWTH = 64.0  # KiB an hour
+MAX_GROWTH = 64.0  # KiB an hour
 NO_STATE = (type, ModuleType, FunctionType, BuiltinFunctionType, MethodType)
 
 
@@ -83,4 +83,4 @@ def tell(seed: int, hours: float) -> int:
         print(f"| {s.hours:.2f} | {s.workers:,} | {s.rings:,} | {s.kib:,.0f} KiB |")
     slope = growth(samples)
     print(f"it grows by {slope:+.1f} KiB an hour")
-    return int(slope > MOST_GROWTH)
+    return int(slope > MAX_GROWTH)

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from tests.simulator.fleet import Fleet
 
 FLIP = "flip"  # the fault of a member whose state silently differs
-MOST_EPOCHS = 5  # the largest number of requested epochs
+MAX_EPOCHS = 5  # the largest number of requested epochs
 
 
 class Sim:
@@ -45,7 +45,7 @@ class Sim:
         self.id, self.fleet, self.clock = worker, fleet, world.clock
         self.session = fleet.session(self)
         self.servers = world.servers.of(self) if world.servers is not None else None
-        self.learner = self._learner(world.size * MOST_EPOCHS)
+        self.learner = self._learner(world.size * MAX_EPOCHS)
         self.ring = LocalRing()
         self.learner.joins(self.ring)
         self.session.cuts(self._cut)
@@ -90,7 +90,7 @@ class Sim:
             batches,
             report,
             Restore(state, self.checkpoints, None, first),
-            lambda worth: fleet.export(self, worth),
+            lambda final_metrics: fleet.export(self, final_metrics),
             servers=self.servers,
             async_loop=self.async_loop,
             evaluation=evaluation,

@@ -26,12 +26,12 @@ from tests.simulator.masters import Masters
 from tests.simulator.rings import Rings
 from tests.simulator.servers import GONE_COPIES, GONES, KINDS_OF_JOBS, STUCK_PS, STUCKS, Servers
 from tests.simulator.store import Memory, stands_for
-from tests.simulator.worker import MOST_EPOCHS
+from tests.simulator.worker import MAX_EPOCHS
 from tests.simulator.worker_stream import Crew
 from tests.support.jobs.invariants import Watchdog
 
 BASE = values.defaults()
-MOST_EVENTS = 100_000
+MAX_EVENTS = 100_000
 WITH_SERVERS = 10  # one of this many runs has parameter servers, of each kind in turn
 # One of this many runs has two masters, because it takes as long as twelve others. Every second one of these
 # has servers.
@@ -80,8 +80,8 @@ class World:
             self.size, self.batch, self.epochs = max(self.size, 200), 4, [chance.randint(2, 4)]
             self.pace = chance.choice((0.1, 0.4))
         if hours:
-            self.batch, self.pace, self.epochs = 4, 1.0, [MOST_EPOCHS]
-            self.size, self.bad = round(hours * 3600 / self.pace * self.batch / MOST_EPOCHS), set()
+            self.batch, self.pace, self.epochs = 4, 1.0, [MAX_EPOCHS]
+            self.size, self.bad = round(hours * 3600 / self.pace * self.batch / MAX_EPOCHS), set()
         grace, join = chance.choice((0, 1, 3, 3)), chance.choice((0, 0.2, 1))
         self.silence = 2.0
         workers = chance.randint(1, 6)
@@ -281,7 +281,7 @@ class World:
     def _run(self) -> None:
         self.master.hear(ev.Begin())
         self.faults.schedule()
-        steps = MOST_EPOCHS * (self.size // self.batch + 40)
+        steps = MAX_EPOCHS * (self.size // self.batch + 40)
         limit = (
             (150 if self.two else 60 if self.servers is not None else 0)
             + self.faults.calm_at
@@ -291,7 +291,7 @@ class World:
         )
         while self.ended is None:
             action = self.clock.go_on()
-            too_long = self.clock.now > limit or len(self.watchdog.history) > MOST_EVENTS
+            too_long = self.clock.now > limit or len(self.watchdog.history) > MAX_EVENTS
             assert not too_long, f"the job does not end: {self.job.phase}, {self.job.reason}"
             action()
         self.checks.judge(self.ended)

@@ -27,7 +27,7 @@ from _pytest.runner import runtestprotocol
 
 ROOT = Path(__file__).parents[2]
 LEDGER = ROOT / "tests" / "flaky.json"
-MOST = 4  # tests of a run that may be run again
+MAXIMUM = 4  # tests of a run that may be run again
 LANDINGS = 50  # commits on main within which a test has at most one entry
 
 Entry = dict[str, Any]
@@ -94,8 +94,8 @@ class Flaky:
         return True
 
     def _ticket(self) -> Path | None:
-        """Acquire the right to repeat one more test; None if MOST tests were repeated already."""
-        for number in range(MOST):
+        """Acquire the right to repeat one more test; None if MAXIMUM tests were repeated already."""
+        for number in range(MAXIMUM):
             try:
                 (self._folder / str(number)).touch(exist_ok=False)
             except FileExistsError:

@@ -22,7 +22,7 @@ from edl.trainer.runtime.log import log
 
 PAUSE_SECONDS = 2.0  # an epoch may take but a moment
 
-MOST_TOLD = 1_000  # epochs of the history in the summary, which must fit into a ConfigMap
+MAX_TOLD = 1_000  # epochs of the history in the summary, which must fit into a ConfigMap
 
 
 class HistoryFiles:

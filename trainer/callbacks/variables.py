@@ -18,7 +18,7 @@ import tensorflow as tf
 from edl.trainer.model.captured import attributes_of, distinct, metric_variables, plain
 
 DEPTH = 3  # of objects within objects
-MOST = 1000  # elements of a list that are looked at: more are data
+MAXIMUM = 1000  # elements of a list that are looked at: more are data
 # Not looked into: what a callback computes with, made anew in each process (a metric or a model of its own).
 CLOSED = (type, types.ModuleType, keras.layers.Layer, keras.optimizers.Optimizer, keras.metrics.Metric)
 
@@ -67,9 +67,9 @@ def _in(value: Any, name: str, seen: set[int], depth: int) -> Iterator[tuple[str
     elif depth == 0:
         return
     elif isinstance(value, dict):
-        inner = [(f"{name}.{key}", v) for key, v in value.items()] if len(value) <= MOST else []
+        inner = [(f"{name}.{key}", v) for key, v in value.items()] if len(value) <= MAXIMUM else []
     elif isinstance(value, list | tuple | set | frozenset):
-        inner = [(name, v) for v in value] if len(value) <= MOST else []
+        inner = [(name, v) for v in value] if len(value) <= MAXIMUM else []
     elif hasattr(value, "__dict__"):
         inner = [(f"{name}.{key}", v) for key, v in vars(value).items()]
     for where, v in inner:

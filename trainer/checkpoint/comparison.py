@@ -18,7 +18,7 @@ from edl.errors import ModelError
 from edl.trainer.embedding.interfaces import Table
 from edl.trainer.embedding.saved_rows import weights_in
 
-MOST_NAMED = 5  # variables in a message
+MAX_NAMED = 5  # variables in a message
 
 Shape = tuple[int, ...]
 
@@ -57,8 +57,8 @@ def refuse_variables(place: str, here: Mapping[str, str], there: Mapping[str, st
         if there.get(name) != kind
     ]
     if wrong:
-        more = f"; and {len(wrong) - MOST_NAMED} more" if len(wrong) > MOST_NAMED else ""
-        raise ModelError(f"{place} does not fit this model: {'; '.join(wrong[:MOST_NAMED])}{more}")
+        more = f"; and {len(wrong) - MAX_NAMED} more" if len(wrong) > MAX_NAMED else ""
+        raise ModelError(f"{place} does not fit this model: {'; '.join(wrong[:MAX_NAMED])}{more}")
 
 
 class StoredVariable(NamedTuple):

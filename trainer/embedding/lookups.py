@@ -30,7 +30,7 @@ from edl.trainer.embedding import table_specs
 from edl.trainer.embedding.interfaces import Begun, Commit, Rows, RowsAhead
 from edl.trainer.embedding.recording import Given, Recorder
 
-MOST_PLAIN = 1 << 28  # bytes of a table that is saved as Keras does, with rows that were never trained
+MAX_PLAIN = 1 << 28  # bytes of a table that is saved as Keras does, with rows that were never trained
 
 
 @runtime_checkable
@@ -330,7 +330,7 @@ class Asked:
 
 def _is_to_be_plain(layer: Embedding) -> bool:
     """Whether it is saved with all rows: it has replaced a keras.layers.Embedding, which is no larger."""
-    return layer.float_ids and layer.input_dim is not None and 4 * layer.input_dim * layer.dim <= MOST_PLAIN
+    return layer.float_ids and layer.input_dim is not None and 4 * layer.input_dim * layer.dim <= MAX_PLAIN
 
 
 def _is_on_servers(layer: Any) -> bool:

@@ -227,7 +227,7 @@ class _Part:
 
     def _read_header(self, file: BinaryIO) -> None:
         size = int.from_bytes(_exactly(file, 8), "little")
-        if size > files_of_tensors.MOST_HEADER_BYTES:
+        if size > files_of_tensors.MAX_HEADER_BYTES:
             raise ValueError(f"its header has {size} bytes")
         entries = json.loads(_exactly(file, size))
         entries.pop("__metadata__", None)

@@ -36,7 +36,7 @@ class _Batches(keras.utils.PyDataset):
 
     def __getitem__(self, index: int) -> tuple[object, ...]:
         self._goes_on()
-        batch = self._source.plain(*self._batches[index])
+        batch = self._source.consecutive(*self._batches[index])
         # tf.data, through which Keras takes them, knows no lists, and has no type for labels that are None.
         batch = replace(batch, x=keras.tree.lists_to_tuples(batch.x), y=keras.tree.lists_to_tuples(batch.y))
         if batch.weights is not None:

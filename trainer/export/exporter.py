@@ -84,11 +84,11 @@ class Exporter:
     job_output: Path | None = None
     abandon: Callable[[], None] = lambda: None
 
-    def __call__(self, worth: Mapping[str, Value] | None = None) -> None:
+    def __call__(self, final_metrics: Mapping[str, Value] | None = None) -> None:
         """Save the model, report the files, evaluate the model, and report the result.
 
         Args:
-            worth: the loss and metrics of the model, if the ring has evaluated it.
+            final_metrics: the loss and metrics of the model, if the ring has evaluated it.
 
         Raises:
             RingBroken: servers have lost rows of the model; nothing was saved or reported. A ring is then
@@ -105,13 +105,13 @@ class Exporter:
                 self._secure()
             with _noted(failed, SAVING):
                 if self.finish():
-                    worth = None
+                    final_metrics = None
             kept = self._keep()
             self._report_saved(kept, [*failed, *_trouble(kept)])
             kept = self._retry(kept)
             failed += _trouble(kept)
             exports = self._export(kept, failed)
-            metrics = dict(worth) if worth is not None else self._evaluate(failed)
+            metrics = dict(final_metrics) if final_metrics is not None else self._evaluate(failed)
             found = self._verified(exports, failed)
             self._report_finished(kept, exports, found, metrics, failed)
             kept.drop_spare()

@@ -55,7 +55,7 @@ def features_of(module: UserModel, watch: Watch = unwatched) -> Any:
         if reader is not None and len(reader):
             feed, transform = module.feed_of(split), module.transform_of(split)
             records = Records(reader, feed, module.name, watch, lenient=True, transform=transform)
-            return records.these(records.first(RECORDS)).x
+            return records.batch_at(records.first(RECORDS)).x
     return None
 
 

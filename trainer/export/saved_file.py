@@ -29,7 +29,7 @@ CONFIG = "config.json"
 PLAIN = ".plain."  # prefix of an unfinished file, before the name of the file that it replaces
 EMBEDDING = "edl>Embedding"  # as it is registered
 PIECE = 1 << 20
-MOST_NAMED = 8
+MAX_NAMED = 8
 FAMILIES = frozenset({"keras", "keras_hub", "keras_cv", "keras_nlp", "builtins"})  # imported by Keras itself
 FUNCTIONS = (  # where Keras looks for a function by its name
     keras.activations,
@@ -125,15 +125,15 @@ def note(path: Path) -> str:
     """What a user must know to load the file; empty if `keras.models.load_model(path)` is enough."""
     found, needs = config(path), []
     if names := custom_objects(found):
-        more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
+        more = f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else ""
         ours = {name: module for name in names if (module := _module_of_ours(name))}
         how = [f"import {', '.join(sorted({*ours.values()}))}"] if ours else []
         if len(ours) < len(names):
-            them = ", ".join([name for name in names if name not in ours][:MOST_NAMED]) if ours else "them"
+            them = ", ".join([name for name in names if name not in ours][:MAX_NAMED]) if ours else "them"
             how.append(
                 f"import the module that registers {them}, or pass custom_objects to keras.models.load_model"
             )
-        needs.append(f"with custom objects ({', '.join(names[:MOST_NAMED])}{more}): {'; '.join(how)}")
+        needs.append(f"with custom objects ({', '.join(names[:MAX_NAMED])}{more}): {'; '.join(how)}")
     if has_lambda(found):
         needs.append("with safe_mode=False (it holds Python code of a Lambda layer)")
     return f"{path.name} can be loaded only {' and '.join(needs)}" if needs else ""

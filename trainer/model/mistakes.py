@@ -29,7 +29,7 @@ ENCODE = (
     "encode it with a layer (keras.layers.StringLookup, keras.layers.TextVectorization; docs/data.md#files), "
     "or leave it out (features=...)"
 )
-MOST_SHOWN = 5  # names in a message
+MAX_SHOWN = 5  # names in a message
 
 
 class Mistake(ModelError):
@@ -308,8 +308,8 @@ def _first(array: Any) -> str:
 
 def _listed(names: Any) -> str:
     shown = [repr(name) for name in names]
-    more = f" and {len(shown) - MOST_SHOWN} others" if len(shown) > MOST_SHOWN else ""
-    return ", ".join(shown[:MOST_SHOWN]) + more
+    more = f" and {len(shown) - MAX_SHOWN} others" if len(shown) > MAX_SHOWN else ""
+    return ", ".join(shown[:MAX_SHOWN]) + more
 
 
 def _shape(shape: list[int | None]) -> str:

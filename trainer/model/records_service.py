@@ -106,12 +106,12 @@ class RecordsService:
 
     def good(self, indices: np.ndarray, epoch: int) -> Batch:
         """Read and feed records, without those that are bad if the job allows bad records."""
-        return self._records.good(indices, epoch)
+        return self._records.batch_without_bad(indices, epoch)
 
     def alone(self, start: int, stop: int) -> None:
         """Read and feed the records [start, stop), to see whether this process survives it."""
         with contextlib.suppress(Exception):  # a record that raises is found where its batch is made
-            self._records.plain(start, stop)
+            self._records.consecutive(start, stop)
 
     def _begin(self, step: StepPart) -> None:
         if step.layout != self._records.layout:

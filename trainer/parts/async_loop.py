@@ -43,7 +43,7 @@ from edl.trainer.session.telemetry import Telemetry
 
 AT_ONCE = 2  # leased steps per worker: one in progress, and one whose records are read ahead
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.002, 0.1  # between two lease requests when no step is left
-MOST_BATCHES = 1 << 20  # greater than the number of batches of an evaluation
+MAX_BATCHES = 1 << 20  # greater than the number of batches of an evaluation
 
 
 class Learner(Protocol):
@@ -350,4 +350,4 @@ def _named(step: int, batch: Batch) -> str:
 
 def _order(ledger: Ledger) -> int:
     """A number that grows with the ledger."""
-    return (ledger.step * MOST_BATCHES + ledger.round) * 2 + ledger.callbacks_done
+    return (ledger.step * MAX_BATCHES + ledger.round) * 2 + ledger.callbacks_done

@@ -152,7 +152,7 @@ class EvaluationBatches(LoopPart):
         if result.round == now.end and here.rank == 0 and not self._state.catching_up:
             self._say(here.generation, now.split)
 
-    def worth(self, ledger: Ledger) -> Mapping[str, Value] | None:
+    def final_metrics(self, ledger: Ledger) -> Mapping[str, Value] | None:
         """Return the results for exactly this state; None without results.
 
         No results exist if the state was not evaluated, or only in part, or the evaluation failed.

@@ -58,7 +58,7 @@ class RowServers(LoopPart):
         self._state, self._restore = state, restore
         servers.declare(state.learner.tables, lambda: state.ledger.commit)
         self._ahead = state.learner if isinstance(state.learner, PullsAhead) else None
-        self._stay = ""  # why the rows were not moved to the servers that the master wants
+        self._reshard_failure = ""  # why the rows were not moved to the servers that the master wants
 
     def entering(self, form: FormRing) -> None:
         """Allow calls to the servers, which from now on end when this ring is cut."""
@@ -114,7 +114,7 @@ class RowServers(LoopPart):
         root = form.members.index(form.root)
         generation = np.array([servers.generation], np.int64)
         servers.generation = state.servers_generation = int(ring.broadcast(generation, root)[0])
-        self._stay = ""
+        self._reshard_failure = ""
         return broadcast_text(ring, why, root)
 
     def after_sync(self, form: FormRing) -> None:
@@ -126,9 +126,9 @@ class RowServers(LoopPart):
         servers, why = self._servers, ""
         if form.root == self._session.worker and servers.moves:
             why = servers.move(self._state.ledger.step)
-        self._stay = adopt(self._ring, form.members.index(form.root), servers, why)
+        self._reshard_failure = adopt(self._ring, form.members.index(form.root), servers, why)
 
     def joined(self, here: RingSlot, message: pb.JoinedRing) -> None:
         """Add to the message which servers have the rows."""
         of = self._servers.assignment
-        message.servers, message.out[:], message.servers_stay = of.servers, of.out, self._stay
+        message.servers, message.out[:], message.servers_stay = of.servers, of.out, self._reshard_failure

@@ -18,7 +18,7 @@ from edl.contract.layout import Layout, StepSlice
 from edl.contract.steps import Steps
 from edl.data.nest import leaves
 
-MOST_AHEAD = 64  # batches: more hides no source
+MAX_AHEAD = 64  # batches: more hides no source
 T = TypeVar("T")
 
 
@@ -219,7 +219,7 @@ class Batches:
         batch = self._await(self._read[0][1], step)
         size = batch.nbytes if batch else 0
         least = 1 if self._parallel is None else self._parallel.count
-        most = min(max(int(self._ahead_bytes // max(size, 1)), least), MOST_AHEAD)
+        most = min(max(int(self._ahead_bytes // max(size, 1)), least), MAX_AHEAD)
         while len(self._read) <= most and (following := self._read[-1][0] + 1) < end:
             self._submit(following)
         return batch

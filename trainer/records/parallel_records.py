@@ -41,7 +41,7 @@ from edl.trainer.records.wire import Packet
 from edl.trainer.runtime.log import log
 
 DEATHS = 2  # of a process, with the same records, before these are read one by one
-MOST_TOLD = 8  # deaths of processes of one worker that the user is warned of
+MAX_TOLD = 8  # deaths of processes of one worker that the user is warned of
 ROUNDS = 2  # of `DEATHS` in which all records together kill a process, and none does alone
 
 
@@ -435,7 +435,7 @@ class ParallelRecords:
         what = f"reader process {pid} {how} while it read the {named(indices)}"
         line = f"{self._name}: {what}; it is started again"
         self._deaths += 1
-        (self._warn if self._deaths <= MOST_TOLD else log.warning)(line)
+        (self._warn if self._deaths <= MAX_TOLD else log.warning)(line)
 
     def _alive(self, slot: int, indices: np.ndarray, epoch: int) -> Batch:
         """Read the records at `indices` without those that kill their process.

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from edl.trainer.records.transform import Transform
 
 SAMPLE = 16  # records, to see how large one is
-MOST_BAD = 1000  # at the beginning of the data: more cannot be a few that one may leave out
+MAX_BAD = 1000  # at the beginning of the data: more cannot be a few that one may leave out
 
 
 class Records:
@@ -67,7 +67,7 @@ class Records:
     def layout(self) -> Layout:
         return self._order.layout
 
-    def fit(self, buffer_bytes: float, ranks: int) -> None:
+    def choose_layout(self, buffer_bytes: float, ranks: int) -> None:
         """Find a layout that goes well with how large the records are, and whether they are read in blocks.
 
         Args:
@@ -109,7 +109,7 @@ class Records:
         except Exception:
             if not self._lenient:
                 raise
-            return self._good(indices, epoch)
+            return self._batch_without_bad(indices, epoch)
 
     def epoch(self, position: int) -> int:
         """The epoch of a position."""
@@ -131,7 +131,7 @@ class Records:
         except Exception:
             if not self._lenient:
                 raise
-            return self._good(indices, epoch)
+            return self._batch_without_bad(indices, epoch)
 
     def pick(self, indices: np.ndarray, shards: np.ndarray, part: StepSlice) -> Any:
         """Read the raw records at `indices`, all or some of this part of a step.
@@ -151,7 +151,7 @@ class Records:
             self._open = {shard: block for shard, block in self._open.items() if ours[shard]}
         return self._pick(indices, shards)
 
-    def plain(self, start: int, stop: int) -> Batch:
+    def consecutive(self, start: int, stop: int) -> Batch:
         """The records [start, stop) as they lie, without any order: for evaluation."""
         return self._as_batch(self._read(start, stop), np.arange(start, stop))
 
@@ -165,11 +165,11 @@ class Records:
         if not self._lenient:
             return list(range(count))
         good: list[int] = []
-        for index in range(min(self.layout.records, count + MOST_BAD)):
+        for index in range(min(self.layout.records, count + MAX_BAD)):
             try:
-                self.these([index])
+                self.batch_at([index])
             except Exception:
-                if not good and index + 1 == min(self.layout.records, count + MOST_BAD):
+                if not good and index + 1 == min(self.layout.records, count + MAX_BAD):
                     raise
             else:
                 good.append(index)
@@ -177,7 +177,7 @@ class Records:
                 break
         return good
 
-    def these(self, indices: Sequence[int], epoch: int = 0) -> Batch:
+    def batch_at(self, indices: Sequence[int], epoch: int = 0) -> Batch:
         """The records at `indices` in an epoch, read one by one unless they follow each other.
 
         Raises:
@@ -191,15 +191,19 @@ class Records:
             return self._read(start, stop)
         return nest.map_leaves(self._whole, *(self._read(i, i + 1) for i in indices))
 
-    def good(self, indices: np.ndarray, epoch: int) -> Batch:
+    def batch_without_bad(self, indices: np.ndarray, epoch: int) -> Batch:
         """The records at `indices` in an epoch, without those that are bad if `lenient`.
 
         Raises:
             DataError, or what the reader or `feed` raises: one of them is bad, or they do not go together.
         """
-        return self._good(indices, epoch) if self._lenient else self.these(indices.tolist(), epoch)
+        return (
+            self._batch_without_bad(indices, epoch)
+            if self._lenient
+            else self.batch_at(indices.tolist(), epoch)
+        )
 
-    def _good(self, indices: np.ndarray, epoch: int) -> Batch:
+    def _batch_without_bad(self, indices: np.ndarray, epoch: int) -> Batch:
         """The records at `indices` without those that are bad, found one by one.
 
         Raises:
@@ -208,14 +212,14 @@ class Records:
         good, bad = [], []
         for index in indices.tolist():
             try:
-                self.these([index], epoch)
+                self.batch_at([index], epoch)
             except Exception as error:
                 bad.append(BadRecord(index, with_place(format_error(error), place(self._reader, index))))
             else:
                 good.append(index)
         if not good:
             return Batch(np.zeros(0, np.int64), None, None, None, bad=tuple(bad))
-        return replace(self.these(good, epoch), bad=tuple(bad))
+        return replace(self.batch_at(good, epoch), bad=tuple(bad))
 
     def _as_batch(self, records: Any, indices: np.ndarray, epoch: int = 0) -> Batch:
         fed = self._fed(records, indices)

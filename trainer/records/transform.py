@@ -21,7 +21,7 @@ from edl.errors import DataError, ModelError
 from edl.trainer.records.arrays import standard, tensor
 
 NAMED = ("seed", "split")  # parameters that are passed by name
-MOST = 3  # other parameters: features, label, weight
+MAXIMUM = 3  # other parameters: features, label, weight
 CALL = "transform(features, label) or transform(features, label, weight), with seed and split after them"
 # Operations whose values depend on how often they have run, and those that change variables.
 _RANDOM = re.compile(
@@ -150,7 +150,7 @@ def parameters(function: Callable[..., Any], name: str) -> tuple[int, set[str]]:
         signature.bind(*parts, **dict.fromkeys(named))
     except (TypeError, ValueError) as error:
         raise ModelError(f"{name}: transform() is called as {CALL}: {error}") from error
-    if not 1 <= len(parts) <= MOST:
+    if not 1 <= len(parts) <= MAXIMUM:
         raise ModelError(f"{name}: transform{signature} is called as {CALL}")
     return len(parts), named
 

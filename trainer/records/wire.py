@@ -24,7 +24,7 @@ from typing import Any
 
 ALIGNED = 64  # bytes: TensorFlow takes such arrays without a copy
 SMALL = 16384  # bytes of an array that is pickled: mapping shared memory takes longer than a copy
-MOST_DESCRIPTORS = 250  # in one message of Linux
+MAX_DESCRIPTORS = 250  # in one message of Linux
 AT_ONCE = 65536  # bytes that are received by one call at least
 _HEADER, _PACKET = struct.Struct("<QI"), struct.Struct("<QI?")
 
@@ -136,7 +136,7 @@ def send(connection: socket.socket, packets: Sequence[Packet]) -> None:
         ValueError: the packets have more memory descriptors than a message can carry.
     """
     descriptors = [packet.memory for packet in packets if packet.memory is not None]
-    if len(descriptors) > MOST_DESCRIPTORS:
+    if len(descriptors) > MAX_DESCRIPTORS:
         raise ValueError(f"a message cannot have {len(descriptors)} packets with memory")
     parts = []
     for packet in packets:
@@ -172,7 +172,7 @@ def receive(
                 _wait(connection, dead, deadline)
             try:
                 data, found, _, _ = socket.recv_fds(
-                    connection, max(size - len(received), AT_ONCE), MOST_DESCRIPTORS
+                    connection, max(size - len(received), AT_ONCE), MAX_DESCRIPTORS
                 )
             except ConnectionResetError as error:
                 raise Closed from error

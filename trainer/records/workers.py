@@ -13,7 +13,7 @@ from edl.data.objects.indexed import Indexed
 from edl.data.objects.selected import Selected
 from edl.data.objects.split import Subset
 
-CORES_EACH, MOST = 4, 4  # with data.workers=auto: cores of a worker for each reader; readers
+CORES_EACH, MAXIMUM = 4, 4  # with data.workers=auto: cores of a worker for each reader; readers
 CPU_LIMIT = Path("/sys/fs/cgroup/cpu.max")  # of this container: microseconds, per period
 
 
@@ -27,7 +27,7 @@ def reader_count(workers: Literal["auto"] | int, reader: Any, cores: int) -> int
     """
     if workers != "auto":
         return workers
-    return min(cores // CORES_EACH, MOST) if _reads_files(reader) else 0
+    return min(cores // CORES_EACH, MAXIMUM) if _reads_files(reader) else 0
 
 
 def own_cores(sharing: int, limit: Path = CPU_LIMIT) -> int:

@@ -39,7 +39,7 @@ CHUNK = 4 << 20  # bytes that are sent, received and digested at once
 SILENCE_SECONDS = 60.0  # without a byte: the peer is lost
 SECRET_BYTES = 32
 NICE = 10
-MOST_PARTS = 1 << 20
+MAX_PARTS = 1 << 20
 
 
 class TransferFailed(Exception):
@@ -242,8 +242,8 @@ def _receive_state(connection: socket.socket, relay: Relay, allocate_part: Alloc
         return data
 
     (count,) = struct.unpack("<Q", block(8).data)
-    if count > MOST_PARTS:
-        raise StateDamaged(f"a state of {count} parts was announced, expected at most {MOST_PARTS}")
+    if count > MAX_PARTS:
+        raise StateDamaged(f"a state of {count} parts was announced, expected at most {MAX_PARTS}")
     sizes = struct.unpack(f"<{count}Q", block(8 * count).data)
     parts = [block(size, allocate_part) for size in sizes]
     expected = bytearray(digest.digest_size)

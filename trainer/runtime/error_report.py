@@ -49,9 +49,9 @@ GPU_MEMORY_ADVICE = (
     "lower training.batchSize or raise training.accumulateSteps; if workers share a GPU, set "
     "worker.gpuMemory=growth or a larger local.gpusPerWorker"
 )
-MOST_WHY = 2_000  # characters
-MOST_TRACEBACK = 20_000
-MOST_LINES = 6  # of a sentence over several lines
+MAX_WHY = 2_000  # characters
+MAX_TRACEBACK = 20_000
+MAX_LINES = 6  # of a sentence over several lines
 COLOR = re.compile(r"\x1b\[[0-9;]*m")
 # Keras puts a layer's error between its place and the layer's arguments.
 IN_A_LAYER = re.compile(
@@ -118,10 +118,10 @@ def format_error(error: BaseException) -> str:
     except Exception as second:
         text = f"(its __str__ raises {type(second).__name__})"
     if isinstance(error, EdlError):
-        return clean(text, MOST_WHY)
+        return clean(text, MAX_WHY)
     if isinstance(error, SystemExit):
-        return clean(f"the model's code has called sys.exit({text})", MOST_WHY)
-    return clean(f"{type(error).__name__}: {_first_sentence(text)}".removesuffix(": "), MOST_WHY)
+        return clean(f"the model's code has called sys.exit({text})", MAX_WHY)
+    return clean(f"{type(error).__name__}: {_first_sentence(text)}".removesuffix(": "), MAX_WHY)
 
 
 class Place(NamedTuple):
@@ -182,7 +182,7 @@ def lack_of_gpu_memory(error: BaseException) -> str:
         for line in str(cause).splitlines():
             if NO_GPU_MEMORY.search(line):
                 said = OF_TENSORFLOW.sub("", line).strip()
-                return clean(f"the GPU's memory is not enough: {said}; {GPU_MEMORY_ADVICE}", MOST_WHY)
+                return clean(f"the GPU's memory is not enough: {said}; {GPU_MEMORY_ADVICE}", MAX_WHY)
     return ""
 
 
@@ -220,7 +220,7 @@ def _first_sentence(text: str) -> str:
 def _sentence(text: str) -> str:
     """The lines of a text up to the end of its first sentence or paragraph."""
     lines: list[str] = []
-    for line in text.strip().splitlines()[:MOST_LINES]:
+    for line in text.strip().splitlines()[:MAX_LINES]:
         if line.strip():
             lines.append(line.strip())
         elif not lines[-1].endswith(":"):
@@ -240,7 +240,7 @@ def format_traceback(error: BaseException) -> str:
         text = COLOR.sub("", "".join(found.format()))
     except Exception as second:  # such as RecursionError, if an error is its own cause
         text = f"{type(error).__name__} (its traceback cannot be formatted: {type(second).__name__})"
-    return clean(text, MOST_TRACEBACK)
+    return clean(text, MAX_TRACEBACK)
 
 
 def _drop_callers(found: traceback.TracebackException) -> None:

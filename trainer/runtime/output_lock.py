@@ -32,10 +32,10 @@ RESULTS = (
     artifacts.HISTORY,
 )
 LOOK_SECONDS = 0.5
-MOST_SECONDS = 60.0  # the workers of a release's last run may still be ending
+MAX_SECONDS = 60.0  # the workers of a release's last run may still be ending
 
 
-def hold(output: Path, run_id: str, seconds: float = MOST_SECONDS) -> int | None:
+def hold(output: Path, run_id: str, seconds: float = MAX_SECONDS) -> int | None:
     """Hold the directory for a run, together with its other workers, as long as this process lives.
 
     Returns:

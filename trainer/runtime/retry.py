@@ -14,7 +14,7 @@ from typing import TypeVar
 from edl.errors import StoreUnavailable
 
 T = TypeVar("T")
-FIRST_PAUSE, MOST_PAUSE = 1.0, 10.0
+FIRST_PAUSE, MAX_PAUSE = 1.0, 10.0
 LOOK_SECONDS = 0.2  # between two looks whether this worker has to end
 
 
@@ -49,4 +49,4 @@ def tried_again(
             until = time.monotonic() + pause
             while time.monotonic() < until and not must_end():
                 time.sleep(min(LOOK_SECONDS, pause))
-            pause = min(2 * pause, MOST_PAUSE)
+            pause = min(2 * pause, MAX_PAUSE)

@@ -33,7 +33,7 @@ from edl.signals import to_handle
 
 ASKING = frozenset({signal.SIGTERM, signal.SIGINT})
 PR_SET_PDEATHSIG, PR_SET_NAME, PR_SET_CHILD_SUBREAPER = 1, 15, 36  # linux/prctl.h
-MOST_LOOKS = 10  # at what is left of what was started
+MAX_LOOKS = 10  # at what is left of what was started
 KILLED_SECONDS = 1.0  # within which the kernel ends a process that is killed
 
 
@@ -150,7 +150,7 @@ def end_children(except_for: Container[int] = ()) -> None:
     Args:
         except_for: the process IDs of children that stay, with all that they have started.
     """
-    for _ in range(MOST_LOOKS):
+    for _ in range(MAX_LOOKS):
         found = [child for child in psutil.Process().children() if child.pid not in except_for]
         found = [child for child in found if _runs(child)]
         if not found:

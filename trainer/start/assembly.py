@@ -69,7 +69,7 @@ def assemble(
     due: Due = never
 
     def save() -> None:
-        export(rounds.worth(state.ledger) if rounds is not None else None)
+        export(rounds.final_metrics(state.ledger) if rounds is not None else None)
 
     if servers is not None and async_loop is None:
         parts.append(RowServers(servers, session, ring, state, restore))

@@ -24,7 +24,7 @@ from edl.errors import ModelError
 from edl.formatting import class_numbers
 from edl.layers.row_location import keep_rows_elsewhere, saved_tables
 from edl.trainer.callbacks.callbacks import Callbacks
-from edl.trainer.callbacks.history import MOST_TOLD, HistoryFiles, as_json
+from edl.trainer.callbacks.history import MAX_TOLD, HistoryFiles, as_json
 from edl.trainer.callbacks.rules import accepted
 from edl.trainer.checkpoint.checkpointing import Checkpointing, of_job
 from edl.trainer.checkpoint.source import saved_classes, saved_counts
@@ -192,7 +192,7 @@ class Ending:
             return self.callbacks is not None and self.callbacks.end(epochs)
         finally:
             self.history.end(epochs.history)
-            self.session.say(history=pb.History(json=as_json(epochs.history[-MOST_TOLD:])))
+            self.session.say(history=pb.History(json=as_json(epochs.history[-MAX_TOLD:])))
 
 
 def data_of(context: Context) -> tuple[Reader, Records, list[Batch]]:
@@ -212,7 +212,7 @@ def data_of(context: Context) -> tuple[Reader, Records, list[Batch]]:
         lenient=config.data.max_bad_records > 0,
         transform=module.transform_of("train"),
     )
-    records.fit(config.data.buffer_mebibytes * MEBIBYTE * (1 - AHEAD), config.workers)
+    records.choose_layout(config.data.buffer_mebibytes * MEBIBYTE * (1 - AHEAD), config.workers)
     context.doing.now(f"{context.name}: the first records, and the first use of the model with them")
     return reader, records, samples_of(records)
 

@@ -94,7 +94,7 @@ def build_inference(context: Context, model: Any, servers: PsClient | None = Non
     if told := unknown_classes(config, module, reader):
         session.warn(told)
     records = Records(reader, module.feed_of(split), module.name, watch, transform=module.transform_of(split))
-    sample = records.these(range(min(SAMPLE_RECORDS, len(reader))))
+    sample = records.batch_at(range(min(SAMPLE_RECORDS, len(reader))))
     create_variables(model, sample)
     lookups = _lookups_of(config, model, servers)
     learner = InferenceLearner(model, context.ring.reduce, lookups.tables)
@@ -115,7 +115,7 @@ def build_inference(context: Context, model: Any, servers: PsClient | None = Non
         held_out = {split: Batches(source, config.evaluation.batch_size, ahead, wait=wait)}
         metrics = metrics_of(model, sample, lookups)
         evaluation, compared = RingEvaluation(plan, held_out, metrics, watched=computing), metrics.loss
-    sample_loss = with_fixed_weights(learner, lambda: records.these(range(len(sample))), compared)
+    sample_loss = with_fixed_weights(learner, lambda: records.batch_at(range(len(sample))), compared)
     rows = RememberedRows(servers) if servers is not None else None
     warm_start = warm_start_of_job(config, model, learner, session.began_with, rows)
     if warm_start is not None and stream.runs_preflight:
@@ -324,7 +324,7 @@ def _kept(
     return None
 
 
-def _end(session: Session, files: PredictionFiles | None, worth: Mapping[str, float] | None) -> None:
+def _end(session: Session, files: PredictionFiles | None, final_metrics: Mapping[str, float] | None) -> None:
     """Report the end of the job: there is no model to save."""
     failed = []
     if files is not None:
@@ -334,4 +334,4 @@ def _end(session: Session, files: PredictionFiles | None, worth: Mapping[str, fl
             failed.append(
                 pb.PartFailed(part="prediction", why=format_error(error), traceback=format_traceback(error))
             )
-    session.say(finished=pb.Finished(metrics={} if files else worth, failed=failed))
+    session.say(finished=pb.Finished(metrics={} if files else final_metrics, failed=failed))

@@ -37,7 +37,7 @@ def samples_of(records: Records) -> list[Batch]:
     The first batch has several records, the others one each: if feed() pads each batch, their lengths differ.
     """
     tried = records.first(TRIED_RECORDS)
-    return [records.these(several) for several in (tried, *([i] for i in tried))] if tried else []
+    return [records.batch_at(several) for several in (tried, *([i] for i in tried))] if tried else []
 
 
 class Alone:

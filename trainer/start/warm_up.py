@@ -41,11 +41,11 @@ class Sample:
 
     def batch(self, start: int, stop: int, part: StepSlice) -> Batch:
         """Return a batch of the first records."""
-        return self._records.these(self._first[start:stop])
+        return self._records.batch_at(self._first[start:stop])
 
     def whole(self) -> Batch:
         """Return all first records as one batch."""
-        return self._records.these(self._first)
+        return self._records.batch_at(self._first)
 
 
 def warm_up(

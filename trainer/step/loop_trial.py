@@ -28,11 +28,11 @@ from edl.trainer.step.turns import Given
 # value of 1 - decay: such an average would not change in these turns.
 SCALE = 0.23
 TOLERANCE = 1e-4  # relative difference of gradients that rounding can explain
-MOST_NOISE = 1e-2  # relative difference of the gradients of one state beyond which they are random
+MAX_NOISE = 1e-2  # relative difference of the gradients of one state beyond which they are random
 NOISE = 8  # times the difference of the gradients of one state is still taken for noise
 UPDATE = 1e-3  # relative difference of an update that rounding can explain
 PUT_BACK = "edl put the state of a trial step back, as a new worker receives it, and repeated the step:"
-MOST_NAMED = 5  # gradients in a message
+MAX_NAMED = 5  # gradients in a message
 
 
 class LoopTrial:
@@ -89,7 +89,7 @@ class LoopTrial:
 
     def _judge(self) -> None:
         if different := self._different_gradients():
-            numbers = ", ".join(map(str, different[:MOST_NAMED]))
+            numbers = ", ".join(map(str, different[:MAX_NAMED]))
             found = f"it computed different gradients (number {numbers} of step.mean())"
             if still := self._still():
                 raise ModelError(
@@ -112,7 +112,7 @@ class LoopTrial:
             if one is None or two is None or three is None or four is None:
                 continue
             noise = _difference(one, two)
-            if noise > MOST_NOISE:
+            if noise > MAX_NOISE:
                 return []  # random: the others may depend on the same numbers
             if _difference(three, four) > max(TOLERANCE, NOISE * noise):
                 found.append(nth)

@@ -38,7 +38,7 @@ SAME = 1e-5  # relative: a GPU may add up in another order
 ROUNDING = 2.0**-10  # relative: twice what TF32 and float16 round off
 # The relative difference between two workers that is always tolerated; the multiple of what rounding changes
 # (which may be little by chance) that is tolerated as well; the largest tolerance of a loss that is reported.
-LEAST, TIMES, MOST = 1e-3, 8, 0.1
+MINIMUM, TIMES, MAXIMUM = 1e-3, 8, 0.1
 PERIOD = 65_537  # numbers of the pattern; a prime, so that the rows of a matrix differ
 STRIDE = 7_919  # between the places in the pattern at which two variables begin
 FAN_IN = 1_024  # at most, because the first dimension of an embedding is no fan-in
@@ -115,9 +115,9 @@ def with_fixed_weights(
         change = abs(_computed(compute, read()) - loss)
     finally:
         learner.restore(before)
-    if not change <= MOST / TIMES * abs(loss):
+    if not change <= MAXIMUM / TIMES * abs(loss):
         return None
-    return SampleLoss(loss, max(LEAST, TIMES * change / abs(loss)) if loss else LEAST)
+    return SampleLoss(loss, max(MINIMUM, TIMES * change / abs(loss)) if loss else MINIMUM)
 
 
 def output_norm(outputs: Mapping[str, np.ndarray]) -> float:

@@ -19,7 +19,7 @@ from edl.cli.shared.groups import with_parameters
 from edl.cli.shared.jobs import JobHandle
 from edl.errors import ConfigError
 
-MOST_RELEASE = 63  # characters; also for the prefix of a release's objects
+MAX_RELEASE = 63  # characters; also for the prefix of a release's objects
 
 
 def _argument(scope: Scope) -> Any:
@@ -64,9 +64,9 @@ def target(
         return nullcontext(Local(directory, scope))
     if directory is not None:
         raise ConfigError(f"--release and DIR are mutually exclusive (--release {release}, DIR {directory})")
-    if len(release) > MOST_RELEASE:
+    if len(release) > MAX_RELEASE:
         raise ConfigError(
-            f"--release {release[:9]}...: a release's name has at most {MOST_RELEASE} characters"
+            f"--release {release[:9]}...: a release's name has at most {MAX_RELEASE} characters"
         )
     from edl.cli.release.job import connect  # imported late, because the Kubernetes client is slow to import
 

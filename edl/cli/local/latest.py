@@ -18,9 +18,9 @@ from edl.errors import ConfigError, EdlError
 from edl.formatting import how_many, plain
 
 RUNS = Path("runs")  # the folder in which `edl run` creates output directories
-MOST_NAMED = 8  # files in a line
+MAX_NAMED = 8  # files in a line
 VALUES = "values.json"  # in an output directory: the job's values, complete
-MOST_LISTED = 10
+MAX_LISTED = 10
 
 
 def _known_jobs() -> Path:
@@ -115,9 +115,9 @@ def _candidates(running: list[Path], scope: Scope) -> str:
 
 def commands(jobs: list[Path]) -> str:
     """Return lines with the command that the user has entered, once for each of these jobs."""
-    lines = [plain(shlex.join(["edl", *sys.argv[1:], str(job)])) for job in jobs[:MOST_LISTED]]
-    if len(jobs) > MOST_LISTED:
-        lines.append(f"and {len(jobs) - MOST_LISTED} more")
+    lines = [plain(shlex.join(["edl", *sys.argv[1:], str(job)])) for job in jobs[:MAX_LISTED]]
+    if len(jobs) > MAX_LISTED:
+        lines.append(f"and {len(jobs) - MAX_LISTED} more")
     return "\n  ".join([":", *lines]) if jobs else ""
 
 
@@ -159,5 +159,5 @@ def others(output: Path) -> str:
     """Name the files in an output directory that edl itself does not write: a script has saved them."""
     own = {path.name for path in artifacts.written(output)} | {VALUES}
     names = sorted(p.name for p in output.iterdir() if p.name not in own and not p.name.startswith("."))
-    more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
-    return plain(", ".join(names[:MOST_NAMED]) + more)
+    more = f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else ""
+    return plain(", ".join(names[:MAX_NAMED]) + more)

@@ -28,7 +28,7 @@ from edl.kubernetes import overrides, pods
 from edl.kubernetes.informer import Object
 from edl.kubernetes.names import Names
 
-MOST_EVENTS = 8
+MAX_EVENTS = 8
 # Reasons why a scheduled pod does not start that are only in Events, not in its status.
 ONLY_IN_EVENTS = frozenset(
     {
@@ -287,7 +287,7 @@ def _version(thing: Object) -> int:
 def _latest(happened: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Select the newest Events, with only the last one about an epoch."""
     epochs = [e for e in happened if e["reason"] == Reason.EpochApplied]
-    return [e for e in happened if e not in epochs[:-1]][-MOST_EVENTS:]
+    return [e for e in happened if e not in epochs[:-1]][-MAX_EVENTS:]
 
 
 def _event(thing: Object) -> dict[str, Any]:

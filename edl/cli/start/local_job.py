@@ -31,13 +31,13 @@ from edl.net.master_client import Client
 from edl.report.at_end import write_report
 from edl.signals import to_handle
 
-MOST_NAME = 80  # greatest length of the model's name in the name of an output directory
+MAX_NAME = 80  # greatest length of the model's name in the name of an output directory
 LAST_LINES = 10  # of the log of a master that exited unexpectedly, for the error
 
 
 def new_output(name: str) -> Path:
     """The path of a new output directory for a job with this name."""
-    return RUNS / f"{name[:MOST_NAME]}-{datetime.now():%Y%m%d-%H%M%S}-{os.getpid()}"
+    return RUNS / f"{name[:MAX_NAME]}-{datetime.now():%Y%m%d-%H%M%S}-{os.getpid()}"
 
 
 def run_job(

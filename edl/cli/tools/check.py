@@ -28,7 +28,7 @@ from edl.contract.workers import worker_environment
 from edl.errors import EdlError, ModelError
 from edl.formatting import class_numbers, how_many, measured, plain
 
-MOST_NOISE = 2_000  # characters of a crashed process's output that are shown
+MAX_NOISE = 2_000  # characters of a crashed process's output that are shown
 
 
 @takes_values
@@ -95,7 +95,7 @@ def _checked(merged: dict[str, Any]) -> ModelReport:
         )
         if done.returncode:
             noise.seek(0)
-            said = noise.read().decode("utf-8", "replace").strip()[-MOST_NOISE:]
+            said = noise.read().decode("utf-8", "replace").strip()[-MAX_NOISE:]
             how = (
                 signal.Signals(-done.returncode).name
                 if done.returncode < 0

@@ -27,10 +27,10 @@ from edl.contract.gpus import too_few_gpus
 from edl.errors import ConfigError, EdlError
 from edl.formatting import how_many
 
-MOST_WORKERS = 8  # default limit on machines with many cores
+MAX_WORKERS = 8  # default limit on machines with many cores
 WITHIN_SECONDS = 300.0  # for the start of workers, a checkpoint, a recovery
 WARM_UP_SECONDS = 1.0
-LEAST_STEPS = 5  # of a measurement
+MIN_STEPS = 5  # of a measurement
 LOOK_SECONDS = 1.0  # between two looks at the memory of workers
 EPOCHS = 10**6  # more than are trained
 NEVER = 10**6  # seconds between checkpoints that are not asked for
@@ -45,7 +45,7 @@ def plan(
         typer.Option(
             "--max-workers",
             min=1,
-            help=f"The largest ring to measure; default: the cores of this machine, at most {MOST_WORKERS}.",
+            help=f"The largest ring to measure; default: the cores of this machine, at most {MAX_WORKERS}.",
         ),
     ] = None,
     lasts: Annotated[
@@ -99,7 +99,7 @@ def plan(
     cores = len(os.sched_getaffinity(0))
     chosen = given.load()
     typed = _checked(chosen, model)
-    sizes = _sizes(min(most or max(min(cores, MOST_WORKERS), 2), typed.training.batch_size))
+    sizes = _sizes(min(most or max(min(cores, MAX_WORKERS), 2), typed.training.batch_size))
     if why := too_few_gpus(typed.local.gpus_per_worker, sizes[-1], os.environ):
         raise ConfigError(f"--max-workers: {why}")
     where = directory or new_output(f"plan-{Path(typed.model.name).stem.rsplit('.', 1)[-1]}")
@@ -183,7 +183,7 @@ class _Run:
             self._job.scale(size, None)
             self._until(_has_workers(size), f"ring of {how_many(size, 'worker')}")
             began, first = self._next_step(time.monotonic() + WARM_UP_SECONDS)
-            ended, last = self._next_step(began + self._lasts, first + LEAST_STEPS)
+            ended, last = self._next_step(began + self._lasts, first + MIN_STEPS)
             found.append(sizing.Speed(size, (last - first) / (ended - began)))
             _say(f"{how_many(size, 'worker')}: {found[-1].steps_per_second:,.4g} steps/s")
         return found

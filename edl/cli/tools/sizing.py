@@ -12,9 +12,9 @@ from typing import Any
 from edl.contract.exports import VERIFIER_BYTES, VERIFIER_COPIES
 from edl.formatting import how_many
 
-LEAST_GAIN = 0.5  # of the speed of a single worker; a further worker that adds less does not pay
+MIN_GAIN = 0.5  # of the speed of a single worker; a further worker that adds less does not pay
 FARTHEST = 8  # times the largest measured ring: an extrapolation beyond says nothing
-LEAST_INTERVAL = 10.0  # seconds between checkpoints: the chart's default, at which they cost no step
+MIN_INTERVAL = 10.0  # seconds between checkpoints: the chart's default, at which they cost no step
 MARGIN = (
     1.2  # of the memory limit, for what the short run has not seen: other records, callbacks, evaluations
 )
@@ -53,13 +53,13 @@ class StepTime:
         return workers / (self.fixed * workers + self.divided) if workers else 0.0
 
     def most_workers(self) -> float:
-        """Return the largest ring in which a further worker still adds `LEAST_GAIN` of a single one's speed.
+        """Return the largest ring in which a further worker still adds `MIN_GAIN` of a single one's speed.
 
         The speed is s(n) = n / (fixed n + divided), so its slope divided / (fixed n + divided)^2 is compared
-        with LEAST_GAIN s(1). Infinite if nothing is fixed.
+        with MIN_GAIN s(1). Infinite if nothing is fixed.
         """
         a, b = self.fixed, self.divided
-        return (math.sqrt(b * (a + b) / LEAST_GAIN) - b) / a if a > 0 else math.inf
+        return (math.sqrt(b * (a + b) / MIN_GAIN) - b) / a if a > 0 else math.inf
 
 
 @dataclass(frozen=True)
@@ -190,11 +190,11 @@ def step_time(speeds: Sequence[Speed]) -> StepTime | None:
 
 
 def paying(speeds: Sequence[Speed]) -> int:
-    """Return the largest measured ring up to which each further worker pays, as `LEAST_GAIN` defines it."""
+    """Return the largest measured ring up to which each further worker pays, as `MIN_GAIN` defines it."""
     best, one = speeds[0], speeds[0].steps_per_second / speeds[0].workers
     for speed in speeds[1:]:
         gain = (speed.steps_per_second - best.steps_per_second) / (speed.workers - best.workers)
-        if gain < LEAST_GAIN * one:
+        if gain < MIN_GAIN * one:
             break
         best = speed
     return best.workers
@@ -222,7 +222,7 @@ def plan(measured: Measured, assumed: Assumed) -> dict[str, Any]:
     workers, most = paying(measured.speeds), most_workers(measured)
     fitted = step_time(measured.speeds)
     checkpoint, preemption = measured.checkpoint, measured.preemption
-    shortest = max(LEAST_INTERVAL, checkpoint.write_seconds)
+    shortest = max(MIN_INTERVAL, checkpoint.write_seconds)
     interval = max(math.ceil(young_interval(checkpoint.cost_seconds, assumed.mtbf)), math.ceil(shortest))
     lost = preemption.lost_seconds(_share(measured.speeds, fitted, preemption.workers), assumed.replacement)
     request, limit = (mebibytes(measured.pod_bytes(margin)) for margin in (1.0, MARGIN))
@@ -285,7 +285,7 @@ def _reasons(told: Mapping[str, Any], measured: Measured) -> dict[str, str]:
     """The reason of each value, by its dotted key."""
     values, checkpoint, assumed = told["values"], told["checkpoint"], told["assumed"]
     largest, workers = measured.speeds[-1].workers, values["workers"]
-    rule = f"adds at least {LEAST_GAIN:.0%} of the speed of a single worker"
+    rule = f"adds at least {MIN_GAIN:.0%} of the speed of a single worker"
     reasons = {
         "workers": f"up to it, each further worker {rule}; a larger ring of {largest} was measured"
         if workers < largest
@@ -320,8 +320,8 @@ def _interval_reason(checkpoint: Mapping[str, Any], mtbf: float) -> str:
     law += "the cost of a checkpoint, and the time between losses of all workers"
     if not cost:
         law = "the checkpoints did not measurably delay the training"
-    if best < max(LEAST_INTERVAL, took):
-        least = "the time in which one is written" if took > LEAST_INTERVAL else "the chart's default"
+    if best < max(MIN_INTERVAL, took):
+        least = "the time in which one is written" if took > MIN_INTERVAL else "the chart's default"
         law += f"; not less than {least}"
     return f"{law}. A release also needs checkpoint.dir"
 

@@ -14,7 +14,7 @@ from edl.data.objects.dataset import dataset
 from edl.data.place import place
 from edl.errors import DataError
 
-MOST_RUN = 256  # consecutive records that stay together if records are read in blocks
+MAX_RUN = 256  # consecutive records that stay together if records are read in blocks
 
 
 class Subset:
@@ -91,7 +91,7 @@ def split(data: Any, validation: float | None = None, test: float = 0.0, seed: i
     for name, share in shares.items():
         if not 0 <= share < 1:
             raise DataError(f"split: {name} is {share}; expected a share from 0 to less than 1, such as 0.2")
-    run = 1 if isinstance(records, RandomAccess) else max(min(MOST_RUN, count // 1000), 1)
+    run = 1 if isinstance(records, RandomAccess) else max(min(MAX_RUN, count // 1000), 1)
     runs = -(-count // run)
     sizes = {name: round(runs * share) for name, share in shares.items()}
     wanted = {name: size for name, size in sizes.items() if shares[name] > 0}

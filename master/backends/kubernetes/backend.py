@@ -181,12 +181,12 @@ class Kubernetes:
         if not await self._pod_reuse.take(w):
             await self._workers.create(w, partial(self._rendered, w), self._installed)
         if w.unwanted and w.pod is not None and not w.ended:
-            w.asked = True
+            w.delete_requested = True
             await self._deletion.delete(w.pod)
 
     def _failed(self, w: WorkerPod, error: Exception) -> None:
         """End a worker whose task failed by an internal error."""
-        w.making = False
+        w.creating = False
         if not w.ended:
             if w.pod is not None:
                 self._deletion.discard(w.pod)
@@ -200,7 +200,7 @@ class Kubernetes:
         if w is None or w.ended or w.unwanted:
             return
         w.unwanted = True
-        if w.making:
+        if w.creating:
             self._creation.look_again()  # its creation may wait for room, and can be given up
         else:
             patience = max(patience, self._api.pace.mercy)
@@ -215,10 +215,10 @@ class Kubernetes:
         if w.state is RUNNING and not w.disrupted:
             with suppress(TimeoutError):
                 async with asyncio.timeout(patience):
-                    await w.over.wait()
+                    await w.end.wait()
         if not w.ended:
             assert w.pod is not None
-            w.asked = True
+            w.delete_requested = True
             await self._deletion.delete(w.pod, grace)
 
     def _rendered(self, w: WorkerPod) -> pods.Pod:

@@ -81,16 +81,16 @@ class WorkerPod:
     uid: str = ""  # empty until the pod is created
     pod: pods.Pod | None = None
     high: bool = False
-    making: bool = False  # its pod is being created
+    creating: bool = False  # its pod is being created
     unwanted: bool = False  # to be deleted
-    asked: bool = False  # its deletion was requested
+    delete_requested: bool = False  # its deletion was requested
     fenced: bool = False  # it was removed and may still run
     why: str = ""  # why it does not run yet
     terminating: bool = False  # `Terminating` is emitted: it is evicted, or was deleted from outside
     disrupted: str = ""  # why Kubernetes evicts it
-    overdue: asyncio.TimerHandle | None = None
-    untaken: asyncio.TimerHandle | None = None
-    over: asyncio.Event = field(default_factory=asyncio.Event)  # set once the pod has ended
+    deletion_timer: asyncio.TimerHandle | None = None
+    pickup_timer: asyncio.TimerHandle | None = None
+    end: asyncio.Event = field(default_factory=asyncio.Event)  # set once the pod has ended
     labels: tuple[str, str] = ("", str(WorkerState.STARTING))  # rank and state, as last written
     labelled_at: float = 0.0
 
@@ -98,7 +98,7 @@ class WorkerPod:
         """Change the state of the pod, by an event of its table."""
         self.state = POD.after(self.state, event)
         if self.state is ENDED:
-            self.over.set()
+            self.end.set()
 
     @property
     def ended(self) -> bool:
@@ -119,7 +119,7 @@ class WorkerPod:
         pod = self.pod
         return (
             pod is not None
-            and not self.asked
+            and not self.delete_requested
             and not self.disrupted
             and pods.running(pod)
             and not pods.deleting(pod)

@@ -91,14 +91,14 @@ class WorkerPods:
         """Continue in the pod of `before`, which is gone."""
         self._moved[before.uid] = w.id
         self._all.pop(before.id, None)
-        w.high, w.making = before.high, False
+        w.high, w.creating = before.high, False
         w.labels = ("", str(WorkerState.STARTING))
         self.made(w, pod)
 
     def add(self, worker: WorkerId) -> WorkerPod:
         """Add a worker whose pod will be created."""
         self.next_id = max(self.next_id, worker + 1)
-        w = self._all[worker] = WorkerPod(worker, making=True)
+        w = self._all[worker] = WorkerPod(worker, creating=True)
         return w
 
     def adopt(self, worker: WorkerId, pod: pods.Pod) -> None:
@@ -135,7 +135,7 @@ class WorkerPods:
                 self.made(w, pod)
             elif w.needs_pod and (pod := await self._creation.get(name)) is not None:
                 self._meet(w, pod, installed)
-        w.making = False
+        w.creating = False
         if not w.uid and not w.ended:
             self.end(w, ev.Gone(w.id, free=True, why="it was not started yet"))
 
@@ -157,7 +157,7 @@ class WorkerPods:
     def blocked(self, why: str) -> None:
         """Report to all workers without a pod why none can be created now."""
         for w in self:
-            if w.making:
+            if w.creating:
                 self.delay(w, why)
 
     def made(self, w: WorkerPod, pod: pods.Pod) -> None:
@@ -173,7 +173,7 @@ class WorkerPods:
         run, worker = pods.of(pod)
         worker = self._moved.get(pods.uid(pod), worker)
         w = self._all.get(worker) if worker is not None and run == self.run_id else None
-        if w is not None and not w.uid and w.making and not vanished:
+        if w is not None and not w.uid and w.creating and not vanished:
             self.made(w, pod)
         if w is None or w.uid != pods.uid(pod):
             if not vanished:
@@ -244,7 +244,7 @@ class WorkerPods:
             w.disrupted = view.disruption
             self._events.record(Reason.WorkerPreempted, f"worker {w.id}: {w.disrupted}")
         if view.state is ENDED:
-            self.end(w, exit_cause(w.id, pod, w.asked, w.disrupted))
+            self.end(w, exit_cause(w.id, pod, w.delete_requested, w.disrupted))
             return
         if view.state is WAITING:
             self.delay(w, view.delay)
@@ -257,21 +257,23 @@ class WorkerPods:
             w.terminating = True
             self._emit(ev.Terminating(w.id, why))
         self._see_it_taken_up(w, pod)
-        if view.deletion_seconds is not None and w.overdue is None:
+        if view.deletion_seconds is not None and w.deletion_timer is None:
             loop = asyncio.get_running_loop()
-            w.overdue = loop.call_later(view.deletion_seconds + self._pace.overdue, self._is_overdue, w)
+            w.deletion_timer = loop.call_later(
+                view.deletion_seconds + self._pace.overdue, self._is_overdue, w
+            )
 
     def _is_overdue(self, w: WorkerPod) -> None:
         """Give up a deleted pod whose node never confirms its end, because the node is lost."""
         if not w.ended and w.pod is not None:
             if pods.node_lost(w.pod):  # else it would count against quotas until the node is back
                 self._deletion.discard(w.pod, by_force=True)
-            self.end(w, exit_cause(w.id, w.pod, w.asked, w.disrupted, overdue=True))
+            self.end(w, exit_cause(w.id, w.pod, w.delete_requested, w.disrupted, overdue=True))
 
     def _see_it_taken_up(self, w: WorkerPod, pod: pods.Pod) -> None:
-        if w.untaken is None and not pods.taken_up(pod) and self._nodes.doubts(pods.node(pod)):
+        if w.pickup_timer is None and not pods.taken_up(pod) and self._nodes.doubts(pods.node(pod)):
             loop = asyncio.get_running_loop()
-            w.untaken = loop.call_later(self._pace.untaken, self._is_untaken, w)
+            w.pickup_timer = loop.call_later(self._pace.untaken, self._is_untaken, w)
 
     def _is_untaken(self, w: WorkerPod) -> None:
         """Replace a worker whose pod no kubelet starts, on a different node."""
@@ -284,7 +286,7 @@ class WorkerPods:
         self.end(w, ev.Gone(w.id, free=True, why=why))
 
     def _await_nothing(self, w: WorkerPod) -> None:
-        for timer in (w.overdue, w.untaken):
+        for timer in (w.deletion_timer, w.pickup_timer):
             if timer is not None:
                 timer.cancel()
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from edl.cli.tools.plan import LEAST_STEPS
+from edl.cli.tools.plan import MIN_STEPS
 from edl.contract import artifacts
 from edl.report import reading
 from tests.process.cli.test_chaos import events
@@ -67,7 +67,7 @@ def test_a_plan_says_what_the_journal_of_its_run_says(planned: tuple[Path, dict[
     begun = timeline.changes[0].stepped
     assert begun is not None
     # It was measured between the first step and the next ring.
-    assert LEAST_STEPS / (timeline.changes[1].formed - begun) < alone <= formed[1]["step"] / SECONDS
+    assert MIN_STEPS / (timeline.changes[1].formed - begun) < alone <= formed[1]["step"] / SECONDS
     assert formed[2]["step"] - formed[1]["step"] >= SECONDS * both
     assert [speed["workers"] for speed in told["speeds"]] == [1, 2]
 

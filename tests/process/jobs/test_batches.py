@@ -101,7 +101,7 @@ def test_a_reader_with_random_access_is_asked_for_just_the_records() -> None:
 
     reader = Indexed(50)
     source = a_source(reader, Layout(50))
-    source.fit(1, 4)
+    source.choose_layout(1, 4)
     assert source.layout == Layout(50)
     found = epoch_of([source], 50, 7)
     assert sorted(reader.taken) == list(range(50)) and not reader.reads
@@ -111,10 +111,10 @@ def test_a_reader_with_random_access_is_asked_for_just_the_records() -> None:
 def test_the_layout_is_found_from_how_large_a_record_is() -> None:
     reader = Counting(10_000)
     source = a_source(reader)
-    source.fit(buffer_bytes=64 * 16 * 10, ranks=1)  # 16 bytes a record: ten of them for each shard
+    source.choose_layout(buffer_bytes=64 * 16 * 10, ranks=1)  # 16 bytes a record: ten of them for each shard
     assert source.layout == Layout(10_000, 10, 64)
     small = a_source(Counting(10))
-    small.fit(buffer_bytes=1e9, ranks=1)
+    small.choose_layout(buffer_bytes=1e9, ranks=1)
     assert sorted(r for step in epoch_of([small], 10, 4) for r in step) == list(range(10))
 
 
@@ -154,7 +154,11 @@ def test_a_feed_that_changes_its_records_in_place_is_refused_with_its_line(
     ours = reader()
     source = a_source(ours, feed=halving, shuffle=shuffle)
     line = halving.__code__.co_firstlineno + 2
-    for read in (lambda: source.batch(0, 8, ALONE), lambda: source.plain(0, 8), lambda: source.these([3])):
+    for read in (
+        lambda: source.batch(0, 8, ALONE),
+        lambda: source.consecutive(0, 8),
+        lambda: source.batch_at([3]),
+    ):
         with pytest.raises(
             DataError, match=rf"in place \(.*test_batches\.py, line {line}\).*x = x\.copy\(\)"
         ):
@@ -172,7 +176,7 @@ def test_a_feed_has_a_copy_of_what_lies_within_an_array_of_objects(reader: type[
     ours = reader()
     for _ in range(2):
         source = a_source(ours, feed=halving, shuffle=False)
-        assert source.plain(2, 4).x.tolist() == [[1, 1], [1.5, 1.5]]
+        assert source.consecutive(2, 4).x.tolist() == [[1, 1], [1.5, 1.5]]
         source.batch(0, 8, ALONE)
     assert [row[0] for row in ours.lists] == list(range(30))
 
@@ -191,7 +195,7 @@ def test_feed_may_change_the_dict_of_its_records_and_copies_of_them() -> None:
 
     source = a_source(Kept(), feed=feed, shuffle=False)
     for _ in range(2):
-        assert (source.plain(0, 30).x == 2).all()
+        assert (source.consecutive(0, 30).x == 2).all()
     assert set(kept) == {"x", "y", "text"}
 
 
@@ -213,7 +217,7 @@ def test_feed_may_change_the_dict_of_its_records_and_copies_of_them() -> None:
 def test_an_array_that_no_tensor_can_be_made_of_is_named(when: Any, words: str) -> None:
     source = Records(edl.arrays(np.zeros(3)), lambda r: (r[0], {"y": np.ones(3), "when": when}), "mine")
     with pytest.raises(DataError, match=rf"mine: feed\(records\): {words}"):
-        source.plain(0, 3)
+        source.consecutive(0, 3)
 
 
 def test_records_of_different_types_are_not_put_together() -> None:
@@ -353,7 +357,7 @@ def test_bad_records_are_found_one_by_one_and_the_others_are_there() -> None:
         return records["n"], records["pair"][0]
 
     source = Records(lacking(Counting, {0, 9}), feed, "mine", seed=3, shuffle=True, lenient=True)
-    source.fit(1000, 1)
+    source.choose_layout(1000, 1)
     found: list[int] = []
     bad: dict[int, str] = {}
     for start in range(0, 30, 4):
@@ -374,7 +378,7 @@ def test_bad_records_are_found_one_by_one_and_the_others_are_there() -> None:
 def test_records_that_lie_apart_are_not_taken_for_those_between_the_first_and_the_last() -> None:
     source = a_source(Counting(30))
     for indices in ([7, 1, 9], [7, 8, 9], [9, 8, 7], [3]):
-        assert source.these(indices).x.tolist() == indices
+        assert source.batch_at(indices).x.tolist() == indices
 
 
 def test_a_batch_of_which_all_are_bad_has_no_records() -> None:

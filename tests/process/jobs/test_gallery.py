@@ -52,7 +52,7 @@ GALLERY = {
     "transformer": Learned(),
     "vae": Learned(),
 }
-MOST_BYTES = 50_000  # of a picture
+MAX_BYTES = 50_000  # of a picture
 MADE_BEFORE = {"fine_tuning": ("pretrain.py", "BACKBONE"), "image_folder": ("write_images.py", "IMAGES")}
 
 
@@ -89,7 +89,7 @@ def test_each_example_shows_its_picture(name: str) -> None:
     pictures = [path.name for path in (EXAMPLES / name).glob("*.svg")]
     assert len(pictures) == 1
     assert shown == pictures
-    assert (EXAMPLES / name / pictures[0]).stat().st_size < MOST_BYTES
+    assert (EXAMPLES / name / pictures[0]).stat().st_size < MAX_BYTES
 
 
 @pytest.mark.parametrize("name", GALLERY)

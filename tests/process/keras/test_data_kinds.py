@@ -104,7 +104,7 @@ def test_a_file_of_the_page_learns_from_its_records(title: str, folder: Path) ->
     assert reader is not None
     feed, transform = module.feed_of("train"), module.transform_of("train")
     records = Records(reader, feed, "my_model.py", shuffle=True, transform=transform)
-    records.fit(1 << 20, 2)
+    records.choose_layout(1 << 20, 2)
     model = module.model()
     size = records.layout.records
     losses = []

@@ -100,7 +100,7 @@ def by_elasticdl(
 
 def loaded_again(learner: KerasLearner, found: user_model.UserModel, records: Records, at: Path) -> None:
     """Check that the model gives the same outputs when its files are loaded, if need be by its own code."""
-    sample = samples.of(learner.model, records.these(range(5)).x)
+    sample = samples.of(learner.model, records.batch_at(range(5)).x)
     assert sample.outputs, sample.why
     module = {"name": found.name, "source": "", "functions": found.functions}
     for form, name in artifacts.FORMATS.items():
@@ -118,9 +118,9 @@ def test_a_module_is_trained_as_by_elasticdl(name: str, tmp_path: Path) -> None:
     assert len(reader) == COUNT
     records = Records(reader, found.feed_of("train"), found.name)
     keras.utils.set_random_seed(3)
-    meeting, sample = Meeting(), records.these(range(5))
+    meeting, sample = Meeting(), records.batch_at(range(5))
     warnings: list[str] = []
-    others = [records.these([n]) for n in range(3)]
+    others = [records.batch_at([n]) for n in range(3)]
     learner = KerasLearner(found.model(), sample, others, reduce=meeting.reduce, warn=warnings.append)
     assert not any("mixes" in line for line in warnings), warnings
 
@@ -140,7 +140,7 @@ def test_a_module_is_trained_as_by_elasticdl(name: str, tmp_path: Path) -> None:
 
     for step in range(STEPS):
         start = step * BATCH
-        parts = [records.these(range(start, start + 4)), records.these(range(start + 4, start + BATCH))]
+        parts = [records.batch_at(range(start, start + 4)), records.batch_at(range(start + 4, start + BATCH))]
         ring_step(learner, meeting, parts, step)
     for mine, theirs in zip(learner.model.get_weights(), own.get_weights(), strict=True):
         np.testing.assert_allclose(mine, theirs, rtol=1e-6, atol=1e-6)

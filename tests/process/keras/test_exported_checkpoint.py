@@ -47,7 +47,7 @@ def test_what_callbacks_remember_is_in_a_checkpoint_and_no_part_of_the_model(tmp
     module = user_model.load("", SOURCE)
     reader = module.reader("train")
     assert reader is not None
-    batches = [Records(reader, None, "").these(range(5))]
+    batches = [Records(reader, None, "").batch_at(range(5))]
     learner = learner_of(module.model(), batches, Alone(), parsed.training, print)
     assert isinstance(learner, KerasLearner)
     average = learner.model.optimizer._model_variables_moving_average[0]

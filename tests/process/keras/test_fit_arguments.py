@@ -119,7 +119,7 @@ def test_the_history_is_that_of_fit(name: str) -> None:
     reader = module.reader("train")
     assert reader is not None
     records = Records(reader, module.feed_of("train"), module.name)
-    tried = [records.these(range(5)), records.these([0])]
+    tried = [records.batch_at(range(5)), records.batch_at([0])]
     learner = KerasLearner(model(), tried[0], tried[1:], reduce=meeting.reduce)
     steps, parts = Steps(len(reader), BATCH), [StepSlice.even(rank, RING) for rank in range(RING)]
     chosen = values.defaults()["evaluation"] | {"batchSize": 8} | call.evaluation

@@ -91,7 +91,7 @@ class A(Generic[R]):
         wait = self.session.waiting.result
         self.batches = Batches(self.source, batch, reading=reading or AtOnce(), wait=wait)
         report = Telemetry(self.session, self.batches.steps, log=lambda line: None)
-        export = lambda worth: self.session.say(finished=pb.Finished(model="model.keras"))  # noqa: E731
+        export = lambda final_metrics: self.session.say(finished=pb.Finished(model="model.keras"))  # noqa: E731
         self.worker = self.assembled(config, self.batches, report, export)
         self.ended: End | Exception | None = None
         self.thread = threading.Thread(target=self._train, daemon=True)
@@ -113,7 +113,7 @@ class A(Generic[R]):
     def rebuild(self, **more: Any) -> None:
         """Give the worker further parts, before its first ring."""
         session = self.session
-        export = lambda worth: session.say(finished=pb.Finished(model="model.keras"))  # noqa: E731
+        export = lambda final_metrics: session.say(finished=pb.Finished(model="model.keras"))  # noqa: E731
         self.worker = self.assembled(self.config, self.batches, self.worker.report, export, **more)
 
     def _send(self, message: pb.FromWorker) -> None:

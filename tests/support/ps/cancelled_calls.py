@@ -19,8 +19,8 @@ from typing import Any, TypeVar
 import grpc
 
 MARK = "cancelled"  # the metadata key of calls to cancel
-MOST_AWAITS = 4  # of a call; later awaits are not cancelled
-MOST_SECONDS = 0.002  # from the `await` to the cancellation
+MAX_AWAITS = 4  # of a call; later awaits are not cancelled
+MAX_SECONDS = 0.002  # from the `await` to the cancellation
 BEFORE = -1  # the call has not begun
 
 T = TypeVar("T")
@@ -35,7 +35,7 @@ class Cancelling(grpc.aio.ServerInterceptor):
         of_streams: the last `await` of a stream that is cancelled.
     """
 
-    def __init__(self, seed: int, of_streams: int = MOST_AWAITS):
+    def __init__(self, seed: int, of_streams: int = MAX_AWAITS):
         self._dice, self._of_streams = random.Random(seed), of_streams
         self.cancelled: Counter[str] = Counter()  # by the call's name
         self.ended: Counter[str] = Counter()  # the calls that ended before their cancellation
@@ -64,7 +64,7 @@ class Cancelling(grpc.aio.ServerInterceptor):
         name = details.method.rpartition("/")[2]
         read, write = handler.request_deserializer, handler.response_serializer
         if handler.unary_unary is not None:
-            call = self._of(name, str(number), handler.unary_unary, MOST_AWAITS)
+            call = self._of(name, str(number), handler.unary_unary, MAX_AWAITS)
             return grpc.unary_unary_rpc_method_handler(call, read, write)
         if handler.unary_stream is not None:
             call = self._of(name, str(number), _writing(handler.unary_stream), self._of_streams)
@@ -75,7 +75,7 @@ class Cancelling(grpc.aio.ServerInterceptor):
     def _of(self, name: str, number: str, call: Call, most_awaits: int) -> Any:
         async def answer(request: Any, context: Any) -> Any:
             point = self._dice.randint(BEFORE, most_awaits)
-            seconds = self._dice.choice((0.0, self._dice.uniform(0, MOST_SECONDS)))
+            seconds = self._dice.choice((0.0, self._dice.uniform(0, MAX_SECONDS)))
             task = asyncio.ensure_future(_cancelled_at(point, seconds, partial(call, request, context)))
             if point == BEFORE:
                 task.cancel()

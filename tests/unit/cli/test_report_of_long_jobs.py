@@ -17,7 +17,7 @@ from tests.support.jobs import month
 from tests.support.jobs.month import BusyMonth, Month
 from tests.unit.cli.test_report import Page
 
-MOST_BYTES = 500_000  # of a page about 1,000 workers, a few of them lost
+MAX_BYTES = 500_000  # of a page about 1,000 workers, a few of them lost
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +44,7 @@ def test_a_report_of_1000_workers_is_small_and_names_those_that_were_lost(
     shown = lanes.changed(lanes._rows(list(found.workers.values())))
     assert {row[0].id for row in shown} == lost, "each with its successors"
     text = write.html(output, view.status(lived.job, lived.now))
-    assert len(text.encode()) < MOST_BYTES
+    assert len(text.encode()) < MAX_BYTES
     rows = {int(row[0]): row[-1] for row in Page(text).rows("worker")}
     assert len(rows) == 200 and lost <= rows.keys()
     assert {number for number, end in rows.items() if end.startswith("lost: ")} == lost
@@ -58,7 +58,7 @@ def test_the_live_page_counts_1000_workers_and_lists_the_missing_one_first(
     text = live.now(view.status(lived.job, lived.now))
     assert "workers: member 999, pending 1" in text
     rows = Page(text).rows("worker")
-    assert (len(rows), rows[0][3]) == (live.MOST_WORKERS, "pending")
+    assert (len(rows), rows[0][3]) == (live.MAX_WORKERS, "pending")
     ring = strip(reading.read(output))
     assert (ring.count("<b>worker "), "the 24 that were started or lost last" in ring) == (LANES, True)
     assert "ring of 999" in ring and ring.count(": lost") == 2 and len(ring) < 20_000

@@ -317,7 +317,7 @@ class ThirdTime(threading.Event):
 def test_nothing_is_drawn_while_no_browser_asks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     keep(whole_story(), tmp_path)
     job = live.Job("job", lambda: live.Status({"phase": "Training"}), journal_in(tmp_path))
-    monkeypatch.setattr(live, "LEAST_PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr(live, "MIN_PAUSE_SECONDS", 0.01)
     monkeypatch.setattr(write, "sections", lambda *_: "a picture")
     job.draw(ThirdTime())
     assert job.version == 0

@@ -19,7 +19,7 @@ from edl.config import parse, values
 from edl.errors import ConfigError, EdlError
 from tests.support.elasticdl_documents import DEVELOPMENT, GKE, ON_PREM, PREBUILT, PUBLIC_CLOUD, SPEC
 
-LEAST = "--job_name=j --model_def=m.custom_model --training_data=/data "
+MINIMUM = "--job_name=j --model_def=m.custom_model --training_data=/data "
 DEFAULTS = values.defaults()
 GUARANTEED = {"cpu": "2", "memory": "2048Mi"}
 
@@ -135,12 +135,12 @@ def test_the_command_lines_of_2019() -> None:
     ],
 )
 def test_a_flag_sets_a_value(line: str, key: str, expected: Any) -> None:
-    assert value(job(LEAST + line), key) == expected
+    assert value(job(MINIMUM + line), key) == expected
 
 
 def test_volumes_of_each_kind() -> None:
     found = job(
-        LEAST + "--volume='claim_name=c,mount_path=/p,sub_path=s;host_path=/h,mount_path=/q,type=Directory'"
+        MINIMUM + "--volume='claim_name=c,mount_path=/p,sub_path=s;host_path=/h,mount_path=/q,type=Directory'"
     )
     assert value(found, "worker.volumes") == [
         {"name": "volume-0", "persistentVolumeClaim": {"claimName": "c"}},
@@ -185,17 +185,17 @@ def test_evaluation_and_prediction_begin_from_a_checkpoint() -> None:
 )
 def test_what_cannot_be_honoured_is_refused_with_the_reason(line: str, why: str) -> None:
     with pytest.raises(ConfigError, match=why):
-        job(LEAST + line)
+        job(MINIMUM + line)
 
 
 def test_each_known_flag_has_a_rule() -> None:
     """Flags that a command line may have are translated, refused, or said to have no meaning."""
     for flag in elasticdl_names.KNOWN:
         try:
-            found = elasticdl_flags.parse("train", [*shlex.split(LEAST), f"{flag}=7"])
+            found = elasticdl_flags.parse("train", [*shlex.split(MINIMUM), f"{flag}=7"])
         except ConfigError:
             continue
-        plain = elasticdl_flags.parse("train", shlex.split(LEAST))
+        plain = elasticdl_flags.parse("train", shlex.split(MINIMUM))
         without = {"--model_zoo", "--model_file"}  # an image has one zoo, and --model_def is given
         assert found != plain or flag in without, flag
 
@@ -222,13 +222,13 @@ class cluster:
         return pod
 """
     (tmp_path / "spec.py").write_text(only_workers)
-    found = job(f"{LEAST} --cluster_spec={tmp_path}/spec.py")
+    found = job(f"{MINIMUM} --cluster_spec={tmp_path}/spec.py")
     container = {"name": "worker", "env": [{"name": "A", "value": "1"}]}
     assert found.values["worker"]["podTemplate"] == {"spec": {"containers": [container], "hostIPC": True}}
     assert "master" not in found.values
     (tmp_path / "spec.py").write_text("cluster = 1\n")
     with pytest.raises(ConfigError, match=r"with_pod\(\) of a master pod: AttributeError"):
-        job(f"{LEAST} --cluster_spec={tmp_path}/spec.py")
+        job(f"{MINIMUM} --cluster_spec={tmp_path}/spec.py")
 
 
 def test_a_cluster_spec_as_json() -> None:
@@ -237,12 +237,12 @@ def test_a_cluster_spec_as_json() -> None:
         "worker_pod_spec": {"labels": {"b": "2"}},
         "service_spec": {"type": "ClusterIP", "clusterIP": "None"},
     }
-    found = job(LEAST + f"--cluster_spec_json={shlex.quote(json.dumps(spec))}")
+    found = job(MINIMUM + f"--cluster_spec_json={shlex.quote(json.dumps(spec))}")
     assert found.values["worker"]["podTemplate"] == {"metadata": {"labels": {"a": "1", "b": "2"}}}
     assert found.values["master"]["env"] == [{"name": "LOG", "value": "true"}]
     assert found.values["service"] == {"type": "ClusterIP", "clusterIP": "None"}
     with pytest.raises(ConfigError, match="expected an object with keys of"):
-        job(LEAST + "--cluster_spec_json='{\"pods\": 1}'")
+        job(MINIMUM + "--cluster_spec_json='{\"pods\": 1}'")
 
 
 class Context:

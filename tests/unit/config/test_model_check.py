@@ -51,7 +51,7 @@ WRONG = [
     ("#!/usr/bin/python\n# -*- coding: cp1252 -*-\n" + GOOD, "line 2: names the encoding cp1252"),
     (GOOD + "(" * 500 + ")" * 500, "line 11: too many nested parentheses"),
     (GOOD + "-" * 100_000 + "1\n", "nested too deeply"),
-    (GOOD + "#" * model_check.MOST_CHARACTERS, "characters; at most 262,144"),
+    (GOOD + "#" * model_check.MAX_CHARACTERS, "characters; at most 262,144"),
     (
         "import horovod.tensorflow.keras as hvd\nhvd.init()\n" + MODEL + DATA + "rank = hvd.rank()\n",
         "line 1: imports Horovod, and edl makes the ring of workers and averages gradients itself: remove "

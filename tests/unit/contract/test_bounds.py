@@ -14,7 +14,7 @@ import pytest
 from google.protobuf.descriptor import FieldDescriptor  # type: ignore[import-untyped]
 from google.protobuf.message import Message  # type: ignore[import-untyped]
 
-from edl.contract.bounds import BOUNDS, MOST, violation
+from edl.contract.bounds import BOUNDS, MAXIMUM, violation
 from edl.contract.proto import edl_pb2, ps_pb2
 from edl.contract.proto import ps_pb2 as pb
 from edl.contract.tokens import Tokens
@@ -47,7 +47,7 @@ def test_each_whole_number_has_bounds_and_is_named_when_it_is_outside(
 ) -> None:
     kind, number = field
     name = f"{kind.__name__}.{number.name}"
-    low, high = BOUNDS.get(name, (0, MOST))
+    low, high = BOUNDS.get(name, (0, MAXIMUM))
     width = 31 if number.cpp_type == INT32 else 63
     least, most = max(low, -(1 << width)), min(high, (1 << width) - 1)
     for value in (least, most):
@@ -73,7 +73,7 @@ def test_numbers_inside_of_other_messages_and_of_maps_are_looked_at() -> None:
 
 def made_up(chance: random.Random, kind: Any, depth: int = 0) -> Message:
     """A message whose fields are set or not, with numbers at and beyond the bounds."""
-    numbers = [0, 0, 1, 2, 4096, (1 << 31) - 1, MOST, -1, 1 << 62, (1 << 63) - 1, -(1 << 63)]
+    numbers = [0, 0, 1, 2, 4096, (1 << 31) - 1, MAXIMUM, -1, 1 << 62, (1 << 63) - 1, -(1 << 63)]
     arguments: dict[str, Any] = {}
     for field in kind.DESCRIPTOR.fields:
         if chance.random() < 0.4 and field.name != "run_id":
@@ -147,7 +147,7 @@ async def test_a_generation_after_which_there_is_no_other_is_refused_and_changes
     listener = Listener(Tokens("token"), options=OPTIONS)
     call = Caller(await listener.start("127.0.0.1:0", service.register))
     await call("Declare", tables())
-    for generation in ((1 << 63) - 1, MOST + 1, -1):
+    for generation in ((1 << 63) - 1, MAXIMUM + 1, -1):
         with pytest.raises(
             grpc.aio.AioRpcError, match=rf"StartGenerationRequest\.generation is {generation}"
         ):

@@ -13,7 +13,7 @@ from edl.contract.reasons import Reason
 from edl.master.core import effects as ef
 from edl.master.core import events as ev
 from edl.master.core import view
-from edl.master.core.failures import MOST_IN_VAIN
+from edl.master.core.failures import MAX_IN_VAIN
 from edl.master.core.workers import AWAY
 from tests.support.jobs.stories import Story, of, only
 
@@ -407,20 +407,20 @@ def test_a_job_whose_workers_are_killed_again_and_again_backs_off_and_fails() ->
         story.ready(worker)  # and it forms a ring, in which no step is made
         effects = story.tell(ev.Gone(worker, signal="SIGKILL"))
         times += 1
-        assert times <= MOST_IN_VAIN
+        assert times <= MAX_IN_VAIN
         if story.job.ending is None:
             only(effects + story.waits(60), ef.Create)
-    assert times == MOST_IN_VAIN
+    assert times == MAX_IN_VAIN
     assert story.job.failures == [], "a kill from outside is not charged"
     assert "10 times in a row before the ring made a step; the last: worker 9, SIGKILL" in story.job.reason
     told = story.noticed(Reason.RestartBackOff)
-    assert len(told) == MOST_IN_VAIN - 2
+    assert len(told) == MAX_IN_VAIN - 2
     assert "the next ones start in 1.0 s; the job fails when it happens 10 times" in told[0]
 
 
 def test_kills_with_steps_in_between_go_on_for_ever() -> None:
     story = Story(workers=2, joinDelaySeconds=0).running()
-    for _ in range(3 * MOST_IN_VAIN):
+    for _ in range(3 * MAX_IN_VAIN):
         ring = story.job.ring
         story.tell(ev.Stepped(ring.members[0], ring.generation, 1, 0.1, 0, 0.0))
         victim = ring.members[-1]

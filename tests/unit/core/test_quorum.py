@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from edl.contract.ids import WorkerId
 from edl.contract.phases import WorkerState
-from edl.master.core.quorum import MOST_TAKERS, Limits, RingPlan, candidates, plan_ring
+from edl.master.core.quorum import MAX_TAKERS, Limits, RingPlan, candidates, plan_ring
 from edl.master.core.workers import WorkerRecord
 
 
@@ -91,8 +91,8 @@ def test_many_newcomers_wait_for_one_broadcast() -> None:
         new = [a_worker(i, "ready") for i in range(2, 2 + newcomers)]
         return plan([a_worker(0, step=5), a_worker(1, step=5), *new], (0, 1), ANY)
 
-    few, many = ring(2 * MOST_TAKERS), ring(2 * MOST_TAKERS + 1)
-    assert (few.sync, len(few.joining)) == (False, 2 * MOST_TAKERS)
+    few, many = ring(2 * MAX_TAKERS), ring(2 * MAX_TAKERS + 1)
+    assert (few.sync, len(few.joining)) == (False, 2 * MAX_TAKERS)
     assert (many.sync, many.joining) == (True, ())
 
 

@@ -13,7 +13,7 @@ from edl.contract.reasons import Reason
 from edl.master.core import effects as ef
 from edl.master.core import events as ev
 from edl.master.core import facts, view
-from edl.master.core.silence import BUSY_SECONDS, LEAST_SECONDS, MOST_SECONDS
+from edl.master.core.silence import BUSY_SECONDS, MAX_SECONDS, MIN_SECONDS
 from edl.master.core.workers import AWAY
 from tests.support.jobs.stories import Story, of, only
 
@@ -84,8 +84,8 @@ def test_the_wait_ends_when_it_has_cost_as_much_as_the_state_is_worth() -> None:
 
 
 def test_no_wait_is_longer_than_its_bound_however_much_would_be_lost() -> None:
-    story = trained(2 * MOST_SECONDS)
-    assert not of(quiet(story, MOST_SECONDS - 1), ef.Fence)
+    story = trained(2 * MAX_SECONDS)
+    assert not of(quiet(story, MAX_SECONDS - 1), ef.Fence)
     assert only(quiet(story, 1.1), ef.Fence).worker == 0
 
 
@@ -412,5 +412,5 @@ def test_a_busy_member_that_falls_silent_is_awaited_as_any_silent_one() -> None:
     story.waits(BUSY_SECONDS)
     story.up(step=5)
     story.tell(ev.Silent(WorkerId(1), 600.0, ()))
-    assert not of(story.waits(LEAST_SECONDS - 0.1), ef.Fence)
+    assert not of(story.waits(MIN_SECONDS - 0.1), ef.Fence)
     assert only(story.waits(0.2), ef.Fence).worker == 1

@@ -73,7 +73,7 @@ def test_the_workers_of_a_ring_decode_each_row_group_once_in_an_epoch(
     ring = []
     for _ in range(ranks):
         ring.append(Records(edl.parquet(tmp_path, label="y"), None, "mine", seed=3, shuffle=True))
-        ring[-1].fit(1 << 20, ranks)
+        ring[-1].choose_layout(1 << 20, ranks)
     monkeypatch.setattr(pa_parquet.ParquetFile, "read_row_group", counted)
     read: list[int] = []
     for rank, records in enumerate(ring):

@@ -38,8 +38,8 @@ pytestmark = pytest.mark.waits
 CALLS = int(os.environ.get("EDL_CANCELLED_CALLS", "100"))  # of each kind
 AT_ONCE = 25
 SECONDS = 60.0  # for what must happen
-MOST_AWAITS = 20  # of a stream, which awaits its messages and its answers
-MOST_SECONDS = 0.05  # until a caller cancels its call
+MAX_AWAITS = 20  # of a stream, which awaits its messages and its answers
+MAX_SECONDS = 0.05  # until a caller cancels its call
 RUN = RunId("run-1")
 WORKERS = 8  # ids for which workers' streams compete
 TOKEN = ("authorization", "Bearer a-token")
@@ -62,7 +62,7 @@ class CancellingListener(Listener):
 
     def __init__(self, dice: random.Random):
         super().__init__(Tokens("a-token"))
-        self.cancelling = Cancelling(dice.randrange(10**6), MOST_AWAITS)
+        self.cancelling = Cancelling(dice.randrange(10**6), MAX_AWAITS)
 
     async def start(self, address: str, serve: Callable[[grpc.aio.Server], None]) -> int:
         interceptors = [TokenCheck(self._tokens), self.cancelling]
@@ -150,7 +150,7 @@ class Callers:
         doing = asyncio.ensure_future(self._converse(call, says))
         if says:  # gRPC's `write` waits for ever if the call is cancelled before its metadata were sent
             call.add_done_callback(lambda _: doing.cancel())
-        seconds = self._dice.uniform(0, MOST_SECONDS)
+        seconds = self._dice.uniform(0, MAX_SECONDS)
         if self._dice.random() < 0.3:
             asyncio.get_running_loop().call_later(seconds, call.cancel)
         elif endless:

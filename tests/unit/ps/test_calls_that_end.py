@@ -36,7 +36,7 @@ from tests.support.ps.requests import RUN, batch, commit, pull, stage, start_gen
 from tests.support.ps.server_states import commit_manifest
 
 pytestmark = pytest.mark.waits
-MOST_STEPS = 64  # in any order, before they begin anew
+MAX_STEPS = 64  # in any order, before they begin anew
 ALL = {method.name for method in pb.DESCRIPTOR.services_by_name["ParameterServer"].methods}
 ASYNC_CALLS = {"Lease", "Drain", "Reschedule", "Keep"}
 ONE, TWO = ShardAssignment(1), ShardAssignment(2)
@@ -289,7 +289,7 @@ class InAnyOrder:
         self.incarnation, self._made = (await self.one("Begin", self._begin())).incarnation, set()
 
     def _begin(self) -> pb.BeginRequest:
-        request = counting.begin(MOST_STEPS)
+        request = counting.begin(MAX_STEPS)
         request.assignment.CopyFrom(ONE.to_proto())
         return request
 
@@ -307,9 +307,9 @@ class InAnyOrder:
                 await self._anew()
                 return [self._begin() for _ in many]
             case "Lease":
-                return [pb.LeaseRequest(worker=i, most=2, limit=MOST_STEPS, **asked) for i in many]
+                return [pb.LeaseRequest(worker=i, most=2, limit=MAX_STEPS, **asked) for i in many]
             case "Push":
-                return [self._push(i % MOST_STEPS) for i in many]
+                return [self._push(i % MAX_STEPS) for i in many]
             case "Drain":
                 return [pb.DrainRequest(step=0, **asked) for _ in many]
             case "Reschedule":
@@ -318,7 +318,7 @@ class InAnyOrder:
                 self._kept += AT_ONCE
                 return [pb.KeepRequest(order=self._kept + i, ledger=b"ledger", **asked) for i in many]
             case "Pull":
-                return [counting.pull(MOST_STEPS) for _ in many]
+                return [counting.pull(MAX_STEPS) for _ in many]
             case "WritePart":
                 self._attempts += AT_ONCE
                 names = [f"a{self._attempts + i}" for i in many]
@@ -327,7 +327,7 @@ class InAnyOrder:
         return [("Push", push), ("Push", self._push(1)), ("Describe", pb.DescribeRequest(kept=True))]
 
     def _push(self, step: int) -> pb.PushRequest:
-        return counting.push(self.incarnation, step, MOST_STEPS)
+        return counting.push(self.incarnation, step, MAX_STEPS)
 
     async def meanwhile(self, name: str) -> None:
         """A step is taken."""
@@ -335,7 +335,7 @@ class InAnyOrder:
             await self._take(max(self._made, default=0) + 1)
 
     async def _take(self, step: int) -> None:
-        if step >= MOST_STEPS:
+        if step >= MAX_STEPS:
             await self._anew()
             await self.begin()
             step = 0
@@ -347,18 +347,18 @@ class InAnyOrder:
             case "Begin":
                 await self.begin()
             case "Push" | "Converse":
-                for step in range(min(AT_ONCE, MOST_STEPS) if name == "Push" else 2):
+                for step in range(min(AT_ONCE, MAX_STEPS) if name == "Push" else 2):
                     await self._take(step)
         self.incarnation = (await self.one("Describe", pb.DescribeRequest())).incarnation
 
     async def check(self) -> None:
         """Each step counts once."""
         await self._take(max(self._made, default=0) + 1)
-        answer = await self.one("Pull", counting.pull(MOST_STEPS))
-        dense, rows = counting.counts(MOST_STEPS, [answer.rows])
-        expected = np.isin(np.arange(MOST_STEPS), list(self._made)).astype(np.float32)
+        answer = await self.one("Pull", counting.pull(MAX_STEPS))
+        dense, rows = counting.counts(MAX_STEPS, [answer.rows])
+        expected = np.isin(np.arange(MAX_STEPS), list(self._made)).astype(np.float32)
         np.testing.assert_array_equal(dense, expected)
-        np.testing.assert_array_equal(rows.reshape(MOST_STEPS, -1)[:, 0], expected)
+        np.testing.assert_array_equal(rows.reshape(MAX_STEPS, -1)[:, 0], expected)
 
 
 async def test_an_async_server_answers_whichever_calls_end_early(

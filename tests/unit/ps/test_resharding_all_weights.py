@@ -30,7 +30,7 @@ from tests.support.models import counting_steps as counting
 from tests.support.ps.direct_servers import DirectLink, RootDied, World
 from tests.support.ps.requests import ADAM, RUN
 
-STEPS, MOST = 96, 4
+STEPS, MAXIMUM = 96, 4
 TABLES = (
     Table("edl/dense", counting.DIM, counting.ZEROS, counting.SGD),
     Table("user", 1, counting.ZEROS, counting.SGD),
@@ -167,13 +167,13 @@ def test_each_step_counts_once_in_each_weight_whoever_dies_while_they_move(
     world = World(seed, tmp_path, replicas, rate=0.02)
     world.loses = 0.2 if loses else 0.0
     job = Job(world)
-    wanted = world.random.randint(replicas, MOST)
+    wanted = world.random.randint(replicas, MAXIMUM)
     world.grow(wanted)
     for _ in range(24):
         job.train(wanted)
         if job.have == ShardAssignment(wanted, replicas):
             world.shrink(wanted)
-            wanted = world.random.randint(replicas, MOST)
+            wanted = world.random.randint(replicas, MAXIMUM)
             world.grow(wanted)
     world.rate = 0.0
     for node in world.nodes:

@@ -25,7 +25,7 @@ from edl.trainer.ring.base import RingBroken
 from tests.support.ps.direct_servers import DirectCall, RootDied, World
 from tests.support.ps.requests import RUN
 
-IDS, MOST = 300, 4
+IDS, MAXIMUM = 300, 4
 SGD = {"class_name": "SGD", "config": {"learning_rate": 1.0}}
 ZEROS = {"class_name": "Zeros", "config": {}}
 TABLES = (
@@ -114,13 +114,13 @@ def test_no_row_is_lost_or_doubled_whoever_dies_while_rows_move(
     print(f"seed {seed}, {replicas} copies")
     world = World(seed, tmp_path, replicas, rate=0.04)
     job = Job(world)
-    servers = world.random.randint(replicas, MOST)
+    servers = world.random.randint(replicas, MAXIMUM)
     world.grow(servers)
     for _ in range(12):
         root = job.ring(servers)
         if root.assignment == ShardAssignment(servers, replicas):
             world.shrink(servers)
-            servers = world.random.randint(replicas, MOST)
+            servers = world.random.randint(replicas, MAXIMUM)
             world.grow(max(servers, len(world.nodes)))
         job.train(root, world.random.randint(1, 5))
     world.rate = 0.0

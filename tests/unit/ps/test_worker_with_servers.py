@@ -116,7 +116,7 @@ class W(A[Losing]):
         self.ring.cut()
         self.servers.cut()
 
-    def _export(self, worth: Any) -> None:
+    def _export(self, final_metrics: Any) -> None:
         self.servers.pull(self.worker.state.step, ())
         self.session.say(finished=pb.Finished(model="model.keras"))
 

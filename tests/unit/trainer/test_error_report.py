@@ -120,8 +120,8 @@ def test_what_tensorflow_says_of_itself_is_left_out() -> None:
 
 def test_an_error_of_many_megabytes_is_told_in_short() -> None:
     failed = told(ValueError("x" * 70_000_000))
-    assert len(failed.why) < 1.1 * error_report.MOST_WHY
-    assert len(failed.traceback) < 1.1 * error_report.MOST_TRACEBACK
+    assert len(failed.why) < 1.1 * error_report.MAX_WHY
+    assert len(failed.traceback) < 1.1 * error_report.MAX_TRACEBACK
     assert "characters left out" in failed.why
     assert failed.traceback.startswith("Traceback")
 

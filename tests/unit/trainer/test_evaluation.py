@@ -160,7 +160,7 @@ def test_an_evaluation_that_fails_on_one_rank_ends_on_all_and_the_training_goes_
     assert told(pair[0]) == [(3, 10, {}), (6, 10, {})]
     text = pair[1].says("warned", 0).text
     assert text == "the model could not be evaluated on data('test'): ValueError: no such word"
-    assert all(rounds(w).worth(w.worker.state.ledger) is None for w in pair)
+    assert all(rounds(w).final_metrics(w.worker.state.ledger) is None for w in pair)
     for w in pair:
         assert (w.learner.weights == 1).all()
         w.stop()
@@ -181,7 +181,7 @@ def test_a_newcomer_without_the_state_takes_part_with_nothing_and_then_has_it_al
     assert {(o.step, o.round, o.digest) for o in outs} == {(6, 3, outs[0].digest)}
     assert told(old) == [(3, 10, ONCE), (6, 10, ONCE)]
     assert old.worker.state.ledger == new.worker.state.ledger
-    assert rounds(new).worth(w.worker.state.ledger) == ONCE
+    assert rounds(new).final_metrics(w.worker.state.ledger) == ONCE
     for w in (old, new):
         w.stop()
 
