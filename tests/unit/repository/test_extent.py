@@ -59,5 +59,5 @@ def test_all_runs_the_cluster_and_names_what_was_skipped(tree: Path) -> None:
 
 def test_the_files_that_it_chooses_exist() -> None:
     text = (ROOT / "scripts" / "test").read_text()
-    chosen = text.partition("MAXIMUM=(")[2].partition(")")[0].split()
+    chosen = text.partition("MOST=(")[2].partition(")")[0].split()
     assert chosen and all((ROOT / name).is_file() for name in chosen)
