@@ -25,7 +25,8 @@ def tree(tmp_path: Path) -> Path:
         shutil.copy(ROOT / name, tmp_path / name)
     programs = {".venv/bin/pytest": PYTEST}
     programs |= dict.fromkeys(
-        (".venv/bin/ruff", ".venv/bin/python", "scripts/setup", "scripts/check"), "#!/bin/sh\n"
+        (".venv/bin/ruff", ".venv/bin/python", "scripts/setup", "scripts/check", "scripts/dev/frameworks"),
+        "#!/bin/sh\n",
     )
     for name, text in programs.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
