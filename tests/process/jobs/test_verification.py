@@ -261,11 +261,10 @@ def test_the_environment_of_the_job_is_not_handed_on(monkeypatch: pytest.MonkeyP
         monkeypatch.setenv(name, "x")
     fresh = Verification(SECONDS, threads=1)
     fresh.begin()
-    assert fresh._server is not None
-    environment, text = Path(f"/proc/{fresh._server.pid}/environ"), ""
-    while (
-        not text
-    ):  # Popen returns when exec closes its files, which is just before the kernel sets the environment
+    assert fresh._server is not None and fresh._server._process is not None
+    environment, text = Path(f"/proc/{fresh._server._process.pid}/environ"), ""
+    # Popen returns when exec closes its files, which is just before the kernel sets the environment.
+    while not text:
         text = environment.read_text()
     entries = text.split("\0")
     fresh.close()
