@@ -153,7 +153,14 @@ class _Forking:
         self._spare_ends: int | None = None  # becomes readable when it ends
 
     def run(self) -> None:
-        """Return when the worker has ended or has closed the connection."""
+        """Return when the worker has ended or has closed the connection; the spare has ended then, too."""
+        try:
+            self._follow()
+        finally:
+            if self._spare:  # a child of this process until it is waited for, so the number is its own
+                os.kill(self._spare, signal.SIGKILL)
+
+    def _follow(self) -> None:
         while True:
             watched: list[Any] = [self._connection, self._worker_ends]
             if self._spare_ends is not None:
@@ -213,8 +220,10 @@ class _Forking:
                 os._exit(0)
             os.close(this_ends)
             name_process(NAME)
-            with contextlib.suppress(OSError):  # closed: `run` finds that out
+            try:
                 self._connection.sendall(line({"successor": os.getpid()}))
+            except OSError:  # closed: a further spare would outlive this process in the same way, for ever
+                os._exit(0)
 
 
 def _become_reader(descriptor: int, parent: int, factory: Any) -> NoReturn:

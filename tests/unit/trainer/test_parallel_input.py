@@ -213,6 +213,32 @@ def test_a_spare_forks_the_readers_when_their_parent_is_killed(start: Start) -> 
     assert kill(*parent_and_spare())[0].ppid() == os.getpid(), "it was started by the worker"
 
 
+@pytest.mark.parametrize("kills", [False, True], ids=["closed", "killed and closed"])
+def test_nothing_of_the_readers_outlives_their_end(start: Start, kills: bool) -> None:
+    """A spare that takes over from a parent whose worker has closed the connection ends, too."""
+    records = (readers := start(2)).records
+    records.idle().result(60)
+    group = os.getpgid(readers.server.pid)
+    assert values(records.batch(0, 10, MINE)) == list(range(10))
+    if kills:
+        os.kill(readers.server.pid, signal.SIGKILL)
+    records.close()
+
+    def left() -> list[psutil.Process]:
+        return [p for p in psutil.process_iter() if p.status() != psutil.STATUS_ZOMBIE and in_group(p)]
+
+    def in_group(process: psutil.Process) -> bool:
+        try:
+            return os.getpgid(process.pid) == group
+        except ProcessLookupError:
+            return False
+
+    deadline = time.monotonic() + 10
+    while left():
+        assert time.monotonic() < deadline, left()
+        time.sleep(0.05)  # a chain of spares has no last one to wait for
+
+
 def test_processes_read_at_the_same_time_and_ahead_of_the_step(start: Start) -> None:
     readers = start(4, slow=0.2)
     batches = Batches(readers.records, BATCH)  # no bytes ahead: as many batches as processes
