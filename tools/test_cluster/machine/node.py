@@ -162,11 +162,10 @@ def destroy(node: Node) -> None:
 def _processes_of(node: Node) -> list[int]:
     found = {pid for pid, part in marked().items() if part.startswith(f"{node.name}/")}
     for cgroup in _cgroups(node):
-        for file in cgroup.rglob("cgroup.procs"):
-            try:
-                found.update(int(pid) for pid in file.read_text().split() if not _is_dead(int(pid)))
-            except OSError:
-                continue  # the cgroup has just gone
+        for folder, _, _ in os.walk(cgroup):  # which leaves out one that goes meanwhile
+            with contextlib.suppress(OSError):
+                pids = Path(folder, "cgroup.procs").read_text().split()
+                found.update(int(pid) for pid in pids if not _is_dead(int(pid)))
     return sorted(found)
 
 
