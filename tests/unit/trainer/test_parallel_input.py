@@ -217,11 +217,12 @@ def test_a_spare_forks_the_readers_when_their_parent_is_killed(start: Start) -> 
 def test_nothing_of_the_readers_outlives_their_end(start: Start, kills: bool) -> None:
     """A spare that takes over from a parent whose worker has closed the connection ends, too."""
     records = (readers := start(2)).records
-    records.idle().result(60)
-    group = os.getpgid(readers.server.pid)
     assert values(records.batch(0, 10, MINE)) == list(range(10))
+    parent = readers.server.pid
+    assert parent is not None
+    group = os.getpgid(parent)
     if kills:
-        os.kill(readers.server.pid, signal.SIGKILL)
+        os.kill(parent, signal.SIGKILL)
     records.close()
 
     def left() -> list[psutil.Process]:
