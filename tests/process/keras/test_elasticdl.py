@@ -150,7 +150,7 @@ def test_a_module_is_trained_as_by_elasticdl(name: str, tmp_path: Path) -> None:
     loaded_again(learner, found, records, tmp_path)
     if name == "deepfm":
         imports = (
-            "import edl.layers.embedding, edl.compat.elasticdl.operations; import the module that registers"
+            "import edl.compat.elasticdl.operations, edl.layers.embedding; import the module that registers"
         )
         assert f": {imports} ApplyMask, or pass custom_objects" in saved_file.note(tmp_path / artifacts.MODEL)
     assert "elasticdl" not in sys.modules, (
