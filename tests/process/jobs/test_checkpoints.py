@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -229,8 +230,10 @@ def test_a_job_is_resumed_after_a_stop_and_after_a_kill_of_everything_with_other
         kill_all(second)  # most of the time one is being written
 
     jobs.idle(False)
-    copy = tmp_path / "the same model.py"
+    copy = tmp_path / "copied" / "the same model.py"
+    copy.parent.mkdir()
     copy.write_text(Path(model).read_text())
+    shutil.copy(Path(model).with_name("orders.py"), copy.parent)
     other = ("--resume", str(second), "--set", f"workers=1,training.epochs=3,model.module={copy}")
     refused = jobs.command("run", *other)
     assert refused.returncode == 2 and "goes on all the same" in refused.stderr, refused
