@@ -74,7 +74,7 @@ class StuckServers:
         A server that the ring still works without may have held the other copy.
         """
         job = self._world.job
-        alone = [*self._stuck] == [index] and self._faults() == faults and not job.servers.out
+        alone = [*self._stuck] == [index] and self._faults() == faults and {*job.servers.out} <= {index}
         if alone and job.ring.up and not self._world.ended:
             waits = ps.waits(job, self._clock.now)
             assert not waits, f"the ring waits for a server that others can replace: {waits}"
