@@ -107,15 +107,14 @@ class Alone:
     def __init__(
         self, seed: int | None, batch_size: int | None, epochs: int | None, shuffle: bool | None = None
     ):
-        given: dict[str, dict[str, Any]] = {
-            "training": {"seed": seed, "batchSize": batch_size, "epochs": epochs},
-            "data": {"shuffle": shuffle},
+        chosen = {
+            "training.seed": seed,
+            "training.batchSize": batch_size,
+            "training.epochs": epochs,
+            "data.shuffle": shuffle,
         }
-        merged = values.load([], ["model.script=alone"])
-        for section, entries in given.items():
-            chosen = {key: value for key, value in entries.items() if value is not None}
-            merged = values.merge(merged, {section: chosen})
-        self.config = config_module.parse(merged)
+        sets = [f"{key}={str(value).lower()}" for key, value in chosen.items() if value is not None]
+        self.config = config_module.parse(values.load([], ["model.script=alone", *sets]))
         self._group_ring = _RingOfOne()
         self.ring: Ring = self._group_ring
         self.watch: Watch = unwatched

@@ -16,6 +16,7 @@ further turns show whether `state` holds all that the loop changes. Then the sta
 from __future__ import annotations
 
 import shutil
+import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -36,7 +37,6 @@ from edl.trainer.records.batches import Batches, Wait
 from edl.trainer.records.records import Records
 from edl.trainer.ring.base import Ring
 from edl.trainer.runtime.error_report import caller
-from edl.trainer.runtime.keras_import import backend_of_keras
 from edl.trainer.runtime.watchdog import Watch
 from edl.trainer.step.loop_learner import STOP, Gradients, LoopLearner
 from edl.trainer.step.loop_trial import LoopTrial
@@ -88,7 +88,8 @@ class Job:
             raise type(error)(f"{self._where}: {error}") from None
         if not len(reader):
             raise DataError(f"{self._where}: edl.join(data=...) has no records")
-        if backend_of_keras() == "tensorflow":
+        keras = sys.modules.get("keras")
+        if keras is not None and keras.config.backend() == "tensorflow":
             from edl.trainer.step.fused_updates import fuse
 
             for found, _ in self._state.sources:

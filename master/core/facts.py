@@ -67,6 +67,26 @@ class Result:
     # Metrics of each epoch, as in the History of Keras' fit.
     history: dict[str, tuple[float | None, ...]] = field(default_factory=dict)
 
+    def keep(self, model: str, note: str, kept_at: int | None = None) -> None:
+        """Record the saved model, which replaces the file of variables."""
+        self.model, self.note, self.kept_at, self.variables = model, note, kept_at, ""
+
+    def keep_variables(self, file: str) -> None:
+        """Record the file of variables."""
+        self.variables = file
+
+    def void(self) -> None:
+        """Forget the model: its state has turned out to be wrong."""
+        self.keep("", self.note)
+
+    def fail(self, part: str, why: str, alone: bool = False) -> None:
+        """Record a failed part of the end; `alone`: whatever failed before."""
+        self.failed = (*(() if alone else self.failed), PartFailed(part, why))
+
+    def agree(self, digests: dict[WorkerId, str]) -> None:
+        """Record the digests of the final state."""
+        self.digests = digests
+
 
 @dataclass(frozen=True, slots=True)
 class Past:

@@ -63,9 +63,3 @@ def _import(names: Iterable[str]) -> None:
         gc.freeze()
         if collects:
             gc.enable()
-
-
-def backend_of_keras() -> str:
-    """The backend of Keras, if it is imported; else empty."""
-    keras = sys.modules.get("keras")
-    return keras.config.backend() if keras is not None else ""
