@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from edl.contract.heartbeats import Activity, Gpu, ServerWait, Staleness
+from edl.contract.heartbeats import Activity, ServerWait, Staleness, Usage
 from edl.contract.ids import Generation, WorkerId
 from edl.contract.layout import Layout
 from edl.contract.ranges import RangeSet
@@ -80,7 +80,7 @@ class Result:
         self.keep("", self.note)
 
     def fail(self, part: str, why: str, alone: bool = False) -> None:
-        """Record a failed part of the end; `alone`: whatever failed before."""
+        """Record a failed part of the end; `alone`: drop those recorded before."""
         self.failed = (*(() if alone else self.failed), PartFailed(part, why))
 
     def agree(self, digests: dict[WorkerId, str]) -> None:
@@ -151,11 +151,10 @@ class Heartbeat:
     step: int
     rate: float = 0.0  # records per second of this worker
     loss: float | None = None  # of the whole ring's last step
-    memory: int = 0  # bytes resident
+    usage: Usage = field(default_factory=Usage)
     epoch_loss: EpochLoss | None = None
     speed: float = 0.0  # records per second of computing: what it could do if it never waited
     round: int = 0  # the evaluation batch after that step
     staleness: Staleness | None = None  # of its own steps; None: unchanged
     waits: ServerWait | None = None
-    gpu: Gpu | None = None  # None: it has none, or its use is unknown
     activity: Activity | None = None  # None: it waits for its ring, or makes steps

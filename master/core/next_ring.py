@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class NextRing:
-    """The times of the next reviews of the ring, and the reasons while there is none.
+    """The times of the next reviews of the ring, and why none is formed.
 
     Args:
         review_at: when membership is reviewed, so that changes are batched; None: no change is known.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What users are told once: failing parts, warnings, bad records, forced values."""
+"""Reports to users that are made once: failing parts, warnings, bad records, forced values."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True)
 class Notes:
-    """What was reported to users, and is true of the whole job.
+    """The reports that hold for the whole job.
 
     Args:
         degraded: reasons by failing part.

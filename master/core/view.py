@@ -198,8 +198,7 @@ def _worker(
         delay=worker.delay,
         step=in_ring.step if in_ring else worker.step,
         rate=in_ring.rate if in_ring else 0.0,
-        memory=beat.memory if beat else 0,
-        gpu=beat.gpu if beat else None,
+        **(vars(beat.usage) if beat else {}),
     )
     return asdict(row)
 

@@ -120,7 +120,7 @@ def test_a_checkpoint_of_states_that_differ_is_noticed(monkeypatch: pytest.Monke
 def test_a_run_repeats_from_its_seed_wherever_its_objects_lie_in_memory() -> None:
     times = set[tuple[float, ...]]()
     others: list[object] = []
-    for number in range(12):
+    for number in range(5):
         world = World(21066, servers="moves")
         world.run()
         times.add(tuple(now for now, _, _ in world.watchdog.history))
