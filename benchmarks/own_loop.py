@@ -113,7 +113,7 @@ def own_loop(kind, optimizer, ring, x, y) -> None:  # type: ignore[no-untyped-de
     from benchmarks import steady
     from edl import config
     from edl.config import values
-    from edl.trainer import loop
+    from edl.trainer import join
     from edl.trainer.parts.ring_steps import RingSteps
     from edl.trainer.runtime.watchdog import unwatched
     from edl.trainer.session.orders import FormRing
@@ -145,7 +145,7 @@ def own_loop(kind, optimizer, ring, x, y) -> None:  # type: ignore[no-untyped-de
             layout = batches.layout
             worker.run_ring(FormRing(1, (0,), 0, sync=True, epochs=1, shares=(1,), layout=layout))
 
-    loop.host = Host()  # type: ignore[assignment]
+    join.host = Host()  # type: ignore[assignment]
     model = steady.made(kind, optimizer)
     model.optimizer.build(model.trainable_variables)
     job = edl.join(data=Data(), state=[model, model.optimizer])

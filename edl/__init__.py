@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     layers: Any
     fit: Any  # edl.compat.notebook.fit
-    join: Any  # edl.trainer.loop
+    join: Any  # edl.trainer.join
     state: Any
     State: Any
 
@@ -76,7 +76,7 @@ def __getattr__(name: str) -> Any:
     if name == "State":
         return importlib.import_module("edl.trainer.model.loop_state").State
     if name in LOOP:
-        return getattr(importlib.import_module("edl.trainer.loop"), name)
+        return getattr(importlib.import_module("edl.trainer.join"), name)
     if name == "fit":
         from edl import integrations
 

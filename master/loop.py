@@ -132,7 +132,7 @@ class Master:
             self.news.append(
                 {
                     "number": self.news[-1]["number"] + 1 if self.news else 1,
-                    "seconds": self.job.active_before + now - (self.job.began_at or now),
+                    "seconds": self.job.lifetime.seconds(now),
                     "reason": str(notice.reason),
                     "text": notice.text,
                 }

@@ -28,7 +28,7 @@ from edl.contract.ids import WorkerId
 from edl.master.core import events as ev
 from edl.master.core.facts import Heartbeat
 from edl.master.core.goodput import RECORDS, SERVERS
-from edl.master.core.training import latest_loss
+from edl.master.core.latest import later_loss
 
 PROGRESS_SECONDS = 10.0  # between two reports to the core
 STALL_SECONDS = 1.0  # a shorter wait is a part of a slow step
@@ -145,7 +145,7 @@ class Telemetry:
             step=step,
             round=round,
             loss=before.loss if beat.loss is None else beat.loss,
-            epoch_loss=latest_loss(before.epoch_loss, beat.epoch_loss),
+            epoch_loss=later_loss(before.epoch_loss, beat.epoch_loss),
         )
 
     def _stalls(self, beat: Heartbeat, now: float) -> Iterator[ev.Event]:

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`edl.join`: a user's own training loop, alone or as a worker of a job.
+"""A user's own training loop: the job that `edl.join` returns, and its steps.
 
-    job = edl.join(data=..., state=...)
     for step in job.steps():                  # from here on, workers may come and go
         ...
         if (mean := step.mean(gradients)) is None:
@@ -12,13 +11,10 @@
 anything. In the first turn `mean` returns None, so a loop that does not expect that fails at its start. In
 the second turn it returns the gradients themselves, so that all is traced and compiled. On one worker, two
 further turns show whether `state` holds all that the loop changes. Then the state is restored.
-
-The host runs the loop: `Alone` for `python train.py`, and trainer/script.py for a worker of a job.
 """
 
 from __future__ import annotations
 
-import json
 import shutil
 import sys
 import threading
@@ -29,33 +25,22 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from edl import config as config_module
 from edl import scratch
-from edl.config import Config, values
+from edl.config import Config
 from edl.contract import artifacts
 from edl.data import dataset
 from edl.data.nest import map_leaves
-from edl.data.objects.dataset import is_loader
 from edl.errors import DataError, ModelError
 from edl.trainer.model import tensors
-from edl.trainer.model.loop_state import Functions, LoopState
-from edl.trainer.parts.callbacks import CallbackCalls
-from edl.trainer.parts.ring_steps import RingSteps
-from edl.trainer.records.batches import Batches, Wait, patiently
+from edl.trainer.model.loop_state import LoopState
+from edl.trainer.records.batches import Batches, Wait
 from edl.trainer.records.records import Records
-from edl.trainer.ring.base import Ring, Vector
-from edl.trainer.ring.local import InProcessGroup, LocalRing
-from edl.trainer.runtime.error_report import OURS
-from edl.trainer.runtime.watchdog import Watch, unwatched
-from edl.trainer.session.orders import FormRing
-from edl.trainer.session.state import Session
-from edl.trainer.session.telemetry import Telemetry
-from edl.trainer.state import State
+from edl.trainer.ring.base import Ring
+from edl.trainer.runtime.error_report import caller
+from edl.trainer.runtime.watchdog import Watch
 from edl.trainer.step.loop_learner import STOP, Gradients, LoopLearner
-from edl.trainer.step.loop_stop import LoopStop
 from edl.trainer.step.loop_trial import LoopTrial
 from edl.trainer.step.turns import LoopLeft, Turn, Turns
-from edl.trainer.worker import Worker
 
 MEBIBYTE = 1 << 20
 SAMPLE = 5  # records of the loop's first turns
@@ -63,7 +48,7 @@ Save = Callable[[Path], object]
 
 
 class Host(Protocol):
-    """The process in which a loop runs."""
+    """The process in which a loop runs: `join.Alone`, or `script.Served` for a worker of a job."""
 
     config: Config
     ring: Ring
@@ -89,65 +74,6 @@ class Host(Protocol):
         ...
 
 
-host: Host | None = None  # None: this process is no worker of a job
-
-
-def join(
-    data: Any,
-    state: Any,
-    seed: int | None = None,
-    batch_size: int | None = None,
-    epochs: int | None = None,
-) -> Job:
-    """Join the job of this process, or begin one alone.
-
-    Args:
-        data: the training's records: a reader, or what `edl.dataset` takes. A DataLoader of PyTorch also
-            says the batch size, and whether records are shuffled.
-        state: what a new worker is sent and a checkpoint holds, and all that the loop trains: modules,
-            optimizers and schedulers of PyTorch, models and optimizers of Keras, tf.Variables, writable NumPy
-            arrays, `edl.State(...)`, `edl.state(get, set)`, and lists, tuples and dicts of these.
-        seed, batch_size: of the order of the records, and the records of a step over all workers. In a job,
-            its values training.seed and training.batchSize decide, and must be the same.
-        epochs: for a loop that runs alone; in a job, training.epochs decides.
-
-    Raises:
-        EdlError: the data or the state cannot be used, or an argument is not the job's value.
-        ModelError: this is the second call in this process, or an argument is not the job's value.
-    """
-    global host
-    shuffle = None
-    if is_loader(data):
-        batch_size, shuffle = batch_size or data.batch_size, type(data.sampler).__name__ == "RandomSampler"
-    found = host or Alone(seed, batch_size, epochs, shuffle)
-    if found.job is not None:
-        raise ModelError(f"{caller()}: edl.join() was called a second time in this process")
-    training = found.config.training
-    for name, key, given, used in (
-        ("seed", "training.seed", seed, training.seed),
-        ("batch_size", "training.batchSize", batch_size, training.batch_size),
-        ("shuffle", "data.shuffle", shuffle, found.config.data.shuffle),
-    ):
-        if given is not None and given != used:
-            raise ModelError(
-                f"{caller()}: edl.join({name}={given}), but {key} of the job is {used}; leave {name} out, or "
-                f"set --set {key}={json.dumps(given)}"
-            )
-    found.job = job = Job(found, data, state)
-    host = found
-    return job
-
-
-def state(get: Callable[[], Any], set: Callable[[Any], object]) -> Functions:
-    """State that edl cannot read itself, behind two functions.
-
-    Args:
-        get: returns an array, or a list, tuple or dict of arrays, nested if need be.
-        set: takes the same structure with other values, as NumPy arrays.
-    """
-    return Functions(get, set)
-
-
 class Job:
     """The job of this process. Made by `edl.join`."""
 
@@ -162,7 +88,8 @@ class Job:
             raise type(error)(f"{self._where}: {error}") from None
         if not len(reader):
             raise DataError(f"{self._where}: edl.join(data=...) has no records")
-        if backend_of_keras() == "tensorflow":
+        keras = sys.modules.get("keras")
+        if keras is not None and keras.config.backend() == "tensorflow":
             from edl.trainer.step.fused_updates import fuse
 
             for found, _ in self._state.sources:
@@ -411,48 +338,6 @@ class Step:
             raise ModelError(f"{caller()}: {error}") from None
 
 
-class _RingOfOne(LocalRing):
-    def reduce(self, vector: Vector) -> Vector:
-        return vector
-
-
-class Alone:
-    """A loop that no master knows: a ring of one."""
-
-    def __init__(
-        self, seed: int | None, batch_size: int | None, epochs: int | None, shuffle: bool | None = None
-    ):
-        given: dict[str, dict[str, Any]] = {
-            "training": {"seed": seed, "batchSize": batch_size, "epochs": epochs},
-            "data": {"shuffle": shuffle},
-        }
-        merged = values.load([], ["model.script=alone"])
-        for section, entries in given.items():
-            chosen = {key: value for key, value in entries.items() if value is not None}
-            merged = values.merge(merged, {section: chosen})
-        self.config = config_module.parse(merged)
-        self._group_ring = _RingOfOne()
-        self.ring: Ring = self._group_ring
-        self.watch: Watch = unwatched
-        self.wait: Wait = patiently
-        self.job: Job | None = None
-        self.output = Path.cwd()
-        self.tries_whole = True
-
-    def train(self, job: Job, learner: LoopLearner, batches: Batches) -> None:
-        """Train in a ring of this process alone."""
-        session = Session(0, lambda message: None, threading.Event())
-        report = Telemetry(session, batches.steps, log=print)
-        state = State(learner, batches.steps)
-        steps = RingSteps(self.config, session, state, batches, report)
-        stop = CallbackCalls(LoopStop(lambda: job.asks_stop or learner.is_stopped), state, self.ring, report)
-        worker = Worker(session, self.ring, state, report, steps, parts=[stop])
-        self._group_ring.open(InProcessGroup(1))
-        epochs, layout = self.config.training.epochs, batches.layout
-        worker.run_ring(FormRing(1, (0,), 0, sync=True, epochs=epochs, shares=(1,), layout=layout))
-        job.turns.end()
-
-
 @contextmanager
 def _beside(output: Path) -> Iterator[Path]:
     """A new directory, whose files are moved into `output` at the end of the block."""
@@ -468,17 +353,3 @@ def _beside(output: Path) -> Iterator[Path]:
 def _writable(array: Any) -> Any:
     """An array of records that the loop may change, and that PyTorch makes a tensor of without a warning."""
     return array if not isinstance(array, np.ndarray) or array.flags.writeable else array.copy()
-
-
-def backend_of_keras() -> str:
-    """The backend of Keras, if it is imported; else empty."""
-    keras = sys.modules.get("keras")
-    return keras.config.backend() if keras is not None else ""
-
-
-def caller() -> str:
-    """The line of the user's code that has called edl, such as `train.py, line 12`."""
-    frame = sys._getframe(1)
-    while frame.f_back is not None and Path(frame.f_code.co_filename).is_relative_to(OURS):
-        frame = frame.f_back
-    return f"{Path(frame.f_code.co_filename).name}, line {frame.f_lineno}"

@@ -28,7 +28,7 @@ from edl.config import Config
 from edl.contract import artifacts, script_imports
 from edl.contract.proto import edl_pb2 as pb
 from edl.errors import ModelError, UserCodeError
-from edl.trainer import loop
+from edl.trainer import join, loop
 from edl.trainer.agreement.metric_values import Value
 from edl.trainer.callbacks.history import MAX_TOLD, HistoryFiles, as_json
 from edl.trainer.checkpoint.checkpointing import of_job
@@ -218,6 +218,6 @@ def work(
         start.close()
         ready(worker)
 
-    loop.host = served = Served(begun, is_ready, ended)
+    join.host = served = Served(begun, is_ready, ended)
     run(model.script, model.arguments)
     served.over()

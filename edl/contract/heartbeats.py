@@ -66,7 +66,20 @@ class Gpu:
 
 
 @dataclass(frozen=True)
-class WorkerRow:
+class Usage:
+    """What a worker takes of its machine, which goes whole from the worker to the status.
+
+    Args:
+        memory: bytes resident.
+        gpu: None: it has none, or its use is unknown.
+    """
+
+    memory: int = 0
+    gpu: Gpu | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerRow(Usage):
     """A worker in the status of its job, as `edl status` shows it; in a cluster, with the node of its pod.
 
     Args:
@@ -74,7 +87,6 @@ class WorkerRow:
         rank: None outside the ring.
         delay: why it is pending.
         step, rate: of its last heartbeat in the present ring.
-        memory: bytes resident.
     """
 
     id: int
@@ -84,5 +96,3 @@ class WorkerRow:
     delay: str = ""
     step: int = 0
     rate: float = 0.0
-    memory: int = 0
-    gpu: Gpu | None = None

@@ -142,7 +142,8 @@ class _Reading:
         """Begin with the state at a head: the time, the ring and its workers."""
         with suppress(LookupError, TypeError, ValueError):
             job = kept["Job"]
-            self._offset = float(job.get("active_before") or 0.0) - float(job["began_at"])
+            lived = job["lifetime"]["Lifetime"]
+            self._offset = float(lived.get("before", 0.0)) - float(lived["began_at"])
             self.timeline.begins = self._now = float(job["now"]) + self._offset
             self._ring = tuple(job["ring"]["Ring"]["members"]["tuple"])
             self._generation = int(job["ring"]["Ring"]["generation"])

@@ -107,20 +107,18 @@ def _admit(job: State, w: WorkerRecord, event: ev.Ready | ev.Resume) -> bool:
     """Check a ready worker. Returns False if its model or data differ from the job's."""
     layout = event.layout
     for words in event.forced:
-        if words not in job.forced:
-            job.forced.append(words)
+        if job.notes.force(words):
             job.notice(Reason.IncompatibleResume, f"forced: {words}")
     job.pool.change(w, "ready")
     w.ready_at = job.now
     job.backoff.got_ready()
     if job.train is None:
         training.open_task(job, layout, event.held_out)
-        job.held_out = event.held_out
+        job.reference.hold_out(event.held_out)
     if why := _why_refused(job, w, event):
         membership.failed(job, w, ev.Failed(w.id, why))
         return False
-    if job.regroup_at is None:
-        job.regroup_at = job.now + job.config.elastic.join_delay_seconds
+    job.next_ring.changes(job.now + job.config.elastic.join_delay_seconds)
     return True
 
 
@@ -130,11 +128,11 @@ def _why_refused(job: State, w: WorkerRecord, event: ev.Ready | ev.Resume) -> st
     has, found = job.train.layout.records, event.layout.records
     if found != has:
         return f"worker {w.id} found {found} records in the data; the job has {has}"
-    if job.held_out != event.held_out:
-        expected, held_out = _in_words(job.held_out), _in_words(event.held_out)
+    if job.reference.held_out != event.held_out:
+        expected, held_out = _in_words(job.reference.held_out), _in_words(event.held_out)
         return f"worker {w.id} found {held_out} in the held-out data; the job has {expected}"
     for split, digest in event.digests.items():
-        if job.digests.setdefault(split, digest) != digest:
+        if not job.reference.has_records(split, digest):
             return (
                 f"worker {w.id} holds other records of {split!r} than the workers before it, or the same in "
                 "another order: the pipeline that edl.from_tf reads must return the same on each worker. "
@@ -142,8 +140,7 @@ def _why_refused(job: State, w: WorkerRecord, event: ev.Ready | ev.Resume) -> st
             )
     if why := ps.decide(job, w, event.tables):
         return why
-    job.model = job.model or event.model
-    if job.model != event.model:
+    if not job.reference.is_model(event.model):
         return (
             f"worker {w.id} made another model than the workers before it: its layers, variables, loss "
             "or optimizer differ. model() must return the same in each process; does it depend on a "

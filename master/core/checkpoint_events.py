@@ -28,7 +28,7 @@ def complete(job: State, _w: WorkerRecord, event: ev.Checkpointed) -> None:
     """Record a complete checkpoint."""
     job.divergence.agree()
     taken_at = job.checkpoints.ordered_at
-    job.kept_useful_seconds = job.useful_seconds(job.now if taken_at is None else taken_at)
+    job.goodput.keep(job.now if taken_at is None else taken_at)
     if job.checkpoints.is_whole(event, job.now):
         size = event.nbytes / (1 << 20)
         where = f"in {job.config.checkpoint.dir} ({size:,.1f} MiB)"

@@ -16,7 +16,6 @@ from dataclasses import dataclass, field
 
 from edl.config import Config
 from edl.contract.ids import NO_RING, Generation, WorkerId
-from edl.contract.phases import Phase
 from edl.master.core import effects as ef
 from edl.master.core import events as ev
 from edl.master.core.ring import Ring
@@ -27,16 +26,6 @@ LONGEST_PAUSE_SECONDS = 300.0
 UNDER_WAY_SECONDS = 60.0  # after which an order without a result is repeated
 HURRIED_SECONDS = 2.0  # between checkpoints of draining workers, which may be killed at any moment
 STEPS_PAUSE_SECONDS = 10.0  # after a failure, if checkpoints are not due by time
-
-
-@dataclass(frozen=True, slots=True)
-class PendingStop:
-    """A stop that waits for a checkpoint of the state."""
-
-    phase: Phase
-    reason: str
-    force: bool = False  # end the job even if the checkpoint fails
-    until: float | None = None  # end the job at this time at the latest
 
 
 @dataclass(slots=True)

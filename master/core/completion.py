@@ -12,7 +12,7 @@ from edl.contract.evaluation import FINAL, final_split
 from edl.contract.phases import Phase
 from edl.contract.reasons import Reason
 from edl.formatting import how_many
-from edl.master.core import consistency, facts, membership
+from edl.master.core import consistency, membership
 from edl.master.core import effects as ef
 from edl.master.core import events as ev
 from edl.master.core.quorum import is_state_of
@@ -27,13 +27,15 @@ def export(job: State, root: WorkerRecord) -> None:
     """Order one worker in sync to evaluate and save the complete state. The others keep theirs."""
     job.ring.dissolve()
     same = [w for w in job.pool if is_state_of(w, root) and w.digest]
-    digests = job.result.digests = {w.id: w.digest for w in same}
+    digests = {w.id: w.digest for w in same}
+    job.result.agree(digests)
     if not consistency.at_the_end(job, root.step, digests):
         return
     same = [w for w in same if job.pool.get(w.id) is not None]  # without the workers that differed
-    job.result.digests = {w.id: w.digest for w in same}
+    job.result.agree({w.id: w.digest for w in same})
     root = root if root in same or not same else same[0]
-    job.exporter, job.step = root.id, root.step
+    job.exporter = root.id
+    job.latest.go_to(root.step)
     job.goodput.turn("finishing", job.now)
     job.reason = f"all records are applied at step {root.step}; worker {root.id} saves the model"
     if not job.config.trains:
@@ -46,7 +48,7 @@ def saved(job: State, w: WorkerRecord, event: ev.Saved) -> None:
     """Record that the exporter has saved the model; from now on only its evaluation can be lost."""
     if event.variables:
         if w.has_state:
-            job.result.variables = event.variables
+            job.result.keep_variables(event.variables)
         return
     if event.step:
         _kept_before(job, w, event)
@@ -68,8 +70,7 @@ def _kept_before(job: State, w: WorkerRecord, event: ev.Saved) -> None:
     if job.exporter is not None or not w.in_ring or not event.model:
         job.stale += 1
         return
-    job.result.model, job.result.note, job.result.kept_at = event.model, event.note, event.step
-    job.result.variables = ""
+    job.result.keep(event.model, event.note, event.step)
     job.notice(Reason.Evaluating, f"the model is saved: {_where(w, event)}; the ring evaluates it")
 
 
@@ -79,14 +80,14 @@ def _done(job: State) -> str:
     if job.config.trains:
         return f"every record of {how_many(job.train.last_epoch, 'epoch')} is applied exactly once"
     what = "predicted" if job.config.mode == "predict" else "evaluated"
-    ((split, records),) = job.held_out.items()
+    ((split, records),) = job.reference.held_out.items()
     return f"each of the {records:,} records of data({split!r}) is {what} exactly once"
 
 
 def _is_evaluated(job: State) -> bool:
     """True if the ring has reported the final evaluation of the trained model."""
-    found = job.evaluations.get(final_split(job.config.evaluation.split, job.held_out))
-    return found is not None and found.step == job.step and bool(found.metrics)
+    found = job.latest.evaluations.get(final_split(job.config.evaluation.split, job.reference.held_out))
+    return found is not None and found.step == job.latest.step and bool(found.metrics)
 
 
 def _was_exporting(job: State, w: WorkerRecord) -> bool:
@@ -106,7 +107,9 @@ def finished(job: State, w: WorkerRecord, event: ev.Finished) -> None:
     _keep(job, w, event)
     job.result.metrics, job.result.exports = dict(event.metrics), dict(event.exports)
     if event.metrics:
-        where = f"the records of data({FINAL!r})" if job.held_out.get(FINAL) else "the held-out records"
+        where = (
+            f"the records of data({FINAL!r})" if job.reference.held_out.get(FINAL) else "the held-out records"
+        )
         job.notice(Reason.Evaluated, f"Evaluation on {where}: {in_words(event.metrics)}")
     if event.note:
         job.notice(Reason.ModelWarning, event.note)
@@ -118,15 +121,15 @@ def finished(job: State, w: WorkerRecord, event: ev.Finished) -> None:
         reason += f", except {job.result.bad} skipped records (non-finite)"
     elif job.result.bad:
         reason += f", except {job.result.bad} bad records that were left out"
-    if job.forced:
-        reason += f"; forced: {'; '.join(job.forced)}"
+    if job.notes.forced:
+        reason += f"; forced: {'; '.join(job.notes.forced)}"
     if not event.failed:
         job.end(Phase.Succeeded, reason)
         return
     where = _where(w, event)
     kept = f"the trained model is kept: {where}" if where else "the trained model could not be kept"
     failed = "; ".join(f"{f.part} failed: {f.why}" for f in event.failed)
-    job.traceback = next((f.traceback for f in event.failed if f.traceback), "")
+    job.failures.ends_with(next((f.traceback for f in event.failed if f.traceback), ""))
     job.end(Phase.Failed, f"{reason}, but {failed}; {kept}")
 
 
@@ -160,7 +163,7 @@ def rows_lost(job: State, w: WorkerRecord, event: ev.RowsLost) -> None:
     job.result.rows_lost += not event.trained_on
     if job.result.rows_lost > (most := job.config.elastic.max_failures):
         times = f"{how_many(job.result.rows_lost, 'time')} (elastic.maxFailures is {most})"
-        job.result.failed = (*job.result.failed, facts.PartFailed(SAVING, event.why))
+        job.result.fail(SAVING, event.why)
         job.end(Phase.Failed, f"{why}; parameter servers have lost rows while it was saved {times}")
         return
     job.reason = f"{why}; a ring is formed, and trains what is missing"
@@ -181,12 +184,12 @@ def ends_without_holders(job: State) -> bool:
         why = "every worker that held the state was lost before the evaluation was done"
         if kept_at is not None and task is not None:
             reach(job, task, max(kept_at, task.done))
-            job.step = task.done
-        job.result.failed = (*job.result.failed, facts.PartFailed("evaluation", why))
+            job.latest.go_to(task.done)
+        job.result.fail("evaluation", why)
         job.end(Phase.Failed, f"evaluation failed: {why}; the trained model is kept: {job.result.model}")
     elif too_many:
         why = f"{lost} workers were lost while they saved the model (elastic.maxFailures is {lost - 1})"
-        job.result.failed = (facts.PartFailed("saving", why),)
+        job.result.fail(SAVING, why, alone=True)
         job.end(Phase.Failed, f"saving failed: {why}")
     return job.ending is not None
 
@@ -194,15 +197,15 @@ def ends_without_holders(job: State) -> bool:
 def _keep(job: State, w: WorkerRecord, event: ev.Saved | ev.Finished) -> None:
     """Record what was saved where, and notify users while it is not in its proper place."""
     result = job.result
-    result.model, result.note, result.failed = event.model, event.note, event.failed
-    result.kept_at, result.variables = None, ""
+    result.keep(event.model, event.note)
+    result.failed = event.failed
     result.skipped, result.bad = w.skipped, sum(w.bad.values())
     trouble = next((f.why for f in event.failed if f.part == SAVING), "")
-    if trouble and SAVING not in job.degraded:
-        job.degraded[SAVING] = trouble
+    if trouble and SAVING not in job.notes.degraded:
+        job.notes.degrade(SAVING, trouble)
         where = _where(w, event) or "nowhere"
         job.notice(Reason.Degraded, f"saving the model: {trouble}; it is kept: {where}")
-    elif not trouble and job.degraded.pop(SAVING, ""):
+    elif not trouble and job.notes.degrade(SAVING, ""):
         job.notice(Reason.Recovered, f"the model is saved: {_where(w, event)}")
 
 
@@ -217,7 +220,8 @@ def shut_down_workers(job: State) -> None:
     for w in job.pool.where(lambda kind: not kind.stopped):
         membership.stop(job, w, f"the job ends: {job.ending[0]}")
     if not job.ended and not job.pool:
-        job.ended, job.ended_at = True, job.now
+        job.ended = True
+        job.lifetime.end(job.now)
         job.goodput.turn(job.goodput.kind, job.now)
         phase, reason = job.ending
         job.do(ef.End(str(phase), reason))

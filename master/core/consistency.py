@@ -92,10 +92,10 @@ def at_the_end(job: State, step: int, digests: Mapping[WorkerId, str]) -> bool:
             Phase.Failed, f"{_sentence(job, found, step)}. There is no checkpoint that they could go back to"
         )
         return False
-    job.result.model, job.result.variables, job.result.kept_at = "", "", None
+    job.result.void()
     _go_back(job, found, step)
     # No ring exists whose end would trigger it.
-    job.regroup_at = job.now + max(job.config.elastic.join_delay_seconds, 0.1)
+    job.next_ring.review(job.now + max(job.config.elastic.join_delay_seconds, 0.1))
     return False
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from edl.contract.heartbeats import Activity, Gpu, ServerWait, Staleness
+from edl.contract.heartbeats import Activity, ServerWait, Staleness, Usage
 from edl.contract.ids import Generation, WorkerId
 from edl.contract.layout import Layout
 from edl.contract.ranges import RangeSet
@@ -66,6 +66,26 @@ class Result:
     digests: dict[WorkerId, str] = field(default_factory=dict)  # of the final state, by worker in sync
     # Metrics of each epoch, as in the History of Keras' fit.
     history: dict[str, tuple[float | None, ...]] = field(default_factory=dict)
+
+    def keep(self, model: str, note: str, kept_at: int | None = None) -> None:
+        """Record the saved model, which replaces the file of variables."""
+        self.model, self.note, self.kept_at, self.variables = model, note, kept_at, ""
+
+    def keep_variables(self, file: str) -> None:
+        """Record the file of variables."""
+        self.variables = file
+
+    def void(self) -> None:
+        """Forget the model: its state has turned out to be wrong."""
+        self.keep("", self.note)
+
+    def fail(self, part: str, why: str, alone: bool = False) -> None:
+        """Record a failed part of the end; `alone`: drop those recorded before."""
+        self.failed = (*(() if alone else self.failed), PartFailed(part, why))
+
+    def agree(self, digests: dict[WorkerId, str]) -> None:
+        """Record the digests of the final state."""
+        self.digests = digests
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,11 +151,10 @@ class Heartbeat:
     step: int
     rate: float = 0.0  # records per second of this worker
     loss: float | None = None  # of the whole ring's last step
-    memory: int = 0  # bytes resident
+    usage: Usage = field(default_factory=Usage)
     epoch_loss: EpochLoss | None = None
     speed: float = 0.0  # records per second of computing: what it could do if it never waited
     round: int = 0  # the evaluation batch after that step
     staleness: Staleness | None = None  # of its own steps; None: unchanged
     waits: ServerWait | None = None
-    gpu: Gpu | None = None  # None: it has none, or its use is unknown
     activity: Activity | None = None  # None: it waits for its ring, or makes steps

@@ -11,7 +11,8 @@ process may hold the rest of it. The job fails if this happens again and again w
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 
 from edl.contract.exit_codes import BLAME, WorkerExit
 from edl.contract.ids import WorkerId
@@ -36,6 +37,39 @@ class Failure:
     why: str
     traceback: str
     step: int = 0  # of the job at that time
+
+
+@dataclass(slots=True)
+class FailureLog:
+    """The failures that were charged to the job.
+
+    Args:
+        charged: without old ones of earlier masters.
+        count: under all masters.
+        traceback: of the failure that ended the job.
+    """
+
+    charged: list[Failure] = field(default_factory=list)
+    count: int = 0
+    traceback: str = ""
+
+    def charge(self, failure: Failure) -> None:
+        """Add a failure."""
+        self.charged.append(failure)
+        self.count += 1
+
+    def charges(self, worker: WorkerId) -> bool:
+        """Whether a failure of this worker was charged, by this master or an earlier one."""
+        return any(failure.worker == worker for failure in self.charged)
+
+    def ends_with(self, traceback: str) -> None:
+        """Record the traceback of the failure that ends the job."""
+        self.traceback = traceback
+
+    def restore(self, charged: Iterable[tuple[WorkerId, str]], count: int) -> None:
+        """Continue with the failures under an earlier master."""
+        self.charged = [Failure(worker, why, "") for worker, why in charged]
+        self.count = max(count, len(self.charged))
 
 
 def own_fault(w: WorkerRecord, gone: ev.Gone) -> str:

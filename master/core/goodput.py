@@ -36,6 +36,7 @@ class Goodput:
     longest: tuple[float, str] = 0.0, ""  # seconds and kind of the longest stall
     left_useful_at: float | None = None  # when the last interval of useful time ended
     pause: float = 0.0  # seconds between that and the present interval of useful time
+    kept: float = 0.0  # useful seconds until the newest checkpoint; later work would be redone
 
     def turn(self, kind: str, now: float) -> None:
         """Start an interval of this kind."""
@@ -68,7 +69,12 @@ class Goodput:
         self.pause += moved
 
     def restore(
-        self, seconds: Mapping[str, float], kind: str, active_seconds: float, longest: tuple[float, str]
+        self,
+        seconds: Mapping[str, float],
+        kind: str,
+        active_seconds: float,
+        longest: tuple[float, str],
+        kept: float,
     ) -> None:
         """Continue the account of an earlier master.
 
@@ -76,7 +82,7 @@ class Goodput:
             seconds: by kind, up to that master's last sign of life.
             kind: the kind of the interval since then.
             active_seconds: since the job began, until now.
-            longest: as `longest`.
+            longest, kept: as the fields.
         """
         self.longest = longest
         self.seconds |= {k: s for k, s in seconds.items() if k in KINDS}
@@ -86,10 +92,14 @@ class Goodput:
         self.without_master = rest if trained else 0.0
         self.kind = "re-forming" if trained else kind if kind in KINDS else "starting"
         self.seconds[self.kind] += rest
+        # If one of these workers is the last to hold the state, removing it would lose what it has trained
+        # without a master, too (master.core.silence).
+        self.kept = kept - self.without_master
 
     def ring_was_kept(self, now: float) -> None:
         """Record that the ring of an earlier master is whole, and so also trained without a master."""
         waited, found = self.kind, self.since
+        self.kept += self.without_master  # it is useful time now
         self.turn("useful", now)
         if waited == "re-forming" and found is not None and self.without_master:
             moved = min(self.without_master + now - found, self.seconds["re-forming"])
@@ -102,6 +112,14 @@ class Goodput:
         moved = min(seconds, self.seconds["useful"])
         self.seconds["useful"] -= moved
         self.seconds["redone"] += moved
+
+    def useful(self, at: float) -> float:
+        """Return the useful seconds until `at`, as if nothing had changed since the last change."""
+        return self.at(max(at, self.since or at))["useful"]
+
+    def keep(self, at: float) -> None:
+        """Record that the work until then need not be done again: it is in a checkpoint, or lost."""
+        self.kept = self.useful(at)
 
     def at(self, now: float) -> dict[str, float]:
         """Return the seconds by kind, up to `now`."""

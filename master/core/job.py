@@ -179,7 +179,7 @@ class Job(State):
         if self.ending is not None:
             completion.shut_down_workers(self)
             return
-        if self.pending_stop is not None:
+        if self.stop_request.pending is not None:
             return
         membership.scale(self)
         if known:

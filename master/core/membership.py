@@ -10,7 +10,6 @@ from edl.contract.phases import Phase, WorkerState
 from edl.contract.reasons import Reason
 from edl.master.core import effects as ef
 from edl.master.core import events as ev
-from edl.master.core import facts
 from edl.master.core.failures import Failure, cause_unknown, own_fault
 from edl.master.core.ring import CHANGE, LOSS, MEMBER_LOST
 from edl.master.core.state import SUSPENDED_AT_ZERO, State, deadline
@@ -68,7 +67,7 @@ def replacements_due(job: State) -> float | None:
 
 def missing(job: State) -> int:
     """Return how many workers the job lacks; negative if it has more than the target."""
-    if job.began_at is None or job.exporter is not None or job.script_ended is not None:
+    if job.lifetime.began_at is None or job.exporter is not None or job.script_ended is not None:
         return 0
     lacks = job.target - job.pool.count(lambda kind: kind.stays)
     return min(lacks, 0) if job.suspended else lacks
@@ -141,7 +140,7 @@ def drain(job: State, w: WorkerRecord, why: str) -> None:
         stop(job, w, why)
         return
     if w.in_ring:
-        job.regroup_at = job.now
+        job.next_ring.review(job.now)
     job.pool.change(w, "leave")
 
 
@@ -220,14 +219,13 @@ def lose(job: State, w: WorkerRecord, why: str, delete: bool = True, told: bool 
 
 def charge(job: State, w: WorkerRecord, why: str, traceback: str = "") -> None:
     """Charge a failure to the job, once for each worker; more than elastic.maxFailures of them fail it."""
-    if any(known.worker == w.id for known in job.failures):
+    if job.failures.charges(w.id):
         return  # under an earlier master, which it has told, too
-    job.failures.append(Failure(w.id, why, traceback, job.train.done if job.train else 0))
-    job.failure_count += 1
+    job.failures.charge(Failure(w.id, why, traceback, job.train.done if job.train else 0))
     most = job.config.elastic.max_failures
-    job.notice(Reason.WorkerFailed, f"{why} (failure {job.failure_count}; elastic.maxFailures is {most})")
-    if job.failure_count > most and not give_up_evaluation(job, why):
-        job.traceback = traceback or job.traceback
+    job.notice(Reason.WorkerFailed, f"{why} (failure {job.failures.count}; elastic.maxFailures is {most})")
+    if job.failures.count > most and not give_up_evaluation(job, why):
+        job.failures.ends_with(traceback or job.failures.traceback)
         job.end(Phase.Failed, why)
 
 
@@ -253,7 +251,7 @@ def charge_export(job: State, w: WorkerRecord, why: str) -> None:
     elsewhere = job.exporter is not None or job.pool.any(lambda kind: kind.has_state)
     if w.exported and job.ending is None and not elsewhere:
         part = "evaluation" if job.result.model else "saving"
-        job.result.failed = (*job.result.failed, facts.PartFailed(part, why))
+        job.result.fail(part, why)
         kept = ", and no other worker holds the trained model"
         if job.result.model:
             kept = f"; the trained model is kept: {job.result.model}"
@@ -271,7 +269,7 @@ def failed(job: State, w: WorkerRecord, event: ev.Failed) -> None:
     if event.no_gpu_memory:
         _lacked_gpu_memory(job, w, event)
     elif everywhere:
-        job.traceback = event.traceback
+        job.failures.ends_with(event.traceback)
         job.end(Phase.Failed, event.why)
     else:
         charge(job, w, event.why, event.traceback)
@@ -281,7 +279,9 @@ def failed(job: State, w: WorkerRecord, event: ev.Failed) -> None:
 def _repeats(job: State, event: ev.Failed) -> bool:
     """True if the user's code has made this mistake before, and no step since, and would repeat it."""
     done = job.train.done if job.train else 0
-    return job.work.repeats_mistakes and any(f.why == event.why and f.step == done for f in job.failures)
+    return job.work.repeats_mistakes and any(
+        f.why == event.why and f.step == done for f in job.failures.charged
+    )
 
 
 def _lacked_gpu_memory(job: State, w: WorkerRecord, event: ev.Failed) -> None:
@@ -291,7 +291,7 @@ def _lacked_gpu_memory(job: State, w: WorkerRecord, event: ev.Failed) -> None:
     why = f"worker {w.id}: {event.why}"
     if times > most:
         if not give_up_evaluation(job, why):
-            job.traceback = event.traceback
+            job.failures.ends_with(event.traceback)
             job.end(
                 Phase.Failed, f"{times} workers in a row failed before the job made a step; the last: {why}"
             )
@@ -320,7 +320,8 @@ def terminating(job: State, event: ev.Terminating) -> None:
 
 def records_read(job: State, w: WorkerRecord, event: ev.RecordsRead) -> None:
     """Let a worker whose reads have returned join the ring."""
-    w.reads, job.regroup_at = False, job.now
+    w.reads = False
+    job.next_ring.review(job.now)
     job.ring.read(job.now)
 
 

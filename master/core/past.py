@@ -13,7 +13,6 @@ from dataclasses import replace
 
 from edl.contract.ids import Generation
 from edl.master.core import facts
-from edl.master.core.failures import Failure
 from edl.master.core.goodput import STALLS
 from edl.master.core.ring import Earlier
 from edl.master.core.state import State
@@ -28,16 +27,16 @@ def of(job: State) -> facts.Past:
         seconds=dict(job.goodput.seconds),
         doing=job.goodput.kind,
         longest_wait=job.goodput.longest,
-        kept_useful_seconds=job.kept_useful_seconds,
+        kept_useful_seconds=job.goodput.kept,
         changes=total.changes,
         stall_seconds=total.stall_seconds,
         redone_records=total.redone_records,
         state_losses=job.restarts,
         checkpoint=job.checkpoints.step,
-        failures=tuple((f.worker, f.why) for f in job.failures),
-        failure_count=job.failure_count,
-        warnings=tuple(job.warnings),
-        evaluations=dict(job.evaluations),
+        failures=tuple((f.worker, f.why) for f in job.failures.charged),
+        failure_count=job.failures.count,
+        warnings=tuple(job.notes.warnings),
+        evaluations=dict(job.latest.evaluations),
         safe=job.train.safe if job.train is not None else job.safe_before,
         generation=job.ring.generation,
         stepped=tuple(sorted(job.ring.changes[-1].stepped)) if job.ring.changes else (),
@@ -67,20 +66,16 @@ def restore(job: State, past: facts.Past, active_seconds: float) -> None:
         active_seconds: since the job began. What of it is not in `past.seconds` passed without a master.
             Less than these seconds: clocks differ, and the seconds count.
     """
-    job.active_before = max(active_seconds, sum(past.seconds.values()))
-    job.goodput.restore(past.seconds, past.doing, job.active_before, past.longest_wait)
-    # The workers may have trained without a master. If one of them is the last to hold the state, removing it
-    # would lose that training, too (master.core.silence).
-    job.kept_useful_seconds = past.kept_useful_seconds - job.goodput.without_master
+    active = max(active_seconds, sum(past.seconds.values()))
+    job.lifetime.continues(active)
+    job.goodput.restore(past.seconds, past.doing, active, past.longest_wait, past.kept_useful_seconds)
     earlier = Earlier(past.changes, past.stall_seconds, past.redone_records)
     job.ring.restore(earlier, Generation(past.generation), past.stepped)
     job.restarts = past.state_losses
     job.checkpoints.know(past.checkpoint)
-    job.failures = [Failure(worker, why, "") for worker, why in past.failures]
-    job.failure_count = max(past.failure_count, len(past.failures))
-    job.warnings = list(past.warnings)
-    job.evaluations = dict(past.evaluations)
-    job.evaluations_told = {split: found.step for split, found in past.evaluations.items()}
+    job.failures.restore(past.failures, past.failure_count)
+    job.notes.restore(past.warnings)
+    job.latest.restore(past.evaluations)
     job.safe_before = past.safe
     job.unseen = trained_unseen(past)
     job.result = replace(past.result)

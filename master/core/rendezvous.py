@@ -29,19 +29,19 @@ READ_SECONDS = 0.3
 @deadline
 def review_due(job: State) -> float | None:
     """Return when the membership is reviewed."""
-    return job.regroup_at
+    return job.next_ring.review_at
 
 
 @deadline
 def join_due(job: State) -> float | None:
     """Return when a change of the ring for new workers pays off."""
-    return job.join_at
+    return job.next_ring.join_at
 
 
 @deadline
 def balance_due(job: State) -> float | None:
     """Return when the shares of a step are reviewed."""
-    return job.judge_at
+    return job.next_ring.balance_at
 
 
 @deadline
@@ -58,9 +58,9 @@ def regroup(job: State) -> None:
         job.close(pause, CHANGE)
         return
     ps.regroup(job)
-    if job.join_at is not None and job.join_at <= job.now:
-        job.regroup_at, job.join_at = job.now, None
-    if job.regroup_at is None or (job.regroup_at > job.now and _late(job)):
+    if job.next_ring.join_at is not None and job.next_ring.join_at <= job.now:
+        job.next_ring.join(job.now)
+    if job.next_ring.review_at is None or (job.next_ring.review_at > job.now and _late(job)):
         _balance(job)
         return
     # While members receive the state, new workers wait, and a draining member hands the state over first.
@@ -70,7 +70,7 @@ def regroup(job: State) -> None:
     members = set(job.ring.members)
     if not job.ring.up and not any(job.pool[w].has_state for w in wanted):
         return
-    job.regroup_at = None
+    job.next_ring.reviewed()
     if wanted == members or not (wanted or job.limits.may_empty):
         return
     if wanted > members and _wait_to_join(job, wanted - members):
@@ -88,8 +88,7 @@ def _wait_to_join(job: State, newcomers: set[WorkerId]) -> bool:
     if any(w.has_state for w in found):  # it may be ahead of the ring
         return False
     at = join_policy.until([w.ready_at for w in found], len(job.ring.members), job.ring.stop_seconds)
-    job.join_at = at if at > job.now else None
-    return job.join_at is not None
+    return job.next_ring.join_later(at, job.now)
 
 
 def _late(job: State) -> bool:
@@ -99,12 +98,14 @@ def _late(job: State) -> bool:
 
 def _balance(job: State) -> None:
     """Start a re-rendezvous if the shares of a step do not match the speeds of the members."""
-    if job.judge_at is None or not job.ring.up:
+    at = job.next_ring.balance_at
+    if at is None or not job.ring.up:
         return
-    job.judge_at = max(job.judge_at, job.ring.changes[-1].formed_at + balance.SETTLE_SECONDS)
-    if job.judge_at > job.now:
+    at = max(at, job.ring.changes[-1].formed_at + balance.SETTLE_SECONDS)
+    if at > job.now:
+        job.next_ring.balance(at)
         return
-    job.judge_at = None
+    job.next_ring.balanced()
     if (gain := balance.gain(job.ring.inside, job.ring.shares)) >= balance.GAIN:
         job.close(f"parts by speed: {gain:.2f} times as fast", CHANGE)
 
@@ -129,7 +130,8 @@ def form(job: State) -> None:
     if not at_servers and (awaited := _awaited(job, fresh)):
         _wait(job, awaited)
         return
-    if fresh and job.regroup_at is not None and job.regroup_at > job.now and _late(job):
+    at = job.next_ring.review_at
+    if fresh and at is not None and at > job.now and _late(job):
         return  # no worker in sync waits, so wait for the workers that are still starting
     if fresh and task.end and completion.ends_without_holders(job):
         completion.shut_down_workers(job)  # now, because no further event may follow soon
@@ -249,11 +251,11 @@ def _held_back(job: State) -> bool:
             return True
         pause = job.backoff.ring_until - job.now
         after = f"the next one is formed {pause:g} s later; the job fails when {most + 1} in a row break"
-        job.held_back = f"{why}; {after}"
+        job.next_ring.hold_back(f"{why}; {after}")
     if job.backoff.ring_until <= job.now:
         return False
-    _wait(job, job.held_back)
-    job.waited = "the last one broke before its first step"
+    _wait(job, job.next_ring.held_back)
+    job.next_ring.wait("the last one broke before its first step")
     return True
 
 
@@ -262,12 +264,12 @@ def _publish(job: State, plan: RingPlan, root: WorkerRecord) -> None:
     if _held_back(job):
         return
     first = job.ring.generation == 0
-    cause = job.ring.cause or ("start" if first else job.waited or "start again")
+    cause = job.ring.cause or ("start" if first else job.next_ring.waited or "start again")
     members = [job.pool[m] for m in plan.members]
     shares = balance.shares(members, job.config.training.load_balancing == "speed")
     job.ring.form(plan.members, cause, job.now, shares, root.round)
-    job.waited, job.regroup_at, job.join_at = "", None, None
-    job.step = job.train.done
+    job.next_ring.formed()
+    job.latest.go_to(job.train.done)
     # Otherwise the members report where the ring starts.
     known = root.has_state and not job.config.asynchronous
     job.checkpoints.restore(NO_RING if known else job.ring.generation)
@@ -298,14 +300,14 @@ def _publish(job: State, plan: RingPlan, root: WorkerRecord) -> None:
         )
     )
     if job.ring.ranks.keys() != {w.id for w in candidates(list(job.pool), plan.members, job.limits)}:
-        job.regroup_at = job.now  # a hand-over: re-rendezvous as soon as it is done
+        job.next_ring.review(job.now)  # a hand-over: re-rendezvous as soon as it is done
 
 
 def _wait(job: State, reason: str) -> None:
     job.ring.dissolve()
     suspension = job.suspension
     job.reason = suspension or reason
-    job.waited = "resumed" if suspension else "enough workers are ready again"
+    job.next_ring.wait("resumed" if suspension else "enough workers are ready again")
     kind = "suspended" if suspension else "waiting for workers"
     if job.ring.generation > 0 and job.goodput.kind != kind:
         job.goodput.turn(kind, job.now)

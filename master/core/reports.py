@@ -11,29 +11,24 @@ from edl.master.core.workers import WorkerRecord
 
 def degraded(job: State, event: ev.Degraded) -> None:
     """Report a part that does not work, or that works again."""
-    if job.degraded.get(event.part, "") == event.why:
+    if not job.notes.degrade(event.part, event.why):
         return
     if event.why:
-        job.degraded[event.part] = event.why
         job.notice(Reason.Degraded, f"{event.part}: {event.why}")
     else:
-        del job.degraded[event.part]
         job.notice(Reason.Recovered, f"{event.part} works again")
 
 
 def warned(job: State, _w: WorkerRecord, event: ev.Warned) -> None:
     """Report a warning of a worker, once."""
-    if event.text not in job.warnings:  # a replacement may report the same
-        job.warnings.append(event.text)
+    if job.notes.warn(event.text):
         job.notice(Reason.ModelWarning, event.text)
 
 
 def warm_started(job: State, _w: WorkerRecord, event: ev.WarmStarted) -> None:
     """Report that the job begins with the state of a different training, once."""
-    if event.text == job.began_with:
-        return
-    job.began_with = event.text
-    job.notice(Reason.WarmStarted, event.text)
+    if job.notes.begin_with(event.text):
+        job.notice(Reason.WarmStarted, event.text)
 
 
 def history(job: State, _w: WorkerRecord, event: ev.History) -> None:

@@ -26,7 +26,7 @@ CHECKPOINTS_OFF = "checkpoints are off; if all workers die, training restarts fr
 
 def begin(job: State, event: ev.Begin) -> None:
     """Begin the job, and warn if it writes no checkpoints."""
-    job.began_at = job.now
+    job.lifetime.begin(job.now)
     job.goodput.turn(job.goodput.kind, job.now)
     if job.checkpoints.enabled or not job.config.trains:
         return
@@ -52,9 +52,9 @@ def live(job: State, event: ev.Live) -> None:
         else:
             job.notice(Reason.Resumed, "resumed: the workers form a ring and train on")
     job.target, job.min_size, job.suspended = event.workers, event.min_workers, event.suspended
-    job.regroup_at = job.now
+    job.next_ring.review(job.now)
     if event.active_deadline_seconds is not None:
-        job.active_deadline = event.active_deadline_seconds
+        job.lifetime.limit(event.active_deadline_seconds)
     if job.config.trains:
         training.change_epochs(job, event.epochs)
 

@@ -71,11 +71,8 @@ def progress(job: State, event: ev.Progress) -> None:
         if w := job.pool.get(worker):
             w.speed = speed
             if job.config.training.load_balancing == "speed":
-                job.judge_at = job.now
-    job.step = max(job.step, event.step)
-    job.loss = event.loss if event.loss is not None else job.loss
-    job.epoch_loss = training.latest_loss(job.epoch_loss, event.epoch_loss)
-    job.staleness = event.staleness or job.staleness
+                job.next_ring.balance(job.now)
+    job.latest.progress(event)
     training.progress(job, event.step)
 
 

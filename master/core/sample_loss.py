@@ -26,10 +26,9 @@ def why_refused(job: State, w: WorkerRecord, found: facts.SampleLoss | None) -> 
     """
     if found is None:
         return ""
-    if job.sample_loss is None:
-        job.sample_loss = found
-    loss, of_job = found.loss, job.sample_loss.loss
-    tolerance = max(found.tolerance, job.sample_loss.tolerance)
+    of_the_job = job.reference.loss_beside(found)
+    loss, of_job = found.loss, of_the_job.loss
+    tolerance = max(found.tolerance, of_the_job.tolerance)
     if abs(loss - of_job) > tolerance * max(abs(loss), abs(of_job)):
         others = sorted(other.id for other in job.pool if other.sample_loss is not None)
         what = "an output norm of" if job.config.mode == "predict" else "a loss of"

@@ -64,7 +64,7 @@ def begins(job: State, event: ev.Silent) -> None:
             w.away_until = min(w.away_until, job.now + _patience(w))
         since = job.now - event.seconds
         known = worker in job.silences
-        job.silences[worker] = Silence(since, job.useful_seconds(since))
+        job.silences[worker] = Silence(since, job.goodput.useful(since))
         if known:  # noticed with a worker that is as silent
             return
     if (w := job.pool.get(event.worker)) is not None and w.id in job.silences:
@@ -92,7 +92,7 @@ def comes_back(job: State, w: WorkerRecord, event: ev.LeftRing) -> None:
     if event.generation <= job.divergence.untrusted_up_to:
         event = replace(event, has_state=False)
     job.pool.left(w, event)
-    job.regroup_at = job.now
+    job.next_ring.review(job.now)
 
 
 def decide(job: State) -> None:
@@ -211,7 +211,7 @@ def loss(job: State, w: WorkerRecord) -> Loss:
     if best >= step:
         return Loss(step, 0, 0.0, 0.0)
     records = task.steps.begins_at(step) - task.steps.begins_at(best)
-    trained = max(silence.useful_seconds - job.kept_useful_seconds, 0.0)  # since `outside`
+    trained = max(silence.useful_seconds - job.goodput.kept, 0.0)  # since `outside`
     seconds = trained * (step - best) / (step - outside)
     start = 0.0 if any(o.is_ready for o in others) else max(w.ready_at - w.since, 0.0)
     return Loss(step, records, seconds, start)

@@ -21,6 +21,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import importlib
+import pkgutil
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from enum import Enum
@@ -30,22 +32,7 @@ from pydantic import BaseModel
 
 from edl.config import Config
 from edl.contract import evaluation, heartbeats, layout, phases, ranges, reasons, steps
-from edl.master.core import (
-    checkpoints,
-    effects,
-    events,
-    facts,
-    failover,
-    failures,
-    goodput,
-    job,
-    quorum,
-    ring,
-    servers,
-    state,
-    timeouts,
-    workers,
-)
+from edl.master import core
 from edl.master.core.job import Job
 from edl.master.core.work import RECORDS, Work
 
@@ -54,28 +41,10 @@ Json: TypeAlias = Any  # a value that `json` can encode
 LONGEST = 1_000_000  # integers in a run: more than a job has workers
 NOT_KEPT = ("effects", "work")  # a job's fields that are no state: of the event in hand, and given
 
+_CORE = (info.name for info in pkgutil.iter_modules(core.__path__) if info.name not in ("snapshot", "view"))
 _MODULES = (
-    evaluation,
-    heartbeats,
-    layout,
-    phases,
-    ranges,
-    reasons,
-    steps,
-    checkpoints,
-    effects,
-    events,
-    facts,
-    failover,
-    failures,
-    goodput,
-    job,
-    quorum,
-    ring,
-    servers,
-    state,
-    timeouts,
-    workers,
+    *(evaluation, heartbeats, layout, phases, ranges, reasons, steps),
+    *(importlib.import_module(f"{core.__name__}.{name}") for name in _CORE),
 )
 _CLASSES: dict[str, type] = {
     name: cls

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 from edl.config import Config
 from edl.contract.evaluation import EvaluationPlan
-from edl.contract.heartbeats import Staleness
 from edl.contract.ids import NO_RING, Generation, WorkerId
 from edl.contract.layout import Layout
 from edl.contract.phases import Phase
@@ -20,13 +19,19 @@ from edl.contract.steps import Steps
 from edl.errors import EdlError
 from edl.master.core import effects as ef
 from edl.master.core import facts
-from edl.master.core.checkpoints import Checkpoints, PendingStop
+from edl.master.core.checkpoints import Checkpoints
 from edl.master.core.failover import Failover
-from edl.master.core.failures import Failure, RestartBackoff
+from edl.master.core.failures import FailureLog, RestartBackoff
 from edl.master.core.goodput import Goodput
+from edl.master.core.latest import Latest
+from edl.master.core.lifetime import Lifetime
+from edl.master.core.next_ring import NextRing
+from edl.master.core.notes import Notes
 from edl.master.core.quorum import Limits
+from edl.master.core.reference import Reference
 from edl.master.core.ring import Ring
 from edl.master.core.servers import Servers
+from edl.master.core.stop_request import StopRequest
 from edl.master.core.timeouts import Timeouts
 from edl.master.core.work import RECORDS, Work
 from edl.master.core.workers import Pool
@@ -146,61 +151,29 @@ class State:
             False  # workers of an earlier master may have trained more steps; cleared by the next ring
         )
         self.train: TrainTask | None = None  # None until a worker has counted the records
-        self.held_out: dict[str, int] = {}  # records of each split that the ring evaluates on
-        self.digests: dict[
-            str, str
-        ] = {}  # of the records of a split, from the first worker that reported one
-        self.model = ""  # fingerprint of the model, from the first ready worker
-        self.sample_loss: facts.SampleLoss | None = None  # from the first worker that reported one
-        self.regroup_at: float | None = None  # when membership is reviewed next, so that changes are batched
-        self.join_at: float | None = None  # when a change for the ready workers pays off: `join_policy`
-        self.judge_at: float | None = None  # when the shares of a step are reviewed after changed speeds
+        self.reference = Reference()
+        self.next_ring = NextRing()
         self.silences: dict[WorkerId, Silence] = {}  # by worker without heartbeats
-        # Useful seconds until the newest checkpoint; later work would be redone.
-        self.kept_useful_seconds = 0.0
-        self.staleness: Staleness | None = None  # in mode=ps, once steps were reported
-        self.waited = ""  # what the job waited for while there was no ring
-        self.held_back = ""  # why the next ring has to wait: the last ones broke before their first step
         self.servers = Servers()
         self.backoff = RestartBackoff()
-        self.failures: list[Failure] = []
-        self.failure_count = 0  # under all masters; `failures` lacks old ones of earlier masters
+        self.failures = FailureLog()
         self.checkpoints = Checkpoints(config)
         self.divergence = DivergenceCheck()
-        self.degraded: dict[str, str] = {}  # reasons by failing subsystem
-        self.bad_told = 0  # number of bad records that were reported
-        self.forced: list[str] = []  # values that differ from those of the checkpoint, in words
-        self.began_with = ""  # the source of the initial state (initFrom.path)
-        self.warnings: list[str] = []  # from workers, about the model and its data
-        self.traceback = ""  # of the failure that ended the job
+        self.notes = Notes()
         self.exporter: WorkerId | None = None
         self.script_ended: WorkerId | None = None  # the first worker whose script has ended by itself
         self.ending: tuple[Phase, str] | None = None  # phase and reason
         self.ended = False
-        self.pending_stop: PendingStop | None = None  # set while a stop waits for a checkpoint
-        self.stop_request_id = ""  # id of the last request to stop with a checkpoint
-        self.stop_failure = ""  # why that request failed; empty: it did not
+        self.stop_request = StopRequest()
         self.result = facts.Result()
-        self.step = 0
-        self.loss: float | None = None  # of the last step
-        self.epoch_loss: facts.EpochLoss | None = None
-        self.epoch_metrics: dict[str, float | None] = {}  # of the last whole epoch
-        self.evaluations: dict[str, facts.Evaluation] = {}  # by split
-        self.evaluations_told: dict[str, int] = {}  # by split: the newest step whose evaluation was logged
+        self.latest = Latest()
         self.restarts = 0  # how often the state was lost entirely
         self.stale = 0  # number of ignored stale messages
         self.reason = "starting"
-        self.began_at: float | None = None
-        self.active_before = 0.0  # seconds, under earlier masters
-        self.active_deadline = config.active_deadline_seconds  # in seconds; 0: none
-        self.ended_at: float | None = None
+        self.lifetime = Lifetime(config.active_deadline_seconds)
         self.goodput = Goodput()
         self.now = 0.0  # of the event in hand
         self.effects: list[ef.Effect] = []  # of the event in hand
-
-    def useful_seconds(self, at: float) -> float:
-        """Seconds of training until `at`, as if nothing had changed between `at` and the last change."""
-        return self.goodput.at(max(at, self.goodput.since or at))["useful"]
 
     @property
     def limits(self) -> Limits:

@@ -9,15 +9,13 @@ be written, the job continues and reports `StopFailed`, unless the stop is force
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from edl.contract.phases import Phase
 from edl.contract.reasons import Reason
 from edl.master.core import events as ev
 from edl.master.core import training
-from edl.master.core.checkpoints import PendingStop
 from edl.master.core.ring import CHANGE
 from edl.master.core.state import State, deadline
+from edl.master.core.stop_request import PendingStop
 from edl.master.core.workers import Kind
 
 LAST_SECONDS = 60.0  # for the last checkpoint after the deadline
@@ -28,7 +26,7 @@ def asked(job: State, event: ev.StopAsked) -> None:
     if not event.checkpoint:
         job.end(Phase.Stopped, event.why)
         return
-    job.stop_request_id, job.stop_failure = event.id, ""
+    job.stop_request.ask(event.id)
     if job.checkpoints.enabled:
         begin(job, PendingStop(Phase.Stopped, event.why, event.force))
     else:
@@ -39,15 +37,15 @@ def begin(job: State, pending_stop: PendingStop) -> None:
     """End the job as `pending_stop` says, once its state is in a checkpoint."""
     if job.ending is not None:
         return
-    if job.pending_stop is None and pending_stop.phase is Phase.Stopped:
+    if job.stop_request.pending is None and pending_stop.phase is Phase.Stopped:
         job.notice(Reason.Stopping, f"{pending_stop.reason}: the state is written, and then the job ends")
-    job.pending_stop = pending_stop
+    job.stop_request.begin(pending_stop)
     job.checkpoints.write_now(job.now)
 
 
 def proceed(job: State) -> None:
     """Take the next action of a pending stop."""
-    pending_stop = job.pending_stop
+    pending_stop = job.stop_request.pending
     if pending_stop is None or job.ending is not None:
         return
     if pending_stop.until is not None and pending_stop.until <= job.now:
@@ -68,7 +66,7 @@ def proceed(job: State) -> None:
     last = max(holders, key=lambda w: (w.step, -w.id))
     if job.checkpoints.has(last.step):
         training.go_on_from(job, last.step)  # which records this step as the progress
-        job.step = last.step
+        job.latest.go_to(last.step)
         kept = f"; its state is in the checkpoint of step {last.step:,}" if last.step else ""
         job.end(pending_stop.phase, f"{pending_stop.reason}{kept}")
     elif job.exporter is None:  # an exporter has written the state already
@@ -77,7 +75,7 @@ def proceed(job: State) -> None:
 
 def failed(job: State, why: str) -> None:
     """Handle a checkpoint of a pending stop that could not be written."""
-    if (pending_stop := job.pending_stop) is None or job.ending is not None:
+    if (pending_stop := job.stop_request.pending) is None or job.ending is not None:
         return
     if pending_stop.force:
         job.end(pending_stop.phase, f"{pending_stop.reason}; its state could not be written: {why}")
@@ -87,15 +85,16 @@ def failed(job: State, why: str) -> None:
 
 def enforce_deadline(job: State) -> None:
     """End the job if it has been active for activeDeadlineSeconds."""
-    at, pending_stop = _deadline(job), job.pending_stop
+    at, pending_stop = _deadline(job), job.stop_request.pending
     if at is None or at > job.now or job.ending is not None:
         return
     until = job.now + LAST_SECONDS
     if pending_stop is not None:
         if pending_stop.until is None:  # a stop was requested already
-            job.pending_stop = replace(pending_stop, force=True, until=until)
+            job.stop_request.force(pending_stop, until)
         return
-    why = f"DeadlineExceeded: the job has been active for {job.active_deadline:,} s (activeDeadlineSeconds)"
+    seconds = job.lifetime.max_seconds
+    why = f"DeadlineExceeded: the job has been active for {seconds:,} s (activeDeadlineSeconds)"
     job.notice(Reason.DeadlineExceeded, why)
     if job.checkpoints.enabled:
         begin(job, PendingStop(Phase.Failed, why, force=True, until=until))
@@ -106,18 +105,17 @@ def enforce_deadline(job: State) -> None:
 @deadline
 def stop_forced_at(job: State) -> float | None:
     """Return when a pending stop ends the wait for its checkpoint; None without one."""
-    return job.pending_stop.until if job.pending_stop is not None else None
+    return job.stop_request.pending.until if job.stop_request.pending is not None else None
 
 
 @deadline
 def _deadline(job: State) -> float | None:
-    if not job.active_deadline or job.began_at is None:
-        return None
-    return job.began_at - job.active_before + job.active_deadline
+    return job.lifetime.ends_at
 
 
 def _give_up(job: State, why: str) -> None:
-    job.pending_stop, job.stop_failure, job.regroup_at = None, why, job.now
+    job.stop_request.give_up(why)
+    job.next_ring.review(job.now)
     job.notice(Reason.StopFailed, f"the job is not stopped: {why}")
 
 

@@ -17,18 +17,20 @@ from edl.master.core.state import State, deadline
 
 def adopted(job: State, event: ev.Adopted) -> None:
     """Continue the job of an earlier master with its workers and its accounts."""
-    job.active_before, job.began_with = event.active_seconds, event.began_with
+    job.notes.begin_with(event.began_with)
     # What is unknown is not nothing: its workers may have trained, and then a start without them is a loss.
     known = event.past or facts.Past({}, "useful")
     past.restore(job, known, event.active_seconds)
     if known.ending is not None:  # its workers may be gone already, and the job must not be trained again
         phase, reason = known.ending
-        job.ending, job.reason, job.began_at = (Phase(phase), reason), reason, job.now
+        job.ending, job.reason = (Phase(phase), reason), reason
+        job.lifetime.begin(job.now)
         job.mode = known.mode
         if known.layout is not None:
             training.open_task(job, known.layout, {})
             assert job.train is not None
-            job.train.done = job.step = known.done
+            job.train.done = known.done
+            job.latest.go_to(known.done)
     for w in job.failover.begin(event, job.now):
         job.timeouts.watch(w)
     if event.workers:
@@ -55,7 +57,6 @@ def adopt_ring(job: State) -> bool:
     if job.ring.members:
         whole = len(job.ring.inside) == len(job.ring.members) and job.ring.up
         if whole and job.ring.running:
-            job.kept_useful_seconds += job.goodput.without_master  # it is useful time now
             job.goodput.ring_was_kept(job.now)
         # Workers do not report their shares, so loadBalancing=speed needs a new ring.
         if whole and job.ring.running and job.config.training.load_balancing == "none":

@@ -17,7 +17,6 @@ from edl.contract.steps import Steps
 from edl.formatting import how_many, measured
 from edl.master.core import effects as ef
 from edl.master.core import events as ev
-from edl.master.core import facts
 from edl.master.core.state import State, TrainTask
 from edl.master.core.workers import WorkerRecord
 
@@ -72,9 +71,8 @@ def progress(job: State, step: int) -> None:
 
 def epoch_ended(job: State, _w: WorkerRecord, event: ev.EpochEnded) -> None:
     """Record that every member has all steps of an epoch."""
-    job.epoch_loss = latest_loss(job.epoch_loss, event.loss)
+    job.latest.epoch_ended(event, job.train is not None)
     if job.train is not None:
-        job.epoch_metrics = event.metrics
         means = ({"loss": event.loss.mean} if event.loss else {}) | event.metrics
         told = f": {in_words(means)}" if means else ""
         step = event.epochs * job.train.steps.per_epoch
@@ -84,16 +82,13 @@ def epoch_ended(job: State, _w: WorkerRecord, event: ev.EpochEnded) -> None:
 
 def evaluated(job: State, _w: WorkerRecord, event: ev.Evaluated) -> None:
     """Record an evaluation by the ring. The final one is reported at the end of the job."""
-    known = job.evaluations.get(event.split)
+    known = job.latest.evaluations.get(event.split)
     if job.train is None or (known is not None and known.step == event.step):
         return
-    job.evaluations[event.split] = facts.Evaluation(event.step, event.records, event.metrics)
-    # Do not log an evaluation again that is repeated after a loss of state.
-    repeated = event.step <= job.evaluations_told.get(event.split, -1)
-    job.evaluations_told[event.split] = max(event.step, job.evaluations_told.get(event.split, -1))
-    split = final_split(job.config.evaluation.split, job.held_out)
+    is_new = job.latest.evaluated(event)
+    split = final_split(job.config.evaluation.split, job.reference.held_out)
     final = event.split == split and event.step >= job.train.end
-    if event.metrics and not final and not repeated and job.config.trains:
+    if event.metrics and not final and is_new and job.config.trains:
         told = in_words(event.metrics)
         where = f"{event.records:,} records of data({event.split!r})"
         job.notice(Reason.Evaluated, f"Evaluation at step {event.step:,} on {where}: {told}")
@@ -102,9 +97,8 @@ def evaluated(job: State, _w: WorkerRecord, event: ev.Evaluated) -> None:
 def left_out(job: State, _w: WorkerRecord, event: ev.BadRecords) -> None:
     """Report bad records that were left out of a step."""
     for index, why in event.records.items():
-        job.bad_told += 1
-        if job.bad_told <= BAD_TOLD:
-            more = "; further ones are only in the journal" if job.bad_told == BAD_TOLD else ""
+        if (count := job.notes.bad_record()) <= BAD_TOLD:
+            more = "; further ones are only in the journal" if count == BAD_TOLD else ""
             text = f"record {index} of epoch {event.epoch + 1} is left out: {why}{more}"
             job.notice(Reason.BadRecord, text)
 
@@ -146,8 +140,8 @@ def go_on_from(job: State, step: int, checkpoint: bool = False) -> None:
 def _begins_anew(job: State) -> None:
     """Account for the loss of all training since an earlier state."""
     job.restarts += 1
-    job.epoch_loss = None  # its epoch is trained again
-    job.kept_useful_seconds = job.useful_seconds(job.now)
+    job.latest.epoch_again()
+    job.goodput.keep(job.now)
 
 
 def go_back(job: State, why: str, step: int) -> None:
@@ -164,8 +158,7 @@ def go_back(job: State, why: str, step: int) -> None:
         again = f" of step {step:,}; {how_many(records, 'record')} {are} trained again"
     job.notice(Reason.ReplicaDivergence, f"{why}: all go back to the newest checkpoint{again}")
     if task is not None:
-        task.safe, job.step = min(task.safe, step), step
-        reach(job, task, step)
+        _begins_at(job, task, step)
 
 
 def restored(job: State, step: int) -> None:
@@ -176,7 +169,7 @@ def restored(job: State, step: int) -> None:
     # the ring before may have completed a later one while the root read.
     if job.checkpoints.step <= job.train.done:
         job.checkpoints.go_back(step)
-    job.step = step
+    job.latest.go_to(step)
     if step != job.train.done:
         go_on_from(job, step, checkpoint=True)
     if step:
@@ -194,8 +187,8 @@ def found(job: State, event: ev.JoinedRing) -> None:
         rolled_back(job, event)
         return
     all_have(job, event.step)
-    job.step = max(event.step, job.train.done)
-    reach(job, job.train, job.step)
+    job.latest.go_to(max(event.step, job.train.done))
+    reach(job, job.train, job.latest.step)
 
 
 def rolled_back(job: State, event: ev.JoinedRing) -> None:
@@ -214,15 +207,14 @@ def rolled_back(job: State, event: ev.JoinedRing) -> None:
     if job.config.asynchronous:  # only one server lacks them
         again = f"up to {how_many(records, 'record')} are trained again, and count where they are missing"
     job.notice(Reason.RolledBack, f"rolled back to step {step:,}: {event.rolled_back}; {again}")
-    task.safe, job.step = min(task.safe, step), step
+    _begins_at(job, task, step)
+
+
+def _begins_at(job: State, task: TrainTask, step: int) -> None:
+    """Continue at the step of a checkpoint."""
+    task.safe = min(task.safe, step)
+    job.latest.go_to(step)
     reach(job, task, step)
-
-
-def latest_loss(known: facts.EpochLoss | None, told: facts.EpochLoss | None) -> facts.EpochLoss | None:
-    """Return the loss of the later epoch; within one epoch, the one over more records."""
-    if known is None or told is None:
-        return told or known
-    return told if (told.epoch, told.records) >= (known.epoch, known.records) else known
 
 
 def in_words(metrics: Mapping[str, float | None]) -> str:

@@ -18,8 +18,9 @@ from edl.contract.ids import WorkerId
 from edl.contract.phases import Phase, WorkerState
 from edl.formatting import how_many, numbered
 from edl.master.core import events as ev
-from edl.master.core import facts, membership, ps, silence, training
+from edl.master.core import facts, membership, ps, silence
 from edl.master.core.job import Job
+from edl.master.core.latest import later_loss
 from edl.master.core.ring import Change
 from edl.master.core.state import TrainTask
 from edl.master.core.workers import AWAY, OUT, UP, WorkerRecord
@@ -60,7 +61,7 @@ def status(
     inside = {w.id: beats[w.id] for w in ring.inside if w.id in beats}
     rates = [beat.rate for beat in here.values()]
     rate = job.work.rate(rates)
-    loss = training.latest_loss(job.epoch_loss, ahead.epoch_loss)
+    loss = later_loss(job.latest.epoch_loss, ahead.epoch_loss)
     now_on = _pass(job, ahead)
     return {
         "phase": job.phase,
@@ -72,9 +73,8 @@ def status(
         or _replacements(job, now)
         or _beginning(job)
         or (job.suspension if job.phase is Phase.Suspended else job.reason),
-        "traceback": job.traceback,
-        "seconds": job.active_before
-        + (0.0 if job.began_at is None else (job.ended_at or now) - job.began_at),
+        "traceback": job.failures.traceback,
+        "seconds": job.lifetime.seconds(now),
         "records": {
             "size": _records(job),
             "total": total if job.work.divides_records else 0,
@@ -83,10 +83,10 @@ def status(
         "task": _task(job, task),
         "rate": rate,
         "eta_seconds": (total - applied) / rate if rate > 0 and job.work.divides_records else None,
-        "step": max(job.step, ahead.step),
-        "loss": job.loss if ahead.loss is None else ahead.loss,
+        "step": max(job.latest.step, ahead.step),
+        "loss": job.latest.loss if ahead.loss is None else ahead.loss,
         "epoch_loss": loss.mean if loss else None,
-        "epoch_metrics": job.epoch_metrics,
+        "epoch_metrics": job.latest.epoch_metrics,
         "pass": now_on,
         "evaluations": _evaluations(job),
         "metrics": job.result.metrics,
@@ -94,16 +94,18 @@ def status(
         "target": job.target,
         "workers": [_worker(job, worker, beats.get(worker.id), here.get(worker.id)) for worker in job.pool],
         "exporter": job.exporter,
-        "began_with": job.began_with,
+        "began_with": job.notes.began_with,
         "predictions": job.config.prediction.dir if job.config.mode == "predict" else "",
         "checkpoint": _checkpoint(job, now),
-        "stop": {"id": job.stop_request_id, "failed": job.stop_failure} if job.stop_request_id else None,
-        "failures": job.failure_count,
-        "degraded": dict(job.degraded),
+        "stop": {"id": job.stop_request.id, "failed": job.stop_request.failure}
+        if job.stop_request.id
+        else None,
+        "failures": job.failures.count,
+        "degraded": dict(job.notes.degraded),
         "waits": ps.waits(job, now) or _waits(here),
-        "staleness": _staleness(ahead.staleness or job.staleness),
+        "staleness": _staleness(ahead.staleness or job.latest.staleness),
         "servers_stay": job.servers.stay,
-        "warnings": list(job.warnings),
+        "warnings": list(job.notes.warnings),
         "last_change": _change(ring.changes[-1]) if ring.changes else None,
         "goodput": job.goodput.at(now),
     }
@@ -115,8 +117,8 @@ def summary(job: Job) -> dict[str, Any]:
     return {
         "phase": job.phase,
         "reason": job.reason,
-        "traceback": job.traceback,
-        "seconds": job.active_before + (job.ended_at or 0.0) - (job.began_at or 0.0),
+        "traceback": job.failures.traceback,
+        "seconds": job.lifetime.seconds(0.0),
         "records": {
             "size": _records(job),
             "applied": task.steps.begins_at(task.done) if task else 0,
@@ -132,10 +134,10 @@ def summary(job: Job) -> dict[str, Any]:
             "steps": task.end if task and job.work.divides_records else None,
             "skipped": [list(r) for r in job.result.skipped],
         },
-        "step": job.step,
-        "loss": job.loss,
-        "epoch_loss": job.epoch_loss.mean if job.epoch_loss else None,
-        "epoch_metrics": job.epoch_metrics,
+        "step": job.latest.step,
+        "loss": job.latest.loss,
+        "epoch_loss": job.latest.epoch_loss.mean if job.latest.epoch_loss else None,
+        "epoch_metrics": job.latest.epoch_metrics,
         "evaluations": _evaluations(job),
         "metrics": job.result.metrics,
         "history": {name: list(values) for name, values in job.result.history.items()},
@@ -143,18 +145,20 @@ def summary(job: Job) -> dict[str, Any]:
         "model_note": job.result.note,
         "exports": dict(job.result.exports),
         "failed_parts": [{"part": f.part, "why": f.why} for f in job.result.failed],
-        "warnings": list(job.warnings),
-        "forced": list(job.forced),
-        "began_with": job.began_with,
+        "warnings": list(job.notes.warnings),
+        "forced": list(job.notes.forced),
+        "began_with": job.notes.began_with,
         "digests": {str(w): d for w, d in job.result.digests.items()},
-        "goodput_seconds": job.goodput.at(job.ended_at or 0.0),
+        "goodput_seconds": job.goodput.at(job.lifetime.ended_at or 0.0),
         "longest_wait": _longest_wait(job),
         "generations": [_change(change) for change in job.ring.changes],
         "earlier_generations": asdict(job.ring.earlier),
-        "failures": [{"worker": f.worker, "why": f.why, "traceback": f.traceback} for f in job.failures],
+        "failures": [
+            {"worker": f.worker, "why": f.why, "traceback": f.traceback} for f in job.failures.charged
+        ],
         "state_losses": job.restarts,
-        "staleness": _staleness(job.staleness),
-        "checkpoint": _checkpoint(job, job.ended_at or 0.0),
+        "staleness": _staleness(job.latest.staleness),
+        "checkpoint": _checkpoint(job, job.lifetime.ended_at or 0.0),
         "stale_messages": job.stale,
         "workers_created": job.pool.next_id,
     }
@@ -194,8 +198,7 @@ def _worker(
         delay=worker.delay,
         step=in_ring.step if in_ring else worker.step,
         rate=in_ring.rate if in_ring else 0.0,
-        memory=beat.memory if beat else 0,
-        gpu=beat.gpu if beat else None,
+        **(vars(beat.usage) if beat else {}),
     )
     return asdict(row)
 
@@ -269,10 +272,10 @@ def _beginning(job: Job) -> str:
 def _newcomers(job: Job, now: float) -> str:
     """Describe which ready workers wait to join the ring, and for how long; empty if it does not matter."""
     ready = job.pool.where(lambda kind: kind.is_ready and kind.place == OUT)
-    if not ready or job.join_at is None or job.join_at <= now or not job.ring.up:
+    if not ready or job.next_ring.join_at is None or job.next_ring.join_at <= now or not job.ring.up:
         return ""
     names = numbered("worker", [w.id for w in ready], MAX_NAMED)
-    within = _within(job.join_at - now)
+    within = _within(job.next_ring.join_at - now)
     return f"{job.reason}; {names} will join {within}, or when the ring changes before"
 
 
@@ -326,7 +329,7 @@ def _staleness(found: Staleness | None) -> dict[str, Any] | None:
 
 def _pass(job: Job, ahead: ev.Progress) -> dict[str, Any] | None:
     """Describe the records that the ring now evaluates or predicts; None if it does neither."""
-    task, step = job.train, max(job.step, ahead.step)
+    task, step = job.train, max(job.latest.step, ahead.step)
     if task is None or task.evaluation is None or not job.ring.members:
         return None
     began = max((w.progress[:2] for w in job.ring.inside), default=(0, 0))
@@ -340,7 +343,7 @@ def _pass(job: Job, ahead: ev.Progress) -> dict[str, Any] | None:
 
 def _evaluations(job: Job) -> dict[str, Any]:
     """Return the last evaluation on each split."""
-    return {split: asdict(found) for split, found in job.evaluations.items()}
+    return {split: asdict(found) for split, found in job.latest.evaluations.items()}
 
 
 def _change(change: Change) -> dict[str, Any]:

@@ -362,12 +362,12 @@ def unfinished(output: Path, spec: JobSpec) -> tuple[RunId, ev.Adopted] | None:
     if job.ended:
         raise EdlError(f"{output}: its job has ended: {job.phase}")
     workers = tuple((w.id, w.handle or "external") for w in job.pool if w.state != WorkerState.PENDING)
-    active = job.active_before + (0.0 if job.began_at is None else job.now - job.began_at)
+    active = job.lifetime.seconds(job.now)
     return RunId(reader.head["run_id"]), ev.Adopted(
         workers,
         job.pool.next_id,
         active_seconds=active,
-        began_with=job.began_with,
+        began_with=job.notes.began_with,
         past=past.until(past.of(job), active),
     )
 

@@ -40,7 +40,7 @@ def main(directory: str) -> int:
         keys = plain(", ".join(differing))
         print(f"edl replay: the end differs from {artifacts.SUMMARY} in {keys}", file=sys.stderr)
         return 1
-    text = f"the same end: {job.phase}, {job.ring.generation} generations, step {job.step}"
+    text = f"the same end: {job.phase}, {job.ring.generation} generations, step {job.latest.step}"
     if oldest is not None:
         text += f"; replayed from the state at the head of {oldest.name}: what came before is not kept"
     print(text)

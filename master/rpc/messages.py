@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 
-from edl.contract.heartbeats import Activity, Gpu, ServerWait, Staleness
+from edl.contract.heartbeats import Activity, Gpu, ServerWait, Staleness, Usage
 from edl.contract.ids import Generation, WorkerId
 from edl.contract.layout import Layout
 from edl.contract.proto import edl_pb2 as pb
@@ -172,13 +172,12 @@ def _heartbeat(worker: WorkerId, g: Generation, beat: pb.Heartbeat) -> facts.Hea
         beat.step,
         beat.rate,
         loss,
-        beat.memory,
+        Usage(beat.memory, _gpu(beat.gpu) if beat.HasField("gpu") else None),
         epoch,
         beat.speed,
         beat.round,
         aged,
         waited,
-        _gpu(beat.gpu) if beat.HasField("gpu") else None,
         Activity(beat.activity.what, beat.activity.seconds) if beat.HasField("activity") else None,
     )
 

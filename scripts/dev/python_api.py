@@ -19,9 +19,11 @@ ROOT = Path(__file__).parents[2]
 SOURCES = {
     "EdlError": "edl/errors.py",
     "fit": "compat/notebook/fit.py",
-    "join": "trainer/loop.py",
-    "state": "trainer/loop.py",
+    "join": "trainer/join.py",
+    "state": "trainer/join.py",
     "State": "trainer/model/loop_state.py",
+    "Job": "trainer/loop.py",
+    "Step": "trainer/loop.py",
 }
 ORDER = (
     "fit",
@@ -116,7 +118,7 @@ def entry(name: str) -> str:
 
 def method(prefix: str, of: str, name: str) -> str:
     """Return the section of a method of what `edl.join` returns."""
-    tree = definition(of, ast.parse(source("join").read_text()))
+    tree = definition(of, ast.parse(source(of).read_text()))
     assert isinstance(tree, ast.ClassDef)
     node = definition(name, tree)
     assert isinstance(node, ast.FunctionDef)

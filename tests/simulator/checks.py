@@ -88,7 +88,7 @@ class Checks:
         assert charged == ought, f"{event} {'is' if charged else 'is not'} charged"
 
     def _charged(self, worker: WorkerId) -> bool:
-        return any(f.worker == worker for f in self.world.job.failures)
+        return any(f.worker == worker for f in self.world.job.failures.charged)
 
     def keeps_the_state(self, form: ef.Form, effects: list[ef.Effect]) -> None:
         """Check that the job does not start from scratch while a worker holds the state."""
@@ -295,7 +295,7 @@ class Checks:
         """Check the end of the job and its result."""
         world, job = self.world, self.world.job
         assert not self.mixed, self.mixed
-        charged = {f.worker for f in job.failures}
+        charged = {f.worker for f in job.failures.charged}
         unjust = charged - world.faults.to_blame
         assert not unjust, f"{unjust} are charged, but are not to blame"
         summary = view.summary(job)

@@ -243,11 +243,11 @@ class Faults:
                 fleet.fail(w, ModelError("the model is not compiled"))
             case "wrong data" if w.greeted and not w.is_ready and self.world.job.train is not None:
                 self.to_blame.add(w.id)
-                job = self.world.job
+                layout, of_job = self.world.job.train.layout, self.world.job.reference
                 ready = ev.Ready(w.id, Layout(self.world.size + 1))
-                if w.id % 2 and job.sample_loss is not None:  # the same records with different contents
-                    loss = facts.SampleLoss(2 * job.sample_loss.loss, 0.01)
-                    ready = ev.Ready(w.id, job.train.layout, held_out=job.held_out, sample_loss=loss)
+                if w.id % 2 and of_job.sample_loss is not None:  # the same records with different contents
+                    loss = facts.SampleLoss(2 * of_job.sample_loss.loss, 0.01)
+                    ready = ev.Ready(w.id, layout, held_out=of_job.held_out, sample_loss=loss)
                 fleet.say(w, ready)
 
     def _repeat_of_old(self, w: Sim) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from greenlet import greenlet
 
 from edl.contract.exit_codes import WorkerExit
+from edl.contract.heartbeats import Usage
 from edl.contract.ids import WorkerId
 from edl.contract.proto import edl_pb2 as pb
 from edl.master.core import effects as ef
@@ -218,7 +219,7 @@ class Fleet:
         self.does(w, at - self.clock.now, lambda: greenlet(work).switch())
 
     def beats(self, w: Sim) -> None:
-        w.session.heartbeat(rate=0.0, memory=0)
+        w.session.heartbeat(0.0, Usage())
         self.does(w, self.world.silence / 6, lambda: self.beats(w))
 
     # --- orders

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 def left_by(job: Job, now: float) -> tuple[facts.Past, float]:
     """What a master leaves to the next one, and the time, as in its journal or in the status of a release."""
-    active = job.active_before + (now - job.began_at if job.began_at is not None else 0.0)
+    active = job.lifetime.seconds(now)
     return past.until(past.of(job), active), now
 
 

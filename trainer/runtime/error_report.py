@@ -8,6 +8,7 @@ or many megabytes of text; the result is valid UTF-8, and short enough to read.
 from __future__ import annotations
 
 import re
+import sys
 import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -270,3 +271,11 @@ def clean(text: str, most: int) -> str:
         half = most // 2
         text = f"{text[:half]} ... [{len(text) - 2 * half:,} characters left out] ... {text[-half:]}"
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+def caller() -> str:
+    """The line of the user's code that has called edl, such as `train.py, line 12`."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and Path(frame.f_code.co_filename).is_relative_to(OURS):
+        frame = frame.f_back
+    return f"{Path(frame.f_code.co_filename).name}, line {frame.f_lineno}"

@@ -31,6 +31,7 @@ import psutil
 
 from edl.contract import addresses, vital
 from edl.contract.bounds import violation
+from edl.contract.heartbeats import Usage
 from edl.contract.proto import ADMITTED, STANDS_BY
 from edl.contract.proto import edl_pb2 as pb
 from edl.contract.proto import edl_pb2_grpc as rpc
@@ -404,4 +405,4 @@ class MasterStream:
             rate = (progress.records - records) / (now - since) if now > since else 0.0
             if now - since >= 1.0:
                 since, records = now, progress.records
-            self.session.heartbeat(rate, process.memory_info().rss, gpu.read())
+            self.session.heartbeat(rate, Usage(process.memory_info().rss, gpu.read()))

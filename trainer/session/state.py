@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass
 from typing import Protocol
 
 import edl
-from edl.contract.heartbeats import Activity, Gpu, ServerWait, Staleness
+from edl.contract.heartbeats import Activity, ServerWait, Staleness, Usage
 from edl.contract.layout import Layout
 from edl.contract.proto import edl_pb2 as pb
 from edl.errors import EdlError, UserCodeError
@@ -218,8 +218,7 @@ class Session:
         self._when_ended: Callable[[], None] = lambda: None
         self._noted = threading.Event()
         self.send_results: Callable[[], None] = lambda: None  # to where they outlive this worker
-        self._rate, self._memory = 0.0, 0  # as reported last
-        self._gpu: Gpu | None = None
+        self._rate, self._usage = 0.0, Usage()  # as reported last
         self._reported_staleness: Staleness | None = None  # as reported last on this stream
 
     # --- the main thread's side
@@ -339,24 +338,21 @@ class Session:
             messages.append(pb.FromWorker(generation=self.state.generation, resume=self.state.resume()))
         return messages + self.state.reports()
 
-    def heartbeat(self, rate: float, memory: int, gpu: Gpu | None = None) -> None:
+    def heartbeat(self, rate: float, usage: Usage) -> None:
         """Report the training's progress.
 
         Args:
             rate: records per second of this worker.
-            memory: bytes resident.
-            gpu: the use of this worker's GPU; None if it is unknown.
         """
-        self._rate, self._memory, self._gpu = rate, memory, gpu
+        self._rate, self._usage = rate, usage
         self.beat()
 
     def beat(self) -> None:
         """Report the training's progress now, without waiting for the next heartbeat."""
         progress = self.progress
         speed = progress.records / progress.seconds if progress.seconds else 0.0
-        beat = pb.Heartbeat(
-            step=progress.step, round=progress.round, rate=self._rate, speed=speed, memory=self._memory
-        )
+        usage = asdict(self._usage)
+        beat = pb.Heartbeat(step=progress.step, round=progress.round, rate=self._rate, speed=speed, **usage)
         if (loss := progress.loss) is not None:
             beat.loss = loss.last
             beat.epoch_loss.CopyFrom(loss.message())
@@ -364,8 +360,6 @@ class Session:
         if staleness is not None and staleness != self._reported_staleness:
             self._reported_staleness = staleness
             beat.staleness.CopyFrom(pb.Staleness(**asdict(staleness)))
-        if self._gpu is not None:
-            beat.gpu.CopyFrom(pb.Gpu(**asdict(self._gpu)))
         if (waits := self.waits()) is not None:
             beat.waits.CopyFrom(pb.ServerWait(**asdict(waits)))
         if (activity := self.activity()) is not None and activity.seconds >= SHOWN_SECONDS:

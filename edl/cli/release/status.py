@@ -352,7 +352,7 @@ def _workers(
         rank = labels.get(pods.RANK, "")
         rows.append(
             {
-                **asdict(WorkerRow(worker)),
+                **asdict(WorkerRow(id=worker)),
                 **known,
                 "handle": pod["metadata"]["name"],
                 "rank": int(rank) if rank else None,

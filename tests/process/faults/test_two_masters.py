@@ -122,12 +122,10 @@ def speak_tls(release: Release, workers: Workers, folder: Path) -> None:
     workers.environment[tls.AUTHORITY] = str(secret / tls.CA)
 
 
-@pytest.mark.parametrize("with_tls", [False, True])
 async def test_who_stands_by_takes_over_from_a_master_that_is_silent(
-    small_release: Release, workers: Workers, tmp_path: Path, with_tls: bool
+    small_release: Release, workers: Workers, tmp_path: Path
 ) -> None:
-    if with_tls:
-        speak_tls(small_release, workers, tmp_path)
+    speak_tls(small_release, workers, tmp_path)
     small_release.install("workers=2", "elastic.joinDelaySeconds=0")
     async with small_release.master("a", host()) as first:
         await until(lambda: small_release.pods == ["edl-worker-0", "edl-worker-1"])
@@ -194,12 +192,9 @@ async def test_the_lease_is_renewed_only_while_another_master_is_there(small_rel
         assert server.count(before)["patch", "leases"] == 0
 
 
-@pytest.mark.parametrize("with_tls", [False, True])
 async def test_an_outage_of_the_api_does_not_stop_who_acts_while_another_one_vouches_for_it(
-    small_release: Release, workers: Workers, tmp_path: Path, with_tls: bool
+    small_release: Release, workers: Workers
 ) -> None:
-    if with_tls:
-        speak_tls(small_release, workers, tmp_path)
     small_release.install("workers=2", "elastic.joinDelaySeconds=0", "elastic.heartbeatTimeoutSeconds=1")
     server = small_release.server
     async with small_release.master("a", host()) as first:

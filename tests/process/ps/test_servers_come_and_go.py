@@ -21,6 +21,7 @@ from edl.master.core import ps as of_core
 from tests.process.conftest import Running
 from tests.process.jobs.test_saved import A_Job
 from tests.process.ps.test_rows_on_servers import EPOCHS, RECORDS, counted, lose_log, started
+from tests.support.jobs.by_commit import of_this_commit
 
 pytestmark = pytest.mark.process
 HYBRID = ("mode=hybrid", "ps.servers=1", "evaluation.epochs=0")
@@ -111,7 +112,7 @@ async def process(job: Running, index: int) -> int:
     return int(await job.until(lambda: started(job, index)))
 
 
-@pytest.mark.parametrize("mode", ["hybrid", "ps"])
+@pytest.mark.parametrize("mode", of_this_commit(["hybrid", "ps"]))
 async def test_with_a_second_copy_a_server_that_is_killed_or_hangs_is_done_without_until_both_copies_are_gone(
     a_job: A_Job, tmp_path: Path, mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -57,7 +57,7 @@ class Watchdog:
         self.now = now
         worker = getattr(event, "worker", None)
         before = {w.id: (w.in_ring, w.has_state) for w in job.pool}
-        failures, was_stopped = len(job.failures), worker in self.stopped
+        failures, was_stopped = len(job.failures.charged), worker in self.stopped
         inside = worker in before and before[worker][0]
         generation = self.form.generation if self.form else Generation(0)
         starting = any(w.id == worker and w.is_starting for w in job.pool)
@@ -292,13 +292,13 @@ class Watchdog:
     def _check_failures(
         self, event: ev.Event, effects: list[ef.Effect], before: int, was_stopped: bool
     ) -> None:
-        if before == len(self.job.failures):
+        if before == len(self.job.failures.charged):
             return
         others = ef.FenceReason.StartupTimeout, ef.FenceReason.StateDiffers
         overdue = {e.worker for e in effects if isinstance(e, ef.Fence) and e.reason in others}
-        charged = [f.worker for f in self.job.failures]
+        charged = [f.worker for f in self.job.failures.charged]
         assert len(charged) == len(set(charged)), "charged twice"
-        for failure in self.job.failures[before:]:
+        for failure in self.job.failures.charged[before:]:
             if failure.worker != getattr(event, "worker", None) or failure.worker in overdue:
                 continue  # not caused by this event, but by the time of the event
             assert not was_stopped, f"worker {failure.worker} was ordered to end, and is charged for it"
@@ -328,11 +328,9 @@ class Watchdog:
         deadline = job.next_deadline()
         no_grace = deadline == self.now and any(w.kill_at == deadline for w in pool)
         assert deadline is None or deadline > self.now or no_grace, "a deadline that has passed already"
-        if job.began_at is not None:
-            seconds = job.goodput.at(self.now)
-            wall = (job.ended_at if job.ended_at is not None else self.now) - job.began_at
-            wall += job.active_before
-            if job.ended_at is None:
+        if (began := job.lifetime.began_at) is not None:
+            seconds, wall = job.goodput.at(self.now), self.now - began + job.lifetime.before
+            if job.lifetime.ended_at is None:
                 assert abs(sum(seconds.values()) - wall) < 1e-6, "seconds are missing from the goodput"
             assert min(seconds.values()) > -1e-9
 

@@ -121,7 +121,8 @@ class Month:
             for event in (ev.Seen(w, f"edl-worker-{w}"), ev.Hello(w), self._ready(w)):
                 self._tell(event)
         self._tell(ev.Tick(), after=self.spec.config.elastic.join_delay_seconds)
-        while (at := self.job.join_at) is not None:  # the core puts off a join that would cost more now
+        # The core puts off a join that would cost more now.
+        while (at := self.job.next_ring.join_at) is not None:
             self._tell(ev.Tick(), after=max(at - self.now, BREATH))
         assert len(self.job.ring.members) == self.job.target, self.job.reason
 

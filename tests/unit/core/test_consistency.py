@@ -81,12 +81,12 @@ def test_a_member_that_differs_from_most_is_dropped_and_replaced_and_the_checkpo
     assert only(effects, ef.Cut).members == (0, 2)
     assert only(effects, ef.Create).worker == 3
     why = "worker 1 holds another state than 2 of 3 members at step 5: an operation whose result depends on "
-    assert [f.why for f in story.job.failures] == [why + "the machine, or bad memory"]
+    assert [f.why for f in story.job.failures.charged] == [why + "the machine, or bad memory"]
     assert story.noticed(Reason.ReplicaDivergence) == [
         "at step 5, 1 of 3 members held another state; worker 1 is dropped, the others go on"
     ]
     story.tell(ev.Gone(WorkerId(1), code=3))
-    assert len(story.job.failures) == 1, "charged once"
+    assert len(story.job.failures.charged) == 1, "charged once"
     form = only(story.out(0, 2, step=6, broken="cut"), ef.Form)
     assert (form.members, form.step, form.untrusted_up_to) == ((0, 2), 6, 0), "nothing is redone"
     assert of(story.up(step=6), ef.Checkpoint), "at once"
@@ -134,7 +134,7 @@ def test_without_a_majority_all_go_back_to_the_newest_checkpoint_whatever_they_h
     story.up(step=3)
     assert story.noticed(Reason.Restored) == ["the state of step 3 is restored from d"]
     assert story.noticed(Reason.StateLost) == [], "no worker was lost"
-    assert story.job.failures == [] and story.job.restarts == 1
+    assert story.job.failures.charged == [] and story.job.restarts == 1
 
 
 def test_a_job_whose_states_differ_after_each_time_that_it_has_gone_back_fails() -> None:
@@ -160,7 +160,7 @@ def test_a_state_that_may_have_been_handed_on_before_it_was_known_to_differ_is_n
     assert form.joining == (3,)
     effects = compared(story, "a", "b", "a", writers=writers, generation=generation)
     assert not of(effects, ef.Fence) and only(effects, ef.Cut).members == (0, 1, 2, 3)
-    assert story.job.failures == [] and story.job.restarts == 1
+    assert story.job.failures.charged == [] and story.job.restarts == 1
 
 
 @pytest.mark.parametrize("odd", [0, 2])

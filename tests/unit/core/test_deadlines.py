@@ -14,7 +14,7 @@ CORE = Path(inspect.getfile(edl.master.core.job)).parent
 
 
 def compared_with_now(tree: ast.AST) -> set[str]:
-    """Fields of the job, such as `job.join_at`, that are compared with the time of the event."""
+    """Fields of the job, such as `job.next_ring.join_at`, that are compared with the time of the event."""
     found = set()
     for compare in (node for node in ast.walk(tree) if isinstance(node, ast.Compare)):
         sides = [ast.unparse(side) for side in (compare.left, *compare.comparators)]
@@ -28,7 +28,7 @@ def compared_with_now(tree: ast.AST) -> set[str]:
 def test_each_time_that_the_core_waits_for_is_a_registered_deadline() -> None:
     trees = [ast.parse(file.read_text(encoding="utf-8")) for file in sorted(CORE.glob("*.py"))]
     waits = set().union(*map(compared_with_now, trees))
-    assert {"job.join_at", "job.backoff.until"} < waits
+    assert {"job.next_ring.join_at", "job.backoff.until"} < waits
     registered = "".join(inspect.getsource(due) for due in DEADLINES)
     assert sorted(wait for wait in waits if wait not in registered) == []
 

@@ -243,7 +243,7 @@ def test_one_that_is_given_up_is_not_charged_for_ending() -> None:
     new.back(0)
     assert of(new.back(3, 5, (0, 1, 2, 3)), ef.Fence)
     new.tell(ev.Closed(WorkerId(3), "its stream ended"), ev.Gone(WorkerId(3), code=3))
-    assert new.job.failures == []
+    assert new.job.failures.charged == []
 
 
 def test_a_ring_that_is_told_of_late_and_that_all_have_left_is_followed_by_another() -> None:
@@ -274,7 +274,7 @@ def test_a_new_master_compares_the_loss_of_a_new_worker_with_that_of_the_workers
         resume = ev.Resume(w, DATA, Generation(7), members, False, True, None, sample_loss=loss)
         master.tell(ev.Hello(w, resumes=True), resume)
     master.tell(ev.Hello(WorkerId(2)), ev.Ready(WorkerId(2), DATA, sample_loss=facts.SampleLoss(0.7, 0.01)))
-    (failure,) = master.job.failures
+    (failure,) = master.job.failures.charged
     assert failure.why.startswith(
         "worker 2 computes a loss of 0.7 for the first records with fixed weights, "
         "workers 0 and 1 compute 0.5: "

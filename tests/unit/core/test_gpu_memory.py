@@ -31,8 +31,8 @@ def test_a_worker_that_never_finds_memory_is_replaced_later_and_later_and_then_t
         Phase.Failed,
         f"3 workers in a row failed before the job made a step; the last: worker 2: {WHY}",
     )
-    assert story.job.traceback == "the traceback"
-    assert story.job.failures == [], "the user's code is not to blame"
+    assert story.job.failures.traceback == "the traceback"
+    assert story.job.failures.charged == [], "the user's code is not to blame"
     assert story.noticed(Reason.RestartBackOff) == [
         f"worker {n}: {WHY}; the next one starts in {s} s; "
         "the job fails when it happens 3 times without a step"
@@ -53,12 +53,12 @@ def test_a_job_that_trains_is_not_failed_by_a_worker_for_which_there_is_no_memor
             story.beats(0)
         newcomer = max(w.id for w in story.job.pool)
     assert story.job.ending is None and story.job.ring.members == (0,)
-    assert story.job.failures == []
+    assert story.job.failures.charged == []
 
 
 def test_a_lack_in_a_step_breaks_the_ring_and_costs_no_state() -> None:
     story = Story(workers=2, maxFailures=2, joinDelaySeconds=0.5).running()
     effects = lacks(story, 1)
     assert only(effects, ef.Cut).members == (0,)
-    assert story.job.failures == [] and story.job.ending is None
+    assert story.job.failures.charged == [] and story.job.ending is None
     assert only(story.out(0, step=4, broken="reset"), ef.Form).members == (0,)

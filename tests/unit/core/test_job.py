@@ -94,7 +94,9 @@ def test_a_worker_that_counts_other_records_is_refused() -> None:
     story = Story(workers=2, joinDelaySeconds=0.5)
     story.ready(0)
     story.tell(ev.Hello(WorkerId(1)), ev.Ready(WorkerId(1), Layout(99)))
-    assert [f.why for f in story.job.failures] == ["worker 1 found 99 records in the data; the job has 100"]
+    assert [f.why for f in story.job.failures.charged] == [
+        "worker 1 found 99 records in the data; the job has 100"
+    ]
 
 
 def test_a_worker_that_made_another_model_is_refused() -> None:
@@ -102,7 +104,7 @@ def test_a_worker_that_made_another_model_is_refused() -> None:
     story.tell(ev.Hello(WorkerId(0)), ev.Ready(WorkerId(0), Layout(100), "a"))
     effects = story.tell(ev.Hello(WorkerId(1)), ev.Ready(WorkerId(1), Layout(100), "b"))
     assert not of(effects, ef.Form)
-    (failure,) = story.job.failures
+    (failure,) = story.job.failures.charged
     assert "worker 1 made another model than the workers before it" in failure.why
     story.tell(ev.Tick(), after=1)
     story.tell(ev.Hello(WorkerId(2)), ev.Ready(WorkerId(2), Layout(100), "a"))
@@ -119,7 +121,7 @@ def test_a_worker_whose_model_computes_a_different_loss_is_refused_and_both_valu
     ready(story, 0, 0.5)
     ready(story, 1, 0.5049)
     ready(story, 2, 0.506)
-    (failure,) = story.job.failures
+    (failure,) = story.job.failures.charged
     assert failure.why.startswith(
         "worker 2 computes a loss of 0.506 for the first records with fixed weights, workers 0 and 1 compute "
         "0.5: their models or data differ. Compare the versions of libraries"
@@ -138,7 +140,7 @@ def test_a_job_whose_first_worker_is_the_odd_one_ends_and_says_which_workers_com
         assert story.job.ending is None
         story.tell(ev.Tick(), after=60)
         ready(story, worker, 0.7)
-    assert [f.worker for f in story.job.failures] == [1, 2, 3]
+    assert [f.worker for f in story.job.failures.charged] == [1, 2, 3]
     assert story.job.ending is not None
     phase, why = story.job.ending
     assert phase == "Failed"
@@ -152,11 +154,11 @@ def test_the_larger_tolerance_of_two_workers_counts() -> None:
     ready(story, 0, 0.5, 0.001)
     ready(story, 1, 0.52, 0.05)
     ready(story, 2, 0.501, 0.001)
-    assert [f.worker for f in story.job.failures] == [2], "0.5 is the job's, with its tolerance"
+    assert [f.worker for f in story.job.failures.charged] == [2], "0.5 is the job's, with its tolerance"
     coarse = Story(workers=2, joinDelaySeconds=30)
     ready(coarse, 0, 0.5, 0.05)
     ready(coarse, 1, 0.52, 0.001)
-    assert not coarse.job.failures
+    assert not coarse.job.failures.charged
 
 
 def test_losses_are_compared_also_when_the_workers_that_reported_them_are_gone() -> None:
@@ -165,7 +167,7 @@ def test_losses_are_compared_also_when_the_workers_that_reported_them_are_gone()
     story.kill(0)
     story.tell(ev.Tick(), after=60)
     ready(story, 1, 2.0)
-    (failure,) = story.job.failures
+    (failure,) = story.job.failures.charged
     assert "worker 1 computes a loss of 2 " in failure.why
     assert "the workers before it computed -2: " in failure.why
 
@@ -175,14 +177,14 @@ def test_a_core_that_is_read_from_the_journal_compares_with_the_same_loss() -> N
     ready(story, 0, 0.5)
     kept = json.loads(json.dumps(snapshot.dump(story.job)))
     again = snapshot.load(kept, story.job.config)
-    assert again.sample_loss == facts.SampleLoss(0.5, 0.01)
+    assert again.reference.sample_loss == facts.SampleLoss(0.5, 0.01)
     for event in (
         ev.Hello(WorkerId(1)),
         ev.Ready(WorkerId(1), Layout(100), "a", sample_loss=facts.SampleLoss(7, 0)),
     ):
         again.handle(event, story.now + 1)
-    assert "worker 1 computes a loss of 7 " in again.failures[0].why
-    assert "worker 0 computes 0.5: " in again.failures[0].why
+    assert "worker 1 computes a loss of 7 " in again.failures.charged[0].why
+    assert "worker 0 computes 0.5: " in again.failures.charged[0].why
 
 
 def test_a_refusal_names_at_most_eight_of_the_workers_that_agree() -> None:
@@ -190,7 +192,7 @@ def test_a_refusal_names_at_most_eight_of_the_workers_that_agree() -> None:
     for worker in range(11):
         ready(story, worker, 1.0)
     ready(story, 11, 3.0)
-    (failure,) = story.job.failures
+    (failure,) = story.job.failures.charged
     assert "workers 0, 1, 2, 3, 4, 5, 6, 7 and 3 more compute 1: " in failure.why
 
 
@@ -204,7 +206,7 @@ def test_workers_that_evaluate_or_predict_are_compared_as_those_that_train(mode:
         loss = facts.SampleLoss(value, 0.001)
         ready = ev.Ready(WorkerId(worker), Layout(0), held_out={"test": 40}, sample_loss=loss)
         story.tell(ev.Hello(WorkerId(worker)), ready)
-    (failure,) = story.job.failures
+    (failure,) = story.job.failures.charged
     assert f"worker 1 {words}for the first records with fixed weights, worker 0 computes 0.5" in failure.why
     assert {w.id for w in story.job.pool if w.is_ready} == {0, 2}
 
@@ -213,13 +215,13 @@ def test_a_worker_that_holds_other_records_is_refused_and_a_new_master_remembers
     story = Story(workers=4, joinDelaySeconds=30)
     for worker, digests in enumerate(({}, {"train": "a"}, {"train": "a", "test": "b"})):
         story.tell(ev.Hello(WorkerId(worker)), ev.Ready(WorkerId(worker), Layout(100), digests=digests))
-    assert not story.job.failures
+    assert not story.job.failures.charged
     kept = json.loads(json.dumps(snapshot.dump(story.job)))
     again = snapshot.load(kept, story.job.config)
     other = WorkerId(3)
     for event in (ev.Hello(other), ev.Ready(other, Layout(100), digests={"train": "a", "test": "c"})):
         again.handle(event, story.now + 1)
-    (failure,) = again.failures
+    (failure,) = again.failures.charged
     assert failure.why.startswith(
         "worker 3 holds other records of 'test' than the workers before it, or the same in another order: "
         "the pipeline that edl.from_tf reads"
@@ -234,8 +236,8 @@ def test_goodput_accounts_for_every_second() -> None:
     story.out(0, step=4, broken="reset")
     story.up(4)
     seconds = story.job.goodput.at(story.now)
-    assert story.job.began_at is not None
-    assert sum(seconds.values()) == pytest.approx(story.now - story.job.began_at)
+    assert story.job.lifetime.began_at is not None
+    assert sum(seconds.values()) == pytest.approx(story.now - story.job.lifetime.began_at)
     assert seconds["useful"] > 1.8
     assert seconds["re-forming"] >= 0.2, "as its member measured it, from step to step"
 
@@ -275,7 +277,7 @@ def test_asked_to_stop_the_job_lets_all_go_and_says_why() -> None:
     assert {e.worker for e in of(effects, ef.Stop)} == {0, 1}
     effects = story.tell(ev.Gone(WorkerId(0), code=0), ev.Gone(WorkerId(1), code=0))
     assert only(effects, ef.End) == ef.End("Stopped", "Ctrl-C")
-    assert story.job.failures == []
+    assert story.job.failures.charged == []
 
 
 def test_an_empty_dataset_is_done_as_soon_as_somebody_can_save_the_model() -> None:
@@ -322,8 +324,8 @@ def test_evaluating_is_the_time_of_finishing_and_every_second_is_of_one_kind() -
         story.beats(0, 1, after=1.0)
     after = story.job.goodput.at(story.now)
     assert after["finishing"] - before["finishing"] == pytest.approx(20)
-    assert story.job.began_at is not None
-    assert sum(after.values()) == pytest.approx(story.now - story.job.began_at)
+    assert story.job.lifetime.began_at is not None
+    assert sum(after.values()) == pytest.approx(story.now - story.job.lifetime.began_at)
 
 
 def test_an_epoch_that_ends_as_the_ring_breaks_is_told_too() -> None:

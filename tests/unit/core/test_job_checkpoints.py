@@ -98,14 +98,14 @@ def test_a_failing_store_is_told_and_tried_again_later_and_later_and_the_trainin
         story.tell(ev.CheckpointFailed(WorkerId(1), 3, attempt, why))  # of the same attempt: one failure
         pauses.append(round(until_ordered(story)))
     assert pauses == [10, 20, 40, 80]
-    (degraded,) = story.job.degraded.items()
+    (degraded,) = story.job.notes.degraded.items()
     assert degraded[0] == "writing checkpoints" and degraded[1].endswith(
         "the training goes on, no checkpoint exists"
     )
     assert story.job.phase == "Training"
     parts(story, 9)
     whole(story, 9)
-    assert not story.job.degraded
+    assert not story.job.notes.degraded
     assert story.noticed(Reason.Recovered) == ["writing checkpoints works again"]
 
 
@@ -115,7 +115,7 @@ def test_one_that_comes_to_nothing_when_one_as_new_is_whole_is_no_failure(step: 
     whole(story, 9)
     assert not of(parts(story, step, attempt="late"), ef.Commit)
     story.tell(ev.CheckpointFailed(WorkerId(0), step, "late", "its parts are gone"))
-    assert not story.job.degraded
+    assert not story.job.notes.degraded
 
 
 def test_when_who_is_to_finish_it_is_lost_another_writer_does() -> None:

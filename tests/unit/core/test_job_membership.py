@@ -79,7 +79,7 @@ def test_a_silent_member_is_cut_off_and_after_a_while_fenced_and_refused_when_it
     story.tell(ev.LeftRing(WorkerId(1), story.job.ring.generation, 9, True))
     assert story.job.stale == before + 2
     story.tell(ev.Gone(WorkerId(1), code=3))
-    assert story.job.failures == []
+    assert story.job.failures.charged == []
 
 
 def test_one_that_never_becomes_ready_is_given_up_and_charged() -> None:
@@ -88,7 +88,9 @@ def test_one_that_never_becomes_ready_is_given_up_and_charged() -> None:
     assert not of(story.waits(60), ef.Delete), "after a minute without an event there may be some to be read"
     effects = story.waits(1)
     assert only(effects, ef.Delete).worker == 0
-    assert [f.why for f in story.job.failures] == ["worker 0 was not ready after 60 s (it was starting)"]
+    assert [f.why for f in story.job.failures.charged] == [
+        "worker 0 was not ready after 60 s (it was starting)"
+    ]
     assert of(story.waits(1), ef.Create)
 
 
@@ -101,7 +103,7 @@ def test_one_that_ends_by_itself_is_charged() -> None:
     story = Story(workers=2, joinDelaySeconds=0.5)
     story.running()
     story.tell(ev.Gone(WorkerId(1), code=0))
-    assert [f.why for f in story.job.failures] == ["worker 1 exited unexpectedly with exit code 0"]
+    assert [f.why for f in story.job.failures.charged] == ["worker 1 exited unexpectedly with exit code 0"]
 
 
 def test_a_survivor_that_a_peers_death_aborted_is_not_charged() -> None:
@@ -109,7 +111,7 @@ def test_a_survivor_that_a_peers_death_aborted_is_not_charged() -> None:
     story.running()
     story.kill(0)
     story.tell(ev.Gone(WorkerId(1), signal="SIGABRT"))
-    assert story.job.failures == []
+    assert story.job.failures.charged == []
 
 
 def test_failures_beyond_the_budget_fail_the_job_with_the_traceback() -> None:
@@ -119,7 +121,7 @@ def test_failures_beyond_the_budget_fail_the_job_with_the_traceback() -> None:
     story.tell(ev.Tick(), after=1)
     story.tell(ev.Hello(WorkerId(1)), ev.Failed(WorkerId(1), "ValueError: no", "Traceback: line 2"))
     assert story.job.ending == ("Failed", "ValueError: no")
-    assert story.job.traceback == "Traceback: line 2"
+    assert story.job.failures.traceback == "Traceback: line 2"
     story.tell(ev.Gone(WorkerId(1), code=1))
     assert story.job.phase == "Failed"
 
@@ -138,7 +140,7 @@ def test_a_mistake_of_the_model_is_told_once_and_not_tried_again_until_a_worker_
     story = Story(workers=2)
     effects = story.tell(ev.Hello(WorkerId(0)), mistake, ev.Gone(WorkerId(0), code=1))
     assert story.job.ending == ("Failed", "TypeError: no (mine.py, line 3, in model)")
-    assert story.job.failures == [] and not of(effects, ef.Create)
+    assert story.job.failures.charged == [] and not of(effects, ef.Create)
 
     story = Story(workers=2)
     story.running()
@@ -147,7 +149,7 @@ def test_a_mistake_of_the_model_is_told_once_and_not_tried_again_until_a_worker_
     newcomer = WorkerId(2)
     story.tell(ev.Hello(newcomer), ev.Failed(newcomer, "TypeError: no", "Traceback", mistake=True))
     assert story.job.ending is None, "the others train: it may be its node's"
-    assert [f.why for f in story.job.failures] == ["TypeError: no"]
+    assert [f.why for f in story.job.failures.charged] == ["TypeError: no"]
 
 
 def test_workers_that_die_early_are_not_replaced_in_a_hot_loop() -> None:
@@ -225,7 +227,7 @@ def test_one_that_was_told_to_end_is_not_charged_for_how_its_work_broke_off() ->
     story.tell(ev.Hello(WorkerId(1)))
     story.tell(ev.Scale(1))
     story.tell(ev.Failed(WorkerId(1), "RingBroken: told to stop"), ev.Gone(WorkerId(1), code=1))
-    assert story.job.failures == []
+    assert story.job.failures.charged == []
 
 
 @pytest.mark.parametrize(
@@ -250,7 +252,7 @@ def test_no_end_after_a_request_to_leave_is_charged_however_often(end: ev.Failed
         story.out(leaver + 1, step=leaver + 2, broken="reset")
         story.ready(leaver + 2)
         story.up(leaver + 2)
-    assert story.job.failures == [] and story.job.failure_count == 0
+    assert story.job.failures.charged == [] and story.job.failures.count == 0
     assert not story.job.ending
 
 
@@ -263,7 +265,7 @@ def test_one_that_does_not_end_when_told_to_is_ended_by_force() -> None:
     assert not of(story.waits(0.1), ef.Delete)
     story.beats(0)
     assert only(story.waits(0.2), ef.Delete) == ef.Delete(WorkerId(1), 0.0)
-    assert story.job.failures == []
+    assert story.job.failures.charged == []
 
 
 def test_scaled_down_and_up_again_at_once_nobody_comes_back_from_leaving() -> None:
@@ -279,7 +281,7 @@ def test_a_crash_is_charged_though_its_peers_said_first_that_the_ring_broke() ->
     story = Story(workers=3, joinDelaySeconds=0.5).running()
     story.out(0, step=2, broken="connection reset")
     story.tell(ev.Closed(WorkerId(1), "its stream ended"), ev.Gone(WorkerId(1), signal="SIGSEGV"))
-    assert [f.why for f in story.job.failures] == ["worker 1 crashed (SIGSEGV)"]
+    assert [f.why for f in story.job.failures.charged] == ["worker 1 crashed (SIGSEGV)"]
 
 
 def test_a_crash_in_the_next_ring_is_charged() -> None:
@@ -288,7 +290,7 @@ def test_a_crash_in_the_next_ring_is_charged() -> None:
     story.out(1, 2, step=2, broken="reset")
     story.up(2)
     story.tell(ev.Gone(WorkerId(1), signal="SIGSEGV"))
-    assert len(story.job.failures) == 1
+    assert len(story.job.failures.charged) == 1
 
 
 def test_code_that_crashes_whenever_it_trains_fails_the_job() -> None:
@@ -304,14 +306,14 @@ def test_code_that_crashes_whenever_it_trains_fails_the_job() -> None:
             story.out(*story.job.ring.members, step=2)
     assert story.job.ending is not None
     assert story.job.ending[0] == "Failed"
-    assert len(story.job.failures) == 3
+    assert len(story.job.failures.charged) == 3
 
 
 def test_a_failure_is_charged_once_though_it_is_heard_of_three_times() -> None:
     story = Story(workers=2, joinDelaySeconds=0.5).running()
     story.tell(ev.Failed(WorkerId(1), "ValueError: no", "Traceback"))
     story.tell(ev.Closed(WorkerId(1), "its stream ended"), ev.Gone(WorkerId(1), code=1))
-    assert [f.why for f in story.job.failures] == ["ValueError: no"]
+    assert [f.why for f in story.job.failures.charged] == ["ValueError: no"]
 
 
 def test_a_thousand_early_deaths_are_no_number_too_large() -> None:
@@ -321,7 +323,7 @@ def test_a_thousand_early_deaths_are_no_number_too_large() -> None:
         for w in list(story.job.pool):
             story.tell(ev.Gone(w.id, free=True, why="preempted"))
     assert of(story.waits(30), ef.Create)
-    assert story.job.failures == []
+    assert story.job.failures.charged == []
 
 
 def test_after_a_stall_of_its_own_the_master_reads_first_what_it_was_told_meanwhile() -> None:
@@ -411,7 +413,7 @@ def test_a_job_whose_workers_are_killed_again_and_again_backs_off_and_fails() ->
         if story.job.ending is None:
             only(effects + story.waits(60), ef.Create)
     assert times == MAX_IN_VAIN
-    assert story.job.failures == [], "a kill from outside is not charged"
+    assert story.job.failures.charged == [], "a kill from outside is not charged"
     assert "10 times in a row before the ring made a step; the last: worker 9, SIGKILL" in story.job.reason
     told = story.noticed(Reason.RestartBackOff)
     assert len(told) == MAX_IN_VAIN - 2

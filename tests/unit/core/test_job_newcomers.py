@@ -76,7 +76,7 @@ def test_a_newcomer_is_taken_in_when_the_ring_changes_for_another_reason() -> No
     story.ready(4)
     story.kill(0)
     assert only(story.out(1, 2, 3), ef.Form).members == (1, 2, 3, 4)
-    assert story.job.join_at is None
+    assert story.job.next_ring.join_at is None
     story.up(1)
     assert story.job.ring.stop_seconds == pytest.approx(1), "a broken ring says nothing of a planned change"
 
@@ -110,7 +110,9 @@ def test_a_newcomer_that_is_lost_while_it_waits_changes_nothing() -> None:
     assert view.status(story.job, story.now)["reason"] == "4 workers (generation 2)"
     assert not of(story.waits(10), ef.Leave)
     assert story.job.ring.running
-    assert (story.job.join_at, story.job.regroup_at) == (None, None), "no change is planned again"
+    assert (story.job.next_ring.join_at, story.job.next_ring.review_at) == (None, None), (
+        "no change is planned again"
+    )
 
 
 def test_who_leaves_does_not_wait_for_a_newcomer() -> None:

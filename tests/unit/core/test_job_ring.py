@@ -175,7 +175,7 @@ def test_a_killed_member_is_cut_out_replaced_and_never_charged() -> None:
     story.tell(ev.JoinedRing(WorkerId(2), form.generation, 5))
     assert reason(story) == "2 workers (generation 2)", "it trains, and worker 0 receives the state"
     assert story.job.train.done == 5
-    assert story.job.failures == []
+    assert story.job.failures.charged == []
 
 
 def test_survivors_at_the_same_step_need_no_broadcast() -> None:
@@ -347,7 +347,7 @@ def test_rings_that_cannot_be_formed_fail_the_job_with_their_error() -> None:
         Phase.Failed,
         f"4 rings in a row broke before the first step, and no worker was lost: {DUPLICATE}; {ELSEWHERE}",
     )
-    assert story.job.failures == [], "no worker is to blame"
+    assert story.job.failures.charged == [], "no worker is to blame"
 
 
 def test_a_ring_that_waits_for_its_next_attempt_says_why_and_how_long() -> None:
@@ -422,7 +422,7 @@ def test_a_member_that_does_not_leave_a_cut_ring_is_removed_and_its_process_dele
     assert fence.why == why
     assert [delete.worker for delete in of(effects, ef.Delete)] == [2]
     story.tell(ev.Gone(WorkerId(2), signal="SIGKILL"))
-    assert story.job.failures == [], "the cause is unknown, so nothing is charged"
+    assert story.job.failures.charged == [], "the cause is unknown, so nothing is charged"
 
 
 def test_a_ring_that_is_left_at_a_step_boundary_may_take_as_long_as_its_step() -> None:

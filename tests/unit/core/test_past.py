@@ -20,7 +20,7 @@ def test_with_what_the_job_has_begun_is_known_to_the_master_after_the_next_one()
     began = ev.WarmStarted(WorkerId(0), "the training begins with the weights of m.keras")
     first = NewMaster(0, next_id=1)
     first.tell(ev.Hello(WorkerId(0), resumes=True), began)
-    second = NewMaster(0, next_id=1, began_with=first.job.began_with)
+    second = NewMaster(0, next_id=1, began_with=first.job.notes.began_with)
     assert view.status(second.job, 0.0)["began_with"] == began.text
     assert view.summary(second.job)["began_with"] == began.text
 
@@ -155,7 +155,7 @@ def test_a_master_that_finds_no_worker_with_the_state_reports_that_as_a_loss(
     gone, again = "every worker that held the state is gone: ", ", the job starts again from its first record"
     assert told == ([gone + lost + again] if lost else [])
     assert view.summary(new.job)["state_losses"] == len(told)
-    assert new.job.kept_useful_seconds >= 0.0
+    assert new.job.goodput.kept >= 0.0
 
 
 def test_a_job_whose_end_is_decided_is_not_trained_again_by_the_next_master() -> None:
@@ -196,7 +196,9 @@ def test_reports_that_come_again_count_once() -> None:
         ev.EpochEnded(WorkerId(0), g, 0, None),
     )
     first.tell(*reports)
-    second = NewMaster(0, 1, next_id=2, workers=2, past=past.of(first.job), began_with=first.job.began_with)
+    second = NewMaster(
+        0, 1, next_id=2, workers=2, past=past.of(first.job), began_with=first.job.notes.began_with
+    )
     second.back(0, members=(0, 1))
     effects = second.back(1, members=(0, 1)) + second.tell(*reports)
     effects += second.tell(
@@ -209,4 +211,4 @@ def test_reports_that_come_again_count_once() -> None:
     third = NewMaster(0, 1, next_id=3, workers=2, past=past.of(second.job))
     third.back(0, members=(0, 1))
     third.tell(failed)
-    assert third.job.failure_count == 1
+    assert third.job.failures.count == 1

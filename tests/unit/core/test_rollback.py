@@ -36,7 +36,7 @@ def test_the_master_goes_on_from_the_earlier_step_and_says_why() -> None:
     assert story.noticed(Reason.RolledBack) == [
         f"rolled back to step 2: {WHY}; 40 records are trained again, from the checkpoint of step 2"
     ]
-    assert (story.job.train.done, story.job.train.safe, story.job.step) == (2, 2, 2)
+    assert (story.job.train.done, story.job.train.safe, story.job.latest.step) == (2, 2, 2)
     assert story.job.restarts == 1
     assert not story.noticed(Reason.StateLost), "no worker is gone"
 

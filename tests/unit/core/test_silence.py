@@ -329,7 +329,7 @@ def test_the_last_state_of_a_job_is_that_of_the_one_that_is_away() -> None:
 def test_the_end_of_one_that_is_away_is_no_failure(ends: ev.Event) -> None:
     story = one_silent()
     assert only(story.tell(ends), ef.Create).worker == 3
-    assert story.job.failures == []
+    assert story.job.failures.charged == []
     assert story.job.ring.members == (0, 2)
 
 

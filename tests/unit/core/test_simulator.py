@@ -27,7 +27,11 @@ from tests.simulator.world import SimulationFailed, World
 pytestmark = pytest.mark.thorough
 
 SEEDS = 400
-SEEDS_OF_A_KIND = {1: 8, 2: 5}  # by the number of masters: a run with two takes longer
+SEEDS_OF_A_KIND = {1: 8, 2: 4}  # by the number of masters: a run with two takes longer
+HAPPENS = {  # in some of these runs with one master
+    servers.GONE: ["everything was lost", "a checkpoint was restored"],
+    servers.GONE_COPIES: ["everything was lost", "a server was done without", "its rows were back"],
+}
 
 
 def run(seeds: int, masters: int | None = None, servers: str = "", flips: bool = False) -> None:
@@ -59,7 +63,24 @@ def test_hundreds_of_simulated_jobs_count_every_record_once() -> None:
 @pytest.mark.parametrize("masters", SEEDS_OF_A_KIND)
 @pytest.mark.parametrize("kind", [*servers.KINDS_OF_JOBS, *servers.GONES])
 def test_jobs_on_servers_count_every_record_once(kind: str, masters: int) -> None:
-    run(SEEDS_OF_A_KIND[masters], masters=masters, servers=kind)
+    """Also while masters change, and where servers are done without or all processes and logs are lost."""
+    happened = Counter[str]()
+    for seed in range(SEEDS_OF_A_KIND[masters]):
+        world = World(seed, masters=masters, servers=kind)
+        world.run()
+        assert world.servers is not None
+        told = [e for _, _, effects in world.watchdog.history for e in effects if isinstance(e, ef.Notice)]
+        happened += Counter(
+            {
+                "another master took over": world.takeovers if world.two else 0,
+                "everything was lost": world.faults.kinds["everything"],
+                "a checkpoint was restored": sum(step > 0 for step in world.servers.rolled_back),
+                "a server was done without": sum(e.reason is Reason.ServerRemoved for e in told),
+                "its rows were back": sum("have their rows again" in e.text for e in told),
+            }
+        )
+    expected = ["another master took over"] if masters == 2 else HAPPENS.get(kind, [])
+    assert [what for what in expected if not happened[what]] == []
 
 
 @pytest.mark.parametrize(("masters", "seeds"), [(1, range(19, 29)), (2, range(1))])
@@ -96,40 +117,15 @@ def test_a_checkpoint_of_states_that_differ_is_noticed(monkeypatch: pytest.Monke
         run(20, flips=True)
 
 
-def test_jobs_that_lose_all_processes_and_logs_go_on_from_a_checkpoint_and_count_every_record_once() -> None:
-    """Run seeds that lose everything, and seeds that have failed once."""
-    lost, rolled_back = 0, 0
-    for seed in (0, 5, 12, 13, 21, 39, 124, 233, 249):
-        world = World(seed, servers=servers.GONE)
-        world.run()
-        assert world.servers is not None
-        lost += world.faults.kinds["everything"]
-        rolled_back += any(step > 0 for step in world.servers.rolled_back)
-    assert lost > 4 and rolled_back > 2
-
-
 def test_a_run_repeats_from_its_seed_wherever_its_objects_lie_in_memory() -> None:
     times = set[tuple[float, ...]]()
     others: list[object] = []
-    for number in range(12):
+    for number in range(5):
         world = World(21066, servers="moves")
         world.run()
         times.add(tuple(now for now, _, _ in world.watchdog.history))
         others += [object() for _ in range(37 * number)]
     assert len(times) == 1
-
-
-def test_asynchronous_jobs_with_second_copies_do_without_servers_and_count_every_record_once() -> None:
-    """Runs in which something was wrong once, in which servers are out, and that lose everything."""
-    out = back = 0
-    some = [("ps-copies", seed) for seed in (1051, 1150, 2169, 103, 117, 118, 120)]
-    for kind, seed in (*some, *((servers.GONE_COPIES, seed) for seed in range(6))):
-        world = World(seed, servers=kind)
-        world.run()
-        told = [e for _, _, effects in world.watchdog.history for e in effects if isinstance(e, ef.Notice)]
-        out += sum(e.reason is Reason.ServerRemoved for e in told)
-        back += sum("have their rows again" in e.text for e in told)
-    assert out > 3 and back > 2
 
 
 def test_a_second_copy_that_learns_nothing_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -141,30 +137,6 @@ def test_a_second_copy_that_learns_nothing_is_noticed(monkeypatch: pytest.Monkey
     monkeypatch.setattr("edl.trainer.ps_client.client.add_values", first_alone)
     with pytest.raises(SimulationFailed, match=r"the rows of [\s\S]* on server \d+ count"):
         run(20, servers="ps-copies")
-
-
-def test_jobs_on_servers_whose_masters_change_count_every_record_once() -> None:
-    """Runs in which something was wrong once."""
-    takeovers = 0
-    for kind, seed in (
-        ("moves", 308),
-        ("moves", 977),
-        ("copies", 308),
-        ("copies", 468),
-        ("copies", 4009),
-        ("copies", 2000812),
-        ("moves", 2001000),
-        ("moves", 2001200),
-        ("hybrid", 2001012),
-        ("ps", 303),
-        ("ps", 6057),
-        ("gone", 315),
-        ("gone", 464),
-    ):
-        world = World(seed, masters=2, servers=kind)
-        world.run()
-        takeovers += world.takeovers
-    assert takeovers > 3
 
 
 class Begun:

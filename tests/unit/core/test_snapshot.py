@@ -124,7 +124,7 @@ def test_what_cannot_be_kept_is_named(added: object, words: str) -> None:
 
 def test_a_list_in_two_places_would_become_two_and_is_named() -> None:
     job = whole_story().job
-    job.pool.added = job.failures  # type: ignore[attr-defined]
+    job.pool.added = job.notes.warnings = ["the same list"]  # type: ignore[attr-defined]
     with pytest.raises(TypeError, match=r"job.*: the same list is in two places; it would become two"):
         snapshot.dump(job)
 

@@ -223,11 +223,13 @@ def test_the_layout_of_the_first_worker_that_is_ready_is_the_jobs() -> None:
     effects = story.tell(ev.Hello(SECOND), ev.Ready(SECOND, Layout(100, block=9, shards=80)))
     form = only(effects, ef.Form)
     assert (form.members, form.layout) == ((0, 1), first)
-    assert story.job.failures == []
+    assert story.job.failures.charged == []
 
 
 def test_another_number_of_records_is_refused_whatever_the_blocks() -> None:
     story = Story(workers=2, joinDelaySeconds=0.5)
     story.tell(ev.Hello(FIRST), ev.Ready(FIRST, Layout(100, block=7, shards=64)))
     story.tell(ev.Hello(SECOND), ev.Ready(SECOND, Layout(101, block=7, shards=64)))
-    assert [f.why for f in story.job.failures] == ["worker 1 found 101 records in the data; the job has 100"]
+    assert [f.why for f in story.job.failures.charged] == [
+        "worker 1 found 101 records in the data; the job has 100"
+    ]

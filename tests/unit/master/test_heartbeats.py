@@ -11,7 +11,7 @@ import pytest
 from edl import config
 from edl.cli.shared import display
 from edl.config import values
-from edl.contract.heartbeats import Activity, ServerWait, Staleness
+from edl.contract.heartbeats import Activity, ServerWait, Staleness, Usage
 from edl.contract.ids import Generation, WorkerId
 from edl.contract.layout import Layout
 from edl.master.core import effects as ef
@@ -113,8 +113,8 @@ def test_a_member_that_waits_while_others_make_steps_does_not_stall_the_ring() -
 
 def test_what_is_said_of_an_older_ring_or_of_none_is_no_progress() -> None:
     t = telemetry(0, 1)
-    assert list(t.hears(beat(0, 3, generation=0, memory=7), 100.0)) == []
-    assert t.beats[FIRST].memory == 7, "but it is shown"
+    assert list(t.hears(beat(0, 3, generation=0, usage=Usage(7)), 100.0)) == []
+    assert t.beats[FIRST].usage.memory == 7, "but it is shown"
     list(t.hears(beat(0, 9, generation=1), 100.0))
     list(t.hears(beat(0, 12, generation=1), 100.1))
     list(t.hears(beat(1, 4, generation=2), 100.2))
@@ -194,7 +194,8 @@ def test_the_status_shows_what_the_core_has_not_been_told() -> None:
     story = Story(workers=2, joinDelaySeconds=0.5).running()
     loss = facts.EpochLoss(0, 60, 0.7)
     story.tell(beat(0, 2, loss=0.9))
-    story.tell(beat(0, 7, rate=30.0, loss=0.5, memory=5, epoch_loss=loss), beat(1, 6, rate=20.0, loss=0.5))
+    first = beat(0, 7, rate=30.0, loss=0.5, usage=Usage(5), epoch_loss=loss)
+    story.tell(first, beat(1, 6, rate=20.0, loss=0.5))
     assert story.job.train is not None
     assert story.job.train.done == 1
     shown = view.status(story.job, story.now, story.telemetry.beats, story.telemetry.ahead)

@@ -297,7 +297,7 @@ def test_people_are_told_of_an_evaluation_once_and_the_status_has_the_last_one()
         "test": {"step": 5, "records": 5000, "metrics": {"loss": 0.25, "auc": None}}
     }
     again = snapshot.load(snapshot.dump(story.job), story.job.config)
-    assert (again.evaluations, again.train) == (story.job.evaluations, story.job.train)
+    assert (again.latest.evaluations, again.train) == (story.job.latest.evaluations, story.job.train)
 
 
 def test_a_worker_that_has_other_held_out_data_is_refused() -> None:
@@ -305,7 +305,7 @@ def test_a_worker_that_has_other_held_out_data_is_refused() -> None:
     story.tell(ev.Hello(FIRST), ev.Ready(FIRST, Layout(100), held_out=HELD_OUT))
     story.tell(ev.Hello(SECOND), ev.Ready(SECOND, Layout(100), held_out={"test": 7}))
     why = "worker 1 found 7 records of 'test' in the held-out data; the job has 5000 records of 'test'"
-    assert story.job.failures[0].why == why
+    assert story.job.failures.charged[0].why == why
 
 
 def test_a_trained_model_that_cannot_be_evaluated_is_saved_all_the_same() -> None:

@@ -13,7 +13,7 @@ import pytest
 from rich.console import Console
 
 from edl.cli.shared.display import workers_table
-from edl.contract.heartbeats import Gpu
+from edl.contract.heartbeats import Gpu, Usage
 from edl.contract.ids import WorkerId
 from edl.contract.proto import edl_pb2 as pb
 from edl.master.core import facts, view
@@ -93,7 +93,7 @@ def printed(status: dict[str, Any]) -> str:
 def test_the_status_shows_each_workers_gpu() -> None:
     sent: list[pb.FromWorker] = []
     Session(0, sent.append, threading.Event()).heartbeat(
-        1.0, MIB, Gpu("NVIDIA B", 200 * MIB, 1000 * MIB, 0.37)
+        1.0, Usage(MIB, Gpu("NVIDIA B", 200 * MIB, 1000 * MIB, 0.37))
     )
     beat = event_of(WorkerId(0), pb.FromWorker.FromString(sent[0].SerializeToString()))
     assert isinstance(beat, facts.Heartbeat)

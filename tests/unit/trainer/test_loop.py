@@ -19,7 +19,7 @@ import tensorflow as tf
 import edl
 from edl import scratch
 from edl.contract import artifacts
-from edl.trainer import loop, script
+from edl.trainer import join, loop, script
 from edl.trainer.model import tensors
 
 RECORDS = 10
@@ -27,7 +27,7 @@ RECORDS = 10
 
 @pytest.fixture(autouse=True)
 def _alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(loop, "host", None)
+    monkeypatch.setattr(join, "host", None)
     monkeypatch.chdir(tmp_path)
 
 
@@ -116,7 +116,7 @@ def test_gradients_of_tensorflow_come_back_as_tensors_of_their_types() -> None:
 @pytest.mark.parametrize("copies", [False, True], ids=["the sum is the vector", "the sum has its own memory"])
 def test_a_mean_that_the_loop_keeps_stays_what_it_was(monkeypatch: pytest.MonkeyPatch, copies: bool) -> None:
     if copies:
-        monkeypatch.setattr(loop._RingOfOne, "reduce", lambda ring, vector: tf.identity(vector) + 0.0)
+        monkeypatch.setattr(join._RingOfOne, "reduce", lambda ring, vector: tf.identity(vector) + 0.0)
     weight, kept, copied = tf.Variable(tf.zeros([3])), [], []
     for step in joined([weight], epochs=1).steps():
         gradients = [tf.fill([3], float(step.number + 1)), np.full(17, step.number + 0.5, np.float32)]

@@ -15,7 +15,7 @@ import pytest
 import tensorflow as tf
 
 import edl
-from edl.trainer import loop
+from edl.trainer import join, loop
 from edl.trainer.agreement import control
 from edl.trainer.model.loop_state import LoopState
 from edl.trainer.records.batches import Batch
@@ -31,7 +31,7 @@ Y = X.sum(axis=1)
 
 @pytest.fixture(autouse=True)
 def _alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(loop, "host", None)
+    monkeypatch.setattr(join, "host", None)
     monkeypatch.chdir(tmp_path)
 
 

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import edl
-from edl.trainer import loop, script
+from edl.trainer import join, loop, script
 from edl.trainer.model.loop_state import LoopState
 
 jax: Any = pytest.importorskip("jax")
@@ -26,7 +26,7 @@ Y = X.sum(axis=1)
 
 @pytest.fixture(autouse=True)
 def _alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(loop, "host", None)
+    monkeypatch.setattr(join, "host", None)
     monkeypatch.chdir(tmp_path)
 
 

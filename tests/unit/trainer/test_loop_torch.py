@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import edl
-from edl.trainer import loop, script
+from edl.trainer import join, loop, script
 from edl.trainer.model.loop_state import LoopState
 
 sys.modules.setdefault("triton", None)  # type: ignore[arg-type]  # else two LLVMs are in this process
@@ -24,7 +24,7 @@ Y = X.sum(axis=1, keepdims=True)
 
 @pytest.fixture(autouse=True)
 def _alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(loop, "host", None)
+    monkeypatch.setattr(join, "host", None)
     monkeypatch.chdir(tmp_path)
     torch.manual_seed(0)
 

@@ -7,7 +7,7 @@ from threading import Event
 
 import pytest
 
-from edl.contract.heartbeats import ServerWait
+from edl.contract.heartbeats import ServerWait, Usage
 from edl.contract.proto import edl_pb2 as pb
 from edl.contract.steps import Steps
 from edl.trainer.agreement.control import Agreed
@@ -115,15 +115,15 @@ def test_beats_tell_of_the_records_of_this_ring() -> None:
 def test_a_speed_is_that_of_computing_without_the_first_step_and_without_waiting() -> None:
     t = Teller()
     t.step(seconds=60.0)  # it is traced
-    t.session.heartbeat(rate=1.0, memory=0)
+    t.session.heartbeat(1.0, Usage())
     assert t.messages[-1].heartbeat.speed == 0.0, "nothing is measured yet"
     for _ in range(99):
         t.step(seconds=1.0, waits=0.5)
-    t.session.heartbeat(rate=1.0, memory=0)
+    t.session.heartbeat(1.0, Usage())
     assert t.messages[-1].heartbeat.speed == pytest.approx(8.0, rel=0.02)
     t.report.ring_formed()
     t.step(seconds=60.0)
-    t.session.heartbeat(rate=1.0, memory=0)
+    t.session.heartbeat(1.0, Usage())
     assert t.messages[-1].heartbeat.speed == 0.0, "each ring anew"
 
 
@@ -147,7 +147,7 @@ def test_the_loss_is_the_mean_of_the_epoch_and_that_of_the_last_step() -> None:
     assert t.session.progress.loss == EpochLoss(1, 8, 0.5, 0.5)
     t.step(trained=4, step=15, loss=float("inf"), nonfinite=True)
     assert t.session.progress.loss == EpochLoss(1, 8, 0.5, 0.5), "it was left out"
-    t.session.heartbeat(rate=1.0, memory=0)
+    t.session.heartbeat(1.0, Usage())
     beat = t.messages[-1].heartbeat
     assert (beat.loss, beat.epoch_loss) == (0.5, pb.EpochLoss(epoch=1, records=8, mean=0.5))
 
@@ -250,12 +250,12 @@ def test_how_old_the_weights_of_the_last_steps_were_is_told_where_it_has_changed
 
     for missed in (0, 2, 9):
         push(missed)
-    t.session.heartbeat(rate=1.0, memory=5)
+    t.session.heartbeat(1.0, Usage(5))
     assert t.messages[-1].heartbeat.staleness == pb.Staleness(steps=3, median=2.0, most=9)
-    t.session.heartbeat(rate=1.0, memory=5)
+    t.session.heartbeat(1.0, Usage(5))
     assert not t.messages[-1].heartbeat.HasField("staleness"), "nothing is new"
     t.session.greeting()
-    t.session.heartbeat(rate=1.0, memory=5)
+    t.session.heartbeat(1.0, Usage(5))
     assert t.messages[-1].heartbeat.HasField("staleness"), "another master does not know it"
     for _ in range(STALENESS_STEPS):
         push(1)
@@ -268,7 +268,7 @@ def test_how_old_the_weights_of_the_last_steps_were_is_told_where_it_has_changed
 def test_a_heartbeat_says_for_which_server_it_waits() -> None:
     t = Teller()
     t.session.waits = lambda: ServerWait(1, "Push", 2.5, "its disk is full")
-    t.session.heartbeat(rate=1.0, memory=0)
+    t.session.heartbeat(1.0, Usage())
     assert t.messages[-1].heartbeat.waits == pb.ServerWait(
         server=1, call="Push", seconds=2.5, why="its disk is full"
     )
