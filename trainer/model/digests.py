@@ -27,7 +27,7 @@ def digest(parts: Iterable[np.ndarray], told: bytes = b"") -> bytes:
 
 
 def sha256(parts: Iterable[np.ndarray]) -> str:
-    """The SHA-256 of contiguous arrays, in order: for people, who may compare two jobs by it."""
+    """The SHA-256 of contiguous arrays, in order, by which users compare two jobs."""
     found = hashlib.sha256()
     for part in parts:
         found.update(part.data)

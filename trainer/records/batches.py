@@ -155,7 +155,7 @@ class Batches:
         reading: reads one batch at a time; None to use a separate thread. A parallel source reads by itself.
         ready: what else can be done about a batch before its step, where it is read.
         wait: waits for a batch; the ring may end this.
-        blocks: the number of blocks of a step of which a part has whole ones; 0: a part is any records.
+        blocks: divide a step into so many blocks, and let each part have whole ones; 0: without blocks.
     """
 
     def __init__(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""training.deterministic: the same bits in rings of any sizes, whatever happened to them."""
+"""training.deterministic: the same bits in rings of any sizes and any history."""
 
 from __future__ import annotations
 
