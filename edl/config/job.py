@@ -85,6 +85,7 @@ class Training(Section):
     on_inexact_loss: Literal["warn", "refuse", "allow"]
     load_balancing: Literal["none", "speed"]
     accumulate_steps: Int = Field(ge=1, lt=1 << 24)
+    deterministic: bool
     compression: Literal["none", "float16", "bfloat16"]
 
 

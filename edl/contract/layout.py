@@ -74,6 +74,11 @@ class StepSlice:
         total = sum(self.shares)
         return sum(self.shares[: self.rank]) / total, sum(self.shares[: self.rank + 1]) / total
 
+    def in_blocks(self, blocks: int) -> StepSlice:
+        """Return the part with each share rounded to a number of blocks; `blocks` is their sum."""
+        parts = (StepSlice(rank, self.shares).of(blocks) for rank in range(len(self.shares)))
+        return StepSlice(self.rank, tuple(stop - start for start, stop in parts))
+
     def of(self, count: int) -> tuple[int, int]:
         """The rank's interval of range(count)."""
         total = sum(self.shares)

@@ -21,7 +21,7 @@ the oldest existing head, and its verdict states how much it has not verified it
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -39,7 +39,7 @@ from edl.contract.steps import Steps
 from edl.errors import CheckpointDamaged, CheckpointError, CheckpointRemoved, EdlError
 from edl.formatting import how_many, one_line
 from edl.journal.format import JournalDamaged, JournalReader, segments
-from edl.journal.proof import NOT_A_MASTERS, AuditFailed, JournalProof, Out
+from edl.journal.proof import NOT_A_MASTERS, AuditFailed, Entry, JournalProof, Out
 
 AT_ONCE = 1 << 20  # positions of an order that are checked together
 WINDOW = 1 << 15  # positions that are computed together; each takes a fifth of its time in a step's window
@@ -77,14 +77,8 @@ def audit(output: Path, elsewhere: Elsewhere | None = None) -> str:
     summary = artifacts.read_summary(output) if artifacts.has_ended(output) else None
     readers = segments(output)
     first, last = readers[0], readers[-1]
-    proof, unseen = _at_head(first), _at_head(first)
-    kept = _Kept()
-    chain = first.after
-    for reader in readers:
-        if reader.after != chain:
-            raise JournalDamaged(reader.path, 1, "does not go on from the end of the segment before it")
-        _read(reader, proof, kept)
-        chain = reader.link.chain
+    unseen = _at_head(first)
+    proof, kept, chain = _read_all(readers)
     if summary is None:
         verdict = _unfinished(proof, kept, "the job has not ended; so far,") + _reservations(proof, {})
         return f"{verdict}; the journal so far ends with {chain}"
@@ -95,6 +89,8 @@ def audit(output: Path, elsewhere: Elsewhere | None = None) -> str:
         raise EdlError(
             f"{output / artifacts.SUMMARY}: not what a master writes ({type(error).__name__}: {error})"
         ) from error
+    if last.head["values"]["training"].get("deterministic") and (ended := _last_epoch(kept)):
+        verdict += f"; deterministic: SHA-256 {ended['sha256']} after epoch {ended['epochs']}"
     verdict += _exports(output, summary, kept.list_sha256, elsewhere)
     where = last.head["values"].get("checkpoint", {}).get("dir", "")
     verdict += _checkpoints(where, kept.checkpoints, elsewhere)
@@ -105,6 +101,62 @@ def audit(output: Path, elsewhere: Elsewhere | None = None) -> str:
             f"the head of {first.path.name} stands"
         )
     return f"{verdict}; the journal ends with {chain}"
+
+
+def same(output: Path, other: Path) -> str:
+    """Compare two deterministic jobs, epoch by epoch; return the verdict as text.
+
+    Raises:
+        AuditFailed: they part, or at least one of them was not deterministic; the message names the epoch.
+        EdlError: a journal is missing or damaged; the message names the file and the line.
+        JournalDamaged: a segment does not continue the one before it.
+    """
+    ours, theirs = (_read_all(segments(path))[1].epochs for path in (output, other))
+    common = sorted(epoch for epoch in ours.keys() & theirs.keys() if _digest_of(ours[epoch]))
+    if not common or not all(_digest_of(theirs[epoch]) for epoch in common):
+        raise AuditFailed(f"{output} and {other} have no epoch in common that training.deterministic trained")
+    for epoch in common:
+        if _digest_of(ours[epoch]) != _digest_of(theirs[epoch]):
+            raise AuditFailed(
+                f"{output} and {other} part in epoch {epoch}: SHA-256 {ours[epoch]['sha256']}, and "
+                f"{theirs[epoch]['sha256']}"
+            )
+    final = [_final_digests(path) for path in (output, other)]
+    if max(ours) == max(theirs) and all(final) and final[0] != final[1]:
+        raise AuditFailed(
+            f"{output} and {other} part after their last epoch: digests {final[0]}, and {final[1]}"
+        )
+    return f"the same bits after each of {how_many(len(common), 'epoch')} as {other}"
+
+
+def _digest_of(ended: Entry) -> tuple[Any, ...]:
+    """What must be equal after an epoch, if two jobs are; empty if it is unknown."""
+    found = ended.get("sha256")
+    return (found, ended.get("loss"), ended.get("metrics")) if found else ()
+
+
+def _final_digests(output: Path) -> set[str]:
+    """The digests with which the workers have ended; empty if the job has not ended."""
+    return set(artifacts.read_summary(output)["digests"].values()) if artifacts.has_ended(output) else set()
+
+
+def _last_epoch(kept: _Kept) -> Entry | None:
+    return max(filter(_digest_of, kept.epochs.values()), key=lambda ended: int(ended["epochs"]), default=None)
+
+
+def _read_all(readers: Sequence[JournalReader]) -> tuple[JournalProof, _Kept, str]:
+    """Read all segments. Returns the proof, the files and epochs that they record, and the last hash.
+
+    Raises:
+        JournalDamaged: a segment does not continue the one before it.
+    """
+    proof, kept, chain = _at_head(readers[0]), _Kept(), readers[0].after
+    for reader in readers:
+        if reader.after != chain:
+            raise JournalDamaged(reader.path, 1, "does not go on from the end of the segment before it")
+        _read(reader, proof, kept)
+        chain = reader.link.chain
+    return proof, kept, chain
 
 
 def _at_head(reader: JournalReader) -> JournalProof:
@@ -131,6 +183,7 @@ class _Kept:
     newest: int = 0  # step of the last checkpoint since the newest ring was formed; 0: none
     writer: Out = field(default_factory=Out)  # its writer's state, if the writer had left that ring
     list_sha256: str = ""  # SHA-256 of exports.json; empty: not reported
+    epochs: dict[int, Entry] = field(default_factory=dict)  # by number, how each epoch has ended
 
 
 def _exports(output: Path, summary: dict[str, Any], list_sha256: str, elsewhere: Elsewhere | None) -> str:
@@ -230,6 +283,8 @@ def _read(reader: JournalReader, proof: JournalProof, kept: _Kept) -> None:
             if event["type"] == "Checkpointed":  # without Commit if one worker has written all of it
                 kept.checkpoints.add((event["step"], event["attempt"]))
                 kept.newest, kept.writer = event["step"], proof.out.get(event["worker"], Out())
+            elif event["type"] == "EpochEnded":
+                kept.epochs[event["epochs"]] = event
             elif event["type"] == "Finished":
                 kept.list_sha256 = event.get("list_sha256", "")
             if any(effect["type"] == "Form" for effect in entry["effects"]):

@@ -231,6 +231,7 @@ class EpochEnded:
     epochs: int  # number of complete epochs
     loss: EpochLoss | None  # of the last one
     metrics: dict[str, float | None] = field(default_factory=dict)  # over its records; None: not finite
+    sha256: str = ""  # of the state after it, if training.deterministic is set
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,7 +41,7 @@ def event_of(worker: WorkerId, message: pb.FromWorker) -> ev.Event | facts.Heart
         case "epoch_ended":
             ended = message.epoch_ended
             loss_of = _epoch_loss(ended.loss) if ended.HasField("loss") else None
-            return ev.EpochEnded(worker, g, ended.epochs, loss_of, _metrics(ended.metrics))
+            return ev.EpochEnded(worker, g, ended.epochs, loss_of, _metrics(ended.metrics), ended.sha256)
         case "evaluated":
             e = message.evaluated
             return ev.Evaluated(worker, g, e.step, e.split, e.records, _metrics(e.metrics))

@@ -18,10 +18,11 @@ from typing import Any
 import keras
 import numpy as np
 
+from edl.trainer.agreement.exact_sums import BLOCKS, WORDS, words
 from edl.trainer.agreement.metric_values import Value, values_of
 from edl.trainer.embedding.lookups import Lookups
 from edl.trainer.evaluation.reading_step import ReadingStep
-from edl.trainer.model.batch_types import divided, tensor_tree
+from edl.trainer.model.batch_types import divided, in_blocks, tensor_tree
 from edl.trainer.model.model_support import flat_logs, moving, output_losses
 from edl.trainer.records.batches import Batch, Following, nothing_follows
 from edl.trainer.step.training_metrics import counted_metrics, shown_names
@@ -190,6 +191,21 @@ class EvaluationMetrics:
                     "not evaluate it. One worker does when the model is trained"
                 )
         return found
+
+
+class BlockMetrics(EvaluationMetrics):
+    """Metrics with exact sums of whole blocks, which do not depend on the ring (training.deterministic)."""
+
+    @property
+    def size(self) -> int:
+        return WORDS * super().size
+
+    def added(self, batch: Batch, following: Following = nothing_follows) -> np.ndarray:
+        added = [super(BlockMetrics, self).added(block) for block in in_blocks(batch, BLOCKS)[1]]
+        return np.asarray(np.sum([np.concatenate(words(values)) for values in added], axis=0))
+
+    def results(self, totals: np.ndarray) -> dict[str, Value]:
+        return super().results(totals.reshape(WORDS, -1).sum(axis=0))
 
 
 def _values(variables: Sequence[Any]) -> list[np.ndarray]:

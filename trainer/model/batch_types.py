@@ -107,10 +107,25 @@ def tensor_tree(batch: Batch) -> Any:
 def divided(batch: Batch, pieces: int) -> list[Batch]:
     """The batch in so many pieces, or as many as it has records."""
     count = min(pieces, len(batch))
-    if count <= 1:
+    return _cut(batch, [len(batch) * nth // count for nth in range(count + 1)])
+
+
+def in_blocks(batch: Batch, blocks: int) -> tuple[int, list[Batch]]:
+    """The blocks of a step that the batch consists of, and the number of the first one.
+
+    The blocks follow from the number of the step's records alone: each has the same records in every ring.
+    """
+    first, records = batch.place or (0, len(batch))
+    edges = sorted({records * nth // blocks for nth in range(blocks + 1)})
+    begin, end = edges.index(first), edges.index(first + len(batch))
+    return begin, _cut(batch, [edge - first for edge in edges[begin : end + 1]])
+
+
+def _cut(batch: Batch, edges: Sequence[int]) -> list[Batch]:
+    if len(edges) <= 2:
         return [batch]
     found = []
-    for start, stop in itertools.pairwise(len(batch) * nth // count for nth in range(count + 1)):
+    for start, stop in itertools.pairwise(edges):
         of = lambda a, i=start, j=stop: None if a is None else arrays.cut(a, i, j)  # noqa: E731
         x, y, weights = keras.tree.map_structure(of, _tree(batch))
         found.append(Batch(batch.indices[start:stop], x, y, weights))

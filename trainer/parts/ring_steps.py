@@ -18,6 +18,7 @@ from edl.trainer.agreement.checks import check, refuse_nonfinite, refuse_too_man
 from edl.trainer.agreement.control import StepResult
 from edl.trainer.agreement.ledger import RoundResult
 from edl.trainer.agreement.metric_values import Value, as_numbers
+from edl.trainer.model import digests
 from edl.trainer.parts.part import StepSource
 from edl.trainer.records.batches import Batch, Batches
 from edl.trainer.ring.base import RingSlot
@@ -38,6 +39,7 @@ class RingSteps(StepSource):
     def __init__(self, config: Config, session: Session, state: State, batches: Batches, report: Telemetry):
         super().__init__(batches)
         self._stops, self._most_bad = config.training.on_non_finite == "stop", config.data.max_bad_records
+        self._deterministic = config.training.deterministic
         self._session, self._state, self._report = session, state, report
         self._layout = Layout(0)  # of the data in the present ring
         self._batch: Batch | None = None  # this rank's part of the last step
@@ -92,4 +94,5 @@ class RingSteps(StepSource):
         report.step_done(here.generation, here.rank, state.step, len(batch or ()), result.agreed)
         if metrics is not None:
             loss = state.ledger.epochs.last_loss
-            report.epoch_ends(state.steps.epoch(state.step), loss, as_numbers(metrics))
+            sha256 = digests.sha256(state.learner.parts()) if self._deterministic else ""
+            report.epoch_ends(state.steps.epoch(state.step), loss, as_numbers(metrics), sha256)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
@@ -41,6 +41,7 @@ class Batch:
     nbytes: int = 0  # in memory
     bad: tuple[BadRecord, ...] = ()  # that would be here, too
     tensors: Any = None  # of the model's graph, where they were made ahead: what x, y and weights are made of
+    place: tuple[int, int] | None = None  # of its first record among those of the step, and their number
 
     def __len__(self) -> int:
         return len(self.indices)
@@ -154,6 +155,7 @@ class Batches:
         reading: reads one batch at a time; None to use a separate thread. A parallel source reads by itself.
         ready: what else can be done about a batch before its step, where it is read.
         wait: waits for a batch; the ring may end this.
+        blocks: divide a step into so many blocks, and let each part have whole ones; 0: without blocks.
     """
 
     def __init__(
@@ -164,7 +166,9 @@ class Batches:
         reading: Executor | None = None,
         ready: Callable[[Batch], Batch] = lambda batch: batch,
         wait: Wait = patiently,
+        blocks: int = 0,
     ):
+        self._blocks = blocks
         self._source, self._ahead_bytes, self._ready, self._wait = source, ahead_bytes, ready, wait
         # Found once: isinstance of a Protocol looks at each of its members, which is too slow for each step.
         self._parallel = source if isinstance(source, ParallelSource) else None
@@ -266,14 +270,21 @@ class Batches:
 
     def _begun(self, step: int) -> Future[Batch | None]:
         part = self._then[1] if self._then is not None and step >= self._then[0] else self._part
-        positions = self.steps.positions(step)
+        start, stop = self.steps.positions(step)
+        ready = self._ready
+        if self._blocks:
+            part = part.in_blocks(self._blocks)
+            place = part.of(stop - start)[0], stop - start
+            ready = lambda batch: self._ready(replace(batch, place=place))  # noqa: E731
         if self._parallel is not None:
-            return self._parallel.submit(*positions, part, self._ready)
-        return self._reading.submit(self._read_one, *positions, part)
+            return self._parallel.submit(start, stop, part, ready)
+        return self._reading.submit(self._read_one, start, stop, part, ready)
 
-    def _read_one(self, start: int, stop: int, part: StepSlice) -> Batch | None:
+    def _read_one(
+        self, start: int, stop: int, part: StepSlice, ready: Callable[[Batch], Batch]
+    ) -> Batch | None:
         batch = self._source.batch(start, stop, part)
-        return self._ready(batch) if batch else batch
+        return ready(batch) if batch else batch
 
     def _submit(self, step: int) -> None:
         self._read.append((step, self._begun(step)))

@@ -28,8 +28,16 @@ def set_gpu_memory(allowed: str | int) -> None:
             tf.config.experimental.set_memory_growth(gpu, True)
 
 
-def set_threads(threads: int) -> None:
-    """Limit TensorFlow's threads, before its first operation; 0 leaves their number to TensorFlow."""
+def set_threads(threads: int, deterministic: bool = False) -> None:
+    """Limit TensorFlow's threads, before its first operation; 0 leaves their number to TensorFlow.
+
+    Args:
+        deterministic: let each operation give the same bits again, or raise an error.
+    """
+    if deterministic:
+        import tensorflow as tf
+
+        tf.config.experimental.enable_op_determinism()
     if threads:
         import tensorflow as tf
 

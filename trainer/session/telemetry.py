@@ -262,14 +262,18 @@ class Telemetry:
         records = [pb.BadRecord(index=record.index, why=record.why) for record in bad]
         self._session.say(generation, bad_records=pb.BadRecords(epoch=epoch, records=records))
 
-    def epoch_ends(self, epochs: int, loss: float | None, metrics: dict[str, float]) -> None:
+    def epoch_ends(
+        self, epochs: int, loss: float | None, metrics: dict[str, float], sha256: str = ""
+    ) -> None:
         """Record that the last step has completed this number of epochs.
 
         Args:
             loss: over the records of the last epoch, on all ranks; None if all were left out.
             metrics: the compiled metrics over them.
+            sha256: of the state.
         """
         self._ended = self._epoch(epochs, loss, metrics)
+        self._ended.sha256 = sha256
 
     def _epoch(
         self, epochs: int, loss: float | None, metrics: dict[str, float] | None = None

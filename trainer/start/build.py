@@ -20,9 +20,10 @@ from edl.contract.evaluation import FINAL
 from edl.contract.proto import edl_pb2 as pb
 from edl.contract.steps import Steps
 from edl.data import Reader
-from edl.errors import ModelError
+from edl.errors import DataError, ModelError
 from edl.formatting import class_numbers
 from edl.layers.row_location import keep_rows_elsewhere, saved_tables
+from edl.trainer.agreement.exact_sums import BLOCKS
 from edl.trainer.callbacks.callbacks import Callbacks
 from edl.trainer.callbacks.history import MAX_TOLD, HistoryFiles, as_json
 from edl.trainer.callbacks.rules import accepted
@@ -30,7 +31,7 @@ from edl.trainer.checkpoint.checkpointing import Checkpointing, of_job
 from edl.trainer.checkpoint.source import saved_classes, saved_counts
 from edl.trainer.checkpoint.warm_start import of_job as warm_start_of_job
 from edl.trainer.evaluation.evaluation import RingEvaluation
-from edl.trainer.evaluation.metrics import EvaluationMetrics
+from edl.trainer.evaluation.metrics import BlockMetrics, EvaluationMetrics
 from edl.trainer.export.exporter import Exporter
 from edl.trainer.export.preflight import run_preflight
 from edl.trainer.export.verification import Verification
@@ -122,7 +123,10 @@ def trainer_of(context: Context) -> Worker:
     config = context.config  # with the mode that the model has decided
     buffer = config.data.buffer_mebibytes * MEBIBYTE
     wait = session.waiting.result
-    batches = Batches(source, config.training.batch_size, buffer * AHEAD, ready=learner.ready, wait=wait)
+    ahead, blocks = buffer * AHEAD, BLOCKS * config.training.deterministic
+    batches = Batches(
+        source, config.training.batch_size, ahead, ready=learner.ready, wait=wait, blocks=blocks
+    )
     computing = context.compute(lambda: context.ring.waits or context.waits_for_server())
     state = State(learner, batches.steps, uncounted if config.asynchronous else computing)
     evaluating = context.compute(context.waits_for_server)
@@ -196,7 +200,11 @@ class Ending:
 
 
 def data_of(context: Context) -> tuple[Reader, Records, list[Batch]]:
-    """Return the training's records, and batches of the first ones, to trace and try the model with."""
+    """Return the training's records, and batches of the first ones, to trace and try the model with.
+
+    Raises:
+        DataError: with these records, training cannot be deterministic.
+    """
     config, module = context.config, context.module
     context.doing.now(f'{context.name}: data("train")')
     reader = module.reader("train")
@@ -213,6 +221,11 @@ def data_of(context: Context) -> tuple[Reader, Records, list[Batch]]:
         transform=module.transform_of("train"),
     )
     records.choose_layout(config.data.buffer_mebibytes * MEBIBYTE * (1 - AHEAD), config.workers)
+    if config.training.deterministic and config.data.shuffle and records.layout.block > 1:
+        raise DataError(
+            f"{module.name}: training.deterministic must be false with a reader that has no take(), because "
+            "which records of a step are read together depends on the number of workers"
+        )
     context.doing.now(f"{context.name}: the first records, and the first use of the model with them")
     return reader, records, samples_of(records)
 
@@ -419,12 +432,16 @@ def evaluation_of(
     if not sources or not samples:
         return None
     try:
-        metrics = EvaluationMetrics(learner.model, samples[0], warn, learner.lookups, learner.others)
+        of_blocks = config.training.deterministic
+        metrics = (BlockMetrics if of_blocks else EvaluationMetrics)(
+            learner.model, samples[0], warn, learner.lookups, learner.others
+        )
     except Exception as error:  # one worker reports it for all: the preflight's
         log.warning(f"the ring does not evaluate the model: {format_error(error)}")
         return None
     batches = {
-        split: Batches(source, of.batch_size, buffer * AHEAD, wait=wait) for split, source in sources.items()
+        split: Batches(source, of.batch_size, buffer * AHEAD, wait=wait, blocks=BLOCKS * of_blocks)
+        for split, source in sources.items()
     }
     sizes = {split: source.layout.records for split, source in sources.items()}
     return RingEvaluation(config.evaluation_plan(steps, sizes), batches, metrics, watched=evaluating)

@@ -23,6 +23,7 @@ from edl.trainer.model.model_support import has_own_step, refuse_unless_compiled
 from edl.trainer.model.user_model import UserModel
 from edl.trainer.records.batches import Batch
 from edl.trainer.records.records import Records
+from edl.trainer.step.blocks import BlockLearner
 from edl.trainer.step.inner_sum import RingAllReduce
 from edl.trainer.step.learner import KerasLearner
 from edl.trainer.step.own_step import OwnStepLearner
@@ -174,5 +175,9 @@ def learner_of(
             raise ModelError("training.accumulateSteps must be 1 for a model with its own train_step()")
         if wire != "float32":
             raise ModelError("training.compression must be none for a model with its own train_step()")
+        if training.deterministic:
+            raise ModelError("training.deterministic must be false for a model with its own train_step()")
         return OwnStepLearner(model, sample, ring.reduce, inexact, warn)
+    if training.deterministic:
+        return BlockLearner(model, sample, samples[1:], ring.reduce, inexact, warn, ring.in_graph)
     return KerasLearner(model, sample, samples[1:], ring.reduce, inexact, warn, ring.in_graph, pieces, wire)

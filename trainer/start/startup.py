@@ -84,7 +84,7 @@ def begin(stream: MasterStream) -> Begun:
     config = config_module.parse(json.loads(stream.config_json))
     if not config.model.script:
         set_gpu_memory(config.worker.gpu_memory)
-        set_threads(config.local.threads)
+        set_threads(config.local.threads, config.training.deterministic)
     output = results = Path(stream.output) if stream.output else None
     if output is not None:
         output_lock.hold(output, stream.run_id)

@@ -161,8 +161,7 @@ class Contribution:
         bad = masked(1.0 - tf.cast(tf.math.is_finite(checked), tf.float32))
         said = contribution[control.LEAVE : control.LOSS]
         ours = masked(tf.concat([small, *added, *written], 0))
-        rest = tf.concat([ours, [records], said, [told, bad]], 0)
-        summed = [*map(masked, large), rest]
+        summed = self._summands([*map(masked, large)], ours, records, said, told, bad)
         if carried:
             summed = [g + before for g, before in zip(summed, carried, strict=True)]
         return [*summed, *counts, *of_rows, *([self._optimizer_at()] if tables else [])]
@@ -182,11 +181,40 @@ class Contribution:
             counts = [sparse_gradients.nothing(total, len(tables))]
             size += sum(counts[0][i] * sparse_gradients.width(v) for i, v in enumerate(tables))
         large = [tf.fill(layout.trained[i].shape, zeros[nth]) for nth, i in enumerate(layout.large)]
-        said = contribution[control.LEAVE : control.LOSS]
-        parts = [tf.fill([size], zeros[-1]), zeros[-1:], said, tf.fill([2], zeros[-1])]
+        said, zero = contribution[control.LEAVE : control.LOSS], zeros[-1]
         with tf.control_dependencies(before):  # no operation here uses the totals, and they must be computed
-            rest = tf.concat(parts, 0)
-        return [*large, rest, *counts]
+            summed = self._summands(large, tf.fill([size], zero), zero, said, zero, zero)
+        return [*summed, *counts]
+
+    # --- what travels
+
+    @property
+    def variables(self) -> list[tf.Variable]:
+        """Variables that the graphs capture, and that are not the model's."""
+        return [*self.inner_sum.variables, *self.total.variables]
+
+    def _summands(
+        self,
+        large: list[tf.Tensor],
+        ours: tf.Tensor,
+        records: tf.Tensor,
+        said: tf.Tensor,
+        told: tf.Tensor,
+        bad: tf.Tensor,
+    ) -> list[tf.Tensor]:
+        """Return the summands of the ring's sums: of the large gradients, and of all the rest."""
+        return [*large, tf.concat([ours, [records], said, [told, bad]], 0)]
+
+    def read(self, rest: tf.Tensor) -> list[tf.Tensor]:
+        """Return the summed control vectors, and the values before them in the sum of all the rest."""
+        return [rest[-control.LENGTH :], rest[: -control.LENGTH]]
+
+    def sums(self, more: int = control.LENGTH) -> list[tf.TensorSpec]:
+        """The types of the sums, or of what `read` makes of them if `more` is 0."""
+        assert self.layout is not None
+        rest = None if self.layout.tables else self.layout.rest + more
+        shapes = [*(self.layout.trained[i].shape for i in self.layout.large), [rest]]
+        return [tf.TensorSpec(shape, tf.float32) for shape in shapes]
 
     def ids(self, *arguments: tf.Tensor) -> list[tf.Tensor]:
         """Find the ids of each table on servers, and the places of all that are asked for among them.

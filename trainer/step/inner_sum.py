@@ -30,6 +30,8 @@ import tensorflow as tf
 
 from edl.trainer.ring.base import RingBroken, Vector
 
+ROUNDED = ("float16", "bfloat16")  # types that hold less than the numbers that travel in them
+
 
 class RingAllReduce(Protocol):
     """Sums over the ring, made by a graph (trainer/ring/graph_all_reduce.py, trainer/step/inner_sum.py)."""
@@ -85,13 +87,13 @@ class InnerSum:
         return (self._turn,)
 
     def __call__(self, vector: tf.Tensor, name: str = "", wire: str = "float32") -> tf.Tensor:
-        """The sum over all ranks of `vector`, float32, of the same shape on all. It has no gradient.
+        """The sum over all ranks of `vector`, of the same shape on all. It has no gradient.
 
         Args:
             name: not needed here, where the order says which sums belong together.
             wire: the type of the numbers that are summed: here they are rounded to what it can hold.
         """
-        if wire != "float32":
+        if wire in ROUNDED:
             return _rounded(self(_rounded(vector, wire), name), wire)
         if tf.executing_eagerly():
             # On another thread, as the graphs of the other ranks: on the main one a ring may make its sums by
@@ -99,7 +101,7 @@ class InnerSum:
             with ThreadPoolExecutor(1) as beside:
                 return tf.convert_to_tensor(beside.submit(self._reduce, vector).result())
         turn = self._turn.read_value()
-        total = tf.py_function(self._in_turn, [tf.stop_gradient(vector), turn], tf.float32)
+        total = tf.py_function(self._in_turn, [tf.stop_gradient(vector), turn], vector.dtype)
         total.set_shape(vector.shape)
         with tf.control_dependencies([total]):
             self._turn.assign(turn + 1)

@@ -72,6 +72,9 @@ class KerasLearner:
         ModelError: the model cannot be trained this way; the text says why.
     """
 
+    _contribution, _stepper = Contribution, OverlappedStep
+    _in_pieces = "training.accumulateSteps must be 1 for"
+
     def __init__(
         self,
         model: keras.Model,
@@ -102,14 +105,14 @@ class KerasLearner:
             findings = try_model(model, self._types, sample, Inexact(inexact, warn))
             inner_sum = InnerSum(reduce) if reduce is not None else Alone()
             total = in_graph or inner_sum
-            ours = Contribution(
+            ours = self._contribution(
                 model, self._types, self._metrics, findings, self.lookups, inner_sum, total, reduce is None
             )
-            self._step = OverlappedStep(ours, sample, pieces > 1, wire)
+            self._step = self._stepper(ours, sample, pieces > 1, wire)
             if pieces > 1 and self._step.indivisible:
                 raise ModelError(
-                    "training.accumulateSteps must be 1 for this model, because each worker's part of a "
-                    f"step must be computed in one piece: {self._step.indivisible}"
+                    f"{self._in_pieces} this model, because each worker's part of a step must be computed in "
+                    f"one piece: {self._step.indivisible}"
                 )
             self._variables += self._captured()
 
@@ -338,23 +341,35 @@ class KerasLearner:
         if self._next is not None and self._next[0] is batch:
             return [self._next[1]]
         if not self._types.know(batch) and self._types.widen(batch):
-            before = self._step.layout
-            try:
-                self._step.trace(batch)
-            except NeedsTotals as needs:
-                raise DataError(
-                    f"the batch of {batch} has other shapes than the first records, and the loss is a mean "
-                    "over what differs. Let feed() pad all batches alike, or the first five records differ "
-                    "as well"
-                ) from needs
-            except (ValueError, TypeError, tf.errors.OpError) as error:
-                raise DataError(_not_both(batch, error)) from error
-            if before.key != self._step.layout.key or self._captured():
-                raise ModelError(
-                    f"the batch of {batch} has other shapes, with which the model trains other variables or "
-                    "reads others"
-                )
-        return [self._types.tensors(piece) for piece in divided(batch, self._pieces)]
+            self._retrace(batch)
+        return [self._types.tensors(piece) for piece in self._divided(batch)]
+
+    def _divided(self, batch: Batch) -> list[Batch]:
+        return divided(batch, self._pieces)
+
+    def _retrace(self, batch: Batch) -> None:
+        """Trace the graph anew for a batch that it does not accept.
+
+        Raises:
+            DataError: the model cannot take its shapes as well.
+            ModelError: with these shapes the model trains or reads other variables.
+        """
+        before = self._step.layout
+        try:
+            self._step.trace(batch)
+        except NeedsTotals as needs:
+            raise DataError(
+                f"the batch of {batch} has other shapes than the first records, and the loss is a mean "
+                "over what differs. Let feed() pad all batches alike, or the first five records differ "
+                "as well"
+            ) from needs
+        except (ValueError, TypeError, tf.errors.OpError) as error:
+            raise DataError(_not_both(batch, error)) from error
+        if before.key != self._step.layout.key or self._captured():
+            raise ModelError(
+                f"the batch of {batch} has other shapes, with which the model trains other variables or "
+                "reads others"
+            )
 
     @contextlib.contextmanager
     def _errors(self, batch: Batch | None) -> Iterator[None]:

@@ -41,6 +41,7 @@ from edl.trainer.records.batches import Batch
 from edl.trainer.step import sparse_gradients
 from edl.trainer.step.contribution import Contribution, HasRows, NeedsTotals
 from edl.trainer.step.fused_updates import fused
+from edl.trainer.step.inner_sum import ROUNDED
 from edl.trainer.step.layout import Layout
 from edl.trainer.step.served_rows import Staged
 from edl.trainer.step.tracer import Graph, Tracer
@@ -61,13 +62,14 @@ class OverlappedStep:
         ModelError: the model cannot be trained this way; the text says why.
     """
 
+    _apart = False  # whether the sums are a graph of their own
+
     def __init__(self, ours: Contribution, sample: Batch, divided: bool = False, wire: str = "float32"):
         self._ours, self._divided, self._wire = ours, divided, wire
         self._model, self._total, self._served = ours.model, ours.total, ours.served
         self._sample = ours.types.tensors(sample)
         self._at: tf.Tensor | None = None  # where the optimizer was in the step that was summed last
-        self._tracer = Tracer(ours.model, [*ours.inner_sum.variables, *ours.total.variables])
-        self._apart = False  # whether the sums are a graph of their own
+        self._tracer = Tracer(ours.model, ours.variables)
         self._carried: list[tf.TensorSpec] = []
         self._step: Graph
         self._carry: Graph
@@ -86,6 +88,11 @@ class OverlappedStep:
             self.trace(sample)
         told, zeros = (tf.TensorSpec([n], tf.float32) for n in (control.LENGTH, len(self.layout.large) + 2))
         self._nothing = flat(concrete(self._nothing_graph, told, zeros))
+
+    def _turns(
+        self, pieces: Sequence[list[Any]], contribution: np.ndarray, draw: np.ndarray
+    ) -> Iterator[tuple[list[Any], np.ndarray, np.ndarray]]:
+        return turns(pieces, contribution, draw)
 
     @property
     def layout(self) -> Layout:
@@ -178,7 +185,7 @@ class OverlappedStep:
         call = np.array([self._total.next_call()], np.int64)
         whole = tf.constant(records, tf.float32)
         # Where layers sum over the ring, a rank without a batch takes part in each sum, with the sample.
-        *first, last = turns(pieces or [self._sample], contribution, draw)
+        *first, last = self._turns(pieces or [self._sample], contribution, draw)
 
         def given(
             tensors: list[Any], told: np.ndarray, drawn: np.ndarray
@@ -192,7 +199,7 @@ class OverlappedStep:
                 inputs += rows
             return inputs, ids
 
-        carried = [tf.zeros(spec.shape) for spec in self._carried] if first or self._apart else []
+        carried = [tf.zeros(spec.shape, spec.dtype) for spec in self._carried] if first or self._apart else []
         counts: list[tf.Tensor] = []
         staged: list[Staged] = []
         for piece in (*first, last) if self._apart else first:
@@ -253,7 +260,7 @@ class OverlappedStep:
         waits = ours.totals or ours.synchronized or ours.by_row or self._served
         jit = bool(self._model.jit_compile and not waits)
         # Python stages gradients of rows, or runs the model, before the sums; XLA need not compile them.
-        self._apart = bool(eager or self._served or jit)
+        self._apart = bool(self._apart or eager or self._served or jit)
         if self._served is not None:
             draw = tf.TensorSpec([3], tf.int64)
             self._served.use(tracer.graph("ids", ours.ids, *self._ours.types.signature, draw))
@@ -268,10 +275,10 @@ class OverlappedStep:
         tracer.note("forward", ours.others)
         layout, whole = self.layout, tf.TensorSpec([], tf.float32)
         self._nbytes = 4 * sum(layout.sizes[i] for i in layout.large)
-        sums = _specs(layout, 0)
+        sums = ours.sums(0)
         sums += [tf.TensorSpec([len(layout.tables)], tf.int32)] if layout.tables else []
         self._update = tracer.graph("update", self._update_graph, whole, *sums, changes_nothing=False)
-        summed = _specs(layout, control.LENGTH)
+        summed = ours.sums()
         if self._divided and not ours.by_row:
             self._carried = summed
             self._carry = tracer.graph("carry", ours.make, *ours.signature, *summed, jit=jit)
@@ -319,15 +326,15 @@ class OverlappedStep:
         """
         named = zip(self.layout.large, large, strict=True)
         sums = [self._total(g, str(i), self._wire) for i, g in named]
-        rest = self._total(rest, "rest")
-        told, spoiled = rest[-control.LENGTH :], tf.constant(0.0)
+        told, *others = self._ours.read(self._total(rest, "rest"))
+        spoiled = tf.constant(0.0)
         # A narrower type has a smaller largest number. An optimizer that scales the loss checks it by itself.
-        if self._wire != "float32" and sums and not is_scaled(self._model):
+        if self._wire in ROUNDED and sums and not is_scaled(self._model):
             # All ranks have the same sums, and see the same.
             finite = tf.reduce_all([tf.reduce_all(tf.math.is_finite(total)) for total in sums])
             spoiled = tf.where(finite | (told[control.NONFINITE] > 0), 0.0, 1.0)
             told += spoiled * tf.one_hot(control.NONFINITE, control.LENGTH)
-        return [told, spoiled, *sums, rest[: -control.LENGTH]]
+        return [told, spoiled, *sums, *others]
 
     def _nbytes_of(self, sums: list[tf.Tensor]) -> int:
         return self._nbytes + 4 * int(sums[len(self.layout.large)].shape[0])
@@ -360,13 +367,6 @@ def _now() -> tf.Tensor:
     return tf.numpy_function(lambda: np.float64(time.time()), [], tf.float64)  # tf.timestamp is refused
 
 
-def _specs(layout: Layout, more: int) -> list[tf.TensorSpec]:
-    """The signature of the sums of a step, with `more` values at the end of the rest."""
-    rest = None if layout.tables else layout.rest + more
-    shapes = [*(layout.trained[i].shape for i in layout.large), [rest]]
-    return [tf.TensorSpec(shape, tf.float32) for shape in shapes]
-
-
 def turns(
     pieces: Sequence[list[Any]], contribution: np.ndarray, draw: np.ndarray
 ) -> Iterator[tuple[list[Any], np.ndarray, np.ndarray]]:
@@ -377,9 +377,9 @@ def turns(
     last = len(pieces) - 1
     for nth, tensors in enumerate(pieces):
         drawn = draw.copy()
-        drawn[:2] = (draw[:2] + nth * _SALT) % SEEDS
+        drawn[:2] = (draw[:2] + nth * SALT) % SEEDS
         yield tensors, contribution if nth == last else np.zeros_like(contribution), drawn
 
 
 SEEDS = 1 << 31
-_SALT = 1640531527
+SALT = 1640531527

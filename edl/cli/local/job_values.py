@@ -71,9 +71,17 @@ class Given:
         workers: Annotated[int | None, typer.Option(help="Short for --set workers=N.")] = None,
         epochs: Annotated[int | None, typer.Option(help="Short for --set training.epochs=N.")] = None,
         batch_size: Annotated[int | None, typer.Option(help="Short for --set training.batchSize=N.")] = None,
+        deterministic: Annotated[
+            bool, typer.Option("--deterministic", help="Short for --set training.deterministic=true.")
+        ] = False,
     ):
-        short = {"workers": workers, "training.epochs": epochs, "training.batchSize": batch_size}
-        self._sets = [*sets, *(f"{key}={number}" for key, number in short.items() if number is not None)]
+        short: dict[str, int | str | None] = {
+            "workers": workers,
+            "training.epochs": epochs,
+            "training.batchSize": batch_size,
+            "training.deterministic": "true" if deterministic else None,
+        }
+        self._sets = [*sets, *(f"{key}={value}" for key, value in short.items() if value is not None)]
         self._files, self._strings, self._texts = values_files, set_strings, set_files
 
     def load(self, resume: Path | None = None, force: bool = False) -> dict[str, Any]:

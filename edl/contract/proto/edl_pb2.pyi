@@ -335,7 +335,7 @@ class EpochLoss(_message.Message):
     def __init__(self, epoch: _Optional[int] = ..., records: _Optional[int] = ..., mean: _Optional[float] = ...) -> None: ...
 
 class EpochEnded(_message.Message):
-    __slots__ = ("epochs", "loss", "metrics")
+    __slots__ = ("epochs", "loss", "metrics", "sha256")
     class MetricsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -346,10 +346,12 @@ class EpochEnded(_message.Message):
     EPOCHS_FIELD_NUMBER: _ClassVar[int]
     LOSS_FIELD_NUMBER: _ClassVar[int]
     METRICS_FIELD_NUMBER: _ClassVar[int]
+    SHA256_FIELD_NUMBER: _ClassVar[int]
     epochs: int
     loss: EpochLoss
     metrics: _containers.ScalarMap[str, float]
-    def __init__(self, epochs: _Optional[int] = ..., loss: _Optional[_Union[EpochLoss, _Mapping]] = ..., metrics: _Optional[_Mapping[str, float]] = ...) -> None: ...
+    sha256: str
+    def __init__(self, epochs: _Optional[int] = ..., loss: _Optional[_Union[EpochLoss, _Mapping]] = ..., metrics: _Optional[_Mapping[str, float]] = ..., sha256: _Optional[str] = ...) -> None: ...
 
 class LeftRing(_message.Message):
     __slots__ = ("step", "has_state", "skipped", "broken", "digest", "bad", "round", "callbacks_done", "stop", "stopped_by", "made_in", "reads")

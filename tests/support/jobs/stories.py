@@ -31,7 +31,7 @@ class Story:
             "mode": elastic.pop("mode", "train"),
             "workers": workers,
             "minWorkers": int(elastic.pop("least", 1)),
-            "training": {"epochs": 1, "batchSize": 10},
+            "training": {"epochs": 1, "batchSize": 10} | elastic.pop("training", {}),
             "checkpoint": checkpoint or {},
             "ps": elastic.pop("ps", {}),
             "model": elastic.pop("model", {}),

@@ -429,3 +429,32 @@ def test_new_epochs_do_not_concern_a_job_that_evaluates(tmp_path: Path) -> None:
         story.kill(worker)
     keep(story, tmp_path)
     assert "no pass over all records was completed" in audit.audit(tmp_path)
+
+
+def ended(output: Path, *digests: str, deterministic: bool = True) -> str:
+    """A job of as many epochs as there are digests; returns the verdict of its audit."""
+    output.mkdir()
+    story = Story(
+        workers=1, training={"epochs": len(digests), "batchSize": 10, "deterministic": deterministic}
+    ).running()
+    generation = story.job.ring.generation
+    story.tell(ev.JoinedRing(FIRST, generation, 0))
+    for epoch, sha256 in enumerate(digests, 1):
+        loss = facts.EpochLoss(epoch - 1, 100, 0.5)
+        story.tell(ev.EpochEnded(FIRST, generation, epoch, loss, {"mae": 0.1}, sha256))
+    story.tell(ev.LeftRing(FIRST, generation, 10 * len(digests), True, digest="d"))
+    return saved(story, output)
+
+
+def test_deterministic_jobs_are_compared_and_the_epoch_is_named_in_which_they_part(tmp_path: Path) -> None:
+    first, second, other = (tmp_path / name for name in ("first", "second", "other"))
+    assert "; deterministic: SHA-256 c3 after epoch 3; " in ended(first, "a1", "b2", "c3")
+    assert "deterministic" not in ended(second, "", "", "", deterministic=False)
+    with pytest.raises(AuditFailed, match=r"no epoch in common that training\.deterministic trained"):
+        audit.same(first, second)
+    shutil.rmtree(second)
+    ended(second, "a1", "b2", "c3")
+    assert audit.same(first, second) == f"the same bits after each of 3 epochs as {second}"
+    ended(other, "a1", "b9", "c3")
+    with pytest.raises(AuditFailed, match="part in epoch 2: SHA-256 b2, and b9"):
+        audit.same(first, other)

@@ -1,0 +1,26 @@
+# SPDX-License-Identifier: Apache-2.0
+"""training.deterministic on real workers: a killed one leaves no trace in the bits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from edl.journal.audit import same
+
+
+async def test_a_job_with_a_killed_root_has_the_bits_of_one_worker(
+    a_job: Callable[..., Any], tmp_path: Path
+) -> None:
+    values, sizes = "training.deterministic=true", {"model": "counting_bits.py", "epochs": 3}
+    async with a_job(values, workers=1, **sizes) as alone:
+        await alone.exact()
+    before = alone.output.rename(tmp_path / "alone")
+    async with a_job(values, workers=3, **sizes) as job:
+        members = await job.ring_of(3)
+        await job.stepping()
+        job.kill(members[0])
+        assert len(await job.ring_of(3)) == 3
+        await job.exact()
+    assert same(before, job.output) == f"the same bits after each of 3 epochs as {job.output}"
