@@ -51,7 +51,9 @@ from edl.trainer.worker import Worker
 
 
 def run(script: str, arguments: Sequence[str]) -> None:
-    """Run a script as `python SCRIPT ARGUMENTS` does, in this process; with relative imports as `python -m` does.
+    """Run a script as `python SCRIPT ARGUMENTS` does, in this process.
+
+    A script with relative imports runs as `python -m` runs it.
 
     Args:
         script: the path of a Python file, or its text (it has more than one line then).
