@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from functools import cache
@@ -19,8 +20,8 @@ PACKAGES = {
 
 @cache
 def python(name: str) -> str:
-    """The Python of an environment: edl's own, `horovod` (stock, compiled), or one of PACKAGES."""
-    if name == "edl":
+    """The Python of an environment: edl's own, with `frameworks` or not, `horovod`, or one of PACKAGES."""
+    if name in ("edl", "frameworks"):
         return sys.executable
     command = ["scripts/dev/bench-peer"]
     if name != "horovod":
@@ -29,10 +30,18 @@ def python(name: str) -> str:
     return done.stdout.strip()
 
 
+@cache
+def folders(name: str) -> list[str]:
+    """The folders of packages beside those of an environment's Python."""
+    if name != "frameworks":
+        return []
+    return [subprocess.check_output(["scripts/dev/frameworks"], cwd=ROOT, text=True).strip()]
+
+
 def versions(name: str, *packages: str) -> dict[str, str]:
     """The versions of packages in an environment."""
     code = "import importlib.metadata as m, sys; print(*map(m.version, sys.argv[1:]))"
-    done = subprocess.run(
-        [python(name), "-c", code, *packages], check=True, stdout=subprocess.PIPE, text=True
-    )
+    env = os.environ | {"PYTHONPATH": os.pathsep.join(folders(name))}
+    command = [python(name), "-c", code, *packages]
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=env)
     return dict(zip(packages, done.stdout.split(), strict=True))

@@ -53,6 +53,8 @@ from edl.trainer.worker import Worker
 def run(script: str, arguments: Sequence[str]) -> None:
     """Run a script as `python SCRIPT ARGUMENTS` does, in this process.
 
+    A script with relative imports runs as `python -m` runs it.
+
     Args:
         script: the path of a Python file, or its text (it has more than one line then).
 
@@ -69,9 +71,18 @@ def run(script: str, arguments: Sequence[str]) -> None:
     elif not path.is_file():
         raise ModelError(f"model.script: there is no file {path}")
     sys.argv = [str(path), *arguments]
-    sys.path.insert(0, str(path.parent.resolve()))
+    folder = path.parent.resolve()
+    sys.path.insert(0, str(folder))
     try:
-        runpy.run_path(str(path), run_name="__main__")
+        if "\n" not in script and (depth := script_imports.relative_depth(path)):
+            root = folder.parents[depth - 1]
+            while (root / "__init__.py").is_file():
+                root = root.parent
+            sys.path.insert(0, str(root))
+            name = ".".join([*folder.relative_to(root).parts, path.stem])
+            runpy.run_module(name, run_name="__main__", alter_sys=True)
+        else:
+            runpy.run_path(str(path), run_name="__main__")
     except SystemExit as error:
         if error.code not in (None, 0):
             raise UserCodeError(f"{path.name} has called sys.exit({error.code!r})") from error

@@ -36,32 +36,34 @@ MAX_SECONDS = 60.0  # to wait for the others to go on, and for a new worker
 AGAIN = 5  # steps of each of the others after which they have gone on
 
 
-def measured(name: str, work: Path) -> dict[str, Any]:
+def measured(name: str, work: Path, workers: int, only_steps: bool, **variables: str) -> dict[str, Any]:
     """One round of a peer: its plain step, its step, a kill, a join and a SIGSTOP."""
     peer = PEERS[name]
     found: dict[str, Any] = {}
-    with Running(peer.plain, work, WORKERS) as job:
+    with Running(peer.plain, work, workers, **variables) as job:
         found["plain step ms"] = steady(job)
-    with Running(name, work, WORKERS) as job:
+    with Running(name, work, workers, **variables) as job:
         found["step ms"] = steady(job)
-        victim = job.wait(WORKERS)[1]
+        if only_steps:
+            return found
+        victim = job.wait(workers)[1]
         at = kill(victim)
         found["kill s"], gone_on = stall(job, victim, at)
         if not gone_on:
             say(job.tail())
         if gone_on:
-            found["whole again s"] = when_whole(job, at)
-            found |= records(name, job, at)
-    with Running(name, work, WORKERS - peer.grows, BENCH_WORKERS=str(WORKERS)) as job:
-        before = job.wait(WORKERS - peer.grows)
+            found["whole again s"] = when_whole(job, at, workers)
+            found |= records(job, at)
+    with Running(name, work, workers - peer.grows, BENCH_WORKERS=str(workers), **variables) as job:
+        before = job.wait(workers - peer.grows)
         if peer.grows:
             at = time.monotonic()
-            job.grow(WORKERS)
-            joined = when_whole(job, at)
+            job.grow(workers)
+            joined = when_whole(job, at, workers)
             found["join: new worker's first step s"] = joined
             found["join s"] = longest_gap(job.steps(), before, at) if joined else None
         if not peer.grows or joined:
-            victim = job.wait(WORKERS)[1]
+            victim = job.wait(workers)[1]
             at = kill(victim, signal.SIGSTOP)
             found["SIGSTOP s"], _ = stall(job, victim, at)
     return found
@@ -69,7 +71,7 @@ def measured(name: str, work: Path) -> dict[str, Any]:
 
 def steady(job: Running) -> float:
     """The median of the seconds between two steps of the slowest worker, in milliseconds."""
-    job.wait(WORKERS)
+    job.wait(job.workers)
     time.sleep(STEADY_SECONDS)
     since, times = time.monotonic() - STEADY_SECONDS, dict[int, list[float]]()
     for step in job.steps():
@@ -117,24 +119,24 @@ def longest_gap(steps: Sequence[Step], pids: Sequence[int], at: float) -> float:
     return max(b - a for row in rows for a, b in pairwise(row) if b > at)
 
 
-def when_whole(job: Running, at: float) -> float | None:
-    """The seconds until the first step after `at` in a ring of all with a new worker."""
+def when_whole(job: Running, at: float, workers: int) -> float | None:
+    """The seconds until the first step after `at` in a ring of so many with a new worker."""
     deadline = at + MAX_SECONDS
     while time.monotonic() < deadline:
         steps = job.steps()
         old = {step.pid for step in steps if step.at <= at}
-        new = [step.at for step in steps if step.at > at and step.pid not in old and step.workers == WORKERS]
+        new = [step.at for step in steps if step.at > at and step.pid not in old and step.workers == workers]
         if new:
             return min(new) - at
         time.sleep(0.1)
     return None
 
 
-def records(name: str, job: Running, at: float) -> dict[str, Any]:
+def records(job: Running, at: float) -> dict[str, Any]:
     """What a kill did to the records: those that are not in the model, and steps that were made again."""
     time.sleep(1)
     steps = job.steps()
-    if name == "edl":  # whose journal says which record is in which step
+    if job.is_edl:
         command = [sys.executable, "-m", "edl.cli", "audit", str(job.folder / "job")]
         done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         return {"records": done.stdout.strip().splitlines()[-1], "audit": done.returncode}
@@ -172,7 +174,7 @@ def lines(script: Path) -> int:
 
 COLUMNS: dict[str, tuple[str, Callable[[list[dict[str, Any]]], str]]] = {
     "kill -9: the others pause, s": ("kill s", lambda r: numbers(r, "kill s")),
-    "until three train again, s": ("whole again s", lambda r: numbers(r, "whole again s")),
+    "until all train again, s": ("whole again s", lambda r: numbers(r, "whole again s")),
     "its records": ("records", lambda r: told(r)),
     "join: the others pause, s": ("join s", lambda r: numbers(r, "join s")),
     "until the new one trains, s": (
@@ -225,6 +227,9 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="one round")
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--only", nargs="+", choices=list(PEERS), default=list(PEERS), metavar="NAME")
+    parser.add_argument("--workers", type=int, default=WORKERS)
+    parser.add_argument("--width", type=int, default=955, help="of the two layers; 4960: 25 million weights")
+    parser.add_argument("--steps", action="store_true", help="only a step beside the plain one, no faults")
     parser.add_argument("--faults", action="store_true", help="the time to a result under faults")
     parser.add_argument(
         "--seconds", type=float, default=600.0, help="with --faults: of the run without faults"
@@ -250,7 +255,9 @@ def main() -> int:
             for name in args.only:
                 say(f"round {number + 1}: {name}")
                 try:
-                    found[name].append(measured(name, Path(directory)))
+                    work, width = Path(directory), str(args.width)
+                    one = measured(name, work, args.workers, args.steps, BENCH_WIDTH=width)
+                    found[name].append(one)
                 except (TimeoutError, IndexError, ValueError) as error:
                     say(str(error))
                     found[name].append({"error": type(error).__name__})

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The job that each peer trains, and what its workers write down. It needs NumPy only.
 
-985,000 weights, a batch of 192 records in order, SGD, one thread. After each completed step a worker appends
-a line to $BENCH_DIR/steps.PID: `monotonic-seconds step workers first-record count`.
+985,000 weights (25 million with BENCH_WIDTH=4960), a batch of 192 records in order, SGD, one thread. After each
+completed step a worker appends a line to $BENCH_DIR/steps.PID: `monotonic-seconds step workers first-record
+count`.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from pathlib import Path
 
 import numpy as np
 
-SIZES = (64, 955, 955, 10)
+WIDTH = int(os.environ.get("BENCH_WIDTH", "955"))
+SIZES = (64, WIDTH, WIDTH, 10)
 RECORDS, BATCH = 19_200, 192
 RATE = 0.01
 WORKERS = int(os.environ.get("BENCH_WORKERS", "3"))

@@ -59,13 +59,23 @@ HOROVODRUN = ("horovodrun", "--gloo", "--network-interfaces", "lo", "-np", "{wor
 ELASTIC = ("--min-np", "1", "--max-np", "{most}", "--host-discovery-script", "{folder}/discover.sh")
 COOLDOWN = ("--blacklist-cooldown-range", "10", "100")
 TORCHRUN = ("torchrun", "--standalone", "--nproc-per-node", "{workers}", "--max-restarts", "100")
+EDL_RUN = ("edl", "run", "--workers", "{workers}", "--output", "{folder}/job", "--set", EDL_SET)
 PEERS = {
     "edl": Peer(
         "edl",
         "edl_job.py",
         ("edl-trainer", "tensorflow-cpu", "keras"),
-        ("edl", "run", "--workers", "{workers}", "--output", "{folder}/job", "--set", EDL_SET),
+        EDL_RUN,
         plain="plain Horovod",
+        grows=True,
+        settings="defaults",
+    ),
+    "edl.join": Peer(
+        "frameworks",
+        "edl_loop.py",
+        ("edl-trainer", "torch"),
+        (*EDL_RUN, "--script"),
+        plain="plain DDP",
         grows=True,
         settings="defaults",
     ),
@@ -187,6 +197,11 @@ class Running:
         except psutil.Error:
             return False
 
+    @property
+    def is_edl(self) -> bool:
+        """Whether it has a journal, which says which record is in which step."""
+        return self.peer.environment in ("edl", "frameworks")
+
     # --- how each kind starts
 
     def _prepare(self) -> None:
@@ -231,7 +246,7 @@ class Running:
         environment = {
             **os.environ,
             "PATH": f"{binaries}:{os.environ['PATH']}",
-            "PYTHONPATH": str(HERE),
+            "PYTHONPATH": os.pathsep.join([str(HERE), *environments.folders(self.peer.environment)]),
             "TF_CPP_MIN_LOG_LEVEL": "3",
             "OMP_NUM_THREADS": "1",
             "GLOO_SOCKET_IFNAME": "lo",
@@ -273,7 +288,7 @@ class Running:
 
     def grow(self, workers: int) -> None:
         """Let one more worker join."""
-        if self.name == "edl":
+        if self.is_edl:
             Client(artifacts.read_contact(self.folder / "job")).scale(workers)
         elif self.name == "Horovod":
             self.set_hosts(workers)

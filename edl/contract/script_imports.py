@@ -22,15 +22,10 @@ def leading_imports(script: str) -> list[str]:
         script: the path of a Python file, or its text (it has more than one line then).
 
     Returns:
-        An empty list also if the script cannot be read or parsed: its worker reports that.
+        An empty list also if the script cannot be read or parsed.
     """
-    try:
-        text = script if "\n" in script else Path(script).read_text(encoding="utf-8")
-        body = ast.parse(text).body
-    except (OSError, ValueError, SyntaxError):
-        return []
     found: list[str] = []
-    for statement in body:
+    for statement in _parsed(script).body:
         match statement:
             case ast.Import(names):
                 found += [alias.name for alias in names]
@@ -42,3 +37,17 @@ def leading_imports(script: str) -> list[str]:
                 break
     ours = {*sys.stdlib_module_names, "edl"}
     return [name for name in dict.fromkeys(found) if name.partition(".")[0] not in ours]
+
+
+def relative_depth(script: Path) -> int:
+    """The greatest number of dots of a script's relative imports; 0 without one: it belongs to no package."""
+    nodes = ast.walk(_parsed(str(script)))
+    return max((node.level for node in nodes if isinstance(node, ast.ImportFrom)), default=0)
+
+
+def _parsed(script: str) -> ast.Module:
+    """A script's tree; without statements if it cannot be read or parsed: its worker reports that."""
+    try:
+        return ast.parse(script if "\n" in script else Path(script).read_text(encoding="utf-8"))
+    except (OSError, ValueError, SyntaxError):
+        return ast.Module([], [])

@@ -118,8 +118,32 @@ def test_the_wheel_of_horovod_is_not_mistaken_for_stock_horovod(dist: Path, horo
     about = metadata(horovod)
     assert about["Version"] == [str(version)]
     assert "with edl's patches" in about["Summary"][0]
-    assert any(need.startswith("tensorflow-cpu==") for need in about["Requires-Dist"])
-    assert f"edl-horovod=={version}" in metadata(dist / WHEEL)["Requires-Dist"]
+    needed = metadata(dist / WHEEL)["Requires-Dist"]
+    assert f"edl-horovod=={version}" in needed
+    frameworks = [
+        n for n in (*about["Requires-Dist"], *needed) if n.startswith(("tensorflow", "torch", "jax"))
+    ]
+    assert len(frameworks) == 3 and all("; extra ==" in need for need in frameworks), frameworks
+
+
+RING = """
+import sys
+sys.modules["tensorflow"] = None
+import numpy as np
+from edl.trainer.ring import gloo
+ring = gloo.GlooRing(1, "lo", "one")
+ring.form(0, 1)
+print(ring.reduce(np.ones(3, np.float32)), gloo.library()._name)
+"""
+
+
+def test_the_wheel_of_horovod_forms_rings_without_tensorflow(horovod: Path, tmp_path: Path) -> None:
+    with zipfile.ZipFile(horovod) as archive:
+        archive.extractall(tmp_path)
+    env = os.environ | {"PYTHONPATH": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", RING], capture_output=True, text=True, env=env)
+    assert done.stdout.startswith(f"[1. 1. 1.] {tmp_path}"), done.stderr
+    assert "host_buffers" in done.stdout
 
 
 def test_horovod_refuses_a_tensorflow_for_which_it_was_not_compiled(horovod: Path, tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import subprocess
 from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +63,7 @@ def run_job(
     Raises:
         EdlError: a Horovod without edl's patches is installed, or `output` cannot be used.
     """
-    _refuse_stock_horovod()
+    _refuse_packages(merged)
     lock = prepare(output, merged, salvage)
     interrupts = Interrupts()
     process = interrupts.process = _start(output, salvage, lock, "" if detach else command, more)
@@ -92,7 +93,7 @@ def running(output: Path, merged: dict[str, Any], command: str) -> Iterator[None
     Raises:
         EdlError: as `run_job`, or the master has exited at its start.
     """
-    _refuse_stock_horovod()
+    _refuse_packages(merged)
     lock = prepare(output, merged, None)
     process = _start(output, None, lock, command, ())
     os.close(lock)
@@ -109,14 +110,19 @@ def running(output: Path, merged: dict[str, Any], command: str) -> Iterator[None
             process.stdin.close()
 
 
-def _refuse_stock_horovod() -> None:
-    """Refuse to run where a Horovod without edl's patches is installed.
+def _refuse_packages(merged: dict[str, Any]) -> None:
+    """Refuse to run where TensorFlow is missing, or where a Horovod without edl's patches is installed.
 
-    It has the same files as edl-horovod, so whichever of the two came last has overwritten the other's.
+    That has the same files as edl-horovod, so whichever of the two came last has overwritten the other's.
 
     Raises:
-        EdlError: the package `horovod` is installed, and was not compiled by edl.
+        EdlError: the package `horovod` is installed, and was not compiled by edl; or a Keras model, which a
+            script is not, needs TensorFlow.
     """
+    if not merged.get("model", {}).get("script") and find_spec("tensorflow") is None:
+        raise EdlError(
+            "a Keras model needs TensorFlow, which is not installed: pip install 'edl-trainer[worker]'"
+        )
     try:
         found = version("horovod")
     except PackageNotFoundError:  # edl-horovod may be

@@ -74,9 +74,14 @@ async def test_workers_of_a_numpy_loop_join_leave_and_are_killed_and_import_no_f
     assert summary["failures"] == []
 
 
-async def test_a_loop_whose_workers_all_die_goes_on_from_its_checkpoint(a_job: A_Job, tmp_path: Path) -> None:
+@pytest.mark.parametrize("library", ["torch", "jax"])
+async def test_a_loop_whose_workers_all_die_goes_on_from_its_checkpoint(
+    a_job: A_Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, library: str
+) -> None:
+    pytest.importorskip(library)
+    monkeypatch.setenv("EDL_COUNTING_STATE", library)
     kept = f"checkpoint.dir={tmp_path / 'checkpoints'},checkpoint.steps=5,checkpoint.seconds=0"
-    async with a_job(SCRIPT, kept, workers=2) as job:
+    async with a_job(SCRIPT, kept, workers=2, own_fork_server=True) as job:
         members = await job.ring_of(2)
         await job.until(lambda: job.status["checkpoint"]["step"])
         job.kill(*members)

@@ -126,7 +126,7 @@ def test_a_job_trains_where_a_release_was_installed(
         assert found.splitlines()[-1] == "[]"
         # Other packages come from the usual index or uv's cache, in the versions of the lock.
         lock = ROOT / "requirements.lock"
-        install("--index", index(dist), "--constraint", lock, "edl-trainer")
+        install("--index", index(dist), "--constraint", lock, "edl-trainer[worker]")
         modules = within(
             "python", "-c", "import edl, horovod.tensorflow as h; print(edl.__file__, h.__file__)"
         )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A job is refused where a Horovod without edl's patches is installed."""
+"""A job is refused where a Horovod without edl's patches is installed, or where its framework is missing."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from edl.cli.start import local_job
 from edl.cli.start.local_job import run_job
 from edl.errors import EdlError
 
@@ -20,3 +21,11 @@ def test_a_job_beside_stock_horovod_is_refused_in_words(
     with pytest.raises(EdlError, match=r"horovod 0\.28\.1 is installed, .*pip uninstall horovod edl-horovod"):
         run_job(tmp_path / "job", {})
     assert not (tmp_path / "job").exists()
+
+
+def test_a_keras_model_without_tensorflow_is_refused_in_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local_job, "find_spec", lambda name: None)
+    with pytest.raises(EdlError, match=r"needs TensorFlow, .*: pip install 'edl-trainer\[worker\]'"):
+        run_job(tmp_path / "job", {})

@@ -2,8 +2,10 @@
 """What the images install: a part of the one lock, complete and no more."""
 
 import importlib.metadata
+import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -52,6 +54,18 @@ def test_the_master_has_nothing_heavy_and_nobody_has_the_tools() -> None:
     assert not names(subset("worker")) & {"pytest", "mypy", "ruff", "grpcio-tools", "pip", "moto", "boto3"}
     # Workers and servers, which run in the master's image, write checkpoints to S3.
     assert "s3fs" in names(subset("worker")) & names(subset("master"))
+
+
+@pytest.mark.parametrize(("framework", "others"), [("torch", "jax"), ("jax", "torch")])
+def test_a_worker_with_another_framework_has_no_tensorflow_and_the_versions_that_were_tried(
+    framework: str, others: str
+) -> None:
+    pins = dict(re.findall(r"^([a-z0-9-]+)==(\S+)", subset(framework), re.MULTILINE))
+    assert names(subset("worker", "tensorflow-cpu")) <= {*pins}
+    assert not {*pins} & {"tensorflow-cpu", others}
+    assert {*pins} >= {"filelock", "opt-einsum"}, "what frameworks ask of the packages of the other lock"
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    assert f"{framework}=={pins[framework]}" in extras[framework]
 
 
 def test_every_package_keeps_its_hashes() -> None:

@@ -291,3 +291,13 @@ def test_a_script_runs_as_python_runs_it(
         script.run(text if as_text else str(file), ["3"])
     with pytest.raises(edl.EdlError, match="there is no file"):
         script.run(str(tmp_path / "none.py"), [])
+    (folder := tmp_path / "packed" / "inner").mkdir(parents=True)
+    (tmp_path / "packed" / "__init__.py").touch()
+    (tmp_path / "packed" / "model.py").write_text("from .inner import part\n")
+    (folder / "part.py").touch()
+    text = "import part\nfrom ..model import part as same\n" + text.replace(
+        "__name__", "__name__, __package__"
+    )
+    (folder / "train.py").write_text(text)
+    script.run(str(folder / "train.py"), ["0"])
+    assert capsys.readouterr().out.endswith("\n__main__ packed.inner ['0']\n")
