@@ -49,9 +49,7 @@ MAX_SCRIPT = 65_536  # characters; the job's status holds them, too
 SHARE: dict[str, JsonValue] = {"allowed": "an integer, at least 0, or a share such as 50%"}
 READERS: dict[str, JsonValue] = {"allowed": "auto, or an integer from 0 to 64"}
 GPU_SHARE: dict[str, JsonValue] = {"allowed": "auto, or a number from 0 to 1"}
-GPU_MEMORY: dict[str, JsonValue] = {
-    "allowed": "growth, all, a quantity such as 4Gi, or an integer (MiB), at least 1"
-}
+GPU_MEMORY: dict[str, JsonValue] = {"allowed": "growth, all, a quantity such as 4Gi, or an integer (MiB)"}
 PATH: dict[str, JsonValue] = {"allowed": "an absolute path"}
 
 

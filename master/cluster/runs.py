@@ -79,8 +79,8 @@ PROMPT_SECONDS = 3.0
 STORES = "EDL_STORES"  # set by the chart if the output directory is on a volume that outlives the pod
 
 NO_SERVERS = (
-    "the release has none, as nothing in its values says that the model has edl.layers.Embedding; install it, or "
-    "start another run, with mode=hybrid (mode=train keeps the rows in the ring)"
+    "the release has none, as nothing in its values says that the model has edl.layers.Embedding; install "
+    "it, or start another run, with mode=hybrid (mode=train keeps the rows in the ring)"
 )
 
 NOTHING = facts.Past({}, "starting")  # the history of a new run
@@ -336,7 +336,7 @@ class ReleaseMaster:
 
         def make() -> ParameterServers:
             if not (count := master.spec.config.servers):
-                if left_open and another_run and self._place.server_address:  # the earlier run may have had servers
+                if left_open and another_run and self._place.server_address:  # the earlier may have had some
                     of_chart.keep_between(0, 0)
                 return NoServers()
             if not self._place.server_address:
