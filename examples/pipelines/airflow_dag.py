@@ -7,7 +7,7 @@ from airflow.providers.cncf.kubernetes.operators.pod import KubernetesPodOperato
 from airflow.sdk import DAG
 
 POD = {
-    "image": "registry.example.org/team/edl-steps:1",  # edl, Helm, and the chart in /chart
+    "image": "registry.example.org/team/edl-steps:1",  # edl, Helm, the AWS CLI, and the chart in /chart
     "namespace": "team",
     "service_account_name": "edl-pipeline",  # with the ClusterRole admin in this namespace
 }
