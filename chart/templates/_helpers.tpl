@@ -187,6 +187,7 @@ edl.dev/job: {{ include "edl.fullname" .root | quote }}
   "app.kubernetes.io/version" .root.Chart.AppVersion
   "app.kubernetes.io/managed-by" (eq .component "worker" | ternary "edl-master" .root.Release.Service)
 -}}
+{{- if and .root.Values.queueName (eq .component "worker") }}{{ $_ := set $ours "kueue.x-k8s.io/queue-name" .root.Values.queueName }}{{ end -}}
 {{- merge (include "edl.jobSelector" . | fromYaml) $ours ((index .root.Values .component).podLabels | default dict) (.root.Values.commonLabels | default dict) | toYaml -}}
 {{- end -}}
 
@@ -290,9 +291,15 @@ annotations:
 {{- end -}}
 {{- end -}}
 
-{{/* Something if the job has parameter servers, or may turn out to need some (mode=auto). */}}
+{{/* Something if the job has parameter servers, or may turn out to need some: with mode=auto, unless it is plain. That is a
+     script, a text without edl's or ElasticDL's Embedding, or a module of the zoo without one. */}}
 {{- define "edl.mayHaveServers" -}}
-{{- if or (eq .Values.mode "auto") (include "edl.servers" .) -}}yes{{- end -}}
+{{- $model := .Values.model -}}
+{{- $plain := has $model.module (list "digits" "counting") -}}
+{{- with $model.source }}{{ $plain = not (and (contains "Embedding" .) (regexMatch "\\b(edl|elasticdl)\\b" .)) }}{{ end -}}
+{{- with $model.script }}{{ $plain = true }}{{ end -}}
+{{- if or (int .Values.ps.servers) (int .Values.ps.replaceEmbeddings) }}{{ $plain = false }}{{ end -}}
+{{- if or (include "edl.servers" .) (and (eq .Values.mode "auto") (not $plain)) -}}yes{{- end -}}
 {{- end -}}
 
 {{/* Where the parameter server of an index, which stands for {}, is reached; empty for a job without servers. */}}

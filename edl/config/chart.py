@@ -260,6 +260,7 @@ class Chart(Section):
     tolerations: Objects
     pod_labels: Labels
     pod_annotations: Annotations
+    queue_name: ObjectName
     master: MasterValues
     worker: WorkerValues
     ps: ServerPod

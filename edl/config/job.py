@@ -21,11 +21,14 @@ from edl.config.renamed import without_outdated
 from edl.config.rules import impossible
 from edl.config.types import (
     AtLeastHalf,
+    Bytes,
     Count,
     GpuMemory,
     GpuShare,
     Int,
     LessThanOne,
+    Mebibytes,
+    MebibytesOrNone,
     NotNegative,
     ObjectName,
     Positive,
@@ -46,7 +49,7 @@ MAX_SCRIPT = 65_536  # characters; the job's status holds them, too
 SHARE: dict[str, JsonValue] = {"allowed": "an integer, at least 0, or a share such as 50%"}
 READERS: dict[str, JsonValue] = {"allowed": "auto, or an integer from 0 to 64"}
 GPU_SHARE: dict[str, JsonValue] = {"allowed": "auto, or a number from 0 to 1"}
-GPU_MEMORY: dict[str, JsonValue] = {"allowed": "growth, all, or an integer (MiB), at least 1"}
+GPU_MEMORY: dict[str, JsonValue] = {"allowed": "growth, all, a quantity such as 4Gi, or an integer (MiB)"}
 PATH: dict[str, JsonValue] = {"allowed": "an absolute path"}
 
 
@@ -104,7 +107,7 @@ class Data(Section):
     validation_fraction: LessThanOne
     shuffle: bool
     workers: Readers = Field(json_schema_extra=READERS)
-    buffer_mebibytes: Count = Field(ge=1)
+    buffer_mebibytes: Mebibytes
     max_bad_records: Count = Field(ge=0)
     allow_empty: bool
     existing_claim: ObjectName
@@ -192,7 +195,7 @@ class Export(Section):
 class Journal(Section):
     """`journal`: the size at which old segments are deleted."""
 
-    max_bytes: Count = Field(ge=1 << 20)
+    max_bytes: Bytes
 
 
 class Report(Section):
@@ -208,7 +211,7 @@ class Servers(Section):
     replicas: Int = Field(ge=1, le=2)
     timeout_seconds: Positive
     log: bool
-    memory_mebibytes: Count = Field(ge=0)
+    memory_mebibytes: MebibytesOrNone
     grads_to_wait: Int = Field(ge=1, lt=1 << 24)
     max_staleness: Count = Field(ge=0)
     scale_rate_by_staleness: bool

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import math
 import re
 import typing
 from fractions import Fraction
@@ -150,9 +151,6 @@ Share = (
 # The number of reader processes of a worker.
 Readers = Literal["auto"] | Annotated[int, Field(ge=0, le=64), BeforeValidator(_whole)]
 
-# How much of a GPU's memory a worker may take: a number is a limit in MiB.
-GpuMemory = Literal["growth", "all"] | Annotated[int, Field(ge=1, le=MAXIMUM), BeforeValidator(_whole)]
-
 # The share of a GPU that a worker takes.
 GpuShare = (
     Literal["auto"]
@@ -271,6 +269,30 @@ Quantity = Annotated[
         }
     ),
 ]
+
+
+MEMORY = r"0*[1-9][0-9]{0,5}(\.[0-9]+)?[MGT]i?"
+
+
+def _memory(unit: int, value: Any) -> Any:
+    """Convert a quantity of memory or disk to a number of `unit` bytes, which a plain number is already."""
+    text = isinstance(value, str) and re.fullmatch(MEMORY, value, re.ASCII)
+    return math.ceil(amount(value) / unit) if text else _whole(value)  # type: ignore[operator]
+
+
+def _at_least(least: int, unit: str) -> Any:
+    said = f"a quantity such as 128Mi, or an integer ({unit}), at least {least}"
+    return Field(ge=least, le=1 << 60, json_schema_extra={"allowed": said})
+
+
+_OF_MIB = BeforeValidator(functools.partial(_memory, 1 << 20))
+Bytes = Annotated[
+    int, _at_least(10**6, "bytes"), BeforeValidator(functools.partial(_memory, 1)), _AlsoAsText(MEMORY)
+]
+Mebibytes = Annotated[int, _at_least(1, "MiB"), _OF_MIB, _AlsoAsText(MEMORY)]
+MebibytesOrNone = Annotated[int, _at_least(0, "MiB"), _OF_MIB, _AlsoAsText(MEMORY)]
+# How much of a GPU's memory a worker may take.
+GpuMemory = Literal["growth", "all"] | Mebibytes
 
 # --- parts of a pod
 

@@ -32,6 +32,8 @@ ACTING: Final = "edl.dev/acting"  # a label of the acting master: the Service se
 DELETION_COST: Final = (
     "controller.kubernetes.io/pod-deletion-cost"  # an annotation: the lowest cost is deleted first
 )
+QUEUE: Final = "kueue.x-k8s.io/queue-name"  # a label
+ADMISSION: Final = "kueue.x-k8s.io/admission"  # the scheduling gate of a pod that Kueue has not admitted
 
 SHOWN = 300  # greatest length of a shown message of Kubernetes
 
@@ -171,6 +173,9 @@ def delay(pod: Pod) -> str:
             gates = ", ".join(
                 gate.get("name", "") for gate in pod.get("spec", {}).get("schedulingGates") or []
             )
+            queue = (pod["metadata"].get("labels") or {}).get(QUEUE)
+            if queue and ADMISSION in gates:
+                return f"it waits for quota of Kueue's queue {queue}"
             return f"it is held back by the scheduling gate {gates or 'of an unknown name'}"
     for container in containers(pod, "initContainerStatuses", "containerStatuses"):
         waiting = container.get("state", {}).get("waiting") or {}

@@ -78,6 +78,10 @@ log = structlog.get_logger()
 PROMPT_SECONDS = 3.0
 STORES = "EDL_STORES"  # set by the chart if the output directory is on a volume that outlives the pod
 
+NO_SERVERS = (
+    "the release has none, as nothing in its values says that the model has edl.layers.Embedding; install "
+    "it, or start another run, with mode=hybrid (mode=train keeps the rows in the ring)"
+)
 
 NOTHING = facts.Past({}, "starting")  # the history of a new run
 
@@ -332,8 +336,11 @@ class ReleaseMaster:
 
         def make() -> ParameterServers:
             if not (count := master.spec.config.servers):
-                if left_open and another_run:  # the earlier run may have had servers
+                if left_open and another_run and self._place.server_address:  # the earlier may have had some
                     of_chart.keep_between(0, 0)
+                return NoServers()
+            if not self._place.server_address:
+                master.emit(ev.ServerExited(0, NO_SERVERS, fatal=True))
                 return NoServers()
             config, address = master.spec.config, self._place.server_address.format
             listen_timeout = config.elastic.startup_timeout_seconds
@@ -368,7 +375,9 @@ class ReleaseMaster:
     ) -> tuple[int, Callable[[], Coroutine[Any, Any, None]]] | None:
         """Return the number of an ended run's servers, and a function that makes them drop its rows."""
         found, wanted = installed.found, installed.wanted()
-        if found.earlier is None or found.run_id is None or not found.earlier.config.servers:
+        if found.earlier is None or found.run_id is None or not self._place.server_address:
+            return None
+        if not found.earlier.config.servers:
             return None
         now, _ = found.earlier.with_live_values(wanted)  # their number may have changed while the run trained
         count = now.config.servers or found.earlier.config.servers

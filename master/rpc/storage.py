@@ -170,8 +170,8 @@ class _Received:
 
     def __iter__(self) -> Iterator[memoryview]:
         while not (piece := self._next()).last:
-            self._nbytes += len(piece.data)
-            yield memoryview(piece.data)
+            self._nbytes += len(data := piece.data)  # each access copies the bytes
+            yield memoryview(data)
         if piece.nbytes != self._nbytes:
             raise OSError(errno.EPROTO, f"{self._nbytes} bytes arrived of {piece.nbytes}")
 

@@ -114,13 +114,35 @@ def rights(of: Rendered) -> dict[str, list[str]]:
 def test_a_job_that_may_need_servers_begins_with_none_and_its_master_may_have_some_created(
     helm: Helm,
 ) -> None:
-    open_, hybrid = helm.template(), helm.template("mode=hybrid")  # mode=auto
+    open_, hybrid = helm.template("model.module=deepfm"), helm.template("model.module=deepfm", "mode=hybrid")
     assert open_.one("StatefulSet")["spec"]["replicas"] == 0
     assert open_.one("StatefulSet")["spec"]["template"] == hybrid.one("StatefulSet")["spec"]["template"]
     for kind in ("Service", "NetworkPolicy", "PodDisruptionBudget"):
         assert open_.one(kind, "edl-ps") == hybrid.one(kind, "edl-ps")
     assert open_.master == hybrid.master
     assert rights(open_) == rights(hybrid) != {}
+
+
+def test_a_model_that_needs_no_servers_has_nothing_for_them_and_one_that_may_need_some_has(
+    helm: Helm, tmp_path: Path
+) -> None:
+    def has_servers(*sets: str, source: str = "") -> bool:
+        (tmp_path / "model.py").write_text(source)
+        words = ("--set-file", f"model.source={tmp_path / 'model.py'}") if source else ()
+        found = helm.template(*sets, words=words)
+        has = "EDL_SERVER_ADDRESS" in json.dumps(found.master)
+        assert has == bool(rights(found)) == any(name.endswith("-ps") for name in found.names())
+        return has
+
+    for path in (ROOT / "model_zoo").glob("[!_]*.py"):
+        assert has_servers(f"model.module={path.stem}") == ("edl.layers" in path.read_text()), path
+    assert has_servers("model.module=team.model") and not has_servers("model.script=/train.py")
+    assert not has_servers(source="import keras\nkeras.layers.Embedding(9, 9)")
+    assert has_servers(source="from edl.layers import Embedding") and has_servers(
+        source="import edl, Embedding"
+    )
+    assert has_servers(source="from elasticdl.layers import Embedding")
+    assert has_servers("ps.servers=1") and has_servers("ps.replaceEmbeddings=9")
 
 
 def test_master_and_servers_agree_on_names_and_numbers(rendered: dict[str, Rendered]) -> None:
@@ -206,6 +228,7 @@ def test_logs_are_in_claims_that_go_with_the_release_or_in_the_pod(
         ((), 1536 << 20),  # three quarters of the default
         (("ps.resources.limits.memory=8Gi",), 6 << 30),
         (("ps.memoryMebibytes=100",), 100 << 20),
+        (("ps.memoryMebibytes=6Gi",), 6 << 30),
     ],
 )
 def test_the_limit_of_memory_is_below_that_of_the_container(

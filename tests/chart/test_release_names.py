@@ -33,20 +33,16 @@ def test_the_names_that_others_rely_on(rendered: dict[str, Rendered]) -> None:
         "Deployment/edl-master",
         "Lease/edl-master",
         "NetworkPolicy/edl-master",
-        "NetworkPolicy/edl-ps",
         "NetworkPolicy/edl-worker",
         "PersistentVolumeClaim/edl-storage",
         "Pod/edl-test",
-        "PodDisruptionBudget/edl-ps",
         f"PriorityClass/{CLASS}",
         "Role/edl-master",
         "RoleBinding/edl-master",
         "Secret/edl-token",
         "Service/edl-master",
-        "Service/edl-ps",
         "ServiceAccount/edl-master",
         "ServiceAccount/edl-worker",
-        "StatefulSet/edl-ps",
     ]
 
 

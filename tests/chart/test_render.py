@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import yaml
 
@@ -154,6 +156,37 @@ def test_data_models_and_results_have_their_places(rendered: dict[str, Rendered]
     assert claim["spec"]["resources"] == {"requests": {"storage": "5Gi"}}
 
 
+def test_the_masters_claim_stays_while_something_is_on_it_and_is_kept_afterwards(helm: Helm) -> None:
+    def claims(*sets: str) -> list[Any]:
+        release = helm.template(*sets)
+        found = release.all("PersistentVolumeClaim")
+        assert bool(found) == ("EDL_STORES" in str(release.master)), sets
+        return found
+
+    elsewhere, kept = "checkpoint.dir=s3://states/a", {"helm.sh/resource-policy": "keep"}
+    [claim] = claims()
+    assert claim["metadata"]["annotations"] == kept
+    assert claims(elsewhere) == [claim], "the trained model is on it"
+    assert claims("output.existingClaim=models") == [claim], "checkpoints are on it"
+    assert claims(elsewhere, "output.existingClaim=models") == [], "Helm keeps what it had created"
+    [claim] = claims("storage.keep=false")
+    assert "annotations" not in claim["metadata"]
+
+
+@pytest.mark.parametrize("mode", ["evaluate", "predict", "horovod"])
+def test_a_job_that_keeps_nothing_on_the_masters_volume_has_none(helm: Helm, mode: str) -> None:
+    release = helm.template(f"mode={mode}", *(["model.script=/train.py"] if mode == "horovod" else []))
+    assert not release.all("PersistentVolumeClaim") and "EDL_STORES" not in str(release.master)
+
+
+def test_workers_and_no_other_pods_are_in_the_queue(helm: Helm) -> None:
+    label = "kueue.x-k8s.io/queue-name"
+    release = helm.template("queueName=team-a", "mode=hybrid")
+    assert release.worker["metadata"]["labels"][label] == "team-a"
+    assert label not in str(release.master) + str(release.one("StatefulSet"))
+    assert label not in str(helm.template().worker)
+
+
 def test_what_a_pod_may_have_is_passed_on_for_master_and_worker(rendered: dict[str, Rendered]) -> None:
     release = rendered["everything-values.yaml"]
     said = yaml.safe_load((CHART / "ci" / "everything-values.yaml").read_text())["worker"]
@@ -192,7 +225,7 @@ def test_one_master_is_soon_made_anew_and_is_never_missing_in_a_rolling_update(
     with_a_volume = rendered[""].master["spec"]
     assert with_a_volume["strategy"] == {"type": "Recreate"}, "the volume may be for one node at a time"
     assert "affinity" not in one["template"]["spec"]
-    assert [o["metadata"]["name"] for o in rendered[""].all("PodDisruptionBudget")] == ["edl-ps"]
+    assert not rendered[""].all("PodDisruptionBudget")
     tolerated = {t["key"]: t for t in one["template"]["spec"]["tolerations"]}
     assert [key.rpartition("/")[2] for key in tolerated] == ["not-ready", "unreachable"]
     assert {t["tolerationSeconds"] for t in tolerated.values()} == {10}
@@ -305,6 +338,7 @@ def test_no_label_of_ones_own_changes_what_selects_a_pod(helm: Helm) -> None:
 
 def test_what_stands_above_the_components_is_for_all_pods_unless_one_overrides_it(helm: Helm) -> None:
     release = helm.template(
+        "mode=hybrid",
         "global.imageRegistry=registry.example",
         "global.imagePullSecrets[0]=pull",
         "nodeSelector.pool=a",

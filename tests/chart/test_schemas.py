@@ -16,7 +16,7 @@ import yaml
 from tests.chart.conftest import CHART, FILES, POLICY, ROOT, Helm, Object, Rendered, script
 
 OLDEST, NEWEST = "v1.29.0", "v1.36.3"
-MPI_OPERATOR = "mpi-operator@v0.8.0"
+MPI_OPERATOR, ARGO = "mpi-operator@v0.8.0", "argo-workflows/v4@v4.0.5"
 
 
 @pytest.mark.parametrize("file", [None, *FILES], ids=lambda f: f.name if f else "no file")
@@ -75,16 +75,29 @@ def test_the_schemas_find_a_misspelt_key(kubernetes: dict[tuple[str, str], Any],
     assert "hostNetwrok" in mistakes(kubernetes, pod)[0]
 
 
-def test_the_manifest_of_an_mpijob_is_valid_to_the_operator() -> None:
-    job = yaml.safe_load((ROOT / "docker" / "mpi" / "mpijob.yaml").read_text())
-    definition = yaml.load(Path(script("kube-schema", MPI_OPERATOR)).read_text(), yaml.CSafeLoader)["spec"]
-    schemas = {
+def of_custom_resource(name: str) -> dict[tuple[str, str], Any]:
+    definition = yaml.load(Path(script("kube-schema", name)).read_text(), yaml.CSafeLoader)["spec"]
+    return {
         (f"{definition['group']}/{version['name']}", definition["names"]["kind"]): jsonschema.Draft4Validator(
             strict(version["schema"]["openAPIV3Schema"])
         )
         for version in definition["versions"]
         if version["served"]
     }
+
+
+def test_the_workflow_of_the_example_is_valid_to_argo() -> None:
+    workflow = yaml.safe_load((ROOT / "examples" / "pipelines" / "argo.yaml").read_text())
+    schemas = of_custom_resource(ARGO)
+    assert mistakes(schemas, workflow) == []
+    workflow["spec"]["templates"][0]["container"]["comand"] = ["sh"]
+    [mistake] = mistakes(schemas, workflow)
+    assert "'comand' was unexpected" in mistake
+
+
+def test_the_manifest_of_an_mpijob_is_valid_to_the_operator() -> None:
+    job = yaml.safe_load((ROOT / "docker" / "mpi" / "mpijob.yaml").read_text())
+    schemas = of_custom_resource(MPI_OPERATOR)
     assert mistakes(schemas, job) == []
 
     wrong = deepcopy(job)

@@ -78,6 +78,7 @@ def test_two_jobs_of_one_release_keep_apart(helm: Helm, tmp_path: Path, named: s
     jobs: dict[str, Object] = {
         name: {
             **({"nameOverride": "job", "fullnameOverride": f"both-{name}"} if alike else {}),
+            "mode": "hybrid",
             "master": {"replicas": 2},
             "networkPolicy": {"restrictEgress": True},
             "metrics": {"serviceMonitor": {"enabled": True}},

@@ -53,11 +53,10 @@ def test_workers_and_servers_are_killed_and_every_row_counts_its_record(
     namespace: Namespace, images: Images, claim: Callable[..., None], tmp_path: Path
 ) -> None:
     namespace.restrict()
-    folders = {name: tmp_path / name for name in ("output", "checkpoints")}
-    for name, folder in folders.items():
-        folder.mkdir()
-        folder.chmod(0o777)
-        claim(name, folder, "ReadWriteMany")
+    output = tmp_path / "output"
+    output.mkdir()
+    output.chmod(0o777)
+    claim("output", output, "ReadWriteMany")
     job = Release(
         namespace,
         {
@@ -70,8 +69,7 @@ def test_workers_and_servers_are_killed_and_every_row_counts_its_record(
             "worker.env[0].value": str(RECORDS),
             "training.epochs": str(EPOCHS),
             "output.existingClaim": "output",
-            "checkpoint.existingClaim": "checkpoints",
-            "checkpoint.dir": "/checkpoints",
+            "storage.keep": "false",  # checkpoints of workers and servers are on the master's volume
             "checkpoint.seconds": "2",
             "evaluation.steps": "200",
             "tls.existingSecret": secret(namespace, tmp_path),  # also of the traffic with servers
@@ -96,7 +94,7 @@ def test_workers_and_servers_are_killed_and_every_row_counts_its_record(
     assert not any(event.startswith((Reason.RolledBack, Reason.StateLost)) for event in job.events())
 
     # A pod that is deleted: its log is gone, and ring and servers go on from a checkpoint.
-    job.told(reason=Reason.Checkpointed)
+    job.told("master://checkpoints", reason=Reason.Checkpointed)
     job.namespace.kubectl("delete", "pod", f"{job.full}-ps-1", "--grace-period=0", "--force")
     job.told(reason=Reason.RolledBack, seconds=120)
     assert server(job, 1)["metadata"]["uid"]
@@ -105,14 +103,14 @@ def test_workers_and_servers_are_killed_and_every_row_counts_its_record(
     has_other_numbers_of_servers(job)
     job.ring_of(3)
 
-    (folders["output"] / "go").touch()
+    (output / "go").touch()
     data = job.phase("Succeeded", "Failed", "Stopped", seconds=300)
     assert data["phase"] == "Succeeded", data
     summary = job.summary()
     assert summary["records"]["applied"] == RECORDS * EPOCHS
     assert summary["failures"] == [], "what Kubernetes does is not charged"
     job.told("Evaluation at step 200", reason=Reason.Evaluated)
-    ids, rows = saved_rows(folders["output"] / artifacts.MODEL)
+    ids, rows = saved_rows(output / artifacts.MODEL)
     assert np.sort(ids).tolist() == list(range(RECORDS))
     assert (rows == EPOCHS).all(), f"rows count {rows.min():g} to {rows.max():g}"
     job.until(lambda data: data.get("servers") == "the rows of 2 parameter servers are freed")

@@ -116,6 +116,19 @@ async def test_servers_are_created_once_the_model_needs_them_also_by_the_next_ma
         await until(lambda: replicas(small_release) == 2)
 
 
+async def test_a_model_that_needs_servers_in_a_release_without_any_fails_and_says_what_to_set(
+    small_release: Release,
+) -> None:
+    small_release.install(*JOB)
+    async with small_release.master("a") as master:
+        await until(lambda: small_release.pods)
+        async with a_worker(master) as (worker, _):
+            await worker.says(built=pb.Built(tables=1))
+            await until(lambda: small_release.status.get("phase") == "Failed")
+    assert "start another run, with mode=hybrid" in small_release.status["reason"]
+    assert not [r for r in small_release.server.requests if r.resource == "statefulsets"]
+
+
 async def test_a_model_that_needs_none_has_none_and_nothing_is_asked_of_the_api(
     small_release: Release, unused_tcp_port: int
 ) -> None:

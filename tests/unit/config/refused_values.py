@@ -45,6 +45,9 @@ training: {onInexactLoss: no} | training.onInexactLoss | warn, refuse, allow
 data: {shuffle: 'yes please'} | data.shuffle | true or false
 data: {shuffle: 1} | data.shuffle | true or false
 data: {bufferMebibytes: 0} | data.bufferMebibytes | at least 1
+data: {bufferMebibytes: 128MB} | data.bufferMebibytes | a quantity such as 128Mi, or an integer (MiB)
+ps: {memoryMebibytes: 0Mi} | ps.memoryMebibytes | a quantity such as 128Mi
+journal: {maxBytes: 900000} | journal.maxBytes | at least 1000000
 elastic: {heartbeatTimeoutSeconds: 0.1} | elastic.heartbeatTimeoutSeconds | at least 0.5
 elastic: {joinDelaySeconds: -1} | elastic.joinDelaySeconds | at least 0
 elastic: {joinDelaySeconds: '1'} | elastic.joinDelaySeconds | a number
@@ -69,9 +72,9 @@ onDemandWorkers: half | onDemandWorkers | or a share such as 50%
 ttlSecondsAfterFinished: -2 | ttlSecondsAfterFinished | at least -1
 model: {source: 3} | model.source | a string
 data: {mountPath: data} | data.mountPath | an absolute path
-worker: {gpuMemory: 0} | worker.gpuMemory | growth, all, or an integer (MiB), at least 1
-worker: {gpuMemory: half} | worker.gpuMemory | growth, all, or an integer (MiB), at least 1
-worker: {gpuMemory: 0.5} | worker.gpuMemory | growth, all, or an integer (MiB), at least 1
+worker: {gpuMemory: 0} | worker.gpuMemory | a quantity such as 4Gi, or an integer (MiB)
+worker: {gpuMemory: half} | worker.gpuMemory | a quantity such as 4Gi, or an integer (MiB)
+worker: {gpuMemory: 0.5} | worker.gpuMemory | a quantity such as 4Gi, or an integer (MiB)
 worker: {resource: {}} | worker.resource | did you mean worker.resources?
 schedulerName: fast | schedulerName | did you mean master.schedulerName or worker.schedulerName?
 worker: {nodeSelector: {disk: 1}} | worker.nodeSelector.disk | a string
@@ -215,6 +218,9 @@ POSSIBLE = [
     "{workers: 3, minWorkers: 3, maxWorkers: 3}",
     "{minWorkers: 4, maxWorkers: 4}",
     "{local: {gpusPerWorker: '0.25'}, worker: {gpuMemory: 4096}}",
+    "{data: {bufferMebibytes: 64}, journal: {maxBytes: 1048576}, ps: {memoryMebibytes: 0}}",
+    "{data: {bufferMebibytes: 0064Mi}, ps: {memoryMebibytes: 2Ti}, worker: {gpuMemory: 1M}}",
+    "journal: {maxBytes: 1.5G}",
     "elastic: {heartbeatTimeoutSeconds: 0.5, joinDelaySeconds: 0, gracePeriodSeconds: 0}",
     "{data: {mountPath: /x}, model: {mountPath: /x}}",  # neither is mounted
     "worker: {resources: {requests: {memory: 2Gi, cpu: '.5'}, limits: {memory: 2147483648, cpu: 5e-1}}}",
