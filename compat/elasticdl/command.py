@@ -26,11 +26,11 @@ from edl.errors import ConfigError, EdlError
 HELP = """edl elasticdl train|evaluate|predict FLAGS
 edl elasticdl zoo init|build|push
 
-ElasticDL's command line: prints the values and the command that it amounts to, and runs it. Flags are
-ElasticDL's, of each of its versions; docs/coming-from-elasticdl.md has all of them. And these:
+ElasticDL's command line: prints the values and the command that it amounts to,
+and runs it. docs/coming-from-elasticdl.md has ElasticDL's flags. And these:
 
   --dry-run        only print
-  --local          run processes on this machine: edl run, instead of helm install
+  --local          run processes on this machine, as edl run does
   --chart PATH     edl's chart; default: chart
   --set KEY=VALUE  values of edl; repeatable
   --plain-http     of zoo push: the registry has no HTTPS"""

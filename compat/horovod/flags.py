@@ -221,16 +221,16 @@ def parse(line: Sequence[str]) -> Call:
 HELP = """edl horovod -np N [FLAGS] [NAME=VALUE ...] script.py [ARGS]
 edl horovod -np N [FLAGS] [NAME=VALUE ...] python -m MODULE [ARGS]
 
-Run a script that was written for Horovod. The flags are horovodrun's. Flags that edl cannot honour
-are refused, and flags without an effect are ignored, each with the reason.
+Run a script that was written for Horovod, with horovodrun's flags. Those that
+edl cannot honour are refused, those without an effect ignored, with the reason.
 
   -np N, --workers N        workers
-  --min-np N, --max-np N    the script uses hvd.elastic: workers may join and leave
-  --start-timeout SECONDS   until a worker has entered hvd.init(), or hvd.elastic.run
+  --min-np N, --max-np N    the script uses hvd.elastic: workers may come and go
+  --start-timeout SECONDS   until a worker is in hvd.init() or hvd.elastic.run
   --output-filename DIR     the output directory, with a log of each worker
-  --all-output              show the lines of all workers, and not only those of rank 0
+  --all-output              show the lines of all workers, not only of rank 0
   --set KEY=VALUE, -f FILE  values of edl; repeatable
-  -x NAME=VALUE             a variable for the workers, which have those of this shell
+  -x NAME=VALUE             a variable for the workers, beside the shell's own
   --legacy-keras            tf.keras is Keras 2, from the package tf-keras
   --check-build, --version  what edl's Horovod has"""
 

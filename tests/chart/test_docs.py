@@ -80,7 +80,7 @@ def test_every_command_of_a_page_installs_what_a_cluster_accepts(
                     assert container["image"].count(REGISTRY) == 1
 
 
-KINDS = "master|worker|job|status|source|token|ps|output|dashboard|egress"  # how the names of our objects end
+KINDS = "master|worker|job|status|source|token|ps|storage|output|dashboard|egress"  # ends of names
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -111,7 +111,7 @@ def objects(helm: Helm, release: str, found: dict[str, set[str]] = {}) -> set[st
 
 NO_OBJECTS = {"edl-master", "edl-worker"}  # also the names of images
 EVERYTHING = (
-    ("--set", "mode=hybrid,ps.servers=2,output.size=1Gi"),
+    ("--set", "mode=hybrid,ps.servers=2"),
     ("--set", "metrics.grafanaDashboard.enabled=true"),
 )
 NO_SECTIONS = {"model", "data", "local", "global", "horovod"}  # also modules, and files of the reader

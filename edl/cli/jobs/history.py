@@ -32,7 +32,7 @@ def audit(job: JobHandle, same_as: SameAsOption = None, form: output.FormOption 
 
     In every epoch, and exactly once. The digests of the exported model and of the checkpoints, and all that
     summary.json says, are compared too. With --release, the journal is copied from the master's pod, and a
-    pod on the output volume computes the digests of the exported model; checkpoints are not verified.
+    pod with the exported model computes its digests; checkpoints are not verified.
 
     Exit code: 1 if a record did not count once, if the job cannot be audited, or if two jobs differ.
     """

@@ -86,7 +86,7 @@ def logs(
 def wait(
     job: JobHandle,
     phase: Annotated[
-        Phase, typer.Option("--for", case_sensitive=False, help="The phase to wait for.")
+        Phase, typer.Option("--for", case_sensitive=False, metavar="PHASE", help="The phase to wait for.")
     ] = Phase.Succeeded,
     timeout: Annotated[
         float | None,
@@ -97,6 +97,8 @@ def wait(
     form: output.FormOption = output.Form.table,
 ) -> None:
     """Wait until a job is in a phase, or has ended.
+
+    The phases are Starting, Training, Suspended, Waiting, Finishing, Ending, Succeeded, Failed and Stopped.
 
     Exit code: 0 if the job is in that phase, 1 if it has ended in a different one, 124 if the time is up.
     """
@@ -161,10 +163,10 @@ def stop(
 ) -> None:
     """Stop a running job.
 
-    It writes its state to a checkpoint first, as long as it has a place for checkpoints (checkpoint.dir; a
-    job of `edl run` has one), and ends even if that fails. `edl run --resume` continues it, or in a release
-    another runId with checkpoint.resume=true. With --release or --checkpoint, the command waits for that. If
-    the time is up, the exit code is 124, and the job still ends once its state is written.
+    It writes its state to a checkpoint first, unless checkpoints are off, and ends even if that fails.
+    `edl run --resume` continues it, or in a release another runId with checkpoint.resume=true. With --release
+    or --checkpoint, the command waits for that. If the time is up, the exit code is 124, and the job still
+    ends once its state is written.
 
     A job that has trained and writes no checkpoints is only stopped with --discard: its training is lost.
     """

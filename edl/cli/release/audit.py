@@ -3,8 +3,8 @@
 
 The journal and the summary are in the master's container, and are read with `cat` through the API server, as
 in `kubectl cp`. The received files are not trusted: the chain of hashes and the summary show whether the copy
-is complete. The exported model is on the output volume. Its digests are computed in the pod that
-`release_model` creates, so that only the digests are transferred.
+is complete. The exported model is on the output volume, or on the master's. Its digests are computed
+in a pod that has the volume, so that only the digests are transferred.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ async def _fetch(files: Reading, name: str, copy: Path) -> Path:
             await files.run(["cat", str(OUTPUT / name)], written.write)
         except EdlError as error:
             raise EdlError(
-                f"{error}; it is kept in the pod of the master that ended the job, and is lost with it"
+                f"{error}; the pod of the job's last master has it; without a volume, it is lost with it"
             ) from error
     return path
 
@@ -101,7 +101,7 @@ async def _elsewhere(api: Api, found: FoundRelease, copy: Path) -> Elsewhere:
     Raises:
         EdlError: the pod that reads the output volume does not run.
     """
-    checkpoints = "they are where the workers' pods write them (`edl checkpoint verify DIR`)"
+    checkpoints = "they are on the master's volume, or where workers write them (`edl checkpoint verify DIR`)"
     exported = artifacts.read_summary(copy).get("exports")
     if not exported:
         return Elsewhere(_unread, "", checkpoints)

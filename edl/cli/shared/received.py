@@ -48,7 +48,7 @@ def read_list(output: Path) -> bytes:
     try:
         return artifacts.read_whole(path)
     except OSError as error:
-        raise EdlError(f"{path}: cannot read: {error.strerror} (was a model saved there?)") from error
+        raise EdlError(f"{path}: {error.strerror}; `edl model export` saves a stopped job's model") from error
 
 
 def listed(data: bytes, name: str, where: object) -> dict[str, File]:

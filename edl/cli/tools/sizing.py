@@ -323,7 +323,7 @@ def _interval_reason(checkpoint: Mapping[str, Any], mtbf: float) -> str:
     if best < max(MIN_INTERVAL, took):
         least = "the time in which one is written" if took > MIN_INTERVAL else "the chart's default"
         law += f"; not less than {least}"
-    return f"{law}. A release also needs checkpoint.dir"
+    return law
 
 
 def header(told: Mapping[str, Any]) -> list[str]:

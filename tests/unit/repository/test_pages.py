@@ -66,6 +66,14 @@ def test_each_script_and_file_that_a_page_names_exists(page: Path) -> None:
     assert sorted(name for name in named if "NAME" not in name and not (ROOT / name).exists()) == []
 
 
+@pytest.mark.parametrize("folder", ["compat", "edl", "master", "ps", "trainer"])
+def test_the_architecture_names_each_folder_of_the_code_and_no_other(folder: str) -> None:
+    text = (ROOT / "ARCHITECTURE.md").read_text()
+    row = text.partition(f"\n| `{folder}/` | `")[2].partition("|")[2].partition("\n")[0]
+    made = {each.name for each in (ROOT / folder).iterdir() if each.is_dir() and not each.is_symlink()}
+    assert set(re.findall(r"`(\w+)`", row)) == made - {"__pycache__"}
+
+
 def test_no_page_or_message_has_a_user_install_the_package_of_another_project() -> None:
     """On the public index, the name `edl` is not ours (pyproject.toml)."""
     folders = [ROOT / name for name in ("compat", "edl", "master", "trainer", "ps", "model_zoo")]
@@ -128,13 +136,6 @@ def test_the_first_screen_of_the_readme_installs_trains_and_tests() -> None:
 
 def test_the_pages_have_no_more_words_than_they_may() -> None:
     """Pages that are generated, or list measurements, do not count."""
-    made = (
-        "commands",
-        "configuration",
-        "keras-api",
-        "metrics",
-        "python-api",
-        "state-tables",
-    )
+    made = ("commands", "configuration", "keras-api", "metrics", "python-api", "state-tables")
     pages = [page for page in (ROOT / "docs").glob("*.md") if page.stem not in made]
     assert sum(len(page.read_text().split()) for page in pages) <= MAX_WORDS
