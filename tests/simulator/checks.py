@@ -70,18 +70,17 @@ class Checks:
             return False
         if gone.signal and any(not m.alive or m.fenced for m in self.world.rings.peers(gone.worker)):
             return None  # the death or fencing of a peer may have crashed it
-        if gone.signal and self._cut_by_a_new_master(gone.worker):
+        if gone.signal and self._was_cut(gone.worker):
             return None  # the cut may have crashed it
         return True
 
-    def _cut_by_a_new_master(self, worker: WorkerId) -> bool:
-        """Whether a ring of this worker was cut before it was up, although no member had died."""
-        return any(
-            isinstance(effect, ef.Cut) and worker in effect.members
-            for _, event, effects in self.world.watchdog.history
-            if isinstance(event, ev.Resume)
-            for effect in effects
-        )
+    def _was_cut(self, worker: WorkerId) -> bool:
+        """Whether the last ring of this worker was cut while it lived: it was silent, or masters changed."""
+        for _, _, effects in reversed(self.world.watchdog.history):
+            for effect in reversed(effects):
+                if isinstance(effect, ef.Cut | ef.Form) and worker in effect.members:
+                    return isinstance(effect, ef.Cut)
+        return False
 
     def is_charged(self, event: ev.Failed | ev.Gone, ought: bool) -> None:
         charged = self._charged(event.worker)

@@ -405,4 +405,4 @@ class MasterStream:
             rate = (progress.records - records) / (now - since) if now > since else 0.0
             if now - since >= 1.0:
                 since, records = now, progress.records
-            self.session.heartbeat(rate, Usage(process.memory_info().rss, gpu.read()))
+            self.session.heartbeat(rate, Usage(process.memory_info().rss, gpu.last))

@@ -237,6 +237,8 @@ async def test_a_release_of_several_jobs_needs_the_name_of_one(cluster: Cluster)
     assert done.code == 1
     assert "has several jobs; use --release team-day or --release team-night" in done.err
     assert (await cluster.edl("status", "--release", "team-night")).code == 0
+    listed = json.loads((await cluster.edl("list", "-o", "json", "-A")).out)["items"]
+    assert [row["release"] for row in listed] == ["edl", "team-day", "team-night"]
 
 
 async def test_a_right_that_lacks_is_named(cluster: Cluster) -> None:

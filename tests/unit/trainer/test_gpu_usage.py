@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import sys
 import threading
+import time
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,11 +20,14 @@ from edl.contract.ids import WorkerId
 from edl.contract.proto import edl_pb2 as pb
 from edl.master.core import facts, view
 from edl.master.rpc.messages import event_of
+from edl.trainer.runtime import gpu_usage
 from edl.trainer.runtime.gpu_usage import GpuUsage
+from edl.trainer.session.client import MasterStream
 from edl.trainer.session.state import Session
 from tests.support.jobs.stories import Story
 
 MIB = 1 << 20
+SECONDS = 60.0
 DEVICES = {0: ("NVIDIA A", 1), 1: ("NVIDIA B", 2), "GPU-c": (b"NVIDIA C", 3)}
 
 
@@ -31,9 +36,11 @@ class Nvml:
 
     def __init__(self) -> None:
         self.fails = False
+        self.answers = threading.Event()
+        self.answers.set()
 
     def nvmlInit(self) -> None:
-        pass
+        self.answers.wait(SECONDS)
 
     def _find(self, key: Any) -> Any:
         return DEVICES[key]
@@ -53,35 +60,43 @@ class Nvml:
 
 
 @pytest.mark.parametrize(
-    ("visible", "found"),
+    ("visible", "nvml", "found"),
     [
-        ("1,0", Gpu("NVIDIA B", 200 * MIB, 1000 * MIB, 0.37)),
-        ("GPU-c", Gpu("NVIDIA C", 300 * MIB, 1000 * MIB, 0.37)),
-        ("-1", None),
-        ("7", None),  # unknown to NVML
+        ("1,0", Nvml(), Gpu("NVIDIA B", 200 * MIB, 1000 * MIB, 0.37)),
+        ("GPU-c", Nvml(), Gpu("NVIDIA C", 300 * MIB, 1000 * MIB, 0.37)),
+        ("-1", Nvml(), None),
+        ("7", Nvml(), None),  # unknown to NVML
+        ("0", None, None),  # without the package
     ],
 )
 def test_the_first_visible_gpu_is_read(
-    visible: str, found: Gpu | None, monkeypatch: pytest.MonkeyPatch
+    visible: str, nvml: Nvml | None, found: Gpu | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    monkeypatch.setitem(sys.modules, "pynvml", Nvml())
-    assert GpuUsage().read() == found
-
-
-def test_a_worker_without_the_package_or_with_a_lost_gpu_reports_nothing(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
-    monkeypatch.setitem(sys.modules, "pynvml", None)
-    assert GpuUsage().read() is None
-    nvml = Nvml()
     monkeypatch.setitem(sys.modules, "pynvml", nvml)
-    usage = GpuUsage()
-    nvml.fails = True
-    assert usage.read() is None
-    nvml.fails = False
-    assert usage.read() is not None, "it is read again when NVML answers again"
+    others, usage = threading.active_count(), GpuUsage()
+    while usage.last is None and threading.active_count() > others:
+        time.sleep(0.001)
+    assert usage.last == found
+
+
+async def test_a_driver_that_does_not_answer_delays_no_heartbeat(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    monkeypatch.setattr(gpu_usage, "SECONDS", 0.001)
+    nvml, stream = Nvml(), MasterStream("127.0.0.1:1", "token", 0, "run")
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)
+    nvml.answers.clear()
+    beats = asyncio.Queue[Gpu | None]()
+    monkeypatch.setattr(stream.session, "heartbeat", lambda rate, memory, gpu: beats.put_nowait(gpu))
+    sending = asyncio.create_task(stream._heartbeats(0.01))
+    async with asyncio.timeout(SECONDS / 2):
+        assert await beats.get() is None
+        nvml.answers.set()
+        for nvml.fails in False, True, False:  # it is read again when NVML answers again
+            while (await beats.get() is None) != nvml.fails:
+                pass
+    sending.cancel()
+    stream._loop.close()
 
 
 def printed(status: dict[str, Any]) -> str:
