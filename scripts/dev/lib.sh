@@ -6,6 +6,7 @@ cache=${EDL_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/edl}
 quick_cache=${EDL_QUICK_CACHE:-$cache}
 uv_version=0.13.8
 pythons='3.13 3.12 3.11' # all tests pass on each; the images have the first
+unset PYTHONPATH PYTHONHOME # what is built and set up sees its own environment, not a caller's packages
 export UV_SYSTEM_CERTS=${UV_SYSTEM_CERTS:-1} # the certificates of the machine, which pip uses, too: a company's own
 
 say() { printf '%s\n' "$*" >&2; }
