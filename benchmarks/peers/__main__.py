@@ -212,12 +212,13 @@ def ratio(rounds: list[dict[str, Any]]) -> str:
     return f"{spread([a / b for a, b in pairs])} of {statistics.median(b for _, b in pairs):.0f} ms"
 
 
-def table(found: dict[str, list[dict[str, Any]]]) -> str:
-    head = ["peer", *COLUMNS, "lines"]
+def table(found: dict[str, list[dict[str, Any]]], only_steps: bool) -> str:
+    columns = dict([*COLUMNS.items()][-1:]) if only_steps else COLUMNS
+    head = ["peer", *columns, "lines"]
     rows = [head, ["---"] * len(head)]
     for name, rounds in found.items():
         peer = PEERS[name]
-        cells = [cell(rounds) for _, cell in COLUMNS.values()]
+        cells = [cell(rounds) for _, cell in columns.values()]
         rows.append([name, *cells, str(lines(HERE / peer.script))])
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
@@ -263,7 +264,7 @@ def main() -> int:
                     found[name].append({"error": type(error).__name__})
                 say(f"{name}: {found[name][-1]}")
                 recorder.write({"peers": found, "settings": settings}, versions)  # even if the next one fails
-    print(table(found))
+    print(table(found, args.steps))
     return 0
 
 

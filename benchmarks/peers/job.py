@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The job that each peer trains, and what its workers write down. It needs NumPy only.
 
-985,000 weights (25 million with BENCH_WIDTH=4960), a batch of 192 records in order, SGD, one thread. After each
-completed step a worker appends a line to $BENCH_DIR/steps.PID: `monotonic-seconds step workers first-record
-count`.
+985,000 weights (25 million with BENCH_WIDTH=4960), a batch of 192 records in order, SGD, one thread. After
+each completed step a worker appends a line to $BENCH_DIR/steps.PID: `monotonic-seconds step workers
+first-record count`.
 """
 
 from __future__ import annotations
