@@ -12,7 +12,7 @@ import numpy as np
 import pandas
 import pytest
 import tensorflow as tf
-from PIL import Image
+from PIL import ExifTags, Image
 
 import edl
 from edl.data.formats import image_files
@@ -138,6 +138,10 @@ def test_a_bad_image_is_named(pictures: Path) -> None:
         edl.images(pictures)
 
 
+ROTATED = Image.Exif()
+ROTATED[ExifTags.Base.Orientation] = 6  # by 90 degrees, which Keras ignores
+
+
 def jpegs(folder: Path, mode: str, **options: Any) -> Any:
     """Write as many JPEG files as TensorFlow decodes together, and return their reader."""
     chance = np.random.default_rng(5)
@@ -159,6 +163,7 @@ def by_pillow(folder: Path) -> list[np.ndarray]:
         ("RGB", {"subsampling": "4:4:4"}),
         ("RGB", {"progressive": True}),
         ("L", {}),
+        ("RGB", {"exif": ROTATED}),
     ],
 )
 def test_tensorflow_decodes_jpeg_files_to_the_values_of_pillow(
