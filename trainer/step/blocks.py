@@ -158,7 +158,7 @@ class BlockLearner(KerasLearner):
     """A model that is trained with the same bits in rings of any sizes."""
 
     _contribution, _stepper = BlockContribution, BlockStep
-    _dense = True  # rows that an optimizer takes one by one have places by rank
+    _sums_dense = True  # rows that an optimizer takes one by one have places by rank
     _in_pieces = "training.deterministic must be false for"
 
     def __init__(self, model: Any, *arguments: Any, **options: Any):

@@ -74,7 +74,7 @@ class KerasLearner:
 
     _contribution: type[Contribution] = Contribution
     _stepper: type[OverlappedStep] = OverlappedStep
-    _dense = False  # whether gradients of tables are dense for any optimizer
+    _sums_dense = False  # whether gradients of tables are dense for any optimizer
     _in_pieces = "training.accumulateSteps must be 1 for"
 
     def __init__(
@@ -107,7 +107,7 @@ class KerasLearner:
             findings = try_model(model, self._types, sample, Inexact(inexact, warn))
             inner_sum = InnerSum(reduce) if reduce is not None else Alone()
             total = in_graph or inner_sum
-            dense = self._dense or reduce is None
+            dense = self._sums_dense or reduce is None
             ours = self._contribution(
                 model, self._types, self._metrics, findings, self.lookups, inner_sum, total, dense
             )
