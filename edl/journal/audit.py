@@ -89,7 +89,7 @@ def audit(output: Path, elsewhere: Elsewhere | None = None) -> str:
         raise EdlError(
             f"{output / artifacts.SUMMARY}: not what a master writes ({type(error).__name__}: {error})"
         ) from error
-    if last.head["values"]["training"].get("deterministic") and (ended := _last_epoch(kept)):
+    if last.head["values"].get("training", {}).get("deterministic") and (ended := _last_epoch(kept)):
         verdict += f"; deterministic: SHA-256 {ended['sha256']} after epoch {ended['epochs']}"
     verdict += _exports(output, summary, kept.list_sha256, elsewhere)
     where = last.head["values"].get("checkpoint", {}).get("dir", "")

@@ -49,8 +49,7 @@ class BlockContribution(Contribution):
     """The contribution of one block, as numbers whose sums are exact."""
 
     def __init__(self, *arguments: Any):
-        # Rows that an optimizer takes one by one have places by rank; dense gradients have none.
-        super().__init__(*arguments[:-1], True)
+        super().__init__(*arguments)
         count = len(self.model.trainable_variables)
         self.exponents = tf.Variable(tf.fill([count], FIRST), trainable=False, name="exponents_of_gradients")
         # By how much they are smaller in the present attempt of a step; not a part of the state.
@@ -159,11 +158,12 @@ class BlockLearner(KerasLearner):
     """A model that is trained with the same bits in rings of any sizes."""
 
     _contribution, _stepper = BlockContribution, BlockStep
+    _sums_dense = True  # rows that an optimizer takes one by one have places by rank
     _in_pieces = "training.deterministic must be false for"
 
     def __init__(self, model: Any, *arguments: Any, **options: Any):
         refuse(model)
-        super().__init__(model, *arguments, **options, pieces=BLOCKS)
+        super().__init__(model, *arguments, **{**options, "pieces": BLOCKS})
         if any(is_generator(plain(v)) for v in self._step.captured):
             raise ModelError(
                 "training.deterministic must be false for this model: it draws from a tf.random.Generator, "

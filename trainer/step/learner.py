@@ -72,7 +72,9 @@ class KerasLearner:
         ModelError: the model cannot be trained this way; the text says why.
     """
 
-    _contribution, _stepper = Contribution, OverlappedStep
+    _contribution: type[Contribution] = Contribution
+    _stepper: type[OverlappedStep] = OverlappedStep
+    _sums_dense = False  # whether gradients of tables are dense for any optimizer
     _in_pieces = "training.accumulateSteps must be 1 for"
 
     def __init__(
@@ -105,8 +107,9 @@ class KerasLearner:
             findings = try_model(model, self._types, sample, Inexact(inexact, warn))
             inner_sum = InnerSum(reduce) if reduce is not None else Alone()
             total = in_graph or inner_sum
+            dense = self._sums_dense or reduce is None
             ours = self._contribution(
-                model, self._types, self._metrics, findings, self.lookups, inner_sum, total, reduce is None
+                model, self._types, self._metrics, findings, self.lookups, inner_sum, total, dense
             )
             self._step = self._stepper(ours, sample, pieces > 1, wire)
             if pieces > 1 and self._step.indivisible:

@@ -16,8 +16,9 @@ from keras import optimizers as o
 from edl.contract.layout import StepSlice
 from edl.errors import ModelError
 from edl.trainer.agreement import control
+from edl.trainer.agreement.exact_sums import BLOCKS
 from edl.trainer.ring.local import LocalRing
-from edl.trainer.step.blocks import BLOCKS, BlockLearner
+from edl.trainer.step.blocks import BlockLearner
 from tests.process.keras.models import dense, plain, tagged, tagger, weighted
 from tests.process.keras.ranks import on_ranks
 from tests.process.keras.rings import Case, batch
@@ -122,7 +123,7 @@ def test_a_gradient_that_is_too_large_for_its_quantum_is_computed_again() -> Non
     before, found = learner.state(), []
     for exponent in (30, 60):  # at 60, one attempt is not enough
         learner.load(before)
-        ours = learner._step._ours
+        ours: Any = learner._step._ours
         ours.exponents.assign(np.full(ours.exponents.shape, exponent, np.int32))
         [sums] = on_ranks([ring], lambda _: learner.allreduce_step(part, control.write(0), 0, 0, 12))
         assert not sums.agreed.nonfinite

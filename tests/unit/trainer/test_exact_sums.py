@@ -24,7 +24,7 @@ def test_words_are_summed_without_rounding_in_any_order(
     first = np.sum(each[order[:ranks]], axis=0, dtype=np.float32)
     second = np.sum(each[order[ranks:]], axis=0, dtype=np.float32)
     np.testing.assert_array_equal(total, second + first)
-    exact = sum(map(int, (np.float64(numbers) * 2.0**60).tolist()))
+    exact = sum(int(number * 2.0**60) for number in numbers)
     assert abs(sum(int(float(word) * 2.0**60) for word in total) - exact) <= BLOCKS
 
 
