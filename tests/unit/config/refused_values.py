@@ -148,7 +148,10 @@ IMPOSSIBLE = [
     ("{workers: 2, minWorkers: 3}", "workers is 2 and minWorkers is 3"),
     ("{mode: ps, data: {maxBadRecords: 3}}", 'mode is "ps" and data.maxBadRecords is 3'),
     ("{mode: ps, training: {loadBalancing: speed}}", 'mode is "ps" and training.loadBalancing is "speed"'),
-    ("{training: {deterministic: true}, mode: hybrid}", 'training.deterministic is true and mode is "hybrid"'),
+    (
+        "{training: {deterministic: true}, mode: hybrid}",
+        'training.deterministic is true and mode is "hybrid"',
+    ),
     ("{training: {deterministic: true, compression: float16}}", "gradients are rounded once"),
     ("{training: {deterministic: true, accumulateSteps: 2}}", "each block of a step is computed by itself"),
     ("{training: {deterministic: true}, data: {maxBadRecords: 1}}", "a block must have all of its records"),
