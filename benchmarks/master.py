@@ -42,7 +42,7 @@ from edl.master.core import facts, snapshot
 from edl.master.jobs import new_job
 from edl.master.journal.journal import Journal
 from edl.master.loop import Master
-from edl.master.rpc.server import Server
+from edl.master.rpc.server import MasterServer
 from edl.master.spec import JobSpec
 from edl.master.telemetry import Telemetry
 from edl.net.listener import Listener
@@ -210,7 +210,7 @@ async def streams(workers: int, seconds: float = LISTEN_SECONDS) -> Streams:
     with tempfile.TemporaryDirectory(prefix="edl-bench-") as directory:
         spec = JobSpec.parse(a_spec(workers))
         master = Counting(spec, RunId("bench"), [observe])
-        server = Server(master, Listener(Tokens("token")), json.dumps(spec.values), directory)
+        server = MasterServer(master, Listener(Tokens("token")), json.dumps(spec.values), directory)
         port = await server.start("127.0.0.1:0")
         state = partial(snapshot.dump, master.job)
         journal = Journal(Path(directory) / artifacts.JOURNAL, master.run_id, spec, state)

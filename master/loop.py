@@ -28,7 +28,7 @@ from edl.master.core import facts, past, view
 from edl.master.jobs import new_job
 from edl.master.journal.journal import Journal
 from edl.master.parameter_servers.base import NoServers, ParameterServers
-from edl.master.rpc.server import Server
+from edl.master.rpc.server import MasterServer
 from edl.master.spec import JobSpec, Wanted
 from edl.master.telemetry import Telemetry
 
@@ -78,7 +78,7 @@ class Master:
         for event in self.telemetry.hears(said, asyncio.get_running_loop().time()):
             self.inbox.put_nowait(event)
 
-    async def run(self, backend: Backend, server: Server, journal: Journal) -> None:
+    async def run(self, backend: Backend, server: MasterServer, journal: Journal) -> None:
         """Run the job to its end, or until it is abandoned.
 
         Raises:
@@ -93,7 +93,7 @@ class Master:
             self._backend = None
             await backend.close()
 
-    async def live(self, server: Server, backend: Backend, journal: Journal) -> None:
+    async def live(self, server: MasterServer, backend: Backend, journal: Journal) -> None:
         """Process events until the job has ended, or a different master takes over."""
         loop = asyncio.get_running_loop()
         while not self.job.ended:

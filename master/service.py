@@ -32,7 +32,7 @@ from edl.master.journal.journal import Journal
 from edl.master.loop import Master
 from edl.master.parameter_servers.base import NoServers, ParameterServers
 from edl.master.rpc.authority import Alone, Authority
-from edl.master.rpc.server import Server
+from edl.master.rpc.server import MasterServer
 from edl.master.rpc.storage import Storage
 from edl.net import tls
 from edl.net.listener import Listener
@@ -79,7 +79,7 @@ async def serve(
         loop.call_soon_threadsafe(master.emit, ev.Degraded("TLS", why))
 
     certificate = tls.certificate_for(reached_at or host, degraded)
-    server = Server(
+    server = MasterServer(
         master,
         Listener(tokens, certificate),
         json.dumps(master.spec.values),
@@ -125,7 +125,7 @@ def _reachable_host(listen: str) -> str:
 async def _run(
     master: Master,
     backend: Callable[[], Backend],
-    server: Server,
+    server: MasterServer,
     journal: Journal,
     servers: ParameterServers,
 ) -> None:

@@ -70,7 +70,7 @@ def main(argv: list[str] | None = None) -> int:
 
 async def _serve(args: argparse.Namespace) -> int:
     from edl.ps.rpc.service import OPTIONS, READING, Service
-    from edl.ps.server import Server
+    from edl.ps.server import ParameterServer
 
     log = structlog.get_logger()
     hangs.end_with_hangs(f"parameter server {args.index}")
@@ -86,9 +86,9 @@ async def _serve(args: argparse.Namespace) -> int:
         vital.task(_stay_alive(args.alive_file), "alive")
     kept = args.log_dir / "run"  # run id of the log, for a server started without --run-id
 
-    def of_run(run_id: str) -> Server:
+    def of_run(run_id: str) -> ParameterServer:
         about = (args.index, args.servers, run_id, args.log_dir, args.checkpoint_dir, args.memory_limit)
-        server = Server(*about, log.warning, logged=not args.no_log)
+        server = ParameterServer(*about, log.warning, logged=not args.no_log)
         if not args.run_id:
             _write_whole(kept, run_id)
         return server

@@ -41,7 +41,7 @@ from edl.ps.table.table import Table
 from edl.ps.update_mode import UpdateMode
 
 
-class Server:
+class ParameterServer:
     """One server: its tables, its log and its update mode.
 
     `mode` has the calls that change steps or move rows. `declare` may replace it.

@@ -350,7 +350,7 @@ def page(name: str) -> str:
     )
 
 
-class Server(ThreadingHTTPServer):
+class PageServer(ThreadingHTTPServer):
     """Serves the page on loopback.
 
     Args:
@@ -384,7 +384,7 @@ class Server(ThreadingHTTPServer):
 
 
 class _Handler(BaseHTTPRequestHandler):
-    server: Server
+    server: PageServer
     timeout = CLIENT_SECONDS
     server_version, sys_version = "edl", ""
     protocol_version = "HTTP/1.1"

@@ -20,7 +20,7 @@ class ServerState(StrEnum):
 
 
 @dataclass
-class Server:
+class ServerHistory:
     """One parameter server: its states with their times, in seconds since the job began."""
 
     index: int
@@ -38,7 +38,7 @@ class Server:
             self.intervals.append((self.state, self.since, now))
         self.state, self.since = state, now
 
-    def until(self, now: float) -> Server:
+    def until(self, now: float) -> ServerHistory:
         """Return a copy whose open interval is closed at this time."""
         open_one = [] if self.state is None else [(self.state, self.since, now)]
         return replace(self, intervals=[*self.intervals, *open_one])
@@ -63,7 +63,7 @@ class ServerReading:
     """Builds the servers of a timeline event by event."""
 
     def __init__(self) -> None:
-        self.servers: dict[int, Server] = {}
+        self.servers: dict[int, ServerHistory] = {}
 
     def note(self, event: Entry, now: float) -> None:
         """Read an event. Other events than those of servers are passed over."""
@@ -90,8 +90,8 @@ class ServerReading:
             if server.index >= count:
                 server.become(None, now)
 
-    def _server(self, index: int) -> Server:
-        return self.servers.setdefault(index, Server(index))
+    def _server(self, index: int) -> ServerHistory:
+        return self.servers.setdefault(index, ServerHistory(index))
 
     def _hold(self, count: int, now: float) -> None:
         """The first `count` servers are in use; one that is known to be away stays so."""

@@ -15,7 +15,7 @@ from typing import Any
 from edl.contract.modes import HOROVOD
 from edl.contract.steps import Steps
 from edl.report.pace import Pace
-from edl.report.servers import Server
+from edl.report.servers import ServerHistory
 
 Entry = Mapping[str, Any]
 
@@ -138,7 +138,7 @@ class Timeline:
     notices: list[tuple[float, str, str]] = field(default_factory=list)  # time, reason, text: important ones
     waits: list[tuple[float, float, str]] = field(default_factory=list)  # start, end, kind: without a step
     masters: int = 0
-    servers: dict[int, Server] = field(default_factory=dict)  # parameter servers, by index
+    servers: dict[int, ServerHistory] = field(default_factory=dict)  # parameter servers, by index
     paces: dict[int, Pace] = field(default_factory=dict)  # by worker
     redone_seconds: float = 0.0  # of all workers, in steps that were trained again
 

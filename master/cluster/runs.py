@@ -57,7 +57,7 @@ from edl.master.cluster.kept_tokens import keep_tokens
 from edl.master.core import events as ev
 from edl.master.core import facts, past
 from edl.master.http.metrics import Metrics
-from edl.master.http.server import Server
+from edl.master.http.server import HttpServer
 from edl.master.loop import Master
 from edl.master.parameter_servers.base import NoServers, ParameterServers
 from edl.master.parameter_servers.base import end as end_servers
@@ -206,7 +206,7 @@ class ReleaseMaster:
         self._master: Master | None = None
         self._installed: Installed | None = None
         self._metrics = Metrics(self._status, self._numbers)
-        self._http = Server(self._ready, {"/metrics": self._metrics.page})
+        self._http = HttpServer(self._ready, {"/metrics": self._metrics.page})
 
     def leave(self) -> None:
         """End this process; the run continues."""

@@ -52,7 +52,7 @@ ROWS = Table(
 
 
 @dataclass(slots=True)
-class Server:
+class ServerRecord:
     """A parameter server, as its watch, its probes and the ring report it, independently of each other."""
 
     away: str = ""  # starting, restarting, not answering; empty: it can be called
@@ -84,12 +84,12 @@ class Servers:
     addresses: tuple[str, ...] = ()  # of both
     stay: str = ""  # why the last move failed; empty: it did not
     lost: bool = False  # rows of the trained, unsaved model are lost: a ring rolls back with the servers
-    known: dict[int, Server] = field(default_factory=dict)  # by index, those that were reported
+    known: dict[int, ServerRecord] = field(default_factory=dict)  # by index, those that were reported
     waited: tuple[int, ...] = ()  # servers that were reported to users as awaited
     waited_since: float = 0.0
 
-    def __getitem__(self, index: int) -> Server:
-        return self.known.setdefault(index, Server())
+    def __getitem__(self, index: int) -> ServerRecord:
+        return self.known.setdefault(index, ServerRecord())
 
     @property
     def released_from(self) -> int:

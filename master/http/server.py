@@ -24,7 +24,7 @@ METHODS = ("GET", "HEAD")
 Page = Callable[[], tuple[str, bytes]]  # renders a page: content type and body
 
 
-class Server:
+class HttpServer:
     """Serves pages over HTTP.
 
     Args:

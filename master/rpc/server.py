@@ -44,7 +44,7 @@ log = structlog.get_logger()
 MAX_PREFLIGHTS = 2
 
 
-def _work_in_bytes(server: Server) -> tuple[str, dict[str, grpc.RpcMethodHandler[Any, Any]]]:
+def _work_in_bytes(server: MasterServer) -> tuple[str, dict[str, grpc.RpcMethodHandler[Any, Any]]]:
     """Return a handler of workers' streams that sends serialised messages; other calls are as generated."""
     work = grpc.stream_stream_rpc_method_handler(
         server.Work, request_deserializer=pb.FromWorker.FromString, response_serializer=bytes
@@ -96,7 +96,7 @@ class Handler(Protocol):
         """Return the worker that replaces an ended one in the same pod; wait a while until one is needed."""
 
 
-class Server(rpc.MasterServicer):
+class MasterServer(rpc.MasterServicer):
     """The server of the job for workers and commands.
 
     Args:

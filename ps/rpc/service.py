@@ -57,7 +57,7 @@ from edl.ps.errors import (
     Unreadable,
 )
 from edl.ps.rpc.multiplex import Conversations
-from edl.ps.server import Server
+from edl.ps.server import ParameterServer
 from edl.ps.storage.capture import Capture
 
 T = TypeVar("T")
@@ -107,8 +107,8 @@ class Service:
 
     def __init__(
         self,
-        server: Server,
-        another: Callable[[str], Server] | None = None,
+        server: ParameterServer,
+        another: Callable[[str], ParameterServer] | None = None,
         token: Callable[[], str] = str,
         connect: Callable[..., Any] = tls.aio_channel,
     ):

@@ -18,7 +18,7 @@ from edl.master.cluster.candidate import Candidate
 from edl.master.core import effects as ef
 from edl.master.core import events as ev
 from edl.master.journal.journal import Journal
-from edl.master.rpc.server import Server
+from edl.master.rpc.server import MasterServer
 from edl.master.rpc.standby import vouches
 from edl.master.spec import JobSpec
 from tests.simulator.cluster import API, TOKEN, SimulatedApi, place
@@ -101,7 +101,7 @@ class MasterProcess:
             master.emit(event)
         follow.append(master.emit)
         outage = world.config.elastic.master_outage_timeout_seconds
-        server = Server(
+        server = MasterServer(
             master,
             self._listener(),
             json.dumps(world.values),

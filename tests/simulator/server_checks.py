@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from edl.contract.rows.placement import ShardAssignment
-from edl.ps.server import Server
+from edl.ps.server import ParameterServer
 from tests.support.models.counting_served import DIM
 
 if TYPE_CHECKING:
@@ -81,7 +81,9 @@ def of_steps(servers: Servers, w: Sim) -> bool:
     return True
 
 
-def _rows(index: int, server: Server, of: ShardAssignment, weights: np.ndarray, together: int = 1) -> None:
+def _rows(
+    index: int, server: ParameterServer, of: ShardAssignment, weights: np.ndarray, together: int = 1
+) -> None:
     """Check the rows of the positions on one server.
 
     Args:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import grpc
 
 from edl.ps.rpc.service import Service
-from edl.ps.server import Server
+from edl.ps.server import ParameterServer
 from edl.trainer.ps_client.multiplex import Failed
 from tests.simulator.disk import Disk, MemoryLog
 from tests.simulator.processes import Process
@@ -34,12 +34,12 @@ Then = Callable[["bytes | Failed"], None]
 class SimulatedService(Service):
     """The service without threads: background work takes time, and work on the rows takes none."""
 
-    def __init__(self, place: Place, server: Server):
+    def __init__(self, place: Place, server: ParameterServer):
         super().__init__(server, token=lambda: "token", connect=lambda to, _: Peer(place, to))
         self._place = place
 
     @property
-    def server(self) -> Server:
+    def server(self) -> ParameterServer:
         return self._server
 
     async def _do(self, act: Callable[[Any], T], request: Any, size: int = 0) -> T:
@@ -80,7 +80,7 @@ class Place:
         return self._process is not None and self._process.frozen
 
     @property
-    def server(self) -> Server | None:
+    def server(self) -> ParameterServer | None:
         """The server in the process's memory; None without a process."""
         return self._service.server if self._process is not None else None
 
@@ -90,7 +90,7 @@ class Place:
         world = self.servers.world
         self._process = Process(world.clock, self.address, self._failed)  # type: ignore[abstract]  # a loop in part
         checkpoints = world.config.checkpoint.dir
-        server = Server(
+        server = ParameterServer(
             self.index,
             0,
             RUN,

@@ -50,7 +50,7 @@ def ui(
 
     shown = live.Job(job.snapshot().kept, status, journal)
     try:
-        server = live.Server(shown, port)
+        server = live.PageServer(shown, port)
     except OSError as error:
         raise EdlError(f"--port {port}: cannot listen: {error.strerror}") from error
     if attached:
@@ -63,7 +63,7 @@ def ui(
         server.run()
 
 
-def _end_with_input(server: live.Server) -> None:
+def _end_with_input(server: live.PageServer) -> None:
     """Stop serving when standard input ends: with `edl run --ui`, however that ends."""
     while os.read(0, 4096):
         pass

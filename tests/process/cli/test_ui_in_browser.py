@@ -91,7 +91,7 @@ def test_the_live_page_shows_the_journal_and_obeys_the_keyboard(browser: Browser
 
     job = live.Job("runs/digits", newest, lambda: nullcontext(live.Reading(tmp_path, status)))
     job._draw()  # imports Matplotlib, which takes longest, before anything waits for it
-    server = live.Server(job)
+    server = live.PageServer(job)
     serving = threading.Thread(target=server.run)
     serving.start()
     try:

@@ -32,11 +32,11 @@ import asyncio, sys
 from pathlib import Path
 from edl.contract.tokens import Tokens
 from edl.net.listener import Listener
-from edl.master.rpc.server import Server
+from edl.master.rpc.server import MasterServer
 from tests.process.jobs.test_rpc import Idle
 
 async def serve():
-    port = await Server(Idle(), Listener(Tokens("token")), "{}", "").start("127.0.0.1:0")
+    port = await MasterServer(Idle(), Listener(Tokens("token")), "{}", "").start("127.0.0.1:0")
     Path(sys.argv[1]).write_text(f"127.0.0.1:{port}")
     await asyncio.Event().wait()
 

@@ -19,7 +19,7 @@ import yaml
 
 import edl
 from edl.master.http.metrics import Metrics
-from edl.master.http.server import Page, Server
+from edl.master.http.server import HttpServer, Page
 from tests.support.kubernetes.master import MasterProcess, Pages
 from tests.support.kubernetes.small_release import Release, until
 
@@ -128,7 +128,7 @@ def test_the_seconds_never_fall_while_a_run_goes_on_and_begin_anew_with_another_
 async def test_every_address_is_ipv4_and_ipv6(host: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    server = Server(lambda: True, {})
+    server = HttpServer(lambda: True, {})
     await server.start(f"[::]:{port}")
     try:
         assert (await asyncio.to_thread(Pages(f"{host}:{port}").get, "/healthz"))[0] == 200
@@ -193,7 +193,7 @@ async def test_prometheus_itself_reads_all_of_it(small_release: Release, tmp_pat
 
 @asynccontextmanager
 async def serving_pages(pages: dict[str, Page], timeout_seconds: float = 10.0) -> AsyncIterator[int]:
-    server = Server(lambda: True, pages, timeout_seconds)
+    server = HttpServer(lambda: True, pages, timeout_seconds)
     try:
         yield await server.start("127.0.0.1:0")
     finally:
@@ -284,7 +284,7 @@ async def test_the_numbers_are_the_rings(a_job: Callable[..., Any]) -> None:
         loop = asyncio.get_running_loop()
         metrics = Metrics(lambda: job.master.status(loop.time()))
         job.master.observers.append(metrics.observe)
-        http = Server(lambda: True, {"/metrics": metrics.page})
+        http = HttpServer(lambda: True, {"/metrics": metrics.page})
         port = await http.start("127.0.0.1:0")
         pages = Pages(f"127.0.0.1:{port}")
 

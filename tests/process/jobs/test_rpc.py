@@ -25,7 +25,7 @@ from edl.master.core import events as ev
 from edl.master.core import facts
 from edl.master.parameter_servers.base import NoServers
 from edl.master.rpc.authority import Alone
-from edl.master.rpc.server import Server
+from edl.master.rpc.server import MasterServer
 from edl.net.listener import Listener
 from edl.trainer.session.client import MasterStream
 from edl.trainer.session.orders import End
@@ -67,7 +67,7 @@ async def test_a_token_is_changed_while_the_master_runs(tmp_path: Path) -> None:
     secret = tmp_path / "token"
     secret.write_text("first")
     told: list[str] = []
-    server = Server(Idle(), Listener(Tokens("first", secret, told.append)), "{}", "")
+    server = MasterServer(Idle(), Listener(Tokens("first", secret, told.append)), "{}", "")
     port = await server.start("127.0.0.1:0")
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
 
@@ -102,7 +102,7 @@ async def test_a_token_is_changed_while_the_master_runs(tmp_path: Path) -> None:
 
 
 async def test_a_worker_whose_token_is_unknown_says_so_by_its_exit_code() -> None:
-    server = Server(Idle(), Listener(Tokens("a-token")), "{}", "")
+    server = MasterServer(Idle(), Listener(Tokens("a-token")), "{}", "")
     port = await server.start("127.0.0.1:0")
     command = [sys.executable, "-m", "edl.trainer", "--master", f"127.0.0.1:{port}", "--worker", "0"]
     worker = await asyncio.create_subprocess_exec(
@@ -128,7 +128,7 @@ async def test_a_worker_that_comes_back_is_heard_before_the_parameter_servers_li
             await listen.wait()
             return ("a:1",)
 
-    server = Server(Hearing(), Listener(Tokens("a-token")), "{}", "", servers=Starting())
+    server = MasterServer(Hearing(), Listener(Tokens("a-token")), "{}", "", servers=Starting())
     port = await server.start("127.0.0.1:0")
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel, asyncio.timeout(20):
         stream = rpc.MasterStub(channel).Work(metadata=[("authorization", "Bearer a-token")])
@@ -151,7 +151,7 @@ async def test_the_last_words_of_a_worker_reach_the_next_master() -> None:
         def emit(self, said: ev.Event | facts.Heartbeat) -> None:
             heard.put_nowait(type(said).__name__)
 
-    first = Server(Hearing(), Listener(Tokens("a-token")), "{}", "", outage_timeout=20.0)
+    first = MasterServer(Hearing(), Listener(Tokens("a-token")), "{}", "", outage_timeout=20.0)
     port = await first.start("127.0.0.1:0")
     stream = MasterStream(f"127.0.0.1:{port}", "a-token", 0, "")
     async with asyncio.timeout(30):
@@ -164,7 +164,7 @@ async def test_the_last_words_of_a_worker_reach_the_next_master() -> None:
         await asyncio.sleep(1.0)  # for nothing to happen: no master listens
         while not heard.empty():
             heard.get_nowait()
-        second = Server(Hearing(), Listener(Tokens("a-token")), "{}", "", outage_timeout=20.0)
+        second = MasterServer(Hearing(), Listener(Tokens("a-token")), "{}", "", outage_timeout=20.0)
         await second.start(f"127.0.0.1:{port}")
         assert [await heard.get() for _ in range(3)] == ["Hello", "Resume", "Failed"]
         await asyncio.wait_for(closing, 10.0)
@@ -172,7 +172,7 @@ async def test_the_last_words_of_a_worker_reach_the_next_master() -> None:
 
 
 async def test_one_worker_makes_the_preflight_and_one_other_if_that_is_lost() -> None:
-    server = Server(Idle(), Listener(Tokens("a-token")), "{}", "")
+    server = MasterServer(Idle(), Listener(Tokens("a-token")), "{}", "")
     port = await server.start("127.0.0.1:0")
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
 
@@ -198,7 +198,7 @@ async def test_one_worker_makes_the_preflight_and_one_other_if_that_is_lost() ->
 
 
 async def test_who_only_pings_for_long_keeps_its_connection() -> None:
-    server = Server(Idle(), Listener(Tokens("a-token")), "{}", "")
+    server = MasterServer(Idle(), Listener(Tokens("a-token")), "{}", "")
     port = await server.start("127.0.0.1:0")
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=KEEPALIVE) as channel:
         request, token = pb.WatchRequest(follow=True), [("authorization", "Bearer a-token")]
@@ -227,8 +227,10 @@ class Reign(Alone):
 
 
 async def test_a_worker_obeys_no_master_of_a_smaller_term_and_says_which_it_has_seen() -> None:
-    def master(reign: Reign) -> Server:
-        return Server(Idle(), Listener(Tokens("a-token")), "{}", "", outage_timeout=60.0, authority=reign)
+    def master(reign: Reign) -> MasterServer:
+        return MasterServer(
+            Idle(), Listener(Tokens("a-token")), "{}", "", outage_timeout=60.0, authority=reign
+        )
 
     newer, older, newest = Reign(2), Reign(1), Reign(3)
     server = master(newer)

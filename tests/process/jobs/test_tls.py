@@ -15,7 +15,7 @@ import pytest
 from edl.contract import artifacts
 from edl.contract.tokens import Tokens, for_reading
 from edl.errors import EdlError, MasterUnavailable
-from edl.master.rpc.server import Server
+from edl.master.rpc.server import MasterServer
 from edl.net import listener, tls
 from edl.net.listener import Listener
 from edl.net.master_client import Client
@@ -47,7 +47,7 @@ def contact(port: int, ca: object = "") -> artifacts.Contact:
 
 @asynccontextmanager
 async def serving(certificate: tls.Certificate | None) -> AsyncIterator[int]:
-    server = Server(Idle(), Listener(Tokens("a-token"), certificate), "{}", "")
+    server = MasterServer(Idle(), Listener(Tokens("a-token"), certificate), "{}", "")
     port = await server.start("localhost:0")
     try:
         yield port

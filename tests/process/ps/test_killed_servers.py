@@ -23,7 +23,7 @@ import pytest
 from edl.checkpoints import CheckpointFile
 from edl.contract.proto import ps_pb2 as pb
 from edl.contract.proto import ps_pb2_grpc
-from edl.ps.server import Server
+from edl.ps.server import ParameterServer
 from tests.support.ps.requests import RUN, commit, pull, stage, start_generation, tables
 from tests.support.ps.server_states import begin, commit_parts, content, train
 
@@ -191,8 +191,8 @@ def test_a_server_killed_at_any_moment_ends_as_one_that_nobody_has_killed(
     worker.close()
 
     said: list[str] = []
-    found = Server(0, 1, RUN, tmp_path / "log", str(tmp_path / "checkpoints"), warn=said.append)
-    straight = begin(Server(0, 1, RUN, tmp_path / "straight"))
+    found = ParameterServer(0, 1, RUN, tmp_path / "log", str(tmp_path / "checkpoints"), warn=said.append)
+    straight = begin(ParameterServer(0, 1, RUN, tmp_path / "straight"))
     train(straight, 0, STEPS)
     assert not said and content(found) == content(straight), f"seed {seed}"
     assert server.started == KILLS + 1

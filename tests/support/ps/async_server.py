@@ -11,42 +11,42 @@ from typing import Any
 import numpy as np
 
 from edl.contract.proto import ps_pb2 as pb
-from edl.ps.server import Server
+from edl.ps.server import ParameterServer
 from tests.support.models import counting_steps as counting
 from tests.support.ps.requests import RUN
 
 STEPS = 24
-Start = Callable[..., Server]
+Start = Callable[..., ParameterServer]
 
 
 def starting(directory: Path) -> Start:
     """Return a function that starts servers with logs and checkpoints in `directory`."""
 
-    def start(log: str = "log", index: int = 0, servers: int = 1, **more: Any) -> Server:
-        return Server(index, servers, RUN, directory / log, str(directory / "checkpoints"), **more)
+    def start(log: str = "log", index: int = 0, servers: int = 1, **more: Any) -> ParameterServer:
+        return ParameterServer(index, servers, RUN, directory / log, str(directory / "checkpoints"), **more)
 
     return start
 
 
-def begun(server: Server, **asynchronous: Any) -> Server:
+def begun(server: ParameterServer, **asynchronous: Any) -> ParameterServer:
     server.declare(counting.tables(**asynchronous))
     begin(server)
     return server
 
 
-def begin(server: Server) -> pb.Progress:
+def begin(server: ParameterServer) -> pb.Progress:
     request = counting.begin(STEPS, server.index, server.servers)
     return server.async_server.begin(request.SerializeToString())
 
 
-def push(server: Server, step: int, **more: Any) -> pb.Progress:
+def push(server: ParameterServer, step: int, **more: Any) -> pb.Progress:
     version = more.pop("version", server.version)
     incarnation = more.pop("incarnation", server.incarnation)
     request = counting.push(incarnation, step, STEPS, version, server.index, server.servers, **more)
     return server.async_server.push(request.SerializeToString())
 
 
-def counts(*servers: Server) -> tuple[list[float], list[float]]:
+def counts(*servers: ParameterServer) -> tuple[list[float], list[float]]:
     answers = [
         [rows.copy() for rows in server.pull(counting.pull(STEPS, server.index, server.servers))]
         for server in servers
@@ -61,7 +61,7 @@ def expect(steps: Any) -> tuple[list[float], list[float]]:
     return found, found
 
 
-def content(server: Server) -> tuple[Any, ...]:
+def content(server: ParameterServer) -> tuple[Any, ...]:
     """The whole content of a server, bit for bit, independent of its order."""
     found: list[Any] = [
         server.async_server.progress().SerializeToString(),
@@ -90,7 +90,7 @@ def steps(*bounds: int) -> pb.Steps:
     return pb.Steps(bounds=bounds)
 
 
-def take(server: Server, worker: int, most: int = 1, limit: int = STEPS) -> list[int]:
+def take(server: ParameterServer, worker: int, most: int = 1, limit: int = STEPS) -> list[int]:
     request = pb.LeaseRequest(
         run_id=RUN, incarnation=server.incarnation, worker=worker, most=most, limit=limit
     )

@@ -17,7 +17,7 @@ import grpc
 from edl.contract.proto import ps_pb2 as pb
 from edl.contract.proto import ps_pb2_grpc
 from edl.ps.rpc.service import OPTIONS, Service
-from edl.ps.server import Server
+from edl.ps.server import ParameterServer
 from tests.support.ps.cancelled_calls import Cancelling
 from tests.support.ps.requests import RUN
 
@@ -41,9 +41,9 @@ class Node:
         self.cancelling = Cancelling(dice.randrange(10**6))
         self.failed: list[str] = []
 
-    def of_run(self, run_id: str) -> Server:
+    def of_run(self, run_id: str) -> ParameterServer:
         where = self._directory / f"log-{self._index}"
-        return Server(
+        return ParameterServer(
             self._index, 0, run_id, where, str(self._directory / "checkpoints"), snapshot_bytes=8192
         )
 

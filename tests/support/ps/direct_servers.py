@@ -17,7 +17,7 @@ from typing import Any
 
 from edl.contract.proto import ps_pb2 as pb
 from edl.ps.errors import GenerationPending, Misplaced, Refused, Stale, Unavailable
-from edl.ps.server import Server
+from edl.ps.server import ParameterServer
 from edl.trainer.ps_client.calls import ServerAway, ServerRefused
 from edl.trainer.ring.base import RingBroken
 from tests.support.ps.requests import RUN
@@ -32,13 +32,13 @@ class Node:
 
     def __init__(self, index: int, where: Path):
         self.index, self.where = index, where
-        self.server: Server | None = None
+        self.server: ParameterServer | None = None
         self.is_gone = False  # for good
         self.start()
 
-    def start(self) -> Server:
+    def start(self) -> ParameterServer:
         if self.server is None:
-            self.server = Server(self.index, 0, RUN, self.where, warn=lambda text: None)
+            self.server = ParameterServer(self.index, 0, RUN, self.where, warn=lambda text: None)
         return self.server
 
     def kill(self, lose: bool = False) -> None:
@@ -158,7 +158,7 @@ class DirectCall:
             if self._node.server is not None:
                 return answer
 
-    def _act(self, server: Server) -> Any:
+    def _act(self, server: ParameterServer) -> Any:
         request = self._request
         match self._method:
             case "Pull":
@@ -179,7 +179,7 @@ class DirectCall:
                 return getattr(server, self._method.lower())(request)
         return getattr(server.mode, self._method.lower())(request)
 
-    def _fetch(self, server: Server, request: pb.FetchRequest) -> Any:
+    def _fetch(self, server: ParameterServer, request: pb.FetchRequest) -> Any:
         if not (sources := server.mode.fetch(request)):
             return server.position()
         for source in sources:

@@ -11,13 +11,13 @@ import numpy as np
 
 from edl.checkpoints import Manifest, Store
 from edl.contract.proto import ps_pb2 as pb
-from edl.ps.server import Server
+from edl.ps.server import ParameterServer
 from tests.support.ps.requests import RUN, commit, pull, stage, start_generation, tables
 
 Content = tuple[Any, ...]
 
 
-def content(server: Server) -> Content:
+def content(server: ParameterServer) -> Content:
     """Return the whole state of a server, bit for bit, in an order of its own."""
     found: list[Any] = [
         server.position().SerializeToString(),
@@ -33,13 +33,13 @@ def content(server: Server) -> Content:
     return tuple(found)
 
 
-def begin(server: Server) -> Server:
+def begin(server: ParameterServer) -> ParameterServer:
     server.declare(tables())
     server.mode.start_generation(start_generation(1, 0))
     return server
 
 
-def train(server: Server, start: int, stop: int, generation: int = 1) -> None:
+def train(server: ParameterServer, start: int, stop: int, generation: int = 1) -> None:
     for step in range(start, stop):
         for rank in (1, 0):
             server.mode.push(stage(generation, step, rank).SerializeToString())
@@ -52,13 +52,13 @@ def copied(tmp_path: Path, name: str) -> Path:
     return Path(shutil.copytree(tmp_path / "log", tmp_path / name))
 
 
-def checkpoint(server: Server, generation: int, step: int, attempt: str = "a") -> None:
+def checkpoint(server: ParameterServer, generation: int, step: int, attempt: str = "a") -> None:
     """The part of one server alone, and the manifest."""
     part = write_part(server, generation, step, attempt)
     commit_manifest(server, step, attempt, [part])
 
 
-def write_part(server: Server, generation: int, step: int, attempt: str) -> Any:
+def write_part(server: ParameterServer, generation: int, step: int, attempt: str) -> Any:
     request = pb.WritePartRequest(
         run_id=RUN, generation=generation, step=step, attempt=attempt, index=server.index, of=server.servers
     )
@@ -67,7 +67,7 @@ def write_part(server: Server, generation: int, step: int, attempt: str) -> Any:
     return server.write(capture, request)
 
 
-def commit_manifest(server: Server, step: int, attempt: str, found: list[Any]) -> None:
+def commit_manifest(server: ParameterServer, step: int, attempt: str, found: list[Any]) -> None:
     commit_parts(server._storage.checkpoints, step, attempt, found)
 
 

@@ -37,7 +37,7 @@ class Shown:
         self.status: dict[str, Any] = {}
         self.gone = False
         job = live.Job("runs/digits", self.told, lambda: nullcontext(live.Reading(output, self.status)))
-        self.server = live.Server(job)
+        self.server = live.PageServer(job)
 
     def told(self) -> live.Status:
         if self.gone:

@@ -20,7 +20,7 @@ from edl.contract.proto import ps_pb2 as pb
 from edl.contract.tokens import Tokens
 from edl.net.listener import Listener
 from edl.ps.rpc.service import OPTIONS, Service
-from edl.ps.server import Server
+from edl.ps.server import ParameterServer
 from tests.support.ps.requests import RUN, pull, stage, start_generation, tables
 from tests.unit.ps.test_calls import Caller
 
@@ -116,7 +116,7 @@ DOCUMENTED = {
 async def test_whatever_a_call_says_a_server_answers_or_refuses_it_by_a_documented_status(
     seed: int, tmp_path: Path
 ) -> None:
-    service = Service(Server(0, 1, RUN, tmp_path / "log", str(tmp_path / "checkpoints"), 1 << 20))
+    service = Service(ParameterServer(0, 1, RUN, tmp_path / "log", str(tmp_path / "checkpoints"), 1 << 20))
     listener, chance = Listener(Tokens("token"), options=OPTIONS), random.Random(seed)
     call = Caller(await listener.start("127.0.0.1:0", service.register))
     await call("Declare", tables())
@@ -143,7 +143,7 @@ async def test_whatever_a_call_says_a_server_answers_or_refuses_it_by_a_document
 async def test_a_generation_after_which_there_is_no_other_is_refused_and_changes_nothing(
     tmp_path: Path,
 ) -> None:
-    service = Service(Server(0, 1, RUN, tmp_path / "log"))
+    service = Service(ParameterServer(0, 1, RUN, tmp_path / "log"))
     listener = Listener(Tokens("token"), options=OPTIONS)
     call = Caller(await listener.start("127.0.0.1:0", service.register))
     await call("Declare", tables())

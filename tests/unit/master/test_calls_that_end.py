@@ -29,7 +29,7 @@ from edl.master.core import events as ev
 from edl.master.core import facts
 from edl.master.parameter_servers.base import NoServers
 from edl.master.rpc.authority import Alone
-from edl.master.rpc.server import Server
+from edl.master.rpc.server import MasterServer
 from edl.master.rpc.standby import StandbyServer
 from edl.net.listener import OPTIONS, Listener, TokenCheck
 from tests.support.ps.cancelled_calls import Cancelling
@@ -203,9 +203,9 @@ def hello(worker: int, **more: Any) -> pb.FromWorker:
 
 
 @pytest.fixture
-async def master(dice: random.Random) -> AsyncIterator[tuple[Server, Recording, Callers]]:
+async def master(dice: random.Random) -> AsyncIterator[tuple[MasterServer, Recording, Callers]]:
     job, listener = Recording(dice), CancellingListener(dice)
-    server = Server(job, listener, "{}", "", authority=Waiting(), servers=Waited())
+    server = MasterServer(job, listener, "{}", "", authority=Waiting(), servers=Waited())
     callers = Callers(listener, await server.start("127.0.0.1:0"), dice)
     yield server, job, callers
     await callers.channel.close()
@@ -213,7 +213,7 @@ async def master(dice: random.Random) -> AsyncIterator[tuple[Server, Recording, 
 
 
 async def test_a_master_answers_after_calls_that_end_early(
-    master: tuple[Server, Recording, Callers], dice: random.Random
+    master: tuple[MasterServer, Recording, Callers], dice: random.Random
 ) -> None:
     server, job, callers = master
     generation = 0

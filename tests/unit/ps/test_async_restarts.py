@@ -12,7 +12,7 @@ import pytest
 
 from edl.contract.proto import ps_pb2 as pb
 from edl.ps.errors import Invalid, Misplaced, Stale, Unavailable
-from edl.ps.server import Server
+from edl.ps.server import ParameterServer
 from tests.support.models import counting_steps as counting
 from tests.support.ps.async_server import (
     STEPS,
@@ -98,12 +98,12 @@ def test_the_log_is_replaced_by_a_snapshot_also_while_steps_wait(start: Start, t
 # --- checkpoints
 
 
-def restore(server: Server, step: int, attempt: str = "a", generation: int = 1) -> pb.Position:
+def restore(server: ParameterServer, step: int, attempt: str = "a", generation: int = 1) -> pb.Position:
     request = pb.RestoreRequest(run_id=RUN, generation=generation, step=step, attempt=attempt)
     return server.async_server.restore(request)
 
 
-def fallen(start: Start, name: str, index: int = 0, servers: int = 1) -> Server:
+def fallen(start: Start, name: str, index: int = 0, servers: int = 1) -> ParameterServer:
     """One that has lost its log."""
     server = start(name, index, servers)
     server.declare(counting.tables())
@@ -111,7 +111,7 @@ def fallen(start: Start, name: str, index: int = 0, servers: int = 1) -> Server:
     return server
 
 
-def two_after_six_steps(start: Start) -> list[Server]:
+def two_after_six_steps(start: Start) -> list[ParameterServer]:
     """Both servers of a job, each with its first six steps."""
     both = [begun(start(f"log-{index}", index, 2)) for index in (0, 1)]
     for step in range(6):
@@ -120,7 +120,7 @@ def two_after_six_steps(start: Start) -> list[Server]:
     return both
 
 
-def two_with_a_checkpoint(start: Start) -> list[Server]:
+def two_with_a_checkpoint(start: Start) -> list[ParameterServer]:
     """The same, and checkpoint `a` of these steps."""
     both = two_after_six_steps(start)
     keep = pb.KeepRequest(run_id=RUN, incarnation=both[0].incarnation, step=6, order=1, ledger=b"the ledger")

@@ -16,7 +16,7 @@ import pytest
 from edl.contract.proto import ps_pb2 as pb
 from edl.contract.rows.buckets import server_of
 from edl.ps.errors import Misplaced
-from edl.ps.server import Server
+from edl.ps.server import ParameterServer
 from tests.support.models import counting_steps as counting
 from tests.support.ps.async_server import (
     STEPS,
@@ -46,7 +46,7 @@ def page(
     return request.SerializeToString()
 
 
-def user(server: Server, ids: list[int]) -> list[float]:
+def user(server: ParameterServer, ids: list[int]) -> list[float]:
     asked = pb.PullRequest(run_id=RUN, ids=[pb.Ids(table=1, ids=np.array(ids, np.int64).tobytes())])
     return list(server.pull(asked)[0].tolist())
 

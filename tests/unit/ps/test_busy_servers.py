@@ -21,7 +21,7 @@ from edl.master.parameter_servers import monitor as of_master
 from edl.master.parameter_servers.monitor import Watch
 from edl.net.listener import Listener
 from edl.ps.rpc.service import OPTIONS, READING, Service
-from edl.ps.server import Server
+from edl.ps.server import ParameterServer
 from edl.trainer.ps_client import link
 from edl.trainer.ps_client.calls import ServerAway
 from edl.trainer.ps_client.interrupt import Interrupt
@@ -37,7 +37,7 @@ class Busy(Service):
     """One whose thread for native work has much to do. Each time that it is asked whether it gets on, so many
     seconds have passed, and one more piece is done, as long as it does not hang."""
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: ParameterServer) -> None:
         super().__init__(server)
         self.probes, self.hangs, self.seconds = 0, False, 0.9 * PATIENCE
         self._pieces, self._left = threading.Semaphore(0), 0
@@ -76,7 +76,7 @@ class There:
 @pytest.fixture
 async def there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[There]:
     monkeypatch.setattr(link, "LOOK_SECONDS", 0.01)
-    service = Busy(Server(0, 1, RUN, tmp_path / "log"))
+    service = Busy(ParameterServer(0, 1, RUN, tmp_path / "log"))
     listener = Listener(Tokens("token"), options=OPTIONS, reading=READING)
     found = There(service, await listener.start("127.0.0.1:0", service.register))
     await found.asks("Declare", tables())

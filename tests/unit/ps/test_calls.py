@@ -21,7 +21,7 @@ from edl.contract.tokens import Tokens, for_reading
 from edl.master.parameter_servers.base import end
 from edl.net.listener import Listener
 from edl.ps.rpc.service import OPTIONS, READING, Service
-from edl.ps.server import Server
+from edl.ps.server import ParameterServer
 from edl.ps.storage.capture import Capture
 from tests.support.models import counting_steps as counting
 from tests.support.ps.requests import RUN, commit, pull, stage, start_generation, tables
@@ -48,7 +48,7 @@ class Caller:
 @pytest.fixture
 async def port(tmp_path: Path) -> AsyncIterator[int]:
     service = Service(
-        Server(0, 1, RUN, tmp_path / "log", str(tmp_path / "checkpoints"), memory_limit=1 << 20)
+        ParameterServer(0, 1, RUN, tmp_path / "log", str(tmp_path / "checkpoints"), memory_limit=1 << 20)
     )
     listener = Listener(Tokens("token"), options=OPTIONS)
     yield await listener.start("127.0.0.1:0", service.register)
@@ -173,18 +173,18 @@ async def test_tables_are_copied_while_the_store_of_checkpoints_hangs(
     call: Caller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     captures: list[Capture] = []
-    goes_on, capture = threading.Event(), Server.capture
+    goes_on, capture = threading.Event(), ParameterServer.capture
 
-    def captured(server: Server, request: pb.WritePartRequest) -> Capture:
+    def captured(server: ParameterServer, request: pb.WritePartRequest) -> Capture:
         captures.append(capture(server, request))
         return captures[-1]
 
-    def hangs(server: Server, capture: Capture, request: pb.WritePartRequest) -> CheckpointFile:
+    def hangs(server: ParameterServer, capture: Capture, request: pb.WritePartRequest) -> CheckpointFile:
         goes_on.wait(SECONDS)
         raise CheckpointError("the store has answered too late")
 
-    monkeypatch.setattr(Server, "capture", captured)
-    monkeypatch.setattr(Server, "write", hangs)
+    monkeypatch.setattr(ParameterServer, "capture", captured)
+    monkeypatch.setattr(ParameterServer, "write", hangs)
     await call("Declare", tables())
     await call("StartGeneration", start_generation(1, 0))
     asked = (pb.WritePartRequest(run_id=RUN, generation=1, attempt=name, of=1) for name in "abc")
@@ -234,8 +234,8 @@ async def test_a_part_that_cannot_be_written_says_why_and_the_server_goes_on(
 
 
 async def test_a_run_that_has_ended_leaves_nothing_and_another_one_may_come(tmp_path: Path) -> None:
-    def of_run(run_id: str) -> Server:
-        return Server(0, 1, run_id, tmp_path / "log")
+    def of_run(run_id: str) -> ParameterServer:
+        return ParameterServer(0, 1, run_id, tmp_path / "log")
 
     service, listener = Service(of_run(RUN), of_run), Listener(Tokens("token"), options=OPTIONS)
     caller = Caller(port := await listener.start("127.0.0.1:0", service.register))
@@ -324,7 +324,7 @@ async def test_refused_asynchronous_calls_have_their_statuses(port: int, call: C
 
 
 async def test_the_token_for_reading_is_enough_for_rows_and_not_for_steps(tmp_path: Path) -> None:
-    service = Service(Server(0, 1, RUN, tmp_path / "log"))
+    service = Service(ParameterServer(0, 1, RUN, tmp_path / "log"))
     listener = Listener(Tokens("token"), options=OPTIONS, reading=READING)
     port = await listener.start("127.0.0.1:0", service.register)
     job, reader = Caller(port), Caller(port, for_reading("token"))
@@ -423,7 +423,7 @@ async def test_a_stream_needs_the_jobs_token(port: int) -> None:
 
 
 async def test_a_server_that_is_to_end_answers_what_it_can_and_ends_the_streams(tmp_path: Path) -> None:
-    service = Service(Server(0, 1, RUN, tmp_path / "another"))
+    service = Service(ParameterServer(0, 1, RUN, tmp_path / "another"))
     listener = Listener(Tokens("token"), options=OPTIONS)
     talker = Talker(await listener.start("127.0.0.1:0", service.register))
     await talker.ask(1, "Describe", pb.DescribeRequest())

@@ -28,7 +28,7 @@ from edl.contract.rows.buckets import bucket_of
 from edl.contract.rows.placement import ShardAssignment
 from edl.ps.rpc import service as calls_of_ps
 from edl.ps.rpc.service import OPTIONS, Service
-from edl.ps.server import Server
+from edl.ps.server import ParameterServer
 from edl.ps.storage import storage
 from tests.support.models import counting_steps as counting
 from tests.support.ps.cancelled_storms import AT_ONCE, SECONDS, Node, storm
@@ -82,7 +82,7 @@ class Ring:
     async def begin(self) -> None:
         self._lives += 1
         where = self._directory / f"straight-{self._lives}"
-        self.straight = Server(0, 1, RUN, where, str(self._directory / "checkpoints"))
+        self.straight = ParameterServer(0, 1, RUN, where, str(self._directory / "checkpoints"))
         self.straight.declare(tables())
         for node in self.nodes:
             await node("Declare", tables())
@@ -402,7 +402,7 @@ class Watching(grpc.aio.ServerInterceptor):
 
 
 async def test_a_call_whose_caller_is_stopped_ends(tmp_path: Path) -> None:
-    rows, watching = Server(0, 0, RUN, tmp_path / "log", ""), Watching()
+    rows, watching = ParameterServer(0, 0, RUN, tmp_path / "log", ""), Watching()
     rows.declare(tables())
     rows.mode.start_generation(start_generation(1, 0, None))
     service, waits = Service(rows), pull(2, 0, np.arange(4))

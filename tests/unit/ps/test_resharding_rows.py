@@ -18,7 +18,7 @@ import pytest
 from edl.contract.proto import ps_pb2 as pb
 from edl.contract.rows.buckets import BUCKETS
 from edl.contract.rows.placement import ShardAssignment, moves
-from edl.ps.server import Server
+from edl.ps.server import ParameterServer
 from edl.trainer.embedding.interfaces import Commit, Table
 from edl.trainer.ps_client.client import PsClient
 from edl.trainer.ring.base import RingBroken
@@ -191,7 +191,7 @@ def test_a_fetch_that_arrives_again_after_the_switch_drops_no_rows(
     requests: list[pb.FetchRequest] = []
     real = DirectCall._fetch
 
-    def fetch(call: DirectCall, server: Server, request: pb.FetchRequest) -> Any:
+    def fetch(call: DirectCall, server: ParameterServer, request: pb.FetchRequest) -> Any:
         requests.append(request)
         return real(call, server, request)
 

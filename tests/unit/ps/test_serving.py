@@ -27,7 +27,7 @@ from edl.contract.tokens import Tokens, for_reading
 from edl.errors import EdlError
 from edl.net.listener import Listener
 from edl.ps.rpc.service import OPTIONS, READING, Service
-from edl.ps.server import Server
+from edl.ps.server import ParameterServer
 from edl.rows.client import Changed, Client, text_ids
 from tests.support.ps.requests import RUN, SGD, UNIFORM, commit, start_generation, tables
 
@@ -47,7 +47,9 @@ class Job:
     def __init__(self, folder: Path, servers: int, replicas: int = 1):
         self.of = ShardAssignment(servers, replicas)
         self._services = [
-            Service(Server(index, servers, RUN, folder / f"log-{index}", str(folder / "checkpoints")))
+            Service(
+                ParameterServer(index, servers, RUN, folder / f"log-{index}", str(folder / "checkpoints"))
+            )
             for index in range(servers)
         ]
         self._listeners = [

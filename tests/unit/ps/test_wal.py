@@ -14,7 +14,7 @@ import pytest
 
 from edl.contract.proto import ps_pb2 as pb
 from edl.ps.errors import Misplaced, Unavailable
-from edl.ps.server import Server
+from edl.ps.server import ParameterServer
 from edl.ps.storage import wal as logs
 from edl.ps.storage.records import FETCH, FETCHED
 from tests.support.ps.requests import RUN, commit, pull, stage, start_generation, tables
@@ -22,9 +22,11 @@ from tests.support.ps.server_states import begin, content, copied, train, write_
 
 
 @pytest.fixture
-def start(tmp_path: Path) -> Callable[..., Server]:
-    def make(directory: str = "log", index: int = 0, servers: int = 1, **more: Any) -> Server:
-        return Server(index, servers, RUN, tmp_path / directory, str(tmp_path / "checkpoints"), **more)
+def start(tmp_path: Path) -> Callable[..., ParameterServer]:
+    def make(directory: str = "log", index: int = 0, servers: int = 1, **more: Any) -> ParameterServer:
+        return ParameterServer(
+            index, servers, RUN, tmp_path / directory, str(tmp_path / "checkpoints"), **more
+        )
 
     return make
 
@@ -33,7 +35,7 @@ def start(tmp_path: Path) -> Callable[..., Server]:
 
 
 def test_a_server_that_is_killed_comes_back_where_it_was(
-    start: Callable[..., Server], tmp_path: Path
+    start: Callable[..., ParameterServer], tmp_path: Path
 ) -> None:
     server = begin(start())
     for step in range(6):
@@ -47,7 +49,9 @@ def test_a_server_that_is_killed_comes_back_where_it_was(
     assert not server.position().empty
 
 
-def test_a_log_with_an_impossible_transition_is_ignored(start: Callable[..., Server], tmp_path: Path) -> None:
+def test_a_log_with_an_impossible_transition_is_ignored(
+    start: Callable[..., ParameterServer], tmp_path: Path
+) -> None:
     server, said = begin(start()), list[str]()
     server._storage.append(FETCH, pb.FetchRequest(run_id=RUN, generation=1).SerializeToString())
     server._storage.append(FETCHED)
@@ -57,7 +61,7 @@ def test_a_log_with_an_impossible_transition_is_ignored(start: Callable[..., Ser
     assert "has no transition for 'complete'" in said[0]
 
 
-def test_an_undone_step_stays_undone(start: Callable[..., Server], tmp_path: Path) -> None:
+def test_an_undone_step_stays_undone(start: Callable[..., ParameterServer], tmp_path: Path) -> None:
     server = begin(start())
     train(server, 0, 4)
     before = content(server)
@@ -74,7 +78,7 @@ def test_an_undone_step_stays_undone(start: Callable[..., Server], tmp_path: Pat
 
 
 def test_a_server_whose_log_is_gone_is_empty_and_takes_nothing(
-    start: Callable[..., Server], tmp_path: Path
+    start: Callable[..., ParameterServer], tmp_path: Path
 ) -> None:
     train(begin(start()), 0, 3)
     shutil.rmtree(tmp_path / "log")
@@ -89,13 +93,13 @@ def test_a_server_whose_log_is_gone_is_empty_and_takes_nothing(
 
 
 def test_a_log_of_another_run_server_or_format_does_not_count(
-    start: Callable[..., Server], tmp_path: Path
+    start: Callable[..., ParameterServer], tmp_path: Path
 ) -> None:
     train(begin(start()), 0, 3)
     said: list[str] = []
     for other in (
-        lambda log: Server(0, 1, "another", log, warn=said.append),
-        lambda log: Server(1, 2, RUN, log, warn=said.append),
+        lambda log: ParameterServer(0, 1, "another", log, warn=said.append),
+        lambda log: ParameterServer(1, 2, RUN, log, warn=said.append),
     ):
         assert other(copied(tmp_path, "other")).position().empty
     assert len(said) == 1 and "another server" in said[0], "that one run follows another is no trouble"
@@ -106,7 +110,7 @@ def test_a_log_of_another_run_server_or_format_does_not_count(
 
 
 def test_after_a_reboot_a_log_counts_only_if_it_was_closed(
-    start: Callable[..., Server], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    start: Callable[..., ParameterServer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server = begin(start())
     train(server, 0, 3)
@@ -125,7 +129,7 @@ def test_after_a_reboot_a_log_counts_only_if_it_was_closed(
 
 
 def test_a_torn_tail_is_cut_off_at_every_byte_and_the_log_goes_on(
-    start: Callable[..., Server], tmp_path: Path
+    start: Callable[..., ParameterServer], tmp_path: Path
 ) -> None:
     server = begin(start())
     train(server, 0, 1)
@@ -143,7 +147,7 @@ def test_a_torn_tail_is_cut_off_at_every_byte_and_the_log_goes_on(
 
 
 def test_a_changed_byte_anywhere_makes_the_server_empty_or_is_the_torn_end(
-    start: Callable[..., Server], tmp_path: Path
+    start: Callable[..., ParameterServer], tmp_path: Path
 ) -> None:
     server = begin(start())
     server.mode.push(stage(1, 0).SerializeToString())
@@ -159,7 +163,7 @@ def test_a_changed_byte_anywhere_makes_the_server_empty_or_is_the_torn_end(
 
 
 def test_a_missing_segment_or_base_makes_the_server_empty(
-    start: Callable[..., Server], tmp_path: Path
+    start: Callable[..., ParameterServer], tmp_path: Path
 ) -> None:
     server = begin(start())
     train(server, 0, 2)
@@ -182,7 +186,7 @@ def segment(directory: Path) -> Path:
 
 
 def test_a_full_disk_refuses_with_words_and_changes_nothing(
-    start: Callable[..., Server], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    start: Callable[..., ParameterServer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server = begin(start())
     train(server, 0, 2)
@@ -211,7 +215,7 @@ def test_a_full_disk_refuses_with_words_and_changes_nothing(
 
 
 def test_without_checkpoints_the_log_is_replaced_by_a_snapshot(
-    start: Callable[..., Server], tmp_path: Path
+    start: Callable[..., ParameterServer], tmp_path: Path
 ) -> None:
     server = begin(start(snapshot_bytes=1))
     train(server, 0, 3)
