@@ -87,7 +87,7 @@ async def test_a_driver_that_does_not_answer_delays_no_heartbeat(monkeypatch: py
     monkeypatch.setitem(sys.modules, "pynvml", nvml)
     nvml.answers.clear()
     beats = asyncio.Queue[Gpu | None]()
-    monkeypatch.setattr(stream.session, "heartbeat", lambda rate, memory, gpu: beats.put_nowait(gpu))
+    monkeypatch.setattr(stream.session, "heartbeat", lambda rate, usage: beats.put_nowait(usage.gpu))
     sending = asyncio.create_task(stream._heartbeats(0.01))
     async with asyncio.timeout(SECONDS / 2):
         assert await beats.get() is None
