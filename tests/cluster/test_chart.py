@@ -264,7 +264,7 @@ def rights(namespace: Namespace, account: str) -> list[Object]:
 
 
 def test_each_account_has_the_rights_of_the_golden_file_and_no_more(namespace: Namespace) -> None:
-    namespace.helm("install", "edl", CHART, "--set", "workers=0")
+    namespace.helm("install", "edl", CHART, "--set", "workers=0,mode=hybrid")
     everybodys = rights(namespace, "default")
     assert rights(namespace, "edl-worker") == everybodys
     masters = [rule for rule in rights(namespace, "edl-master") if rule not in everybodys]
