@@ -205,6 +205,7 @@ def test_as_one_file_that_upgrades_replace(release: Release, tmp_path: Path) -> 
     # A corrected file is trained with; a different one needs a different run.
     file.write_text(MODEL.format(size=ALONE, data=IN_MEMORY))
     release.upgrade(*flags)
+    release.until(lambda data: data["phase"] != "Failed")  # that of the file before
     first = trained(release)
     assert first["records"]["size"] == RECORDS
     file.write_text(file.read_text().replace(str(RECORDS), "128"))
