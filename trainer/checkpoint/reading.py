@@ -208,7 +208,7 @@ class CheckpointReader:
         if manifest.model != self.model or theirs != ours:
             raise ModelError(
                 f"the checkpoint of step {step:,} in {where} is of another model: its layers, variables, "
-                "loss or optimizer differ from those of this one"
+                "loss, optimizer or training.deterministic (with it, the processor's instructions) differ"
             )
         if (manifest.state.get(SERVERS) is None) != (self._servers is None):
             has, lacks = ("no rows", "has") if self._servers is not None else ("rows", "does not have")
