@@ -103,7 +103,8 @@ PEERS = {
         ("torch",),
         (*TORCHRUN,),
         plain="plain DDP",
-        settings="a snapshot each 10 steps",
+        settings="a snapshot each 10 steps; TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 (else: pytorch 135712)",
+        variables={"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"},
     ),
     "Ray Train": Peer(
         "ray",
@@ -113,6 +114,7 @@ PEERS = {
         plain="plain DDP",
         grows=True,
         settings="num_workers=(1, 3), a checkpoint each 10 steps, a new size each second (default: 60)",
+        variables={"RAY_AUTH_MODE": "disabled"},  # all on this machine
     ),
     "MultiWorkerMirrored": Peer(
         "keras2",
