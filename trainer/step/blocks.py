@@ -17,9 +17,7 @@ of all its blocks until that is known, and would wait for one more all-reduce.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -34,6 +32,7 @@ from edl.trainer.model.batch_types import in_blocks
 from edl.trainer.model.captured import is_generator, plain
 from edl.trainer.model.model_support import is_scaled
 from edl.trainer.records.batches import Batch, Following, nothing_follows
+from edl.trainer.runtime.processor import vector_instructions
 from edl.trainer.step.contribution import Contribution
 from edl.trainer.step.learner import KerasLearner
 from edl.trainer.step.overlapped import SALT, SEEDS, OverlappedStep
@@ -199,15 +198,6 @@ class BlockLearner(KerasLearner):
             f"the batch of {batch} has other shapes than the first five records, and training.deterministic "
             "needs one graph for all batches: let feed() pad them to one length"
         )
-
-
-def vector_instructions() -> list[str]:
-    """The processor's instructions that TensorFlow may choose kernels by; empty if they are unknown."""
-    lines = list[str]()
-    with suppress(OSError):
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    flags = next((line.split() for line in lines if line.startswith(("flags", "Features"))), [])
-    return sorted(flag for flag in flags if flag.startswith(("avx", "amx", "fma", "sse4", "sve", "asimd")))
 
 
 def refuse(model: Any) -> None:
