@@ -55,6 +55,16 @@ class BlockContribution(Contribution):
         self.raised = tf.Variable(tf.zeros([count], tf.int32), trainable=False, name="raised_quanta")
 
     @property
+    def parts_size(self) -> int:
+        return WORDS * self.totals
+
+    def _parts_of(self, values: tf.Tensor) -> tf.Tensor:
+        return tf.concat(words(values, tf.round), 0)
+
+    def _totals_from(self, sums: tf.Tensor) -> tf.Tensor:
+        return decoded(tf.reshape(sums, [WORDS, -1]))
+
+    @property
     def variables(self) -> list[tf.Variable]:
         return [*super().variables, self.raised]
 

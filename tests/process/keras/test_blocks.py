@@ -19,7 +19,7 @@ from edl.trainer.agreement import control
 from edl.trainer.agreement.exact_sums import BLOCKS
 from edl.trainer.ring.local import LocalRing
 from edl.trainer.step.blocks import BlockLearner
-from tests.process.keras.models import dense, plain, tagged, tagger, weighted
+from tests.process.keras.models import by_weights, dense, plain, tagged, tagger, weighted
 from tests.process.keras.ranks import on_ranks
 from tests.process.keras.rings import Case, batch
 
@@ -47,6 +47,8 @@ CASES = {
     "SGD": Case(dense, plain),
     "weights, Adam": Case(lambda: dense(o.Adam(0.01), metrics=["mae"]), weighted),
     "a table, Adam": Case(lambda: tagger(None, o.Adam(0.01), mask=False), tagged),
+    "a masked mean": Case(lambda: tagger(metrics=["accuracy"]), tagged),
+    "a mean by weights, Adam": Case(lambda: dense(o.Adam(0.01), by_weights()), weighted),
     "large gradients, dropout, BatchNormalization, clipping": Case(wide, plain),
 }
 
@@ -102,7 +104,7 @@ def test_rings_of_any_sizes_have_the_same_bits(name: str) -> None:
 
 
 REFUSED = {
-    "totals of the whole step": Case(tagger, tagged),
+    "takes the whole step": Case(lambda: dense(layers=[layers.BatchNormalization(synchronized=True)]), plain),
     "jit_compile=True": Case(lambda: dense(jit_compile=True), plain),
     "run_eagerly=True": Case(lambda: dense(run_eagerly=True), plain),
     "scales the loss": Case(lambda: dense(o.LossScaleOptimizer(o.SGD())), plain),
