@@ -270,7 +270,8 @@ class Step:
     def records(self) -> Any:
         """This worker's records of the step, as the reader returns them: arrays with an entry for each.
 
-        They are tensors if the data are of PyTorch.
+        They are tensors if the data are of PyTorch. With training.deterministic, they are a block of the step,
+        and a worker has several of them one after the other.
         """
         if self._records is None:
             self._records = map_leaves(self._job.records, self._turn.records)
@@ -316,7 +317,8 @@ class Step:
 
         Returns:
             the gradients of the whole step, in the same structure; None if the step did not happen, and the
-            state must stay as it is. The step then comes again, with the same records, or is skipped.
+            state must stay as it is. The step then comes again, with the same records, or is skipped. With
+            training.deterministic, mean also returns None after each block but a worker's last one.
 
         Raises:
             ModelError: mean was called twice, within a tf.function, or with other shapes than before.

@@ -217,15 +217,15 @@ def refuse(model: Any) -> None:
         ModelError: the model cannot be trained with the same bits in every ring; the text says why.
     """
     why = (
-        "TensorFlow sees a GPU"
+        "TensorFlow sees a GPU; CUDA_VISIBLE_DEVICES=-1 hides it"
         if tf.config.list_physical_devices("GPU")
-        else "jit_compile=True, and XLA compiles a step while it runs uncompiled"
+        else "jit_compile=True, and XLA compiles a step while it runs uncompiled; leave it out"
         if model.jit_compile
-        else "run_eagerly=True"
+        else "run_eagerly=True; leave it out"
         if model.run_eagerly
-        else "rows of an edl.layers.Embedding may be on servers, which apply gradients by rank"
+        else "rows of an edl.layers.Embedding may be on servers, which apply gradients by rank; set mode=train"
         if any(isinstance(layer, Embedding) and layer.on_servers for layer in model._flatten_layers())
-        else "its optimizer scales the loss (LossScaleOptimizer)"
+        else "its optimizer scales the loss (LossScaleOptimizer); use mixed_bfloat16, which needs none"
         if is_scaled(model)
         else ""
     )
