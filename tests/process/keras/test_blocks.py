@@ -13,12 +13,16 @@ import pytest
 from keras import layers
 from keras import optimizers as o
 
+import edl.layers
+from edl import config
+from edl.config import values
 from edl.contract.layout import StepSlice
 from edl.errors import ModelError
 from edl.trainer.agreement import control
 from edl.trainer.agreement.exact_sums import BLOCKS
 from edl.trainer.ring.local import LocalRing
-from edl.trainer.step.blocks import BlockLearner
+from edl.trainer.start import build_learner
+from edl.trainer.step.blocks import BlockLearner, refuse
 from tests.process.keras.models import by_weights, dense, plain, tagged, tagger, weighted
 from tests.process.keras.ranks import on_ranks
 from tests.process.keras.rings import Case, batch
@@ -115,6 +119,27 @@ REFUSED = {
 def test_what_depends_on_the_ring_is_refused_by_name(why: str) -> None:
     with pytest.raises(ModelError, match=f"training.deterministic must be false for this model.*{why}"):
         learner_of(REFUSED[why], LocalRing())
+
+
+def test_a_step_of_its_own_and_rows_on_servers_are_refused_by_name() -> None:
+    class Own(keras.Model):
+        def train_step(self, data: Any) -> Any:
+            raise NotImplementedError
+
+    own = dense()
+    own = Own(own.inputs, own.outputs)
+    own.compile("sgd", "mse")
+    training = config.parse(values.load([], ["training.deterministic=true"])).training
+    with pytest.raises(
+        ModelError, match=r"deterministic must be false .* own train_step\(\); .* compute_loss"
+    ):
+        build_learner.learner_of(own, [batch(CASES["SGD"], 0, 5)], build_learner.Alone(), training, print)
+    rows = edl.layers.Embedding(2, input_dim=9)
+    model = keras.Sequential([keras.Input((4,), dtype="int32"), rows, layers.Flatten(), layers.Dense(2)])
+    model.compile("sgd", "mse")
+    rows.on_servers = True  # as in mode=hybrid
+    with pytest.raises(ModelError, match=r"deterministic must be false .* set mode=train"):
+        refuse(model)
 
 
 def test_a_gradient_that_is_too_large_for_its_quantum_is_computed_again() -> None:
