@@ -81,12 +81,13 @@ def of_turn(turn: Turn) -> float:
 
 def test_a_step_that_comes_again_draws_the_same_numbers() -> None:
     member = Member(lambda turn: float(np.random.normal()) + random.random())
-    begin, losses = [part.copy() for part in member.learner.parts()], set()
+    begin, digests = [part.copy() for part in member.learner.parts()], set()
     for _ in range(2):
         member.learner.take_over(member.learner.prepared([part.copy() for part in begin]))
-        losses.add(member.step(InProcessGroup(1), 0, 1, StepSlice(0, (1,))).loss)
+        member.step(InProcessGroup(1), 0, 1, StepSlice(0, (1,)))
+        digests.add(member.learner.digest())
         np.random.seed(None)
-    assert len(losses) == 1
+    assert len(digests) == 1
 
 
 def test_rings_of_any_sizes_have_the_same_bits() -> None:
