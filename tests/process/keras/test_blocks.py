@@ -122,7 +122,7 @@ def test_what_depends_on_the_ring_is_refused_by_name(why: str) -> None:
 
 
 def test_a_step_of_its_own_and_rows_on_servers_are_refused_by_name() -> None:
-    class Own(keras.Model):
+    class Own(keras.Model):  # type: ignore[misc]
         def train_step(self, data: Any) -> Any:
             raise NotImplementedError
 
