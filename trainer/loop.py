@@ -270,8 +270,8 @@ class Step:
     def records(self) -> Any:
         """This worker's records of the step, as the reader returns them: arrays with an entry for each.
 
-        They are tensors if the data are of PyTorch. With training.deterministic, they are a block of the step,
-        and a worker has several of them one after the other.
+        They are tensors if the data are of PyTorch. With training.deterministic, they are a block of the
+        step, and a worker has several of them one after the other.
         """
         if self._records is None:
             self._records = map_leaves(self._job.records, self._turn.records)

@@ -177,8 +177,8 @@ def learner_of(
             raise ModelError("training.compression must be none for a model with its own train_step()")
         if training.deterministic:
             raise ModelError(
-                "training.deterministic must be false for a model with its own train_step(); if it computes a "
-                "loss only, override compute_loss() instead"
+                "training.deterministic must be false for a model with its own train_step(); if it only "
+                "computes a loss, override compute_loss() instead"
             )
         return OwnStepLearner(model, sample, ring.reduce, inexact, warn)
     if training.deterministic:

@@ -16,6 +16,8 @@ of all its blocks until that is known, and would wait for one more all-reduce.
 
 from __future__ import annotations
 
+import pickle
+import random
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -142,6 +144,16 @@ class BlockStep(OverlappedStep):
     def __init__(self, ours: BlockContribution, sample: Batch, divided: bool, _wire: str):
         super().__init__(ours, sample, divided, "int32")
 
+    def trace(self, batch: Batch) -> None:
+        before = _generators()
+        super().trace(batch)
+        if _generators() != before:
+            raise ModelError(
+                "training.deterministic must be false for this model: a layer, loss or metric draws from "
+                "Python's or NumPy's global random numbers, so each worker would have others. Use "
+                "keras.random and a keras.random.SeedGenerator"
+            )
+
     def _turns(
         self, pieces: Sequence[list[Any]], contribution: np.ndarray, draw: np.ndarray
     ) -> Iterator[tuple[list[Any], np.ndarray, np.ndarray]]:
@@ -210,6 +222,11 @@ class BlockLearner(KerasLearner):
         )
 
 
+def _generators() -> bytes:
+    """The state of Python's and NumPy's global generators of random numbers."""
+    return pickle.dumps((random.getstate(), np.random.get_state()))
+
+
 def refuse(model: Any) -> None:
     """Refuse a model whose steps would depend on the ring.
 
@@ -223,7 +240,7 @@ def refuse(model: Any) -> None:
         if model.jit_compile
         else "run_eagerly=True; leave it out"
         if model.run_eagerly
-        else "rows of an edl.layers.Embedding may be on servers, which apply gradients by rank; set mode=train"
+        else "rows of an Embedding may be on servers, which apply gradients by rank; set mode=train"
         if any(isinstance(layer, Embedding) and layer.on_servers for layer in model._flatten_layers())
         else "its optimizer scales the loss (LossScaleOptimizer); use mixed_bfloat16, which needs none"
         if is_scaled(model)

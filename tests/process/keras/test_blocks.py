@@ -107,10 +107,16 @@ def test_rings_of_any_sizes_have_the_same_bits(name: str) -> None:
     assert len({digest for digest, _ in found[0][0]}) == len(STEPS)
 
 
+def noisy(x: Any) -> Any:
+    """Augmentation that is drawn once, while the graph is traced."""
+    return x * np.random.normal(1.0, 0.1)
+
+
 REFUSED = {
     "takes the whole step": Case(lambda: dense(layers=[layers.BatchNormalization(synchronized=True)]), plain),
     "jit_compile=True": Case(lambda: dense(jit_compile=True), plain),
     "run_eagerly=True": Case(lambda: dense(run_eagerly=True), plain),
+    "NumPy's global random numbers": Case(lambda: dense(layers=[layers.Lambda(noisy)]), plain),
     "scales the loss": Case(lambda: dense(o.LossScaleOptimizer(o.SGD())), plain),
 }
 
