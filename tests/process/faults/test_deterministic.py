@@ -15,7 +15,7 @@ from tests.process.conftest import MODELS
 LOOP = f"model.script={MODELS / 'counting_loop.py'}"
 
 
-@pytest.mark.parametrize("library", ["keras", "torch", "jax"])
+@pytest.mark.parametrize("library", ["keras", "torch"])
 async def test_a_job_with_a_killed_root_has_the_bits_of_one_worker(
     a_job: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, library: str
 ) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 from keras import layers
 from keras import optimizers as o
 
@@ -127,7 +128,9 @@ def test_what_depends_on_the_ring_is_refused_by_name(why: str) -> None:
         learner_of(REFUSED[why], LocalRing())
 
 
-def test_a_step_of_its_own_and_rows_on_servers_are_refused_by_name() -> None:
+def test_a_step_of_its_own_rows_on_servers_and_gpus_are_refused_by_name(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     class Own(keras.Model):  # type: ignore[misc]
         def train_step(self, data: Any) -> Any:
             raise NotImplementedError
@@ -145,6 +148,9 @@ def test_a_step_of_its_own_and_rows_on_servers_are_refused_by_name() -> None:
     model.compile("sgd", "mse")
     rows.on_servers = True  # as in mode=hybrid
     with pytest.raises(ModelError, match=r"deterministic must be false .* set mode=train"):
+        refuse(model)
+    monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind: [kind])
+    with pytest.raises(ModelError, match=r"TensorFlow sees a GPU; CUDA_VISIBLE_DEVICES=-1 hides it"):
         refuse(model)
 
 

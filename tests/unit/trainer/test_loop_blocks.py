@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import random
+import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -14,7 +15,7 @@ import pytest
 
 from edl.contract.layout import StepSlice
 from edl.data import arrays
-from edl.errors import DataError
+from edl.errors import DataError, ModelError
 from edl.trainer.agreement import control
 from edl.trainer.agreement.exact_sums import BLOCKS
 from edl.trainer.model.loop_state import LoopState
@@ -22,6 +23,7 @@ from edl.trainer.records.batches import Batches
 from edl.trainer.records.records import Records
 from edl.trainer.ring.local import InProcessGroup, LocalRing
 from edl.trainer.runtime.watchdog import unwatched
+from edl.trainer.step import loop_blocks
 from edl.trainer.step.loop_blocks import BlockLoopLearner
 from edl.trainer.step.loop_learner import Gradients
 from edl.trainer.step.turns import Turn, Turns
@@ -125,6 +127,15 @@ def test_a_block_that_cannot_be_summed_exactly_makes_its_step_not_finite(bad: fl
     member = Member(lambda turn: bad if turn.rank == 3 else 0.0)
     agreed = member.step(InProcessGroup(1), 0, 0, StepSlice(0, (1,)))
     assert agreed.nonfinite
+
+
+def test_a_library_that_sees_a_gpu_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = {"a_library": lambda library: library == "a GPU"}
+    monkeypatch.setattr(loop_blocks, "SEES_GPU", seen)
+    loop_blocks.settle_libraries()
+    monkeypatch.setitem(sys.modules, "a_library", "a GPU")  # type: ignore[arg-type]
+    with pytest.raises(ModelError, match="a_library sees a GPU"):
+        Member(of_turn)
 
 
 def test_a_reader_that_reads_records_together_is_refused() -> None:
