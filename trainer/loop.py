@@ -31,6 +31,7 @@ from edl.contract import artifacts
 from edl.data import dataset
 from edl.data.nest import map_leaves
 from edl.errors import DataError, ModelError
+from edl.trainer.agreement.exact_sums import BLOCKS
 from edl.trainer.model import tensors
 from edl.trainer.model.loop_state import LoopState
 from edl.trainer.records.batches import Batches, Wait
@@ -38,6 +39,7 @@ from edl.trainer.records.records import Records
 from edl.trainer.ring.base import Ring
 from edl.trainer.runtime.error_report import caller
 from edl.trainer.runtime.watchdog import Watch
+from edl.trainer.step.loop_blocks import BlockLoopLearner
 from edl.trainer.step.loop_learner import STOP, Gradients, LoopLearner
 from edl.trainer.step.loop_trial import LoopTrial
 from edl.trainer.step.turns import LoopLeft, Turn, Turns
@@ -104,12 +106,13 @@ class Job:
             lenient=config.data.max_bad_records > 0,
         )
         buffer = config.data.buffer_mebibytes * MEBIBYTE
-        self._records.choose_layout(buffer * 0.75, config.workers)
-        size = config.training.batch_size
-        self._batches = Batches(self._records, size, buffer * 0.25, wait=host.wait)
+        deterministic = config.training.deterministic
+        self._records.choose_layout(buffer * 0.75, config.workers, deterministic)
+        size, blocks = config.training.batch_size, BLOCKS * deterministic
+        self._batches = Batches(self._records, size, buffer * 0.25, wait=host.wait, blocks=blocks)
         self._sample = self._records.batch_at(self._records.first(min(SAMPLE, config.training.batch_size)))
         self._turns = Turns()
-        self._learner = LoopLearner(
+        self._learner = (BlockLoopLearner if deterministic else LoopLearner)(
             self._state, host.ring.reduce, self._turns, self._sample, config.training.seed
         )
         self._thread = threading.Thread(target=self._train, name="training", daemon=True)
@@ -267,7 +270,8 @@ class Step:
     def records(self) -> Any:
         """This worker's records of the step, as the reader returns them: arrays with an entry for each.
 
-        They are tensors if the data are of PyTorch.
+        They are tensors if the data are of PyTorch. With training.deterministic, they are a block of the
+        step, and a worker has several of them one after the other.
         """
         if self._records is None:
             self._records = map_leaves(self._job.records, self._turn.records)
@@ -313,7 +317,8 @@ class Step:
 
         Returns:
             the gradients of the whole step, in the same structure; None if the step did not happen, and the
-            state must stay as it is. The step then comes again, with the same records, or is skipped.
+            state must stay as it is. The step then comes again, with the same records, or is skipped. With
+            training.deterministic, mean also returns None after each block but a worker's last one.
 
         Raises:
             ModelError: mean was called twice, within a tf.function, or with other shapes than before.

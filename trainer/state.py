@@ -59,6 +59,8 @@ class State:
         self.ring_id = 0  # of the last ring that this worker was ordered into (edl/contract/ids.py)
         self.stop = 0  # number of epochs after which a callback ends the training; 0 if none does
         self.begun: Callable[[], int] = lambda: 0  # epochs that have begun elsewhere, and must be ended
+        # Called with the metrics of each epoch whose last step is in this state, also while catching up.
+        self.epoch_ended: Callable[[dict[str, Value]], None] = lambda metrics: None
         self.servers_generation: int | None = None  # of the servers of rows; None without servers
         self.has_state = False  # whether this is a state of the job, and not of a new model
         self.synced_generation = 0  # the last ring in which this worker was in sync
@@ -283,6 +285,7 @@ class State:
         metrics = self.learner.take_metrics()
         epochs = self.ledger.epochs.whole(metrics, self.learner.has_loss)
         self.ledger = replace(self.ledger, epochs=epochs)
+        self.epoch_ended(metrics)
         return metrics
 
     def change(self, update: CallbackUpdate) -> None:

@@ -38,7 +38,8 @@ def unscalable(values: Mapping[str, Any], workers: int) -> list[str]:
     if workers < 0:
         return [f"workers is {workers}: expected at least 0, which suspends the job"]
     limits = {key: values[key] for key in ("minWorkers", "maxWorkers") if key in values}
-    return impossible({**limits, "workers": workers})
+    deterministic = values.get("training", {}).get("deterministic", False)
+    return impossible({**limits, "training.deterministic": deterministic, "workers": workers})
 
 
 def unscalable_servers(config: Config, servers: int) -> list[str]:

@@ -111,18 +111,27 @@ def same(output: Path, other: Path) -> str:
         EdlError: a journal is missing or damaged; the message names the file and the line.
         JournalDamaged: a segment does not continue the one before it.
     """
-    ours, theirs = (_read_all(segments(path))[1].epochs for path in (output, other))
-    common = sorted(epoch for epoch in ours.keys() & theirs.keys() if _digest_of(ours[epoch]))
-    if not common or not all(_digest_of(theirs[epoch]) for epoch in common):
+    ours, theirs = (_read_all(segments(path))[1] for path in (output, other))
+    epochs = [kept.epochs for kept in (ours, theirs)]
+    common = sorted(epoch for epoch in epochs[0].keys() & epochs[1].keys() if _digest_of(epochs[0][epoch]))
+    if not common or not all(_digest_of(epochs[1][epoch]) for epoch in common):
         raise AuditFailed(f"{output} and {other} have no epoch in common that training.deterministic trained")
     for epoch in common:
-        if _digest_of(ours[epoch]) != _digest_of(theirs[epoch]):
+        pairs = zip(
+            ("SHA-256", "loss", "metrics"), *(_digest_of(each[epoch]) for each in epochs), strict=True
+        )
+        for what, mine, its in pairs:
+            if mine != its:
+                raise AuditFailed(f"{output} and {other} part in epoch {epoch}: {what} {mine}, and {its}")
+    for step, split in sorted(ours.evaluations.keys() & theirs.evaluations.keys()):
+        found = [kept.evaluations[step, split] for kept in (ours, theirs)]
+        if found[0] != found[1]:
             raise AuditFailed(
-                f"{output} and {other} part in epoch {epoch}: SHA-256 {ours[epoch]['sha256']}, and "
-                f"{theirs[epoch]['sha256']}"
+                f"{output} and {other} part in the evaluation of data({split!r}) after step {step}: "
+                f"{found[0]}, and {found[1]}"
             )
     final = [_final_digests(path) for path in (output, other)]
-    if max(ours) == max(theirs) and all(final) and final[0] != final[1]:
+    if max(epochs[0]) == max(epochs[1]) and all(final) and final[0] != final[1]:
         raise AuditFailed(
             f"{output} and {other} part after their last epoch: digests {final[0]}, and {final[1]}"
         )
@@ -184,6 +193,7 @@ class _Kept:
     writer: Out = field(default_factory=Out)  # its writer's state, if the writer had left that ring
     list_sha256: str = ""  # SHA-256 of exports.json; empty: not reported
     epochs: dict[int, Entry] = field(default_factory=dict)  # by number, how each epoch has ended
+    evaluations: dict[tuple[int, str], Any] = field(default_factory=dict)  # metrics by step and split
 
 
 def _exports(output: Path, summary: dict[str, Any], list_sha256: str, elsewhere: Elsewhere | None) -> str:
@@ -285,6 +295,8 @@ def _read(reader: JournalReader, proof: JournalProof, kept: _Kept) -> None:
                 kept.newest, kept.writer = event["step"], proof.out.get(event["worker"], Out())
             elif event["type"] == "EpochEnded":
                 kept.epochs[event["epochs"]] = event
+            elif event["type"] == "Evaluated" and "metrics" in event:
+                kept.evaluations[event["step"], event["split"]] = event["metrics"]
             elif event["type"] == "Finished":
                 kept.list_sha256 = event.get("list_sha256", "")
             if any(effect["type"] == "Form" for effect in entry["effects"]):

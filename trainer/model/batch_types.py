@@ -111,14 +111,9 @@ def divided(batch: Batch, pieces: int) -> list[Batch]:
 
 
 def in_blocks(batch: Batch, blocks: int) -> tuple[int, list[Batch]]:
-    """The blocks of a step that the batch consists of, and the number of the first one.
-
-    The blocks follow from the number of the step's records alone: each has the same records in every ring.
-    """
-    first, records = batch.place or (0, len(batch))
-    edges = sorted({records * nth // blocks for nth in range(blocks + 1)})
-    begin, end = edges.index(first), edges.index(first + len(batch))
-    return begin, _cut(batch, [edge - first for edge in edges[begin : end + 1]])
+    """The blocks of a step that the batch consists of, and the number of the first one."""
+    begin, edges = batch.block_edges(blocks)
+    return begin, _cut(batch, edges)
 
 
 def _cut(batch: Batch, edges: Sequence[int]) -> list[Batch]:

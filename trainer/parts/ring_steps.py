@@ -43,6 +43,8 @@ class RingSteps(StepSource):
         self._session, self._state, self._report = session, state, report
         self._layout = Layout(0)  # of the data in the present ring
         self._batch: Batch | None = None  # this rank's part of the last step
+        self._ended: list[tuple[int, float | None, dict[str, float], str]] = []  # epochs, to be reported
+        state.epoch_ended = self._epoch_ended
 
     def entering(self, form: FormRing) -> None:
         """Read this worker's records of the next step while the ring is formed.
@@ -92,7 +94,13 @@ class RingSteps(StepSource):
         if batch is not None and batch.bad:
             report.left_out(here.generation, state.steps.epoch(state.step - 1), batch.bad)
         report.step_done(here.generation, here.rank, state.step, len(batch or ()), result.agreed)
-        if metrics is not None:
-            loss = state.ledger.epochs.last_loss
-            sha256 = digests.sha256(state.learner.parts()) if self._deterministic else ""
-            report.epoch_ends(state.steps.epoch(state.step), loss, as_numbers(metrics), sha256)
+        for ended in self._ended:
+            report.epoch_ends(*ended)
+        self._ended.clear()
+
+    def _epoch_ended(self, metrics: Mapping[str, Value]) -> None:
+        """Note how an epoch has ended, while the state is the one after its last step."""
+        state = self._state
+        epochs, loss = state.steps.epoch(state.ledger.step), state.ledger.epochs.last_loss
+        sha256 = digests.sha256(state.learner.parts()) if self._deterministic else ""
+        self._ended.append((epochs, loss, as_numbers(metrics), sha256))

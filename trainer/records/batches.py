@@ -49,6 +49,16 @@ class Batch:
     def __str__(self) -> str:
         return named(self.indices)
 
+    def block_edges(self, blocks: int) -> tuple[int, list[int]]:
+        """Return the step's block that this batch begins with, and the edges of its blocks.
+
+        The blocks of a step follow from its number of records: each has the same records in every ring.
+        """
+        first, records = self.place or (0, len(self))
+        edges = sorted({records * nth // blocks for nth in range(blocks + 1)})
+        begin, end = edges.index(first), edges.index(first + len(self))
+        return begin, [edge - first for edge in edges[begin : end + 1]]
+
     def not_finite(self) -> str:
         """Name the first value that is not finite, with what to do; empty if all are finite."""
         for what, nest in (("features", self.x), ("labels", self.y), ("weights", self.weights)):

@@ -67,12 +67,16 @@ class Records:
     def layout(self) -> Layout:
         return self._order.layout
 
-    def choose_layout(self, buffer_bytes: float, ranks: int) -> None:
+    def choose_layout(self, buffer_bytes: float, ranks: int, deterministic: bool = False) -> None:
         """Find a layout that goes well with how large the records are, and whether they are read in blocks.
 
         Args:
             buffer_bytes: what a worker that is alone may keep of blocks that it has read.
             ranks: the number of ranks of the expected ring.
+            deterministic: which records are read together must not depend on the ring.
+
+        Raises:
+            DataError: with these records, training cannot be deterministic.
         """
         size = self.layout.records
         if self._shuffle and size and self._random_access is None:
@@ -80,6 +84,12 @@ class Records:
             record_bytes = nbytes(self._joined(sample)) / len(sample)
             together = getattr(self._reader, "records_per_read", 1)
             self.lay_out(Layout.fitting(size, record_bytes, buffer_bytes, ranks, together))
+        if deterministic and self._order.in_blocks:
+            raise DataError(
+                f"{self._name}: training.deterministic must be false with a reader that has no take(), "
+                "because which records of a step are read together depends on the number of workers; give "
+                "the reader take(), or set data.shuffle=false"
+            )
 
     def lay_out(self, layout: Layout) -> None:
         """Use this layout from now on."""

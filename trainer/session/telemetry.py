@@ -50,7 +50,7 @@ class Telemetry:
         self._records = 0  # trained by this worker in this ring
         self._steps = steps
         self._loss: EpochLoss | None = None
-        self._ended: pb.EpochEnded | None = None  # the report of an epoch whose last step is not safe yet
+        self._ended: list[pb.EpochEnded] = []  # the reports of epochs whose last step is not safe yet
         self._seconds = 0.0  # computing these, without waiting for other ranks
         self._logged_at = clock() - LOG_SECONDS
         self._began_at: float | None = None  # when the step in progress began; None between steps
@@ -85,7 +85,7 @@ class Telemetry:
 
     def rolled_back(self) -> None:
         """The ring has rolled back: results since then are dropped."""
-        self._loss = self._ended = None
+        self._loss, self._ended = None, []
 
     def step_begins(self) -> None:
         """Start the clock of a step; of a stall, it is the end."""
@@ -249,10 +249,9 @@ class Telemetry:
         """An all-reduce has completed: so the step before it is safe, and the ring works."""
         self._useful_seconds += now - self._began_at if self._began_at is not None else 0.0
         self._began_at = None
-        if self._ended is not None:
-            if rank == 0:
-                self._session.say(generation, epoch_ended=self._ended)
-            self._ended = None
+        for ended in self._ended if rank == 0 else ():
+            self._session.say(generation, epoch_ended=ended)
+        self._ended.clear()
         if self._redone is not None:
             self._report_ring_change(generation, step, now)
         self._stepped_at = now
@@ -272,8 +271,8 @@ class Telemetry:
             metrics: the compiled metrics over them.
             sha256: of the state.
         """
-        self._ended = self._epoch(epochs, loss, metrics)
-        self._ended.sha256 = sha256
+        self._ended.append(self._epoch(epochs, loss, metrics))
+        self._ended[-1].sha256 = sha256
 
     def _epoch(
         self, epochs: int, loss: float | None, metrics: dict[str, float] | None = None

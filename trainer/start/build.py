@@ -20,7 +20,7 @@ from edl.contract.evaluation import FINAL
 from edl.contract.proto import edl_pb2 as pb
 from edl.contract.steps import Steps
 from edl.data import Reader
-from edl.errors import DataError, ModelError
+from edl.errors import ModelError
 from edl.formatting import class_numbers
 from edl.layers.row_location import keep_rows_elsewhere, saved_tables
 from edl.trainer.agreement.exact_sums import BLOCKS
@@ -200,11 +200,7 @@ class Ending:
 
 
 def data_of(context: Context) -> tuple[Reader, Records, list[Batch]]:
-    """Return the training's records, and batches of the first ones, to trace and try the model with.
-
-    Raises:
-        DataError: with these records, training cannot be deterministic.
-    """
+    """Return the training's records, and batches of the first ones, to trace and try the model with."""
     config, module = context.config, context.module
     context.doing.now(f'{context.name}: data("train")')
     reader = module.reader("train")
@@ -220,12 +216,8 @@ def data_of(context: Context) -> tuple[Reader, Records, list[Batch]]:
         lenient=config.data.max_bad_records > 0,
         transform=module.transform_of("train"),
     )
-    records.choose_layout(config.data.buffer_mebibytes * MEBIBYTE * (1 - AHEAD), config.workers)
-    if config.training.deterministic and config.data.shuffle and records.layout.block > 1:
-        raise DataError(
-            f"{module.name}: training.deterministic must be false with a reader that has no take(), because "
-            "which records of a step are read together depends on the number of workers"
-        )
+    buffer = config.data.buffer_mebibytes * MEBIBYTE * (1 - AHEAD)
+    records.choose_layout(buffer, config.workers, config.training.deterministic)
     context.doing.now(f"{context.name}: the first records, and the first use of the model with them")
     return reader, records, samples_of(records)
 

@@ -176,7 +176,10 @@ def learner_of(
         if wire != "float32":
             raise ModelError("training.compression must be none for a model with its own train_step()")
         if training.deterministic:
-            raise ModelError("training.deterministic must be false for a model with its own train_step()")
+            raise ModelError(
+                "training.deterministic must be false for a model with its own train_step(); if it only "
+                "computes a loss, override compute_loss() instead"
+            )
         return OwnStepLearner(model, sample, ring.reduce, inexact, warn)
     if training.deterministic:
         return BlockLearner(model, sample, samples[1:], ring.reduce, inexact, warn, ring.in_graph)

@@ -16,10 +16,10 @@ of all its blocks until that is known, and would wait for one more all-reduce.
 
 from __future__ import annotations
 
+import pickle
+import random
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -34,6 +34,7 @@ from edl.trainer.model.batch_types import in_blocks
 from edl.trainer.model.captured import is_generator, plain
 from edl.trainer.model.model_support import is_scaled
 from edl.trainer.records.batches import Batch, Following, nothing_follows
+from edl.trainer.runtime.processor import vector_instructions
 from edl.trainer.step.contribution import Contribution
 from edl.trainer.step.learner import KerasLearner
 from edl.trainer.step.overlapped import SALT, SEEDS, OverlappedStep
@@ -54,6 +55,16 @@ class BlockContribution(Contribution):
         self.exponents = tf.Variable(tf.fill([count], FIRST), trainable=False, name="exponents_of_gradients")
         # By how much they are smaller in the present attempt of a step; not a part of the state.
         self.raised = tf.Variable(tf.zeros([count], tf.int32), trainable=False, name="raised_quanta")
+
+    @property
+    def parts_size(self) -> int:
+        return WORDS * self.totals
+
+    def _parts_of(self, values: tf.Tensor) -> tf.Tensor:
+        return tf.concat(words(values, tf.round), 0)
+
+    def _totals_from(self, sums: tf.Tensor) -> tf.Tensor:
+        return decoded(tf.reshape(sums, [WORDS, -1]))
 
     @property
     def variables(self) -> list[tf.Variable]:
@@ -133,6 +144,16 @@ class BlockStep(OverlappedStep):
     def __init__(self, ours: BlockContribution, sample: Batch, divided: bool, _wire: str):
         super().__init__(ours, sample, divided, "int32")
 
+    def trace(self, batch: Batch) -> None:
+        before = _generators()
+        super().trace(batch)
+        if _generators() != before:
+            raise ModelError(
+                "training.deterministic must be false for this model: a layer, loss or metric draws from "
+                "Python's or NumPy's global random numbers, so each worker would have others. Use "
+                "keras.random and a keras.random.SeedGenerator"
+            )
+
     def _turns(
         self, pieces: Sequence[list[Any]], contribution: np.ndarray, draw: np.ndarray
     ) -> Iterator[tuple[list[Any], np.ndarray, np.ndarray]]:
@@ -201,13 +222,9 @@ class BlockLearner(KerasLearner):
         )
 
 
-def vector_instructions() -> list[str]:
-    """The processor's instructions that TensorFlow may choose kernels by; empty if they are unknown."""
-    lines = list[str]()
-    with suppress(OSError):
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    flags = next((line.split() for line in lines if line.startswith(("flags", "Features"))), [])
-    return sorted(flag for flag in flags if flag.startswith(("avx", "amx", "fma", "sse4", "sve", "asimd")))
+def _generators() -> bytes:
+    """The state of Python's and NumPy's global generators of random numbers."""
+    return pickle.dumps((random.getstate(), np.random.get_state()))
 
 
 def refuse(model: Any) -> None:
@@ -217,15 +234,15 @@ def refuse(model: Any) -> None:
         ModelError: the model cannot be trained with the same bits in every ring; the text says why.
     """
     why = (
-        "TensorFlow sees a GPU"
+        "TensorFlow sees a GPU; CUDA_VISIBLE_DEVICES=-1 hides it"
         if tf.config.list_physical_devices("GPU")
-        else "jit_compile=True, and XLA compiles a step while it runs uncompiled"
+        else "jit_compile=True, and XLA compiles a step while it runs uncompiled; leave it out"
         if model.jit_compile
-        else "run_eagerly=True"
+        else "run_eagerly=True; leave it out"
         if model.run_eagerly
-        else "rows of an edl.layers.Embedding may be on servers, which apply gradients by rank"
+        else "rows of an Embedding may be on servers, which apply gradients by rank; set mode=train"
         if any(isinstance(layer, Embedding) and layer.on_servers for layer in model._flatten_layers())
-        else "its optimizer scales the loss (LossScaleOptimizer)"
+        else "its optimizer scales the loss (LossScaleOptimizer); use mixed_bfloat16, which needs none"
         if is_scaled(model)
         else ""
     )

@@ -74,6 +74,7 @@ class Contribution:
         self.served = ServedRows(lookups, model.run_eagerly) if lookups.tables else None
         self.synchronized = is_synchronized(model)
         self.totals = 0  # floats that a step sums before its gradients
+        self.in_pieces = False  # whether a batch may come in pieces: then its totals come before all of them
         self.by_row = False  # whether the gradients of tables are rows
         self.layout: Layout | None = None  # set while a graph is traced, unless it is known
         self.others: list[keras.Variable] = []  # that the forward pass uses and the model does not list
@@ -92,6 +93,7 @@ class Contribution:
             tf.TensorSpec([4], tf.int64),
             tf.TensorSpec([], tf.float32),
             *([tf.TensorSpec([], tf.bool)] if self.synchronized else []),
+            *([tf.TensorSpec([self.totals], tf.float32)] if self.totals_first else []),
             *self.lookups.signature,
         ]
 
@@ -100,8 +102,8 @@ class Contribution:
 
         Arguments: the batch's tensors, the control vector, (a seed's two words, rank, the number of the
         call), the records of the whole step; where layers sum over the ring, whether this rank has records;
-        the inputs of rows on servers (`ServedRows.inputs`); and what the pieces of the batch before this one
-        have for the sums.
+        the totals, if they come first; the inputs of rows on servers (`ServedRows.inputs`); and what the
+        pieces of the batch before this one have for the sums.
 
         Returns the large gradients; the rest; where the model has rows, how many of them all ranks have, by
         table; where it has rows on servers, their gradients and `_optimizer_at`.
@@ -109,6 +111,7 @@ class Contribution:
         count, tables = len(self.types.signature), len(self.lookups.tables)
         tensors, (contribution, draw, whole, *others) = arguments[:count], arguments[count:]
         alive = others.pop(0) if self.synchronized else None
+        totals = others.pop(0) if self.totals_first else None
         rows, places, carried = others[:tables], others[tables : 2 * tables], others[2 * tables :]
         ids = None
         if self.model.run_eagerly:
@@ -125,16 +128,10 @@ class Contribution:
         # What the gradients are to be divided by is known: so the loss is, once, and not each of them.
         # (No gradient may be a constant: TensorFlow would sum it while it optimizes the graph.)
         is_sum = self._is_sum(forward) and not self.totals
-        totals = None
         with forward.tape:
             loss = forward.loss
             if self.totals:
-                parts = masked(forward.terms.parts())
-                with tf.control_dependencies([parts]):
-                    self._before.mark(draw[3])
-                totals = self._before(parts, "totals")
-                with tf.control_dependencies([totals]):
-                    self._before.mark(tf.zeros([], tf.int64))
+                totals = self.totals_of(masked(forward.terms.parts()), draw[3]) if totals is None else totals
                 loss = forward.terms.corrected(loss, totals)
             weight = tf.cast(whole > 0, tf.float32) if is_sum else tf.math.divide_no_nan(records, whole)
             weighted = masked(self.model.optimizer.scale_loss(loss * weight))
@@ -174,7 +171,8 @@ class Contribution:
         """
         assert self.layout is not None
         layout, size = self.layout, tf.constant(self.layout.rest)
-        before = [self._before(tf.fill([self.totals], zeros[-2]), "totals")] if self.totals else []
+        ours = tf.fill([self.totals], zeros[-2])
+        before = [self._before(ours, "totals")] if self.totals and not self.totals_first else []
         counts: list[tf.Tensor] = []
         if tables := layout.tables:
             total = lambda v: self._before(v + zeros[-2], "counts")  # noqa: E731
@@ -185,6 +183,40 @@ class Contribution:
         with tf.control_dependencies(before):  # no operation here uses the totals, and they must be computed
             summed = self._summands(large, tf.fill([size], zero), zero, said, zero, zero)
         return [*summed, *counts]
+
+    # --- totals
+
+    @property
+    def totals_first(self) -> bool:
+        """Whether a step sums its totals before it computes a piece of the batch."""
+        return bool(self.totals) and self.in_pieces
+
+    def parts(self, *arguments: tf.Tensor) -> list[tf.Tensor]:
+        """Compute a piece's parts of the totals. Arguments: its tensors; a seed's two words, and rank."""
+        *tensors, draw = arguments
+        return [self._parts_of(self._forward(self.types.packed(tensors), draw[:2]).terms.parts())]
+
+    def totals_of(self, parts: tf.Tensor, call: tf.Tensor) -> tf.Tensor:
+        """Sum what the ranks have for the totals, in the call of this number."""
+        with tf.control_dependencies([parts]):
+            self._before.mark(call)
+        totals = self._totals_from(self._before(parts, "totals"))
+        with tf.control_dependencies([totals]):
+            self._before.mark(tf.zeros([], tf.int64))
+        return totals
+
+    @property
+    def parts_size(self) -> int:
+        """The number of values that travel for the totals."""
+        return self.totals
+
+    def _parts_of(self, values: tf.Tensor) -> tf.Tensor:
+        """Return what travels for these values of a piece."""
+        return values
+
+    def _totals_from(self, sums: tf.Tensor) -> tf.Tensor:
+        """Return the values whose `_parts_of` add up to these sums."""
+        return sums
 
     # --- what travels
 

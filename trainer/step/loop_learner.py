@@ -269,39 +269,45 @@ class LoopLearner:
         records: int,
         following: Following = nothing_follows,
     ) -> control.StepResult:
-        count = len(batch) if batch is not None else 0
-        given: Given | None = None
+        told = contribution.copy()
         if records:
-            self.turns.rest()
-            whole = step < FIRST_CHECKED or step % CHECKED == 0
-            self.begin(step, rank, check=whole or self._new > 0, whole=whole)
-            if step % CHECKED == 0:
-                self._refuse_still(step)
-            used = batch if batch is not None and count else self._sample
-            given = self.turns.offer(Turn(used.x, step, count, rank))
+            vector = self._turn(batch, told, step, rank)
         else:
             self._checked = self._before = UNCHECKED
-        told = contribution.copy()
-        vector = self._memory.take(self._length, self._gradients.dtype)
-        self._fill(vector, given, count, told)
+            vector = self._filled(None, 0, told)
         ready_at = time.monotonic()
         try:
-            total = self._reduce(vector)
+            total = self._summed(vector)
         except RingBroken:
-            if given is not None:
+            if records:
                 self.turns.answer(None)
             raise
         waited = time.monotonic() - ready_at
-        if total is not vector:  # a ring on threads, whose members share a result
-            np.copyto(vector, total)
-            total = vector
         self._refuse_unlike(total, step)
         self._new = max(self._new - 1, 0)
         agreed = control.read(total[-control.LENGTH :])
-        if given is not None and (agreed.nonfinite or not agreed.records):
+        if records and (agreed.nonfinite or not agreed.records):
             self.turns.answer(None)  # there will be no update
         at_fault = bool(told[control.NONFINITE])
         return control.StepResult(agreed, at_fault, waited, total.nbytes, total)
+
+    def _turn(self, batch: Batch | None, told: np.ndarray, step: int, rank: int) -> np.ndarray:
+        """Let the user's loop compute this rank's part of a step; return its summands."""
+        count = len(batch) if batch is not None else 0
+        self.turns.rest()
+        whole = step < FIRST_CHECKED or step % CHECKED == 0
+        self.begin(step, rank, check=whole or self._new > 0, whole=whole)
+        if step % CHECKED == 0:
+            self._refuse_still(step)
+        used = batch if batch is not None and count else self._sample
+        return self._filled(self.turns.offer(Turn(used.x, step, count, rank)), count, told)
+
+    def _summed(self, vector: np.ndarray) -> np.ndarray:
+        """Return the sums over the ring, in memory that is this worker's own."""
+        total = self._reduce(vector)
+        if total is not vector:  # a ring on threads, whose members share a result
+            np.copyto(vector, total)
+        return vector
 
     def apply(self, result: control.StepResult) -> None:
         """Give the loop the mean, and wait until it has applied it.
@@ -335,8 +341,9 @@ class LoopLearner:
     def _length(self) -> int:
         return self._after_metrics + len(self._state.names) * WORDS + 1 + control.LENGTH
 
-    def _fill(self, to: np.ndarray, given: Given | None, count: int, told: np.ndarray) -> None:
-        """Write this rank's contribution, and complete its control vector."""
+    def _filled(self, given: Given | None, count: int, told: np.ndarray) -> np.ndarray:
+        """Write the contribution of these records, and complete its control vector."""
+        to = self._memory.take(self._length, self._gradients.dtype)
         if given is None or not count:
             to[:] = 0.0
         else:
@@ -350,6 +357,7 @@ class LoopLearner:
         )
         to[-control.LENGTH - 1] = len(self._checked) > 0
         to[-control.LENGTH :] = told
+        return to
 
     def _refuse_unlike(self, total: np.ndarray, step: int) -> None:
         """Refuse a step, if it is checked, in which this rank's state is not that of all.

@@ -66,12 +66,15 @@ class OverlappedStep:
 
     def __init__(self, ours: Contribution, sample: Batch, divided: bool = False, wire: str = "float32"):
         self._ours, self._divided, self._wire = ours, divided, wire
+        ours.in_pieces = divided and not ours.model.run_eagerly
         self._model, self._total, self._served = ours.model, ours.total, ours.served
         self._sample = ours.types.tensors(sample)
         self._at: tf.Tensor | None = None  # where the optimizer was in the step that was summed last
         self._tracer = Tracer(ours.model, ours.variables)
         self._carried: list[tf.TensorSpec] = []
         self._step: Graph
+        self._parts: Graph
+        self._totals: Graph
         self._carry: Graph
         self._last: Graph
         self._send: Graph
@@ -125,7 +128,7 @@ class OverlappedStep:
         """Why a batch must be one piece; empty: it need not."""
         return (
             "its loss is divided by totals of the whole step (masks, or weights that are summed)"
-            if self._ours.totals
+            if self._ours.totals and not self._ours.totals_first
             else "BatchNormalization(synchronized=True) takes the whole step"
             if self._ours.synchronized
             else "its optimizer takes the rows of an Embedding one by one"
@@ -174,6 +177,7 @@ class OverlappedStep:
         meanwhile: Callable[[], None],
         staging: bool = True,
     ) -> control.StepResult:
+        totals = self._totals_of(pieces, contribution, draw) if self._ours.totals_first else []
         if not pieces and not self._ours.synchronized:
             total, _, *reduced = self._nothing(
                 tf.constant(contribution), tf.zeros([len(self.layout.large) + 2])
@@ -194,6 +198,7 @@ class OverlappedStep:
             inputs += [tf.constant(np.append(drawn, call)), whole]
             if self._ours.synchronized:
                 inputs.append(tf.constant(bool(pieces)))
+            inputs += totals
             if self._served is not None:
                 rows, ids = self._served.inputs(tensors, drawn, step if pieces else None, meanwhile)
                 inputs += rows
@@ -223,6 +228,17 @@ class OverlappedStep:
         waited = max(0.0, time.time() - float(ready_at))
         agreed, bad = control.read(numbers[: control.LENGTH]), bool(numbers[control.LENGTH])
         return control.StepResult(agreed, bad, waited, self._nbytes_of(reduced), reduced)
+
+    def _totals_of(
+        self, pieces: Sequence[list[Any]], contribution: np.ndarray, draw: np.ndarray
+    ) -> list[tf.Tensor]:
+        """Sum the totals of a step over all pieces and ranks."""
+        parts = [
+            self._parts(*map(arrays.tensor, tensors), tf.constant(drawn))[0]
+            for tensors, _, drawn in self._turns(pieces, contribution, draw)
+        ]
+        ours = tf.add_n([tf.zeros([self._ours.parts_size]), *parts])
+        return self._totals(ours, tf.constant(self._total.next_call(), tf.int64))
 
     def apply(self, sums: control.StepResult) -> None:
         """Change the model: one update of the optimizer, with the exact mean of the gradients."""
@@ -268,6 +284,11 @@ class OverlappedStep:
         if eager:
             ours.lay_out_eagerly(batch)
             tracer.note("layers", list(attributes_of(self._model).values()))
+        if ours.totals_first:
+            draw, call = tf.TensorSpec([3], tf.int64), tf.TensorSpec([], tf.int64)
+            self._parts = tracer.graph("totals", ours.parts, *ours.types.signature, draw)
+            parts = tf.TensorSpec([ours.parts_size], tf.float32)
+            self._totals = flat(concrete(lambda *given: [ours.totals_of(*given)], parts, call))
         if self._apart:
             self._carry = tracer.graph("step", ours.make, *ours.signature, jit=jit)
         else:

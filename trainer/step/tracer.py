@@ -16,7 +16,7 @@ from edl.trainer.step.background_compile import BackgroundCompiled
 Graph = Callable[..., list[tf.Tensor]]
 
 # The graphs and the forward pass, in the order in which their variables are in the state.
-ORDER = ("ids", "forward", "layers", "update", "step", "carry", "last")
+ORDER = ("ids", "forward", "layers", "update", "step", "carry", "last", "totals")
 
 
 class Tracer:

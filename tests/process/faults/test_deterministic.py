@@ -7,17 +7,28 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from edl.journal.audit import same
+from tests.process.conftest import MODELS
+
+LOOP = f"model.script={MODELS / 'counting_loop.py'}"
 
 
+@pytest.mark.parametrize("library", ["keras", "torch"])
 async def test_a_job_with_a_killed_root_has_the_bits_of_one_worker(
-    a_job: Callable[..., Any], tmp_path: Path
+    a_job: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, library: str
 ) -> None:
-    values, sizes = "training.deterministic=true", {"model": "counting_bits.py", "epochs": 3}
-    async with a_job(values, workers=1, **sizes) as alone:
+    pytest.importorskip(library)
+    values: list[str] = ["training.deterministic=true"]
+    how: dict[str, Any] = {"epochs": 3, "model": "counting_bits.py"}
+    if library != "keras":
+        monkeypatch.setenv("EDL_COUNTING_STATE", library)
+        values, how = [LOOP, *values], {"epochs": 3, "own_fork_server": True}
+    async with a_job(*values, workers=1, **how) as alone:
         await alone.exact()
     before = alone.output.rename(tmp_path / "alone")
-    async with a_job(values, workers=3, **sizes) as job:
+    async with a_job(*values, workers=3, **how) as job:
         members = await job.ring_of(3)
         await job.stepping()
         job.kill(members[0])

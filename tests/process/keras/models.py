@@ -51,6 +51,11 @@ def dense(
     return model
 
 
+def by_weights() -> keras.losses.Loss:
+    """A mean that is divided by the weights of the whole batch."""
+    return keras.losses.MeanSquaredError(reduction="mean_with_sample_weight")
+
+
 def tagger(loss: Any = None, optimizer: Any = None, mask: bool = True, **compiled: Any) -> keras.Model:
     """A class for each token of a padded text."""
     keras.utils.set_random_seed(3)

@@ -10,16 +10,21 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 from keras import layers
 from keras import optimizers as o
 
+import edl.layers
+from edl import config
+from edl.config import values
 from edl.contract.layout import StepSlice
 from edl.errors import ModelError
 from edl.trainer.agreement import control
 from edl.trainer.agreement.exact_sums import BLOCKS
 from edl.trainer.ring.local import LocalRing
-from edl.trainer.step.blocks import BlockLearner
-from tests.process.keras.models import dense, plain, tagged, tagger, weighted
+from edl.trainer.start import build_learner
+from edl.trainer.step.blocks import BlockLearner, refuse
+from tests.process.keras.models import by_weights, dense, plain, tagged, tagger, weighted
 from tests.process.keras.ranks import on_ranks
 from tests.process.keras.rings import Case, batch
 
@@ -47,6 +52,8 @@ CASES = {
     "SGD": Case(dense, plain),
     "weights, Adam": Case(lambda: dense(o.Adam(0.01), metrics=["mae"]), weighted),
     "a table, Adam": Case(lambda: tagger(None, o.Adam(0.01), mask=False), tagged),
+    "a masked mean": Case(lambda: tagger(metrics=["accuracy"]), tagged),
+    "a mean by weights, Adam": Case(lambda: dense(o.Adam(0.01), by_weights()), weighted),
     "large gradients, dropout, BatchNormalization, clipping": Case(wide, plain),
 }
 
@@ -101,10 +108,16 @@ def test_rings_of_any_sizes_have_the_same_bits(name: str) -> None:
     assert len({digest for digest, _ in found[0][0]}) == len(STEPS)
 
 
+def noisy(x: Any) -> Any:
+    """Augmentation that is drawn once, while the graph is traced."""
+    return x * np.random.normal(1.0, 0.1)
+
+
 REFUSED = {
-    "totals of the whole step": Case(tagger, tagged),
+    "takes the whole step": Case(lambda: dense(layers=[layers.BatchNormalization(synchronized=True)]), plain),
     "jit_compile=True": Case(lambda: dense(jit_compile=True), plain),
     "run_eagerly=True": Case(lambda: dense(run_eagerly=True), plain),
+    "NumPy's global random numbers": Case(lambda: dense(layers=[layers.Lambda(noisy)]), plain),
     "scales the loss": Case(lambda: dense(o.LossScaleOptimizer(o.SGD())), plain),
 }
 
@@ -113,6 +126,32 @@ REFUSED = {
 def test_what_depends_on_the_ring_is_refused_by_name(why: str) -> None:
     with pytest.raises(ModelError, match=f"training.deterministic must be false for this model.*{why}"):
         learner_of(REFUSED[why], LocalRing())
+
+
+def test_a_step_of_its_own_rows_on_servers_and_gpus_are_refused_by_name(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Own(keras.Model):  # type: ignore[misc]
+        def train_step(self, data: Any) -> Any:
+            raise NotImplementedError
+
+    own = dense()
+    own = Own(own.inputs, own.outputs)
+    own.compile("sgd", "mse")
+    training = config.parse(values.load([], ["training.deterministic=true"])).training
+    with pytest.raises(
+        ModelError, match=r"deterministic must be false .* own train_step\(\); .* compute_loss"
+    ):
+        build_learner.learner_of(own, [batch(CASES["SGD"], 0, 5)], build_learner.Alone(), training, print)
+    rows = edl.layers.Embedding(2, input_dim=9)
+    model = keras.Sequential([keras.Input((4,), dtype="int32"), rows, layers.Flatten(), layers.Dense(2)])
+    model.compile("sgd", "mse")
+    rows.on_servers = True  # as in mode=hybrid
+    with pytest.raises(ModelError, match=r"deterministic must be false .* set mode=train"):
+        refuse(model)
+    monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind: [kind])
+    with pytest.raises(ModelError, match=r"TensorFlow sees a GPU; CUDA_VISIBLE_DEVICES=-1 hides it"):
+        refuse(model)
 
 
 def test_a_gradient_that_is_too_large_for_its_quantum_is_computed_again() -> None:

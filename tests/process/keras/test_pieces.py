@@ -12,7 +12,7 @@ from edl.trainer.agreement import control
 from edl.trainer.ring.local import LocalRing
 from edl.trainer.step.learner import KerasLearner
 from edl.trainer.step.overlapped import turns
-from tests.process.keras.models import dense, plain, tagged, tagger, weighted
+from tests.process.keras.models import by_weights, dense, plain, tagged, tagger, weighted
 from tests.process.keras.ranks import on_ranks
 from tests.process.keras.rings import Case, batch
 
@@ -25,6 +25,8 @@ CASES = {
     "Adam": Case(lambda: dense(o.Adam(0.01), metrics=["mae"]), plain),
     "weights": Case(dense, weighted),
     "a table, SGD": Case(lambda: tagger(mask=False), tagged),
+    "a masked mean": Case(lambda: tagger(metrics=["accuracy"]), tagged),
+    "a mean by weights": Case(lambda: dense(loss=by_weights(), metrics=["mae"]), weighted),
     "run eagerly": Case(lambda: dense(run_eagerly=True, metrics=["mae"]), plain),
 }
 
@@ -87,7 +89,7 @@ def test_each_piece_draws_something_else_and_one_speaks() -> None:
 
 
 REFUSED = {
-    "a masked mean": (Case(tagger, tagged), "totals of the whole step"),
+    "a masked mean, eagerly": (Case(lambda: tagger(run_eagerly=True), tagged), "totals of the whole step"),
     "a table, by rows": (
         Case(lambda: tagger(mask=False, optimizer=o.Adam()), tagged),
         "rows of an Embedding",

@@ -239,9 +239,13 @@ class Both(Held, Later):
         self.coming, self.may_come = None, threading.Event()
 
 
-def joining_at_step_2() -> tuple[A[Held], A[Both]]:
-    """Return a worker with two steps, and a worker that has joined its ring without them."""
-    old, new = A(0, ring=Held()), A(1, ring=Both())
+def joining_at_step_2(leads: bool = False, config: config.Config = CONFIG) -> tuple[A[Held], A[Both]]:
+    """Return a worker with two steps, and a worker that has joined its ring without them.
+
+    Args:
+        leads: whether the second one has rank 0.
+    """
+    old, new = A(0, ring=Held(), config=config), A(1, ring=Both(), config=config)
     ring_of(old)
     come_to_sum(1, old)
     old.hears(1, leave=pb.Leave())
@@ -250,7 +254,8 @@ def joining_at_step_2() -> tuple[A[Held], A[Both]]:
     old.ring = old.worker.ring = Held()
     old.session.cuts(old.ring.cut)
     old.learner.joins(old.ring)
-    ring_of(old, new, generation=2, sync=False, step=2, joining=[1])
+    members: list[A] = [new, old] if leads else [old, new]
+    ring_of(*members, generation=2, sync=False, step=2, joining=[1])
     return old, new
 
 

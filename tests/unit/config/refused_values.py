@@ -156,7 +156,7 @@ IMPOSSIBLE = [
     ("{training: {deterministic: true, accumulateSteps: 2}}", "each block of a step is computed by itself"),
     ("{training: {deterministic: true}, data: {maxBadRecords: 1}}", "a block must have all of its records"),
     ("{training: {deterministic: true}, local: {threads: 0}}", "depend on the number of threads"),
-    ("{training: {deterministic: true}, model: {script: train.py}}", "a script computes its gradients"),
+    ("{training: {deterministic: true}, workers: 9}", "more workers would have no records"),
     ("{mode: ps, training: {compression: float16}}", 'mode is "ps" and training.compression is "float16"'),
     (
         "{mode: ps, initFrom: {path: /c, state: everything}}",

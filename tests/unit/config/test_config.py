@@ -316,6 +316,9 @@ def test_a_value_beside_one_that_does_nothing_is_still_checked() -> None:
 
 def test_a_running_job_may_be_scaled_to_zero_but_not_below() -> None:
     assert config.unscalable(values.defaults(), 0) == []
+    assert config.unscalable(values.defaults(), 9) == []
+    [why] = config.unscalable(values.load([], ["training.deterministic=true"]), 9)
+    assert "a step has 8 blocks" in why
     assert config.unscalable(values.defaults(), -1) == [
         "workers is -1: expected at least 0, which suspends the job"
     ]

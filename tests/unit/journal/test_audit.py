@@ -431,8 +431,12 @@ def test_new_epochs_do_not_concern_a_job_that_evaluates(tmp_path: Path) -> None:
     assert "no pass over all records was completed" in audit.audit(tmp_path)
 
 
-def ended(output: Path, *digests: str, deterministic: bool = True) -> str:
-    """A job of as many epochs as there are digests; returns the verdict of its audit."""
+def ended(output: Path, *digests: str, deterministic: bool = True, mae: float = 0.1) -> str:
+    """A job of as many epochs as there are digests; returns the verdict of its audit.
+
+    Args:
+        mae: on the records held out, after the last epoch.
+    """
     output.mkdir()
     story = Story(
         workers=1, training={"epochs": len(digests), "batchSize": 10, "deterministic": deterministic}
@@ -442,6 +446,7 @@ def ended(output: Path, *digests: str, deterministic: bool = True) -> str:
     for epoch, sha256 in enumerate(digests, 1):
         loss = facts.EpochLoss(epoch - 1, 100, 0.5)
         story.tell(ev.EpochEnded(FIRST, generation, epoch, loss, {"mae": 0.1}, sha256))
+    story.tell(ev.Evaluated(FIRST, generation, 10 * len(digests), "validation", 10, {"mae": mae}))
     story.tell(ev.LeftRing(FIRST, generation, 10 * len(digests), True, digest="d"))
     return saved(story, output)
 
@@ -458,3 +463,8 @@ def test_deterministic_jobs_are_compared_and_the_epoch_is_named_in_which_they_pa
     ended(other, "a1", "b9", "c3")
     with pytest.raises(AuditFailed, match="part in epoch 2: SHA-256 b2, and b9"):
         audit.same(first, other)
+    ended(tmp_path / "held out", "a1", "b2", "c3", mae=0.2)
+    with pytest.raises(
+        AuditFailed, match=r"part in the evaluation of data\('validation'\) after step 30: .*0\.2"
+    ):
+        audit.same(first, tmp_path / "held out")

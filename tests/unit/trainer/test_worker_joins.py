@@ -8,13 +8,18 @@ from typing import Any
 import numpy as np
 import pytest
 
+from edl import config
+from edl.config import values
 from edl.contract.layout import Layout
 from edl.contract.proto import edl_pb2 as pb
 from edl.contract.ranges import RangeSet
+from edl.trainer.agreement import control
 from edl.trainer.agreement.ledger import Ledger, LedgerBroken
+from edl.trainer.model import digests
 from edl.trainer.ring.local import InProcessGroup, LocalRing
 from edl.trainer.session.orders import FormRing
 from tests.support.jobs.workers import (
+    BATCH,
     EPOCHS,
     POSITIONS,
     SIZE,
@@ -27,6 +32,7 @@ from tests.support.jobs.workers import (
     joining_at_step_2,
     ring_of,
 )
+from tests.support.models.counting import CountingLearner
 
 
 def test_a_newcomer_takes_the_state_and_the_root_keeps_it() -> None:
@@ -65,6 +71,26 @@ def test_who_joins_takes_part_with_weight_zero_until_the_state_has_come_and_what
     assert [(o.step, o.has_state) for o in outs] == [(STEPS, True)] * 2
     assert outs[0].digest == outs[1].digest != ""
     assert (new.learner.weights == 1).all() and new.learner.updates == STEPS
+    for w in (old, new):
+        w.stop()
+
+
+def test_an_epoch_that_has_ended_while_rank_0_catches_up_is_reported_with_the_state_at_its_end() -> None:
+    deterministic = config.parse(values.load([], ["training.deterministic=true"]))
+    old, new = joining_at_step_2(leads=True, config=deterministic)
+    come_to_sum(2, old, new)  # the epoch's last step is complete, and rank 0 has no state
+    new.ring.may_come.set()
+    come_to_sum(4, old, new)
+    ended = new.says("epoch_ended", 2)
+    at_end = CountingLearner(POSITIONS)
+    for _ in range(SIZE // BATCH):
+        at_end.apply(
+            control.StepResult(control.read(np.zeros(control.LENGTH)), False, 0.0, 0, np.zeros(POSITIONS))
+        )
+    at_end.weights[:SIZE] = 1
+    assert (ended.epochs, ended.sha256) == (1, digests.sha256(at_end.parts()))
+    for w in (old, new):
+        w.ring.free()
     for w in (old, new):
         w.stop()
 
