@@ -24,6 +24,10 @@ COMMANDS = {
 FOREIGN_FLAGS = ("horovod", "elasticdl")  # commands that parse the flags of a different program
 # Functions of the package edl.
 FUNCTIONS = {"fit": "edl.compat.notebook.fit:fit", "recordio": "edl.compat.elasticdl.recordio:recordio"}
+# By the system that wrote them: finds the files of a checkpoint, and reads their weights for a warm start
+# (`edl.checkpoints.foreign`, `edl.trainer.checkpoint.interfaces.ForeignWeights`).
+CHECKPOINTS = {"elasticdl": "edl.compat.elasticdl.checkpoint_files:files_in"}
+WEIGHTS = {"elasticdl": "edl.compat.elasticdl.weights:Weights"}
 # Formats of files by name (`edl.data.formats.opening.Format`).
 FORMATS = {"recordio": "edl.compat.elasticdl.recordio:FORMAT"}
 # By mode: what the workers do, for the master (`edl.master.core.work.Work`).
