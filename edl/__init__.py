@@ -27,7 +27,6 @@ if TYPE_CHECKING:
         npy,
         open_files,
         parquet,
-        recordio,
         split,
         text,
         tfrecord,
@@ -38,6 +37,7 @@ if TYPE_CHECKING:
     join: Any  # edl.trainer.join
     state: Any
     State: Any
+    recordio: Any  # edl.compat.elasticdl.recordio
 
 __version__ = "0.2.0"
 __all__ = [
@@ -62,7 +62,6 @@ __all__ = [
     "text",
     "tfrecord",
 ]
-LOOP = ("join", "state")  # for a training loop of one's own
 
 
 def __getattr__(name: str) -> Any:
@@ -75,9 +74,9 @@ def __getattr__(name: str) -> Any:
         return importlib.import_module("edl.layers")  # by its name: nothing else here may need TensorFlow
     if name == "State":
         return importlib.import_module("edl.trainer.model.loop_state").State
-    if name in LOOP:
+    if name in ("join", "state"):  # for a training loop of one's own
         return getattr(importlib.import_module("edl.trainer.join"), name)
-    if name == "fit":
+    if name in ("fit", "recordio"):
         from edl import integrations
 
         return integrations.load(integrations.FUNCTIONS[name], f"edl.{name}()")

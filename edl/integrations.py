@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What comes from elsewhere: scripts of Horovod, models and commands of ElasticDL, MPI, notebooks.
+"""What comes from elsewhere: scripts of Horovod, models, files and commands of ElasticDL, MPI, notebooks.
 
 Everything of it is registered here, and imported by name when it is first used. No other module imports it,
 so a package without these modules still trains models of Keras.
@@ -23,7 +23,13 @@ COMMANDS = {
 }
 FOREIGN_FLAGS = ("horovod", "elasticdl")  # commands that parse the flags of a different program
 # Functions of the package edl.
-FUNCTIONS = {"fit": "edl.compat.notebook.fit:fit"}
+FUNCTIONS = {"fit": "edl.compat.notebook.fit:fit", "recordio": "edl.compat.elasticdl.recordio:recordio"}
+# By the system that wrote them: finds the files of a checkpoint, and reads their weights for a warm start
+# (`edl.checkpoints.foreign`, `edl.trainer.checkpoint.interfaces.ForeignWeights`).
+CHECKPOINTS = {"elasticdl": "edl.compat.elasticdl.checkpoint_files:files_in"}
+WEIGHTS = {"elasticdl": "edl.compat.elasticdl.weights:Weights"}
+# Formats of files by name (`edl.data.formats.opening.Format`).
+FORMATS = {"recordio": "edl.compat.elasticdl.recordio:FORMAT"}
 # By mode: what the workers do, for the master (`edl.master.core.work.Work`).
 WORK = {HOROVOD: "edl.compat.horovod.work:SCRIPT"}
 # By mode: what a worker's process runs in place of edl's loop, given its stream.

@@ -84,9 +84,7 @@ def _job(job: Job) -> None:
     if code:
         raise EdlError(f"helm failed with exit code {code}")
     if not job.render:
-        display.line(
-            f"next: edl status --release {job.name} --namespace {job.namespace}; the same for edl logs"
-        )
+        display.line(f"next: edl status --release {job.name} --namespace {job.namespace}")
 
 
 class _Parser(argparse.ArgumentParser):

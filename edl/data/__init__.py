@@ -19,7 +19,6 @@ from edl.data.formats.hdf5_file import hdf5
 from edl.data.formats.image_files import images
 from edl.data.formats.npy_file import npy
 from edl.data.formats.parquet_file import parquet
-from edl.data.formats.recordio_file import recordio
 from edl.data.formats.text_file import text
 from edl.data.formats.tfrecord_file import tfrecord
 from edl.data.objects.dataset import dataset
@@ -40,7 +39,6 @@ __all__ = [
     "npy",
     "open_files",
     "parquet",
-    "recordio",
     "split",
     "text",
     "tfrecord",

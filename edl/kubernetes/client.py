@@ -224,23 +224,13 @@ class Api:
         Raises:
             ApiError: the watch could not be opened, was silent for too long, or broke.
         """
-        async with aclosing(self._lines("WATCH", path, {**query, "watch": "true"})) as lines:
+        async with aclosing(self._lines(path, {**query, "watch": "true"})) as lines:
             async for line in lines:
                 if line.strip():
                     try:
                         yield json.loads(line)
                     except ValueError as error:
                         raise self._no_answer("WATCH", path, error) from error
-
-    async def log(self, path: str, query: Mapping[str, str]) -> AsyncGenerator[str, None]:
-        """Yield the lines of a pod's log (its path ends in /log), and with `follow` in `query` also new ones.
-
-        Raises:
-            ApiError: the log could not be opened, was silent for too long, or broke.
-        """
-        async with aclosing(self._lines("LOG", path, query)) as lines:
-            async for line in lines:
-                yield line.decode(errors="replace")
 
     async def run(
         self, path: str, command: Sequence[str], container: str, take: Callable[[bytes], object]
@@ -291,8 +281,8 @@ class Api:
             why = said.decode(errors="replace").strip() or told.get("message", "no reason given")
             raise ApiError(f"exec {_resource(path)}", 400, str(told.get("reason", "")), why)
 
-    async def _lines(self, verb: str, path: str, query: Mapping[str, str]) -> AsyncGenerator[bytes, None]:
-        """Yield the lines that the server streams, until it ends the stream."""
+    async def _lines(self, path: str, query: Mapping[str, str]) -> AsyncGenerator[bytes, None]:
+        """Yield the lines of a watch, until the server ends it."""
         await self._my_turn()
         timeout = httpx.Timeout(self.pace.answer, read=self.pace.silence)
         rest = b""
@@ -301,7 +291,7 @@ class Api:
                 "GET", path, params=dict(query), timeout=timeout, extensions=self._extensions
             ) as response:
                 whole = b"" if response.status_code == 200 else await response.aread()
-                self._answer(verb, path, response.status_code, response.headers, whole)
+                self._answer("WATCH", path, response.status_code, response.headers, whole)
                 # Not aiter_lines: it also splits at other line separators of Unicode, inside a JSON text.
                 async for chunk in response.aiter_bytes():
                     *lines, rest = (rest + chunk).split(b"\n")
@@ -310,7 +300,7 @@ class Api:
                 if rest:
                     yield rest
         except (httpx.HTTPError, LightkubeError, OSError) as error:
-            raise self._no_answer(verb, path, error) from error
+            raise self._no_answer("WATCH", path, error) from error
 
     # --- rate limits and outages
 
@@ -364,7 +354,7 @@ class Api:
         self.requests[verb.lower(), _resource(path), 0] += 1
         why = f"no answer ({type(cause).__name__}{f': {cause}' if str(cause) else ''})"
         error = ApiError(f"{verb.lower()} {_resource(path)}", 0, "", why)
-        if verb not in ("WATCH", "LOG") or isinstance(cause, httpx.ConnectError | httpx.ConnectTimeout):
+        if verb != "WATCH" or isinstance(cause, httpx.ConnectError | httpx.ConnectTimeout):
             self._is_out(error)  # a watch may also break by itself: the next request decides then
         return error
 

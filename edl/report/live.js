@@ -14,7 +14,7 @@ let dated = {}; // when (performance.now()) the numbers ("now"), the "ring" and 
 // Replace the content of an element. Tables stay unfolded, pictures stay scrolled, and the focus stays where it is.
 function replace(target, html) {
   const key = (node) => { // the section and the place in it: texts contain numbers, which change
-    const part = node.closest("#now, #moment, section");
+    const part = node.closest("#now, section");
     const alike = [...part.querySelectorAll(node.tagName === "SUMMARY" ? "summary" : ".scroll")];
     return `${part.id || part.getAttribute("aria-labelledby")} ${node.tagName} ${alike.indexOf(node)}`;
   };
@@ -36,24 +36,6 @@ async function answer(path) {
   const reply = await fetch(path, { cache: "no-store" });
   if (!reply.ok) throw new Error(`${path}: ${reply.status}`);
   return reply;
-}
-
-// Show the moment that the slider points at; nothing at its right end, which follows the job.
-async function look() {
-  const slider = element("time");
-  const at = slider.value;
-  const html = slider.value === slider.max ? "" : await (await answer(`at/${at}`)).text();
-  if (slider.value === at) replace(element("moment"), html); // else a later call shows what is wanted now
-}
-
-// Let the slider reach from the beginning of the journal to its present end. It stays where it was moved to.
-function lengthen(begins, ends) {
-  const slider = element("time");
-  const follows = slider.value === slider.max || element("past").hidden;
-  const [low, high] = [Math.ceil(begins), Math.floor(ends)];
-  element("past").hidden = high <= low;
-  [slider.min, slider.max] = [low, high];
-  if (follows) slider.value = high;
 }
 
 // Say the age of old numbers and pictures. It grows also while no answer comes.
@@ -79,7 +61,6 @@ async function update() {
     if (told.version !== shown) {
       replace(element("pictures"), await (await answer("pictures")).text());
       shown = told.version;
-      lengthen(told.begins, told.ends);
     }
     failures = 0;
     dated = Object.fromEntries(Object.entries(told.ages).map(([id, age]) => [id, came - 1000 * age]));
@@ -93,6 +74,5 @@ async function update() {
   setTimeout(update, document.hidden ? LONGEST_PAUSE : Math.min(PAUSE * 2 ** failures, LONGEST_PAUSE));
 }
 
-element("time").addEventListener("input", () => look().catch(() => {})); // update() reports a server that is gone
 const ageing = setInterval(tellAges, 500);
 update();

@@ -5,7 +5,6 @@
     GET /TOKEN/live.js     its script, which asks for the following twice a second
     GET /TOKEN/now         phase, progress, results and workers as HTML, their age and that of the pictures
     GET /TOKEN/pictures    the pictures as HTML
-    GET /TOKEN/at/SECONDS  the state of the job at a moment of its journal as HTML
 
 No request changes anything. This process reads the journal's file and asks the master for its status, as
 `edl status` does. So the master serves no browsers, needs no Matplotlib, and does no work while no browser
@@ -20,10 +19,10 @@ from __future__ import annotations
 
 import hmac
 import json
-import re
 import secrets
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, suppress
 from http import HTTPStatus
@@ -37,7 +36,6 @@ from edl.contract.modes import HOROVOD
 from edl.contract.phases import ENDED
 from edl.errors import EdlError
 from edl.formatting import how_many, one_line, plain
-from edl.report.moment import by_state, moment
 from edl.report.results import audited, boxes, results
 from edl.report.strip import strip
 from edl.report.tables import style, table, text_of
@@ -129,8 +127,6 @@ class Job:
             "state": self._state(told, trouble, final),
             "now": now(told, trouble, "" if final else self._ring),
             "version": self.version,
-            "begins": self._timeline.begins if self._timeline else 0.0,
-            "ends": self._timeline.ends if self._timeline else 0.0,
             "ages": self._ages(told, final),
             "final": final,
         }
@@ -195,10 +191,6 @@ class Job:
         if self.version and not final:
             ages["pictures"] = max(moment - self._drawn_at, ages.get("now", 0.0))
         return ages
-
-    def at(self, seconds: float) -> str:
-        """The answer to /at/SECONDS."""
-        return moment(self._timeline, seconds) if self._timeline else ""
 
     def draw(self, ends: threading.Event) -> None:
         """Draw the pictures while a browser asks for them, until `ends` is set."""
@@ -326,7 +318,8 @@ def _workers(rows: Sequence[Mapping[str, Any]], counted: str) -> str:
         for w in ordered[:MAX_WORKERS]
     ]
     columns = ("#worker", "pid or pod", "#rank", "state", "#step", f"#{counted}/s")
-    states = by_state(worker["state"] for worker in rows)
+    counts = Counter(str(worker["state"]) for worker in rows)
+    states = "workers: " + ", ".join(f"{state} {count:,}" for state, count in counts.most_common())
     return f"<p>{text_of(states)}</p>{table(title, columns, shown)}"
 
 
@@ -340,10 +333,6 @@ def page(name: str) -> str:
         f'<header><h1>{text_of(name)}</h1><p class="muted" id="state" role="status">Loading.</p>'
         '<div id="now"></div></header>'
         '<main id="pictures"></main>'
-        '<section id="past" aria-labelledby="past-head" hidden><h2 id="past-head">Look back</h2>'
-        '<p class="muted">The state of the job at a moment of its journal.</p>'
-        '<input type="range" id="time" aria-labelledby="past-head">'
-        '<div id="moment" aria-live="polite"></div></section>'
         "<noscript><p>This page needs JavaScript; <code>edl report</code> writes one that does not.</p>"
         "</noscript>"
         "</body></html>\n"
@@ -401,8 +390,6 @@ class _Handler(BaseHTTPRequestHandler):
                 self._send("application/json", json.dumps(job.now()))
             case "pictures":
                 self._send("text/html", job.pictures)
-            case str(path) if found := re.fullmatch(r"at/(\d{1,12}(?:\.\d{1,20})?)", path):
-                self._send("text/html", job.at(float(found[1])))
             case _:
                 self._send("text/plain", "not found\n", HTTPStatus.NOT_FOUND)
 

@@ -10,6 +10,7 @@ from edl.contract.phases import Phase
 from edl.formatting import how_many, measured
 from edl.report import hours as paid
 from edl.report import pictures, svg
+from edl.report.lanes import MAX_ROWS
 from edl.report.results import audited, boxes, results
 from edl.report.strip import newest
 from edl.report.tables import COLOURS, scrolled, style, table, text_of
@@ -127,6 +128,8 @@ def workers(timeline: Timeline, told: Mapping[str, Any]) -> str:
     columns = ("#worker", "pid or pod", "#starting", "#initializing", "#member", rate, "end")
     lost = sum(worker.lost for worker in found)
     text = f"{how_many(len(found), 'worker')}, {lost:,} of them lost."
+    if len(found) > MAX_ROWS:
+        text += f" The picture has the {MAX_ROWS} that were started or lost last."
     return _section(
         "workers",
         "Workers",

@@ -31,13 +31,13 @@ def strip(timeline: Timeline) -> str:
     """Draw the size of the ring and the states of its workers on one time axis; empty without workers."""
     if not timeline.workers:
         return ""
-    found = nlargest(LANES, timeline.workers.values(), key=_changed)
+    found = changed_last(timeline, LANES)
     lost = sum(worker.lost for worker in timeline.workers.values())
     text = f"{how_many(len(timeline.workers), 'worker')} so far, {lost:,} of them lost"
     if len(found) < len(timeline.workers):
         text += f"; the {LANES} that were started or lost last"
     rows = [*([_ring(timeline)] if timeline.changes else [])]
-    rows += [_lane(timeline, worker) for worker in sorted(found, key=lambda worker: worker.id)]
+    rows += [_lane(timeline, worker) for worker in found]
     middle = (timeline.begins + timeline.ends) / 2
     axis = "".join(f"<span>{duration(at)}</span>" for at in (timeline.begins, middle, timeline.ends))
     keys = [*((str(state), colour) for state, colour in STATES.items()), ("lost", "red")]
@@ -49,6 +49,11 @@ def strip(timeline: Timeline) -> str:
         f'<p class="muted">{text}.</p>{newest(timeline)}<div class="strip">{"".join(rows)}'
         f'<b></b><div class="axis">{axis}</div></div><p class="legend">{legend}</p></section>'
     )
+
+
+def changed_last(timeline: Timeline, most: int) -> list[Worker]:
+    """Return the workers that were started or lost last, at most so many, in the order of their numbers."""
+    return sorted(nlargest(most, timeline.workers.values(), key=_changed), key=lambda worker: worker.id)
 
 
 def newest(timeline: Timeline) -> str:

@@ -61,7 +61,6 @@ svg.ring { height: 3.2rem } svg.lane { height: 1rem }
 .legend i { display: inline-block; width: .8rem; height: .8rem; margin-right: .35rem }
 .scroll { overflow-x: auto }
 .scroll svg { display: block; width: 100%; min-width: 40rem; height: auto }
-input[type=range] { width: 100%; margin: .3rem 0 }
 summary { cursor: pointer; color: var(--blue); padding: .3rem 0 }
 table { border-collapse: collapse; font-size: .9rem; min-width: 30rem; font-variant-numeric: tabular-nums }
 th, td { text-align: left; vertical-align: top; padding: .25rem .7rem .25rem 0 }

@@ -13,7 +13,6 @@ import re
 from pathlib import Path
 
 import edl
-import edl.data
 
 ROOT = Path(__file__).parents[2]
 SOURCES = {
@@ -54,7 +53,7 @@ def source(name: str) -> Path:
     """Return the file that defines a public name."""
     if name in SOURCES:
         return ROOT / SOURCES[name]
-    return Path(inspect.getsourcefile(getattr(edl.data, name)) or "")
+    return Path(inspect.getsourcefile(getattr(edl, name)) or "")
 
 
 def definition(name: str, tree: ast.Module | ast.ClassDef) -> ast.FunctionDef | ast.ClassDef:

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from edl.checkpoints import CheckpointDamaged, CheckpointError, Store, Tensor, one_of
-from edl.checkpoints.elasticdl import files_in
+from edl.compat.elasticdl.checkpoint_files import files_in
 from edl.errors import StoreUnavailable
 from tests.contract.conftest import Place
 from tests.support.checkpoints.checkpoints import TENSORS, equal, manifest_of, of_size, unexpected, write

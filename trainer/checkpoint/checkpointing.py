@@ -53,7 +53,8 @@ from edl.contract.steps import Steps
 from edl.errors import CheckpointRemoved
 from edl.trainer.agreement.epochs import MEMORY
 from edl.trainer.agreement.ledger import Ledger
-from edl.trainer.checkpoint.reading import BOUNDARY, TASK, CheckpointReader, Learner
+from edl.trainer.checkpoint.interfaces import StateOwner
+from edl.trainer.checkpoint.reading import BOUNDARY, TASK, CheckpointReader
 from edl.trainer.model.digests import digest, drained
 from edl.trainer.model.variable_spec import VariableSpec
 from edl.trainer.ps_client.client import PsClient
@@ -86,7 +87,7 @@ class Checkpointing(CheckpointReader):
         self,
         config: Config,
         session: Session,
-        learner: Learner,
+        learner: StateOwner,
         store: Store,
         run_id: str,
         background: Callable[[Callable[[], None]], object] | None = None,

@@ -8,7 +8,7 @@ away for a while is read again; a damaged checkpoint is passed over for an older
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
@@ -20,7 +20,7 @@ from edl.contract.ranges import RangeSet
 from edl.errors import DataError, ModelError
 from edl.trainer.agreement.epochs import MEMORY, Epochs, without_memory
 from edl.trainer.agreement.ledger import Ledger
-from edl.trainer.model.variable_spec import VariableSpec
+from edl.trainer.checkpoint.interfaces import StateOwner
 from edl.trainer.ps_client.client import PsClient
 from edl.trainer.runtime.log import log
 from edl.trainer.runtime.retry import tried_again
@@ -30,30 +30,6 @@ T = TypeVar("T")
 # Keys of a manifest's state.
 BOUNDARY = "boundary"  # the ledger's step, if it is not the checkpoint's
 TASK = "task"  # the epochs that the job was to train
-
-
-class Learner(Protocol):
-    """The part of a learner that checkpoints use."""
-
-    def variable_specs(self) -> list[VariableSpec]:
-        """Describe the variables of `parts`."""
-        ...
-
-    def parts(self) -> list[np.ndarray]:
-        """Snapshot the state, uint8 [bytes] for each variable. Later updates do not change the snapshot."""
-        ...
-
-    def prepared(self, parts: list[np.ndarray]) -> Any:
-        """Convert `parts` for `take_over`, on any thread. Changes nothing."""
-        ...
-
-    def take_over(self, values: Any) -> None:
-        """Replace the state by what `prepared` has returned."""
-        ...
-
-    def fingerprint(self) -> str:
-        """Return a digest of the model's definition, which must be that of the checkpoint's model."""
-        ...
 
 
 class CheckpointReader:
@@ -70,7 +46,7 @@ class CheckpointReader:
         self,
         config: Config,
         session: Session,
-        learner: Learner,
+        learner: StateOwner,
         store: Store,
         run_id: str,
         servers: PsClient | None,

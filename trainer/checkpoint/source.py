@@ -9,13 +9,15 @@ import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
-from edl import scratch
+from edl import integrations, scratch
 from edl.checkpoints import CheckpointError, Manifest, one_of
-from edl.checkpoints.elasticdl import files_in
+from edl.checkpoints.foreign import foreign_files
 from edl.checkpoints.keras_files import is_keras_file
 from edl.contract.artifacts import CLASSES, METADATA
 from edl.errors import ConfigError, EdlError
+from edl.trainer.checkpoint.interfaces import ForeignWeights
 from edl.trainer.embedding.saved_rows import counted, counted_in_file
 from edl.trainer.runtime.error_report import format_error
 
@@ -48,6 +50,19 @@ def local_file(where: str) -> Iterator[Path]:
         raise CheckpointError(f"initFrom.path: {where}: {format_error(error)}") from error
 
 
+def foreign(where: str) -> ForeignWeights | None:
+    """Return the weights that a different system has saved at `initFrom.path`, or None.
+
+    Raises:
+        CheckpointError: the place cannot be read.
+    """
+    if (found := foreign_files(where)) is None:
+        return None
+    system, files = found
+    weights: ForeignWeights = integrations.load(integrations.WEIGHTS[system], where)(files)
+    return weights
+
+
 def saved_counts(where: str) -> dict[str, int]:
     """Return the rows in `initFrom.path` of each layer whose rows were on parameter servers.
 
@@ -60,8 +75,7 @@ def saved_counts(where: str) -> dict[str, int]:
     if not where:
         return {}
     if not is_keras_file(where):
-        # ElasticDL had no layers that learn which ids there are.
-        return {} if files_in(where) else counted(one_of(where))
+        return {} if foreign_files(where) else counted(one_of(where))
     with local_file(where) as path:
         try:
             return counted_in_file(path)
@@ -80,7 +94,7 @@ def saved_classes(where: str) -> tuple[str, ...] | None:
     if where.endswith(".keras"):
         with local_file(where) as path, zipfile.ZipFile(path) as archive:
             found = json.loads(archive.read(METADATA)).get(CLASSES)
-    elif where and not is_keras_file(where) and not files_in(where):
+    elif where and not is_keras_file(where) and not foreign_files(where):
         found = one_of(where).manifest.state.get(CLASSES)
     return None if found is None else tuple(found)
 
@@ -88,3 +102,8 @@ def saved_classes(where: str) -> tuple[str, ...] | None:
 def place_of(manifest: Manifest, where: str) -> str:
     """The checkpoint and where it is, for messages."""
     return f"initFrom.path: the checkpoint of step {manifest.step:,} in {where}"
+
+
+def rows_variable(layer: Any) -> str:
+    """The name that the variable with a layer's rows would have."""
+    return f"{layer.path}/embeddings"

@@ -28,24 +28,22 @@ import keras
 import numpy as np
 
 from edl.checkpoints import Checkpoint, CheckpointError, Tensor, one_of
-from edl.checkpoints.elasticdl import ServerFile, files_in
 from edl.checkpoints.keras_files import is_keras_file, is_of_keras_2
 from edl.config import Config
 from edl.errors import ModelError
 from edl.layers.embedding import Embedding
 from edl.trainer.agreement.epochs import without_memory
-from edl.trainer.checkpoint import elasticdl
 from edl.trainer.checkpoint.comparison import (
     compare_file,
     kind_of,
     refuse_rows,
     refuse_variables,
 )
-from edl.trainer.checkpoint.source import local_file, place_of
+from edl.trainer.checkpoint.interfaces import ForeignWeights, StateOwner
+from edl.trainer.checkpoint.source import foreign, local_file, place_of, rows_variable
 from edl.trainer.embedding.interfaces import Start, Table
 from edl.trainer.embedding.saved_rows import counted, dims, dims_in_file, tables
 from edl.trainer.model import snapshot
-from edl.trainer.model.variable_spec import VariableSpec
 from edl.trainer.runtime.error_report import format_error
 from edl.trainer.runtime.log import log
 
@@ -62,7 +60,7 @@ class Servers(Protocol):
         ...
 
 
-class Learner(Protocol):
+class Learner(StateOwner, Protocol):
     """The part of a learner that a warm start replaces."""
 
     @property
@@ -70,28 +68,8 @@ class Learner(Protocol):
         """The tables whose rows are on servers."""
         ...
 
-    def variable_specs(self) -> list[VariableSpec]:
-        """Describe the variables of `parts`."""
-        ...
-
-    def parts(self) -> list[np.ndarray]:
-        """Snapshot the state, uint8 [bytes] for each variable."""
-        ...
-
-    def prepared(self, parts: list[np.ndarray]) -> Any:
-        """Convert `parts` for `take_over`. Changes nothing."""
-        ...
-
-    def take_over(self, values: Any) -> None:
-        """Replace the state by what `prepared` has returned."""
-        ...
-
     def take_metrics(self) -> Mapping[str, Any]:
         """Return the metrics and reset them."""
-        ...
-
-    def fingerprint(self) -> str:
-        """Return a digest of the model's definition."""
         ...
 
 
@@ -126,8 +104,8 @@ class WarmStart:
         if is_keras_file(self.where):
             with local_file(self.where) as path:
                 self._compare_file(path)
-        elif files := files_in(self.where):
-            self._of_elasticdl(elasticdl.read(files))
+        elif weights := foreign(self.where):
+            self._of_foreign(weights)
         else:
             self._compare(one_of(self.where))
 
@@ -138,8 +116,8 @@ class WarmStart:
         """
         if is_keras_file(self.where):
             what = self._take_file()
-        elif files := files_in(self.where):
-            what = self._take_elasticdl(files)
+        elif weights := foreign(self.where):
+            what = self._take_foreign(weights)
         else:
             what = self._take_checkpoint()
         if self.everything:
@@ -227,7 +205,7 @@ class WarmStart:
         on_servers, rows = dims(checkpoint), dict[int, tuple[np.ndarray, np.ndarray]]()
         for number, (table, layer) in enumerate(self._tables()):
             if table.name not in on_servers:
-                values = np.frombuffer(there[_variable(layer)].data, np.float32).reshape(-1, table.dim)
+                values = np.frombuffer(there[rows_variable(layer)].data, np.float32).reshape(-1, table.dim)
                 rows[number] = np.arange(len(values)), values
         taken = tuple(table.name for table in self.learner.tables if table.name in on_servers)
         directory = self.where.rstrip("/").removesuffix(f"/{checkpoint.directory}")
@@ -255,7 +233,7 @@ class WarmStart:
         place, on_servers = place_of(checkpoint.manifest, self.where), dims(checkpoint)
         variables = {v.name: (v.dtype, v.shape) for v in checkpoint.manifest.variables}
         for table, layer in self._tables():
-            dtype, shape = variables.get(_variable(layer), ("", ()))
+            dtype, shape = variables.get(rows_variable(layer), ("", ()))
             is_variable = table.name not in on_servers and dtype == "float32" and len(shape) == 2
             dim = shape[1] if is_variable else on_servers.get(table.name)
             refuse_rows(place, table, dim)
@@ -319,56 +297,27 @@ class WarmStart:
                 "With initFrom.state=weights the optimizer begins anew"
             )
 
-    # --- from a checkpoint of ElasticDL
+    # --- from a different system
 
-    def _take_elasticdl(self, files: Sequence[ServerFile]) -> str:
-        stored = elasticdl.read(files)
-        parts, rows = self._of_elasticdl(stored)
+    def _take_foreign(self, weights: ForeignWeights) -> str:
+        parts, rows = self._of_foreign(weights)
         self.learner.take_over(self.learner.prepared(parts))
         if self.servers is not None:
             self.servers.begin_with(Start(rows=rows))
-        return f"the weights of version {stored.version:,} of ElasticDL in {self.where}"
+        return f"the weights of {weights.name} in {self.where}"
 
-    def _of_elasticdl(
-        self, stored: elasticdl.Stored
-    ) -> tuple[list[np.ndarray], dict[int, tuple[np.ndarray, np.ndarray]]]:
-        """Return the learner's parts with these weights, and the rows of its tables, by their numbers.
+    def _of_foreign(
+        self, weights: ForeignWeights
+    ) -> tuple[list[np.ndarray], Mapping[int, tuple[np.ndarray, np.ndarray]]]:
+        """Fit them to the model.
 
         Raises:
-            ModelError: they do not fit the model, or all of the state is wanted.
+            ModelError: they do not fit, or all of the state is wanted.
         """
-        place = f"initFrom.path: version {stored.version:,} of ElasticDL in {self.where}"
+        place = f"initFrom.path: {weights.name} in {self.where}"
         if self.everything:
             raise ModelError(f"{place} has no state of an optimizer: set initFrom.state=weights")
-        embeddings = [layer for layer in self.model._flatten_layers() if hasattr(layer, "embeddings")]
-        tables = elasticdl.matched([layer.name for layer in embeddings], stored.tables)
-        rows, variables = dict[int, tuple[np.ndarray, np.ndarray]](), dict[str, str]()
-        for number, (table, layer) in enumerate(self._tables()):
-            found = stored.tables.get(tables.get(layer.name, ""))
-            refuse_rows(place, table, None if found is None else found[1].shape[1])
-            assert found is not None
-            rows[number] = found
-        on_servers = {layer.name for _, layer in self._tables()}
-        for layer in embeddings:
-            if layer.name in tables and layer.name not in on_servers:
-                variables[_variable(layer)] = tables[layer.name]
-        trained = {v.path for v in self.model.trainable_variables}
-        specs = [d for d in self.learner.variable_specs() if d.of_model]
-        dense = elasticdl.matched([d.name for d in specs if d.name not in variables], stored.dense)
-        refuse_variables(
-            place,
-            {d.name: str([*d.shape]) for d in specs if d.name in dense or d.name in trained - {*variables}},
-            {name: str([*stored.dense[other].shape]) for name, other in dense.items()},
-        )
-        parts = []
-        for d, part in zip(self.learner.variable_specs(), self.learner.parts(), strict=True):
-            if d.of_model and d.name in variables:
-                part = elasticdl.with_rows(place, d, part, *stored.tables[variables[d.name]])
-            elif d.of_model and d.name in dense:
-                value = stored.dense[dense[d.name]].astype(d.dtype)
-                part = np.ascontiguousarray(value).reshape(-1).view(np.uint8)
-            parts.append(part)
-        return parts, rows
+        return weights.fitted(place, self.model, self.learner, self._tables())
 
     # --- from a file of Keras
 
@@ -440,8 +389,3 @@ def of_job(
     everything = source.state == "everything" and (config.trains or servers is None)
     work = WORK.get(config.mode, TRAINING)
     return WarmStart(source.path, everything, model, learner, tell, work, servers)
-
-
-def _variable(layer: Any) -> str:
-    """The name that the rows' variable would have."""
-    return f"{layer.path}/embeddings"

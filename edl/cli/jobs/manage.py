@@ -74,7 +74,10 @@ def logs(
         int | None, typer.Option("--tail", min=0, help="Show only the last lines of each log; default: all.")
     ] = None,
 ) -> None:
-    """Show the logs of a job's master, workers and servers."""
+    """Show the logs of a job's master, workers and servers.
+
+    With --release, name the command of kubectl that shows them.
+    """
     with closing(job.logs(LogSource(source), tail, follow)) as lines:
         for line in lines:
             display.line(line)

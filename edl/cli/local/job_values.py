@@ -17,7 +17,7 @@ import typer
 
 from edl import config
 from edl.checkpoints import CheckpointError, Store, check_values, one_of
-from edl.checkpoints.elasticdl import files_in
+from edl.checkpoints.foreign import foreign_files
 from edl.checkpoints.keras_files import is_keras_file
 from edl.cli import completion
 from edl.cli.local.latest import VALUES
@@ -183,7 +183,7 @@ def check_checkpoints(typed: config.Config, resume: Path | None) -> None:
     elif source := typed.init_from.path:
         try:
             if not is_keras_file(source):
-                files_in(source) or one_of(source)
+                foreign_files(source) or one_of(source)
             elif "://" not in source and not Path(source).is_file():
                 raise ConfigError(f"{source}: no such file")
         except (CheckpointError, ConfigError) as error:

@@ -14,16 +14,15 @@ import secrets
 import shlex
 import sys
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Generator, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import aclosing, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import structlog
 from lightkube.config.kubeconfig import KubeConfig
 
 from edl.cli.release import model as release_model
-from edl.cli.release import pod_logs
 from edl.cli.release import status as release_status
 from edl.cli.release.pod_faults import PodFaults
 from edl.cli.release.status import FoundRelease
@@ -42,6 +41,7 @@ from edl.net import tls
 
 JOBS = f"{pods.PART_OF}=edl,{pods.COMPONENT}=job"
 ANSWER_SECONDS = 15.0  # for a running master to handle a request
+MAX_LOGS = 1000  # that kubectl follows
 
 
 @contextmanager
@@ -148,23 +148,17 @@ class Release:
             raise EdlError(f"release {self._found.release}: the job has ended: {self._found.phase}")
         return PodFaults(self._loop, self._api, self._found)
 
-    def logs(self, source: LogSource, tail: int | None, follow: bool) -> Generator[str, None, None]:
-        path, selector = self._path("pods"), self._found.selector(*source.components)
+    def logs(self, source: LogSource, tail: int | None, follow: bool) -> NoReturn:
+        selector = self._found.selector(*source.components)
         if source.number is not None:
             label = pods.SERVER_INDEX if source.components == ("ps",) else pods.WORKER_ID
             selector += f",{label}={source.number}"
-        if follow and not self._found.ended:
-            _log("info")
-            lines = pod_logs.follow(self._api, path, selector, tail, self._end())
-        elif not self._loop.run(self._api.get(path, labelSelector=selector, limit="1"))["items"]:
-            raise EdlError(f"release {self._found.release}: no pod of {source.name} found")
-        else:
-            lines = pod_logs.read(self._api, path, selector, tail)
-        try:
-            while (line := self._loop.run(_next(lines))) is not None:
-                yield line
-        finally:
-            self._loop.run(lines.aclose())
+        command = ["kubectl", "logs", "-n", self._found.namespace, "-l", selector, "--prefix"]
+        command += [f"--tail={-1 if tail is None else tail}", f"--max-log-requests={MAX_LOGS}"]
+        command += ["--follow"] if follow else []
+        raise EdlError(
+            f"release {self._found.release}: kubectl prints the logs of pods: {shlex.join(command)}"
+        )
 
     def scale(self, workers: int | None, servers: int | None = None) -> str:
         if servers is not None:
@@ -231,9 +225,6 @@ class Release:
     async def _warnings(self) -> list[Object]:
         """Warnings of the whole namespace, also about pods that do not run or could not be created."""
         return list((await self._api.get(self._path("events"), fieldSelector="type=Warning"))["items"])
-
-    async def _end(self) -> None:
-        await self._until(lambda now: now.ended, None)
 
     async def _until(self, reached: Callable[[FoundRelease], bool], seconds: float | None) -> FoundRelease:
         """Wait until the job has reached a condition, or the time is up.
@@ -423,10 +414,6 @@ async def _find(api: Api, name: str, namespace: str) -> FoundRelease:
 
 def _uninstall(found: FoundRelease) -> str:
     return shlex.join(["helm", "uninstall", found.release, "-n", found.namespace])
-
-
-async def _next(lines: AsyncGenerator[str, None]) -> str | None:
-    return await anext(lines, None)
 
 
 def _log(level: str) -> None:

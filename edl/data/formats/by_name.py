@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from edl import integrations
 from edl.data.formats import (
     arrayrecord_file,
     csv_file,
@@ -10,7 +11,6 @@ from edl.data.formats import (
     image_files,
     npy_file,
     parquet_file,
-    recordio_file,
     text_file,
     tfrecord_file,
 )
@@ -29,6 +29,6 @@ FORMATS.update(
         Format("text", text_file.text, text_file.SUFFIXES),
         Format("hdf5", hdf5_file.hdf5, hdf5_file.SUFFIXES),
         Format("arrayrecord", arrayrecord_file.arrayrecord, arrayrecord_file.SUFFIXES),
-        Format("recordio", recordio_file.recordio, recordio_file.SUFFIXES),
     )
 )
+FORMATS.update(integrations.installed(integrations.FORMATS))

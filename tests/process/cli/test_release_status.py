@@ -5,14 +5,25 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 
 import pytest
 import yaml
 
+from edl.kubernetes import pods
 from tests.support.fakes.kubernetes_cluster import NAMESPACE
 from tests.support.kubernetes.release_commands import Cluster, Done, pod, says
 
 pytestmark = pytest.mark.waits
+
+
+async def test_logs_are_printed_by_the_command_of_kubectl_that_is_named(cluster: Cluster) -> None:
+    says(cluster, "Training")
+    done = await cluster.edl("logs", "worker-3", "--follow", "--tail", 5, "--release", "edl")
+    words = shlex.split(done.err.removeprefix("edl: release edl: kubectl prints the logs of pods: "))
+    assert (done.code, words[:5]) == (1, ["kubectl", "logs", "-n", NAMESPACE, "-l"])
+    assert words[5].endswith(f",{pods.COMPONENT} in (worker),{pods.WORKER_ID}=3")
+    assert words[6:] == ["--prefix", "--tail=5", "--max-log-requests=1000", "--follow"]
 
 
 # --- status and list

@@ -125,13 +125,6 @@ def test_the_live_page_shows_the_journal_and_obeys_the_keyboard(browser: Browser
                 expect(page.locator(head).first).not_to_have_attribute("data-age", re.compile(""))
             expect(page.locator("#state")).to_have_text("Live: follows the job.")
 
-            # The slider shows a moment of the journal; at its right end it follows the job.
-            page.locator("#time").focus()
-            page.keyboard.press("Home")
-            expect(page.locator("#moment p").first).to_contain_text("At 0.0 s: ")
-            page.keyboard.press("End")
-            expect(page.locator("#moment")).to_be_empty()
-
             # The keyboard alone unfolds a table, which stays unfolded and focused when the page is updated.
             summaries = page.locator("summary").count()
             for _ in range(3 * summaries):

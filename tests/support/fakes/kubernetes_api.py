@@ -2,7 +2,7 @@
 """A small server that speaks Kubernetes' protocol, for pods, configmaps and events of one namespace.
 
 Real HTTP on a real port: list with resourceVersion and pages, watch with bookmarks, create, delete
-with grace and preconditions, merge patch, label and field selectors, logs. It can be told to misbehave in
+with grace and preconditions, merge patch, label and field selectors. It can be told to misbehave in
 the ways in which API servers, load balancers and networks do. `kubernetes_cluster` has the objects and runs
 the pods.
 """
@@ -84,9 +84,8 @@ class KubernetesApi(KubernetesCluster):
             path = f"{group}/namespaces/{NAMESPACE}/{{resource}}"
             app.router.add_route("*", path, self._handle)
             app.router.add_route("*", f"{path}/{{name}}", self._handle)
-        for part in ("log", "exec"):
-            path = f"/api/v1/namespaces/{NAMESPACE}/{{resource:pods}}/{{name}}/{part}"
-            app.router.add_get(path, self._handle)
+        path = f"/api/v1/namespaces/{NAMESPACE}/{{resource:pods}}/{{name}}/exec"
+        app.router.add_get(path, self._handle)
         path = f"/api/v1/namespaces/{NAMESPACE}/{{resource:pods}}/{{name}}/eviction"
         app.router.add_post(path, self._handle)
         path = f"/apis/apps/v1/namespaces/{NAMESPACE}/{{resource:statefulsets}}/{{name}}/scale"
@@ -140,7 +139,7 @@ class KubernetesApi(KubernetesCluster):
     async def _handle(self, http: web.Request) -> web.StreamResponse:
         resource, name = http.match_info["resource"], http.match_info.get("name", "")
         verb = {"GET": "get" if name else "list", "POST": "create"}.get(http.method, http.method.lower())
-        if http.path.endswith(("/log", "/exec", "/eviction")):
+        if http.path.endswith(("/exec", "/eviction")):
             verb = http.path.rpartition("/")[2]
         if verb == "list" and http.query.get("watch") == "true":
             verb = "watch"
@@ -157,14 +156,12 @@ class KubernetesApi(KubernetesCluster):
                 return _refused(refusal.status, refusal.reason, refusal.message, refusal.retry_after)
         if verb == "exec":
             return await self._exec(http, name, request)
-        if verb in ("watch", "log"):
+        if verb == "watch":
             task = asyncio.current_task()
             assert task is not None
             self._watching.add(task)
             try:
-                return await (
-                    self._log(http, name, request) if verb == "log" else self._watch(http, resource, request)
-                )
+                return await self._watch(http, resource, request)
             finally:
                 self._watching.discard(task)
         response = self._answer(verb, resource, name, http, await http.read())
@@ -306,34 +303,6 @@ class KubernetesApi(KubernetesCluster):
         assert http.transport is not None
         http.transport.abort()
         await asyncio.sleep(3600)  # its end cancels this
-
-    async def _log(self, http: web.Request, name: str, request: Request) -> web.StreamResponse:
-        asked, pod = http.query, self.objects["pods"].get(name)
-        if pod is None:
-            return _refused(404, "NotFound", f'pods "{name}" not found')
-        if not json.dumps(pod["status"]).count('"running"') + json.dumps(pod["status"]).count('"terminated"'):
-            return _refused(400, "BadRequest", f'container "{asked["container"]}" is waiting to start')
-        request.status = 200
-        response = web.StreamResponse()
-        response.enable_chunked_encoding()
-        await response.prepare(http)
-        since = asked.get("sinceTime", "")[:19]  # a whole second, as the kubelet takes it
-        lines = self.logs.setdefault(name, [])
-        sent = max(len(lines) - int(asked["tailLines"]), 0) if "tailLines" in asked else 0
-        while True:
-            for at, line in lines[sent:]:
-                sent += 1
-                if at[:19] >= since:
-                    await response.write(f"{at} {line}\n".encode())
-            ended = (
-                self.objects["pods"].get(name, {}).get("metadata", {}).get("uid") != pod["metadata"]["uid"]
-            )
-            ended = ended or '"terminated"' in json.dumps(self.objects["pods"][name]["status"])
-            if ended or asked.get("follow") != "true":
-                return response
-            async with self._news:
-                if len(lines) == sent:
-                    await self._news.wait()
 
     async def _exec(self, http: web.Request, name: str, request: Request) -> web.StreamResponse:
         """`cat` or `sha256sum` of one of the pods' files, over a WebSocket as a kubelet's: each message

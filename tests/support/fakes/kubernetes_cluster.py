@@ -38,7 +38,6 @@ class KubernetesCluster:
         self.objects: dict[str, dict[str, Object]] = {kind: {} for kind in KINDS}
         self.history: list[tuple[int, str, str, Object]] = []  # version, resource, type, object
         self.version, self.compacted = 1, 0
-        self.logs: dict[str, list[tuple[str, str]]] = {}  # by pod: when each line was said
         self.autorun = True  # the kubelet runs pods by itself
         self._news = asyncio.Condition()
         self._kubelet: set[asyncio.Task[None]] = set()
@@ -91,12 +90,6 @@ class KubernetesCluster:
         """The kubelet has started the pod's containers."""
         running = _container({"running": {}}, self.pod(name))
         self._status(name, phase="Running", startTime=timestamp(), containerStatuses=[running])
-
-    def say(self, name: str, line: str) -> None:
-        """A line of the pod's log."""
-        at = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%f000Z")
-        self.logs.setdefault(name, []).append((at, line))
-        self._wake()
 
     def end_pod(self, name: str, code: int, reason: str = "", message: str = "") -> None:
         """The worker's process has ended; the pod stays.

@@ -21,7 +21,6 @@ from edl.errors import EdlError
 from edl.master.core import events as ev
 from edl.master.core import facts, view
 from edl.report import live, reading, write
-from edl.report.moment import moment
 from edl.report.strip import strip
 from tests.support.jobs.journals import keep, whole_story
 from tests.support.jobs.stories import Story
@@ -105,11 +104,7 @@ def test_the_page_follows_a_job_until_it_has_ended(shown: Shown, monkeypatch: py
     ended = summary.read_text()
     summary.unlink()
     now = shown.until("version", 1)
-    assert (now["begins"], now["ends"]) == (0.0, reading.read(shown.output).ends)
-    past = shown.get(f"/{shown.server.token}/at/{now['ends']}")[1]
-    assert past == moment(reading.read(shown.output), now["ends"]) and "ring 3 of 2 workers" in past
-    for wrong in ("at/", "at/-1", "at/x", "at/1e9", "at/1/2"):
-        assert shown.get(f"/{shown.server.token}/{wrong}")[0] == 404, wrong
+    assert shown.get(f"/{shown.server.token}/nothing")[0] == 404
     assert '<section id="ring"' in now["now"], "ring and workers come with the numbers"
     drawn = shown.get(f"/{shown.server.token}/pictures")[1]
     assert '<section aria-labelledby="metrics-head">' in drawn and "<svg" in drawn
@@ -127,37 +122,6 @@ def test_the_page_follows_a_job_until_it_has_ended(shown: Shown, monkeypatch: py
     shown.server.job.show_the_end()
     drawn = shown.get(f"/{shown.server.token}/pictures")[1]
     assert "exactly once" in drawn and shown.now()["title"] == "Succeeded: runs/digits"
-
-
-def test_a_moment_of_the_journal_shows_ring_and_workers_of_that_time(tmp_path: Path) -> None:
-    keep(whole_story(), tmp_path)
-    found = reading.read(tmp_path)
-    first = found.changes[0]
-    assert "no ring yet" in moment(found, 0.0)
-    for change in found.changes:
-        text = moment(found, change.formed)
-        assert f"ring {change.generation} of {len(change.members)} worker" in text
-        assert found.cause(change)[1] in text
-    lost = next(worker for worker in found.workers.values() if worker.lost)
-    assert lost.ended is not None
-    row = f'<td class="n">{lost.id}</td>'
-    assert row in moment(found, lost.ended - 0.01) and row not in moment(found, lost.ended)
-    assert "before its first step" in moment(found, first.formed)
-    assert "before its first step" not in moment(found, found.ends)
-    assert moment(found, -5.0) == moment(found, 0.0) and moment(found, 1e9) == moment(found, found.ends)
-
-
-def test_a_moment_shows_the_newest_checkpoint_of_that_time(tmp_path: Path) -> None:
-    story = Story(workers=1, checkpoint={"dir": "/checkpoints", "seconds": 5}).running()
-    story.waits(6)
-    story.tell(ev.PartsWritten(WorkerId(0), 3, "a", (WorkerId(0),)))
-    story.tell(ev.Checkpointed(WorkerId(0), 3, "a", 2_000_000))
-    story.waits(2)
-    keep(story, tmp_path)
-    found = reading.read(tmp_path)
-    ((at, _, _),) = found.checkpoints
-    assert "no checkpoint yet" in moment(found, at - 0.5)
-    assert "newest checkpoint: step 3, 1.5 s old" in moment(found, at + 1.5)
 
 
 def test_numbers_ring_and_pictures_have_the_age_of_what_they_were_read_from(
@@ -230,7 +194,7 @@ def test_results_and_ring_stand_before_pictures_and_these_before_notices(tmp_pat
     places = [now.index(text) for text in (*head, 'id="ring"', "1 worker now")]
     assert places == sorted(places)
     text = live.page("job")
-    assert text.index('id="now"') < text.index('id="pictures"') < text.index('id="past"')
+    assert text.index('id="now"') < text.index('id="pictures"')
     drawn = write.sections(timeline, status, live=True)
     assert drawn.index("metrics-head") < drawn.index("notices-head")
     assert "ring-head" not in drawn, "it stands beside the numbers"

@@ -22,6 +22,7 @@ import tensorflow as tf
 from array_record.python.array_record_module import ArrayRecordWriter
 
 import edl
+from edl.data.formats.by_name import FORMATS
 from edl.data.formats.tfrecord_file import checksum
 from edl.data.nest import leaves
 from edl.errors import DataError
@@ -101,12 +102,17 @@ SPEC = {"x": ("float32", (2, 3)), "y": tf.io.FixedLenFeature([], tf.int64), "raw
 KINDS: dict[str, tuple[Callable[[Path, int, int], None], Callable[[Any], Any], Any]] = {
     "tfrecord": (write_tfrecord, lambda at: edl.tfrecord(at, SPEC, label="y"), ({"x": X, "raw": BYTES}, Y)),
     "array_record": (write_arrayrecord, lambda at: edl.arrayrecord(at, {"y": "int64"}), {"y": Y}),
-    "recordio": (write_recordio, lambda at: edl.recordio(at, SPEC, label="y"), ({"x": X, "raw": BYTES}, Y)),
     "npy": (write_npy, lambda at: edl.npy(at, at), (X, X)),
     "txt": (write_text, edl.text, np.array(TEXT, object)),
     "h5": (write_hdf5, lambda at: edl.hdf5(at, features="group/x", label="t"), (X, np.array(TEXT, object))),
     "hdf5": (write_chunked, edl.hdf5, {"group/x": X, "t": np.array(TEXT, object), "y": Y}),
 }
+if "recordio" in FORMATS:  # in compat/
+    KINDS["recordio"] = (
+        write_recordio,
+        lambda at: edl.recordio(at, SPEC, label="y"),
+        ({"x": X, "raw": BYTES}, Y),
+    )
 
 
 def same(found: Any, wanted: Any, which: Any) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The weights in a checkpoint of ElasticDL, for a warm start (`warm_start`).
+"""The weights in a checkpoint of ElasticDL, for a warm start (`edl.trainer.checkpoint`).
 
 A file holds weights by name and rows of embedding tables by id. It holds no state of an optimizer and no
 moving averages. ElasticDL's Keras numbered layers by their creation, and so does Keras 3, but it may begin
@@ -12,14 +12,20 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 from tensorflow.core.framework import tensor_pb2
 
-from edl.checkpoints.elasticdl import ServerFile
+from edl.compat.elasticdl.checkpoint_files import ServerFile
 from edl.contract.proto import elasticdl_pb2 as pb
 from edl.errors import CheckpointError, ModelError
+from edl.trainer.checkpoint.comparison import refuse_rows, refuse_variables
+from edl.trainer.checkpoint.interfaces import StateOwner
+from edl.trainer.checkpoint.source import rows_variable
+from edl.trainer.embedding.interfaces import Table
 from edl.trainer.model.variable_spec import VariableSpec
 
 _NUMBER = re.compile(r"_([0-9]{1,9})$")
@@ -39,6 +45,67 @@ class Stored:
     version: int
     dense: Mapping[str, np.ndarray]
     tables: Mapping[str, tuple[np.ndarray, np.ndarray]]
+
+
+@dataclass(frozen=True)
+class Weights:
+    """The weights in the files of all servers, which are read when they are first used."""
+
+    files: Sequence[ServerFile]
+
+    @cached_property
+    def stored(self) -> Stored:
+        """The contents of the files.
+
+        Raises:
+            CheckpointError: a file cannot be read, or is damaged.
+        """
+        return read(self.files)
+
+    @property
+    def name(self) -> str:
+        """The version, for messages."""
+        return f"version {self.stored.version:,} of ElasticDL"
+
+    def fitted(
+        self, place: str, model: Any, learner: StateOwner, tables: Sequence[tuple[Table, Any]]
+    ) -> tuple[list[np.ndarray], Mapping[int, tuple[np.ndarray, np.ndarray]]]:
+        """Return the learner's parts with these weights, and the rows of the tables by their numbers.
+
+        Raises:
+            ModelError: they do not fit the model.
+        """
+        stored, on_servers = self.stored, {layer.name for _, layer in tables}
+        embeddings = [layer for layer in model._flatten_layers() if hasattr(layer, "embeddings")]
+        there = matched([layer.name for layer in embeddings], stored.tables)
+        rows = dict[int, tuple[np.ndarray, np.ndarray]]()
+        for number, (table, layer) in enumerate(tables):
+            found = stored.tables.get(there.get(layer.name, ""))
+            refuse_rows(place, table, None if found is None else found[1].shape[1])
+            assert found is not None
+            rows[number] = found
+        variables = {
+            rows_variable(layer): there[layer.name]
+            for layer in embeddings
+            if layer.name in there and layer.name not in on_servers
+        }
+        trained = {v.path for v in model.trainable_variables}
+        specs = [d for d in learner.variable_specs() if d.of_model]
+        dense = matched([d.name for d in specs if d.name not in variables], stored.dense)
+        refuse_variables(
+            place,
+            {d.name: str([*d.shape]) for d in specs if d.name in dense or d.name in trained - {*variables}},
+            {name: str([*stored.dense[other].shape]) for name, other in dense.items()},
+        )
+        parts = []
+        for d, part in zip(learner.variable_specs(), learner.parts(), strict=True):
+            if d.of_model and d.name in variables:
+                part = with_rows(place, d, part, *stored.tables[variables[d.name]])
+            elif d.of_model and d.name in dense:
+                value = stored.dense[dense[d.name]].astype(d.dtype)
+                part = np.ascontiguousarray(value).reshape(-1).view(np.uint8)
+            parts.append(part)
+        return parts, rows
 
 
 def read(files: Sequence[ServerFile]) -> Stored:

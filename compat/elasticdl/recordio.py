@@ -26,9 +26,9 @@ from edl.data.files.addresses import Addresses, File, Opened, find
 from edl.data.files.index_file import cached
 from edl.data.files.joined import span
 from edl.data.formats.examples import serialized
+from edl.data.formats.opening import Format
 from edl.errors import DataError
 
-SUFFIXES = (".recordio",)
 MAGIC = 0x01020304
 HEAD = 20  # bytes before the data of a chunk
 _WORD, _WORDS = struct.Struct("<I"), struct.Struct("<5I")
@@ -280,3 +280,6 @@ def recordio(
     sources = [RecordIo(file) for file in find(path, reader="recordio")]
     largest = max(source.largest for source in sources)
     return serialized(sources, features, label, weight, raw, is_near=False, records_per_read=largest)
+
+
+FORMAT = Format("recordio", recordio, (".recordio",))
