@@ -64,8 +64,7 @@ class KeyValueStore:
     async def start(self) -> int:
         """Listen on loopback; returns the port."""
         self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0, backlog=1024)
-        port: int = self._server.sockets[0].getsockname()[1]
-        return port
+        return int(self._server.sockets[0].getsockname()[1])
 
     async def close(self) -> None:
         self.call_off()
