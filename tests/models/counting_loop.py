@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The counting model as an own training loop: weight i is raised by one each time record i is applied.
 
-EDL_COUNTING_STATE is the library of its state: tf (a tf.Variable), tf-keras (weights and optimizer of
-Keras 2), numpy (an array, and one behind functions), torch, jax, or keras on KERAS_BACKEND=jax or torch. The
-last three train a small network beside the counts, whose weights must be those of the same loop alone.
+EDL_COUNTING_STATE is the library of its state: tf (a tf.Variable), numpy (an array, and one behind
+functions), torch, jax, or keras on KERAS_BACKEND=jax or torch. The last three train a small network beside the
+counts, whose weights must be those of the same loop alone.
 """
 
 import os
@@ -40,30 +40,15 @@ def applied(mean: Any) -> np.ndarray:
 def with_tensorflow() -> tuple[Any, ...]:
     import tensorflow as tf
 
-    if LIBRARY == "tf":
-        count = tf.Variable(tf.zeros([RECORDS]), name="count")
-        job = edl.join(state=[count], **how)
-    else:
-        import tf_keras
-
-        model = tf_keras.Sequential(
-            [tf_keras.layers.Dense(RECORDS, use_bias=False, kernel_initializer="zeros")]
-        )
-        model.build([None, 1])
-        (count,) = model.weights
-        optimizer = tf_keras.optimizers.SGD(1.0)
-        optimizer.build([count])
-        job = edl.join(state=[*model.weights, *optimizer.variables], **how)
+    count = tf.Variable(tf.zeros([RECORDS]), name="count")
+    job = edl.join(state=[count], **how)
     for step in job.steps():
         orders.obey()
         mean = step.mean([tf.constant(gradient(step.records[0])), None], loss=1.0)
         if mean is None:
             continue
         assert mean[1] is None
-        if LIBRARY == "tf":
-            count.assign_add(applied(mean[0]))
-        else:
-            optimizer.apply_gradients([(-applied(mean[0])[None], count)])
+        count.assign_add(applied(mean[0]))
     return job, count, []
 
 
