@@ -2,8 +2,8 @@
 """The counting model as an own training loop: weight i is raised by one each time record i is applied.
 
 EDL_COUNTING_STATE is the library of its state: tf (a tf.Variable), numpy (an array, and one behind
-functions), torch, jax, or keras on KERAS_BACKEND=jax or torch. The last three train a small network beside the
-counts, whose weights must be those of the same loop alone.
+functions), torch, jax, or keras on KERAS_BACKEND=jax or torch. The last three train a small network beside
+the counts, whose weights must be those of the same loop alone.
 """
 
 import os
