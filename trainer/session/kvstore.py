@@ -98,7 +98,7 @@ class KeyValueStore:
 
     async def _serve(self, reader: StreamReader, writer: StreamWriter) -> None:
         """Answer the request of a connection, and close it."""
-        # Of a caller that leaves, or sends no request.
+        # The caller has left, or what it has sent is no request.
         with contextlib.suppress(OSError, EOFError, ValueError, asyncio.LimitOverrunError):
             head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
             method, path, _ = head.split(maxsplit=2)
